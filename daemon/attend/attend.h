@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * attend: query rows go to where KV of chunks is, attend to it there, and come back as
- * partial results, which are merged.
+ * attend: sends query rows to the daemon that has the KV of chunks, which computes
+ * attention there and returns partial results; these are merged.
  *
  *   attend  an engine's seats in memory of its own, and the shape of its attention
- *   seat    query rows, and what becomes of them: q, o, m, l
- *   post    a seat's rows with one layer's KV of some holds: parts
- *   leg     a part's rows with the chunks that one daemon has
+ *   seat    query rows, and their results: q, o, m, l
+ *   post    an attention request: a seat's rows with one layer's KV of some holds: parts
+ *   leg     a subtransfer: a part's rows with the chunks of one daemon
  *
- * An engine posts, and a daemon that is asked serves; both put rows into one queue
- * (compute.h). Only the engine's own daemon writes to a seat, when all legs are in: so a
- * post that ends has ended, whatever is still under way elsewhere. Loop thread.
+ * An engine posts, and the requested daemon serves; both put rows into one queue
+ * (compute.h). Only the engine's own daemon writes to a seat, when all subtransfers are
+ * complete: so a post that ends has ended, even if work continues elsewhere. Loop thread.
  */
 #ifndef KVD_ATTEND_H
 #define KVD_ATTEND_H
@@ -40,7 +40,7 @@ static inline struct attends *attends_of(const struct kvd *kvd)
 {
 	return kvd->part[MODULE_ATTEND];
 }
-/* All posts fail, nothing more is served. NULL is fine. */
+/* All posts fail, no more requests are served. NULL is fine. */
 void attends_close(struct attends *attends);
 bool attends_drained(const struct attends *attends); /* NULL is fine */
 
@@ -51,7 +51,7 @@ struct attend_args {
 };
 struct attend_facts {
 	uint64_t id, seat_bytes; /* from one seat to the next */
-	/* in a seat, from its begin on */
+	/* in a seat, from its start on */
 	uint64_t q, o, m, l;
 };
 /* ERR_INVAL, ERR_RANGE, ERR_NOTFOUND, ERR_LIMIT. */
@@ -59,7 +59,7 @@ int attend_open(struct session *session, const struct attend_args *args,
 		struct attend **attend_p);
 void attend_facts(const struct attend *attend, struct attend_facts *facts_p);
 struct attend *attend_find(struct session *session, uint64_t id); /* ERR_NOTFOUND */
-void attend_close(struct attend *attend);			  /* its posts end */
+void attend_close(struct attend *attend);			  /* ends its posts */
 
 struct attend_post_args {
 	uint64_t id; /* of the post: its slot's */
@@ -71,20 +71,20 @@ struct attend_post_args {
 	uint32_t part_count, select_count;
 	/* of each part's numbers the highest, plus one: attend_post_scan() */
 	uint32_t bounds[ATTEND_PARTS_MAX];
-	/* It fails after it was begun: sets the slot's word. */
+	/* It fails after its start: sets the slot's word. */
 	void (*on_failed)(struct session *session, uint32_t slot, uint64_t id,
 			  const struct err *why);
 };
 /* The slot is claimed; it is the post's from here on, if this succeeds. ERR_INVAL,
- * ERR_RANGE, ERR_NOTFOUND, ERR_BUSY, ERR_LEASE, ERR_REQUIRE (nobody can attend to it
- * there), … */
+ * ERR_RANGE, ERR_NOTFOUND, ERR_BUSY, ERR_LEASE, ERR_REQUIRE (that daemon cannot compute
+ * it), … */
 int attend_post(struct attend *attend, struct attend_post_args *args);
-/* Looks at all selections; any thread. */
+/* Scans all selections; any thread. */
 void attend_post_scan(uint32_t heads, struct attend_post_args *args);
 uint32_t attend_heads(const struct attend *attend);
-/* Is it under way, and its slot in use? */
+/* Is it in progress, and its slot in use? */
 bool attend_posted(const struct session *session, uint64_t id);
-/* False: it is none, or over. */
+/* False: unknown, or ended. */
 bool attend_cancel(struct session *session, uint64_t id);
 /* The module's hooks. */
 void attends_region_going(struct region *region);
@@ -96,7 +96,7 @@ struct attend_figures {
 	uint64_t posts, rows, failed, served, served_rows, batches, refused;
 	uint64_t calibrations, calibration_bytes, stale, echoes; /* echoes: for others */
 	uint64_t attend_us;					 /* of processors */
-	uint64_t looks; /* turns of an awake loop */
+	uint64_t looks; /* busy-poll iterations of the loop */
 	unsigned int threads, waiting, live;
 	const char *isa;
 };

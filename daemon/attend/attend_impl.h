@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attend_impl: what attend.c (life, seats), ask.c (posts), leg.c (their legs), gather.c
- * (what becomes of these) and serve.c (rows of other daemons) share. */
+/* attend_impl: shared by attend.c (life, seats), ask.c (posts), leg.c (their
+ * subtransfers), gather.c (results) and serve.c (rows of other daemons). */
 #ifndef KVD_ATTEND_IMPL_H
 #define KVD_ATTEND_IMPL_H
 
@@ -32,15 +32,16 @@ struct attends {
 	struct list posts;	   /* struct attend_post.link */
 	struct list serving;	   /* struct serve.link */
 	struct idmap legs;	   /* at other daemons, by number */
-	struct loop_prepare awake; /* keeps the loop looking until awake_ns */
+	struct loop_prepare awake; /* keeps the loop polling until awake_ns */
 	uint64_t awake_ns, spin_ns, looks;
 	uint64_t next_leg;
 	unsigned int post_count, under_way; /* under_way: legs and serves at compute */
 	/* calibrate.c, echo.c, speed.c */
-	struct list calibrations;			 /* struct calibration.link */
-	struct loop_defer calibrate_next;		 /* the first of them begins */
-	struct loop_timer calibrate_due;		 /* peers are looked at again */
-	struct attend_shape opened[CALIBRATE_FORMS_MAX]; /* of attends, lately */
+	struct list calibrations;	  /* struct calibration.link */
+	struct loop_defer calibrate_next; /* starts the first of them */
+	struct loop_timer calibrate_due;  /* peers are checked again */
+	struct attend_shape
+		opened[CALIBRATE_FORMS_MAX]; /* of recent attention contexts */
 	unsigned int opened_count;
 	struct list echo_shares, echo_waits;
 	struct speeds *speeds; /* from the first one on */
@@ -54,7 +55,7 @@ struct attends {
 /* session->part[MODULE_ATTEND] */
 struct attend_session {
 	struct idmap attends, posts; /* posts by their id */
-	unsigned int legs_sent;	     /* that were not answered yet */
+	unsigned int legs_sent;	     /* without a reply yet */
 };
 
 static inline struct attend_session *attend_session(const struct session *session)
@@ -65,11 +66,11 @@ static inline struct attend_session *attend_session(const struct session *sessio
 /* remote->part[MODULE_ATTEND] */
 struct attend_remote {
 	struct list legs;  /* struct leg.at_remote: all of it */
-	struct list lines; /* of posts, that wait to be sent to it: leg.c */
+	struct list lines; /* of posts, queued for it: leg.c */
 	/* of them, sent and not answered */
 	uint32_t sent, sent_rows;
 	uint64_t sent_bytes;
-	struct list serves; /* what waits here of its rows: serve.c */
+	struct list serves; /* its rows that are queued here: serve.c */
 	uint32_t serve_count, serve_rows;
 };
 
@@ -96,7 +97,7 @@ struct post_figures {
 
 struct post_merge;
 
-/* Under way; what has ended is no more. */
+/* In progress; an ended one is freed. */
 struct attend_post {
 	struct list link;
 	struct attend *attend;
@@ -105,18 +106,18 @@ struct attend_post {
 	bool own;
 	struct region *region; /* pinned */
 	struct list legs;      /* struct leg.link, in the order of the parts */
-	unsigned int open;     /* legs that are not in */
-	struct leg *next;      /* the first that is not begun; NULL: all of q was read */
+	unsigned int open;     /* incomplete subtransfers */
+	struct leg *next; /* the first that is not started; NULL: all of q was read */
 	struct loop_defer begin;
 	unsigned int remotes;
 	struct post_figures figures; /* the largest of its legs' */
 	void (*on_failed)(struct session *session, uint32_t slot, uint64_t id,
 			  const struct err *why);
-	uint8_t *data; /* what legs that have not begun cut theirs from */
+	uint8_t *data; /* source of selections for subtransfers that are not started */
 	struct charge data_charge;
 	struct loop_timer deadline;
 	uint64_t began_ns;
-	struct post_merge *merge; /* all legs are in */
+	struct post_merge *merge; /* all subtransfers are complete */
 	struct charge charge;
 };
 
@@ -127,27 +128,27 @@ struct leg {
 	uint32_t row, rows;	  /* of the post */
 	float *values;		  /* o, m, l */
 	bool in;
-	/* of a message that has come: the same, and the post has no other leg */
+	/* of a received message: the same, and the post has no other subtransfer */
 	const uint8_t *told;
-	/* a copy of its rows, where it may outlive the post or has to wait */
+	/* a copy of its rows, if it may survive the post or has to wait */
 	uint8_t *q;
 	uint64_t q_taken; /* bytes so far */
-	/* here */
+	/* local */
 	struct compute_item item;
 	bool at_compute;
-	/* elsewhere */
-	struct remote *remote; /* NULL: here */
+	/* remote */
+	struct remote *remote; /* NULL: local */
 	uint64_t number;
-	uint64_t bytes; /* that are asked and told */
+	uint64_t bytes; /* of request and reply */
 	uint64_t sent_ns;
 	struct list at_remote;
-	struct leg_line *line; /* until it is sent, if it waits */
+	struct leg_line *line; /* until it is sent, if it is queued */
 	struct list wait;      /* in `line` */
 	bool sent;
-	bool among;		/* others of its post are at the same daemon */
+	bool among;		/* its post has others at the same daemon */
 	struct wire_attend msg; /* but for blobs and the view */
-	/* both: per_token for each query token, cut from the post's when it begins:
-	 * tokens [skip, skip + tokens) of the part are the leg's */
+	/* both: per_token for each query token, cut from the post's at the start: tokens
+	 * [skip, skip + tokens) of the part are the leg's */
 	uint32_t *select;
 	const uint32_t *cut_from;
 	uint32_t cut_count;
@@ -166,15 +167,17 @@ static inline size_t values_count(uint32_t rows, uint32_t dv)
 	return (size_t)rows * (dv + 2u);
 }
 
-/* What one daemon asks of another at a time, at most; the rest waits for answers. What is
- * served of one is twice that, so nobody is refused who keeps to it; and lines between
- * daemons, which end when more than 8 MiB wait in them, have room for others. */
+/* The limit of requests of one daemon at another; the rest waits for replies. The
+ * server's limit is twice that, so a daemon that keeps to it is never refused; and
+ * connections between daemons, which are closed when more than 8 MiB are queued, have
+ * space for other messages. */
 #define ATTEND_SENT_LEGS 128u
 #define ATTEND_SENT_ROWS 4096u
 #define ATTEND_SENT_BYTES (3u << 20)
 
 /* ---- attend.c ---- */
-/* An attend went or came: another is likely soon (option attention_busy_poll). */
+/* An attention request was opened or closed: another is likely soon (option
+ * attention_busy_poll). */
 void attends_stay_awake(struct attends *attends);
 /* How many bytes of rows (ATTEND) or values (ATTENDED) fit into a message. */
 uint64_t attend_message_bytes(const struct attends *attends, enum wire_type type);
@@ -182,37 +185,38 @@ uint64_t attend_message_bytes(const struct attends *attends, enum wire_type type
 /* ---- ask.c ---- */
 void post_fail(struct attend_post *post, const struct err *why);
 void post_succeed(struct attend_post *post);
-/* A leg is in. */
+/* A subtransfer is complete. */
 void post_step(struct attend_post *post, const struct leg *leg,
 	       const struct post_figures *figures);
 uint8_t *post_seat(const struct attend_post *post, uint64_t offset);
 
 /* ---- leg.c ---- */
 void leg_free(struct leg *leg);
-/* Its post has ended, and forgets it. */
+/* Its post has ended, and drops it. */
 void leg_drop(struct leg *leg);
-/* What the leg needs but its rows; it is the post's in any case. */
+/* The data of the leg except its rows; it is the post's in any case. */
 int leg_here(struct leg *leg, struct store_kv *kv, const struct kvd_ring_part *part,
 	     uint64_t tokens);
-/* What all messages of a part there say: first, count, tokens, delta, per_token are
- * given. *among_p: earlier parts have legs there, too. ERR_PEER, ERR_REQUIRE. */
+/* The common part of all its messages to that daemon: first, count, tokens, delta,
+ * per_token are given. *among_p: earlier parts have subtransfers there, too. ERR_PEER,
+ * ERR_REQUIRE. */
 int legs_there(struct attend_post *post, const struct far_hold *far,
 	       struct wire_attend *head, bool *among_p);
 int leg_there(struct leg *leg, const struct far_hold *far,
 	      const struct wire_attend *head);
-/* It takes its selection and its rows from the seat and goes. LEG_AGAIN: some, and there
- * are more. */
+/* It takes its selection and its rows from the seat and is sent. LEG_AGAIN: some were
+ * taken, and there are more. */
 enum { LEG_AGAIN = 1 };
 int leg_begin(struct leg *leg);
 int legs_on_attended(struct attends *attends, struct remote *remote, struct cursor *body);
 void legs_on_down(const struct remote *remote, const struct err *why);
-/* Those that nobody waits for. */
+/* Ends those without a waiting post. */
 void legs_close(struct attends *attends);
 
 /* ---- gather.c ---- */
-/* All legs of the post are in: they become one result, and its end. */
+/* All subtransfers of the post are complete: merges them into one result, and ends it. */
 void post_gather(struct attend_post *post);
-/* Is each row of the post of this one leg? */
+/* Does each row of the post come from this one subtransfer? */
 bool gather_is_of(const struct attend_post *post, const struct leg *leg);
 /* It has ended meanwhile. */
 void gather_forget(struct post_merge *merge);

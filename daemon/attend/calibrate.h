@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * calibrate: measure the way to a peer by echoes, and be told how fast it attends; here
- * the same, and what merging takes. It goes to the cost page (daemon/cost/live.h). One
- * peer at a time: echoes beside others would measure these.
+ * calibrate: measures the path to a peer by echoes, and requests its attention speed;
+ * also the local speed, and that of merging. The results are written to the cost page
+ * (daemon/cost/live.h). One peer at a time: concurrent echoes would measure each other.
  */
 #ifndef KVD_ATTEND_CALIBRATE_H
 #define KVD_ATTEND_CALIBRATE_H
@@ -19,9 +19,9 @@ struct remote;
 struct wire_attended;
 
 #define CALIBRATE_SIZES 4u
-#define CALIBRATE_FORMS_MAX 8u /* geometries: as many as a peer tells at once */
+#define CALIBRATE_FORMS_MAX 8u /* geometries: as many as a peer reports at once */
 #define CALIBRATE_ROUNDS_MAX 400u
-#define CALIBRATE_ROWS_MAX 2048u /* all of them are under way at once */
+#define CALIBRATE_ROWS_MAX 2048u /* all of them in flight at once */
 
 #define CALIBRATE_ROW_BYTES 1152u /* a query row of MLA 576 in bf16 */
 
@@ -38,27 +38,27 @@ struct calibrate_result {
 struct calibrate_args {
 	struct remote *remote; /* held meanwhile; its line is ready */
 	/* Rows of CALIBRATE_ROW_BYTES an echo: 0, the usual sizes; else this one alone,
-	 * `rounds` times, and the page stays as it is. */
+	 * `rounds` times, without a change to the page. */
 	uint32_t rows, rounds;
-	bool speeds; /* of what was opened, if they are not known; no echoes */
+	bool speeds; /* of recent geometries, if unknown; no echoes */
 	void *owner;
-	/* Once, in a later turn; NULL: nobody waits. */
+	/* Once, in a later turn; or NULL. */
 	void (*on_done)(void *owner, const struct calibrate_result *result,
 			const struct err *why);
 };
 
-/* ERR_PEER: not up; ERR_REQUIRE: it does not attend; ERR_BUSY: it is being done. */
+/* ERR_PEER: down; ERR_REQUIRE: it does not compute attention; ERR_BUSY: in progress. */
 int calibrate_begin(struct attends *attends, const struct calibrate_args *args);
-/* The same when it is time: a peer whose constants are asked for and not known, or have
- * ceased to predict; at most once a minute, and later where it is not time yet. */
+/* The same when it is due: a peer whose constants are requested and unknown, or no longer
+ * predict well; at most once a minute, and later where it is not due yet. */
 void calibrate_soon(struct attends *attends, struct remote *remote);
-/* Somebody reads the page from now on: it is filled, and kept. */
+/* The page has a reader from now on: it is filled, and kept up to date. */
 void calibrate_all(struct attends *attends);
-/* An answer to an echo: number from CALIBRATE_FIRST on. */
+/* A reply to an echo: number from CALIBRATE_FIRST on. */
 #define CALIBRATE_FIRST (UINT64_C(1) << 63)
 int calibrate_on_attended(struct attends *attends, struct remote *remote,
 			  const struct wire_attended *msg);
-/* An attend was opened: how fast is that, here and at all peers? */
+/* An attention context was opened: measure its speed, here and at all peers. */
 void calibrate_on_open(struct attends *attends, const struct form *form);
 void calibrate_on_due(struct loop_timer *timer); /* attends->calibrate_due */
 void calibrate_on_change(struct attends *attends, struct remote *remote);

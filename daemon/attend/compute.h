@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * compute: the queues of rows that wait for a processor of attention_threads. Whoever is
- * free takes all that wait for one layer of the same chunks, in one call of a kernel:
- * that reads their KV once. Rows are of engines here and of other daemons alike, and
- * those of each principal wait in a queue of its own: who asks much waits for itself.
+ * compute: the queues of rows that wait for a processor of attention_threads. A free
+ * thread takes all queued rows for one layer of the same chunks, in one call of a kernel:
+ * that reads their KV once. Rows of local engines and of other daemons are treated alike,
+ * and each principal has a queue of its own: a principal with many requests delays only
+ * itself.
  */
 #ifndef KVD_ATTEND_COMPUTE_H
 #define KVD_ATTEND_COMPUTE_H
@@ -39,8 +40,7 @@ struct compute_item {
 	uint64_t principal; /* offload.h */
 	/* of the owner: o [rows][dv], m and l [rows] */
 	float *o, *m, *l;
-	/* Once, on the loop; `why` NULL: they are there. Of a canceled one they are not.
-	 */
+	/* Once, on the loop; `why` NULL: complete. If canceled, they are not valid. */
 	void (*on_done)(struct compute_item *item, const struct err *why);
 	void *owner;
 	/* compute's */
@@ -49,28 +49,28 @@ struct compute_item {
 	struct list joins;	     /* group->items */
 	uint64_t queued_ns;
 	/* for on_done; together: principals that had rows for the same KV, of those that
-	 * a call looks at */
+	 * a call scans */
 	uint32_t queue_us, attend_us, together;
 	atomic_bool canceled;
 	bool running;
 };
 
-/* Rows x tokens of a call, about: while it runs, a thread is nobody else's. */
+/* Rows x tokens of a call, about: meanwhile its thread is occupied. */
 #define COMPUTE_WORK (UINT64_C(1) << 23)
 /* Of an item that cannot be cut: the rows of one query token. */
 #define COMPUTE_WORK_MOST (16 * COMPUTE_WORK)
 
-/* `threads`: of the offload's, which is nobody else's; 0: nothing can be computed. `isa`:
- * kernel.h's. */
+/* `threads`: of the offload's, which serves nothing else; 0: nothing can be computed.
+ * `isa`: kernel.h's. */
 int compute_new(struct loop *loop, struct offload *offload, unsigned int threads,
 		const char *isa, struct compute **compute_p);
 bool compute_idle(const struct compute *compute); /* NULL is fine */
 void compute_free(struct compute *compute);	  /* it is idle; NULL is fine */
 
-/* ERR_REQUIRE: no threads; ERR_LAYOUT …: the chunks are of another shape; ERR_RANGE,
- * ERR_INVAL: tokens that they have not. Else on_done comes, in a later turn. */
+/* ERR_REQUIRE: no threads; ERR_LAYOUT …: the chunks have another shape; ERR_RANGE,
+ * ERR_INVAL: tokens out of range. Otherwise on_done is called, in a later turn. */
 int compute_submit(struct compute *compute, struct compute_item *item);
-/* True: it was waiting, and on_done does not come. False: it comes, soon. */
+/* True: it was queued, and on_done is not called. False: on_done follows soon. */
 bool compute_cancel(struct compute *compute, struct compute_item *item);
 
 struct kernel *compute_kernel(const struct compute *compute);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * form: what an engine's attention looks like, as far as it matters to who computes it:
- * how query rows, keys and values lie, and how scores are made of them.
+ * form: the parameters of an engine's attention that its computation needs: the layout of
+ * query rows, keys and values, and the formula of scores.
  */
 #ifndef KVD_ATTEND_FORM_H
 #define KVD_ATTEND_FORM_H
@@ -19,10 +19,10 @@ struct layout_view;
 #define FORM_ROPE_MAX (2 * ROPE_PAIRS_MAX) /* rotated values of a head */
 #define FORM_NAME_MAX 32u
 
-/* Values [first, first + dims) of a query row and a key are pairs that a position turns.
- */
+/* Values [first, first + dims) of a query row and a key are pairs that are rotated by the
+ * position. */
 struct form_rope {
-	uint32_t first, dims; /* dims 0: none is known */
+	uint32_t first, dims; /* dims 0: unknown */
 	uint8_t pairs;	      /* enum rope_pairs */
 	double inv_freq[ROPE_PAIRS_MAX];
 };
@@ -30,16 +30,16 @@ struct form_rope {
 struct form {
 	struct attend_shape shape;
 	uint32_t first_head;	  /* of the model's kv heads: the first of these */
-	char view[FORM_NAME_MAX]; /* "": the one that there is */
+	char view[FORM_NAME_MAX]; /* "": the only one */
 	char key[FORM_NAME_MAX], value[FORM_NAME_MAX]; /* fields; MLA: key alone */
 	struct form_rope rope;
 };
 
 /* ERR_INVAL, ERR_RANGE with the member's name. */
 int form_check(const struct form *form);
-/* The same rows can be computed together? (Names are looked up before.) */
+/* Can these rows be computed together? (Names were resolved before.) */
 bool form_same(const struct form *a, const struct form *b);
-uint64_t form_hash(const struct form *form); /* alike for the same */
+uint64_t form_hash(const struct form *form); /* equal for equal forms */
 static inline uint64_t form_q_bytes(const struct form *f, uint32_t rows)
 {
 	return (uint64_t)rows * f->shape.dqk *

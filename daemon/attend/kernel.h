@@ -9,16 +9,15 @@ struct attend_job;
 struct kernel;
 struct list;
 
-/* `isa`: "auto", or the one that is to be used. ERR_INVAL; ERR_REQUIRE: not on this
- * machine. */
+/* `isa`: "auto", or the required one. ERR_INVAL; ERR_REQUIRE: not on this machine. */
 int kernel_new(const char *isa, struct kernel **kernel_p);
 void kernel_free(struct kernel *kernel);
 const char *kernel_isa(const struct kernel *kernel);
 
 /* One call, of at most so many rows. ERR_RANGE: the job has a fault. Any thread. */
 int kernel_job(struct kernel *kernel, const struct attend_job *job, uint32_t rows);
-/* Items (struct compute_item.link) of one layer of the same chunks. Any thread. What is
- * canceled meanwhile may be left out. */
+/* Items (struct compute_item.link) of one layer of the same chunks. Any thread. Items
+ * canceled meanwhile may be skipped. */
 int kernel_run(struct kernel *kernel, const struct list *items, uint32_t count);
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rows_tell: the two messages that carry rows, written where the data line takes them
- * from: rows are copied once, and a kernel writes values into their message. */
+/* rows_tell: the two messages that carry rows, written directly into the buffer of the
+ * data connection: rows are copied once, and a kernel writes values into their message.
+ */
 #ifndef KVD_ATTEND_ROWS_TELL_H
 #define KVD_ATTEND_ROWS_TELL_H
 
@@ -11,7 +12,7 @@ struct remote;
 struct wire_attend;
 struct wire_attended;
 
-/* One that is written, and goes later. */
+/* A written message that is sent later. */
 struct rows_made {
 	uint8_t *bytes; /* NULL: none */
 	size_t len;
@@ -19,15 +20,15 @@ struct rows_made {
 };
 int rows_make_attend(const struct wire_attend *msg, struct rows_made *made);
 int rows_make_attended(const struct wire_attended *msg, struct rows_made *made);
-/* An ATTENDED whose values, of so many bytes, are written first; then all the rest of
- * it, without a text. */
+/* An ATTENDED whose values, of so many bytes, are written first; then all the rest of it,
+ * without a text. */
 int rows_room_attended(size_t bytes, struct rows_made *made, float **values_p);
 int rows_fill_attended(const struct wire_attended *msg, struct rows_made *made);
 int rows_tell(struct remote *remote, struct rows_made *made); /* it is taken */
 void rows_made_drop(struct rows_made *made);
 
 int rows_tell_attend(struct remote *remote, const struct wire_attend *msg);
-/* One answer there is in any case: without memory for the values it says so, which takes
+/* There is always one reply: without memory for the values it is an error, which needs
  * none. If that cannot be sent, the peering ends. */
 int rows_tell_attended(struct remote *remote, const struct wire_attended *msg);
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * speed: how fast this daemon attends in a geometry, measured on scratch memory by one of
- * attention_threads, and anew after SPEED_FRESH_S; others are told, too (calibrate.c).
+ * speed: the attention speed of this daemon for a geometry, measured on scratch memory by
+ * one of attention_threads, and again after SPEED_FRESH_S; peers can request it, too
+ * (calibrate.c).
  */
 #ifndef KVD_ATTEND_SPEED_H
 #define KVD_ATTEND_SPEED_H
@@ -17,40 +18,40 @@
 struct attends;
 struct speeds;
 
-#define SPEED_FRESH_S 600u    /* then it is measured anew, where it is asked for */
-#define SPEEDS_MAX 32u	      /* geometries, those that were asked for last */
+#define SPEED_FRESH_S 600u    /* then it is measured again, on request */
+#define SPEEDS_MAX 32u	      /* geometries, the last requested ones */
 #define SPEED_BYTES (8u * 8u) /* of speed_put() */
 
 /* Of a geometry, by the KV's bytes; what is merged are fp32 values. */
 struct cost_shape speed_shape(const struct form *form);
 
-/* Somebody who wants to know. on_told comes once: in speed_ask(), or later. */
+/* A requester. on_told is called once: in speed_ask(), or later. */
 struct speed_wait {
 	struct list link;
 	void (*on_told)(struct speed_wait *wait, const struct cost_compute *compute,
 			const struct err *why);
 };
-/* ERR_REQUIRE: no threads; ERR_RANGE: it is not measured; ERR_BUSY: of too many at a
- * time; ERR_NOMEM. */
+/* ERR_REQUIRE: no threads; ERR_RANGE: not measured; ERR_BUSY: too many at a time;
+ * ERR_NOMEM. */
 int speed_ask(struct attends *attends, const struct form *form, struct speed_wait *wait);
-/* Asking for it takes no measurement: it was made, or is under way. */
+/* A request needs no measurement: it exists, or is in progress. */
 bool speed_is_known(const struct attends *attends, const struct form *form);
-/* Of KV that are attended to in a measurement. */
+/* KV of one measurement. */
 uint32_t speed_tokens(const struct attend_shape *shape, uint64_t token_bytes);
 /* Four times of a kernel, and the constants that give them. */
 struct speed_points {
 	double rows, many_rows;
 	double tokens;	  /* few, and then more of them: */
-	double all, part; /* that few rows meet, and many */
+	double all, part; /* with few rows, and with many */
 	struct cost_figure few, few_all, many, many_part;
 };
 /* token_bytes: of KV; flop: of a row and a token. */
 void speed_solve(const struct speed_points *points, double token_bytes, double flop,
 		 struct cost_compute *compute);
-void speed_forget(struct speed_wait *wait); /* it does not come any more */
-void speeds_free(struct speeds *speeds);    /* nothing is measured; NULL is fine */
+void speed_forget(struct speed_wait *wait); /* on_told is not called any more */
+void speeds_free(struct speeds *speeds);    /* no measurement runs; NULL is fine */
 
-/* What merging and splicing take here: some 100 us of the calling thread. */
+/* The speed of merging and splicing here: some 100 us of the calling thread. */
 int speed_home(struct cost_home *home);
 
 struct cursor;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cluster_file: the option `cluster`, where it names a file of members:
+ * cluster_file: the option `cluster`, if it names a file of members:
  *
  *   file:/PATH
  *
@@ -32,9 +32,9 @@ struct cluster_file {
 	struct cluster_line *lines;
 };
 
-/* Does the option's value name a file (else it is another kind's)? */
+/* Does the option's value name a file (else another kind)? */
 bool cluster_file_is(const char *text);
-/* The option's value. ERR_CONFIG: "path:line: what", and the remedy; ERR_NOMEM. */
+/* The option's value. ERR_CONFIG: "path:line: fact", and the remedy; ERR_NOMEM. */
 int cluster_file_load(const char *text, struct cluster_file **file_p);
 void cluster_file_free(struct cluster_file *file); /* NULL is fine */
 

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cluster_url: the option `cluster`, where it names an etcd:
+ * cluster_url: the option `cluster`, if it names an etcd:
  *
  *   etcd://HOST[:PORT][,HOST[:PORT]...][/PREFIX]     HTTP
  *   etcds://...                                      HTTPS
  *
- * HOST is a name, an IPv4 address or an IPv6 address in brackets; PORT is 2379 when it is
- * not said, as etcd's own tools take it; PREFIX, /kvd when it is not said, begins every
- * key.
+ * HOST is a name, an IPv4 address or an IPv6 address in brackets; PORT defaults to 2379,
+ * as in etcd's own tools; PREFIX, default /kvd, is the start of every key.
  */
 #ifndef KVD_CLUSTER_URL_H
 #define KVD_CLUSTER_URL_H
@@ -28,12 +27,13 @@ struct cluster_url {
 	bool tls;
 	unsigned int count; /* >= 1 */
 	struct cluster_endpoint endpoints[CLUSTER_URL_ENDPOINTS_MAX];
-	char prefix[CLUSTER_PREFIX_MAX]; /* "/kvd": begins with '/', does not end so */
+	char prefix[CLUSTER_PREFIX_MAX]; /* "/kvd": starts with '/', does not end with it
+					  */
 };
 
-/* Does the option's value ask for etcd (else it is another kind's)? */
+/* Does the option's value name an etcd (else another kind)? */
 bool cluster_url_is_etcd(const char *text);
-/* ERR_CONFIG, which names the part and what it may be. */
+/* ERR_CONFIG, which names the part and its allowed values. */
 int cluster_url_parse(const char *text, struct cluster_url *url_p);
 
 #endif

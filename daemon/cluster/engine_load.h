@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine_load: what an engine says of how busy it is (session.report). Believed as told,
- * for ENGINE_LOAD_NS: one that hangs, or has gone to sleep, says nothing. */
+/* engine_load: the load that an engine reports (session.report). It is valid for
+ * ENGINE_LOAD_NS: an engine that hangs or sleeps reports nothing. */
 #ifndef KVD_CLUSTER_ENGINE_LOAD_H
 #define KVD_CLUSTER_ENGINE_LOAD_H
 
 #include <stdint.h>
 
-/* X(member, "help"): all are counts or counts a second; ENGINE_LOAD_UNKNOWN: not said */
+/* X(member, "help"): all are counts or counts per second; ENGINE_LOAD_UNKNOWN: not
+ * reported */
 #define ENGINE_LOADS(X)                                                    \
 	X(running, "requests being computed")                              \
 	X(waiting, "requests waiting")                                     \

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * etcd: a directory in etcd (3.4 or later), by its JSON gateway over libcurl, which is
- * loaded when the first such directory is made. docs/internals/etcd.md tells of keys,
+ * loaded when the first such directory is made. docs/internals/etcd.md describes keys,
  * lease and watches.
  */
 #ifndef KVD_CLUSTER_ETCD_H
@@ -19,14 +19,14 @@ struct loop;
 struct etcd_args {
 	struct loop *loop;
 	const struct cluster_url *url;
-	/* Of etcds://. The CA's certificates, which are required; a certificate and its
-	 * key, if etcd wants one of its clients. PEM; NULL or "": none. */
+	/* For etcds://. The CA's certificates, which are required; a certificate and its
+	 * key, if etcd requires client certificates. PEM; NULL or "": none. */
 	const char *ca, *cert, *key;
-	/* A file of one line, USER:PASSWORD; NULL or "": etcd asks for none. */
+	/* A file of one line, USER:PASSWORD; NULL or "": no authentication. */
 	const char *user_file;
-	/* Keeps the lease's number for the next daemon of this name, which ends it when
-	 * it starts: its places are free at once. Only one daemon at a time may use it
-	 * (it lies beside a lock). NULL or "": none. */
+	/* Stores the lease's number for the next daemon of this name, which revokes it
+	 * when it starts: its places are free at once. Only one daemon at a time may use
+	 * it (it is next to a lock). NULL or "": none. */
 	const char *lease_file;
 	unsigned int lease_s; /* ETCD_LEASE_MIN_S … ETCD_LEASE_MAX_S */
 };
@@ -34,7 +34,7 @@ struct etcd_args {
 /* ERR_CONFIG names the option and the remedy; ERR_REQUIRE: no libcurl. Does not wait for
  * etcd. */
 int etcd_new(const struct etcd_args *args, struct directory **directory_p);
-/* Would etcd_new() take it? Needs no loop. */
+/* Would etcd_new() accept it? Needs no loop. */
 int etcd_check(const struct etcd_args *args);
 
 #endif

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * etcd_impl: shared by the files of the etcd directory. Nobody else includes it.
+ * etcd_impl: shared by the files of the etcd directory, and private to them.
  *
  *   etcd.c           the whole; the directory's operations
  *   etcd_request.c   a request: libcurl on the loop
- *   etcd_link.c      which endpoint, names, authentication, is it the store we know
+ *   etcd_link.c      endpoints, names, authentication, identity of the store
  *   etcd_lease.c     the lease
- *   etcd_own.c       what this daemon publishes
- *   etcd_group.c     what is known of a group, and who is told
+ *   etcd_own.c       this daemon's publications
+ *   etcd_group.c     the entries of a group, and its readers
  *   etcd_follow.c    ranges and the watch stream
  *
- * libcurl's functions may not be called from inside its callbacks, in which answers are
- * read and readers told. So whatever is asked of the directory changes what is wanted,
- * and one deferred step, etcd_step(), does what is to be done.
+ * libcurl's functions may not be called from inside its callbacks, in which replies are
+ * read and readers notified. So a call of the directory only changes the desired state,
+ * and one deferred step, etcd_step(), acts on it.
  */
 #ifndef KVD_CLUSTER_ETCD_IMPL_H
 #define KVD_CLUSTER_ETCD_IMPL_H
@@ -34,7 +34,7 @@
 #define ETCD_ENTRIES_MAX 65536u /* known, of all groups */
 #define ETCD_BYTES_MAX (UINT64_C(128) << 20)
 #define ETCD_SOCKETS_MAX 32u
-#define ETCD_AGAIN_NS LOOP_NS_PER_S /* what failed here is tried again */
+#define ETCD_AGAIN_NS LOOP_NS_PER_S /* delay before a failed step is retried */
 
 struct etcd;
 
@@ -42,25 +42,25 @@ struct etcd;
 
 enum etcd_outcome {
 	ETCD_ANSWERED, /* `answer` has it */
-	ETCD_REFUSED,  /* `answer` says why */
-	ETCD_BROKEN,   /* the link is, and has been told */
+	ETCD_REFUSED,  /* `answer` has the reason */
+	ETCD_BROKEN,   /* the link is down, and was notified */
 };
 
 /* Lives in its owner. */
 struct etcd_request {
-	/* Once, from the loop, not inside libcurl; may start it anew. */
+	/* Once, from the loop, not inside libcurl; may start it again. */
 	void (*on_done)(struct etcd_request *request, enum etcd_outcome outcome);
-	/* Inside libcurl; NULL: nobody asks. */
+	/* Inside libcurl; may be NULL. */
 	void (*on_kv)(struct etcd_request *request, const struct etcd_kv *kv);
 	void (*on_message)(struct etcd_request *request, const struct etcd_message *m);
 	struct etcd_message answer; /* the last one */
 	uint64_t bytes;		    /* of the answer so far */
-	bool stream;		    /* may be silent for ever once it has spoken */
-	uint64_t patience_ns;	    /* without any more of the answer */
+	bool stream;	      /* may be silent without limit after its first message */
+	uint64_t patience_ns; /* without progress of the reply */
 	/* private */
 	struct list link; /* in etcd.requests */
 	struct etcd *etcd;
-	CURL *easy; /* NULL: not under way */
+	CURL *easy; /* NULL: idle */
 	struct etcd_parser *parser;
 	struct curl_slist *headers, *route;
 	char *body;
@@ -80,11 +80,11 @@ static inline bool etcd_request_busy(const struct etcd_request *request)
 int etcd_request_start(struct etcd_request *request, const char *path, struct text *body);
 void etcd_request_cancel(
 	struct etcd_request *request); /* idempotent; not inside libcurl */
-/* Ends all, their owners are told BROKEN, and closes all connections. */
+/* Ends all, notifies their owners by BROKEN, and closes all connections. */
 void etcd_requests_break(struct etcd *e);
 void etcd_requests_init(struct etcd *e);
 void etcd_curl_fini(struct etcd *e);
-/* Waits for requests under way, at most so long. */
+/* Waits for requests in flight, at most so long. */
 void etcd_curl_wait(struct etcd *e, const struct etcd_request *request, uint64_t most_ns);
 void etcd_put_base64(struct text *text, const void *bytes, size_t len);
 void etcd_put_key(struct text *text, const char *before, const char *key);
@@ -108,9 +108,9 @@ struct etcd_link {
 	struct etcd_request request;
 	char token[ETCD_TOKEN_MAX];
 	bool making;		    /* the store's number */
-	bool made;		    /* it was, and is asked for */
-	char asked[ETCD_STORE_MAX]; /* the answer to that */
-	uint64_t revision;	    /* of the answer */
+	bool made;		    /* it was, and is being read */
+	char asked[ETCD_STORE_MAX]; /* the reply to that */
+	uint64_t revision;	    /* of the reply */
 };
 
 int etcd_link_init(struct etcd *e);
@@ -119,7 +119,8 @@ static inline bool etcd_link_up(const struct etcd_link *link)
 {
 	return sm_state(&link->sm) == LINK_UP;
 }
-/* No answer, or one that is none: all requests end, another endpoint, after a pause. */
+/* No reply, or an invalid one: all requests end; the next endpoint is tried after a
+ * pause. */
 void etcd_link_broken(struct etcd *e, const struct err *why);
 void etcd_link_start(struct etcd *e);
 
@@ -129,7 +130,7 @@ struct etcd_lease {
 	uint64_t id; /* 0: none */
 	uint64_t ttl_ns;
 	uint64_t granted_ns; /* loop time of that */
-	uint64_t old;	     /* of who was here before us, or of us: to be revoked */
+	uint64_t old;	     /* of an earlier process, or of this one: to be revoked */
 	enum { LEASE_REVOKE, LEASE_GRANT, LEASE_KEEP } op;
 	struct etcd_request request;
 	struct loop_timer timer; /* next keep-alive, or next try */
@@ -143,40 +144,41 @@ void etcd_lease_lost(struct etcd *e, const char *why);
 
 /* ---- own publications ---- */
 
-/* What etcd has of it, or is asked to have; table in etcd_own.c */
+/* Its state in etcd; table in etcd_own.c */
 enum own_state {
 	OWN_IDLE,     /* nothing */
 	OWN_CLAIMING, /* the place is being claimed */
-	OWN_HELD,     /* it is there, under our lease */
-	OWN_PUTTING,  /* what has changed is being put there */
+	OWN_HELD,     /* it is in etcd, under our lease */
+	OWN_PUTTING,  /* a change is being put */
 	OWN_DELETING,
-	OWN_LOST, /* something may be there, and not under our lease */
+	OWN_LOST, /* something may be in etcd, and not under our lease */
 	OWN_STATES,
 };
 
 struct etcd_own {
 	struct list link; /* in etcd.owns */
-	struct list work; /* in etcd.due or .leaving, if it has some */
+	struct list work; /* in etcd.due or .leaving, or unlinked */
 	struct sm sm;	  /* enum own_state */
 	struct etcd *etcd;
 	struct publication *publication; /* NULL: withdrawn */
 	char key[ETCD_SIDES][ETCD_NAME_MAX];
-	char *text[ETCD_SIDES]; /* as wanted; load NULL: none */
-	uint8_t dirty;		/* OWN_DIRTY() of what is to be put */
-	uint8_t others;		/* times that another was there */
-	bool answered;		/* the publisher has had its answer */
-	bool logged;		/* that another is there */
+	char *text[ETCD_SIDES]; /* as desired; load NULL: none */
+	uint8_t dirty;		/* OWN_DIRTY() of the texts to be put */
+	uint8_t others;		/* times that another member had it */
+	bool answered;		/* the publisher has its answer */
+	bool logged;		/* that another member has it */
 	uint64_t sent_lease;	/* under which the request puts or deletes */
-	uint64_t end_ns;	/* until then the first claim waits for a holder's end */
+	uint64_t end_ns; /* until then the first claim waits for the holder's lease to end
+			  */
 	uint8_t failures;
 	struct etcd_request request;
-	struct loop_timer timer; /* runs: not to be tried before */
+	struct loop_timer timer; /* runs: no attempt before it */
 };
 
 #define OWN_DIRTY(side) ((uint8_t)(1u << (side)))
 #define OWN_DIRTY_ALL (OWN_DIRTY(ETCD_RECORDS) | OWN_DIRTY(ETCD_LOADS))
 
-/* Its lease is: so is what was put under it. */
+/* The lease is lost: so is everything put under it. */
 void etcd_own_lost(struct etcd_own *own);
 int etcd_own_publish(struct etcd *e, struct publication *publication,
 		     const struct place *place, const char *record, const char *load);
@@ -192,23 +194,22 @@ enum etcd_follow { FOLLOW_NOT, FOLLOW_WANTED, FOLLOW_RANGE, FOLLOW_STREAM };
 struct etcd_half { /* records or loads of a group */
 	enum etcd_side side;
 	enum etcd_follow follow;
-	bool again; /* to be asked for anew, not before retry_ns */
+	bool again; /* to be read again, not before retry_ns */
 	uint64_t retry_ns;
-	uint64_t asked_ns; /* when its first page was */
-	uint64_t next;	   /* revision from which the stream tells */
-	uint64_t seen;	   /* the last one that it told of */
+	uint64_t asked_ns; /* when its first page was requested */
+	uint64_t next;	   /* revision at which the stream starts */
+	uint64_t seen;	   /* the last one in the stream */
 	int64_t watch_id;  /* in the stream; 0: not in it */
 	bool confirmed;	   /* by etcd, in this stream */
 	bool stands;	   /* it was, and this stream is not overdue */
 	uint64_t revision; /* of the range, from its first page on */
-	uint32_t mark;	   /* of entries that the range or the stream has seen since */
-	uint32_t
-		born; /* the first mark since it is followed: older texts are not known */
-	uint64_t sweep_at_ns; /* then those without it are gone; 0: they are */
-	struct list *sweep;   /* entry at which the sweep goes on; NULL: not begun */
+	uint32_t mark;	   /* of entries that the range or the stream has had since */
+	uint32_t born; /* the first mark of this subscription: older texts are unknown */
+	uint64_t sweep_at_ns; /* then entries without it are removed; 0: they are */
+	struct list *sweep;   /* entry at which the sweep continues; NULL: not started */
 	unsigned int limit;   /* keys a page */
 	unsigned int first;   /* of the first page */
-	size_t from_len;      /* where the next page begins */
+	size_t from_len;      /* start of the next page */
 	uint8_t from[ETCD_KEY_MAX + 4];
 	struct etcd_request request;
 };
@@ -238,7 +239,7 @@ struct etcd_reader {
 	struct etcd_group *group;
 	struct watch *watch; /* NULL: ended */
 	bool loads, synced;
-	struct list *at; /* entry that was told last, or the list; NULL: all were */
+	struct list *at; /* last reported entry, or the list; NULL: all were */
 	uint64_t told;	 /* entries up to this number were */
 };
 
@@ -253,22 +254,22 @@ void etcd_group_step(struct etcd *e);
 
 struct etcd_stream {
 	struct etcd_request request;
-	bool stale;		 /* it does not tell what is wanted */
+	bool stale;		 /* it does not watch the desired groups */
 	unsigned int awaited;	 /* watches that etcd has not confirmed */
-	struct loop_timer check; /* have all been? */
+	struct loop_timer check; /* are all confirmed? */
 	uint64_t check_ns;	 /* after so long */
 	uint64_t began_ns;
 	int64_t watch_ids;
-	struct loop_timer timer; /* gathers changes of what is wanted */
+	struct loop_timer timer; /* batches changes of the desired groups */
 };
 
 void etcd_follow_init(struct etcd *e);
 void etcd_follow_fini(struct etcd *e);
 void etcd_follow_step(struct etcd *e);
 void etcd_half_init(struct etcd *e, struct etcd_half *half);
-/* All of it is asked for anew; also inside libcurl. */
+/* All of it is read again; also inside libcurl. */
 void etcd_half_again(struct etcd *e, struct etcd_half *half, uint64_t after_ns);
-/* Nobody wants it. */
+/* It has no readers. */
 void etcd_half_stop(struct etcd *e, struct etcd_half *half);
 
 /* ---- the whole ---- */
@@ -297,17 +298,18 @@ struct etcd {
 
 	struct etcd_link link;
 	struct etcd_lease lease;
-	char store[ETCD_STORE_MAX]; /* "": not known */
-	uint64_t revision;	    /* of the store, as far as we heard */
-	uint64_t grace_ns;	    /* until then a store's new members may come back */
+	char store[ETCD_STORE_MAX]; /* "": unknown */
+	uint64_t revision;	    /* of the store, as last reported */
+	uint64_t grace_ns;	    /* until then members of a reset store may return */
 
 	struct list owns;
 	struct strmap owns_by_key; /* of their records */
-	/* struct etcd_own.work: published ones that are to be put; withdrawn ones, in
-	 * front those of which nothing is there */
+	/* struct etcd_own.work: published ones that are to be put; withdrawn ones, first
+	 * those that are not in etcd */
 	struct list due, leaving;
 	unsigned int own_count, puts;
-	unsigned int refused_puts; /* publications that etcd refused last */
+	unsigned int
+		refused_puts; /* publications that etcd refused in the last attempt */
 
 	struct list groups;
 	unsigned int group_count, ranges;
@@ -325,9 +327,9 @@ static inline struct etcd *etcd_of(const struct directory *directory)
 
 void etcd_kick(struct etcd *e);	      /* etcd_step() soon */
 void etcd_kick_later(struct etcd *e); /* in ETCD_AGAIN_NS */
-/* Up or not is found anew; `why` NULL: it stays. */
+/* Recomputes the state; `why` NULL: unchanged. */
 void etcd_state_check(struct etcd *e, const struct err *why);
-/* What etcd refused, as one of our codes. */
+/* etcd's refusal, as a kvd error code. */
 void etcd_refusal(const struct etcd *e, const struct etcd_message *answer,
 		  const char *what, struct err *err_p);
 /* pause * [0.5, 1) */

@@ -4,11 +4,11 @@
  *
  *   PREFIX/groups/GROUP/WORKER/TP.PP.DP.CP    its record
  *   PREFIX/load/GROUP/WORKER/TP.PP.DP.CP      its load
- *   PREFIX/store                              random, made with the first daemon's start:
- * a store that lost its data has another
+ *   PREFIX/store                              random, made by the first daemon:
+ *                                             a store that was reset has another
  *
- * GROUP and WORKER are percent-encoded but for [A-Za-z0-9._-]; "-" is no worker's name,
- * for it stands for the empty one.
+ * GROUP and WORKER are percent-encoded except [A-Za-z0-9._-]; "-" is not a valid worker:
+ * it stands for the empty one.
  */
 #ifndef KVD_CLUSTER_ETCD_KEY_H
 #define KVD_CLUSTER_ETCD_KEY_H
@@ -24,14 +24,15 @@ enum etcd_side { ETCD_RECORDS, ETCD_LOADS, ETCD_SIDES };
 #define ETCD_TAIL_MAX (3 * PLACE_WORKER_MAX + 4 * 6 + 4) /* WORKER/TP.PP.DP.CP */
 #define ETCD_NAME_MAX (CLUSTER_PREFIX_MAX + 3 * PLACE_GROUP_MAX + ETCD_TAIL_MAX + 16)
 
-/* ERR_INVAL: which part of the place is not good. */
+/* ERR_INVAL names the invalid part of the place. */
 int etcd_place_check(const struct place *place);
-/* Text with its NUL; of a group: up to and with the '/' behind GROUP. */
+/* Text with its NUL; of a group: up to and with the '/' after GROUP. */
 void etcd_group_key(const char *prefix, enum etcd_side side, const char *group,
 		    char key[ETCD_NAME_MAX]);
 void etcd_place_key(const char *prefix, enum etcd_side side, const struct place *place,
 		    char key[ETCD_NAME_MAX]);
-/* Of a key of `len` bytes, exactly as etcd_place_key() writes it. False: it is not. */
+/* Of a key of `len` bytes, exactly in the form of etcd_place_key(). False: another form.
+ */
 bool etcd_key_read(const char *prefix, const char *key, size_t len,
 		   enum etcd_side *side_p, struct place *place_p);
 

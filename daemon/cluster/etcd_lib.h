@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* etcd_lib: libcurl as a table of functions, loaded when the cluster is etcd's: it brings
- * some thirty other libraries, which other daemons need not carry. */
+/* etcd_lib: libcurl as a table of functions, loaded when the cluster is etcd's: it loads
+ * some thirty other libraries, which other daemons do not need. */
 #ifndef KVD_CLUSTER_ETCD_LIB_H
 #define KVD_CLUSTER_ETCD_LIB_H
 
@@ -32,7 +32,7 @@ struct etcd_lib {
 #undef ETCD_LIB_MEMBER
 };
 
-/* ERR_REQUIRE says what is missing. Once loaded it stays. */
+/* ERR_REQUIRE names the missing library. Once loaded it stays. */
 int etcd_lib_load(const struct etcd_lib **lib_p);
 
 #endif

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * etcd_parse: what etcd's JSON gateway answers, as it comes, in pieces of any length and
- * in bounded memory: a page of a range, or a message of a watch, may be as long as
- * strangers have put keys there. Nothing but what a directory asks for is kept.
+ * etcd_parse: parses replies of etcd's JSON gateway incrementally, in pieces of any
+ * length and in bounded memory: a page of a range, or a message of a watch, may be as
+ * long as the keys that other clients have put. Only the fields that a directory needs
+ * are kept.
  */
 #ifndef KVD_CLUSTER_ETCD_PARSE_H
 #define KVD_CLUSTER_ETCD_PARSE_H
@@ -26,9 +27,9 @@ struct etcd_message {
 	uint64_t lease, ttl;
 	int64_t watch_id;
 	uint64_t compact_revision;
-	uint64_t error_code; /* gRPC's; 0: none is said */
+	uint64_t error_code; /* gRPC's; 0: none */
 	unsigned int kvs;    /* that this message had */
-	bool failed;	     /* it says `error` */
+	bool failed;	     /* it has `error` */
 	bool created, canceled, more;
 	bool succeeded; /* of the transaction */
 	bool nested;	/* of the one in its failure branch */
@@ -40,7 +41,7 @@ struct etcd_message {
 /* One key. Key and value end with a NUL, and may have others inside. */
 struct etcd_kv {
 	bool deleted;
-	bool key_cut; /* longer than ETCD_KEY_MAX: what is here is its beginning */
+	bool key_cut; /* longer than ETCD_KEY_MAX: truncated */
 	bool bad;     /* not base64, or the value is longer than ETCD_VALUE_MAX */
 	size_t key_len, value_len;
 	uint64_t revision; /* of its last change */
@@ -49,7 +50,7 @@ struct etcd_kv {
 };
 
 struct etcd_parser {
-	/* In the order of the text. `message` is as far as it was read. */
+	/* In the order of the text. `message` has the fields read so far. */
 	void (*on_kv)(struct etcd_parser *parser, const struct etcd_kv *kv);
 	/* Its end. */
 	void (*on_message)(struct etcd_parser *parser,
@@ -58,10 +59,10 @@ struct etcd_parser {
 	struct etcd_message message;
 	struct etcd_kv kv;
 	uint8_t state, token, depth;
-	uint8_t names[ETCD_DEPTH_MAX + 1]; /* under which a container, or value, stands */
+	uint8_t names[ETCD_DEPTH_MAX + 1]; /* the name of each container, or value */
 	bool arrays[ETCD_DEPTH_MAX + 1];
 	bool failed, cut;
-	uint8_t escape; /* characters of an escape that are to come */
+	uint8_t escape; /* remaining characters of an escape */
 	uint16_t utf16;
 	uint64_t messages;
 	size_t len; /* of buf */
@@ -69,7 +70,7 @@ struct etcd_parser {
 };
 
 void etcd_parser_init(struct etcd_parser *parser);
-/* ERR_PROTO: no JSON, or not as etcd says it; it takes no more then. */
+/* ERR_PROTO: not JSON, or not etcd's form; it accepts no more then. */
 int etcd_parser_feed(struct etcd_parser *parser, const char *bytes, size_t len);
 /* May the text end here? */
 bool etcd_parser_whole(const struct etcd_parser *parser);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* groups_impl: shared by groups.c (the directory, calls), groups_place.c (what is said)
- * and groups_cache.c (what is read). Nobody else includes it. */
+/* groups_impl: shared by groups.c (the directory, calls), groups_place.c (publications)
+ * and groups_cache.c (readers), and private to them. */
 #ifndef KVD_CLUSTER_GROUPS_IMPL_H
 #define KVD_CLUSTER_GROUPS_IMPL_H
 
@@ -21,7 +21,7 @@ struct groups_session {
 	unsigned int count;
 };
 
-/* What one of them says. */
+/* A publication of one of them. */
 struct groups_place {
 	struct publication publication;
 	struct list link;
@@ -30,12 +30,12 @@ struct groups_place {
 	uint64_t session;
 	struct place place;
 	char *record;
-	struct groups_call *call; /* waits for the directory's answer; NULL: none does */
-	bool taken;		  /* the directory has it */
+	struct groups_call *call; /* waits for the directory's result; or NULL */
+	bool taken;		  /* it is in the directory */
 	bool read;		  /* pool and pool_id are of this record */
-	char pool[POOL_NAME_MAX]; /* that the record names; "" */
-	uint64_t pool_id;	  /* whose figures the record has; 0: none */
-	bool drained;		  /* it says so */
+	char pool[POOL_NAME_MAX]; /* the one that the record names; "" */
+	uint64_t pool_id;	  /* the pool of the record's figures; 0: none */
+	bool drained;		  /* its record has that state */
 };
 
 struct group_cache {
@@ -44,9 +44,9 @@ struct group_cache {
 	struct groups *groups;
 	char group[PLACE_GROUP_MAX];
 	bool loads;
-	bool known;  /* told all once */
-	bool synced; /* since it was watched last */
-	bool missed; /* there was no memory for an entry: it is to be read again */
+	bool known;  /* synced once */
+	bool synced; /* since the last watch */
+	bool missed; /* memory was short for an entry: it is read again */
 	struct roster roster;
 	struct list users;
 	struct groups_call *call; /* of a query */
@@ -64,7 +64,7 @@ struct groups {
 	struct list places;
 	struct strmap places_by_key;
 	struct idmap sessions; /* struct groups_session by id: those with places */
-	struct groups_place *pools_at; /* whose pool is looked at next; NULL: none's */
+	struct groups_place *pools_at; /* the next one to be checked; NULL: none */
 	struct loop_work pools;
 	unsigned int place_count;
 	struct list calls;
@@ -72,12 +72,12 @@ struct groups {
 	struct list caches;
 	struct strmap caches_by_group;
 	unsigned int cache_count;
-	struct loop_timer idle;	 /* caches that nobody asks for any more */
-	struct loop_timer fresh; /* the own entry is said anew */
+	struct loop_timer idle;	 /* caches without users */
+	struct loop_timer fresh; /* the own entry is published again */
 	bool is_home;		 /* it is in kvd.homes, too */
 	bool draining, closing;
-	struct loop_work drain; /* places say so, some a turn */
-	uint64_t refused;	/* records that could not be read */
+	struct loop_work drain; /* publishes it, some places a turn */
+	uint64_t refused;	/* records that could not be parsed */
 };
 
 /* ---- groups.c ---- */
@@ -91,9 +91,9 @@ void groups_call_later(struct groups_call *call, const struct err *err);
 
 /* ---- groups_place.c ---- */
 void groups_place_free(struct groups_place *place); /* takes it back */
-/* The daemon's own entry, as things are now. */
+/* The daemon's own entry, in its present state. */
 void groups_own_say(struct groups *groups);
-/* The figures of the pools that places name. False: there are more to be looked at. */
+/* The figures of the pools that places name. False: more are to be checked. */
 void groups_places_pools(struct groups *groups); /* some a turn */
 void groups_place_init(struct groups *groups);
 void groups_session_places_end(struct groups *groups, uint64_t session);
@@ -102,7 +102,7 @@ void groups_session_places_end(struct groups *groups, uint64_t session);
 int group_cache_new(struct groups *groups, const char *group, bool loads,
 		    struct group_cache **cache_p);
 void group_cache_free(struct group_cache *cache);
-/* One that missed something is read again. */
+/* One that missed an entry is read again. */
 void group_cache_mend(struct group_cache *cache);
 struct group_cache *group_cache_find(const struct groups *groups, const char *group);
 

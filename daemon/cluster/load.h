@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * load: what a member says of how busy it is, made of what it counts. Pure: the counts
- * and the time are arguments. A meter turns counts, taken each second, into rates; a gate
- * lets a load through that differs by a step from the one that was told last, if the
- * budget has time for it: however many sessions take from one, and whatever their loads
- * do, loads are told once in five seconds, and LOAD_BURST times more.
+ * load: the load that a member publishes, from its counters. Pure: the counts and the
+ * time are arguments. A meter turns counts, taken each second, into rates; a gate passes
+ * a load that differs by a step from the last published one, if the budget has time for
+ * it: for any number of sessions that share one budget, and any changes of their loads,
+ * loads are published once in five seconds, and LOAD_BURST times more.
  */
 #ifndef KVD_CLUSTER_LOAD_H
 #define KVD_CLUSTER_LOAD_H
@@ -17,17 +17,17 @@
 #include "daemon/cluster/engine_load.h"
 
 #define LOAD_MINUTE 60u
-#define LOAD_PEERS_MAX 4u /* that a load names: those with most bytes lately */
+#define LOAD_PEERS_MAX 4u /* named in a load: those with most recent bytes */
 
-/* Of one pool or of the daemon, counted from its start on but for waiting, running,
- * queued, moving. */
+/* Of one pool or of the daemon, counted from its start, except waiting, running, queued,
+ * moving. */
 struct load_counts {
 	uint32_t waiting, running; /* rooms before and in transfer */
 	uint64_t queued, moving;   /* bytes not yet posted; posted and not yet done */
 	uint64_t moved;		   /* bytes */
 	uint64_t failed;	   /* rooms */
-	uint64_t firsts, first_ns; /* rooms of which a byte has moved; their times from
-				      the opening to that, added up */
+	uint64_t firsts, first_ns; /* rooms of which a byte has moved; the sum of their
+				      times from the opening to it */
 };
 
 struct load_peer {
@@ -60,14 +60,14 @@ struct load_meter {
 	uint64_t second;	      /* the newest one of them */
 };
 
-/* One that begins: what was counted before is not of this minute. */
+/* A new one: earlier counts are not part of this minute. */
 void load_meter_init(struct load_meter *meter);
-/* The part of *load_p that is counted; gpu, engine and peers stay as they are. Counts
- * that fall begin anew. */
+/* The counted part of *load_p; gpu, engine and peers are unchanged. Counts that decrease
+ * start again. */
 void load_meter_take(struct load_meter *meter, const struct load_counts *counts,
 		     uint64_t now_ns, struct load *load_p);
 
-/* How often a daemon tells loads: once in five seconds, and some that were saved up. */
+/* The rate of published loads: once in five seconds, and some saved up. */
 struct load_budget {
 	bool begun;
 	uint64_t tokens_ns; /* time saved up */
@@ -81,7 +81,7 @@ struct load_gate {
 	bool told;
 	struct load last;
 };
-/* Is it to be told? It counts as told then, and is taken from the budget. */
+/* Is it to be published? Then it counts as published, and is taken from the budget. */
 bool load_gate_pass(struct load_gate *gate, struct load_budget *budget,
 		    const struct load *load);
 

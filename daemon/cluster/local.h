@@ -17,8 +17,8 @@ struct loop;
 /* `own`: this daemon's endpoint, with its key if it has one; of the length of
  * LINK_ENDPOINT_MAX at most. */
 int local_new(struct loop *loop, const char *own, struct directory **directory_p);
-/* Its lines instead of those of an earlier file. ERR_NOMEM: some are as they were;
- * another call mends that. */
+/* Replaces the lines of an earlier file. ERR_NOMEM: some are unchanged; another call
+ * repairs that. */
 int local_lines(struct directory *directory, const struct cluster_file *file);
 
 #endif

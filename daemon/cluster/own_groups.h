@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* own_groups: the groups in which daemons tell of themselves; no engine publishes there.
- * A worker of theirs is an instance, as 32 hex digits. */
+/* own_groups: the groups in which daemons publish themselves; engines cannot publish
+ * there. A worker in them is an instance, as 32 hex digits. */
 #ifndef KVD_CLUSTER_OWN_GROUPS_H
 #define KVD_CLUSTER_OWN_GROUPS_H
 
@@ -10,7 +10,7 @@
 #define OWN_GROUPS_PREFIX "kvd."
 #define OWN_GROUP_DAEMONS "kvd.daemons" /* every daemon */
 #define OWN_GROUP_KEY \
-	"kvd.key." /* and 80 hex digits, of a CURVE key's characters: who has it */
+	"kvd.key." /* and 80 hex digits, of a CURVE key's characters: its owner */
 
 static inline bool own_groups_are(const char *group)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * record: what an entry of the directory says of a member, as JSON. What it may hold is
- * in docs/cluster.md. Whoever can write the directory wrote it: it is read strictly, and
- * no member of it is longer than here.
+ * record: the content of a directory entry about a member, as JSON. docs/cluster.md lists
+ * its members. Any client that can write the directory may have written it: it is parsed
+ * strictly, and no member of it is longer than here.
  */
 #ifndef KVD_CLUSTER_RECORD_H
 #define KVD_CLUSTER_RECORD_H
@@ -36,7 +36,7 @@ struct record {
 			    */
 	char name[64], version[32];	  /* the publisher's; may be "" */
 	char endpoint[LINK_ENDPOINT_MAX]; /* tcp://HOST:PORT, without a key */
-	char key[RECORD_KEY_CHARS + 1];	  /* who is there; "": it has none */
+	char key[RECORD_KEY_CHARS + 1];	  /* of its daemon; "": it has none */
 	char transports[RECORD_TRANSPORTS_MAX][16];
 	unsigned int transport_count;
 	bool draining;
@@ -49,22 +49,22 @@ struct record {
 	char summary[RECORD_SUMMARY_MAX];
 };
 
-/* What is not said: one rank of one along each axis, serving. */
+/* The defaults: one rank of one along each axis, serving. */
 void record_init(struct record *record);
-/* ERR_TOOBIG: over DIRECTORY_RECORD_MAX; pools at the end are left out before that.
+/* ERR_TOOBIG: over DIRECTORY_RECORD_MAX; pools at the end are omitted before that.
  * ERR_INVAL names the member; ERR_NOMEM. */
 int record_make(const struct record *record, char text_p[DIRECTORY_RECORD_MAX]);
 /* ERR_PROTO names the member. */
 int record_read(const char *text, struct record *record_p);
-/* What an answer to an engine has of it in the same words: members behind others, all but
- * endpoint, size, pools and summary; and one of its pools. */
+/* The same members for a reply to an engine: appended to others, all except endpoint,
+ * size, pools and summary; and one of its pools. */
 void record_put(struct text *text, const struct record *record);
 void record_put_pool(struct text *text, const struct record_pool *pool);
 /* "tcp://HOST:PORT#KEY", or without a key. */
 void record_dial(const struct record *record, char text[LINK_ENDPOINT_MAX]);
 /* An endpoint of that form into endpoint and key. ERR_INVAL. */
 int record_reach(struct record *record, const char *endpoint);
-/* The record's own checks, of what an engine said. ERR_INVAL names the member. */
+/* The record's own checks, of an engine's values. ERR_INVAL names the member. */
 int record_check(const struct record *record, const struct place *place);
 
 #endif

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * trust: cluster_trust = directory. A daemon says which CURVE key it has in a group of
- * the key's own, so that whoever meets the key can look for one entry, not for all
- * daemons. A key that has an entry may connect, and be answered at the entry's endpoint
- * and nowhere else. A key that an entry of a group names may be dialled there, and come
- * back.
+ * trust: cluster_trust = directory. A daemon publishes its CURVE key in a group of the
+ * key's own, so that a peer that sees the key needs one entry, not those of all daemons.
+ * A key that has an entry may connect, and be answered at the entry's endpoint and
+ * nowhere else. A key in an entry of a group may be dialled at its endpoint, and may
+ * connect from there.
  *
- * With cluster_trust = listed nothing of this exists: no entry lets anybody in.
+ * With cluster_trust = listed none of this is active: entries admit no one.
  */
 #ifndef KVD_CLUSTER_TRUST_H
 #define KVD_CLUSTER_TRUST_H
@@ -18,7 +18,7 @@ struct groups;
 struct record;
 struct trust;
 
-/* on_change(arg): a key is trusted, or is no more. */
+/* on_change(arg): a key became trusted, or lost trust. */
 int trust_new(struct groups *groups, void (*on_change)(void *arg), void *arg,
 	      struct trust **trust_p);
 /* For link_zmq_vouch(); until trust_free(). */

@@ -3,10 +3,10 @@
  * page: the cost model's constants in shared memory. One daemon writes, from one thread;
  * its engines read, without a system call and without a lock, and cannot write.
  *
- * Rows: one a peer (the ways to it and its load), one a peer and geometry (how fast it
- * attends), one of the daemon's own merge and splice. A peer is named by 16 bytes, its
- * instance; COST_SELF is the daemon itself. A peer that attends and has no row for a
- * geometry has not said how fast: it cannot be routed to.
+ * Rows: one a peer (the paths to it and its load), one a peer and geometry (its attention
+ * speed), one of the daemon's own merge and splice. A peer is named by 16 bytes, its
+ * instance; COST_SELF is the daemon itself. If a peer computes attention and has no row
+ * for a geometry, its speed is unknown: it cannot be routed to.
  */
 #ifndef KVD_COST_PAGE_H
 #define KVD_COST_PAGE_H
@@ -25,18 +25,18 @@ extern const uint8_t cost_self[COST_KEY_BYTES]; /* zeros */
 
 struct cost_page;
 
-/* What is known of a peer. Set with all of it zeroed first. */
+/* The data of a peer. Zero all of it before it is set. */
 struct cost_peer {
 	uint8_t key[COST_KEY_BYTES];
 	uint32_t link_count;
-	uint32_t stale; /* predictions do not hold any more: cost_holder.stale */
+	uint32_t stale; /* predictions no longer hold: cost_holder.stale */
 	uint32_t no_attend, unused;
 	struct cost_figure wait; /* as cost_holder's */
 	double requesters;
 	struct cost_link links[COST_LINKS_MAX];
 };
 
-/* How fast a peer attends in a geometry; a shape of zeros stands for any. */
+/* The attention speed of a peer in a geometry; a shape of zeros stands for any. */
 struct cost_speed {
 	uint8_t key[COST_KEY_BYTES];
 	struct cost_shape shape;
@@ -54,23 +54,23 @@ void cost_page_free(struct cost_page *page);
 /* A read-only descriptor, which stays the page's; -1: it is not shared. */
 int cost_page_fd(const struct cost_page *page);
 
-/* Make a row, or replace the one of the same key. ERR_LIMIT: all are taken. */
+/* Makes a row, or replaces the one of the same key. ERR_LIMIT: all are in use. */
 int cost_page_set_peer(struct cost_page *page, const struct cost_peer *peer);
-/* The same, by key and shape. Where all are taken: the one that was told longest ago. */
+/* The same, by key and shape. If all are in use: replaces the oldest. */
 int cost_page_set_speed(struct cost_page *page, const struct cost_speed *speed);
 uint64_t cost_page_reused(const struct cost_page *page); /* such rows */
 void cost_page_set_home(struct cost_page *page, const struct cost_home *home);
-/* The peer is gone: its rows, of all geometries. */
+/* The peer is disconnected: removes its rows, of all geometries. */
 void cost_page_drop(struct cost_page *page, const uint8_t key[COST_KEY_BYTES]);
 
 /* ---- readers ---- */
 
 enum {
 	COST_PAGE_NONE = 1, /* no such row */
-	COST_PAGE_BUSY = 2, /* it is being written; or was, when its writer died */
+	COST_PAGE_BUSY = 2, /* it is being written; or its writer died during a write */
 };
 
-/* Map a page from its descriptor, which stays the caller's. ERR_PROTO: it is not one. */
+/* Maps a page from its descriptor, which stays the caller's. ERR_PROTO: not a page. */
 int cost_page_map(int fd, struct cost_page **page_p);
 /* 0 or an outcome: each row is of one moment. Links from link_count on are not set. */
 int cost_page_peer(const struct cost_page *page, const uint8_t key[COST_KEY_BYTES],
@@ -83,8 +83,8 @@ bool cost_page_speed_at(const struct cost_page *page, unsigned int *i_p,
 			struct cost_speed *speed);
 int cost_page_home(const struct cost_page *page, struct cost_home *home);
 
-/* A page of this process that knows one peer, COST_SELF's zeros: a published fabric's
- * far end, and the home at this one, alike. ERR_NOTFOUND: no such fabric. */
+/* A page of this process that knows one peer, COST_SELF's zeros: the remote end of a
+ * published fabric, and the local end, alike. ERR_NOTFOUND: no such fabric. */
 int cost_page_preset(const char *name, struct cost_page **page_p);
 
 #endif

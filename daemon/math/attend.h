@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * attend: query rows attend to the tokens of one chunk, in one layer, where they lie.
+ * attend: attention of query rows to the tokens of one chunk, in one layer, in place.
  *
  *   logit = cap(scale * q . k)    m = max logit    l = sum exp(logit - m)
  *   o = sum exp(logit - m) * v / l
@@ -10,16 +10,16 @@
  * of V, each for heads / kv_heads query heads. A row is one head of one query token: row
  * = token * heads + head.
  *
- * One call takes rows of several requesters, in spans that each have own tokens, delta
- * and buffers. What is not among a row's tokens is not multiplied by anything, not even
- * by 0, and nothing behind the last token is read: a NaN there changes no bit. A row
- * without tokens: l = 0, m = -inf, o = 0. A token whose logit is -inf has weight 0: what
- * is infinite or a NaN in its v may still be a NaN in o (not with ref). A NaN in a row of
- * q stays in that row.
+ * One call takes rows of several requesters, in spans that each have their tokens, delta
+ * and buffers. Tokens outside a row's range are not multiplied, not even by 0, and
+ * nothing after the last token is read: a NaN there changes no bit. A row without tokens:
+ * l = 0, m = -inf, o = 0. A token whose logit is -inf has weight 0: an infinity or a NaN
+ * in its v may nevertheless be a NaN in o (not with ref). A NaN in a row of q stays in
+ * that row.
  *
  * A kernel for each instruction set (pick.h): sums are fp32 (ref: fp64), and AMX rounds
- * the weights to bf16 before they meet v, not those of l. Pure: no allocation, clock or
- * thread; any thread, with a scratch of its own.
+ * the weights to bf16 before they are multiplied by v, but not those of l. Pure: no
+ * allocation, clock or thread; any thread, with a scratch of its own.
  */
 #ifndef KVD_MATH_ATTEND_H
 #define KVD_MATH_ATTEND_H
@@ -58,7 +58,7 @@ struct attend_field {
 };
 
 struct attend_kv {
-	struct attend_field k, v; /* MLA: v is not looked at */
+	struct attend_field k, v; /* MLA: v is not read */
 	const uint32_t *pages;	  /* NULL: page n is the n-th */
 	uint32_t page_tokens;
 	uint32_t first;
@@ -66,18 +66,18 @@ struct attend_kv {
 };
 
 /*
- * Consecutive rows of one requester. Dense: tokens [begin, end). Selected: of each query
+ * Consecutive rows of one requester. Dense: tokens [begin, end). Selected: for each query
  * token the `per_token` indices of tokens at select, shared by its heads, in any order;
  * ATTEND_NONE is none. `first` is the number of the first row among the requester's,
- * which tells its head; and `select` begins with the indices of that row's query token.
+ * which determines its head; `select` starts with the indices of that row's query token.
  */
 struct attend_span {
 	const void *q;	  /* [rows][dqk], of q_type, at any address */
 	float *o, *m, *l; /* [rows][dv], [rows], [rows] */
 	uint32_t rows, first;
 	uint32_t begin, end;
-	/* The chunk is to stand so many positions further on: q's rope values are turned
-	 * by -delta in fp32. Not with a selection, whose tokens keep their positions. */
+	/* The chunk is used so many positions later: q's rope values are rotated by
+	 * -delta in fp32. Not with a selection, whose tokens keep their positions. */
 	int32_t delta;
 	const uint32_t *select; /* NULL: dense */
 	uint32_t per_token;
@@ -89,7 +89,7 @@ struct attend_job {
 	const struct rope *rope; /* NULL: every delta is 0 */
 	const struct attend_span *spans;
 	uint32_t span_count;
-	/* Asked after every 200 us of work or less; true ends the call. NULL: never. */
+	/* Called after every 200 us of work or less; true ends the call. NULL: never. */
 	bool (*stop)(void *arg);
 	void *stop_arg;
 };
@@ -99,12 +99,12 @@ enum attend_outcome {
 	ATTEND_STOPPED = 1, /* some rows may be done, some not, some in part */
 };
 
-/* What is wrong with it, in words that name the member; NULL: nothing. Looks at every
- * index, at no q and no page. */
+/* Its fault, in a text that names the member; NULL: none. Checks every index, but no q
+ * and no page. */
 const char *attend_shape_fault(const struct attend_shape *shape);
 const char *attend_job_fault(const struct attend_job *job);
 
-/* What a call of at most so many rows needs, whichever kernel; 64-byte aligned. */
+/* The size for a call of at most so many rows, for any kernel; 64-byte aligned. */
 size_t attend_scratch_bytes(const struct attend_shape *shape, uint32_t rows);
 
 /* The job must be without fault. PICK_AUTO: the fastest that takes the shape; a kernel

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What attend.c and the kernels share. A call is cut into groups: rows of one KV head
- * that attend to the same tokens, from any spans. A kernel sees one group at a time, and
- * the group's tokens as addresses, a batch at a time, however they are paged or chosen;
- * so it has neither masks nor pages.
+ * Shared by attend.c and the kernels. A call is cut into groups: rows of one KV head that
+ * attend to the same tokens, from any spans. A kernel processes one group at a time, and
+ * gets the group's tokens as addresses, a batch at a time, whether paged or selected; so
+ * it needs neither masks nor pages.
  */
 #ifndef KVD_MATH_ATTEND_IMPL_H
 #define KVD_MATH_ATTEND_IMPL_H
@@ -12,7 +12,7 @@
 
 #include "daemon/math/attend.h"
 
-#define ATTEND_BATCH 256u /* tokens whose addresses are told at a time */
+#define ATTEND_BATCH 256u /* tokens of a batch of addresses */
 
 struct attend_row {
 	const uint8_t *q;
@@ -22,7 +22,7 @@ struct attend_row {
 
 struct attend_work {
 	const struct attend_job *job;
-	struct rope_turn turn; /* of the delta asked for last */
+	struct rope_turn turn; /* of the last delta */
 	struct attend_row *rows;
 	uint32_t *order; /* numbers of spans */
 	uint8_t *kernel; /* the kernel's own part of the scratch */
@@ -38,7 +38,7 @@ struct attend_group {
 
 /* The next batch of a group's tokens. */
 struct attend_batch {
-	uint32_t next; /* from where; begins as group->begin */
+	uint32_t next; /* its start; initially group->begin */
 	uint32_t count;
 	const uint8_t *k[ATTEND_BATCH], *v[ATTEND_BATCH];
 };
@@ -55,17 +55,18 @@ struct attend_kernel {
 extern const struct attend_kernel attend_ref, attend_vector;
 extern const struct attend_kernel *const attend_avx2, *const attend_avx512,
 							      *const attend_amx;
-/* Has the processor what attend_amx uses, and the operating system permitted it? */
+/* Does the processor have the features of attend_amx, and does the operating system
+ * permit their use? */
 bool attend_amx_ready(void);
 
-/* attend_run() by a kernel that pick.h does not know; of its scratch_bytes the scratch
- * has as many as attend_scratch_bytes() counts at least. */
+/* attend_run() by a kernel that pick.h does not list; its scratch_bytes are at most
+ * attend_scratch_bytes(). */
 enum attend_outcome attend_run_by(const struct attend_kernel *kernel,
 				  const struct attend_job *job, void *scratch);
-/* Of at most `most` tokens; false: none are left. */
+/* At most `most` tokens; false: none are left. */
 bool attend_next(const struct attend_work *work, const struct attend_group *group,
 		 struct attend_batch *batch, uint32_t most);
-/* A row's q as fp32, turned by its -delta. */
+/* A row's q as fp32, rotated by its -delta. */
 void attend_q(struct attend_work *work, const struct attend_row *row, float *q);
 
 static inline bool attend_stop(const struct attend_work *work)

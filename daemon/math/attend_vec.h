@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The vector kernel, in the compiler's vector types: included by attend_vec.c (the
- * baseline of the build), attend_avx2.c and attend_avx512.c, which say VEC_BYTES, the
- * bytes of a register, and VEC_ROWS, how many rows are worked on at a time.
+ * baseline of the build), attend_avx2.c and attend_avx512.c, which define VEC_BYTES, the
+ * bytes of a register, and VEC_ROWS, the rows processed at a time.
  *
- * STEP tokens at a time are widened to fp32, in a buffer that L1 holds, together with q
- * and o of the rows worked on: values of each type are then the same loops, and MLA
- * widens what is both k and v once. Logits: a register holds values of one token (q . k
- * is a sum over the register at the end, four tokens at once). Outputs: a register holds
- * values of one row, kept over all STEP tokens. A group of many rows is worked on in
+ * STEP tokens at a time are widened to fp32, in a buffer that fits in L1, together with q
+ * and o of these rows: values of each type are then the same loops, and MLA widens rows
+ * that are both k and v once. Logits: a register holds values of one token (q . k is a
+ * sum over the register at the end, four tokens at once). Outputs: a register holds
+ * values of one row, kept over all STEP tokens. A group of many rows is processed in
  * blocks of BLOCK rows, whose q and o stay in L2, each with a pass over all tokens.
  *
- * The last step has fewer tokens: their logits are computed only so far, the rest of the
- * weights is not looked at.
+ * The last step has fewer tokens: only their logits are computed, the rest of the weights
+ * is not read.
  */
 #ifndef KVD_MATH_ATTEND_VEC_H
 #define KVD_MATH_ATTEND_VEC_H
@@ -22,7 +22,7 @@
 #include "daemon/math/attend_impl.h"
 
 #define STEP 16u
-#define BLOCK VEC_BYTES /* rows: a step of them is far below 200 us */
+#define BLOCK VEC_BYTES /* rows: a step of them takes far less than 200 us */
 #define LANES (VEC_BYTES / 4u)
 #define INLINE static inline __attribute__((always_inline))
 
@@ -46,7 +46,7 @@ struct vec_block {
 	uint32_t v_row; /* values from v's row to row */
 	uint32_t rows;
 	float m[BLOCK], l[BLOCK];
-	/* Of a step: logits, then weights; their sum; what earlier sums are times */
+	/* Of a step: logits, then weights; their sum; the factor of earlier sums */
 	float p[BLOCK][STEP], sum[BLOCK], again[BLOCK];
 };
 
@@ -90,7 +90,8 @@ INLINE vec vec_from_half(enum value_type type, const uint8_t *src)
 	return (vec)(bits | (wide & 0x8000) << 16);
 }
 
-/* A row of a cache; and the line in which one of a later step begins, and its others. */
+/* A row of a cache; the line in which a row of a later step starts, and its other lines.
+ */
 INLINE void vec_widen(enum value_type type, float *dst, const uint8_t *src,
 		      const uint8_t *later, uint32_t count)
 {
@@ -244,8 +245,8 @@ INLINE vec vec_exp(vec x)
 }
 
 /* cap * tanh(x / cap). tanh is 1 - 2 / (exp(2y) + 1), and 1 from 20 on; near 0, where
- * that would leave few digits, it is the Taylor series to y^9. exp of what is far below
- * is 0. */
+ * that would cancel most digits, it is the Taylor series to y^9. exp of a large negative
+ * value is 0. */
 INLINE vec vec_cap(vec x, float cap)
 {
 	vec y = x * vec_all(1 / cap), far = y, y2 = y * y, near;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * merge_row: the arithmetic of merge.h that is no sum over values, as merge.c and the
- * GPU's kernel (gpu/attend.cu) both read it. Separate products and sums: whoever includes
- * it is compiled without contraction.
+ * merge_row: the scalar arithmetic of merge.h, shared by merge.c and the GPU's kernel
+ * (gpu/attend.cu). Separate products and sums: compile without contraction.
  */
 #ifndef KVD_MATH_MERGE_ROW_H
 #define KVD_MATH_MERGE_ROW_H
@@ -13,7 +12,7 @@
 #include "daemon/math/merge.h"
 #include "daemon/math/value.h"
 
-/* exp(x) = 2^n * exp(r), |r| <= ln 2 / 2: n * ln 2 is taken away in two steps, the first
+/* exp(x) = 2^n * exp(r), |r| <= ln 2 / 2: n * ln 2 is subtracted in two steps, the first
  * of them exact. The polynomial is the Taylor series to r^7: its remainder is below
  * 0.35^8 / 8! = 5.6e-9. Separate products and sums: see the header. */
 VALUE_FN float merge_exp_of(float x)
@@ -48,7 +47,7 @@ VALUE_FN uint32_t merge_weights(const float *m, const float *l, uint32_t part_co
 				uint32_t *used, double *exact, float *weights, float *m_p,
 				float *l_p)
 {
-	double sum = 0; /* of any order, almost */
+	double sum = 0; /* in any order, almost */
 	uint32_t i, count = 0;
 	float most = -INFINITY;
 	bool nan = false;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pick: which kernel attends: the fastest that this machine runs, or the one that a
- * setting names. Any thread.
+ * pick: chooses the attention kernel: the fastest that this machine runs, or the one that
+ * the option names. Any thread.
  */
 #ifndef KVD_MATH_PICK_H
 #define KVD_MATH_PICK_H
@@ -12,9 +12,9 @@
 struct attend_shape;
 struct attend_kernel;
 
-enum pick_isa { /* slower to faster, but for the first */
+enum pick_isa { /* slower to faster, except the first */
 		PICK_AUTO,
-		PICK_REF,    /* scalar, fp64 sums: what others are measured by */
+		PICK_REF,    /* scalar, fp64 sums: the reference for the others */
 		PICK_VECTOR, /* vectors of the compiler's baseline */
 		PICK_AVX2,   /* with FMA */
 		PICK_AVX512,
@@ -26,14 +26,14 @@ enum pick_isa { /* slower to faster, but for the first */
 const char *pick_name(enum pick_isa isa);
 bool pick_by_name(const char *name, enum pick_isa *isa_p);
 
-/* Can this process run it? AMX: the kernel (the operating system's) is asked for
- * permission at the first call, for the whole process; a sandbox may refuse it, and a
- * thread's small signal stack, too. */
+/* Can this process run it? AMX: the operating system is asked for permission at the first
+ * call, for the whole process; a sandbox may refuse it, and so may a thread's small
+ * signal stack. */
 bool pick_has(enum pick_isa isa);
 
 /* The kernel for such a shape: `isa` (PICK_AUTO: the fastest), else the next slower one
- * that is there and takes the shape. The number of rows decides nothing, or a row's bits
- * would depend on who else asks. */
+ * that is available and takes the shape. It does not depend on the number of rows:
+ * otherwise a row's bits would depend on other requests. */
 const struct attend_kernel *pick_kernel(enum pick_isa isa,
 					const struct attend_shape *shape);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * value: numbers as caches and messages hold them, and as fp32. Rounding is to nearest,
- * ties to even; a NaN stays a NaN. Pure; any thread.
+ * value: numbers in the formats of caches and messages, and as fp32. Rounding is to
+ * nearest, ties to even; a NaN stays a NaN. Pure; any thread.
  */
 #ifndef KVD_MATH_VALUE_H
 #define KVD_MATH_VALUE_H
@@ -20,7 +20,7 @@ enum value_type {
 	VALUE_BF16, /* the upper half of an fp32 */
 	VALUE_FP16, /* IEEE 754 binary16 */
 	VALUE_FP32,
-	VALUE_TYPES, /* how many there are */
+	VALUE_TYPES, /* their number */
 };
 
 VALUE_FN uint32_t value_bytes(enum value_type type)

@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * disk: the files of one directory, without waiting for them.
+ * disk: the files of one directory, without blocking.
  *
  * There are slab files, named by a number and by the size of their slots, which are read
- * and written in place; and named files, small, which are read and written whole. What is
- * to be done is an op: embedded in its owner, submitted from the loop, its `done` comes
- * on the loop. Behind the door is io_uring, threads, or a test's simulated disk.
+ * and written in place; and named files, small, which are read and written whole. An op
+ * is embedded in its owner and submitted from the loop; `done` is called on the loop. The
+ * backend is io_uring, threads, or a test's simulated disk.
  *
- * What lasts. MAKE, REMOVE, NAMED_WRITE and NAMED_REMOVE that are done without a fault
- * outlast a loss of power. One that is not done has happened or has not, never in part:
- * a slab file has all of its bytes, a named file its old content or its new. With a fault
- * either may be so; but MAKE takes back what it has made. Of a WRITE, each 512 bytes may
- * be old or new, until a SYNC that was submitted behind its `done` is done. What was
- * written since the last SYNC without a fault counts as lost when one has a fault: the
- * kernel tells of a lost page once.
+ * Durability. MAKE, REMOVE, NAMED_WRITE and NAMED_REMOVE that complete without a fault
+ * survive a loss of power. An incomplete one has happened or has not, never in part: a
+ * slab file has all of its bytes, a named file its old content or its new. After a fault
+ * either is possible, but MAKE undoes its work. Of a WRITE, each 512 bytes may be old or
+ * new, until a SYNC that was submitted after its `done` completes. If a SYNC fails,
+ * everything written since the last good SYNC counts as lost: the kernel reports a lost
+ * page once.
  *
- * Order. There is none: who wants one thing behind another submits it in the other's
- * `done`. Reads go before writes, in pieces of DISK_PIECE_BYTES; of each kind ops take
- * turns. An op that has begun is not held up by a REMOVE of its file.
+ * Order. There is none: to order two ops, submit the second in the first one's `done`.
+ * Reads are scheduled before writes, in pieces of DISK_PIECE_BYTES; ops of each kind take
+ * turns. A REMOVE of its file does not delay an op in progress.
  *
- * The loop's thread, but for the hooks.
+ * Only the loop's thread calls, except for the hooks.
  */
 #ifndef KVD_STORE_DISK_H
 #define KVD_STORE_DISK_H
@@ -54,51 +54,51 @@ enum disk_way {
 };
 
 struct disk_args {
-	const char *path; /* of a directory that is there; whose, is its user's matter */
+	const char *path; /* of an existing directory; access rights are the caller's */
 	enum disk_way way;
-	bool cached;	  /* by the page cache, also where its file system can without */
-	uint64_t stop_ns; /* disk_free() waits no longer; 0: DISK_STOP_NS */
-	/* Once, from the loop, unless it is closed before. `why` NULL: it is open. Else
-	 * it is to be freed; not from here. ERR_BUSY: another daemon uses the directory.
-	 */
+	bool cached; /* uses the page cache even if its file system supports O_DIRECT */
+	uint64_t stop_ns; /* limit of the wait in disk_free(); 0: DISK_STOP_NS */
+	/* Once, from the loop, unless it is closed before. `why` NULL: it is open.
+	 * Otherwise free it, but not from here. ERR_BUSY: another daemon uses the
+	 * directory. */
 	void (*on_open)(void *arg, struct disk *disk, const struct err *why);
 	void *arg;
 };
 /*
- * Begins to open. Makes the threads, and the ring of io_uring with what it may do: before
- * the sandbox is entered (later there is no ring any more, and DISK_BEST takes threads).
- * The directory is opened on a thread. It gets a file `lock`, and loses what a crash left
- * half made. ERR_NOMEM, ERR_LIMIT; DISK_URING: ERR_REQUIRE, why there is none.
+ * Starts to open. Creates the threads, and the io_uring with its restrictions, before the
+ * sandbox is entered (later a ring cannot be created, and DISK_BEST takes threads). The
+ * directory is opened on a thread. It gets a file `lock`; files that a crash left
+ * incomplete are removed. ERR_NOMEM, ERR_LIMIT; DISK_URING: ERR_REQUIRE, with the reason.
  */
 int disk_open(struct loop *loop, const struct disk_args *args, struct disk **disk_p);
-/* No new ops: their `done` brings ERR_STATE. Those that wait end with ERR_CANCELED, those
- * under way when what the device has of them is back, then with ERR_CANCELED or as
- * they would have. Idempotent, never blocks. */
+/* New ops end with ERR_STATE. Waiting ones end with ERR_CANCELED; those in progress end
+ * when the device has completed their pieces, with ERR_CANCELED or their own result.
+ * Idempotent, never blocks. */
 void disk_close(struct disk *disk);
-/* Closed, all `done`s were called and all threads have ended: disk_free() will not wait.
+/* Closed, all `done`s were called and all threads have ended: disk_free() does not wait.
  */
 bool disk_drained(const struct disk *disk);
 /*
  * Closes, and waits until it is drained, at most stop_ns; calls `done`s. Not from a
  * callback of the disk's. NULL is fine. Outcome DISK_ABANDONED: the device, or a hook,
- * did not come back. Then ops whose `done` was not called stay the disk's for good, with
- * their memory, which may still be written: the process is to end.
+ * did not return. Then ops whose `done` was not called stay owned by the disk, with their
+ * memory, which may be written later: the process must exit.
  */
 int disk_free(struct disk *disk);
 
 /* ---- ops ---- */
 
 enum disk_what {
-	DISK_LIST,   /* what there is: *list */
+	DISK_LIST,   /* the files: *list */
 	DISK_MAKE,   /* a slab file of `bytes`, all of them reserved, read as zeros */
 	DISK_REMOVE, /* a slab file */
 	DISK_READ,   /* iov, from `offset` on */
 	DISK_WRITE,  /* iov, to `offset`; inside the file */
-	DISK_SYNC,   /* what was written to the file */
+	DISK_SYNC,   /* all earlier writes of the file */
 	DISK_NAMED_WRITE, /* the file's content becomes iov[0] */
-	DISK_NAMED_READ,  /* all of it into iov[0]; `moved`: how much that is */
+	DISK_NAMED_READ,  /* all of it into iov[0]; `moved`: its size */
 	DISK_NAMED_REMOVE,
-	DISK_SPACE, /* `moved`: bytes that the file system has left for this process */
+	DISK_SPACE, /* `moved`: free bytes of the file system for this process */
 	DISK_WHATS,
 };
 
@@ -133,10 +133,10 @@ struct disk_op {
 	struct disk_list *list; /* LIST: filled or empty; to be disk_list_fini()ed */
 
 	/*
-	 * Hooks, or NULL; on a thread of the disk's, hence no loop, no room, and what
-	 * they touch is the op's. `before` runs when the op's turn has come (a WRITE's
-	 * sums), `after` when it has ended without a fault (a READ's sums). They may set
-	 * `result` to what err_raise() gave them.
+	 * Hooks, or NULL. They run on a thread of the disk's, so they must not use the
+	 * loop or rooms, and they own all data they use. `before` runs when the op is
+	 * started (a WRITE's sums), `after` when it has ended without a fault (a READ's
+	 * sums). They may set `result` to the value of err_raise().
 	 */
 	void (*before)(struct disk_op *op);
 	void (*after)(struct disk_op *op);

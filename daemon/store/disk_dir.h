@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * disk_dir: the calls on one directory and its files. They block, hence no call of the
- * loop's. Any thread, once it is open.
+ * disk_dir: the calls on one directory and its files. They block, so they are not for the
+ * loop's thread. Any other thread, once it is open.
  */
 #ifndef KVD_STORE_DISK_DIR_H
 #define KVD_STORE_DISK_DIR_H
@@ -11,7 +11,7 @@
 #include "daemon/store/disk.h"
 #include "daemon/store/disk_queue.h"
 
-#define DISK_FDS (2 * DISK_ACTIVE + 8) /* each op that has begun may hold another */
+#define DISK_FDS (2 * DISK_ACTIVE + 8) /* each op in progress may hold another */
 
 struct disk_fd { /* an open slab file */
 	struct disk_file file;
@@ -32,13 +32,13 @@ struct disk_dir {
 
 int disk_dir_init(struct disk_dir *dir, const char *path, bool cached);
 void disk_dir_fini(struct disk_dir *dir);
-/* ERR_BUSY: somebody has its lock. ERR_NOTFOUND, ERR_PERM, ERR_IO. */
+/* ERR_BUSY: another process holds its lock. ERR_NOTFOUND, ERR_PERM, ERR_IO. */
 int disk_dir_open(struct disk_dir *dir);
 
 /* op->own.held: its file, open until disk_dir_let(). */
 int disk_dir_hold(struct disk_dir *dir, struct disk_op *op);
 void disk_dir_let(struct disk_dir *dir, struct disk_op *op); /* idempotent */
-/* All of an op that is neither READ nor WRITE. */
+/* All of an op except READ and WRITE. */
 int disk_dir_do(struct disk_dir *dir, struct disk_op *op);
 
 #endif

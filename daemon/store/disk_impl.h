@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * disk_impl: what is behind the door. disk.c is the door itself, disk_queue.c the order
- * of pieces, disk_dir.c the calls on a directory, disk_name.c its names, disk_real.c its
- * threads, disk_uring.c and disk_threads.c move pieces; a simulated disk (tests) has the
- * door and the order.
+ * disk_impl: the interface between disk.c and its backends. disk.c is the public
+ * interface, disk_queue.c the order of pieces, disk_dir.c the calls on a directory,
+ * disk_name.c its names, disk_real.c its threads; disk_uring.c and disk_threads.c move
+ * pieces. A simulated disk (tests) uses the interface and the order.
  */
 #ifndef KVD_STORE_DISK_IMPL_H
 #define KVD_STORE_DISK_IMPL_H
@@ -16,7 +16,7 @@
 #include "daemon/store/disk_name.h"
 #include "daemon/store/disk_queue.h"
 
-/* ---- the door ---- */
+/* ---- the public interface ---- */
 
 struct disk_ops {
 	void (*submit)(struct disk *disk, struct disk_op *op); /* it is open */
@@ -43,7 +43,7 @@ struct disk { /* the first member of an implementation's */
 int disk_init(struct disk *disk, struct loop *loop, const struct disk_ops *ops,
 	      const struct disk_args *args);
 void disk_fini(struct disk *disk); /* a zeroed one is fine */
-/* Calls the `done`s of what has ended. Loop thread. */
+/* Calls the `done`s of ended ops. Loop thread. */
 void disk_deliver(struct disk *disk);
 
 /* Any thread: opening has ended, with `why` and `direct` set; an op has. */
@@ -61,7 +61,7 @@ struct disk_engine {
 	/* Loop thread, before the threads. ERR_REQUIRE: not here. */
 	int (*make)(struct disk_real *real);
 	void *(*run)(void *real);	      /* ends with disk_real_leave() */
-	void (*kick)(struct disk_real *real); /* there is more; under the lock */
+	void (*kick)(struct disk_real *real); /* a piece was queued; under the lock */
 	void (*unmake)(struct disk_real *real);
 };
 extern const struct disk_engine disk_engine_uring, disk_engine_threads;
@@ -72,7 +72,7 @@ struct disk_real {
 	struct disk base;
 	struct disk_dir dir;
 	const struct disk_engine *engine;
-	void *impl; /* the engine's */
+	void *impl; /* the backend's */
 	uint64_t stop_ns;
 
 	pthread_mutex_t lock; /* all below */
@@ -85,17 +85,17 @@ struct disk_real {
 	pthread_t threads[DISK_THREADS_MAX];
 };
 
-/* Under the lock, which it may let go of meanwhile: the next piece; its file is open and
+/* Under the lock, which it may release meanwhile: the next piece; its file is open and
  * its op's `before` has run. False: none now. */
 bool disk_real_next(struct disk_real *real, struct disk_piece *piece);
-/* Without the lock: so many bytes of the piece have been moved, or a negative errno.
- * True: it goes on, changed. */
+/* Without the lock: this many bytes of the piece were moved, or a negative errno. True:
+ * the piece, changed, continues. */
 bool disk_real_back(struct disk_real *real, struct disk_piece *piece, int64_t moved);
 /* The thread's last call. */
 void *disk_real_leave(struct disk_real *real);
 /* Move a piece to its end by calls that block. */
 void disk_threads_move(struct disk_real *real, struct disk_piece *piece);
-/* What a thread of that engine does until the disk closes. */
+/* The main function of a thread of that backend. */
 void disk_threads_work(struct disk_real *real);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* far_impl: what far.c (asking) and far_hold.c (what is held there) share. */
+/* far_impl: shared by far.c (queries) and far_hold.c (remote holds). */
 #ifndef KVD_STORE_FAR_IMPL_H
 #define KVD_STORE_FAR_IMPL_H
 
@@ -10,11 +10,11 @@
 struct wire_chunk_told;
 
 struct far_run {
-	uint32_t end;  /* chunks before this one are of it, or of those before */
+	uint32_t end;  /* chunks before this one are in this run, or in earlier ones */
 	uint64_t mask; /* pools, as bits */
 };
 
-/* What the holder has told, and holds until nobody here wants it any more. */
+/* The chunks that the holder reported, and holds until they are released here. */
 struct far_lend {
 	unsigned int refs;
 	struct store *store;
@@ -28,7 +28,7 @@ struct far_lend {
 	uint32_t run_count, chunks;
 };
 
-/* One that was asked, and what. */
+/* A queried daemon, and its query. */
 struct far_asked {
 	const struct store_space *space;
 	struct remote *remote;
@@ -38,14 +38,14 @@ struct far_asked {
 
 bool far_up(const struct remote *remote); /* it may have chunks */
 void far_release(struct remote *remote, uint64_t ask);
-/* What it holds, by its answer: a reference. Fails: it is let go. */
+/* The chunks it holds, by its reply: a reference. On failure they are released. */
 int far_lend_new(const struct far_asked *asked, const struct wire_chunk_told *msg,
 		 struct far_lend **lend_p);
 void far_lend_unref(struct far_lend *lend);
 /* As much of its first `most` chunks as serves the handle: *far_p, or NULL. */
 int far_hold_new(struct far_lend *lend, const struct store_handle *handle, uint32_t most,
 		 struct far_hold **far_p);
-/* The two that have most; the others let go. */
+/* The two that have most; the others are released. */
 void far_hold_add(struct far_hold **first_p, struct far_hold *far);
 
 #endif

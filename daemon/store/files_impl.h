@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* files_impl: what files.c (writing, reading), files_room.c (what is free), files_scan.c
- * (the start) and files_class.c (what classes are) share. */
+/* files_impl: shared by files.c (writing, reading), files_room.c (free space),
+ * files_scan.c (the start) and files_class.c (descriptions of classes). */
 #ifndef KVD_STORE_FILES_IMPL_H
 #define KVD_STORE_FILES_IMPL_H
 
@@ -15,20 +15,19 @@ struct files_scan;
 struct region;
 
 #define FILES_RETRY_NS (60 * LOOP_NS_PER_S) /* after "no space left" and the like */
-#define FILES_LOOK_NS (10 * LOOP_NS_PER_S)  /* at the room of the file system */
+#define FILES_LOOK_NS (10 * LOOP_NS_PER_S)  /* interval of checks of the free space */
 
 /* A slab's file. */
 struct slab_file {
 	struct files *files;
 	uint32_t number;
-	uint64_t actual;       /* slot bytes of the file that is there; 0: none is */
+	uint64_t actual;       /* slot bytes of the present file; 0: none */
 	uint64_t owner;	       /* arena_slab_owner() when it was made */
 	uint32_t syncs_failed; /* of that file */
 	bool busy;	       /* made or removed */
 	struct list waiting;   /* jobs, until it is there */
-	struct list
-		unsynced; /* jobs that wait to last: written, no sync has begun since */
-	struct list syncing; /* of which one has */
+	struct list unsynced;  /* durable jobs: written, no sync has started since */
+	struct list syncing;   /* of which one has */
 	struct disk_op op, sync;
 };
 
@@ -43,16 +42,18 @@ struct files {
 	struct list queue; /* jobs that are to be written */
 	unsigned int queued, jobs;
 	uint64_t queued_bytes, flying_bytes;
-	uint64_t generation;  /* of the last part that was written, or found */
+	uint64_t generation;  /* of the newest part that was written, or found */
 	struct strmap words;  /* struct class_words, by their names */
-	struct disk_op space; /* the file system's room is asked for */
+	struct disk_op space; /* queries the file system's free space */
 	bool space_asked;
-	uint64_t room;	    /* that it had; UINT64_MAX: not known yet */
-	bool full;	    /* it had none for another file, and */
-	uint64_t full_room; /* has had no more since */
+	uint64_t room;	    /* its result; UINT64_MAX: not known yet */
+	bool full;	    /* no space for another file, */
+	uint64_t full_room; /* and this many bytes free then */
 	struct loop_timer look;
-	uint64_t looks, ended_before; /* answers to `space`; others, at the last look */
-	bool flying_before, stands; /* others were under way; and none has ended since */
+	uint64_t looks,
+		ended_before; /* replies to `space`; other ops, at the last check */
+	bool flying_before,
+		stands; /* other ops were in flight; and none has ended since */
 	struct files_scan *scan;
 	struct loop_timer retry; /* the file system was full */
 	struct loop_defer go;
@@ -61,7 +62,7 @@ struct files {
 
 enum files_kind { FILES_WRITE, FILES_LOAD, FILES_ERASE };
 
-/* What is being done with a part's place. It keeps its chunk. */
+/* A job on a part's slot. It keeps its chunk. */
 struct files_job {
 	struct list link;
 	struct files *files;
@@ -79,17 +80,17 @@ struct files_job {
 
 /* A fault of the device: the second ends all writing. */
 void files_note_fault(struct files *files, const struct err *why);
-void files_end_writing(struct files *files, const struct err *why); /* until a start */
-void files_go_on(struct files *files); /* look at the queue again, in the next turn */
+void files_end_writing(struct files *files, const struct err *why); /* until a restart */
+void files_go_on(struct files *files); /* check the queue again, in the next turn */
 uint64_t files_slab_bytes(const struct files *files);
 /* Aligned, in *block_p, which is to be freed; NULL + ERR_NOMEM. */
 uint8_t *files_header_new(void **block_p);
 
 /* ---- files_room.c ---- */
 void files_room_init(struct files *files);
-/* How much room the file system has: now and every FILES_LOOK_NS. */
+/* The free space of the file system: now and every FILES_LOOK_NS. */
 void files_look(struct files *files);
-void files_room_out(struct files *files); /* there was none for a file */
+void files_room_out(struct files *files); /* no space for a file */
 
 /* ---- files_scan.c ---- */
 void files_scan_begin(struct files *files);

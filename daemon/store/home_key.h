@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * home_key: how a chunk is called in the directory of other daemons: 64 bits of its id
- * and 48 of its space's digest, which has the user's name. Another chunk that is called
- * alike costs an ask in vain, and nothing else: whoever is asked compares ids.
+ * home_key: the key of a chunk in the index of other daemons: 64 bits of its id and 48 of
+ * its space's digest, which includes the user's name. A collision costs one useless
+ * query: the queried daemon compares ids.
  */
 #ifndef KVD_STORE_HOME_KEY_H
 #define KVD_STORE_HOME_KEY_H
@@ -43,7 +43,7 @@ static inline uint64_t home_mix(uint64_t x)
 	return x ^ x >> 31;
 }
 
-/* What sums of keys are made of, alike at all daemons. */
+/* Sums of keys are made of this, in the same way at all daemons. */
 static inline uint64_t home_key_mix(const struct home_key *key)
 {
 	return home_mix(key->id ^ home_mix(key->space + 1));

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * homes_group: chunk_index = cluster. The homes are the daemons of group kvd.homes of the
- * cluster's directory that are not draining; of more than MEMBERS_MAX those whose
- * endpoints come first in the alphabet, so that all daemons choose alike.
+ * homes_group: chunk_index = cluster. The index nodes are the daemons of group kvd.homes
+ * of the cluster's directory that are not draining. If there are more than MEMBERS_MAX,
+ * those with the alphabetically first endpoints are used, so that all daemons choose
+ * alike.
  */
 #ifndef KVD_STORE_HOMES_GROUP_H
 #define KVD_STORE_HOMES_GROUP_H
@@ -19,7 +20,7 @@ struct homes_group {
 	const struct names *names; /* NULL: not in use */
 	struct names_user user;
 	struct members *members;
-	struct loop_timer timer; /* changes go together */
+	struct loop_timer timer; /* changes are batched */
 };
 
 /* members_set() from now on. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* homes_impl: what homes.c (telling) and homes_find.c (asking) share. */
+/* homes_impl: shared by homes.c (updates) and homes_find.c (queries). */
 #ifndef KVD_STORE_HOMES_IMPL_H
 #define KVD_STORE_HOMES_IMPL_H
 
@@ -13,24 +13,26 @@
 #include "daemon/store/homes_group.h"
 #include "daemon/store/members.h"
 
-#define HOMES_QUEUE_MAX 1024u /* notes that wait for one home */
-#define HOMES_NEW_MAX 16u     /* holders of one answer: who makes them up leaves room */
+#define HOMES_QUEUE_MAX 1024u /* notes queued for one index node */
+#define HOMES_NEW_MAX                                                    \
+	16u /* holders of one reply: leaves space if a peer invents some \
+	     */
 #define HOMES_PUT (UINT64_C(1) << 63)
 
 enum homes_again { /* of CHUNK_SUM_ACK */
 		   HOMES_SAME,
 		   HOMES_TELL_ALL,
-		   HOMES_NO_HOME, /* the daemon keeps no directory */
+		   HOMES_NO_HOME, /* the daemon keeps no index */
 };
 
 struct homes_one {
 	struct dial dial;
 	struct breaker breaker; /* of answers: homes_find.c */
 	bool up;
-	bool anew;	  /* the next note says that it is told all from the first on */
-	bool asked;	  /* a sum was sent and not answered */
-	uint64_t walk_at; /* chunks of buckets before this one have been told */
-	uint64_t count, sum; /* of what was told */
+	bool anew;	     /* the next note starts a full resynchronization */
+	bool asked;	     /* a digest was sent and not answered */
+	uint64_t walk_at;    /* chunks of buckets before this one were sent */
+	uint64_t count, sum; /* of the sent notes */
 	unsigned int note_count;
 	struct home_key
 		notes[HOMES_QUEUE_MAX]; /* space as in CHUNK_NOTE, with HOMES_PUT */
@@ -42,14 +44,14 @@ struct homes {
 	struct homes_one ones[MEMBERS_MAX];
 	unsigned int count;
 	struct loop_defer walk;	 /* a slice */
-	struct loop_timer flush; /* notes wait */
+	struct loop_timer flush; /* notes are queued */
 	struct loop_timer sums;
 	struct idmap asks; /* struct homes_ask: homes_find.c */
 	struct store_homes figures;
 	struct homes_group group; /* chunk_index = cluster */
 };
 
-/* It says that it keeps no directory: it is not up, until it comes up again. */
+/* It replied that it keeps no index: it counts as down until it connects again. */
 void homes_absent(struct homes *homes, const struct remote *remote);
 void homes_answers(struct homes *homes, const struct remote *remote); /* in time or not */
 int homes_on_found(struct homes *homes, const struct remote *remote, struct cursor *body);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * keep: the memory of chunks, and what lies in it, outlive this process. Both are memfds
- * that systemd holds (FileDescriptorStoreMax=) and gives to the next one. Without it
- * there is no keep: all calls take NULL.
+ * keep: the memory of chunks, and its contents, survive this process. Both are memfds
+ * that systemd stores (FileDescriptorStoreMax=) and passes to the next process. Without
+ * it there is no keep: all calls take NULL.
  */
 #ifndef KVD_STORE_KEEP_H
 #define KVD_STORE_KEEP_H
@@ -12,13 +12,13 @@
 struct keep;
 struct store;
 
-/* *fd_p: the memory, of the process before or new; the caller's. *keep_p NULL: nobody
- * keeps it. */
+/* *fd_p: the memory, from the previous process or new; the caller's. *keep_p NULL: it is
+ * not kept. */
 int keep_new(struct store *store, int *fd_p, struct keep **keep_p);
-void keep_free(struct keep *keep); /* what is noted stays */
-/* The parts that the process before had; once, before any other call. */
+void keep_free(struct keep *keep); /* its records stay */
+/* The parts of the previous process; once, before any other call. */
 void keep_restore(struct keep *keep);
-/* The memory is there: this process may be trusted with what it was given. */
+/* The memory is registered: this process may reuse the restored parts. */
 void keep_settled(struct keep *keep);
 
 #endif

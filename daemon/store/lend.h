@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * lend: chunks of this daemon that others hold and pull. An ask names a space by its
- * digest and the hold by a number of the asker's; it ends with its lease, with the
- * asker's release, or with the peer.
+ * lend: remote holds, that is, chunks of this daemon that others hold and pull. A query
+ * names a space by its digest and the hold by the requester's number; the hold ends with
+ * its lease, with the requester's release, or with the peer.
  */
 #ifndef KVD_STORE_LEND_H
 #define KVD_STORE_LEND_H
@@ -16,7 +16,7 @@ struct store_chunk;
 struct store_class;
 struct wire_header;
 
-/* CHUNK_ASK, CHUNK_LEG, CHUNK_RELEASE. `store` NULL: this daemon keeps no chunks. */
+/* CHUNK_ASK, CHUNK_LEG, CHUNK_RELEASE. `store` NULL: this daemon stores no chunks. */
 int lend_on_message(struct store *store, struct remote *remote,
 		    const struct wire_header *h, struct cursor *body);
 void lend_on_down(struct remote *remote);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * members: the daemons that keep the directory of chunks, its homes. The list is what
- * chunk_index says; a membership service would give another one by members_set(). A
- * chunk's home is chosen by rendezvous hash, so one that comes or goes moves its own
- * chunks alone. All daemons have to have the same list, word by word.
+ * members: the index nodes. The list is chunk_index; a membership service can replace it
+ * by members_set(). A chunk's index node is chosen by rendezvous hashing, so adding or
+ * removing one moves its own chunks alone. All daemons must have the same list, to the
+ * letter.
  */
 #ifndef KVD_STORE_MEMBERS_H
 #define KVD_STORE_MEMBERS_H
@@ -16,16 +16,16 @@ struct members;
 
 #define MEMBERS_MAX 32u
 
-/* on_change(arg): the list is another one. Not called for the first. */
+/* on_change(arg): the list has changed. Not called for the first one. */
 int members_new(const char *words, void (*on_change)(void *arg), void *arg,
 		struct members **members_p);
 void members_free(struct members *members); /* NULL is fine */
-/* Endpoints with blanks or commas between them. What is too many, or there twice, is left
- * out, and the log says so. */
+/* Endpoints with blanks or commas between them. Duplicates and entries over the limit are
+ * ignored, with a log line. */
 void members_set(struct members *members, const char *words);
 unsigned int members_count(const struct members *members);
 const char *members_endpoint(const struct members *members, unsigned int i);
-/* Which of them is the key's home; there is one at least. */
+/* The index node of the key; there is at least one. */
 unsigned int members_home(const struct members *members, const struct home_key *key);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * seal: what stands before a part in a file, so that it describes itself: which chunk's
- * part it is, of which class (a digest), and sums of all its bytes. Pure.
+ * seal: the header of a part in a file, which makes it self-describing: the part's chunk,
+ * its class (a digest), and sums of all its bytes. Pure.
  */
 #ifndef KVD_STORE_SEAL_H
 #define KVD_STORE_SEAL_H
@@ -17,18 +17,18 @@ struct seal_facts {
 	uint8_t class_digest[SEAL_DIGEST_BYTES];
 	uint8_t id[SEAL_ID_BYTES];
 	uint64_t first, part_bytes;
-	uint64_t generation; /* a part that is there twice: the later one counts */
+	uint64_t generation; /* of two copies of a part the later one counts */
 	uint32_t tokens;
 };
 
 /* The header of these bytes. */
 void seal_make(uint8_t header[SEAL_HEADER_BYTES], const struct seal_facts *facts,
 	       const void *part);
-/* False: no header of ours, or a torn one. */
+/* False: no header of kvd, or a torn one. */
 bool seal_read(const uint8_t header[SEAL_HEADER_BYTES], struct seal_facts *facts_p);
 /* Is it a whole header of another format? */
 bool seal_is_other(const uint8_t header[SEAL_HEADER_BYTES], uint32_t *version_p);
-/* Are these the bytes that it was made of? The header is one that seal_read() took. */
+/* Do the bytes match the header's sums? The header is one that seal_read() accepted. */
 bool seal_is_whole(const uint8_t header[SEAL_HEADER_BYTES], const void *part);
 
 #endif

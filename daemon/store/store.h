@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * store: KV that has a name. A chunk is the KV of a run of tokens, named by 32 bytes that
- * engines compute alike for the same tokens (a chain of hashes); it is kept in memory of
- * this daemon, shared by its user's engines and outlives them.
+ * store: named KV. A chunk is the KV of a run of tokens, named by 32 bytes that engines
+ * compute alike for the same tokens (a chain of hashes). It is kept in memory of this
+ * daemon, shared by its user's engines, and survives them.
  *
- *   space   what must agree for chunks of two engines to mean the same
+ *   space   the properties that make chunks of two engines interchangeable
  *   handle  a session's use of a space, with the layout of one rank
- *   hold    chunks that do not leave: what a fetch reads
- *   move    a put or a fetch under way, with a slot in the status page
+ *   hold    pinned chunks: the source of a fetch
+ *   move    a put or a fetch in progress, with a slot in the status page
  *
- * A move goes by rooms like everything else: an offer at one side and a pull at the
- * other, both in this daemon, so plans, waits, abort and the end in quiet are the rooms'.
- * A chunk is found only once all of its bytes are there. Loop thread.
+ * A move uses rooms like everything else: an offer and a pull, both in this daemon, so
+ * plans, waits, aborts and quiescing are the rooms'. A chunk can be found only once all
+ * of its bytes are stored. Loop thread.
  */
 #ifndef KVD_STORE_H
 #define KVD_STORE_H
@@ -41,28 +41,28 @@ struct store_move;
 #define STORE_IDS_MAX 4096u /* of one command */
 #define STORE_SECRET_BYTES 16u
 #define STORE_LEASE_MS_MAX INT64_C(600000) /* of a hold */
-#define STORE_FAR_MS_MAX 60000u		   /* that it waits for other daemons */
-#define STORE_ASKING_MAX 64u		   /* questions of a user to other daemons */
-#define STORE_IN_MEMORY 1u		   /* where a chunk is, as bits */
+#define STORE_FAR_MS_MAX 60000u		   /* its wait for other daemons */
+#define STORE_ASKING_MAX 64u		   /* open queries of a user to other daemons */
+#define STORE_IN_MEMORY 1u		   /* where a chunk is stored, as bits */
 #define STORE_IN_FILE 2u
 #define STORE_IN_PAGES 4u   /* an engine's, published */
 #define STORE_WORD_MAX 200u /* bytes of a space's model, revision, … */
 
-/* With chunk_memory = off there is no part. Its memory is made by helpers meanwhile. */
+/* Without chunk_memory there is no part. Helper threads allocate its memory meanwhile. */
 extern const struct module store_module;
 static inline struct store *store_of(const struct kvd *kvd)
 {
 	return kvd->part[MODULE_STORE];
 }
-/* What it has measured of peers; NULL: without a store. */
+/* Its measurements of peers; NULL: without a store. */
 struct live *store_costs(const struct kvd *kvd);
 void store_free(struct store *store); /* no session is left; NULL is fine */
 /* Outcome 1: it can be used. ERR_STATE: this daemon has none; ERR_BUSY: its memory is
- * being made; or why that failed. */
+ * being allocated; or the error of that. */
 int store_ready(struct store *store);
 /* Rooms of the pool that read what was published: they fail with it. */
 unsigned int store_pool_readings(const struct pool *pool);
-/* Its session has ended, and nothing is under way in its files. NULL is fine. */
+/* Its session has ended, and no file operation is in progress. NULL is fine. */
 bool store_drained(const struct store *store);
 
 /* ---- spaces ---- */
@@ -85,17 +85,17 @@ struct store_handle_facts {
 	uint64_t id, part_bytes; /* of a rank's part of a chunk, as it is kept */
 	uint32_t tokens;
 	const char *tenant;
-	const uint8_t *digest; /* of the space, 16 bytes: as events tell it */
+	const uint8_t *digest; /* of the space, 16 bytes: as in events */
 };
 void store_handle_facts(const struct store_handle *handle,
 			struct store_handle_facts *facts_p);
 
 /* ---- chunks ---- */
 
-/* Names of chunks that follow each other: chunk i holds the tokens from
- * (first + i) * tokens on. STORE_ANYWHERE: whoever names them does not know where in
- * their prompt they are; they are found by those alone who do not either, and the tokens
- * of a call are counted from its first chunk on. */
+/* Names of chunks that follow each other: chunk i holds the tokens from (first + i) *
+ * tokens on. STORE_ANYWHERE: the caller does not know their position in the prompt. Such
+ * chunks are found only by callers that use STORE_ANYWHERE, too, and the tokens of a call
+ * are counted from its first chunk on. */
 #define STORE_ANYWHERE UINT32_MAX
 struct store_ids {
 	const uint8_t *bytes; /* STORE_ID_BYTES each */
@@ -105,39 +105,39 @@ struct store_ids {
 struct store_found {
 	uint32_t chunks; /* from the first on, without a gap */
 	uint32_t far;	 /* of them, the last: at another daemon */
-	uint32_t pages;	 /* of them: in engines' pages alone */
+	uint32_t pages;	 /* of them: only in engines' pages */
 	uint64_t tokens;
 };
-/* What is there for the handle's rank. It may leave at any time: hold it. */
+/* The chunks for the handle's rank. They may be evicted at any time: hold them. */
 void store_find(struct store_handle *handle, const struct store_ids *ids,
 		struct store_found *found_p);
-/* Forget them; what is in use goes when it is not. How many there were. */
+/* Removes them; a chunk in use is removed when it is not. Returns how many were found. */
 uint32_t store_drop(struct store_handle *handle, const struct store_ids *ids);
 
 /* ---- holds ---- */
 
 struct store_hold_args {
 	uint64_t lease_ns;
-	/* What the own daemon has not is asked of those in chunk_peers and those that
-	 * chunk_index name, for at most so long; 0: it is not, and neither is that of a
-	 * user who has STORE_ASKING_MAX such questions open. Then on_done comes;
-	 * `why` not NULL: the hold is being closed before it was answered. */
+	/* Chunks that this daemon lacks are queried at those in chunk_peers and those
+	 * that chunk_index names, for at most this time; 0: no queries, as for a user
+	 * with STORE_ASKING_MAX open ones. Then on_done is called; `why` not NULL: the
+	 * hold is being closed before the reply. */
 	uint64_t far_ns;
 	void (*on_done)(void *arg, struct store_hold *hold, const struct err *why);
 	void *arg;
 	uint64_t id;	       /* that the engine chose; 0: the daemon does */
 	const uint8_t *secret; /* the same; NULL */
 };
-/* What is there of them stays for the lease, or until it is closed. ERR_LIMIT; ERR_EXIST:
- * another hold has the secret. None at all is a hold of nothing. Outcome 1: chunks are
- * still being taken, or others are asked: on_done(arg) tells of *hold_p. */
+/* The chunks found stay for the lease, or until it is closed. ERR_LIMIT; ERR_EXIST:
+ * another hold has the secret. A hold may be empty. Outcome 1: chunks are being added, or
+ * queries are open: on_done(arg) announces *hold_p. */
 int store_hold_open(struct store_handle *handle, const struct store_ids *ids,
 		    const struct store_hold_args *args, struct store_hold **hold_p);
 /* The same chunks for another session or rank: of the hold with this secret, as far as
- * they are there for this handle. ERR_NOTFOUND, ERR_LEASE. */
+ * they serve this handle. ERR_NOTFOUND, ERR_LEASE. */
 int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECRET_BYTES],
 		    const struct store_hold_args *args, struct store_hold **hold_p);
-void store_hold_close(struct store_hold *hold); /* its moves go on */
+void store_hold_close(struct store_hold *hold); /* its moves continue */
 struct store_hold *store_hold_find(struct session *session, uint64_t id);
 
 struct store_hold_facts {
@@ -146,9 +146,9 @@ struct store_hold_facts {
 	struct store_found found;
 };
 void store_hold_facts(const struct store_hold *hold, struct store_hold_facts *facts_p);
-/* Can it be read by? ERR_LEASE; ERR_STATE: it has not been answered. */
+/* Is it readable? ERR_LEASE; ERR_STATE: its reply is pending. */
 int store_hold_check(const struct store_hold *hold);
-/* Of a hold's chunks so many are here, the others follow at another daemon. */
+/* This many of a hold's chunks are here, the others follow at another daemon. */
 uint32_t store_hold_here(const struct store_hold *hold);
 uint32_t store_hold_chunk_tokens(const struct store_hold *hold); /* of a whole one */
 struct far_hold *store_hold_far(const struct store_hold *hold);	 /* NULL: none */
@@ -163,7 +163,7 @@ enum store_kind {
 	STORE_HEDGE,
 };
 enum store_move_state {
-	STORE_MOVE_WAITING, /* for the engine's stream, or for what is made once */
+	STORE_MOVE_WAITING, /* for the engine's stream, or for a one-time set-up */
 	STORE_MOVE_RUNNING,
 	STORE_MOVE_ABORTING,
 	STORE_MOVE_FAILED,
@@ -173,12 +173,12 @@ enum store_move_state {
 
 struct store_move_args {
 	struct pool *pool;     /* of the handle's layout */
-	struct room_maps maps; /* where the tokens are, or go: each view of the space */
+	struct room_maps maps; /* pages of the tokens: each view of the space */
 	struct wait_spec wait; /* before any is touched */
-	bool durable;	       /* put: it succeeds when all would outlast the power */
-	bool publish;	       /* put: nothing is copied, the pages are what is read */
+	bool durable;	       /* put: it succeeds once all is durable */
+	bool publish;	       /* put: nothing is copied, readers read these pages */
 	uint64_t deadline_ns;  /* 0: none */
-	/* put: where store_put() answers 1, once its chunks are taken */
+	/* put: where store_put() returns 1, once its chunks are taken */
 	void (*on_taken)(void *arg, struct store_move *move);
 	void *arg;
 	bool slotted; /* the engine chose its slot and id: */
@@ -186,23 +186,22 @@ struct store_move_args {
 	uint64_t id;
 };
 /*
- * Both take maps and wait whatever comes. Pages are kvd's until the move is terminal.
- * A put leaves out what is there already, and what finds no room (`left_out`); it
- * succeeds when all that it took is there. The tokens of `maps` begin at the first
- * chunk's, and only the last chunk may be short of some.
- * With `publish` its chunks are there, when it has succeeded, in the pages themselves,
- * until store_withdraw() or the end of the pool: then the engine must not write them. A
- * page holds tokens of one chunk alone. ERR_REQUIRE: the views have others.
- * Its chunks are taken some a turn. Outcome 1: not all are; on_taken() follows, and until
- * then nothing of the move's figures stands.
+ * Both take maps and wait in any case. Pages are kvd's until the move is terminal. A put
+ * skips chunks that are stored already, or have no space (`left_out`); it succeeds when
+ * all chunks that it took are stored. The tokens of `maps` start at the first chunk's,
+ * and only the last chunk may be short. With `publish` its chunks stay in the pages
+ * themselves, once it has succeeded, until store_withdraw() or the end of the pool:
+ * meanwhile the engine must not write them. A page holds tokens of one chunk only.
+ * ERR_REQUIRE: the views have others. Its chunks are taken some a turn. Outcome 1: not
+ * all are yet; on_taken() follows, and until then the move's figures are not valid.
  */
 int store_put(struct store_handle *handle, const struct store_ids *ids,
 	      struct store_move_args *args, struct store_move **move_p);
 /*
- * What this session has published of them is found by nobody any more. It succeeds when
- * nobody reads those pages, nor any that it had published before: what does is let go on
- * for grace_ns, then fails. Chunks: of those that were there (`done`); `left_out`: the
- * rest.
+ * The chunks that this session has published can no longer be found. It succeeds when
+ * these pages, and all that it had published before, have no readers: readers may
+ * continue for grace_ns, then they fail. Chunks: of those that were published (`done`);
+ * `left_out`: the rest.
  */
 int store_withdraw(struct store_handle *handle, const struct store_ids *ids,
 		   uint64_t grace_ns, struct store_move **move_p);
@@ -210,10 +209,10 @@ int store_withdraw(struct store_handle *handle, const struct store_ids *ids,
 int store_fetch(struct store_hold *hold, struct store_move_args *args,
 		struct store_move **move_p);
 struct store_move *store_move_find(struct session *session, uint64_t id);
-/* Has a hold this number, or a move, perhaps dropped, that has not ended? */
+/* Is the number that of a hold, or of a move, perhaps dropped, that has not ended? */
 bool store_has(const struct session *session, uint64_t id);
 void store_move_abort(struct store_move *move, const struct err *why);
-/* Its engine is done with it: aborted if it has not ended, gone once it has. */
+/* Its engine has finished with it: aborted if it has not ended, freed once it has. */
 void store_move_drop(struct store_move *move);
 
 struct store_move_facts {
@@ -241,24 +240,26 @@ struct store_figures {
 	unsigned int spaces, holds, moves;
 	struct store_far { /* other daemons */
 		uint64_t found, bytes,
-			retries;	     /* chunks; legs that another went on with */
-		uint64_t hedges, hedges_won; /* legs that were asked of another, too */
+			retries; /* chunks; subtransfers continued by another daemon */
+		uint64_t hedges, hedges_won; /* subtransfers that were also requested from
+						another daemon */
 		uint64_t lends;		     /* holds of chunks here, by others */
-		unsigned int lent;	     /* that are open */
-		unsigned int stores, up;     /* daemons that are asked */
-		unsigned int left_out;	     /* for a while: they were late */
+		unsigned int lent;	     /* open ones */
+		unsigned int stores, up;     /* daemons that are queried */
+		unsigned int left_out;	     /* paused: they were late */
 	} far;
-	struct store_homes homes; /* daemons that are told what is here */
-	struct store_home home;	  /* what others tell this one */
+	struct store_homes homes; /* updates to index nodes */
+	struct store_home home;	  /* updates from other daemons */
 	struct store_files {
-		const char *dir; /* NULL: there are none */
-		const char *way; /* how they are read and written */
+		const char *dir; /* NULL: no files */
+		const char *way; /* the I/O method */
 		bool open, scanned, readonly, direct;
-		bool full;	       /* the file system had no room for another file */
-		bool stands;	       /* the disk has not answered for some seconds */
-		const struct err *why; /* code != OK: why nothing is written, or read */
+		bool full;   /* no space for another file */
+		bool stands; /* the disk has not responded for some seconds */
+		const struct err
+			*why; /* code != OK: why files are not written, or not read */
 		uint64_t bytes, written_bytes, read_bytes;
-		uint64_t free_bytes;	  /* of them, as far as there is room */
+		uint64_t free_bytes;	  /* of them, as far as the disk has space */
 		uint64_t disk_free_bytes; /* the file system's */
 		uint64_t written, read, bad, faults, evicted;
 		unsigned int queued;
@@ -273,7 +274,8 @@ struct store_space_facts {
 	uint32_t tokens, handles, classes;
 	uint64_t chunks, bytes;
 };
-/* Those of the session's tenant, or (all) of every one: i = 0, 1, …; false: no more. */
+/* Those of the session's tenant, or (all) of every tenant: i = 0, 1, …; false: no more.
+ */
 bool store_space_at(const struct session *session, bool all, unsigned int i,
 		    struct store_space_facts *facts_p);
 

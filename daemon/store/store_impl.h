@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* store_impl: what the sources store*.c share; each of them says at its head what it
- * does. */
+/* store_impl: shared by the sources store*.c; the head of each describes its task. */
 #ifndef KVD_STORE_IMPL_H
 #define KVD_STORE_IMPL_H
 
@@ -22,36 +21,36 @@ struct store_chunk;
 struct store_class;
 struct store_part;
 
-/* Of a daemon, as the next; the last for users with few. */
+/* Of a daemon, as the next; the latter for users with few. */
 #define STORE_SPACES_MAX 256u
-#define STORE_POOLS_MAX 256u  /* classes: each is a pool that peers know */
+#define STORE_POOLS_MAX 256u  /* classes: each is a pool that peers can name */
 #define STORE_CLASSES_MAX 64u /* of a space: bits of a mask */
 #define STORE_COVERS_MAX 64u  /* sets of classes that a handle remembers */
-#define STORE_COVERS_NEW 16u  /* that one call may ask about */
+#define STORE_COVERS_NEW 16u  /* of them new ones in one call */
 
-/* What waits for parts, or for the pool of a class: the latter is there from now on, or
- * never will be (`why`). */
+/* Waits for parts, or for the pool of a class: it exists from now on, or never will
+ * (`why`). */
 struct store_waiter {
 	struct list link; /* in store->waiters, class->waiting; in none when woken */
 	void (*wake)(struct store_waiter *waiter, const struct err *why);
 };
 
-/* What parts ask of files, which know parts: files.c. */
+/* Calls from parts to files (files.c). */
 struct file_ops {
 	/* As files_write(). */
 	bool (*write)(struct files *files, struct store_part *part, bool durable);
 	/* Read it into its slot of memory; store_part_loaded() follows. ERR_NOMEM,
 	 * ERR_STATE. */
 	int (*load)(struct files *files, struct store_part *part);
-	/* The headers of its parts are overwritten, that of one which is being read or
-	 * written behind that. They keep their places until it lasts. */
+	/* Overwrites the headers of its parts; of a part being read or written,
+	 * afterwards. They keep their slots until that is durable. */
 	void (*erase)(struct files *files, struct store_chunk *chunk);
 	void (*forget)(struct store_class *class); /* it ends */
 };
 
-/* Who follows what memory has: keep.c. */
+/* Observer of the contents of memory: keep.c. */
 struct part_observer {
-	/* The part's bytes are in its slot; they do not stay there. */
+	/* The part's bytes are in its slot; they are about to be evicted. */
 	void (*on_ready)(struct part_observer *observer, const struct store_part *part);
 	void (*on_gone)(struct part_observer *observer, const struct store_part *part);
 };
@@ -62,35 +61,36 @@ struct store_tenant {
 	struct account *account;		/* named so; held */
 	struct arena_owner *owner, *file_owner; /* of memory; of files, or NULL */
 	unsigned int spaces, classes;
-	unsigned int going;  /* spaces that have left, and still have chunks */
-	bool left;	     /* its user counts no more, unless he comes back */
-	unsigned int asking; /* questions to other daemons that are not answered */
-	uint32_t published;  /* parts in engines' pages */
-	struct store_events *events; /* NULL: nobody has asked for them */
+	unsigned int going;	     /* evicted spaces that still have chunks */
+	bool left;		     /* not counted as a user, until it is active again */
+	unsigned int asking;	     /* open queries to other daemons */
+	uint32_t published;	     /* parts in engines' pages */
+	struct store_events *events; /* NULL: never requested */
 };
 
-/* How parts of one kind lie: a pool over the whole memory. Or in pages of an engine's
- * pool, which is its own (store_pages.c). */
+/* The layout of parts of one kind: a pool over the whole memory. Or in pages of an
+ * engine's pool, with its layout (store_pages.c). */
 struct store_class {
 	struct store_space *space;
 	unsigned int index; /* in space->classes; the rank of its layout */
 	struct canon *canon;
-	struct pool *pool;	 /* NULL: no move has needed it yet, or it could not be */
+	struct pool *pool; /* NULL: not needed by a move yet, or it could not be made */
 	cJSON *layout, *regions; /* while it is being registered */
 	struct list waiting;	 /* for it: struct store_waiter.link */
 	uint64_t parts;
-	struct list all;	   /* of them: struct store_part.class_link */
-	unsigned int users;	   /* moves that fill it */
-	uint64_t used;		   /* store->uses when it was used last; 0: not yet */
-	uint64_t generation;	   /* of its newest part that a start found in a file */
-	bool published;		   /* in an engine's pages; pool NULL: it is gone */
-	uint64_t publisher;	   /* its session, and the following: */
-	struct list pages;	   /* struct store_pages.link: of parts that are there */
-	struct list left;	   /* the same: withdrawn, and still read */
-	struct list readings;	   /* struct store_reading.link */
-	struct list leave_link;	   /* in store->leaving */
-	uint32_t kept;		   /* keep.c's number of it; 0: none yet */
-	struct class_words *words; /* files_class.c's: what files say of it; or NULL */
+	struct list all;      /* of them: struct store_part.class_link */
+	unsigned int users;   /* moves that fill it */
+	uint64_t used;	      /* store->uses when it was used last; 0: not yet */
+	uint64_t generation;  /* of its newest part that a start found in a file */
+	bool published;	      /* in an engine's pages; pool NULL: the engine has exited */
+	uint64_t publisher;   /* its session, and the following: */
+	struct list pages;    /* struct store_pages.link: of present parts */
+	struct list left;     /* the same: withdrawn, with readers */
+	struct list readings; /* struct store_reading.link */
+	struct list leave_link; /* in store->leaving */
+	uint32_t kept;		/* keep.c's number of it; 0: none yet */
+	struct class_words
+		*words; /* files_class.c's: its description in files; or NULL */
 	struct charge charge;
 };
 
@@ -102,27 +102,27 @@ struct store_space {
 	uint32_t tokens;
 	char *identity;					/* equal texts, equal spaces */
 	uint8_t digest[16];				/* of it, to other daemons */
-	char *model, *revision, *scheme, *rope;		/* of the identity, for people */
+	char *model, *revision, *scheme, *rope;		/* of the identity, for display */
 	struct store_class *classes[STORE_CLASSES_MAX]; /* NULL: free */
 	unsigned int class_count;
 	uint64_t class_changes; /* a bit may mean another class since then */
 	uint64_t published;	/* classes in engines' pages, as bits */
-	uint64_t leaving;	/* of them, those of engines that are gone */
+	uint64_t leaving;	/* of them, those of exited engines */
 	unsigned int handles;	/* sessions' and other uses that are open */
 	uint64_t used;		/* store->uses when the last one ended; 0: not yet */
-	bool going;		/* it has left, and is in store->going */
+	bool going;		/* it is evicted, and is in store->going */
 	uint64_t chunks, bytes, pinned;
 };
 
-/* Which of a set of classes serve a handle. */
+/* Which classes of a set serve a handle. */
 struct store_cover {
 	uint64_t mask, used; /* used 0: they do not hold all that it needs */
 };
 
 struct store_covers {
-	uint64_t changes; /* space->class_changes: what follows holds for it */
-	/* classes: looked at; of these those that serve without others; and those that
-	 * lie as the handle's own would */
+	uint64_t changes; /* space->class_changes: the values below are valid for it */
+	/* classes: checked ones; of these, those that serve alone; and those with the
+	 * handle's own layout */
 	uint64_t asked, alone, own;
 	struct store_cover of[STORE_COVERS_MAX];
 	unsigned int next;
@@ -135,27 +135,27 @@ struct store_handle {
 	unsigned int refs; /* itself, holds, moves */
 	bool closed;
 	struct canon *canon; /* of its rank */
-	char **views;	     /* as asked for; NULL: all */
+	char **views;	     /* requested ones; NULL: all */
 	uint32_t view_count;
 	struct store_covers covers;
-	uint64_t pool_id; /* the last pool that was found to fit */
+	uint64_t pool_id; /* the last matching pool */
 	struct charge charge;
 };
 
 /* Its bytes in memory, or in an engine's pages. */
 enum part_memory {
-	PART_OUT,     /* it has no place there */
+	PART_OUT,     /* no slot in memory */
 	PART_FILLING, /* by an engine, or from its file */
 	PART_HEDGING, /* by a hedge */
-	PART_READY,   /* all are there */
+	PART_READY,   /* complete */
 };
 
 /* Its bytes in a file: each state has what the ones before it have. */
 enum part_file {
 	PART_UNFILED,
-	PART_FILED, /* it has a place there */
+	PART_FILED, /* it has a slot there */
 	PART_SURE,  /* it was read whole, or written by this daemon */
-	PART_LASTS, /* it would outlast a loss of power */
+	PART_LASTS, /* durable */
 };
 
 struct store_part {
@@ -164,17 +164,18 @@ struct store_part {
 	struct store_chunk *chunk;
 	struct store_class *class;
 	struct arena_slot slot,
-		place;		   /* of memory, of a file: one of them at least; or */
+		place;		   /* slot of memory, slot of a file: at least one; or */
 	struct store_pages *pages; /* an engine's; else NULL */
 	uint8_t memory, file;	   /* enum part_memory, part_file; by part_set() */
-	uint8_t tries;		   /* to make it last, that have failed */
+	uint8_t tries;		   /* failed attempts to make it durable */
 	uint64_t generation;	   /* of its header in the file */
-	struct files_job *job;	   /* what is being done with its place; or NULL */
+	struct files_job *job;	   /* the job on its slot; or NULL */
 };
 
 struct store_chunk {
 	struct arena_item item;
-	/* What a look-up reads, from the item's hits to the tokens, lies together. */
+	/* A look-up reads the members from the item's hits to the tokens: they are
+	 * adjacent. */
 	struct store_chunk *next; /* of its bucket */
 	struct store_space *space;
 	uint8_t id[STORE_ID_BYTES];
@@ -182,7 +183,7 @@ struct store_chunk {
 	uint64_t first;	       /* its number in its prompt, or STORE_ANYWHERE */
 	uint32_t tokens;       /* held: of the space's, or fewer */
 	bool gone;	       /* not in the index any more */
-	uint8_t shown;	       /* STORE_IN_…: what others were told last */
+	uint8_t shown;	       /* STORE_IN_…: the published state */
 	uint64_t lasts;	       /* a mask as ready */
 	struct list parts;
 	struct arena_item file_item;
@@ -198,7 +199,7 @@ static inline uint64_t store_chunk_kept(const struct store_chunk *chunk)
 {
 	return (chunk->ready & ~chunk->space->published) | chunk->filed;
 }
-/* Its bytes are somewhere where they can be read, or are on their way there. */
+/* Its bytes can be read, or are being loaded. */
 static inline bool store_part_placed(const struct store_part *part)
 {
 	return part->memory != PART_OUT;
@@ -210,10 +211,10 @@ struct store {
 	struct region *region;	 /* NULL: being made, or failed */
 	struct err failed;
 	uint64_t memory_bytes;
-	uint8_t *base; /* of the memory, once it is there */
+	uint8_t *base; /* of the memory, once it is registered */
 	struct arena *arena;
 	struct keep *keep;		/* NULL: it ends with the process */
-	struct part_observer *observer; /* NULL: nobody */
+	struct part_observer *observer; /* NULL: none */
 	struct files *files;		/* NULL: none, as the next */
 	const struct file_ops *file_ops;
 	struct arena *file_arena;
@@ -221,39 +222,40 @@ struct store {
 	unsigned int tenant_count, space_count, class_count;
 	uint64_t next_space, uses;
 	uint64_t spaces_evicted;
-	struct list going; /* struct store_space.link: they have left */
+	struct list going; /* struct store_space.link: evicted ones */
 	struct loop_defer going_go;
 	struct store_chunk **buckets;
 	uint64_t bucket_mask, seed;
-	uint8_t instance[16]; /* of this run, as events tell it */
+	uint8_t instance[16]; /* of this run, as in events */
 	uint64_t chunk_count;
-	struct far *far; /* NULL: no other daemon is asked */
+	struct far *far; /* NULL: no other daemon is queried */
 	struct live *costs;
-	struct homes *homes; /* NULL: none is told what is here */
-	struct home *home;   /* NULL: this daemon keeps no directory for others */
-	unsigned int lends;  /* what others hold here: lend.c, as the next */
-	uint64_t lend_looks; /* at parts, for legs of others */
-	struct list pins;    /* store_pins.c: chunks that are let go */
+	struct homes *homes; /* NULL: no updates are sent */
+	struct home *home;   /* NULL: this daemon is no index node */
+	unsigned int lends;  /* remote holds: lend.c, as the next */
+	uint64_t lend_looks; /* parts checked for subtransfers of others */
+	struct list pins;    /* store_pins.c: chunks being unpinned */
 	struct loop_work unpinning;
-	uint32_t published; /* parts in engines' pages, and records of such that left */
-	uint32_t published_max; /* the last for users with few */
+	uint32_t published;	/* parts in engines' pages, and withdrawn records */
+	uint32_t published_max; /* the latter for users with few */
 	uint64_t left;		/* of them, ever */
-	struct list leaving; /* struct store_class.leave_link: their engines are gone */
+	struct list
+		leaving; /* struct store_class.leave_link: their engines have exited */
 	struct loop_defer leaving_go;
 	struct strmap holds; /* by secret */
 	unsigned int moves, moves_live;
 	/* struct store_waiter.link: those that wait for parts, are about to be woken */
 	struct list waiters, waking;
 	struct loop_work wake;
-	struct idmap far_rooms; /* store_leg.c: what holders offer, by number */
+	struct idmap far_rooms; /* store_leg.c: holders' offers, by number */
 	struct list hedges;	/* struct store_move.hedge_link */
 	struct pace_budget hedging;
 	uint64_t found, missed, put_bytes, fetched_bytes;
 	uint64_t far_found, far_bytes, far_retries, lend_count;
 	uint64_t far_hedges, far_hedges_won;
-	uint64_t far_dials, far_dials_refused; /* of holders that homes named */
+	uint64_t far_dials, far_dials_refused; /* of holders that index nodes named */
 	uint64_t covers;		       /* that were made */
-	struct loop_defer tidy;		       /* spaces that nobody uses go */
+	struct loop_defer tidy;		       /* removes unused spaces */
 };
 
 /* session->part[MODULE_STORE] */
@@ -269,12 +271,12 @@ static inline struct store_session *store_session(const struct session *session)
 
 /* remote->part[MODULE_STORE] */
 struct store_remote {
-	/* legs of fetches from it: store_leg.c */
+	/* subtransfers of fetches from it: store_leg.c */
 	uint64_t pull_ended_ns; /* the last one's end */
 	struct pace pace;
-	/* what it holds here: lend.c */
+	/* its holds here: lend.c */
 	struct list lends; /* struct store_lend.link */
-	struct idmap asks; /* those that are open */
+	struct idmap asks; /* the open ones */
 	unsigned int lend_count, lent_legs;
 };
 
@@ -287,16 +289,16 @@ struct store_hold {
 	struct store_handle *handle; /* a reference */
 	uint64_t id;
 	uint8_t secret[STORE_SECRET_BYTES];
-	uint64_t first, tokens; /* first: 0 where it is anywhere */
+	uint64_t first, tokens; /* first: 0 where the position is unknown */
 	bool anywhere;
-	struct far_hold *far;	     /* chunks behind these, at another daemon; or NULL */
-	uint8_t *far_ids;	     /* of what was asked of others; or NULL */
-	struct store_chunk **chunks; /* pinned until it is over */
+	struct far_hold *far;	     /* chunks after these, at another daemon; or NULL */
+	uint8_t *far_ids;	     /* of the queried chunks; or NULL */
+	struct store_chunk **chunks; /* pinned until it ends */
 	uint32_t count;
-	uint32_t in_pages;	 /* of them: in engines' pages alone, as it was opened */
-	unsigned int moves;	 /* that read it */
+	uint32_t in_pages;	 /* of them: only in engines' pages, when it was opened */
+	unsigned int moves;	 /* readers */
 	bool closed, over;	 /* over: the lease has ended */
-	struct far_query *query; /* under way: then on_done is due */
+	struct far_query *query; /* in progress: then on_done is due */
 	void (*on_done)(void *arg, struct store_hold *hold, const struct err *why);
 	void *arg;
 	struct loop_timer lease;
@@ -304,39 +306,39 @@ struct store_hold {
 	struct charge charge, far_charge; /* far_charge: of far_ids */
 	/* Chunks are added, then touched, some a turn; on_done is due if not in one. */
 	struct loop_work adding;
-	struct store_ids ids; /* that it was opened with: the caller's, later far_ids */
+	struct store_ids ids; /* its ids: the caller's, later far_ids */
 	uint32_t touched;     /* chunks from it on were */
-	bool added;	      /* there are no more to add */
+	bool added;	      /* all are added */
 	unsigned int covers_left;
 };
 
 /* ---- store.c ---- */
 /* A store without memory, files and a session, which store_begin() gives it. */
 int store_make(struct kvd *kvd, struct store **store_p);
-/* What nobody uses any more goes, in a later turn. */
+/* Removes unused objects, in a later turn. */
 void store_tidy(struct store *store);
-/* A part was filled or loaded, or will not be; or it lasts: those that wait for one are
- * woken, some a turn. */
+/* A part was filled or loaded, or will not be; or it is durable: wakes its waiters, some
+ * a turn. */
 void store_wake(struct store *store);
 void store_wake_init(struct store *store);
 
 /* ---- store_tenant.c ---- */
 /* Found or made. `generation`: of a part in a file that names it; STORE_NOW, which is
- * later than all of these: an engine does. */
+ * later than all of these: from an engine. */
 #define STORE_NOW UINT64_MAX
 int store_tenant_of(struct store *store, struct account *account, uint64_t generation,
 		    struct store_tenant **tenant_p);
-void store_tenants_tidy(struct store *store); /* those without spaces go */
+void store_tenants_tidy(struct store *store); /* removes those without spaces */
 
 /* ---- store_cover.c ---- */
-/* The classes that give the handle all it needs of a chunk that these hold; 0: none. */
+/* The classes that give the handle all it needs of a chunk in these; 0: none. */
 uint64_t store_cover(struct store_handle *handle, uint64_t mask);
-/* The same, of a call about many chunks: *left_p counts down the sets that are asked
- * about anew, from STORE_COVERS_NEW; then what is not remembered is 0. */
+/* The same, of a call about many chunks: *left_p counts down the new sets, from
+ * STORE_COVERS_NEW; after that an unknown set is 0. */
 uint64_t store_cover_some(struct store_handle *handle, uint64_t mask,
 			  unsigned int *left_p);
 /* The same of any layouts: bit i is layouts[i]; where several do, the first. *lack_p: set
- * when there is no memory to tell. */
+ * when memory is short. */
 uint64_t store_cover_layouts(const struct store_handle *handle,
 			     const struct layout *const *layouts, unsigned int count,
 			     bool *lack_p);
@@ -352,7 +354,7 @@ int store_handle_fits(struct store_handle *handle, const struct pool *pool);
 int store_maps_check(const struct store_handle *handle, const struct room_maps *maps,
 		     uint64_t *begin_p, uint64_t *end_p);
 int store_words_check(const struct store_space_args *args); /* ERR_INVAL */
-/* The space's words, found or made; as an engine's of this tenant. */
+/* The space of these labels, found or made; as an engine's of this tenant. */
 int store_space_of(struct store *store, struct store_tenant *tenant,
 		   const struct store_space_args *args, const struct canon *canon,
 		   uint64_t generation, struct store_space **space_p);
@@ -360,35 +362,35 @@ int store_space_of(struct store *store, struct store_tenant *tenant,
 int store_class_get(struct store_space *space, const struct canon *canon,
 		    uint64_t generation, struct store_class **class_p);
 /* Outcome 1: it has its pool; 0: that is being made, and those in `waiting` are woken.
- * One that could not be made before is tried again. */
+ * One that failed before is tried again. */
 int store_class_pool(struct store_class *class);
-/* How the handle's rank keeps its parts; its pool is there or being made. */
+/* The layout of the handle's rank; its pool exists or is being made. */
 int store_class_of(struct store_handle *handle, struct store_class **class_p);
 /* The class of such parts in pages of this pool, found or made. */
 int store_class_published(struct store_space *space, const struct canon *canon,
 			  struct pool *pool, struct store_class **class_p);
 void store_spaces_tidy(struct store *store);
-/* One that uses the space (space->handles) has ended. */
+/* A user of the space (space->handles) has ended. */
 void store_space_let_go(struct store_space *space);
 void store_space_free(struct store_space *space); /* no chunks, handles, classes */
-/* It has no parts, and nobody waits for it. */
+/* It has no parts and no waiters. */
 void store_class_drop(struct store_class *class);
 
 /* ---- store_evict.c ---- */
-/* The space that has been unused for longest leaves for one of this user's; `classes`:
- * one that has some. With a generation of files: one that nobody has used since the start
- * and whose parts are all older. False: none may. */
+/* Evicts the space that has been unused for longest, for one of this user's; `classes`:
+ * one that has some. With a generation of files: only one unused since the start whose
+ * parts are all older. False: none may be. */
 bool store_evict_space(const struct store_tenant *tenant, uint64_t generation,
 		       bool classes);
 /* The same of the space's classes, and of users with all of their spaces. False, too: of
- * a class with more parts than go in a turn some have gone. */
+ * a class with more parts than a turn may free, some were freed. */
 bool store_evict_class(struct store_space *space, uint64_t generation);
 bool store_evict_tenant(struct store *store);
 void store_evict_init(struct store *store);
-void store_evict_fini(struct store *store); /* what has left is gone */
+void store_evict_fini(struct store *store); /* evicted spaces are freed */
 
 /* ---- store_chunk.c ---- */
-/* Where in its prompt chunk i is; and what its number in the call counts from. */
+/* The position of chunk i in its prompt, and the base of its number in the call. */
 static inline uint64_t store_ids_place(const struct store_ids *ids, uint32_t i)
 {
 	return ids->first == STORE_ANYWHERE ? STORE_ANYWHERE : ids->first + i;
@@ -405,10 +407,10 @@ struct store_chunk *store_chunk_find(const struct store_space *space,
 int store_chunk_get(struct store_space *space, const uint8_t id[STORE_ID_BYTES],
 		    uint64_t first, uint32_t tokens, struct store_chunk **chunk_p);
 void store_chunk_pin(struct store_chunk *chunk);
-/* One without pins and parts goes. */
+/* Frees one without pins and parts. */
 void store_chunk_unpin(struct store_chunk *chunk);
-/* Room for this class's part of a pinned chunk, which an engine fills, or a hedge. Others
- * may leave for it: ARENA_LATER, as arena_take_some(). */
+/* A slot for this class's part of a pinned chunk, which an engine fills, or a hedge.
+ * Others may be evicted for it: ARENA_LATER, as arena_take_some(). */
 int store_part_try(struct store_chunk *chunk, struct store_class *class,
 		   enum part_memory filling, struct store_part **part_p);
 /* In one turn, which may be long. */
@@ -425,17 +427,17 @@ static inline int store_part_new(struct store_chunk *chunk, struct store_class *
 /* The same in pages of an engine, which it takes. */
 int store_part_in_pages(struct store_chunk *chunk, struct store_class *class,
 			struct store_pages *pages, struct store_part **part_p);
-/* The same as store_part_new() without room: it is in a file. */
+/* The same as store_part_new() without a slot: it is in a file. */
 int store_part_outside(struct store_chunk *chunk, struct store_class *class,
 		       struct store_part **part_p);
 void store_part_ready(struct store_part *part);
 void store_part_free(struct store_part *part);
 void store_part_drop(struct store_part *part); /* and its chunk with the last one */
-/* Its memory is given back; it goes unless it has a place in the files. */
+/* Frees its memory; it is removed unless it has a slot in the files. */
 void store_part_leave(struct store_part *part);
-/* What files.c has done: the part is in its place; it is not, and has none. */
+/* Results of files.c: the part is in its slot; it is not, and has none. */
 void store_part_filed(struct store_part *part);
-/* That is known, or (false) not any more; it would outlast a loss of power. */
+/* That is verified, or (false) no longer; it is durable. */
 void store_part_sure(struct store_part *part, bool sure);
 void store_part_lasts(struct store_part *part);
 void store_part_unfiled(struct store_part *part);
@@ -445,8 +447,8 @@ void store_part_loaded(struct store_part *part, bool whole);
 int store_part_load(struct store_part *part);
 /* The same of all parts of these classes that are not in memory; false: not all. */
 bool store_chunk_load(struct store_chunk *chunk, uint64_t classes);
-/* Chunks that were asked for are worth a file. Of a chain the end first: what is written
- * first leaves first. */
+/* Requested chunks are worth a file. Of a chain the end first: the first one written is
+ * evicted first. */
 void store_chunk_touch(struct store_chunk *chunk);
 struct store_part *store_part_find(const struct store_chunk *chunk,
 				   const struct store_class *class);
@@ -454,12 +456,12 @@ void store_on_evict(void *arg, struct arena_item *item);
 void store_on_file_evict(void *arg, struct arena_item *item);
 
 /* ---- store_pages.c ---- */
-/* Where a part lies that its engine has published. */
+/* The pages of a part that its engine has published. */
 struct store_pages {
 	struct list link; /* in class->pages, or class->left */
 	struct store_class *class;
-	struct store_part *part; /* NULL: it is not there yet, or any more */
-	unsigned int readers;	 /* then it goes with the last of them */
+	struct store_part *part; /* NULL: not yet, or not any more */
+	unsigned int readers;	 /* then it is freed with the last of them */
 	uint64_t left;		 /* store->left when it was withdrawn */
 	struct charge charge;
 	uint32_t pages[]; /* of each view, in turn: of a whole chunk, the last one again
@@ -473,8 +475,8 @@ struct store_reading {
 	struct store_pages **of; /* NULL: none */
 	uint32_t count;
 };
-/* Can this pool's pages be published: each view's hold whole chunks, from their first
- * token on? ERR_REQUIRE, ERR_RANGE. */
+/* Can this pool's pages be published: does each view's hold whole chunks, from their
+ * first token on? ERR_REQUIRE, ERR_RANGE. */
 int store_pages_check(const struct store_handle *handle, const struct pool *pool,
 		      const struct room_maps *maps, uint64_t begin);
 /* The part that lies in the pages of tokens [begin, end) of maps; pinned chunk. It is not
@@ -482,14 +484,14 @@ int store_pages_check(const struct store_handle *handle, const struct pool *pool
 int store_pages_part(struct store_chunk *chunk, struct store_class *class,
 		     const struct room_maps *maps, uint64_t begin, uint64_t end,
 		     struct store_part **part_p);
-void store_pages_ready(struct store_part *part); /* from now on it can be read */
-/* The part goes; so does its record once nobody reads it. */
+void store_pages_ready(struct store_part *part); /* from now on it is readable */
+/* Removes the part; its record follows once it has no readers. */
 void store_pages_leave(struct store_part *part);
 uint32_t store_pages_of_view(const struct store_class *class, uint32_t view);
 /* View v of the part, to that many pages. */
 void store_pages_copy(const struct store_part *part, uint32_t view, uint32_t *pages);
-/* An offer of the class's parts of these chunks begins; it is no reading where the class
- * is none of an engine's pages. */
+/* An offer of the class's parts of these chunks starts; not a reading if the class is not
+ * in an engine's pages. */
 int store_reading_begin(struct store_reading *reading, struct store_class *class,
 			struct store_chunk *const *chunks, uint32_t count,
 			struct room_leg *leg);
@@ -498,24 +500,24 @@ bool store_reading_left(const struct store_reading *reading);
 void store_reading_end(struct store_reading *reading); /* idempotent */
 /* Of a chunk that is dropped. */
 void store_pages_drop(struct store_chunk *chunk);
-/* What the session has published of them is gone; how many chunks. *until_p: what they
- * and all before them are told by: */
+/* Removes the chunks that the session has published; returns how many. *until_p
+ * identifies them and all earlier ones: */
 uint32_t store_pages_withdraw(struct store_handle *handle, const struct store_ids *ids,
 			      uint64_t *until_p);
-/* Does anybody still read what the session had published and no longer has? */
+/* Do the session's withdrawn pages have readers? */
 bool store_pages_read(const struct store_handle *handle, uint64_t until);
-/* Who does so fails. */
+/* Fails those readers. */
 void store_pages_fail(const struct store_handle *handle, uint64_t until);
-/* Its pool is its engine's alone again; its parts go. */
+/* Its pool is its engine's alone again; removes its parts. */
 void store_class_detach(struct store_class *class);
-/* Hooks: a session begins to end, or a pool to close: what it has published is gone. */
+/* Hooks: a session starts to end, or a pool to close: removes what it has published. */
 void store_session_closing(struct session *session);
 void store_pool_going(struct pool *pool);
 void store_pages_init(struct store *store);
 void store_pages_fini(struct store *store);
 
 /* ---- store_pins.c ---- */
-/* Room for chunks that a hold pins; NULL + ERR_NOMEM. */
+/* Memory for chunks that a hold pins; NULL + ERR_NOMEM. */
 struct store_chunk **store_pins_new(uint32_t most);
 /* The first `count` are unpinned, the last ones first, now or in turns to come. NULL is
  * fine. */
@@ -533,14 +535,14 @@ void store_hold_unref(struct store_hold *hold);
 struct store_piece {
 	union {
 		struct {
-			/* pinned; NULL: it is at another daemon */
+			/* pinned; NULL: at another daemon */
 			struct store_chunk *chunk;
-			/* to be filled; NULL: it is there, left out; fetch */
+			/* to be filled; NULL: stored already, left out; fetch */
 			struct store_part *part;
 			uint32_t tokens;
-			bool busy, done; /* a leg moves it, has moved it */
-			bool lasts;	 /* put: it would outlast a loss of power */
-			/* fetch: from its file, for want of an engine's pages */
+			bool busy, done; /* a subtransfer moves it, has moved it */
+			bool lasts;	 /* put: durable */
+			/* fetch: from its file, as no engine's pages have it */
 			bool brought;
 		};
 		uint8_t id[STORE_ID_BYTES]; /* of a put, from `count` on */
@@ -557,13 +559,13 @@ struct store_move {
 	struct sm sm;			/* enum store_move_state */
 	struct store_handle *handle;	/* a reference */
 	struct store_hold *hold;	/* fetch, hedge: a reference */
-	struct far_hold *from;		/* hedge: of the hold, alone asked */
+	struct far_hold *from;		/* hedge: of the hold, the only one queried */
 	struct list hedge_link;		/* in store->hedges */
 	struct store_class *class;	/* put, hedge */
 	struct store_waiter class_wait; /* for the pool of one */
 	struct store_waiter part_wait;
-	bool durable;	   /* put: until it outlasts a loss of power */
-	uint64_t until;	   /* withdraw: who reads what left by then */
+	bool durable;	   /* put: until it is durable */
+	uint64_t until;	   /* withdraw: readers of the pages withdrawn by then */
 	struct pool *pool; /* in use */
 	struct room_maps maps;
 	struct wait_spec spec;
@@ -574,17 +576,17 @@ struct store_move {
 	uint64_t begin, end; /* tokens that move */
 	struct store_piece *pieces;
 	uint32_t count;
-	/* A put takes its chunks some a turn: of so many, with so many covers to make. */
+	/* A put takes its chunks some a turn: of so many, with so many new covers. */
 	struct loop_work taking;
 	uint32_t named;
 	unsigned int covers_left;
 	void (*on_taken)(void *arg, struct store_move *move);
 	void *arg;
 	uint32_t shown;	 /* publish: pieces before it are */
-	uint32_t kept;	 /* piece: those from it on were let go */
+	uint32_t kept;	 /* piece: those from it on were released */
 	bool letting_go; /* it has succeeded but for that */
-	uint32_t next;	 /* piece: of those before, each is done or a leg has it */
-	uint32_t asked;	 /* durable put: pieces before it were asked about last */
+	uint32_t next;	 /* piece: each one before is done or in a subtransfer */
+	uint32_t asked;	 /* durable put: pieces before it were written last */
 	struct list legs;
 	unsigned int legs_running;
 	uint32_t there, left_out, done;
@@ -601,45 +603,45 @@ static inline enum store_move_state store_move_state(const struct store_move *mo
 {
 	return (enum store_move_state)sm_state(&move->sm);
 }
-/* A leg of it has ended, and goes. */
+/* A subtransfer of it has ended, and is freed. */
 void store_move_leg_ended(struct store_move *move, const struct store_leg *leg);
-/* How one begins. */
+/* Start of one. */
 int store_move_room(const struct store_session *part); /* ERR_LIMIT */
 int store_move_check(struct store_handle *handle, const struct store_move_args *args);
 void store_move_fail_last(struct store_move *move);
-/* A put's chunks are taken, or it was aborted before. */
+/* A put's chunks are taken, or it was aborted before that. */
 void store_put_taken(struct store_move *move);
 void store_move_args_fini(struct store_move_args *args);
 /* Without pieces; `args` gives maps and wait. */
 int store_move_new(struct store_handle *handle, enum store_kind kind, uint32_t count,
 		   struct store_move_args *args, struct store_move **move_p);
 void store_move_begin(struct store_move *move, uint64_t deadline_ns);
-/* It waits for a part: to be filled, or to last. */
+/* It waits for a part: to be filled, or to be durable. */
 void store_move_park(struct store_move *move);
-static inline void store_move_kick(struct store_move *move) /* look in the next turn */
+static inline void store_move_kick(struct store_move *move) /* check in the next turn */
 {
 	loop_defer(move->store->kvd->loop, &move->step);
 }
 uint64_t store_piece_bytes(const struct store_move *move, uint32_t i);
-/* Is it of a hold's chunks at other daemons? */
+/* Are its chunks held at other daemons? */
 static inline bool store_piece_far(const struct store_move *move, uint32_t i)
 {
 	return move->hold && move->first + i - move->hold->first >= move->hold->count;
 }
 
 /* ---- store_lasts.c ---- */
-/* All that a durable put took. Outcome 1: they last; 0: not yet. ERR_LIMIT. */
+/* All that a durable put took. Outcome 1: durable; 0: not yet. ERR_LIMIT. */
 int store_move_lasts(struct store_move *move);
 
 /* ---- store_hedge.c ---- */
 void store_hedge(struct store_leg *leg); /* it is late */
-/* Legs whose chunks have come to memory meanwhile are ended. */
+/* Ends subtransfers whose chunks have been loaded meanwhile. */
 void store_hedge_overtakes(struct store_move *move);
-/* A fetch has no use for what was hedged of these pieces. */
+/* A fetch does not need the hedges of these pieces. */
 void store_hedge_let_go(struct store_move *move, uint32_t first, uint32_t count);
 
 /* ---- store_put.c ---- */
-/* The engine's stream has come to its pages: they are there. */
+/* The engine's stream has reached its pages: they are complete. */
 bool store_publish_show(struct store_move *move);
 
 /* ---- store_leg.c ---- */
@@ -647,21 +649,21 @@ bool store_publish_show(struct store_move *move);
 int store_slots(const struct store_class *class, struct store_chunk *const *chunks,
 		uint32_t count, uint64_t first_token, uint64_t begin, uint64_t end,
 		struct room_maps *maps);
-/* CHUNK_LEG_NAK: the holder of a leg's chunks does not offer them. */
+/* CHUNK_LEG_NAK: the holder of a subtransfer's chunks refuses it. */
 int store_leg_on_nak(struct store *store, struct remote *remote, struct cursor *body);
-/* Pieces of a move that go together: an offer a source and one pull. */
+/* Pieces of a move in one subtransfer: an offer per source and one pull. */
 struct store_leg {
 	struct list link; /* in move->legs */
 	struct store_move *move;
-	struct far_hold *far;  /* of move->hold, whose holder offers; NULL: this daemon */
+	struct far_hold *far;  /* of move->hold, its holder offers; NULL: this daemon */
 	uint32_t first, count; /* pieces */
 	unsigned int open;     /* rooms that have not ended */
 	uint64_t bytes;
 	uint64_t began_ns, pulled_ns; /* pulled_ns 0: not yet */
-	uint64_t asked, seen;	      /* with a source elsewhere: bytes; pace_begin()'s */
-	struct loop_timer late;	      /* fetch, with a source elsewhere */
-	bool hedged, beaten;	      /* its chunks are asked of another, and have come */
-	bool left;		      /* an engine has withdrawn pages that it read */
+	uint64_t asked, seen;	      /* with a remote source: bytes; pace_begin()'s */
+	struct loop_timer late;	      /* fetch, with a remote source */
+	bool hedged, beaten; /* also requested from another, and overtaken by it */
+	bool left;	     /* an engine has withdrawn pages that it read */
 	struct err error;
 	struct loop_defer step;
 	unsigned int room_count;
