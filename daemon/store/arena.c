@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Slabs, because runs of any length fragment when some of them are pinned, and because a
- * slab that is emptied can serve any size.
+ * Slabs, because runs of any length fragment when some of them are pinned, and because an
+ * emptied slab can serve any size.
  *
- * What leaves is chosen by S3-FIFO (Yang et al., SOSP 2023), a pair of queues a shelf:
- * content comes to the small queue, which has a tenth; what was hit there goes on to the
- * main one, the rest leaves and is remembered by its key for a while, and comes to the
- * main queue if it comes again meanwhile. In the main queue a hit is another round. Only
- * what is not pinned is in a queue, so a victim is always at hand; a round is bounded,
- * for a full main queue of hits would be walked thrice.
+ * Victims are chosen by S3-FIFO (Yang et al., SOSP 2023), with a pair of queues a shelf.
+ * New content enters the small queue, which has a tenth. Content with a hit moves on to
+ * the main queue. The rest is evicted and its key is remembered for a while; if it is
+ * added again meanwhile, it enters the main queue. A hit in the main queue earns another
+ * round. Only unpinned content is in a queue, so a victim is always available. A round is
+ * bounded: otherwise a full main queue of hits would be scanned three times.
  *
  * An owner with several shelves (ranks of another tensor parallelism, another chunk
- * length) would keep slabs of sizes that nobody writes any more: a shelf that needs room
- * compares its next victim with those of the owner's other shelves, and where another's
- * is older a slab of that shelf is cleared.
+ * length) would keep slabs of sizes that are no longer written. So a shelf without free
+ * slots compares its next victim with those of the owner's other shelves; if another's is
+ * older, a slab of that shelf is cleared.
  */
 #include "daemon/store/arena.h"
 
@@ -24,15 +24,15 @@
 #include "daemon/base/mem.h"
 
 #define GRAIN UINT64_C(4096)
-#define SLOTS_MAX (1u << 20) /* of the whole arena: what the index may hold */
-#define SMALL_SHARE 10u	     /* a tenth of what may leave */
+#define SLOTS_MAX (1u << 20) /* of the whole arena: the limit of the index */
+#define SMALL_SHARE 10u	     /* a tenth of the evictable content */
 #define HITS_MAX 3u
 #define ROUND_MAX 1024u /* second chances for one victim: a chain's length */
 #define TRIES_MAX 256u	/* victims for one slot */
-#define CLEAR_MAX 32u	/* items of a slab that leave for one arena_take_some() */
+#define CLEAR_MAX 32u	/* items of a slab evicted in one arena_take_some() */
 #define NO_INDEX UINT32_MAX
 #define GHOSTS_LEAST 64u
-#define IDLE_MAX 4u /* shelves that remember what has left, and have nothing */
+#define IDLE_MAX 4u /* shelves without slots that remember evicted keys */
 
 struct arena_slab {
 	struct list link;	   /* free, or in its shelf: with room, or full */
@@ -44,7 +44,8 @@ struct arena_slab {
 	uint32_t pinned;  /* slots of pinned items */
 	uint32_t free;	  /* the first free index; NO_INDEX: none */
 	uint32_t placed;  /* arena_place(): the free index before the last one */
-	uint32_t cleared; /* with an heir: the index up to which content has left */
+	uint32_t cleared; /* with a next owner: the index up to which content was evicted
+			   */
 	union {
 		struct arena_slot *slot;
 		uintptr_t next; /* of a free one: (index behind it << 1) | 1 */
@@ -59,7 +60,7 @@ struct arena_shelf {
 	uint32_t slabs, slots;
 	struct list small, main; /* items */
 	uint32_t small_count, main_count;
-	uint64_t *ghosts; /* keys of what has left, by key */
+	uint64_t *ghosts; /* keys of evicted content, by key */
 	uint64_t ghost_mask;
 	bool haunted; /* there is one */
 };
@@ -70,7 +71,7 @@ struct arena_owner {
 	struct list shelves;
 	uint64_t serial;
 	uint32_t slabs;
-	struct arena_slab *awaits; /* whose heir it is */
+	struct arena_slab *awaits; /* the slab that it gets next */
 	uint64_t pinned_bytes;
 };
 
@@ -86,7 +87,7 @@ struct arena {
 	uint64_t tick, evicted;
 	uint32_t heirs; /* owners that await a slab */
 	uint32_t idle;	/* shelves without a slab */
-	uint64_t looks; /* at slots, for content that may leave */
+	uint64_t looks; /* slots scanned for evictable content */
 	void (*on_evict)(void *arg, struct arena_item *item);
 	void *arg;
 };
@@ -176,7 +177,7 @@ static void shelf_free(struct arena_shelf *shelf)
 	mem_free(shelf);
 }
 
-/* It has no heir any more. */
+/* It has no next owner any more. */
 static void slab_restore(struct arena_slab *slab)
 {
 	if (!slab)
@@ -229,7 +230,7 @@ void arena_tidy(struct arena *arena)
 	}
 }
 
-/* Of what may be in use; a slab at least, or who has one could not hold it. */
+/* Of the usable slabs; at least one, as an owner's only slab must be within its share. */
 static uint32_t share(const struct arena_owner *owner)
 {
 	const struct arena *arena = owner->arena;
@@ -249,10 +250,10 @@ uint64_t arena_owner_pinned(const struct arena_owner *owner)
 	return owner->pinned_bytes;
 }
 
-/* As many as it has slots, so that all shelves together remember a few words for each
- * slot that the memory may be cut into, whoever has them. Twice as many stay: a slab more
- * or fewer each time must not copy them each time. Without memory for others they stay,
- * too. */
+/* As many as it has slots, so that all shelves together remember a few integers for each
+ * slot that the memory may be cut into, whoever owns them. Shrinks only below half, so
+ * that a change of a slab more or fewer does not copy them each time. Without memory for
+ * new ones the old ones stay, too. */
 static void ghosts_fit(struct arena_shelf *shelf)
 {
 	uint64_t have = shelf->ghost_mask + 1, want = GHOSTS_LEAST;
@@ -332,7 +333,7 @@ static int slab_join(struct arena_slab *slab, struct arena_shelf *shelf)
 	return 0;
 }
 
-/* Who has no more than its share gives nothing. */
+/* An owner within its share gives nothing. */
 static void owner_keeps(struct arena_owner *owner)
 {
 	struct arena *arena = owner->arena;
@@ -437,7 +438,7 @@ static void item_settle(struct arena_item *item)
 	}
 	queue_leave(item);
 	slot = list_first(&item->slots, struct arena_slot, of_item);
-	item->shelf = slot ? slot->slab->shelf : NULL; /* its shelf may go */
+	item->shelf = slot ? slot->slab->shelf : NULL; /* its shelf may be freed */
 	if (queued && slot)
 		queue_join(item);
 }
@@ -528,7 +529,7 @@ static bool ghost_take(struct arena_shelf *shelf, uint64_t key)
 	return true;
 }
 
-/* Who leaves next, still in its queue; NULL: all are pinned. */
+/* The next victim, still in its queue; NULL: all are pinned. */
 static struct arena_item *shelf_victim(struct arena_shelf *shelf)
 {
 	for (unsigned int round = 0;; round++) {
@@ -621,8 +622,8 @@ static struct arena_slab *oldest_slab(struct arena_owner *owner,
 	return oldest;
 }
 
-/* It takes no more content, and is the heir's when all of it has left: see heir_clears().
- */
+/* It takes no more content, and is the next owner's when all of it was evicted: see
+ * heir_clears(). */
 static void slab_clear(struct arena_slab *slab, struct arena_owner *heir)
 {
 	if (slab->heir)
@@ -637,8 +638,8 @@ static void slab_clear(struct arena_slab *slab, struct arena_owner *heir)
 	list_push_back(&slab->shelf->full, &slab->link);
 }
 
-/* What is not pinned in the slab that the owner awaits leaves, some of it a call. True:
- * something did. */
+/* Evicts unpinned content in the slab that the owner awaits, some of it a call. True:
+ * some was evicted. */
 static bool heir_clears(const struct arena_owner *heir)
 {
 	struct arena_slab *slab = heir->awaits;
@@ -653,8 +654,9 @@ static bool heir_clears(const struct arena_owner *heir)
 	return n > 0;
 }
 
-/* Each slab of who has too much has pins. One of them takes no more content, what is not
- * pinned in it leaves, and when the rest may, it is the heir's. One at a time. */
+/* Each slab of an owner over its share has pins. One of them takes no more content and
+ * its unpinned content is evicted; once the rest is unpinned, the slab is the next
+ * owner's. One at a time. */
 static int slab_bequeath(struct arena_owner *from, struct arena_owner *heir)
 {
 	struct arena_slab *best = NULL;
@@ -671,8 +673,8 @@ static int slab_bequeath(struct arena_owner *from, struct arena_owner *heir)
 	return best != NULL;
 }
 
-/* A free slab that others have too many of: of those with more than their share, who has
- * most gives. Outcome 1: one is being cleared. */
+/* A free slab of another owner over its share: the one with the most slabs gives. Outcome
+ * 1: one is being cleared. */
 static int claim_from_others(struct arena_owner *owner)
 {
 	struct arena_slab *slab = NULL;
@@ -715,7 +717,7 @@ static struct arena_item *own_victim(struct arena_shelf *shelf)
 	return item;
 }
 
-/* Something of the owner's own leaves. Outcome 1: it did, or is about to. */
+/* Evicts content of the owner's own. Outcome 1: done, or in progress. */
 static int evict_own(struct arena_shelf *shelf)
 {
 	struct arena_owner *owner = shelf->owner;

@@ -53,7 +53,7 @@ bool dial_is_allowed(const struct kvd *kvd, const char *endpoint)
 	if (ops->keys)
 		ops->keys(kvd->link, &keys);
 	if (!*keys.public_key)
-		return true; /* anybody may */
+		return true; /* any peer may */
 	return ops->canonical(kvd->link, endpoint, spelled) >= 0 &&
 	       ops->name(kvd->link, spelled, name) &&
 	       ops->may_answer(kvd->link, spelled, name) >= 0;

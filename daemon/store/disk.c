@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The door: what every disk does alike on the loop. It checks what is submitted, counts,
- * and hands over what has ended, by a mailbox, some a turn. Opening ends by the same way,
- * as an item that is no op.
+ * The part of every disk on the loop. It checks submitted ops, counts them, and delivers
+ * ended ones by a mailbox, some a turn. The end of opening is delivered in the same way,
+ * as an item that is not an op.
  *
- * An op that cannot be taken ends as any other, by the mailbox: so `done` never comes
- * from inside disk_submit(), and who submits has one way to hear of a fault.
+ * An op that cannot be accepted ends like any other, by the mailbox: so `done` is never
+ * called from inside disk_submit(), and the submitter has one path for faults.
  */
 #include "daemon/store/disk.h"
 

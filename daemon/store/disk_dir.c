@@ -1,23 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A directory holds NUMBER.SLOT_BYTES.slab, NAME.desc, `lock`, and what others put there,
- * which is passed over. What is made anew is made whole under NAME.tmp, flushed, and
- * renamed; then the directory is flushed. So a name that is there stands for all of its
- * content, and leftovers of a crash are known by their ending: they go when the directory
- * is opened.
+ * A directory holds NUMBER.SLOT_BYTES.slab, NAME.desc, `lock`, and foreign files, which
+ * are ignored. A new file is written completely under NAME.tmp, flushed, and renamed;
+ * then the directory is flushed. So a name implies all of its content, and leftovers of a
+ * crash are recognized by their suffix: they are removed when the directory is opened.
  *
- * Who can write it can put chunks there that pass, and who can enter it may hold the
- * lock: it is this user's alone, or it is not used.
+ * A process that can write it can add chunks that pass the checks, and one that can enter
+ * it may hold the lock: it must be accessible to this user only, or it is not used.
  *
- * One daemon uses it: an flock(2) on `lock`, held for life. The kernel lets go of it
- * however the holder ends. So an existing name is not raced for, and a plain rename does.
- * What the file says of its holder is for people.
+ * One daemon uses it: it holds an flock(2) on `lock` for life, which the kernel releases
+ * however the holder ends. So there are no races for an existing name, and a plain rename
+ * is enough. The text in the file is for administrators.
  *
  * Slab files stay open, as many as ops can hold at a time, and the least recently used
- * one gives way. They are not opened under the lock: a file system may take its time.
+ * one is closed first. They are not opened under the mutex: a file system may be slow.
  *
- * Past the page cache (O_DIRECT) when the file system takes a write of one block so: some
- * refuse at open(2), some only when it comes to that.
+ * O_DIRECT is used if the file system accepts a write of one block with it: some refuse
+ * at open(2), some only at the write.
  */
 #include "daemon/store/disk_dir.h"
 
@@ -39,7 +38,7 @@
 #define LOCK_NAME "lock"
 #define LOCK_WORDS "kvd keeps chunks in this directory, process "
 #define OUR_MODE 0600
-/* A holder that was killed is on its way out. */
+/* A killed holder is exiting. */
 #define LOCK_LOOKS 50
 #define LOCK_LOOK_MS 10
 
@@ -77,7 +76,7 @@ void disk_dir_fini(struct disk_dir *dir)
 	dir->path = NULL;
 }
 
-/* By a symbolic link, too: what it leads to is looked at. */
+/* Follows a symbolic link: its target is checked. */
 static int dir_is_ours(const struct disk_dir *dir)
 {
 	const char *path = disk_path_shown(dir->path);
@@ -99,7 +98,7 @@ static int dir_is_ours(const struct disk_dir *dir)
 	return 0;
 }
 
-/* A block of the lock's file, which is nothing to anybody but people. */
+/* A block of the lock's file, for administrators only. */
 static const char *lock_words(char block[DISK_ALIGN])
 {
 	memset(block, 0, DISK_ALIGN);
@@ -141,7 +140,7 @@ static int dir_lock(struct disk_dir *dir)
 		(void)poll(NULL, 0, LOCK_LOOK_MS);
 	}
 	if (pwrite(dir->lock_fd, lock_words(block), sizeof(block), 0) < 0)
-		errno = 0; /* a file system that is full: it goes without */
+		errno = 0; /* a full file system: optional */
 	return 0;
 }
 
@@ -239,7 +238,7 @@ static struct disk_fd *dir_fd_find(struct disk_dir *dir, const struct disk_file 
 	return NULL;
 }
 
-/* One that nobody holds: a free one, or the longest unused. */
+/* An idle one: a free one, or the least recently used. */
 static struct disk_fd *dir_fd_room(struct disk_dir *dir)
 {
 	struct disk_fd *room = NULL;
@@ -255,9 +254,9 @@ static struct disk_fd *dir_fd_room(struct disk_dir *dir)
 	return room;
 }
 
-/* Its file as it is open already; or as `*fd` if that is one, which was opened when so
- * many files had been removed: if others have been since, perhaps this one, it serves
- * this op alone. What is left over in *fd is to be closed without the lock. */
+/* Its open descriptor; or `*fd` if that is one, which was opened when so many files had
+ * been removed: if others were removed since, perhaps this one, it serves this op alone.
+ * A descriptor left in *fd must be closed without the lock. */
 static struct disk_fd *dir_fd_hold(struct disk_dir *dir, const struct disk_op *op,
 				   int *fd, uint64_t *removed)
 {
@@ -318,7 +317,7 @@ void disk_dir_let(struct disk_dir *dir, struct disk_op *op)
 	mem_closep(&fd);
 }
 
-/* It was removed. Who holds it keeps it. */
+/* It was removed. An op that holds it keeps it. */
 static void dir_fd_forget(struct disk_dir *dir, const struct disk_file *file)
 {
 	struct disk_fd *at;
@@ -380,7 +379,7 @@ static int dir_tmp_fill(const struct disk_dir *dir, const struct disk_op *op)
 	if (r == 0)
 		r = fdatasync(fd);
 	no = errno;
-	if (close(mem_steal_fd(&fd)) < 0 && r == 0) /* NFS tells of a quota here */
+	if (close(mem_steal_fd(&fd)) < 0 && r == 0) /* NFS reports a quota here */
 		return -1;
 	errno = no;
 	return r;
@@ -392,7 +391,7 @@ static int dir_flush(const struct disk_dir *dir)
 	return fsync(dir->fd) < 0 && errno != EINVAL ? -1 : 0;
 }
 
-/* It comes under its name for good. */
+/* Renames it to its final name. */
 static int dir_put(const struct disk_dir *dir, struct disk_op *op)
 {
 	char tmp[DISK_FILE_NAME_BYTES], name[DISK_FILE_NAME_BYTES];
@@ -589,7 +588,7 @@ int disk_dir_do(struct disk_dir *dir, struct disk_op *op)
 	case DISK_READ:
 	case DISK_WRITE:
 	case DISK_WHATS:
-		break; /* go by pieces */
+		break; /* these are moved in pieces */
 	}
 	return r < 0 ? err_pass(r) : 0;
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A name is taken for one of ours only if it is written as we write it, so no two names
- * stand for one file, and what others put into the directory is passed over.
+ * A name is accepted only in the exact form that kvd writes, so no two names mean one
+ * file, and foreign files in the directory are ignored.
  *
- * Words of faults name the file and the end of the directory's path: what comes behind it
- * in a message counts more than its beginning.
+ * Texts of faults name the file and the end of the directory's path: the end of a message
+ * is more important than the start of the path.
  */
 #include "daemon/store/disk_name.h"
 

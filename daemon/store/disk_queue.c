@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * An op is in `waiting`, then in `active` until its last piece is cut, then in no list
- * until its last piece is back. Only its first turn makes it begin (its file is opened,
- * a WRITE's sums are made), so a hundred WRITEs do not compute all of their sums before
- * the device gets a byte; and a turn is some pieces, so that the device has work while
- * the next op's sums are made.
+ * until its last piece has completed. Its first turn starts it (its file is opened, a
+ * WRITE's sums are computed), so a hundred WRITEs do not compute all of their sums before
+ * the device gets a byte; and a turn is several pieces, so that the device has work while
+ * the next op's sums are computed.
  *
- * WRITEs may not have all that flies, nor all threads for their sums: a READ that comes
- * behind them finds room at once, and waits for the device alone.
+ * WRITEs may not occupy all pieces in flight, nor all threads for their sums: a READ
+ * queued after them starts at once, and waits for the device alone.
  */
 #include "daemon/store/disk_queue.h"
 
@@ -21,7 +21,7 @@ void disk_op_fail(struct disk_op *op, int r)
 		op->result = r;
 		err_take(&op->err);
 	}
-	if (op->err.code == ERR_OK) /* a hook that says no word */
+	if (op->err.code == ERR_OK) /* a hook that set no error */
 		err_set(&op->err, ERR_INTERNAL, "a disk hook failed");
 	err_clear();
 }
@@ -202,8 +202,8 @@ enum disk_back disk_queue_back(struct disk_queue *queue, struct disk_piece *piec
 	*no_p = moved < 0 ? (int)-moved : 0;
 	if (moved < 0 && *no_p != EINTR && *no_p != EAGAIN)
 		return DISK_BACK_FAULT;
-	/* what was moved of a last, incomplete block is moved again: only whole ones can
-	 * be gone on from past the page cache */
+	/* the moved part of a last, incomplete block is moved again: O_DIRECT can
+	 * continue at whole blocks only */
 	whole = moved < 0 ? 0 : (uint64_t)moved / DISK_ALIGN * DISK_ALIGN;
 	assert(whole <= piece->bytes);
 	if (whole == 0) {

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A disk that is one: a thread for what is not READ or WRITE ("kvd-disk"), one after
- * another, and those of an engine for pieces. So a directory that is listed, a file that
- * is reserved or a cache that is flushed holds up no READ.
+ * The backend with a real disk: a thread for ops except READ and WRITE ("kvd-disk"), one
+ * after another, and those of an engine for pieces. So listing a directory, reserving a
+ * file or flushing a cache delays no READ.
  *
- * One lock covers lists, queue and flags. Who runs calls or hooks has let go of it. An op
- * belongs to a thread from the moment that it is taken out of a list, and to the loop
- * from the moment that it lies in the mailbox.
+ * One lock covers lists, queue and flags. It is released around calls and hooks. An op
+ * belongs to a thread from its removal from a list, and to the loop once it is in the
+ * mailbox.
  *
- * A device that hangs keeps threads in the kernel, which nothing ends. disk_free() waits
- * for them for a time, then marks the disk `abandoned`: what comes back later puts
- * nothing into the mailbox, which is gone, and the last thread frees the disk. What such
- * an op points to cannot be given back: the device may write to it at any time.
+ * A hanging device keeps threads in the kernel, where they cannot be stopped. disk_free()
+ * waits for them for a time, then marks the disk `abandoned`: a thread that returns later
+ * puts nothing into the mailbox, which is freed, and the last thread frees the disk. The
+ * memory of such an op cannot be freed: the device may write to it at any time.
  */
 #include <assert.h>
 #include <errno.h>
@@ -226,7 +226,8 @@ static bool real_idle(const struct disk *disk)
 	return idle;
 }
 
-/* True: no thread is left. False: it is abandoned, and we count as one of them. */
+/* True: all threads have ended. False: it is abandoned, and the caller counts as one of
+ * them. */
 static bool real_wait(struct disk_real *real)
 {
 	struct timespec at = clock_after(real->stop_ns);

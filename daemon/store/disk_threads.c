@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pieces moved by calls that block, some threads beside each other. */
+/* Moves pieces by blocking calls, on several threads. */
 #include <errno.h>
 
 #include "daemon/base/cpu.h"

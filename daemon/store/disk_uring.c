@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pieces moved by io_uring: one thread owns the ring, keeps DISK_PIECES of them in flight
- * and waits for what comes first, a piece or a word on its eventfd, which the ring polls.
+ * Moves pieces by io_uring: one thread owns the ring, keeps DISK_PIECES of them in flight
+ * and waits for the first event, a completion or a write to its eventfd, which the ring
+ * polls.
  *
- * What a ring does passes by the filters of seccomp. So it is made and bound before the
- * sandbox is entered: it may read, write and poll what is open already and nothing else,
- * and nobody can change that. Behind that, io_uring_enter(2) is the only call.
+ * seccomp filters do not apply to operations of a ring. So it is created and restricted
+ * before the sandbox is entered: it may read, write and poll files that are open already
+ * and nothing else, and the restriction is permanent. After that, io_uring_enter(2) is
+ * the only call.
  *
- * liburing is loaded when it is there (as libmicrohttpd is). Of its functions those are
- * taken that make a ring and enter the kernel; the rest are inline.
+ * liburing is loaded if it is installed (as libmicrohttpd is). Only its functions that
+ * create a ring and enter the kernel are used; the rest are inline.
  *
- * Where entering fails all at once (a sandbox that does not know of it), the thread waits
- * for what the kernel has (the ring's descriptor can be polled), and goes on as one of
- * the other engine.
+ * If entering starts to fail (a sandbox that does not allow it), the thread waits for the
+ * kernel's completions (the ring's descriptor can be polled), and continues as one of the
+ * other engine.
  */
 #include "daemon/store/disk_impl.h"
 
@@ -63,11 +65,11 @@ struct uring {
 	struct io_uring ring;
 	bool ring_made;
 	int wake_fd;
-	bool kicked; /* any thread: a word is on its way */
+	bool kicked; /* any thread: a wake-up is pending */
 	bool polled; /* wake_fd, by the ring */
 	bool broken; /* the kernel is not entered any more */
 	unsigned int prepared, flying;
-	struct list idle, busy, left; /* slots; left: busy, not the kernel's */
+	struct list idle, busy, left; /* slots; left: busy, not with the kernel */
 	struct uring_slot slots[DISK_PIECES];
 };
 
@@ -158,7 +160,7 @@ static int uring_make(struct disk_real *real)
 
 /* ---- its thread ---- */
 
-/* Both waits: the ring's, and the other engine's if it goes on as one. */
+/* Both waits: the ring's, and the other engine's if it continues as one. */
 static void uring_kick(struct disk_real *real)
 {
 	struct uring *u = real->impl;
@@ -209,8 +211,8 @@ static void uring_poll(struct uring *u)
 }
 
 enum uring_filled {
-	URING_SOME, /* there may be more; but sums are perhaps made for it, and the
-		     * device shall have these first */
+	URING_SOME, /* there may be more, but their sums may need time: submit these first
+		     */
 	URING_ALL,
 	URING_END, /* the disk closes, and the kernel has nothing any more */
 };
@@ -244,7 +246,7 @@ static void uring_woken(struct uring *u)
 	u->polled = false;
 	if (read(u->wake_fd, &words, sizeof(words)) < 0)
 		assert(errno == EAGAIN);
-	/* from here on a word is written again: the queue is looked at behind this */
+	/* from here on a wake-up is written again: the queue is checked after this */
 	__atomic_store_n(&u->kicked, false, __ATOMIC_SEQ_CST);
 }
 
@@ -255,7 +257,8 @@ static void uring_idle(struct uring *u, struct uring_slot *slot)
 	u->flying--;
 }
 
-/* Some of what has come: sums take long, and meanwhile the device wants its next. */
+/* Some completions only: sums take long, and meanwhile the device needs its next pieces.
+ */
 static void uring_reap(struct disk_real *real, struct uring *u)
 {
 	struct io_uring_cqe *cqe;
@@ -282,7 +285,7 @@ static void uring_reap(struct disk_real *real, struct uring *u)
 	}
 }
 
-/* The kernel is not entered any more. What it has comes back by itself. */
+/* Stops entering the kernel. Pieces in flight complete without that. */
 static void uring_give_up(struct disk_real *real, struct uring *u, int no)
 {
 	unsigned int taken = u->prepared - io_uring_sq_ready(&u->ring);

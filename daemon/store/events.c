@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A ring of the last events, and numbers that never come twice: a log begins with the
- * microseconds of the daemon's clock, which are more than all events before. So a log may
- * go with its user's last space, and who read it before it did is told that it has lost
- * some, without anything that remembers it.
+ * A ring of the last events, with numbers that never repeat: a log starts at the
+ * microseconds of the daemon's clock, which exceed the count of all earlier events. So a
+ * log may be freed with its user's last space: a reader of the old log gets `lost`,
+ * without a record of the old one.
  *
- * The list beside it needs no number of its own. Chunks stay in their bucket, and who
- * reads the log from before the first page on sees the last event of every chunk that
+ * The list of chunks needs no number of its own. Chunks stay in their bucket, and a
+ * reader of the log from before the first page gets the last event of every chunk that
  * changed meanwhile.
  */
 #include "daemon/store/events.h"

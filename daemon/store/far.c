@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One question goes to all, and the answer is a hold: finding first and holding then
- * would be a hop more, and what was found could leave between the two. The two that have
- * most are kept, so that a fetch goes on when one of them dies; the others are told to
- * let go at once, and so is whoever answers late.
+ * One query is sent to all, and its reply is a hold: finding first and holding afterwards
+ * would cost a second round trip, and the chunks could be evicted in between. The two
+ * with most chunks are kept, so that a fetch continues when one of them fails; the others
+ * are released at once, and so are late ones.
  *
- * Holders that homes name are asked the same, up to CANDIDATES_MAX. One that is no peer
- * is dialled, if it is one that engines could name, too, and no more than DIALS_MAX of
- * them a second, for a home may name anything. It is a peer for as long as the query or a
- * hold wants it. Its answer may come before its pools are known, and then waits for them.
+ * Holders that index nodes name get the same query, up to CANDIDATES_MAX. One that is not
+ * a peer is dialled, if engines could name it, too, and at most DIALS_MAX of them a
+ * second, for an index node may name any endpoint. It is a peer for as long as the query
+ * or a hold needs it. Its reply may arrive before its pools are known, and then waits for
+ * them.
  *
- * One that was late is left out for a while (breaker.h): with its answer to a question
- * that was given enough time, or with the bytes of a fetch. So one sick holder costs one
- * fetch, and not each of them. The question that tries it again keeps no hold waiting.
- * One without a data line is not asked: it could send nothing, and the fetch would wait.
+ * A late daemon is paused for a while (breaker.h): late with its reply to a query with
+ * enough time, or with the bytes of a fetch. So one slow holder costs one fetch, and not
+ * each of them. No hold waits for the trial query. A daemon without a data connection is
+ * not queried: it could not send, and the fetch would wait.
  */
 #include <assert.h>
 #include <errno.h>
@@ -36,7 +37,7 @@
 #define DIALS_MAX 8u	  /* a second */
 #define OVER_NS (10 * LOOP_NS_PER_S)
 #define SICK_MAX 32u
-/* An answer that takes longer is late. A turn of this loop that is late says nothing. */
+/* A slower reply is late. If this loop's own turn is late, it proves nothing. */
 #define PATIENT_NS (200 * LOOP_NS_PER_MS)
 
 /* To one daemon. */
@@ -46,7 +47,7 @@ struct far_one {
 	uint64_t ask;
 	bool open;		 /* not answered */
 	bool held;		 /* the remote, by this: a home named it */
-	bool waiting;		 /* not asked: it is being dialled */
+	bool waiting;		 /* not sent yet: it is being dialled */
 	bool trial;		 /* it was late before: no hold waits for it */
 	struct far_lend *parked; /* its answer names pools that are not known yet */
 };
@@ -61,7 +62,7 @@ struct far_query {
 	unsigned int trials;	  /* of those that are open */
 	bool patient;		  /* time enough for an answer */
 	uint32_t asked;		  /* chunks */
-	struct homes_query *find; /* under way */
+	struct homes_query *find; /* in progress */
 	struct wire_chunk_ask msg;
 	struct loop_timer timer;
 	struct loop_defer done;
@@ -92,7 +93,7 @@ struct far {
 	unsigned int dials; /* since then */
 };
 
-/* ---- the daemons that are asked ---- */
+/* ---- the queried daemons ---- */
 
 static bool far_dial(struct far *far, struct far_store *store)
 {
@@ -223,7 +224,7 @@ void far_serves(struct far *far, const struct remote *remote)
 		*sick = far->sick[--far->sick_count];
 }
 
-/* A trial's question was answered. What its bytes take is not known yet. */
+/* A trial query was answered. The speed of its bytes is not known yet. */
 static void far_answers(struct far *far, const struct remote *remote)
 {
 	struct far_sick *sick = sick_find(far, remote->peer->endpoint);
@@ -234,7 +235,7 @@ static void far_answers(struct far *far, const struct remote *remote)
 
 static void query_free(struct far_query *query);
 
-/* Its chunks could come now. */
+/* It could send chunks now. */
 static bool far_ready(const struct remote *remote)
 {
 	return far_up(remote) && remote->ready;
@@ -305,9 +306,9 @@ static void query_look(struct far_query *query)
 		loop_defer(query->far->store->kvd->loop, &query->done);
 }
 
-/* The hold waits no more. What was asked may lie in the peer's queue still: until it is
- * answered it counts, or whoever asks and lets go would fill that queue. A trial that is
- * being dialled goes on until it is reached. */
+/* The hold waits no more. The query may be in the peer's send queue: until it is answered
+ * it counts, or a client that queries and cancels would fill that queue. A trial that is
+ * being dialled continues until it is connected. */
 void far_cancel(struct far_query *query)
 {
 	for (unsigned int i = 0; i < query->count; i++) {
@@ -541,7 +542,7 @@ int far_ask(struct far *far, struct store_hold *hold, uint32_t count, uint64_t l
 			err_clear();
 	}
 	if (query_homes(query, wait_ns) < 0)
-		err_clear(); /* nobody is found by them */
+		err_clear(); /* no daemon is found by them */
 	query->patient = wait_ns >= PATIENT_NS;
 	loop_timer_start(&query->timer, wait_ns);
 	query_look(query);
@@ -637,7 +638,8 @@ void far_on_down(struct far *far, const struct remote *remote)
 	}
 }
 
-/* Outcome 1: it is asked. Of a trial that no hold waits for this is answer enough. */
+/* Outcome 1: it is queried. For a trial without a waiting hold the connection is enough.
+ */
 static int candidate_reached(struct far_one *one)
 {
 	if (one->query->hold)
@@ -646,7 +648,7 @@ static int candidate_reached(struct far_one *one)
 	return 0;
 }
 
-/* A candidate: ask it now that it is up, use its answer now that its pools are known. */
+/* A candidate: queries it once it is up, uses its reply once its pools are known. */
 static void candidate_go_on(struct far_one *one)
 {
 	struct remote *remote = one->remote;

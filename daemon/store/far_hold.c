@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What other daemons hold for holds of this one. What a holder tells is used as far as it
- * makes sense: pools that it has announced to us, whose layouts give this rank what it
- * needs. A chunk that fails that ends the prefix. Nothing else is believed, for the bytes
- * come by rooms, which check plans and leases as for any other peer.
+ * Remote holds for holds of this daemon. A holder's report is used as far as it is
+ * consistent: pools that it has announced to us, whose layouts serve this rank. The first
+ * chunk that does not fit ends the prefix. Nothing else is trusted: the bytes arrive by
+ * rooms, which check plans and leases as for any other peer.
  */
 #include <assert.h>
 #include <errno.h>
@@ -26,7 +26,7 @@ struct far_hold {
 	uint64_t *used; /* of each run that does: pools */
 };
 
-/* ---- what is held there ---- */
+/* ---- remote holds ---- */
 
 bool far_up(const struct remote *remote)
 {
@@ -40,11 +40,11 @@ void far_release(struct remote *remote, uint64_t ask)
 
 	if (sm_state(&remote->peer->sm) == PEER_UP &&
 	    handshake_tell_chunk_release(remote, &msg) < 0)
-		err_clear(); /* it is going down, and lets go by that */
+		err_clear(); /* it disconnects, which releases the hold */
 }
 
-/* What reads it still, or a hold that joined for longer, is not over with the lease that
- * was asked for. */
+/* Reads in progress, or a hold that joined for longer, outlive the lease that was
+ * requested. */
 static void on_renew(struct loop_timer *timer)
 {
 	struct far_lend *lend = container_of(timer, struct far_lend, renew);
@@ -52,7 +52,7 @@ static void on_renew(struct loop_timer *timer)
 
 	memcpy(msg.space, lend->space, sizeof(msg.space));
 	if (far_up(lend->remote) && handshake_tell_chunk_ask(lend->remote, &msg) < 0)
-		err_clear(); /* it is going down, and lets go by that */
+		err_clear(); /* it disconnects, which releases the hold */
 	loop_timer_start(timer, RENEW_MS * LOOP_NS_PER_MS);
 }
 
@@ -217,7 +217,7 @@ int far_lend_new(const struct far_asked *asked, const struct wire_chunk_told *ms
 	int r;
 
 	if (!lend) {
-		far_release(asked->remote, asked->ask); /* nobody else will */
+		far_release(asked->remote, asked->ask); /* nothing else will */
 		return err_pass(-ENOMEM);
 	}
 	lend->refs = 1;
@@ -259,7 +259,7 @@ static uint64_t lend_cover(const struct far_lend *lend, const struct store_handl
 	return store_cover_layouts(handle, layouts, lend->pool_count, &lack);
 }
 
-/* What was asked of an answer. */
+/* The covers of a reply's runs. */
 struct far_covers {
 	const struct far_lend *lend;
 	const struct store_handle *handle;
@@ -267,7 +267,8 @@ struct far_covers {
 	unsigned int count;
 };
 
-/* Thousands of runs have few masks; who has more than that is believed so far. */
+/* Thousands of runs have few masks; a holder with more than that is trusted up to there.
+ */
 static uint64_t far_cover(struct far_covers *covers, uint64_t mask)
 {
 	struct store_cover *one;

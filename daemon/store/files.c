@@ -1,32 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A part takes its slot when it is to be written, and other content of its user leaves
- * the files for it then, not before; what is queued keeps its memory, so the queue is
- * bounded, and what finds no place in it is simply not kept (it is asked for again, or
- * was not worth it). Only what is to last waits.
+ * A part takes its slot when it is to be written, and other content of its user is
+ * evicted from the files then, not before. Queued parts keep their memory, so the queue
+ * is bounded; a part that finds it full is not written (it is requested again, or was not
+ * worth it). Only durable puts wait.
  *
  * A slab's file is made when the first of its slots is written and removed when the last
- * was given back, one after the other by a machine a slab that compares what is there
- * with what the arena wants. "No space left" can come from making a file alone, for all
- * of its bytes are reserved; then no further slab is taken for a while, and content is
- * replaced within those that are there.
+ * was freed, in sequence, by a state machine per slab that compares the present file with
+ * the arena's wish. "No space left" can occur only when a file is made, because all of
+ * its bytes are reserved; then no further slab is taken for a while, and content is
+ * replaced within the present ones.
  *
- * A part lasts when it was seen whole, by this daemon, in a file of which no sync has
- * failed, and a sync that began behind that is done. So a part that the start has found
- * is read first, and where a sync has failed a part is written again; in its own place,
- * with the header it had, so that the same bytes may be torn. What an earlier daemon's
- * failed sync has lost, and the page cache still has, nobody can tell.
+ * A part is durable when this daemon has verified all of it, in a file of which no sync
+ * has failed, and a sync that started after that has completed. So a part that the start
+ * has found is read first, and after a failed sync a part is written again, in its own
+ * slot with the same header, so that only equal bytes may be torn. Data lost by a failed
+ * fsync of an earlier daemon, but still in the page cache, cannot be detected.
  *
- * A chunk that was dropped has its headers erased, behind whatever is being done with its
- * parts, and synced; until then its slots are not given back. What leaves the files for
- * others keeps its header until its slot is written again: dropped after that, it may be
- * found by the next start, with its own bytes.
+ * The headers of a dropped chunk are erased after the jobs on its parts, and synced;
+ * until then its slots are not freed. An evicted part keeps its header until its slot is
+ * written again: if it is dropped after that, the next start may find it, with its own
+ * bytes.
  *
- * A job pins its part's chunk, and the memory that the disk's threads are given: the end
- * of the store's session unmaps it behind the last of them.
+ * A job pins its part's chunk, and the memory that the disk's threads use: the end of the
+ * store's session unmaps it after the last of them.
  *
- * A fault of the device ends one op; the second ends all writing until the next start.
- * Reading goes on, with the sums as judge.
+ * A fault of the device ends one op; the second one stops all writing until the next
+ * start. Reading continues, verified by the sums.
  */
 #include "daemon/store/files.h"
 
@@ -43,10 +43,10 @@
 #include "daemon/store/store_impl.h"
 
 #define FLYING_BYTES (UINT64_C(32) << 20) /* of writes given to the disk */
-#define QUEUED_SHARE 16u		  /* of the memory: what may wait for it */
+#define QUEUED_SHARE 16u		  /* of the memory: the limit of the queue */
 #define BLOCK_BYTES (SEAL_HEADER_BYTES + DISK_ALIGN) /* of a job: its header, aligned */
 #define FAULTS_MAX 2u
-#define TRIES_MAX 3u /* of a part that is to last, before its put is told */
+#define TRIES_MAX 3u /* of a durable part, before its put fails */
 
 static bool slab_fits(const struct slab_file *slab);
 static void slab_step(struct slab_file *slab);
@@ -93,7 +93,7 @@ void files_end_writing(struct files *files, const struct err *why)
 		  why->text);
 }
 
-/* What is no fault of the device's is told, and no more. */
+/* Faults other than the device's are only logged. */
 void files_note_fault(struct files *files, const struct err *why)
 {
 	if (why->code == ERR_CANCELED || why->code == ERR_STATE)
@@ -160,7 +160,7 @@ static void job_free(struct files_job *job)
 	mem_free(job);
 }
 
-/* A job of it has ended. If it was dropped meanwhile, what is in files is erased now. */
+/* A job of it has ended. If it was dropped meanwhile, its headers are erased now. */
 static void chunk_let_go(struct files *files, struct store_chunk *chunk)
 {
 	if (chunk->gone)
@@ -233,7 +233,7 @@ static void write_fail(struct files_job *job, const struct err *why)
 		store_wake(files->store);
 }
 
-/* Its sync is done: what it has written lasts. */
+/* Its sync has completed: the part is durable. */
 static void job_last(struct files_job *job)
 {
 	struct store_part *part = job->part;
@@ -270,8 +270,8 @@ static void jobs_lost(struct list *jobs)
 		sync_fail(job);
 }
 
-/* What was written before a sync that failed counts as lost, whether this sync was for it
- * or not: no other one will tell. */
+/* Data written before a failed sync counts as lost, whether this sync covered it or not:
+ * no other one will report it. */
 static void on_synced(struct disk_op *op)
 {
 	struct slab_file *slab = container_of(op, struct slab_file, sync);
@@ -286,7 +286,7 @@ static void on_synced(struct disk_op *op)
 		jobs_lost(&slab->syncing);
 		jobs_lost(&slab->unsynced);
 	}
-	slab_sync(slab); /* what was written meanwhile */
+	slab_sync(slab); /* writes made meanwhile */
 	files_go_on(slab->files);
 }
 
@@ -331,8 +331,8 @@ static void on_written(struct disk_op *op)
 	files_go_on(files);
 }
 
-/* Is its file what the arena has made of the slab? Not if it is another user's by now,
- * though its slots be as large: what is left in them would be taken for this one's. */
+/* Does the file match the arena's slab? Not if the slab belongs to another user by now,
+ * even with slots of that size: old slots would be taken for this user's. */
 static bool slab_fits(const struct slab_file *slab)
 {
 	const struct arena *arena = slab->files->arena;
@@ -342,7 +342,7 @@ static bool slab_fits(const struct slab_file *slab)
 	       (!wanted || slab->owner == arena_slab_owner(arena, slab->number));
 }
 
-/* The disk's thread: the part is pinned, and nobody writes it. */
+/* The disk's thread: the part is pinned, and not written to. */
 static void seal_before(struct disk_op *op)
 {
 	struct files_job *job = container_of(op, struct files_job, op);
@@ -388,7 +388,7 @@ static void files_full(struct files *files, const struct err *why)
 	files_room_out(files);
 }
 
-/* What waits for its file is not written. */
+/* Parts that wait for its file are not written. */
 static void slab_fail(struct slab_file *slab)
 {
 	struct files_job *job;
@@ -451,7 +451,7 @@ static void slab_change(struct slab_file *slab, uint64_t wanted)
 	disk_submit(slab->files->disk, &slab->op);
 }
 
-/* What is there, and what the arena has made of it meanwhile. */
+/* Compares the file with the arena's slab. */
 static void slab_step(struct slab_file *slab)
 {
 	struct files *files = slab->files;
@@ -490,7 +490,7 @@ static void unqueue(struct files_job *job)
 	job->files->queued_bytes -= BLOCK_BYTES + job->bytes;
 }
 
-/* Outcome 1: what describes its class is not written yet. */
+/* Outcome 1: the description of its class is not written yet. */
 static int write_next(struct files *files, struct files_job *job)
 {
 	const struct class_words *words = class_words_of(files, job->part->class);
@@ -536,7 +536,7 @@ static bool may_write(const struct files *files, uint64_t bytes, bool durable)
 				   files->store->memory_bytes / QUEUED_SHARE);
 }
 
-/* What is in the part's place is to last. */
+/* Makes the part in its slot durable. */
 static bool sync_queue(struct files *files, struct store_part *part)
 {
 	struct files_job *job = job_new(files, part, FILES_WRITE);
@@ -577,9 +577,9 @@ static int write_queue(struct files *files, struct store_part *part, bool durabl
 	return 0;
 }
 
-/* A part that is in its place already is to last. What the start has found there may be
- * torn, so it is read first; where a sync has failed it is written again, whoever wrote
- * it. Both go by its memory. */
+/* Makes a part in its slot durable. One that the start has found may be torn, so it is
+ * read first; after a failed sync it is written again, whichever run wrote it. Both need
+ * it in memory. */
 static bool last_in_place(struct files *files, struct store_part *part)
 {
 	const struct slab_file *slab = &files->slabs[arena_slab_of(&part->place)];
@@ -610,7 +610,7 @@ bool files_write(struct files *files, struct store_part *part, bool durable)
 	if (!may_write(files, bytes, durable) || part->chunk->gone)
 		return false;
 	if (durable && part->tries >= TRIES_MAX) {
-		part->tries = 0; /* for the next who asks */
+		part->tries = 0; /* for the next request */
 		return false;
 	}
 	if (part->file != PART_UNFILED)
@@ -623,7 +623,7 @@ bool files_write(struct files *files, struct store_part *part, bool durable)
 
 /* ---- reading ---- */
 
-/* The disk's thread: what is there must be this very part, whole. */
+/* The disk's thread: the content must be this very part, complete. */
 static void check_after(struct disk_op *op)
 {
 	struct files_job *job = container_of(op, struct files_job, op);
@@ -641,7 +641,7 @@ static void check_after(struct disk_op *op)
 				       op->file.number);
 }
 
-/* Is what was to be read not there, or not to be had? Else it was not to be had now. */
+/* Is the part missing or corrupt? Otherwise it could only not be read now. */
 static bool is_lost(const struct err *why)
 {
 	return why->code == ERR_IO || why->code == ERR_PLAN || why->code == ERR_NOTFOUND;

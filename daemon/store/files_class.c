@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A description is written when the first part of its class is, and before it: a part
- * whose class nobody can tell is lost. It says the same whatever the size of the memory,
- * so that a daemon with more of it finds its files, and its name is a digest of all that,
- * so that a slot's header is bound to what its bytes mean. Engines choose the words, so
- * it is a digest whose collisions nobody can make; and what is read is compared as a
- * whole with what this daemon would write.
+ * without its description is lost. It does not depend on the size of the memory, so that
+ * a daemon with more of it finds its files, and its name is a digest of its content,
+ * which binds a slot's header to the meaning of its bytes. Engines choose the labels, so
+ * the digest must be collision-resistant; and a description that is read is compared as a
+ * whole with the one that this daemon would write.
  *
- * A description goes when the last class of its name does, for its space may come back at
- * once: one file is of one struct class_words, and is written and removed in turn.
+ * A description is removed with the last class of its name. Its space may return at once,
+ * so one file has one struct class_words, and is written and removed in turn.
  *
- * What is read here has its name as a sum, no more: who can write the directory can make
- * one that fits. So every word is checked as an engine's is, and chunks are given to the
- * user whose name stands there alone.
+ * The name of a file is its only checksum: a process that can write the directory can
+ * make one that fits. So every label is checked like an engine's, and chunks are given
+ * only to the user named in it.
  */
 #include "daemon/store/files_class.h"
 
@@ -35,7 +35,7 @@
 
 /* ---- content ---- */
 
-/* The same whatever the size of the memory: as if it had one slot. */
+/* Independent of the size of the memory: as if it had one slot. */
 static int put_layout(struct cursor *out, const struct store_class *class)
 {
 	struct canon *canon mem_cleanup(canon_freep) = NULL;
@@ -158,7 +158,7 @@ static bool words_wait(const struct class_words *words)
 		       FILES_RETRY_NS;
 }
 
-/* No class has them. A file that cannot be removed goes at the next start. */
+/* It has no class. A file that cannot be removed is removed at the next start. */
 static void words_settle(struct class_words *words)
 {
 	const struct files *files = words->files;

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * chunk_dir_size is what the files may have; the file system may have less. It is asked
- * every FILES_LOOK_NS, on a thread of the disk's, for others fill it too. A slab whose
- * file is there has its room reserved.
+ * chunk_dir_size is the limit of the files; the file system may have less space. It is
+ * queried every FILES_LOOK_NS, on a thread of the disk's, because other programs fill it
+ * too. A slab with a file has its space reserved.
  *
- * A device that hangs (a frozen file system, NFS or iSCSI without its server) ends no
- * request, and its threads cannot be ended. All else goes on without it, and health says
- * so.
+ * A hanging device (a frozen file system, NFS or iSCSI without its server) completes no
+ * request, and its threads cannot be stopped. Everything else continues without it, and
+ * health reports it.
  */
 #include "daemon/base/context.h"
 #include "daemon/base/log.h"
 #include "daemon/store/files_impl.h"
 #include "daemon/store/store_impl.h"
 
-/* A file that is not there yet has no room, as a MAKE of it has shown, or as this tells.
- * A quota shows by the first alone. */
+/* There is no space for a new file: a MAKE has failed, or this query shows it. A quota
+ * shows only in a MAKE. */
 static void files_full_look(struct files *files)
 {
 	uint64_t slab_bytes = files_slab_bytes(files);
@@ -44,7 +44,7 @@ static void on_space(struct disk_op *op)
 		files_full_look(files);
 }
 
-/* Of those that were under way at the last look none has ended, nor any since: the kernel
+/* None of the ops in flight at the last check has ended, nor any other since: the kernel
  * keeps them. */
 static void files_stand_look(struct files *files)
 {
@@ -101,7 +101,7 @@ void files_room_out(struct files *files)
 
 /* ---- figures ---- */
 
-/* Slabs that are nobody's: those whose file is there have their room. */
+/* Unowned slabs: those with a file have their space. */
 static uint64_t files_free_bytes(const struct files *files, uint64_t slabs_free,
 				 uint64_t slab_bytes)
 {

@@ -1,28 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The start: what is in the directory. The header of each slot of each slab file is read,
- * some tens at a time, and looked at in order; the file that says what its class is when
- * a header names it first. Nobody waits for it: until it is over all of this is a miss,
- * and nothing is written.
+ * The start: scans the directory. The header of each slot of each slab file is read, some
+ * tens at a time, and processed in order; the description of a class when a header names
+ * it first. Nothing waits for the scan: until it ends its chunks are misses, and nothing
+ * is written.
  *
- * Nothing that is read is believed beyond its sums: a class file is what its name says,
- * a header fits the class that it names and the file that it lies in, or its slot is
- * free.
+ * Nothing is trusted beyond its sums: a class file must match its name, and a header must
+ * fit the class that it names and the file that contains it; otherwise its slot is free.
  *
- * A slot that was given back keeps its header until it is written again, and then a torn
- * write may leave the old header before other bytes. So a part may seem to be there
- * twice; the one that was written later counts, for it took its place when the other's
- * was given back.
+ * A freed slot keeps its header until it is written again, and then a torn write may
+ * leave the old header before other bytes. So a part may seem to exist twice; the later
+ * one counts, because it took its slot when the other one's was freed.
  *
- * Where there are more spaces than the store may have, those stay whose parts were
- * written last; slots of the others are free.
+ * With more spaces than the store may have, those with the latest parts stay; slots of
+ * the others are free.
  *
- * Files that nothing is found in, and descriptions that no part names, are removed when
- * all has been looked at, before anything is written: they could be wanted again at once.
- * Of what a description could not be read nothing is known, and the files would be taken
- * for empty ones: then nothing is written or removed until the next start. The same where
- * slots are of a class that is too large for this daemon, as with less chunk_memory, or
- * slots or their class are of another format: another start may have it.
+ * Files without parts, and descriptions without parts, are removed after the scan, before
+ * anything is written: they could be needed again at once. If a description could not be
+ * read, nothing is known of its parts, and their files would be taken for empty ones:
+ * then nothing is written or removed until the next start. The same applies if slots are
+ * of a class that is too large for this daemon, as with a smaller chunk_memory, or slots
+ * or their class are of another format: another start may be able to use them.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -57,7 +55,7 @@ struct files_scan {
 		lacks; /* by name of a class file: the struct err that keeps it out */
 	struct err bad, too_big, other_format, no_room;
 	uint64_t no_room_generation; /* slots before it have no room */
-	/* of the slab under way: its slots (0: there is none), to be read, looked at */
+	/* of the current slab: its slots (0: there is none), to be read, processed */
 	uint32_t number, slots, next, seen;
 	struct scan_read reads[WINDOW];
 	uint64_t parts, refused;
@@ -134,7 +132,7 @@ static void scan_next_stray(struct files_scan *scan)
 	scan_next_name(scan);
 }
 
-/* Descriptions of what no part is of any more go one behind the other. */
+/* Removes descriptions without parts, one after the other. */
 static void scan_next_name(struct files_scan *scan)
 {
 	while (scan->named < scan->list.named_count) {
@@ -172,7 +170,7 @@ static struct err *scan_lack(struct files_scan *scan, const struct err *why)
 	}
 }
 
-/* What cannot be had now may be had at the next start: until then nothing is removed. */
+/* It may be readable at the next start: until then nothing is removed. */
 static void class_refused(struct files_scan *scan)
 {
 	struct err why, *lack;
@@ -185,7 +183,7 @@ static void class_refused(struct files_scan *scan)
 		err_take(&why);
 	if (why.code == ERR_IO || why.code == ERR_NOMEM)
 		files_end_writing(scan->files, &why);
-	else if (lack != &scan->no_room) /* these have left for others */
+	else if (lack != &scan->no_room) /* these were evicted for others */
 		log_warn("store", "files", "chunks cannot be used", "why=\"%s\"",
 			 why.text);
 }
@@ -230,7 +228,7 @@ static bool class_read(struct files_scan *scan, const char *name, uint64_t gener
 	return true;
 }
 
-/* What keeps the class out that this generation of a slot is of; NULL: nothing that is
+/* The reason for which the class of a slot of this generation is refused; NULL: none is
  * known. */
 static const struct err *class_lack(struct files_scan *scan, const char *name,
 				    uint64_t generation)
@@ -239,7 +237,7 @@ static const struct err *class_lack(struct files_scan *scan, const char *name,
 
 	if (lack != &scan->no_room || generation <= scan->no_room_generation)
 		return lack;
-	strmap_remove(&scan->lacks, name); /* older spaces may leave for this one */
+	strmap_remove(&scan->lacks, name); /* older spaces may be evicted for this one */
 	return NULL;
 }
 
@@ -266,8 +264,8 @@ static int part_place(struct files_scan *scan, struct store_part *part,
 	return 0;
 }
 
-/* The part that the header tells of, in this slot of this file. Outcome 1: it is being
- * read from elsewhere: when it was. */
+/* The part that the header describes, in this slot of this file. Outcome 1: it is being
+ * read from another slot: retry then. */
 static int scan_place(struct files_scan *scan, struct store_class *class,
 		      const struct seal_facts *facts, uint32_t index)
 {
@@ -417,7 +415,7 @@ static void read_headers(struct files_scan *scan)
 	}
 }
 
-/* Headers are looked at in order. */
+/* Headers are processed in order. */
 static void scan_headers(struct files_scan *scan)
 {
 	while (scan->seen < scan->next && !*scan->reading) {

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The directory's state is made of notes alone. A line keeps their order and loses none,
- * or the peering ends and with it all of the holder's; so the sum of what was told is the
- * same on both sides unless one of them has a fault, and where it is not, or where notes
- * found no room and there is some now, the holder is asked to tell all anew. A holder
- * that says so itself begins anew as well.
+ * The index contains notes only. A connection keeps their order and loses none, or the
+ * peering ends and with it all of the holder's entries. So the sum of all notes is the
+ * same on both sides unless one of them has a fault. If it differs, or if notes were
+ * refused for lack of space and there is some now, the holder is asked for a full
+ * resynchronization. A holder can also start one itself.
  *
- * What an old number of a holder's had is swept out before it gets a third one, so nobody
- * fills the table with what is dead. A false note costs who believes it an ask in vain:
- * the daemon that is named answers what it has.
+ * Entries under an old number of a holder are swept out before it gets a third one, so
+ * the table cannot be filled with dead entries. A false note costs a daemon that trusts
+ * it one useless query: the daemon it names reports its real contents.
  *
- * Memory is taken when the first note comes.
+ * Memory is allocated with the first note.
  */
 #include "daemon/store/home.h"
 
@@ -30,14 +30,14 @@
 struct home_peer {
 	struct remote *remote;
 	unsigned int number; /* of the table; 0: none */
-	unsigned int old[2]; /* those before; what they had is swept out, or will be */
-	uint64_t count, sum; /* of what it has told */
-	uint64_t refused;    /* of that, what found no room, or has gone since */
+	unsigned int old[2]; /* earlier ones; their entries are swept out, or will be */
+	uint64_t count, sum; /* of its notes */
+	uint64_t refused;    /* of those: refused for lack of space, or dropped since */
 };
 
 struct home {
 	struct store *store;
-	struct home_table *table; /* NULL: nobody has told anything yet */
+	struct home_table *table; /* NULL: no note yet */
 	struct idmap peers;	  /* struct home_peer by remote */
 	struct loop_defer sweep;
 	uint64_t notes, refused, finds, again;
@@ -127,8 +127,8 @@ static bool peer_is_swept(const struct home *home, const struct home_peer *peer)
 	       !home_holder_count(home->table, peer->old[1]);
 }
 
-/* It tells all anew. Where what it had before the last time is still being swept out,
- * too, it is not heard until it is asked to tell all. */
+/* It resynchronizes. If its entries of the time before last are still being swept out,
+ * its notes are ignored until it is asked for all again. */
 static void peer_anew(struct home *home, struct home_peer *peer)
 {
 	bool swept = peer_is_swept(home, peer);
@@ -181,7 +181,7 @@ static int on_note(struct home *home, struct remote *remote, struct cursor *body
 		return err_raise(ERR_PROTO, "CHUNK_NOTE: %zu bytes of notes",
 				 msg.notes.len);
 	if (!peer && peer_make(home, remote, &peer) < 0) {
-		err_clear(); /* its sum will say that it is not known */
+		err_clear(); /* the next digest will show that it is missing */
 		return 0;
 	}
 	if (msg.anew)
@@ -197,8 +197,8 @@ static int on_note(struct home *home, struct remote *remote, struct cursor *body
 	return 0;
 }
 
-/* How many of its chunks found no room and are still there, as far as that is known: some
- * of what is told and not here are those of which enough others are. */
+/* How many of its chunks were refused and still exist, as far as known: some of the
+ * missing ones have enough other holders. */
 static uint64_t peer_unknown(const struct home *home, const struct home_peer *peer)
 {
 	uint64_t here = home_holder_count(home->table, peer->number);
@@ -207,7 +207,7 @@ static uint64_t peer_unknown(const struct home *home, const struct home_peer *pe
 	return gone < peer->refused ? gone : peer->refused;
 }
 
-/* What found no room before may find it now. */
+/* Refused entries may fit now. */
 static bool has_room_again(const struct home *home, const struct home_peer *peer)
 {
 	uint64_t unknown = peer_unknown(home, peer);
@@ -258,7 +258,7 @@ struct home_found {
 	unsigned int count;
 };
 
-/* Where it is in the answer's list; -1: it is not told. */
+/* Its index in the reply's list; -1: not included. */
 static int found_index(struct home_found *found, const struct home_peer *peer,
 		       const struct kvd *kvd)
 {
@@ -359,7 +359,7 @@ int home_on_message(struct home *home, struct remote *remote, const struct wire_
 					: on_find(home, remote, body);
 	if (r >= 0 || err_last()->code == ERR_PROTO)
 		return err_pass(r);
-	err_clear(); /* it does not read answers: they are lost, or it goes down */
+	err_clear(); /* it does not read replies: they are lost, or it disconnects */
 	return 0;
 }
 

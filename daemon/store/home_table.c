@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Open addressing with linear probing: an entry has no pointers, a look-up costs one line
- * of cache or two, and what is removed leaves no mark, for those behind it move up.
+ * Open addressing with linear probing: an entry has no pointers, a look-up costs one or
+ * two cache lines, and a removal leaves no mark, because the entries after it are moved
+ * up.
  *
- * A prompt that everybody has is held by everybody. Its entries lie behind each other,
- * and so that they do not make the way long for others, HOME_SAME_MAX of a chunk are
- * kept; a finder is told of a few at random anyway. All of a key places it, under the
- * table's seed: who tells chunks chooses both of its halves.
+ * A common prompt has many holders. Their entries are adjacent, so at most HOME_SAME_MAX
+ * of a chunk are kept, to bound the probe length of others; a query gets a few at random
+ * anyway. The whole key determines the place, under the table's seed, because the sender
+ * of a note chooses both of its halves.
  *
- * A holder that goes takes with it what may be a million entries. From then on they are
- * passed over by look-ups, and the sweep takes out SLICE slots a call until the holder's
- * count is zero. An entry that a removal moves behind the sweep is met in its next round.
+ * A holder that disconnects may have a million entries. From then on look-ups skip them,
+ * and the sweep frees SLICE slots a call until the holder's count is zero. An entry that
+ * a removal moves behind the sweep is freed in its next round.
  *
- * The last eighth of the table is for holders of little, and none has more than half.
+ * The last eighth of the table is for holders of few chunks, and no holder has more than
+ * half.
  */
 #include "daemon/store/home_table.h"
 
@@ -48,7 +50,7 @@ _Static_assert(HOME_HOLDERS_MAX == PLACE_MASK, "places fit");
 struct home_table {
 	struct home_entry *entries;
 	uint64_t slots, most, used, bytes, seed;
-	uint64_t steps;		 /* slots that notes and sweeps have looked at */
+	uint64_t steps;		 /* slots scanned by notes and sweeps */
 	uint64_t dead, sweep_at; /* entries of dropped holders */
 	unsigned int holders, next;
 	struct home_holder holder[HOME_HOLDERS_MAX + 1]; /* 0 is none's */

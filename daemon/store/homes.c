@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a home knows of us is what we have told it over its peering: first all that there
- * is, by a walk over the index in slices, then what changes. While the walk is under way
- * changes of chunks that it has not reached are not told, for it will meet them as they
- * are then; so each chunk is told once, and both sides can add up what was told. Every
- * SUMS_NS the sums are compared, and on a difference all is told anew. Homes that have
- * been told as much as each other are walked for together, for all of them come up about
- * when this daemon does: whose turn it is are those who are furthest behind.
+ * An index node knows of us only the notes sent over its peering: first all chunks, by a
+ * walk over the index in slices, then changes. During the walk, changes of chunks that it
+ * has not reached are not sent, because the walk will read their later state; so each
+ * chunk is sent once, and both sides can add up the notes. Every SUMS_NS the sums are
+ * compared, and on a difference all is sent again. Index nodes at the same position share
+ * a walk, because all of them connect about when this daemon starts: the ones furthest
+ * behind are next.
  *
- * Notes wait for FLUSH_NS to go together. A home whose line takes none, for so long that
- * its queue is full, is told all anew later: what is dropped is not lost, and takes no
- * more memory than the queue. Notes go by peer_send(), which refuses instead of queueing.
+ * Notes are batched for FLUSH_NS. An index node whose connection accepts none, for so
+ * long that its queue is full, is resynchronized later: dropped notes are not lost, and
+ * need no more memory than the queue. Notes are sent by peer_send(), which refuses
+ * instead of queueing.
  */
 #include "daemon/store/homes.h"
 
@@ -73,7 +74,7 @@ static int notes_send(struct homes_one *one, unsigned int from, unsigned int cou
 					  out.pos));
 }
 
-/* False: some are left, for its line takes no more. */
+/* False: some are left, because its connection accepts no more. */
 static bool one_flush(struct homes *homes, struct homes_one *one)
 {
 	unsigned int sent = 0;
@@ -154,8 +155,8 @@ static void on_flush(struct loop_timer *timer)
 
 /* ---- the walk ---- */
 
-/* Homes, as bits, that have been told least and have room for more; they go on from *at_p
- * to *end_p, where others wait. *full_p: some have none. */
+/* Index nodes, as bits, that are furthest behind and have queue space; they continue from
+ * *at_p to *end_p, where others wait. *full_p: some have none. */
 static uint32_t walk_set(struct homes *homes, uint64_t *at_p, uint64_t *end_p,
 			 bool *full_p)
 {
@@ -186,7 +187,7 @@ static uint32_t walk_set(struct homes *homes, uint64_t *at_p, uint64_t *end_p,
 	return set;
 }
 
-/* -> chunks in it. *set_p: less who has to begin anew. */
+/* Returns the chunks in it. *set_p: without those that must start again. */
 static unsigned int walk_bucket(struct homes *homes, uint64_t at, uint32_t *set_p)
 {
 	const struct store_chunk *chunk = homes->store->buckets[at];
@@ -239,7 +240,7 @@ static void on_walk(struct loop_defer *defer)
 	if (buckets)
 		loop_defer(homes->store->kvd->loop, &homes->walk);
 	if (full || buckets)
-		flush_later(homes); /* and goes on then where it is full */
+		flush_later(homes); /* and continues then where it is full */
 }
 
 /* ---- sums ---- */
@@ -343,7 +344,7 @@ static void on_members(void *arg)
 	struct dial before[MEMBERS_MAX];
 	unsigned int count = homes->count;
 
-	/* who stays is not left in between */
+	/* one that stays is never missing in between */
 	for (unsigned int i = 0; i < count; i++) {
 		before[i] = homes->ones[i].dial;
 		homes->ones[i].dial = (struct dial){.remote = NULL};

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Chunks of a prompt follow each other, and who has one has, with few exceptions, those
- * before it. So a prompt of thousands is found by asking about some of its chunks: the
- * first ones, then fewer and fewer, and the last; ever 2 to 3 and 3 to 4, so who has most
- * is told from who has two thirds. The daemons that seem best are asked for the truth.
+ * Chunks of a prompt follow each other, and a daemon that has one has, with few
+ * exceptions, those before it. So a query about a prompt of thousands names some of its
+ * chunks: the first ones, then fewer and fewer, and the last; in ratios of 2 to 3 and 3
+ * to 4, so that a full prefix is distinguished from two thirds of it. The best candidates
+ * are then queried themselves.
  *
- * The last chunks come first in a message. What a home tells of one question is bounded,
- * and so is how many holders of an answer are looked at; a beginning that everybody has
- * would take all of that from the few that have more.
+ * The last chunks are first in a message. The holders that an index node reports for one
+ * query are bounded, and so are those that are processed in a reply; a common prefix
+ * would use up the bound at the cost of the few daemons that have more.
  *
- * A holder's prefix ends where a home that answered does not name it, unless the home
- * named as many as it may: then it says nothing. A home that does not answer says nothing
- * either, and costs its chunks, no more: it is not asked for a while, and no query waits
- * for the question that tries it again (breaker.h).
+ * A holder's prefix ends where an index node that replied does not name it, unless the
+ * reply has its maximum of names: then nothing is known. An index node without a reply
+ * proves nothing either, and costs only its chunks: it is paused for a while, and no
+ * query waits for its trial (breaker.h).
  */
 #include "daemon/store/homes.h"
 
@@ -26,8 +27,8 @@
 #include "daemon/store/homes_impl.h"
 #include "daemon/store/store_impl.h"
 
-#define QUERY_HOLDERS_MAX 64u /* that a query looks at */
-/* An answer that takes longer is late. A turn of this loop that is late says nothing. */
+#define QUERY_HOLDERS_MAX 64u /* processed in a query */
+/* A slower reply is late. If this loop's own turn is late, it proves nothing. */
 #define PATIENT_NS (100 * LOOP_NS_PER_MS)
 
 struct homes_probe {
@@ -312,7 +313,7 @@ static void found_probe(struct homes_query *query, unsigned int i, struct cursor
 	unsigned int n = cursor_get_u8(in);
 
 	probe->answered = !in->bad;
-	probe->full = n >= HOMES_HOLDERS_MAX - 1; /* it may leave out who asks */
+	probe->full = n >= HOMES_HOLDERS_MAX - 1; /* it may omit the requester */
 	while (n-- && !in->bad) {
 		uint8_t at = cursor_get_u8(in);
 

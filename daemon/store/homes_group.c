@@ -64,7 +64,7 @@ static void on_homes_timer(struct loop_timer *timer)
 	err_clear();
 }
 
-/* While the directory is away what was known last stands. */
+/* While the directory is unavailable the last list is used. */
 static void homes_on_change(struct names_user *user)
 {
 	struct homes_group *group = container_of(user, struct homes_group, user);

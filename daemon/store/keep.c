@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The index is a file beside the memory, mapped: a head, what classes are, and a record
- * for each place where a slot may begin, of which those that were never written take no
- * memory. A record is written when its part is ready and gone before its slot is given
- * back; a process that dies in between has done what comes first in its program, so a
- * record that is there tells of bytes that are. It says what it is with a sum of itself
- * and its place: what is torn, or of another size of slots, is none.
+ * The index is a mapped file next to the memory: a head, descriptions of classes, and a
+ * record for each address where a slot may start; records that were never written use no
+ * memory. A record is written when its part is ready and erased before its slot is freed;
+ * a process that dies in between has done the first step of its program, so a record
+ * implies valid bytes. Its checksum covers itself and its place: a torn record, or one of
+ * another slot size, is invalid.
  *
- * What a class is stays where it is written, for records have its place as a number.
- * Where the last of its parts is gone, and the store has forgotten it, no record has, and
- * its place is reused when there is no other.
+ * A class's description stays in its place, because records refer to it by number. Once
+ * its last part is freed, and the store has dropped the class, no record refers to it,
+ * and its place is reused when there is no other.
  *
- * Bytes of memory have no sums. What a process does to memory that is not its own before
- * it dies of that is not seen here, as it would not be seen in engines' memory.
+ * Bytes of memory have no sums. A stray write by a process before it crashes is not
+ * detected here, as it would not be in engines' memory.
  *
- * A process that dies again and again of what it is given takes nothing at the third
- * time.
+ * A process that crashes again and again on the memory that it was given gives it up at
+ * the third time.
  */
 #include "daemon/store/keep.h"
 
@@ -59,7 +59,8 @@ struct keep_head {
 	struct keep_slab slabs[ARENA_SLABS];
 };
 
-/* What a class is, in the classes' part; its offset is its number there, plus one. */
+/* The description of a class, in the classes' part; its offset plus one is its number
+ * there. */
 struct keep_class {
 	uint64_t sum; /* of the content */
 	uint64_t len;
@@ -78,7 +79,7 @@ struct keep {
 	struct part_observer observer;
 	struct store *store;
 	struct idmap restored; /* while it restores: classes by number; or &refused */
-	bool full;	       /* told once */
+	bool full;	       /* logged once */
 	uint64_t slab_records; /* of a slab */
 	size_t map_bytes;
 	struct keep_head *head;
@@ -260,7 +261,7 @@ static uint64_t class_next(uint64_t at, uint64_t len)
 	       CLASS_ALIGN;
 }
 
-/* Where that very content stands; NO_CLASS: nowhere. */
+/* The place of that very content; NO_CLASS: none. */
 static uint64_t class_find(const struct keep *keep, const uint8_t *content, size_t len,
 			   uint64_t sum)
 {
@@ -291,7 +292,7 @@ static int classes_in(const struct list *spaces, struct idmap *known)
 	return r < 0 ? err_pass(r) : 0;
 }
 
-/* Those that the store knows: what others are records of is gone, and so are they. */
+/* Those that the store knows: others have no valid records, and may be reused. */
 static int classes_known(const struct keep *keep, struct idmap *known)
 {
 	int r = classes_in(&keep->store->spaces, known);
@@ -301,8 +302,8 @@ static int classes_known(const struct keep *keep, struct idmap *known)
 	return r < 0 ? err_pass(r) : 0;
 }
 
-/* Room for `len` where classes stood that are not known any more. What is left of it
- * becomes one without a sum, before the first one's length says so. */
+/* Space for `len` in place of unknown classes. The remainder becomes one without a sum,
+ * before the first one's length is changed. */
 static uint64_t class_reuse(const struct keep *keep, size_t len)
 {
 	uint64_t from = 0, at = 0, end;
@@ -363,8 +364,7 @@ static uint64_t class_add(struct keep *keep, const uint8_t *content, size_t len,
 	return at;
 }
 
-/* The number that records have of it; 0: there is no room for it, until it is made anew.
- */
+/* The number of it in records; 0: no space until all are written again. */
 static uint32_t class_number(struct keep *keep, struct store_class *of)
 {
 	cleanup_free uint8_t *content = NULL;
@@ -464,7 +464,7 @@ static void on_ready(struct part_observer *observer, const struct store_part *pa
 			 __ATOMIC_RELEASE);
 }
 
-/* Threads write its slot from here on: they see this, and so does whoever comes. */
+/* Threads write its slot from here on: they see this, and so does the next process. */
 static void on_gone(struct part_observer *observer, const struct store_part *part)
 {
 	const struct keep *keep = container_of(observer, struct keep, observer);

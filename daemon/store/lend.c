@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a peer asks for is judged like an engine's: chunks that are there are told, with a
+ * A peer's query is checked like an engine's: the present chunks are reported, and with a
  * lease they are pinned, too, within the half of a user's share that all holds together
- * may take. A leg is an offer of the store's session, with number and ticket of the
- * asker's; so whoever pulls is the one who was told of it, and what it may read is what
- * the leg named.
+ * may pin. A subtransfer is an offer of the store's session, with the requester's number
+ * and ticket; so only the requester can pull it, and it can read only the chunks of its
+ * request.
  *
- * A part that is in a file alone is read when it is held; its leg waits for it, and for
- * nothing else: a leg names a pool that was told for each of its chunks, and told is what
- * is in memory or on its way there. So no leg waits for what an engine fills when it
- * likes. What waits is looked at once a turn in which parts came, from the first part on
- * that was not there before.
+ * A part that is only in a file is loaded when it is held; its subtransfer waits for it,
+ * and for nothing else: it names a pool that was reported for each of its chunks, and
+ * only parts in memory or being loaded are reported. So no subtransfer waits for a part
+ * that an engine fills. Waiting ones are checked once in each turn in which parts were
+ * loaded, from the first missing part on.
  */
 #include "daemon/store/lend.h"
 
@@ -26,9 +26,10 @@
 #include "daemon/store/far.h"
 #include "daemon/store/store_impl.h"
 
-#define LENDS_MAX 256u					      /* of a peer */
-#define LENT_LEGS_MAX 1024u				      /* of a peer, at a time */
-#define LEASE_MS_MAX (STORE_LEASE_MS_MAX + FAR_LEASE_MORE_MS) /* what askers ask for */
+#define LENDS_MAX 256u	    /* of a peer */
+#define LENT_LEGS_MAX 1024u /* of a peer, at a time */
+#define LEASE_MS_MAX \
+	(STORE_LEASE_MS_MAX + FAR_LEASE_MORE_MS) /* the requesters' maximum */
 
 struct store_lend {
 	struct list link; /* in its remote's */
@@ -51,7 +52,7 @@ struct store_lend {
 struct lend_leg {
 	struct room_leg base;
 	struct store_reading reading; /* of an engine's pages */
-	struct list link;	      /* in its lend's */
+	struct list link;	      /* in its remote hold's */
 	struct store_waiter wait;     /* for a part */
 	struct store_lend *lend;
 	struct wire_chunk_leg asked;
@@ -111,7 +112,7 @@ static void lend_leg_free(struct lend_leg *leg)
 	lend_step(lend);
 }
 
-/* Legs that wait are refused with `why`; those that are open go on, or (`all`) end. */
+/* Waiting subtransfers are refused with `why`; open ones continue, or (`all`) end. */
 static void lend_close(struct store_lend *lend, const struct err *why, bool all)
 {
 	struct lend_leg *leg;
@@ -148,7 +149,7 @@ static struct store_lend *lend_find(const struct remote *remote, uint64_t ask)
 
 /* ---- CHUNK_ASK ---- */
 
-/* What is told of chunks that follow each other. */
+/* The report of chunks that follow each other. */
 struct lend_told {
 	const struct pool *pools[STORE_CLASSES_MAX];
 	unsigned int pool_count;
@@ -168,8 +169,8 @@ static unsigned int told_bit(struct lend_told *told, const struct store_class *c
 	return told->bit_of[class->index] - 1;
 }
 
-/* Who is told of several takes the first: not an engine's pages, which may be withdrawn
- * and are attended to by nobody. */
+/* A requester takes the first of several: never an engine's pages, which may be withdrawn
+ * and do not serve attention. */
 static void told_order(struct lend_told *told, const struct store_space *space)
 {
 	for (unsigned int i = 0; i < STORE_CLASSES_MAX && space->published; i++) {
@@ -192,7 +193,8 @@ static uint64_t told_mask(struct lend_told *told, const struct store_chunk *chun
 		unsigned int i = (unsigned int)__builtin_ctzll(left);
 		struct store_class *class = chunk->space->classes[i];
 
-		if (!class->pool) { /* known from files alone: told once there is one */
+		if (!class->pool) { /* known from files alone: reported once there is one
+				     */
 			if (store_class_pool(class) < 0)
 				err_clear();
 			*there_p &= ~(UINT64_C(1) << i);
@@ -224,7 +226,7 @@ static void told_add(struct lend_told *told, const struct store_chunk *chunk,
 	told->tokens += chunk->tokens;
 }
 
-/* Its parts in files come to memory. Those that are there, or on their way. */
+/* Loads its parts in files. Returns those in memory, or being loaded. */
 static uint64_t load_parts(struct store_chunk *chunk)
 {
 	struct store_part *part;
@@ -440,8 +442,8 @@ static int ask_do(struct store *store, struct remote *remote,
 	if (r >= 0)
 		r = ask_answer(remote, msg->ask, &told);
 	if (r < 0 && lend)
-		lend_close(lend, NULL,
-			   false); /* who is not told of it releases nothing */
+		lend_close(lend, NULL, false); /* a requester that does not know of it
+						  cannot release it */
 	return r < 0 ? err_pass(r) : 0;
 }
 
@@ -480,12 +482,12 @@ static void on_leg_room_end(struct room_leg *base, const struct room *room)
 	struct lend_leg *leg = container_of(base, struct lend_leg, base);
 
 	store_reading_end(&leg->reading);
-	if (room->error->code != ERR_OK) /* its puller may not have come yet */
+	if (room->error->code != ERR_OK) /* its puller may not be connected yet */
 		leg_refuse(leg->lend->remote, &leg->asked, room->error);
 	loop_defer(rooms_kvd(room->rooms)->loop, &leg->gone);
 }
 
-/* Of a pool that was told. */
+/* Of a reported pool. */
 static struct store_class *lend_class(const struct store_lend *lend, uint64_t pool)
 {
 	for (uint64_t left = lend->told_any; left; left &= left - 1) {
@@ -513,8 +515,8 @@ int lend_chunks(const struct remote *remote, uint64_t ask, uint64_t pool,
 	return 0;
 }
 
-/* Outcome 1: its parts are in memory, or still in their engine's pages; 0: one is on its
- * way. */
+/* Outcome 1: its parts are in memory, or still in their engine's pages; 0: one is being
+ * loaded. */
 static int leg_parts(struct lend_leg *leg, const struct store_class *class)
 {
 	const struct store_lend *lend = leg->lend;
@@ -621,7 +623,7 @@ static void leg_go_on(struct lend_leg *leg)
 	lend_leg_free(leg);
 }
 
-/* It may go, and take others with it. */
+/* It may be freed, and others with it. */
 static void on_leg_part(struct store_waiter *waiter, const struct err *why)
 {
 	(void)why;
@@ -686,7 +688,8 @@ static int on_release(const struct remote *remote, struct cursor *body)
 	lend = lend_find(remote, msg.ask);
 	err_set(&why, ERR_LEASE, "the hold was released");
 	if (lend)
-		lend_close(lend, &why, true); /* nobody there waits for a leg any more */
+		lend_close(lend, &why, true); /* that daemon does not wait for its
+						 subtransfers any more */
 	return 0;
 }
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The store as a module: how it is made and ends, what sessions and peers have of it, and
- * who in this folder a message is for. Nothing here is used by the rest of the folder.
+ * The store as a module: its start and end, the data of sessions and peers, and the
+ * dispatch of messages within this folder. The rest of the folder uses nothing of this.
  *
- * The store has a session of its own, for it owns what engines own: a region (its memory,
- * one sealed memfd), pools and rooms. So they are charged, listed and ended like anybody
- * else's, and nothing that moves bytes knows of chunks.
+ * The store has a session of its own, because it owns what engines own: a region (its
+ * memory, one sealed memfd), pools and rooms. So they are charged, listed and ended like
+ * those of any session, and the code that moves bytes does not know of chunks.
  *
- * What an engine has of the store ends with its session; chunks do not. They are their
+ * An engine's objects in the store end with its session; chunks do not. They are their
  * user's: the tenant of a session is the principal of its account.
  */
 #include <assert.h>
@@ -73,7 +73,7 @@ static int memory_begin(struct store *store, int *fd)
 
 /* ---- life ---- */
 
-/* A directory that cannot be used is no reason not to serve: health says so. */
+/* The daemon runs without an unusable directory: health reports it. */
 static int files_open(struct store *store)
 {
 	const struct config *config = store->kvd->config;
@@ -90,7 +90,7 @@ static int files_open(struct store *store)
 	return err_pass(r);
 }
 
-/* What nobody uses any more goes. */
+/* Removes unused objects. */
 static void tidy(struct store *store)
 {
 	loop_defer_cancel(&store->tidy);
@@ -140,7 +140,7 @@ int store_make(struct kvd *kvd, struct store **store_p)
 	return 0;
 }
 
-/* Its part is there: its session's end looks for it. */
+/* Its part exists: the session's end looks it up. */
 static int store_begin(struct store *store)
 {
 	struct kvd *kvd = store->kvd;
@@ -174,7 +174,7 @@ void store_free(struct store *store)
 		return;
 	assert(store->moves == 0);
 	store->session = NULL;
-	keep_free(mem_steal(store->keep)); /* what it has noted stays noted */
+	keep_free(mem_steal(store->keep)); /* its records stay */
 	store_pins_fini(store);
 	if (store->buckets)
 		store_index_free(store);
@@ -317,7 +317,7 @@ static int store_module_new(struct kvd *kvd, void **part_p)
 	if (!kvd->config->chunk_memory_bytes)
 		return 0;
 	r = store_make(kvd, &store);
-	*part_p = store; /* its session's end looks for it */
+	*part_p = store; /* the session's end looks it up */
 	return r < 0 ? err_pass(r) : err_pass(store_begin(store));
 }
 

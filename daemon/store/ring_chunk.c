@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What is found or held is told in the entry's slot, in the turn that takes the entry, so
- * an engine need not sleep for it. A hold that asks other daemons is told when they have
- * answered: it is the session's from the entry on, so that RELEASE, or the session's end,
- * reaches it while it waits, and the ring goes on meanwhile. Whoever waits for such an
- * answer has slept by then, and is woken.
+ * The result of a find or a hold is written into the entry's slot, in the turn that takes
+ * the entry, so an engine need not sleep for it. A hold that queries other daemons is
+ * completed when they have replied: it is the session's from the entry on, so that
+ * RELEASE, or the session's end, reaches it while it waits, and the ring continues
+ * meanwhile. An engine that waits for such a reply has slept by then, and is woken.
  */
 #include "daemon/store/ring_chunk.h"
 
@@ -91,7 +91,7 @@ static int chunk_hold(struct ring *ring, const struct kvd_ring_entry *e,
 	if (r < 0)
 		return err_pass(r);
 	if (r == 1)
-		return 0; /* on_hold_done() tells */
+		return 0; /* on_hold_done() completes it */
 	store_hold_facts(hold, &facts);
 	found_tell(ring->session->status, e->slot, &facts.found, facts.first);
 	return 0;
@@ -173,7 +173,7 @@ static int chunk_move_end(struct ring_pages *pages, struct room *none)
 	if (r < 0)
 		return err_pass(r);
 	args.maps = room_maps_steal(&pages->maps);
-	if (handle) { /* what it takes later shows in its slot */
+	if (handle) { /* later results are in its slot */
 		r = store_put(handle, &ids, &args, &move);
 		return r < 0 ? err_pass(r) : 0;
 	}
@@ -230,7 +230,7 @@ bool store_ring_release(struct session *session, uint64_t id)
 
 	err_clear();
 	if (move)
-		store_move_drop(move); /* the slot goes with it */
+		store_move_drop(move); /* the slot is freed with it */
 	if (hold) {
 		store_hold_close(hold);
 		ring_forget(ring_of(session), id);

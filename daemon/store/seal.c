@@ -60,7 +60,7 @@ void seal_make(uint8_t header[SEAL_HEADER_BYTES], const struct seal_facts *facts
 	assert(!out.bad);
 }
 
-/* What all formats have: magic, version, and the sum at the end. */
+/* Common to all formats: magic, version, and the sum at the end. */
 static bool head_read(const uint8_t header[SEAL_HEADER_BYTES], struct cursor *in,
 		      uint32_t *version_p)
 {
@@ -82,8 +82,7 @@ bool seal_is_other(const uint8_t header[SEAL_HEADER_BYTES], uint32_t *version_p)
 	return head_read(header, &in, version_p) && *version_p != VERSION;
 }
 
-/* What the header says of its stripes is checked, too: it may have been made on purpose.
- */
+/* The header's stripes are checked, too: it may be forged. */
 bool seal_read(const uint8_t header[SEAL_HEADER_BYTES], struct seal_facts *facts_p)
 {
 	struct seal_facts facts;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What every part of the store asks of it. */
+/* Shared by every part of the store. */
 #include "daemon/store/store.h"
 
 #include "daemon/store/store_impl.h"

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The index: chunks by space and id. Ids are hashes, yet chosen by clients: the bucket
- * comes from a seeded hash of them. The table has a bucket for each chunk that memory and
- * files can hold, or a million, and never grows, so no look-up pays for another's growth;
- * engines publish as many more at most.
+ * The index: chunks by space and id. Ids are hashes, yet chosen by clients: the bucket is
+ * a seeded hash of them. The table has a bucket for each chunk that memory and files can
+ * hold, or a million, and never grows, so no look-up pays for growth; engines publish at
+ * most as many more.
  *
- * A chunk is in the index from the first part on that a move begins to fill, and shows
- * what is ready. It lives as long as it is pinned or has a part.
+ * A chunk is in the index from the first part on that a move starts to fill, and shows
+ * its ready parts. It lives as long as it is pinned or has a part.
  */
 #include <assert.h>
 #include <errno.h>
@@ -74,7 +74,7 @@ struct store_chunk *store_chunk_find(const struct store_space *space,
 	return chunk && chunk->first == first ? chunk : NULL;
 }
 
-/* What others can find has changed, perhaps. */
+/* Its visible state may have changed. */
 static void chunk_look(struct store_chunk *chunk)
 {
 	struct store_events *events = chunk->space->tenant->events;
@@ -103,7 +103,7 @@ static void part_gone(const struct store_part *part)
 		observer->on_gone(observer, part);
 }
 
-/* Nobody finds it any more, nor does a later start. */
+/* It cannot be found any more, nor by a later start. */
 static void chunk_unlink(struct store_chunk *chunk)
 {
 	struct store_chunk **at = chunk_bucket(chunk->space->store, chunk->item.key);
@@ -417,7 +417,7 @@ int store_part_load(struct store_part *part)
 	int r;
 
 	assert(chunk->item.pins && part->file != PART_UNFILED);
-	if (part->memory != PART_OUT) /* it is there, or on its way */
+	if (part->memory != PART_OUT) /* in memory, or being loaded */
 		return 0;
 	r = arena_take(chunk->space->tenant->owner, part->class->canon->slot_bytes,
 		       &chunk->item, &part->slot);
@@ -451,7 +451,7 @@ bool store_chunk_load(struct store_chunk *chunk, uint64_t classes)
 		if (!(classes >> part->class->index & 1) || part->memory == PART_READY)
 			continue;
 		if (store_part_load(part) < 0) {
-			err_clear(); /* what was begun is there for the next one */
+			err_clear(); /* loads in progress serve the next request */
 			return false;
 		}
 	}
@@ -491,16 +491,16 @@ void store_chunk_touch(struct store_chunk *chunk)
 
 /* ---- look-ups ---- */
 
-/* A million chunks lie in no cache: while one is looked at, the buckets and chunks of the
- * next ones come. */
+/* A million chunks do not fit in the cache: the buckets and chunks of the next ones are
+ * prefetched. */
 struct ahead {
 	const struct store_space *space;
 	const struct store_ids *ids;
-	uint64_t hashes[2 * AHEAD]; /* of the ids to come, in turn */
+	uint64_t hashes[2 * AHEAD]; /* of the next ids, in turn */
 	unsigned int covers_left;
 };
 
-/* Lines that a look-up touches. */
+/* Cache lines that a look-up touches. */
 static void chunk_fetch(const struct store_chunk *chunk, bool files)
 {
 	if (!chunk)
@@ -583,7 +583,7 @@ void store_find(struct store_handle *handle, const struct store_ids *ids,
 		if (chunk->tokens < handle->space->tokens)
 			break; /* nothing follows a short one */
 	}
-	while (unfiled_count > 0) /* who is written first is let go of first */
+	while (unfiled_count > 0) /* the first one written is evicted first */
 		chunk_file(unfiled[--unfiled_count]);
 	store->found += found_p->chunks;
 	store->missed += ids->count - found_p->chunks;
@@ -604,7 +604,7 @@ uint32_t store_drop(struct store_handle *handle, const struct store_ids *ids)
 		dropped++;
 		store_chunk_pin(chunk);
 		chunk_unlink(chunk);
-		if (chunk->filed) /* no later start shall find it */
+		if (chunk->filed) /* hide it from later starts */
 			store->file_ops->erase(store->files, chunk);
 		store_pages_drop(chunk); /* nor its engine, to withdraw it */
 		store_chunk_unpin(chunk);
@@ -612,7 +612,7 @@ uint32_t store_drop(struct store_handle *handle, const struct store_ids *ids)
 	return dropped;
 }
 
-/* Everything, whoever pinned it: nobody is left. */
+/* Frees everything, even pinned: there are no users left. */
 void store_index_free(struct store *store)
 {
 	for (uint64_t i = 0; store->buckets && i <= store->bucket_mask; i++) {

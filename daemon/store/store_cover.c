@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which classes together hold what a rank needs is the cover's question; it is asked once
- * for each class, and for each set of classes of which none serves by itself, for
- * thousands of chunks have the same. Engines may make of each chunk another set: then a
- * call asks about a few, and what is behind these is a miss.
+ * Which classes together hold the needs of a rank is computed by cover; once for each
+ * class, and for each set of classes of which none serves by itself, because thousands of
+ * chunks have the same. Engines may make another set of each chunk: then a call computes
+ * a few, and the chunks after these are misses.
  */
 #include "daemon/plan/cover.h"
 #include "daemon/store/store_impl.h"
@@ -76,7 +76,7 @@ static void covers_learn(struct store_handle *handle, uint64_t mask)
 	}
 }
 
-/* What was asked already. False: nothing that tells. */
+/* Known results. False: none applies. */
 static bool covers_know(const struct store_covers *covers, uint64_t mask,
 			uint64_t *used_p)
 {
@@ -113,7 +113,7 @@ static uint64_t cover_some(struct store_handle *handle, uint64_t mask,
 	return used;
 }
 
-/* What the store has itself first: it stays while it is held. */
+/* The store's own slots first: they stay while held. */
 uint64_t store_cover_some(struct store_handle *handle, uint64_t mask,
 			  unsigned int *left_p)
 {
@@ -128,7 +128,7 @@ uint64_t store_cover_some(struct store_handle *handle, uint64_t mask,
 
 uint64_t store_cover(struct store_handle *handle, uint64_t mask)
 {
-	unsigned int left = 2; /* what is kept, and all */
+	unsigned int left = 2; /* kept ones, and all */
 
 	return store_cover_some(handle, mask, &left);
 }

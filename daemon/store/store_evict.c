@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Names are evicted as bytes are. A store has so many spaces, kinds of parts and users,
- * and engines make new ones as long as they live: each update of a model's weights is
- * another revision. When one more is wanted and there is no room, the space that has been
- * unused for longest leaves, of those users who have more than an equal share; where all
- * of these are in use, one of the user who asks. A space stays while a session has it
- * open, another daemon asks for its chunks, or one of them is pinned or lies in an
- * engine's pages.
+ * Names are evicted as bytes are. The numbers of spaces, kinds of parts and users in a
+ * store are limited, and engines make new ones all the time: each update of a model's
+ * weights is another revision. When the limit is reached, the space that has been unused
+ * for longest is evicted, of the users with more than an equal share; if all of these are
+ * in use, one of the requesting user. A space stays while a session has it open, another
+ * daemon queries its chunks, or one of them is pinned or in an engine's pages.
  *
- * A space that leaves is found by nobody from then on and counts no more. Its chunks go
- * in turns to come, for there may be a million.
+ * An evicted space can no longer be found and does not count. Its chunks, up to a
+ * million, are freed in later turns.
  *
- * What files name at a start is used by nobody, so the age of its parts counts: those
- * that were written last stay.
+ * Spaces found in files at a start have no users, so the age of their parts counts: the
+ * latest stay.
  */
 #include <assert.h>
 
@@ -23,7 +22,7 @@
 
 #define SLICE STORE_IDS_MAX /* parts a turn */
 
-/* ---- who is first ---- */
+/* ---- order of eviction ---- */
 
 static uint64_t space_generation(const struct store_space *space)
 {
@@ -125,8 +124,8 @@ bool store_evict_space(const struct store_tenant *tenant, uint64_t generation,
 
 /* ---- classes ---- */
 
-/* Parts of chunks that are not pinned go, of the first `most`. Outcome: those that were
- * looked at. */
+/* Frees unpinned parts of chunks, of the first `most`. Returns the number of scanned
+ * ones. */
 static uint32_t class_sweep(struct store_class *class, uint32_t most)
 {
 	struct store_part *part;
@@ -142,7 +141,7 @@ static uint32_t class_sweep(struct store_class *class, uint32_t most)
 	return n;
 }
 
-/* Among as many parts as go in a turn. */
+/* Checks as many parts as a turn may free. */
 static bool class_is_pinned(const struct store_class *class)
 {
 	const struct store_part *part;
@@ -185,7 +184,7 @@ bool store_evict_class(struct store_space *space, uint64_t generation)
 		return false;
 	class_sweep(oldest, SLICE);
 	if (oldest->parts)
-		return false; /* the next call goes on */
+		return false; /* the next call continues */
 	store_class_drop(oldest);
 	return true;
 }
@@ -199,7 +198,7 @@ static bool tenant_may_leave(const struct store_tenant *tenant, uint64_t *used_p
 
 	*used_p = 0;
 	if (!tenant->spaces)
-		return false; /* it is new, or has left */
+		return false; /* it is new, or evicted */
 	list_foreach(space, &tenant->store->spaces, link) {
 		if (space->tenant != tenant)
 			continue;
@@ -233,7 +232,7 @@ bool store_evict_tenant(struct store *store)
 	return true;
 }
 
-/* ---- what has left ---- */
+/* ---- evicted spaces ---- */
 
 /* As class_sweep(). */
 static uint32_t space_sweep(struct store_space *space, uint32_t most)

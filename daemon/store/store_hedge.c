@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A leg that is late has a second source: the other daemon that holds its chunks. Two
+ * A late subtransfer has a second source: the other daemon that holds its chunks. Two
  * sources never write the same pages, so the hedge fills slots of the memory, as a put
- * does. When it is there first, the late leg is ended, and once nothing of it moves any
- * more the chunks are fetched from memory. When the leg is, the hedge is of no use,
- * unless others pin its chunks too: a fetch that hedges chunks which are being filled
- * already waits for those, and asks for the rest.
+ * does. If it completes first, the late subtransfer is ended, and once it is quiesced the
+ * chunks are fetched from memory. Otherwise the hedge is of no use, unless others pin its
+ * chunks too: a fetch that hedges chunks which are being filled already waits for those,
+ * and requests the rest.
  *
- * It is a move of its own, and nobody waits for its end: a fetch whose leg has landed is
- * over, however long the other daemon takes to let go.
+ * It is a move of its own, and no move waits for its end: a fetch whose subtransfer has
+ * completed is over, however long the other daemon takes to release.
  *
- * What is pinned by a hedge is room that puts lack: none begins when more than half of
- * the user's share is.
+ * Chunks pinned by a hedge are space that puts lack: none starts when more than half of
+ * the user's share is pinned.
  */
 #include "daemon/base/context.h"
 #include "daemon/config/config.h"
@@ -31,8 +31,8 @@ static int hedge_chunk(const struct store_move *fetch, uint32_t i,
 					fetch->pieces[i].tokens, chunk_p));
 }
 
-/* Room for one chunk of the leg; what is in memory, or comes there, is left out. What an
- * engine fills when it likes is waited for by nobody. */
+/* A slot for one chunk of the subtransfer; chunks in memory, or being loaded, are
+ * skipped. The hedge does not wait for parts that an engine fills. */
 static int hedge_piece(struct store_move *hedge, struct store_move *fetch, uint32_t i)
 {
 	struct store_piece *own = &fetch->pieces[i],
@@ -70,7 +70,7 @@ static int hedge_new(struct store_move *fetch, const struct store_leg *leg,
 
 	if (r < 0)
 		return err_pass(r);
-	hedge->dropped = true; /* it goes when it has ended */
+	hedge->dropped = true; /* freed when it has ended */
 	hedge->hold = fetch->hold;
 	store_hold_ref(hedge->hold);
 	hedge->from = from;
@@ -107,7 +107,7 @@ void store_hedge(struct store_leg *leg)
 	    !store->kvd->config->chunk_hedge ||
 	    arena_owner_pinned(owner) > arena_owner_share(owner) / 2)
 		return;
-	/* a second pull from one that is left out is no guess */
+	/* a second pull from a paused daemon is no guess */
 	if ((!far_is_left_out(store->far, far_hold_remote(leg->far)) ||
 	     far_is_left_out(store->far, far_hold_remote(from))) &&
 	    !pace_budget_spend(&store->hedging))
@@ -116,7 +116,7 @@ void store_hedge(struct store_leg *leg)
 	store_move_park(move);
 	r = hedge_new(move, leg, from);
 	if (r < 0)
-		err_clear(); /* it goes on without */
+		err_clear(); /* continue without it */
 	store->far_hedges += r > 0;
 }
 
@@ -145,7 +145,7 @@ void store_hedge_overtakes(struct store_move *move)
 	}
 }
 
-/* Does anybody else pin what it fills? */
+/* Do others pin the chunks that it fills? */
 static bool hedge_is_wanted(const struct store_move *hedge)
 {
 	for (uint32_t i = 0; i < hedge->count; i++) {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A hold is the only thing that keeps chunks. It belongs to a session and ends with it,
- * with its lease or when it is closed, whichever is first; then what reads by it goes on
- * to its end, and nothing else does. Whoever learns its secret may hold the same chunks:
- * a scheduler finds and holds, its workers join and fetch.
+ * Only a hold keeps chunks from eviction. It belongs to a session and ends with it, with
+ * its lease or when it is closed, whichever is first; then reads in progress continue,
+ * and no new ones start. Any session with its secret may hold the same chunks: a
+ * scheduler finds and holds, its workers join and fetch.
  *
- * What a user's holds keep is at most half of its share of the memory, so that puts of
- * others, and its own, always find something that may leave.
+ * A user's holds pin at most half of its share of the memory, so that puts of others, and
+ * its own, always find evictable chunks.
  */
 #include <assert.h>
 #include <errno.h>
@@ -30,7 +30,7 @@ int store_lease_over(void)
 	return err_raise(ERR_LEASE, "the hold's lease has expired");
 }
 
-/* What is asked of others. */
+/* The ids for queries to others. */
 static int hold_note_far(struct store_hold *hold, const uint8_t *ids, uint32_t count)
 {
 	uint64_t bytes = (uint64_t)count * STORE_ID_BYTES;
@@ -137,7 +137,7 @@ void store_hold_facts(const struct store_hold *hold, struct store_hold_facts *fa
 }
 
 /* The classes that serve the handle's need of the chunk: in memory, in engines' pages, or
- * on their way from a file. 0: none. */
+ * being loaded from a file. 0: none. */
 static uint64_t hold_bring(struct store_handle *handle, struct store_chunk *chunk,
 			   unsigned int *covers_left)
 {
@@ -150,7 +150,7 @@ static uint64_t hold_bring(struct store_handle *handle, struct store_chunk *chun
 	return store_chunk_load(chunk, used) ? used : 0;
 }
 
-/* Chunks of a hold as they come: those that serve, without a gap. */
+/* Chunks of a hold in order: those that serve, without a gap. */
 static bool hold_add(struct store_hold *hold, struct store_chunk *chunk,
 		     unsigned int *covers_left)
 {
@@ -278,7 +278,7 @@ static void on_far_done(void *arg)
 	hold->on_done(hold->arg, hold, NULL);
 }
 
-/* What follows its own chunks is asked of others. */
+/* Other daemons are queried for the chunks after its own. */
 static int hold_note_rest(struct store_hold *hold, uint32_t rest)
 {
 	const uint8_t *ids = hold->ids.bytes + hold->count * STORE_ID_BYTES;
@@ -289,7 +289,7 @@ static int hold_note_rest(struct store_hold *hold, uint32_t rest)
 	return 0;
 }
 
-/* Others may have what follows. Outcome 1: they are asked. */
+/* Others may have the following chunks. Outcome 1: they are queried. */
 static int hold_ask(struct store_hold *hold)
 {
 	const struct store_space *space = hold->handle->space;
@@ -310,7 +310,7 @@ static int hold_ask(struct store_hold *hold)
 		err_clear(); /* a miss */
 		return 0;
 	}
-	loop_timer_stop(&hold->lease); /* it begins with the answer */
+	loop_timer_stop(&hold->lease); /* it starts with the reply */
 	return 1;
 }
 
@@ -349,7 +349,7 @@ static bool add_step(struct loop_work *work)
 	return hold->touched > 0;
 }
 
-/* In the turn in which it was opened, or in a later one: then it is told. */
+/* In the turn in which it was opened, or in a later one: then on_done is called. */
 static void add_done(struct loop_work *work)
 {
 	struct store_hold *hold = container_of(work, struct store_hold, adding);
@@ -357,7 +357,7 @@ static void add_done(struct loop_work *work)
 	int r;
 
 	if (!hold->far_ids)
-		return; /* store_hold_open() goes on */
+		return; /* store_hold_open() continues */
 	store_hold_ref(hold);
 	r = hold_added(hold);
 	if (r < 0) {
@@ -424,7 +424,7 @@ int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECR
 		if (r >= 0)
 			r = far_hold_join(other->far, handle, &hold->far);
 		if (r < 0)
-			err_clear(); /* it holds what is here */
+			err_clear(); /* it holds the local chunks */
 		if (!hold->far)
 			hold_forget_far(hold);
 	}
@@ -442,7 +442,7 @@ int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECR
 
 int store_hold_check(const struct store_hold *hold)
 {
-	if (hold->query) /* what others hold for it may change still */
+	if (hold->query) /* other daemons' chunks for it may change */
 		return err_raise(ERR_STATE, "hold: queries to other daemons are open; "
 					    "wait for its reply");
 	if (loop_work_running(&hold->adding))

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A run of chunks is read as one where one class holds all of each chunk that the reader
- * needs: then its slots are pages of one pool, and a page number says where each begins.
- * Parts of several ranks lie in several classes, whose heads nobody can address together:
- * those are fetched, which puts them together. So are those in an engine's pages: what
- * attends reads for as long as it likes, and an engine wants its pages back at once.
+ * A run of chunks is read as one if one class holds all of each chunk that the reader
+ * needs: then its slots are pages of one pool, and a page number is the address of each.
+ * Parts of several ranks are in several classes, whose heads cannot be addressed
+ * together: those are fetched, which combines them. So are those in an engine's pages:
+ * attention may read for a long time, and an engine needs its pages back at once.
  */
 #include "daemon/store/store_kv.h"
 
@@ -93,7 +93,7 @@ static int kv_new(struct store_class *class, uint32_t count, const char *view,
 	return 0;
 }
 
-/* Token t of a chunk is in page t / page_tokens of it: not where a rank holds some tokens
+/* Token t of a chunk is in page t / page_tokens of it: not if a rank holds some tokens
  * alone, nor in views whose pages are states. */
 static int kv_view_check(const struct store_class *class, uint32_t index)
 {
@@ -156,7 +156,7 @@ static int range_check(uint32_t first, uint32_t count, uint32_t have)
 	return 0;
 }
 
-/* The one class whose parts are all that the handle needs of each chunk. */
+/* The one class whose parts hold all the needs of the handle for each chunk. */
 static struct store_class *hold_class(const struct store_hold *hold, uint32_t first,
 				      uint32_t count)
 {

@@ -6,8 +6,8 @@
 
 enum { PIECE_NOT_YET, PIECE_LASTS, PIECE_NOT_ASKED };
 
-/* Would what the put's handle needs of this chunk outlast a loss of power? If not, see to
- * it. PIECE_NOT_ASKED: that is for another turn to tell. ERR_LIMIT: it will not. */
+/* Are the handle's parts of this chunk durable? If not, starts that. PIECE_NOT_ASKED:
+ * decided in another turn. ERR_LIMIT: it cannot be. */
 static int piece_lasts(struct store_move *move, uint32_t i, unsigned int *covers_left)
 {
 	struct store_piece *piece = &move->pieces[i];
@@ -38,8 +38,8 @@ static int piece_lasts(struct store_move *move, uint32_t i, unsigned int *covers
 			 (unsigned long long)(move->first + i));
 }
 
-/* A turn asks about as many covers as a call may, and the next one goes on behind them.
- */
+/* A turn computes as many new covers as a call may, and the next one continues after
+ * them. */
 int store_move_lasts(struct store_move *move)
 {
 	unsigned int left = STORE_COVERS_NEW;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A leg is a handover of this daemon with itself: an offer of each source's pages and one
- * pull of them all. One of the two is in the engine's session, so that it ends with the
- * engine and is charged to it; the other is in the store's own. Nobody else can take
- * part: number and ticket are random and told to nobody. Where another daemon holds the
- * chunks, its store makes the offers (lend.c), and it is told both.
+ * A subtransfer ("leg") is a transfer of this daemon with itself: an offer of each
+ * source's pages and one pull of them all. One of the two is in the engine's session, so
+ * that it ends with the engine and is charged to it; the other is in the store's own. No
+ * other peer can take part: number and ticket are random and secret. If another daemon
+ * holds the chunks, its store makes the offers (lend.c), and both are sent to it.
  *
- * Bytes of a leg are few, for a leg is what a failure costs, and what is landed shows leg
- * by leg.
+ * A subtransfer is small, because a failure repeats all of it, and progress is shown per
+ * subtransfer.
  */
 #include <assert.h>
 #include <errno.h>
@@ -26,7 +26,7 @@
 #include "daemon/store/store_impl.h"
 #include "daemon/transport/transport.h"
 
-/* What could not be hedged may be later: there is room, or its holder is left out. */
+/* A hedge that was refused may start later: there is space, or its holder is paused. */
 #define LATE_AGAIN_NS (100 * LOOP_NS_PER_MS)
 
 struct store_leg_room {
@@ -68,8 +68,8 @@ static void leg_stop_rooms(struct store_leg *leg)
 	}
 }
 
-/* What a pull from another daemon takes. Legs overlap: what one took is the time since
- * the one before it, from there, ended. */
+/* The duration of a pull from another daemon. Subtransfers overlap: each one's time is
+ * that since the previous one from there ended. */
 static void leg_price(const struct store_leg *leg)
 {
 	const struct store *store = leg->move->store;
@@ -173,7 +173,7 @@ int store_slots(const struct store_class *class, struct store_chunk *const *chun
 	return err_pass(r);
 }
 
-/* One side of the leg: whose it is, and which pages. */
+/* One side of the subtransfer: its session, and its pages. */
 struct leg_side {
 	struct session *session;
 	struct pool *pool;
@@ -270,8 +270,8 @@ static int add_source(struct room *room, struct remote *remote,
 	return 0;
 }
 
-/* Who offers: this daemon, or the one that holds the chunks. *remote_p is reached once
- * more. */
+/* The offering daemon: this one, or the holder of the chunks. *remote_p is connected
+ * again. */
 static int leg_source(struct store_leg *leg, const struct room *room,
 		      struct remote **remote_p)
 {
@@ -402,7 +402,7 @@ static int leg_hedge(struct store_leg *leg, uint64_t begin, uint64_t end, uint64
 	return r < 0 ? err_pass(r) : err_pass(leg_pull(leg, &store, ticket));
 }
 
-/* When it is, which others that have begun since put off. */
+/* It is late; subtransfers started since then postpone that. */
 static void on_leg_late(struct loop_timer *timer)
 {
 	struct store_leg *leg = container_of(timer, struct store_leg, late);

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A put or a fetch: its chunks in order, cut into legs of which a few are under way at a
- * time. A put makes a chunk's part visible when the leg that fills it has landed. All of
- * its chunks are pinned until it ends, then let go from the last to the first, so that no
- * chunk of a prompt is older than those it is of no use without.
+ * A put or a fetch: its chunks in order, cut into subtransfers ("legs") of which a few
+ * are in progress at a time. A put makes a chunk's part visible when the leg that fills
+ * it has completed. All of its chunks are pinned until it ends, then unpinned from the
+ * last to the first, so that no chunk of a prompt is older than those that it depends on.
  *
- * Terminal means still: then no leg is left, the pages are the engine's, and what was not
- * filled is given back.
+ * Terminal implies quiesced: no leg is left, the pages are the engine's, and unfilled
+ * slots are freed.
  *
  * A hedge (store_hedge.c) is a move that no engine sees: chunks of a late leg, from the
- * other daemon that holds them, to slots of the memory.
- * To publish is to put without legs: what waits for the engine's stream is then there. To
- * withdraw has no pieces; it waits until what left is read by nobody (store_pages.c).
+ * other daemon that holds them, to slots of the memory. To publish is to put without
+ * legs: the move only waits for the engine's stream. To withdraw has no pieces; it waits
+ * until the withdrawn pages have no readers (store_pages.c).
  */
 #include <assert.h>
 #include <errno.h>
@@ -27,7 +27,7 @@
 #include "daemon/store/store_impl.h"
 
 #define LEG_BYTES (UINT64_C(64) << 20)
-#define MOVE_LEGS_MAX 8u /* of a move, under way */
+#define MOVE_LEGS_MAX 8u /* of a move, in progress */
 #define MOVES_MAX 4096u	 /* of a session */
 
 const char *const store_kind_names[] = {"put", "fetch", "publish", "withdraw", "hedge"};
@@ -110,7 +110,7 @@ static bool put_let_go(struct store_move *move)
 	return true;
 }
 
-/* What it has of others. */
+/* Its references to others. */
 static void store_move_release(struct store_move *move)
 {
 	loop_timer_stop(&move->deadline);
@@ -249,7 +249,7 @@ static bool piece_moves(const struct store_move *move, uint32_t i)
 	       (move->kind != STORE_PUBLISH && move->pieces[i].part);
 }
 
-/* Is it on its way from a file, or by a hedge, to memory? */
+/* Is it being loaded from a file, or by a hedge? */
 static bool piece_loads(const struct store_move *move, uint32_t i)
 {
 	const struct store_chunk *chunk = move->pieces[i].chunk;
@@ -265,8 +265,8 @@ static bool piece_loads(const struct store_move *move, uint32_t i)
 	return false;
 }
 
-/* A hold of an engine's pages loads no file: now that they are withdrawn, it comes to
- * memory. Once: a file that cannot be read is no source. */
+/* A hold of an engine's pages loads no file: once they are withdrawn, it is loaded. Once:
+ * a file that cannot be read is not a source. */
 static bool piece_brings(struct store_move *move, uint32_t i)
 {
 	struct store_piece *piece = &move->pieces[i];
@@ -309,7 +309,7 @@ static bool piece_waits(const struct store_move *move, uint32_t i)
 	return piece_moves(move, i) && !move->pieces[i].busy && !move->pieces[i].done;
 }
 
-/* The pieces of the next leg begin at move->next; *count_p 0: there is none, or none yet.
+/* The pieces of the next leg start at move->next; *count_p 0: there is none, or none yet.
  * ERR_NOTFOUND: there never will be. */
 static int next_leg(struct store_move *move, struct store_sources *sources_p,
 		    uint32_t *count_p)
@@ -392,12 +392,12 @@ static bool piece_goes_on(const struct store_move *move, uint32_t i)
 	return piece_sources(move, i).used || piece_loads(move, i);
 }
 
-/* Its holder serves no more, or later than another: that one goes on. So does what is
- * left where an engine has withdrawn pages. */
+/* Its holder has failed, or is slower than another: that one continues. So do the rest of
+ * the chunks where an engine has withdrawn pages. */
 static void leg_failed(struct store_move *move, const struct store_leg *leg)
 {
 	bool running = store_move_state(move) == STORE_MOVE_RUNNING;
-	/* what we have ended says nothing of the holder */
+	/* a leg that was ended here proves nothing about the holder */
 	bool failed = leg->far && running && !leg->beaten;
 
 	if (leg->beaten)
@@ -494,7 +494,7 @@ static void on_part(struct store_waiter *waiter, const struct err *why)
 	store_move_kick(move);
 }
 
-/* Outcome 1: it may go on. */
+/* Outcome 1: it may continue. */
 static int store_move_await(struct store_move *move)
 {
 	int r = 1;
@@ -524,7 +524,7 @@ static bool store_move_still(const struct store_move *move)
 					    store_pages_read(move->handle, move->until));
 }
 
-/* All is moved; what is left is to wait for files, or for readers. */
+/* All is moved; only files, or readers, are pending. */
 static int store_move_close_up(struct store_move *move)
 {
 	int r = 0;

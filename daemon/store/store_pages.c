@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Parts that stay where their engine has them: pages of a pool of its own. Such a pool is
- * a class of its space, so that finds, covers, legs and other daemons take its parts as
- * they take those of a pool of slots; where they do, they open an offer in the engine's
- * session, which ends with it.
+ * Parts that stay in their engine's memory: pages of a pool of its own. Such a pool is a
+ * class of its space, so that finds, covers, legs and other daemons take its parts like
+ * those of a pool of slots; to read them, they open an offer in the engine's session,
+ * which ends with it.
  *
- * An engine writes its pages when it likes, once they are its own again. So they are held
- * by nobody: a hold of another engine keeps the chunk's name, not these bytes. What is
- * read is an offer, and an offer has ended only when its puller reads no more, or can no
- * longer succeed. Each offer notes the parts that it reads; a part that is withdrawn
- * leaves the index at once, and its record stays with those that left until the last
- * offer of it has ended. A withdrawal has ended when no record is left that left before
- * it: also none of a part that was dropped by somebody else.
+ * An engine may write its pages once they are its own again. So they cannot be held: a
+ * hold of another engine keeps the chunk's name, not these bytes. A reader is an offer,
+ * and an offer has ended only when its puller reads no more, or can no longer succeed.
+ * Each offer notes the parts that it reads; a withdrawn part is removed from the index at
+ * once, and its record is kept until the last offer of it has ended. A withdrawal has
+ * ended when no record is left that was withdrawn before it: this includes parts that
+ * were dropped by others.
  *
- * An engine that ends may have published more than a turn can walk: its classes are
- * marked, none of their parts is there any more, and the parts go in turns to come.
+ * An engine that exits may have published more than a turn can walk: its classes are
+ * marked, none of their parts is valid any more, and the parts are freed in later turns.
  */
 #include <errno.h>
 #include <string.h>
@@ -184,7 +184,7 @@ void store_pages_copy(const struct store_part *part, uint32_t view, uint32_t *pa
 	memcpy(pages, at, store_pages_of_view(part->class, view) * sizeof(*pages));
 }
 
-/* ---- who reads them ---- */
+/* ---- readers ---- */
 
 int store_reading_begin(struct store_reading *reading, struct store_class *class,
 			struct store_chunk *const *chunks, uint32_t count,
@@ -229,7 +229,7 @@ void store_reading_end(struct store_reading *reading)
 	store_tidy(store);
 }
 
-/* Of what it reads, has something left by then? */
+/* Has a part that it reads been withdrawn by then? */
 static bool reading_left(const struct store_reading *reading, uint64_t until)
 {
 	for (uint32_t i = 0; i < reading->count; i++) {
@@ -245,7 +245,7 @@ bool store_reading_left(const struct store_reading *reading)
 	       (!reading->class->pool || reading_left(reading, UINT64_MAX));
 }
 
-/* Those of what left, or all. */
+/* Those of withdrawn parts, or all. */
 static void readings_fail(struct store_class *class, uint64_t until, bool all)
 {
 	struct store_reading *reading;
@@ -341,7 +341,7 @@ void store_pages_drop(struct store_chunk *chunk)
 	}
 }
 
-/* ---- engines that go ---- */
+/* ---- engines that exit ---- */
 
 static uint32_t class_sweep(struct store_class *class, uint32_t most)
 {

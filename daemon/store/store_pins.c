@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Chunks that a hold keeps, of an engine or of another daemon, are let go from the last
- * to the first: what is unpinned first leaves first. Sessions and peers end with all of
- * their holds at once, which may be millions of chunks: they are let go some a turn.
+ * Chunks that a hold pins, of an engine or of another daemon, are unpinned from the last
+ * to the first: the first one unpinned is evicted first. Sessions and peers end with all
+ * of their holds at once, which may be millions of chunks: they are unpinned some a turn.
  */
 #include <stddef.h>
 
@@ -10,7 +10,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/store/store_impl.h"
 
-#define STEP 8u /* chunks between looks at the time */
+#define STEP 8u /* chunks between checks of the time */
 
 struct store_pins {
 	struct list link; /* in store->pins */

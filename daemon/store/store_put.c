@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What an engine gives: chunks that are copied (put), that stay in its pages (publish),
- * and the latter taken back (withdraw). A put and a publication are the same but for
- * where a part lies; the move then has legs that fill it, or none.
+ * Chunks from an engine: copied (put), kept in its pages (publish), and the latter
+ * removed (withdraw). A put and a publication differ only in the location of a part; the
+ * move then has legs that fill it, or none.
  */
 #include <string.h>
 
@@ -58,8 +58,8 @@ static int put_part(struct store_move *move, struct store_piece *piece)
 	return PUT_OVER;
 }
 
-/* One chunk of a put. PUT_OVER: there is no room for it, or it stands elsewhere.
- * PUT_LATER: there is no room yet. */
+/* One chunk of a put. PUT_OVER: there is no space for it, or it has another position.
+ * PUT_LATER: there is no space yet. */
 static int put_piece(struct store_move *move, const uint8_t *id, uint32_t tokens)
 {
 	struct store_piece *piece = &move->pieces[move->count];
@@ -192,7 +192,7 @@ int store_put(struct store_handle *handle, const struct store_ids *ids,
 	return r < 0 ? err_pass(r) : r;
 }
 
-/* The engine's stream has come to its pages: they are there. False: not all yet. */
+/* The engine's stream has reached its pages: they are complete. False: not all yet. */
 bool store_publish_show(struct store_move *move)
 {
 	while (move->shown < move->count) {
@@ -203,7 +203,8 @@ bool store_publish_show(struct store_move *move)
 			if (piece->done) {
 				store_part_ready(piece->part);
 				move->done++;
-			} else { /* it was dropped meanwhile: nobody could withdraw it */
+			} else { /* it was dropped meanwhile: it could never be withdrawn
+				  */
 				store_part_free(piece->part);
 				move->left_out++;
 			}

@@ -2,10 +2,10 @@
 /*
  * Two engines share chunks when the texts of their spaces are equal: tenant, model,
  * revision, how ids are computed, how positions are encoded, tokens of a chunk, and each
- * kind of field of the layout. The texts are compared, not digests of them. What may
- * differ is where the bytes lie: page size, head order, which ranks hold which units and
- * layers. Each such way is a class of the space, a pool of its own over the same memory,
- * and the planner moves bytes between any two.
+ * kind of field of the layout. The texts are compared, not digests of them. Only the
+ * placement of bytes may differ: page size, head order, which ranks hold which units and
+ * layers. Each such placement is a class of the space, a pool of its own over the same
+ * memory, and the planner moves bytes between any two.
  */
 #include <assert.h>
 #include <errno.h>
@@ -300,7 +300,7 @@ int store_class_pool(struct store_class *class)
 	return err_pass(r);
 }
 
-/* In the store; others may leave for it. */
+/* In the store; others may be evicted for it. */
 static bool class_room(struct store_space *space, uint64_t generation)
 {
 	bool room = share_allows(STORE_POOLS_MAX, space->store->class_count,
@@ -355,7 +355,7 @@ static int class_new(struct store_space *space, const struct canon *canon,
 	r = class_index(space, generation, &class->index);
 	if (r >= 0)
 		r = canon_make(&args, &class->canon);
-	if (r >= 0) /* and what files say of it */
+	if (r >= 0) /* and its description in files */
 		r = charge_take(&class->charge, space->tenant->account, ACCOUNT_LAYOUTS,
 				sizeof(*class) + 2 * layout_memory(class->canon->layout));
 	if (r < 0) {
@@ -386,7 +386,7 @@ int store_class_get(struct store_space *space, const struct canon *canon,
 	return err_pass(class_new(space, canon, generation, class_p));
 }
 
-/* One whose engine is gone, and with it all of its parts, is the next engine's. */
+/* One whose engine has exited, and all of its parts are freed, can be reused. */
 static bool class_is_free(const struct store_class *class)
 {
 	return !class->pool && !class->parts && list_empty(&class->readings) &&

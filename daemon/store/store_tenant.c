@@ -6,7 +6,7 @@
 #include "daemon/store/events.h"
 #include "daemon/store/store_impl.h"
 
-/* Those in files are of users who were here before: nobody leaves for them. */
+/* Users found in files are of earlier runs: no other user is evicted for them. */
 static int tenant_room(struct store *store, uint64_t generation)
 {
 	if (store->tenant_count < ARENA_SLABS ||
@@ -27,7 +27,7 @@ int store_tenant_of(struct store *store, struct account *account, uint64_t gener
 	list_foreach(tenant, &store->tenants, link) {
 		if (tenant->account != account)
 			continue;
-		if (tenant->left) /* it comes back */
+		if (tenant->left) /* it is active again */
 			r = tenant_room(store, generation);
 		if (r < 0)
 			return err_pass(r);
@@ -55,7 +55,7 @@ int store_tenant_of(struct store *store, struct account *account, uint64_t gener
 	account_ref(tenant->account);
 	list_push_back(&store->tenants, &tenant->link);
 	store->tenant_count++;
-	store_tidy(store); /* unless a space comes of it */
+	store_tidy(store); /* unless it gets a space */
 	*tenant_p = tenant;
 	return 0;
 }
