@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A post is cut into legs: a part's rows with the chunks that this daemon has of its
- * hold, and with those that another one has. Legs here go into the compute queue with a
- * copy of their rows; legs there are a message, which holds them. That is as much as the
- * turn has time for, then the next one's: the query rows are the engine's again when all
- * legs have begun.
+ * A post is cut into legs (subtransfers): a part's rows with the chunks that this daemon
+ * has of its hold, and with those at another daemon. Local legs are queued at compute
+ * with a copy of their rows; remote legs are a message, which contains them. The work is
+ * split into turns of bounded length: the query rows are the engine's again when all legs
+ * have started.
  *
- * Rows of a message are bounded (leg_rows()); a part of more is several legs. A leg is
- * answered once, with all of its rows or with a reason, and one reason fails the post:
- * partial results of fewer chunks would be plausible, and wrong.
+ * The rows of a message are bounded (leg_rows()); a part with more is several legs. A leg
+ * has one reply, with all of its rows or an error, and one error fails the post: partial
+ * results of fewer chunks would be plausible, and wrong.
  *
- * A post that fails ends at once. Legs under way elsewhere are told to stop, and what
- * they answer finds no post; a leg in a kernel here keeps its own memory until it is
- * done. What legs left is gathered (gather.c), and the seat is written when that is done,
- * by the loop: nobody else ever writes to it.
+ * A failed post ends at once. Remote legs in progress are canceled, and their replies
+ * find no post; a local leg in a kernel keeps its own memory until it is done. The
+ * results of all legs are merged (gather.c), and after that the loop writes the seat:
+ * nothing else ever writes to it.
  */
 #include <assert.h>
 #include <errno.h>
@@ -44,7 +44,7 @@ static void post_data_drop(struct attend_post *post)
 	charge_drop(&post->data_charge);
 }
 
-/* Nothing of it is under way any more that could touch the seat. `why` NULL: success. */
+/* No work that could touch the seat is in progress any more. `why` NULL: success. */
 static void post_end(struct attend_post *post, const struct err *why)
 {
 	struct attend *attend = post->attend;
@@ -81,7 +81,7 @@ static void post_end(struct attend_post *post, const struct err *why)
 
 void post_fail(struct attend_post *post, const struct err *why)
 {
-	const struct err kept = *why; /* it may lie in what goes */
+	const struct err kept = *why; /* it may be in memory that is freed */
 
 	post->attend->attends->failed++;
 	post_end(post, &kept);
@@ -130,8 +130,8 @@ bool attend_cancel(struct session *session, uint64_t id)
 	return true;
 }
 
-/* None is in before attend_post() has returned: what it is told, and what is
- * computed, comes in a later turn. */
+/* None is complete before attend_post() has returned: replies and results arrive in a
+ * later turn. */
 void post_step(struct attend_post *post, const struct leg *leg,
 	       const struct post_figures *figures)
 {
@@ -151,7 +151,7 @@ void post_step(struct attend_post *post, const struct leg *leg,
 
 /* ---- a post ---- */
 
-/* What all legs of a part at one daemon have in common. */
+/* The common data of all legs of a part at one daemon. */
 struct side {
 	const struct kvd_ring_part *part;
 	const uint32_t *select;
@@ -199,8 +199,8 @@ static int leg_new(struct attend_post *post, const struct side *side, uint32_t r
 	return err_pass(leg_here(leg, side->kv, side->part, side->tokens));
 }
 
-/* Of query tokens with that many tokens: not more than a thread shall compute at once,
- * and not more than a part of a turn shall select. */
+/* Query tokens with that many tokens: limited by one computation of a thread, and by the
+ * selections of a part of a turn. */
 static uint64_t tokens_of_call(const struct side *side, uint32_t heads)
 {
 	uint64_t each = side->part->per_token ? side->part->per_token : side->tokens;
@@ -219,7 +219,7 @@ static uint32_t rows_evenly(uint32_t rows, uint64_t tokens, uint32_t heads)
 	return (uint32_t)((all + legs - 1) / legs) * heads;
 }
 
-/* Rows of a leg. There, what is asked and what is told are one message each. */
+/* Rows of a leg. A remote one's request and reply are one message each. */
 static int leg_rows(const struct attend *attend, const struct side *side,
 		    uint32_t *rows_p)
 {
@@ -273,7 +273,7 @@ static int side_legs(struct attend_post *post, const struct side *side)
 	return r < 0 ? err_pass(r) : 0;
 }
 
-/* Its legs share what they read. */
+/* Its legs share the KV that they read. */
 static int side_here(struct attend_post *post, struct side *side,
 		     const struct store_hold *hold, uint32_t count)
 {
@@ -432,7 +432,7 @@ static int parts_legs(struct attend_post *post, const struct attend_post_args *a
 	return r < 0 ? err_pass(r) : 0;
 }
 
-/* Legs begin, as many as the turn has time for. */
+/* Starts legs, as many as the turn has time for. */
 static void post_begin(struct attend_post *post)
 {
 	struct loop *loop = post->attend->session->kvd->loop;
@@ -496,7 +496,7 @@ static int post_new(struct attend *attend, struct attend_post_args *args,
 	list_init(&post->legs);
 	loop_timer_init(&post->deadline, session->kvd->loop, on_deadline);
 	loop_defer_init(&post->begin, post_on_begin);
-	/* and of what merges it */
+	/* and of its merge */
 	r = charge_take(&post->charge, session->account, ACCOUNT_ATTENDS,
 			sizeof(*post) + values);
 	if (r >= 0)

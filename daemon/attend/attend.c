@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Seats lie in memory that nobody can cut, so the loop may read and write them, and they
- * are looked up by number at each post: a region that was unregistered since is a refusal
- * of that post, no pointer that is left.
+ * Seats are in memory that cannot be truncated, so the loop may read and write them. They
+ * are looked up by number at each post: if the region was unregistered since, that post
+ * is refused, and no stale pointer is used.
  */
 #include <errno.h>
 
@@ -83,7 +83,7 @@ static int attend_args_check(const struct attend_args *args)
 	return 0;
 }
 
-/* Memory that nobody can cut, and that this daemon may write. */
+/* Memory that cannot be truncated, and that this daemon may write. */
 static int region_check(struct session *session, const struct attend *attend)
 {
 	const struct region *region = region_find(session, attend->region);

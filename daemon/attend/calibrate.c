@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A calibration is a row of steps, each begun by the answer to the one before:
+ * A calibration is a series of steps, each started by the reply to the one before:
  *
- *   echoes   of 0, 1, 16 and 128 rows in turn, so that what disturbs for a while
- *            disturbs all sizes alike; the largest in every fourth round only, which
+ *   echoes   of 0, 1, 16 and 128 rows in turn, so that a temporary disturbance
+ *            affects all sizes alike; the largest in every fourth round only, which
  *            keeps it below 3 MB
  *   speeds   of each geometry that was opened here lately, or of one that is common:
  *            first the own daemon's, then the peer's
  *
- * A peer that does not attend has a way, and no speed: it can be fetched from. Waiting
- * calibrations stand in a list of which the first is at work; a deadline for each answer
- * ends one whose peer is silent. What was measured goes to the page at the end, or not at
- * all.
+ * A peer that does not compute attention has a path, and no speed: it can be fetched
+ * from. Waiting calibrations are in a list of which the first is active; a deadline for
+ * each reply ends one whose peer is silent. All results are written to the page at the
+ * end, or none.
  *
- * Where an engine reads the page nothing stays unmeasured because it failed once, or was
- * due within a minute after the last time: one timer looks at all peers again. Geometries
- * that are opened later are asked for alone, without echoes. So are those that were
- * measured SPEED_FRESH_S ago: a machine gets busy, and idle again.
+ * If an engine reads the page, a failed measurement, or one due within a minute after the
+ * last time, is repeated: one timer checks all peers again. Geometries opened later are
+ * measured alone, without echoes. So are those that were measured SPEED_FRESH_S ago,
+ * because the load of a machine changes.
  */
 #include "daemon/attend/calibrate.h"
 
@@ -54,9 +54,10 @@ struct calibration {
 	struct calibrate_result result;
 	struct fit fit;
 	struct loop_timer deadline;
-	unsigned int round, size; /* of the echo under way */
+	unsigned int round, size; /* of the echo in flight */
 	uint64_t number, sent_ns; /* its; 0: none is */
-	uint64_t left, wanted;	  /* bytes of it that are not back; that are asked */
+	uint64_t left,
+		wanted; /* bytes of it that have not returned; that are requested */
 	struct form forms[CALIBRATE_FORMS_MAX];
 	unsigned int form_count, form;
 	bool began, asked_peer;
@@ -85,7 +86,7 @@ static void calibrate_later(struct attends *attends, uint64_t after_ns)
 		loop_timer_start(due, after_ns);
 }
 
-/* `all`: else of peers to which the way is known. */
+/* `all`: else of peers with a known path. */
 static void calibrate_speeds(struct attends *attends, bool all)
 {
 	const struct live *live = store_costs(attends->kvd);
@@ -114,7 +115,7 @@ void calibrate_on_due(struct loop_timer *timer)
 			calibrate_soon(attends, remote);
 		calibrate_on_change(attends, remote);
 	}
-	calibrate_speeds(attends, again); /* of what is not known, or not fresh */
+	calibrate_speeds(attends, again); /* unknown or old speeds */
 }
 
 /* ---- its end ---- */
@@ -197,7 +198,7 @@ static uint64_t calibration_bytes(const struct calibration *c)
 	return (uint64_t)rows * CALIBRATE_ROW_BYTES;
 }
 
-/* All parts of one echo at once, as the legs of many rows go. */
+/* All parts of one echo at once, like the legs of many rows. */
 static void echo_send(struct calibration *c)
 {
 	const uint8_t *bytes = echo_bytes(c->attends);
@@ -280,7 +281,7 @@ static struct form form_of(const struct attend_shape *shape)
 	return (struct form){.shape = *shape, .key = "kv"}; /* a name that is none */
 }
 
-/* Of what was opened here lately; else a common one. */
+/* Recently opened ones; else a common one. */
 static void calibration_forms(struct calibration *c)
 {
 	static const struct attend_shape common = {.kind = ATTEND_MLA,
@@ -300,7 +301,7 @@ static void calibration_forms(struct calibration *c)
 		c->forms[c->form_count++] = form_of(&common);
 }
 
-/* Of a daemon; what stands for any geometry is none of its. */
+/* Of a daemon; a row for any geometry does not count. */
 static bool speed_known(const struct attends *attends, const uint8_t *key,
 			const struct cost_shape *shape)
 {
@@ -378,7 +379,7 @@ static void speed_came(struct calibration *c, const struct wire_attended *msg)
 
 /* ---- steps ---- */
 
-/* Where no threads attend here, the own one stays unknown: the peer's is what counts. */
+/* Without local threads the own speed stays unknown: the peer's is enough. */
 static bool form_is_known(const struct calibration *c)
 {
 	const struct cost_shape shape = speed_shape(&c->forms[c->form]);
@@ -409,7 +410,7 @@ static void calibration_next(struct calibration *c)
 		calibration_end(c, NULL);
 	} else if (speed_ask(c->attends, &c->forms[c->form], &c->own) < 0) {
 		c->attends->speeds_again |= err_last()->code == ERR_BUSY;
-		err_clear(); /* none of ours: the other's is still of use */
+		err_clear(); /* no local speed: the peer's is useful alone */
 		if (speed_ask_peer(c) < 0)
 			calibration_fail(c);
 	}
@@ -479,7 +480,7 @@ void calibrate_on_next(struct loop_defer *defer)
 	calibration_start(container_of(defer, struct attends, calibrate_next));
 }
 
-/* ---- begin ---- */
+/* ---- start ---- */
 
 int calibrate_begin(struct attends *attends, const struct calibrate_args *args)
 {
@@ -500,7 +501,8 @@ int calibrate_begin(struct attends *attends, const struct calibrate_args *args)
 				 remote->label);
 	list_foreach(c, &attends->calibrations, link) {
 		if (c->remote == remote && c->args.speeds == args->speeds &&
-		    !(c->began && c->args.speeds)) /* it knows not what came since */
+		    !(c->began &&
+		      c->args.speeds)) /* it does not cover later geometries */
 			return err_raise(ERR_BUSY, "%s: calibration is running already",
 					 remote->label);
 	}
@@ -530,7 +532,7 @@ void calibrate_soon(struct attends *attends, struct remote *remote)
 	if (wait)
 		calibrate_later(attends, wait);
 	else if (calibrate_begin(attends, &args) < 0)
-		err_clear(); /* it is being done, and looked at when that ends */
+		err_clear(); /* one is in progress, and this is checked when it ends */
 }
 
 void calibrate_all(struct attends *attends)

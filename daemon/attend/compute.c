@@ -1,21 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Items wait in a queue for each principal, in the order in which they came, and in a
- * group of those that read the same KV in the same way. A batch is the first item of one
- * queue and others of its group, up to BATCH_ROWS rows and COMPUTE_WORK; there are as
- * many batches at work as threads. So rows that come while all threads are busy are
- * computed together, without a timer that would make the first one wait.
+ * Items wait in a queue for each principal, in order of arrival, and in a group of those
+ * that read the same KV in the same manner. A batch is the first item of one queue and
+ * others of its group, up to BATCH_ROWS rows and COMPUTE_WORK; at most as many batches
+ * run as there are threads. So rows that arrive while all threads are busy are computed
+ * together, without a timer that would delay the first one.
  *
- * Whose item is first: of who has had least, in rows x tokens, since it began to ask
- * (start-time fair queueing: Goyal, Vin, Cheng 1996). `had` of one who begins is that of
- * the one who was served last, so nobody saves up; and one that had more than that is
- * remembered while it is idle, or it would be new with each item.
+ * The next principal is the one with the least service, in rows x tokens, since its first
+ * request (start-time fair queueing: Goyal, Vin, Cheng 1996). `had` of a new one is that
+ * of the one served last, so idle time earns no credit; a principal with more than that
+ * is remembered while it is idle, or it would be new with each item.
  *
- * A batch that waking a thread would make twice as long is computed by the loop itself,
- * one a part of its turn; how fast that is, is known from the batches before.
+ * A batch that would take twice as long with the wake-up of a thread is computed by the
+ * loop itself, one in a part of its turn; its speed is known from earlier batches.
  *
- * A canceled item of a batch is left to its batch: its rows are in the kernel's call, and
- * are not told.
+ * A canceled item of a batch stays in it: its rows are computed, and not delivered.
  */
 #include "daemon/attend/compute.h"
 
@@ -45,7 +44,7 @@ struct compute {
 	uint64_t had;			     /* of the queue that was served last */
 	unsigned int waiting_count;
 	struct kernel *kernel;
-	struct loop_defer next; /* batches begin at the end of a turn */
+	struct loop_defer next; /* batches start at the end of a turn */
 	uint64_t begun, batches, rows, attend_us;
 	double rate; /* products a us, of late; 0: not known */
 };
@@ -57,11 +56,11 @@ struct compute_queue {
 	uint64_t had;	   /* rows x tokens */
 	struct list items; /* struct compute_item.link: they wait */
 	unsigned int used; /* items that wait or are at work */
-	uint64_t asked;	   /* number of the last batch that looked at an item of it */
+	uint64_t asked;	   /* number of the last batch that checked an item of it */
 };
 
-/* Items that wait, in the order in which they came. (Two kinds of one hash would be in
- * one group: item_joins() tells them apart.) */
+/* Waiting items, in order of arrival. (Two kinds of one hash would be in one group:
+ * item_joins() distinguishes them.) */
 struct compute_group {
 	uint64_t hash;
 	struct list items; /* struct compute_item.joins */
@@ -72,7 +71,7 @@ struct batch {
 	struct loop_work tell;
 	struct compute *compute;
 	uint64_t number;
-	struct list items; /* once it is computed: that were not told */
+	struct list items; /* once it is computed: undelivered ones */
 	uint32_t count, rows;
 	uint32_t askers; /* principals */
 	uint64_t work;
@@ -144,7 +143,7 @@ static void queue_unuse(struct compute *compute, struct compute_queue *queue)
 	list_push_back(&compute->idle, &queue->link);
 }
 
-/* Of those in which items wait, who had least; NULL: none. */
+/* Of those with waiting items, the one with the least service; NULL: none. */
 static struct compute_queue *queue_next(struct compute *compute)
 {
 	struct compute_queue *queue, *least = NULL;
@@ -165,7 +164,7 @@ static uint64_t item_work(const struct compute_item *item)
 	return item->rows * (tokens + 1);
 }
 
-/* Of what item_joins() compares. */
+/* Of the members that item_joins() compares. */
 static uint64_t item_hash(const struct compute_item *item)
 {
 	const struct store_kv *kv = item->kv;
@@ -237,7 +236,7 @@ static void item_end(struct compute *compute, struct compute_item *item,
 	item->on_done(item, why);
 }
 
-/* Do they read the same bytes in the same way? */
+/* Do they read the same bytes in the same manner? */
 static bool item_joins(const struct compute_item *a, const struct compute_item *b)
 {
 	return a->layer == b->layer && store_kv_same(a->kv, b->kv) &&
@@ -386,8 +385,8 @@ static void on_next(struct loop_defer *defer)
 		loop_work_init(&batch->tell, compute->loop, batch_tell, batch_told);
 		batch_fill(batch, first);
 		compute->busy++;
-		/* a principal of its own: of one it would be half of the threads at most
-		 */
+		/* a principal of its own: a shared one would get half of the threads at
+		 * most */
 		batch->job = (struct offload_job){.work = batch_work,
 						  .done = batch_done,
 						  .principal = offload_peer(batch)};
@@ -404,7 +403,7 @@ static void on_next(struct loop_defer *defer)
 	}
 }
 
-/* ---- what others call ---- */
+/* ---- public functions ---- */
 
 int compute_new(struct loop *loop, struct offload *offload, unsigned int threads,
 		const char *isa, struct compute **compute_p)
@@ -449,8 +448,8 @@ bool compute_idle(const struct compute *compute)
 			    compute->telling == 0);
 }
 
-/* What the kernel would refuse is refused here: there it would fail all of a batch, whose
- * other rows are of others. */
+/* Items that the kernel would refuse are refused here: there they would fail all of a
+ * batch, with the rows of others. */
 static int item_check(const struct compute_item *item)
 {
 	uint64_t count =

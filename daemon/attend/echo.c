@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a peer may ask for to learn what attending here costs it. An echo answers at once,
- * in the loop, with the bytes that came: no kernel and no thread is in it, and no more
- * goes out than came in. Its bytes are of a share a peer, in time, so that a loop is not
- * kept by echoes alone. A speed is measured by one of attention_threads, once for a
- * geometry; a peer waits for one of them at a time, has a share of what is measured anew,
- * too, and nobody is told what KV there is: scratch memory is attended to.
+ * Requests of a peer that measures attention here. An echo returns its bytes at once, in
+ * the loop: no kernel and no thread is involved, and no more is sent than was received.
+ * Each peer has a share of bytes per time, so that echoes cannot occupy the loop. A speed
+ * is measured by one of attention_threads, once for a geometry; a peer waits for one of
+ * them at a time, and has a share of new measurements, too. It reveals nothing about the
+ * stored KV: the measurement uses scratch memory.
  */
 #include "daemon/attend/echo.h"
 
@@ -20,7 +20,7 @@
 #include "daemon/handshake/handshake.h"
 #include "proto/wire.h"
 
-/* What a peer that has asked may still have echoed. */
+/* The remaining echo bytes of a peer that has sent one. */
 struct echo_share {
 	struct list link; /* attends->echo_shares */
 	const struct remote *remote;

@@ -2,8 +2,8 @@
 /*
  * Chunks are kept in the layout of the rank that wrote them, so a head is found by the
  * model's number of it: one rank's chunks may serve another's queries, if they have its
- * heads. What the engine says of values (their type, how many a head has) is compared
- * with the layout, and with the field's format where that is told.
+ * heads. The engine's description of values (their type, the number per head) is compared
+ * with the layout, and with the field's format if that is given.
  */
 #include "daemon/attend/form.h"
 
@@ -85,7 +85,7 @@ uint64_t form_hash(const struct form *form)
 
 /* ---- fields ---- */
 
-/* Layouts' words for a type: what engines' adapters write, which is what torch says, and
+/* Names of a type in layouts: those that engines' adapters write, which are torch's, and
  * the short one. */
 static bool format_is(const char *format, enum value_type type)
 {

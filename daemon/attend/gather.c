@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Results of a post's legs become one, in memory of their own, and the loop writes that
- * to the seat: so a post that ends meanwhile has ended for the seat, too. Where each row
- * is of one leg there is nothing to merge: the legs' own memory is written, or, of a post
+ * Merges the results of a post's legs, in separate memory, and the loop writes the result
+ * to the seat: so a post that ends meanwhile has ended for the seat, too. If each row is
+ * of one leg there is nothing to merge: the legs' own memory is written, or, of a post
  * that is one message, that message. A seat has megabytes: it is written some rows a
  * turn.
  */
@@ -15,7 +15,7 @@
 #include "daemon/session/session.h"
 
 #define LOOP_VALUES 196608u /* fewer are merged by the loop itself */
-#define PIECE_VALUES 65536u /* that are written to a seat between looks at the time */
+#define PIECE_VALUES 65536u /* written to a seat between checks of the time */
 
 /* Results of all legs, which become one. */
 struct post_merge {
@@ -25,7 +25,7 @@ struct post_merge {
 	struct list legs;
 	struct charge charge;
 	uint32_t rows, dv;
-	bool own;      /* the result begins with the engine's own part */
+	bool own;      /* the result starts with the engine's own part */
 	float *values; /* o, m, l; NULL: the legs' own are the result */
 	struct loop_defer more;
 	uint32_t written; /* rows of the first leg, or of all that was merged */
@@ -74,8 +74,8 @@ static void gather_work(struct offload_job *job)
 	}
 }
 
-/* Of `rows` rows, whose first is the post's `row`: some that were not written yet. True:
- * that were the last. */
+/* Writes some of `rows` rows, whose first is the post's `row`. True: those were the last.
+ */
 static bool gather_write(struct post_merge *merge, const float *values, uint32_t rows,
 			 uint32_t row)
 {
@@ -118,7 +118,7 @@ static void gather_more(struct loop_defer *defer)
 	struct attend_post *post = merge->post;
 
 	while (post && !gather_step(merge)) {
-		/* an engine's own part lies where the result goes: not half of it */
+		/* an engine's own part is in the place of the result: not half of it */
 		if (!merge->own && loop_enough(merge->attends->kvd->loop)) {
 			loop_defer(merge->attends->kvd->loop, &merge->more);
 			return;
@@ -146,7 +146,7 @@ static void gather_begin(struct post_merge *merge, const struct attend_post *pos
 	float *m = values_m(merge->values, merge->rows, merge->dv);
 
 	if (!merge->own)
-		return; /* zeros: l says that it is empty */
+		return; /* zeros: l marks it empty */
 	memcpy(merge->values, post_seat(post, f->o),
 	       (size_t)merge->rows * merge->dv * sizeof(float));
 	memcpy(m, post_seat(post, f->m), merge->rows * sizeof(float));

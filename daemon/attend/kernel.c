@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Items become spans of one job of daemon/math: the first one tells the KV, the shape and
- * the rope, for all that are in a batch read the same bytes in the same way.
+ * Items become spans of one job of daemon/math: the first one determines the KV, the
+ * shape and the rope, because all in a batch read the same bytes in the same manner.
  *
  * A call works in scratch memory: one for each thread that ever computed at the same
  * time, kept from call to call. One of MLA has 1.5 MiB, more than malloc takes from its
- * heap (mem.c), so each call would map it, have its pages zeroed and give them back.
+ * heap (mem.c), so each call would map it, have its pages zeroed and unmap them.
  */
 #include "daemon/attend/kernel.h"
 
@@ -54,7 +54,7 @@ int kernel_new(const char *isa, struct kernel **kernel_p)
 	kernel = mem_zalloc(sizeof(*kernel));
 	if (!kernel)
 		return err_pass(-ENOMEM);
-	if (picked == PICK_AUTO) /* what it comes to, where the shape allows */
+	if (picked == PICK_AUTO) /* the result, if the shape allows */
 		for (picked = PICK_ISAS - 1; !pick_has(picked); picked--)
 			continue;
 	kernel->isa = picked;
@@ -81,7 +81,7 @@ const char *kernel_isa(const struct kernel *kernel)
 	return pick_name(kernel->isa);
 }
 
-/* The run ends when nobody waits for any of its rows. */
+/* The run ends when all of its items are canceled. */
 static bool run_stop(void *arg)
 {
 	const struct list *items = arg;

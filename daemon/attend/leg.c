@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A leg: a part's rows with the chunks that one daemon has. Here it is an item of the
- * compute queue, there a message and its answer.
+ * A leg: a part's rows with the chunks that one daemon has. A local one is an item of the
+ * compute queue, a remote one a message and its reply.
  *
- * Each ATTEND is answered once, whatever became of it, also when it was told to stop. So
- * it is known what of one daemon's is under way, in rows and bytes, and it is bounded: an
- * engine's large post would else fill the line to a daemon, which ends what all other
- * engines have with it. Legs over the bound wait, with a copy of their rows; those of who
- * has fewest under way are next.
+ * Each ATTEND has one reply, whatever its result, even if it was canceled. So the rows
+ * and bytes in flight at one daemon are known, and bounded: otherwise an engine's large
+ * post would fill the connection to a daemon, which fails all other engines' requests
+ * there. Legs over the bound wait, with a copy of their rows; those of the session with
+ * the fewest in flight are next.
  *
- * Rows have megabytes, and so have selections: a leg takes its own when it begins, and
- * what is copied for a kernel here is copied by Q_PIECE, so that the post ends its turn
- * between them (ask.c).
+ * Rows have megabytes, and so have selections: a leg copies its own when it starts, and
+ * rows for a local kernel are copied by Q_PIECE, so that the post ends its turn between
+ * them (ask.c).
  *
- * A leg whose post has ended is kept until its answer comes, without anything in it.
+ * A leg whose post has ended is kept until its reply arrives, without its data.
  */
 #include <assert.h>
 #include <errno.h>
@@ -97,7 +97,7 @@ static void leg_wait_ends(struct leg *leg)
 	mem_free(line);
 }
 
-/* All but what says that an answer is due. */
+/* Frees all except the record that a reply is due. */
 static void leg_empty(struct leg *leg)
 {
 	list_remove(&leg->link);
@@ -341,7 +341,7 @@ static bool leg_has_room(const struct leg *leg)
 				    there->sent_bytes + leg->bytes <= ATTEND_SENT_BYTES);
 }
 
-/* Of those that wait, of the session with fewest under way; NULL: none. */
+/* Of the waiting ones, of the session with the fewest in flight; NULL: none. */
 static struct leg *leg_next(const struct remote *remote)
 {
 	struct leg_line *line, *least = NULL;
@@ -496,7 +496,7 @@ int leg_begin(struct leg *leg)
 
 /* ---- answers ---- */
 
-/* What is known of the round when its answer is there, but for its time. */
+/* The data of the round at its reply, except its time. */
 static struct live_round leg_round(const struct leg *leg, const struct wire_attended *msg)
 {
 	const struct form *form = &leg->post->attend->form;
@@ -513,14 +513,15 @@ static struct live_round leg_round(const struct leg *leg, const struct wire_atte
 		.requesters = msg->together > 1 ? (double)msg->together : 1};
 }
 
-/* Of a post that is one message all that it took here, from the seat and to it. Who has
- * waited for others' answers, or whose rows are merged with others, was on its way. */
+/* For a post of one message: all of its time here, from reading the seat to writing it. A
+ * leg that waited for others' replies, or is merged with others, counts from its sending.
+ */
 static uint64_t leg_since_ns(const struct leg *leg)
 {
 	return leg->told && leg->q_taken == 0 ? leg->post->began_ns : leg->sent_ns;
 }
 
-/* What the round took, beside what it was to take. */
+/* Compares the time of the round with its prediction. */
 static void leg_price(struct attends *attends, struct remote *remote,
 		      struct live_round *round, uint64_t since_ns)
 {

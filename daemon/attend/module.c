@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Attends as a module: what sessions and peers have of them, and who in this folder a
- * message is for. Nothing here is used by the rest of the folder.
+ * Attention as a module: the data of sessions and peers, and the dispatch of messages
+ * within this folder. The rest of the folder uses nothing of this.
  *
- * attention_threads have an offload of their own: what blocks the loop's helpers
- * (populating memory, disk) makes no query wait, and no more cores are taken than were
- * given.
+ * attention_threads have an offload of their own: blocking jobs of the loop's helpers
+ * (populating memory, disk) delay no query, and no more cores are used than configured.
  */
 #include <assert.h>
 #include <errno.h>
@@ -26,13 +25,14 @@
 #include "daemon/session/session.h"
 #include "daemon/store/store.h"
 
-#define SPIN_CORES 4 /* of fewer, one that looks is missed by who computes */
+#define SPIN_CORES 4 /* with fewer cores a polling loop takes one from the computation \
+		      */
 #define SPIN_NS UINT64_C(200000)
 
 /* ---- life ---- */
 
-/* Asleep, a loop hears of the next message when the kernel has woken it, which takes
- * longer than all that is done for a few rows. */
+/* A sleeping loop receives the next message after the kernel has woken it, which takes
+ * longer than all work for a few rows. */
 static bool attends_on_prepare(struct loop_prepare *prepare)
 {
 	struct attends *attends = container_of(prepare, struct attends, awake);
@@ -89,7 +89,7 @@ static int attends_new(struct kvd *kvd, void **part_p)
 	struct offload *offload = NULL;
 	int r = 0;
 
-	if (!store_of(kvd)) /* whose chunks are attended to */
+	if (!store_of(kvd)) /* the chunks are the store's */
 		return 0;
 	if (kvd->compute)
 		return err_pass(attends_make(kvd, kvd->compute, part_p));
@@ -135,7 +135,7 @@ static void attends_free(void *part)
 
 	attends_close(attends);
 	if (attends->offload)
-		offload_free(attends->offload); /* what it has runs to its end */
+		offload_free(attends->offload); /* its jobs run to their end */
 	loop_prepare_remove(&attends->awake);
 	drained = attends_drained(attends);
 	assert(drained);
@@ -174,7 +174,7 @@ static void attends_session_gone(struct session *session)
 	idmap_fini(&part->posts);
 }
 
-/* Its seat is told of its end, which frees the slot. */
+/* Its seat gets its end, which frees the slot. */
 static bool attends_ring_release(struct session *session, uint64_t id)
 {
 	return attend_posted(session, id);

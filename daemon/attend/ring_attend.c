@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Posts by the submission ring. A selection may have 2^20 numbers: to read them and to
- * look at each of them once is a helper's work, for which the ring waits, and legs cut
- * their parts of it when they begin (leg.c). Short ones are read on the loop, as a
- * helper's answer takes longer than they do.
+ * Posts by the submission ring. A selection may have 2^20 numbers: reading and checking
+ * each of them once is a helper's job, for which the ring waits, and legs cut their parts
+ * of it when they start (leg.c). Short ones are read on the loop, as the round trip to a
+ * helper takes longer.
  */
 #include "daemon/attend/ring_attend.h"
 

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What another daemon asks for is read as hostile: each number is checked against what it
- * is a number of before anything is computed. It may attend to what it holds, and to
- * nothing else: an answer made of values gives them away, as reading them would. Its rows
- * wait with everybody's; how many of one daemon wait is bounded, and so is how long.
+ * A request of another daemon is parsed as hostile: each number is checked against its
+ * range before anything is computed. It may attend to its own holds, and to nothing else:
+ * a result computed from values reveals them, as reading them would. Its rows wait with
+ * all others; the number of waiting requests of one daemon is bounded, and so is their
+ * time.
  *
- * Each ATTEND is answered once. A daemon that says stop, or is lost, has its waiting rows
- * dropped; those in a kernel are not told.
+ * Each ATTEND has one reply. When a daemon cancels, or is lost, its waiting rows are
+ * dropped; those in a kernel are not delivered.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -30,11 +31,11 @@ struct serve {
 	struct list link; /* attends->serving */
 	struct list peer; /* its remote's */
 	struct attends *attends;
-	struct remote *remote; /* held; NULL: nobody is told */
+	struct remote *remote; /* held; NULL: no reply is sent */
 	uint64_t attend;
-	struct err over; /* code: it is not told */
+	struct err over; /* code: set if it is canceled */
 	struct compute_item item;
-	struct charge charge; /* the asker's */
+	struct charge charge; /* the requester's */
 	uint8_t *q;
 	uint32_t *select;
 	struct rows_made answer; /* with the values */
@@ -113,7 +114,7 @@ static void serve_stop(struct serve *serve, const struct err *why)
 	serve_free(serve);
 }
 
-/* Nobody is told. */
+/* No reply is sent. */
 static void serve_lose(struct serve *serve, const struct err *why)
 {
 	serve_unbind(serve);
@@ -178,7 +179,7 @@ static int message_check(const struct attends *attends, const struct wire_attend
 	return 0;
 }
 
-/* A peer's share of what waits. */
+/* A peer's share of the queue. */
 static int room_check(const struct attends *attends, const struct remote *remote,
 		      uint32_t rows)
 {
@@ -202,8 +203,8 @@ static int serve_alloc(struct serve *serve, const struct wire_attend *msg)
 		serve->select = mem_dup(msg->select.data, msg->select.len);
 	if (!serve->q || (msg->per_token && !serve->select))
 		return err_pass(-ENOMEM);
-	/* all values are written, unless the item is canceled: then nobody is told of
-	 * them */
+	/* all values are written, unless the item is canceled: then they are not
+	 * delivered */
 	return err_pass(
 		rows_room_attended(answer_bytes(msg->rows, serve->item.form.shape.dv),
 				   &serve->answer, &serve->item.o));

@@ -2,17 +2,16 @@
 /*
  * A kernel's time is a0 + a1 M + D / Bm + FLOP / F: each row is unpacked and its result
  * written, each token's KV read and packed, and one thread does one after the other. Four
- * calls tell the four: few and many rows, with few and with many tokens. What is solved
- * for is kept above zero, as scatter of two calls that hardly differ could leave.
+ * calls determine the four: few and many rows, with few and with many tokens. The
+ * solutions are kept above zero, which scatter of two nearly equal calls could violate.
  *
- * Medians of the faster half of a few calls: a speed is measured seldom, and what took
- * the core from some calls would be in all prices. How much that was is in the error. The
- * memory is scratch that was just
- * written, so of a small geometry it lies in a cache, as KV that is attended in each step
- * does. Who asks for a geometry that is known has it at once, so a peer that asks again
- * and again takes nothing. Where there are too many the one that was asked for longest
- * ago is forgotten. One measurement takes some 10 ms of one of attention_threads, of many
- * heads some 100 ms: the more rows, the fewer tokens.
+ * Medians of the faster half of a few calls: a speed is measured seldom, and a
+ * disturbance of some calls would be in all prices. Its size is in the error. The memory
+ * is scratch that was just written, so of a small geometry it is in a cache, as KV that
+ * is attended in each step is. A request for a known geometry is answered at once, so a
+ * peer that repeats it costs nothing. When there are too many, the least recently
+ * requested one is dropped. One measurement takes some 10 ms of one of attention_threads,
+ * of many heads some 100 ms: the more rows, the fewer tokens.
  */
 #include "daemon/attend/speed.h"
 
@@ -34,7 +33,7 @@
 #define TOKENS_MOST 8192u
 #define TOKENS_FEW 16u
 #define ROWS_MANY 256u
-/* A peer may ask: what is larger is no rank's. */
+/* A peer may request it: no rank is larger. */
 #define HEADS_MOST 1024u
 #define TOKEN_BYTES_MOST (256u << 10)
 #define CALL_FLOP 1e9 /* of the rows of one query token, at most */
@@ -50,8 +49,8 @@ struct speed {
 	struct cost_compute compute;
 	struct err why;
 	bool known;
-	uint64_t at_ns; /* it began */
-	uint64_t asked; /* the latest of those that asked: struct speeds.asked */
+	uint64_t at_ns; /* its start */
+	uint64_t asked; /* the latest request of it: struct speeds.asked */
 	struct list waits;
 	struct offload_job job;
 	struct attends *attends;
@@ -240,7 +239,7 @@ static int speed_measure(struct kernel *kernel, const struct attend_shape *shape
 	return 0;
 }
 
-/* ---- who wants to know ---- */
+/* ---- requesters ---- */
 
 static void speed_work(struct offload_job *job)
 {

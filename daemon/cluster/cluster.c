@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cluster: the module: groups, and the loads that are told there. */
+/* cluster: the module: groups, and the loads that are published in them. */
 #include <errno.h>
 
 #include "daemon/base/mem.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A line becomes the record that its engine would publish, as far as the file knows it:
- * no instance, session or figures. The size of a worker is known when all its lines are
- * read, so records are finished at the end.
+ * A line becomes the record that its engine would publish, as far as the file has it:
+ * without instance, session or figures. The size of a worker is known after all of its
+ * lines, so records are completed at the end.
  */
 #include "daemon/cluster/cluster_file.h"
 

@@ -2,10 +2,9 @@
 /*
  * The etcd directory as a whole: its options, its state, its one step.
  *
- * Whatever happens changes what is wanted or known, and kicks the step, which then does
- * all that can be done: the lease, then what is published, then what is followed, then
- * who reads. So each part only says what it wants, and none calls another in the middle
- * of its work.
+ * Any event changes the desired or the known state, and schedules the step, which then
+ * does all possible work: the lease, then publications, then subscriptions, then readers.
+ * So each part only records its needs, and none calls another in the middle of its work.
  */
 #include "daemon/cluster/etcd.h"
 
@@ -218,7 +217,7 @@ static int etcd_secret_check(const char *option, const char *path, int fd)
 	return 0;
 }
 
-/* Read now: libcurl reads it when it connects, and says less. */
+/* Read now: libcurl reads it when it connects, with less detail in its error. */
 static int etcd_file(const char *option, const char *path, bool secret, char **copy_p)
 {
 	cleanup_close int fd = -1;

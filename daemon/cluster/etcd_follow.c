@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How a group is followed: a range of all its keys, in pages at one revision, then the
- * changes from that revision on. etcd's gateway takes several watches with one request,
- * at its beginning; so one stream, one connection, has all of them, and is made anew when
- * what is wanted changes, each watch from the revision that it has come to.
+ * A group is followed by a range of all its keys, in pages at one revision, then by the
+ * changes from that revision on. etcd's gateway accepts several watches with one request,
+ * at its start; so one stream, on one connection, has all of them, and is made again when
+ * the desired groups change, each watch from its last revision.
  *
- * A page has as many keys as make about four megabytes: etcd looks at all that are left
- * for each page, so small ones would cost it much when there are a million. One that etcd
- * could not make in time, of large values, is asked for with fewer keys.
+ * A page has as many keys as make about four megabytes: etcd reads all remaining keys for
+ * each page, so small ones would be expensive with a million. A page of large values that
+ * etcd could not make in time is requested again with fewer keys.
  *
- * How long etcd may take to create watches is not known: it is asked again after half a
- * second, then after twice as long each time, up to the patience of any request; what it
- * took the last time is remembered. Readers have all of a group only while its watch
- * stands: that is while etcd has confirmed it, and while a newer stream is not overdue.
+ * The time that etcd needs to create watches is unknown: it is checked after half a
+ * second, then after twice as long each time, up to the timeout of any request; the last
+ * time is remembered. Readers have all of a group only while its watch is confirmed by
+ * etcd, and while a newer stream is not overdue.
  *
- * A revision that was compacted away, or that etcd has not come to, means that the
- * group's keys are asked for anew.
+ * If a revision was compacted, or etcd has not reached it, the group's keys are read
+ * again.
  */
 #include <string.h>
 
@@ -29,7 +29,7 @@
 #define FOLLOW_GATHER_NS (20 * LOOP_NS_PER_MS)
 #define FOLLOW_CHECK_NS (500 * LOOP_NS_PER_MS) /* at first */
 #define FOLLOW_REFUSED_NS (5 * LOOP_NS_PER_S)
-#define FOLLOW_RESTLESS_NS (200 * LOOP_NS_PER_MS) /* asked anew so soon: with a pause */
+#define FOLLOW_RESTLESS_NS (200 * LOOP_NS_PER_MS) /* repeated so soon: with a pause */
 
 static struct etcd_group *half_group(struct etcd_half *half)
 {
@@ -38,7 +38,7 @@ static struct etcd_group *half_group(struct etcd_half *half)
 
 /* ---- ranges ---- */
 
-/* All keys that begin with the group's. */
+/* All keys with the group's prefix. */
 static void half_prefix(struct etcd *e, struct etcd_half *half, char key[ETCD_NAME_MAX])
 {
 	etcd_group_key(e->url.prefix, half->side, half_group(half)->name, key);
@@ -87,8 +87,8 @@ static void half_on_kv(struct etcd_request *request, const struct etcd_kv *kv)
 	struct etcd_half *half = container_of(request, struct etcd_half, request);
 	size_t len = kv->key_len;
 
-	/* the next page begins behind this key; of one that is too long, behind all that
-	 * begin as it does */
+	/* the next page starts after this key; of a truncated one, after all with that
+	 * prefix */
 	memcpy(half->from, kv->key, len);
 	if (kv->key_cut)
 		while (len && ++half->from[len - 1] == 0)
@@ -172,7 +172,7 @@ void etcd_half_init(struct etcd *e, struct etcd_half *half)
 	half->first = PAGE_FIRST;
 }
 
-/* Its readers are told again when they have all. */
+/* Its readers are notified again when they have all. */
 static void half_unsync(struct etcd_half *half)
 {
 	struct etcd_reader *reader;
@@ -283,7 +283,7 @@ static void stream_on_message(struct etcd_request *request, const struct etcd_me
 	} else if (m->created) {
 		stream_confirmed(e, half);
 		if (m->revision + 1 < half->next)
-			etcd_half_again(e, half, 0); /* it went back */
+			etcd_half_again(e, half, 0); /* the revision decreased */
 	} else if (m->kvs == 0) {
 		if (m->revision >= half->next) /* progress: nothing happened until then */
 			half->next = m->revision + 1;
@@ -324,7 +324,7 @@ static void stream_start(struct etcd *e)
 			if (group->half[side].follow == FOLLOW_STREAM)
 				stream_watch_text(e, &group->half[side], &body);
 	if (!body.data && !body.failed)
-		return; /* nobody asks */
+		return; /* it has no readers */
 	if (etcd_request_start(&stream->request, "watch", &body) < 0) {
 		err_clear();
 		stream->stale = true;
@@ -357,8 +357,8 @@ static void stream_on_timer(struct loop_timer *timer)
 		stream_start(e);
 }
 
-/* The gateway stops to read the request when it begins to answer: what it had not read by
- * then, on a loaded machine, is lost. */
+/* The gateway stops reading the request when it starts to reply: the unread part, on a
+ * loaded machine, is lost. */
 static void stream_on_check(struct loop_timer *timer)
 {
 	struct etcd *e = container_of(timer, struct etcd, stream.check);

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What is known of the groups that somebody here asks about, and who has been told what.
+ * The known entries of the groups with readers, and the state of each reader.
  *
- * A group's entries are in one list, in the order in which they were heard of. A reader
- * who comes walks along it, some entries a turn; a change is told to those readers at
- * once that have passed its entry, the others will meet it as it is then. So each reader
- * sees each entry's states in order, and no reader needs a copy.
+ * A group's entries are in one list, in order of arrival. A new reader walks along it,
+ * some entries a turn; a change is reported at once to those readers that have passed its
+ * entry, the others will reach its later state. So each reader sees each entry's states
+ * in order, and no reader needs a copy.
  *
- * A range marks what it sees, and the stream what it tells of since; a sweep then takes
- * what has no mark for gone. When a store has lost its data the sweep waits for a lease's
- * time, in which the other members come back.
+ * A range marks the entries that it sees, and the stream those that it reports since; a
+ * sweep then removes entries without a mark. When a store was reset the sweep waits for a
+ * lease's time, in which the other members return.
  *
- * What strangers put under our prefix costs a counter: a key that is not one of ours as
- * we write it, a value that is too long or no text, a key without a lease, which no
- * member would keep alive. A good entry that becomes bad is gone.
+ * Foreign keys under our prefix only increment a counter: a key in another form, a value
+ * that is too long or not text, a key without a lease, which no member would keep alive.
+ * A good entry that becomes bad is removed.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -29,7 +29,7 @@ static const size_t text_max[ETCD_SIDES] = {
 	[ETCD_LOADS] = DIRECTORY_LOAD_MAX,
 };
 
-/* ---- telling ---- */
+/* ---- reports ---- */
 
 static bool entry_known(const struct etcd_group *group, const struct etcd_entry *entry,
 			enum etcd_side side)
@@ -51,7 +51,7 @@ static void reader_tell(struct etcd_reader *reader, const struct etcd_entry *ent
 	reader->watch->on_entry(reader->watch, &place, record, load);
 }
 
-/* Readers are freed by the step only, so whatever on_entry() ends stays in the list. */
+/* Readers are freed by the step only, so one that on_entry() ends stays in the list. */
 static void group_tell(struct etcd_group *group, const struct etcd_entry *entry,
 		       enum etcd_side side)
 {
@@ -119,7 +119,7 @@ static int entry_new(struct etcd_group *group, const struct etcd_spot *spot,
 	return 0;
 }
 
-/* Its record or load is gone. */
+/* Its record or load was removed. */
 static void entry_drop(struct etcd_group *group, struct etcd_entry *entry,
 		       enum etcd_side side)
 {
@@ -244,7 +244,7 @@ void etcd_group_take(struct etcd *e, const struct etcd_kv *kv, struct etcd_half 
 		entry_drop(group, entry, side);
 }
 
-/* ---- what takes several turns ---- */
+/* ---- work of several turns ---- */
 
 /* False: there is more. */
 static bool group_sweep(struct etcd_group *group, enum etcd_side side)
@@ -337,7 +337,7 @@ static void group_free(struct etcd_group *group)
 	mem_free(group);
 }
 
-/* Who has ended, and what nobody asks about any more. False: the group is gone. */
+/* Frees ended readers, and unused halves. False: the group was freed. */
 static bool group_wants(struct etcd_group *group)
 {
 	bool wants[ETCD_SIDES] = {false, false};
@@ -390,7 +390,7 @@ void etcd_group_step(struct etcd *e)
 		etcd_kick(e);
 }
 
-/* ---- who reads ---- */
+/* ---- readers ---- */
 
 static int group_get(struct etcd *e, const char *name, struct etcd_group **group_p)
 {
@@ -436,7 +436,7 @@ int etcd_group_watch(struct etcd *e, struct watch *watch, const char *name, bool
 		r = group_get(e, name, &group);
 	if (r != 0)
 		return err_pass(r);
-	etcd_kick(e); /* frees a group that nobody reads */
+	etcd_kick(e); /* frees a group without readers */
 	reader = mem_zalloc(sizeof(*reader));
 	if (!reader)
 		return err_pass(-ENOMEM);

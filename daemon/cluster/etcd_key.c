@@ -117,7 +117,7 @@ static bool key_ranks(const char *at, const char *end, struct place *place)
 	return at == end;
 }
 
-/* What is read is written again: one place has one key. */
+/* A parsed key is written again and compared: one place has one key. */
 bool etcd_key_read(const char *prefix, const char *key, size_t len,
 		   enum etcd_side *side_p, struct place *place_p)
 {

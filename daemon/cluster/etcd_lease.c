@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One lease for all that this daemon publishes. It is lost when etcd says so, not when we
- * could not renew it in time: while etcd is away nobody can tell, and an etcd that comes
- * back gives its leases their time anew.
+ * One lease for all publications of this daemon. It is lost when etcd reports so, not
+ * when it was not renewed in time: while etcd is unavailable the state is unknown, and an
+ * etcd that restarts extends its leases.
  *
- * A daemon that is killed leaves its places to its lease, for seconds. The next one of
- * the same name finds the lease's number in a file, and ends it.
+ * The places of a killed daemon stay until its lease ends, for seconds. The next daemon
+ * of that name reads the lease's number from a file, and revokes it.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -199,7 +199,7 @@ void etcd_lease_init(struct etcd *e)
 	lease_read(e);
 }
 
-/* Its keys are gone at once, if etcd answers in a moment. */
+/* Its keys are removed at once, if etcd replies in a moment. */
 void etcd_lease_fini(struct etcd *e)
 {
 	struct etcd_lease *lease = &e->lease;

@@ -2,11 +2,11 @@
 /*
  * The link to etcd: one endpoint at a time, which all requests and the watch stream use.
  *
- * When it is made it asks for the store's number, a key with random content that whoever
- * comes first puts there. Another number, or a revision that goes back, is a store that
- * has lost its data: what is known of it is then asked for anew, and what does not come
- * back in the time of a lease is gone. An etcd whose disk is empty may else not be told
- * from the one before: its cluster's id is made of its configuration.
+ * A new link reads the store's number, a key with random content that the first daemon
+ * puts. Another number, or a lower revision, means that the store was reset: its entries
+ * are then read again, and those that do not return in the time of a lease are removed.
+ * Without the number an etcd with an emptied disk may look like the one before: its
+ * cluster's id is derived from its configuration.
  *
  * Pauses between tries are random: ten thousand daemons lose etcd in the same moment.
  */

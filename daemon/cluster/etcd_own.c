@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What this daemon publishes: one transaction at a time for each place, with record and
- * load as they are wanted when it begins, so that what changes often is put as often as
- * etcd answers, and the latest wins.
+ * This daemon's publications: one transaction at a time for each place, with the record
+ * and load desired when it starts, so that frequent changes are put at etcd's pace, and
+ * the latest wins.
  *
- *   claim   if the place's record is not there, or is there under our lease: put; else
- *           tell under whose it is
- *   put     if it is there under our lease: put. Else it is claimed anew
+ *   claim   if the place's record is missing, or is under our lease: put; else
+ *           report its lease
+ *   put     if it is there under our lease: put. Else it is claimed again
  *   delete  if it is there under our lease: delete
  *
- * The first claim waits as long as a lease lives: a holder that has died is gone then.
- * One that is still there is another member, and the publisher is told. Later, when a
- * place was lost with its lease, it is claimed until it is free.
+ * The first claim waits for the lifetime of a lease: after that the lease of a dead
+ * holder has expired. A remaining holder is another member, and the claim fails. Later,
+ * when a place was lost with its lease, it is claimed until it is free.
  *
  *   IDLE -> CLAIMING -> HELD <-> PUTTING    HELD, LOST -> DELETING -> IDLE
- *   LOST -> CLAIMING                        any but IDLE -> LOST: not known any more
+ *   LOST -> CLAIMING                        any but IDLE -> LOST: unknown state
  */
 #include <errno.h>
 #include <stdio.h>
@@ -45,7 +45,7 @@ static bool own_busy(const struct etcd_own *own)
 	return state == OWN_CLAIMING || state == OWN_PUTTING || state == OWN_DELETING;
 }
 
-/* A state without a request has none under way, and the others have. */
+/* A state without a request has none in flight, and the others have one. */
 static bool own_has_its_request(const struct sm *sm, unsigned int from)
 {
 	const struct etcd_own *own = container_of(sm, struct etcd_own, sm);
@@ -214,7 +214,7 @@ static void own_is_held(struct etcd_own *own)
 		own_answer(own, &err);
 		return;
 	}
-	/* what was lost with a lease may be there for a moment yet */
+	/* a place lost with its lease may be in etcd for a moment */
 	if (own->answered && ++own->others > OWN_HELD_LONG) {
 		if (!own->logged)
 			log_warn("etcd", own->key[ETCD_RECORDS],
@@ -355,7 +355,7 @@ static bool own_serve_next(struct etcd *e)
 	bool can = e->lease.id && e->puts < ETCD_PUTS_MAX;
 	struct etcd_own *own = list_first(&e->leaving, struct etcd_own, work);
 
-	/* nothing of it is there, or it went with the lease */
+	/* it is not in etcd, or was removed with the lease */
 	if (own && (sm_state(&own->sm) == OWN_IDLE ||
 		    (etcd_link_up(&e->link) && !e->lease.id))) {
 		own_free(own);
@@ -379,7 +379,7 @@ void etcd_own_step(struct etcd *e)
 	}
 }
 
-/* ---- what the owner says ---- */
+/* ---- calls of the owner ---- */
 
 static int own_check(const char *text, size_t max, const char *what)
 {
@@ -477,7 +477,7 @@ int etcd_own_publish(struct etcd *e, struct publication *publication,
 	publication->impl = own;
 	own->answered = false;
 	own->end_ns = 0;
-	own->dirty |= OWN_DIRTY(ETCD_RECORDS); /* the answer comes when it is put */
+	own->dirty |= OWN_DIRTY(ETCD_RECORDS); /* the result follows when it is put */
 	loop_timer_stop(&own->timer);
 	list_remove(&own->work); /* it may have been leaving */
 	own_look(own);

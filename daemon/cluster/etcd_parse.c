@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A checker of JSON that keeps the path and one string. Members are known by their name
- * and by where they stand:
+ * A checker of JSON that keeps the path and one string. Members are identified by name
+ * and path:
  *
  *   header.revision, result.header.revision, result.watch_id, result.events[].kv.key,
  *   kvs[].key, responses[].response_txn.responses[].response_range.kvs[].key, …
  *
- * Who is not known is passed over, a string of megabytes, too. int64 stands in quotes
- * there, as protobuf's JSON wants it, and is taken without them, too.
+ * Unknown members are skipped, even a string of megabytes. int64 is quoted there, as in
+ * protobuf's JSON; unquoted numbers are accepted, too.
  *
- * A key is told of at the end of the object in the array `kvs` or `events` that it is in,
- * for its members may come in any order.
+ * A key is reported at the end of its object in the array `kvs` or `events`, because its
+ * members may be in any order.
  */
 #include "daemon/cluster/etcd_parse.h"
 
@@ -20,7 +20,7 @@
 #include "daemon/base/hex.h"
 #include "proto/json.h"
 
-/* What may come next. */
+/* The tokens that may follow. */
 enum {
 	WANT_MESSAGE, /* the first, or another one */
 	WANT_VALUE,
@@ -121,8 +121,8 @@ static int parser_fail(struct etcd_parser *p, const char *what)
 
 /* ---- where it is ---- */
 
-/* The name under which the container around the value stands. An array's elements have
- * the array's name. */
+/* The name of the container around the value. An array's elements have the array's name.
+ */
 static enum name parser_around(const struct etcd_parser *p, unsigned int up)
 {
 	return up < p->depth ? (enum name)p->names[p->depth - 1 - up] : NAME_OTHER;
@@ -145,7 +145,7 @@ static bool parser_in_error(const struct etcd_parser *p)
 	return p->depth == 1 || (p->depth == 2 && parser_around(p, 0) == NAME_ERROR);
 }
 
-/* Is the object that ends or begins here, under this name, an element of kvs or events?
+/* Is the object that ends or starts here, under this name, an element of kvs or events?
  */
 static bool parser_is_key(const struct etcd_parser *p, enum name name)
 {
@@ -153,7 +153,7 @@ static bool parser_is_key(const struct etcd_parser *p, enum name name)
 	       (name == NAME_KVS || name == NAME_EVENTS);
 }
 
-/* ---- what it says ---- */
+/* ---- values ---- */
 
 static bool parser_number(const char *text, uint64_t *out_p)
 {
@@ -182,7 +182,7 @@ static void parser_copy(char to[ETCD_TEXT_MAX], const char *text)
 	json_sanitize(to);
 }
 
-/* It goes into a header as it is. */
+/* It is copied into a header unchanged. */
 static bool parser_token(const struct etcd_parser *p, char to[ETCD_TOKEN_MAX])
 {
 	if (p->cut || p->len >= ETCD_TOKEN_MAX)
@@ -388,8 +388,8 @@ static void parser_token_begin(struct etcd_parser *p, uint8_t token)
 	p->escape = 0;
 }
 
-/* Behind a backslash: one character, or u and four digits. What is not ASCII is of no
- * use to us, and becomes '?'. */
+/* After a backslash: one character, or u and four digits. Non-ASCII characters are not
+ * needed, and become '?'. */
 static int parser_escape(struct etcd_parser *p, char c)
 {
 	static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";

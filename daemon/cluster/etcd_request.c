@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libcurl's multi interface on the loop. A request that nobody answers ends the link, by
- * a timer of our own that each piece of the answer sets anew: a long range may take its
- * time, a dead etcd may not.
+ * libcurl's multi interface on the loop. A request without a reply ends the link, by a
+ * timer of our own that each piece of the reply restarts: a long range may be slow, a
+ * dead etcd is detected.
  *
- * All connections are closed when the link is broken: one that was cut by a partition
- * would else be taken from libcurl's cache, and go on when its retransmission timer says.
- * Names are not resolved here, proxies of the environment and redirections are not
- * followed. libcurl reads at most a hundred buffers in one call: small ones bound what is
- * parsed and told in a turn.
+ * All connections are closed when the link fails: otherwise one cut by a partition would
+ * be taken from libcurl's cache, and continue at its retransmission timer. Names are not
+ * resolved here, proxies of the environment and redirections are not followed. libcurl
+ * reads at most a hundred buffers in one call: small ones bound the parsing and reports
+ * in a turn.
  */
 #include <assert.h>
 #include <errno.h>
@@ -32,7 +32,7 @@
 
 static void request_end(struct etcd_request *request, CURLcode code);
 
-/* What has ended since. */
+/* Requests that have ended since. */
 static void curl_reap(struct etcd *e)
 {
 	const struct etcd_lib *lib = e->lib;
@@ -336,7 +336,7 @@ static void request_on_timer(struct loop_timer *timer)
 	etcd_link_broken(e, &err);
 }
 
-/* Errors that are of the member of etcd, or of our token, and not of what was asked. */
+/* Errors of the etcd member, or of our token, and not of the request. */
 static bool request_is_broken(struct etcd *e, const struct etcd_message *answer)
 {
 	enum { DEADLINE = 4, UNAVAILABLE = 14, UNAUTHENTICATED = 16 };

@@ -2,8 +2,8 @@
 /*
  * The directory and calls.
  *
- * A call waits for the directory; the time that it may take is the caller's to wait, and
- * the answer then says why the directory was not reached.
+ * A call waits for the directory, up to the caller's timeout; the error then includes the
+ * reason why the directory was not reached.
  */
 #include "daemon/cluster/groups_impl.h"
 #include "daemon/cluster/etcd.h"
@@ -22,7 +22,7 @@
 
 #define CALL_NS (10 * LOOP_NS_PER_S)
 #define IDLE_LOOK_NS (15 * LOOP_NS_PER_S)
-#define IDLE_NS (60 * LOOP_NS_PER_S) /* a group that nobody asked for is read no more */
+#define IDLE_NS (60 * LOOP_NS_PER_S) /* an unused group is not read any more */
 
 /* ---- the directory ---- */
 
@@ -99,7 +99,8 @@ int groups_reload(struct groups *groups, bool apply)
 	return err_pass(file_read(groups->where, apply ? groups->directory : NULL));
 }
 
-/* What no file of this host can be: what daemons publish of themselves. */
+/* Configurations that no file of this host can satisfy: they need the daemons'
+ * publications. */
 static int check_etcd_is_there(const struct config *config)
 {
 	if (cluster_url_is_etcd(config->cluster))

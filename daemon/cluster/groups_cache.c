@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What this daemon reads. A group that somebody uses is watched once, and kept in a
- * roster of checked records, which answers all who ask, also for what changed since a
- * revision. It stays watched for a while after its last user, for those that ask again
- * and again.
+ * The groups that this daemon reads. A group in use is watched once, and kept in a roster
+ * of checked records, which serves all queries, also for changes since a revision. It
+ * stays watched for a while after its last user, for repeated queries.
  *
- * A query that wants all as it is now has a watch of its own, until it is told all.
+ * A query for the present state has a watch of its own, until it is synced.
  */
 #include <assert.h>
 #include <errno.h>
@@ -31,9 +30,9 @@ static void cache_tell(struct group_cache *cache)
 	}
 }
 
-/* Ranks of its worker that it knows to be missing, times the worker's number: what its
- * first one says that there are, less itself. All of a group's are 0 together when no
- * worker lacks one, as what one lacks is not made up for by another's. */
+/* Ranks of its worker that are known to be missing, times the worker's number: the size
+ * in its first record, less itself. The sum over a group is 0 only if no worker lacks
+ * one, as ranks of different workers do not cancel. */
 static uint64_t missing_of(const struct place *place, const struct record *record)
 {
 	uint64_t worker = XXH3_64bits(place->worker, strlen(place->worker)) | 1;
@@ -49,7 +48,7 @@ bool groups_complete(const struct roster *roster)
 	return roster->count && !roster->missing;
 }
 
-/* Is it what a daemon may say there? */
+/* May a daemon publish it there? */
 static bool cache_check(struct group_cache *cache, const struct place *place,
 			const char *text, uint64_t *missing_p)
 {
@@ -87,7 +86,7 @@ static void cache_on_entry(struct watch *watch, const struct place *place,
 
 	if (record && (!entry || strcmp(entry->record, record) != 0) &&
 	    !cache_check(cache, place, record, &missing))
-		record = NULL; /* nobody is there who could be reached */
+		record = NULL; /* it has no endpoint to be reached at */
 	if (!record) {
 		if (entry)
 			roster_drop(&cache->roster, entry);
@@ -168,7 +167,7 @@ int group_cache_new(struct groups *groups, const char *group, bool loads,
 	snprintf(cache->group, sizeof(cache->group), "%s", group);
 	list_init(&cache->users);
 	list_init(&cache->link);
-	/* whoever asks with a revision of another time is told all */
+	/* a query with a revision of another time gets all */
 	roster_init(&cache->roster, (loop_random_u64(groups->loop) >> 16) + 1);
 	r = cache_watch(cache, loads);
 	if (r < 0) {
@@ -204,8 +203,7 @@ struct group_cache *group_cache_find(const struct groups *groups, const char *gr
 
 /* ---- users ---- */
 
-/* Room for one more: of those that nobody uses, the one that was asked for longest ago
- * goes. */
+/* Space for one more: frees the unused one that was queried longest ago. */
 static void cache_make_room(struct groups *groups)
 {
 	struct group_cache *cache, *oldest = NULL;
@@ -346,7 +344,8 @@ void groups_dial(const struct groups *groups, const struct record *record,
 {
 	record_dial(record, endpoint);
 	if (groups->trust && trust_dial(groups->trust, record) < 0)
-		err_clear(); /* dialled as if it were not trusted: the refusal says so */
+		err_clear(); /* dialled as if it were not trusted: the refusal has the
+				reason */
 }
 
 /* ---- for those that connect ---- */
@@ -437,7 +436,7 @@ int groups_query(struct groups *groups, uint64_t session, const char *group, boo
 	groups_call_start(groups, call, session, group);
 	call->cache = cache;
 	cache->call = call;
-	/* away: what is known, if anything is */
+	/* unavailable: the cached entries, if any */
 	shared = group_cache_find(groups, group);
 	groups->directory->ops->state(groups->directory, &state);
 	if (!state.up && shared && shared->known)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What this daemon says: the places of its sessions, and its own entry in kvd.daemons.
- * The directory knows one publisher, this daemon, so what its sessions may not take from
- * each other is held here.
+ * The publications of this daemon: the places of its sessions, and its own entry in
+ * kvd.daemons. The directory knows one publisher, this daemon, so conflicts between its
+ * sessions are resolved here.
  *
- * A refusal of the directory ends a place that was never taken; its caller is told. One
- * that was taken stays said until its session ends.
+ * If the directory refuses a place that was never published, the place ends and its
+ * caller gets the error. A place that was published stays until its session ends.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -86,7 +86,7 @@ static struct groups_place *place_next(const struct groups_place *place)
 		       : list_entry(place->link.next, struct groups_place, link);
 }
 
-/* A walk of many turns goes on behind it. */
+/* A walk of many turns continues after it. */
 static void place_unlink(struct groups_place *place)
 {
 	struct groups *groups = place->groups;
@@ -255,7 +255,7 @@ static int said_text(struct groups_place *said, const char *record)
 	return 0;
 }
 
-/* Said before: its record is another one now. */
+/* Published before: its record is replaced. */
 static int said_again(struct groups_place *said, uint64_t session, const char *record,
 		      struct groups_call *call)
 {
@@ -459,7 +459,7 @@ void groups_pools_changed(struct groups *groups)
 		loop_timer_start(&groups->fresh, FRESH_NS);
 }
 
-/* ---- places as things are now ---- */
+/* ---- the present state of places ---- */
 
 static int said_write(struct groups_place *place, const struct record *record)
 {
@@ -540,7 +540,7 @@ void groups_places_pools(struct groups *groups)
 	loop_work_start(&groups->pools);
 }
 
-/* Those that say so are the list's end, and new ones, which say it from the first. */
+/* Drained ones are at the list's end, with new ones, which are drained from the start. */
 static bool drain_step(struct loop_work *work)
 {
 	struct groups *groups = container_of(work, struct groups, drain);

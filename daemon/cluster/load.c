@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rates are means that forget with a quarter a second: a burst is seen within the second,
- * and is gone after ten. A time to the first byte is the same of rooms instead of
- * seconds, so it stays as it was while there are none.
+ * Rates are exponentially weighted means that lose a quarter each second: a burst is
+ * visible within the second, and after ten it is not. A time to the first byte is
+ * averaged over rooms instead of seconds, so it is unchanged while there are none.
  *
- * What counts as a step is what would change who is picked: a number that has changed by
- * an eighth, or from or to nothing.
+ * A step is a change that could change the choice of a router: a number that has changed
+ * by an eighth, or from or to zero.
  */
 #include "daemon/cluster/load.h"
 
@@ -29,7 +29,7 @@ static bool load_counts_fell(const struct load_counts *from, const struct load_c
 	       to->firsts < from->firsts || to->first_ns < from->first_ns;
 }
 
-/* The minute's seconds up to `second` begin with nothing. */
+/* Clears the minute's seconds up to `second`. */
 static void load_minute_move(struct load_meter *meter, uint64_t second)
 {
 	if (second <= meter->second)
@@ -95,7 +95,7 @@ void load_meter_take(struct load_meter *meter, const struct load_counts *counts,
 	load_p->failed = load_minute_sum(meter);
 }
 
-/* ---- what is told ---- */
+/* ---- published loads ---- */
 
 static bool load_far(double from, double to)
 {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What is a session's own (rooms, their bytes and failures) is counted by its pools; what
- * waits for lines to peers, and the GPU, are the daemon's, which serves one.
+ * A session's own numbers (rooms, their bytes and failures) are counted by its pools; the
+ * queues of connections to peers, and the GPU, are the daemon's, which serves one.
  *
- * Loads are told for all sessions together as often as for one: they take from one
- * budget. A load goes to each place of its session. Whose turn it is first changes with
- * each look.
+ * Loads of all sessions together are published at the rate of one: they share one budget.
+ * A load is published at each place of its session. The first session changes with each
+ * scan.
  */
 #include "daemon/cluster/loads.h"
 
@@ -31,19 +31,19 @@
 struct loads_of {
 	struct list link;
 	uint64_t session, seq;
-	bool seen; /* at this look */
+	bool seen; /* in this scan */
 	struct load_meter meter;
 	struct load_gate gate;
 };
 
-/* A look at GPUs, on a helper: it outlives `loads` when that ends meanwhile. */
+/* A sample of GPUs, on a helper: it outlives `loads` when that ends meanwhile. */
 struct loads_gpu {
 	struct offload_job job;
 	struct loads *loads; /* NULL: it has ended */
 	struct gpu *gpu;
 	char driver[CONFIG_PATH_BYTES];
 	struct nvml nvml;
-	bool absent; /* there is no NVML: not looked for again */
+	bool absent; /* there is no NVML: not tried again */
 	struct load_gpu seen;
 };
 
@@ -55,7 +55,7 @@ struct loads {
 	struct load_budget budget;
 	struct loads_gpu *gpu;
 	struct load_gpu gpu_use;
-	uint64_t peer_bytes[METRIC_PEERS_MAX + 1]; /* at the last look, by figures */
+	uint64_t peer_bytes[METRIC_PEERS_MAX + 1]; /* at the last scan, by figures */
 	uint64_t peers_at_ns;
 	struct load_peer peers[LOAD_PEERS_MAX];
 	unsigned int peer_count;
@@ -165,7 +165,7 @@ static void loads_peer_add(struct loads *loads, const struct remote *remote, dou
 		 remote->peer->instance_text);
 }
 
-/* Figures of peers past the 64th are nobody's. */
+/* Figures of peers past the 64th are not attributed. */
 static void loads_peers_look(struct loads *loads, uint64_t now_ns)
 {
 	double seconds = (double)(now_ns - loads->peers_at_ns) / 1e9;
@@ -246,7 +246,7 @@ static void loads_tell(struct loads *loads, struct loads_of *of,
 		log_warn("cluster", session->client, "publishing its load failed", "%s",
 			 text.failed ? "out of memory" : err_last()->text);
 		err_clear();
-		of->gate.told = false; /* again at the next look */
+		of->gate.told = false; /* again in the next scan */
 	}
 	text_fini(&text);
 }
@@ -262,7 +262,7 @@ static void loads_see(void *arg, uint64_t id)
 		of = mem_zalloc(sizeof(*of));
 		if (!of || idmap_put(&loads->by_session, id, of) < 0) {
 			mem_free(of);
-			err_clear(); /* seen at the next look */
+			err_clear(); /* retried in the next scan */
 			return;
 		}
 		of->session = id;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Each group has two rosters: `now`, which readers are told, and `lines` of the file. An
+ * Each group has two rosters: `now`, the one for readers, and `lines` of the file. An
  * entry of `now` is a session's (its user is the publication) or has the record of the
  * line at its place.
  *
- * Readers are told in a later turn, some entries each, of what changed after the revision
- * they were told up to: of many changes of one entry, the last. A reader remembers what
- * it was told in a roster of its own, so one that is too far back for what has gone is
- * told all again and sweeps the rest.
+ * Readers get changes in a later turn, some entries each, from their own revision on: of
+ * many changes of one entry, the last. A reader keeps its reported entries in a roster of
+ * its own, so a reader whose revision is older than the remembered removals gets all
+ * entries again and sweeps the rest.
  */
 #include "daemon/cluster/local.h"
 
@@ -34,22 +34,22 @@ struct local_group {
 struct local_said {
 	struct publication *publication;
 	struct local *local;
-	struct list link; /* in local.said, or, without its answer, in local.answers */
+	struct list link; /* in local.said, or, before its result, in local.answers */
 	struct place place;
 };
 
 struct local_reader {
-	struct watch *watch; /* NULL: ended, while it is told */
+	struct watch *watch; /* NULL: ended, during its callback */
 	struct local *local;
 	struct local_group *group;
 	struct list of_group, link; /* link: in local.due, or alone */
-	struct roster roster;	    /* what its owner was told */
-	uint64_t rev;		    /* of the group, that it was told up to */
+	struct roster roster;	    /* entries reported to its owner */
+	uint64_t rev;		    /* of the group: reported up to it */
 	struct place last;	    /* changed at `rev` */
-	uint64_t forgotten; /* of the group, when it was told all from the beginning */
+	uint64_t forgotten;	    /* of the group, at the last full report */
 	bool loads, synced;
-	bool sweeps; /* it is being told all; the rest has gone */
-	bool again;  /* no memory for an entry: all is told once more */
+	bool sweeps; /* a full report is in progress; other entries are then removed */
+	bool again;  /* no memory for an entry: all is reported once more */
 };
 
 struct local {
@@ -59,7 +59,7 @@ struct local {
 	struct strmap groups; /* by name */
 	struct list list;     /* the same */
 	struct list said, answers;
-	struct list due;	      /* readers that are to be told something */
+	struct list due;	      /* readers with pending reports */
 	struct local_reader *telling; /* whose owner is being called */
 	bool closing;
 	struct loop_defer tell;
@@ -105,7 +105,7 @@ static void group_free(struct local_group *group)
 	mem_free(group);
 }
 
-/* Nothing is in it, and nobody reads it. */
+/* It has no entries and no readers. */
 static void group_idle(struct local *local, struct local_group *group)
 {
 	if (local->closing || !list_empty(&group->readers) || group->now.count ||
@@ -148,7 +148,7 @@ static void group_drop(struct local_group *group, struct roster_entry *entry)
 	group_changed(group);
 }
 
-/* ---- what sessions say ---- */
+/* ---- calls of sessions ---- */
 
 static int text_check(const char *record, const char *load)
 {
@@ -388,7 +388,7 @@ static void reader_tell(struct local_reader *reader, const struct roster_entry *
 			reader_on_gone(reader, &reader->last);
 		return;
 	}
-	/* a load that went with its entry, which came back at once */
+	/* a load that was removed with its entry, which was added again at once */
 	if (known && known->load && !entry->load)
 		roster_drop(&reader->roster, known);
 	r = roster_put(&reader->roster, &entry->place, entry->record,

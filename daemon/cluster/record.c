@@ -3,8 +3,8 @@
  * A record is small and flat: it is written piece by piece, and read through a table of
  * fields, which has the limits. Members that a newer daemon adds are skipped; a value of
  * the wrong type, a text that is too long or has control characters in it, or an endpoint
- * that nobody could dial makes the whole record bad: half a record would send engines to
- * the wrong place.
+ * that cannot be dialled makes the whole record invalid: half a record would send engines
+ * to the wrong place.
  */
 #include "daemon/cluster/record.h"
 
@@ -165,7 +165,7 @@ void record_put(struct text *text, const struct record *record)
 	put_some(text, ",\"bootstrap\":", record->bootstrap);
 }
 
-/* As many as there is room for: of a daemon with hundreds the first are told. */
+/* As many as fit: of a daemon with hundreds the first are included. */
 static void put_pools(struct text *text, const struct record *record)
 {
 	for (unsigned int i = 0; i < record->pool_count; i++) {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One list holds what is there and what has gone, ordered by change: what changed after a
- * revision is its tail, so an answer costs what is new. An entry that changes moves to
- * the end, so of many changes of one the last is told. What has gone stays, without
- * texts, until ROSTER_GONE_MAX newer ones have.
+ * One list holds present and removed entries, ordered by change: the changes after a
+ * revision are its tail, so a reply costs only the new ones. An entry that changes moves
+ * to the end, so of many changes of one the last is reported. A removed entry stays,
+ * without texts, until ROSTER_GONE_MAX newer ones were removed.
  */
 #include "daemon/cluster/roster.h"
 
@@ -143,7 +143,7 @@ static void roster_moved(struct roster *roster, struct roster_entry *entry)
 	list_push_back(&roster->order, &entry->link);
 }
 
-/* Those that went first are forgotten. */
+/* The oldest removals are forgotten. */
 static void roster_trim(struct roster *roster)
 {
 	while (roster->gone_count > ROSTER_GONE_MAX) {

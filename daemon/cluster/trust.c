@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What is looked for is bounded: so many keys at a time, each for some seconds, unless it
- * has an entry; then it is kept for as long as the entry is. Keys that were dialled are
- * kept, the latest of them: their lines connect again by themselves.
+ * The look-ups are bounded: so many keys at a time, each for some seconds, unless it has
+ * an entry; then it is kept for as long as the entry is. Keys that were dialled are kept,
+ * the latest of them: their connections are made again automatically.
  */
 #include "daemon/cluster/trust.h"
 
@@ -114,7 +114,7 @@ static void tick_start(struct trust *trust)
 		loop_timer_start(&trust->tick, TICK_NS);
 }
 
-/* ---- what the link asks ---- */
+/* ---- queries of the link ---- */
 
 static bool trust_knows(void *owner, const char *key)
 {
@@ -167,7 +167,7 @@ static bool trust_ask(void *owner, const char *key)
 		if (groups_use(trust->groups, group, false, &t->user) == 0) {
 			trust->looked++;
 			t->found = false;
-			if (groups_known(&t->user)) /* others asked before */
+			if (groups_known(&t->user)) /* it has other users */
 				trust_on_change(&t->user);
 		}
 	}
@@ -178,7 +178,7 @@ static bool trust_ask(void *owner, const char *key)
 	return false;
 }
 
-/* It is looked for no more; one that was dialled is kept. */
+/* It is not looked up any more; one that was dialled is kept. */
 static void trusted_rest(struct trusted *t)
 {
 	if (!*t->dialled) {

@@ -2,9 +2,9 @@
 /*
  * cost: the closed form.
  *
- * A way's price is a sum of few terms, each a constant that was measured times a size
- * that is known. Nothing below asks "is this decode?" or "is the chunk small?": which way
- * wins where follows from the sums alone, and tests hold the rules that must follow.
+ * The price of a method is a sum of few terms, each a measured constant times a known
+ * size. There are no special cases for decode or for small chunks: the winner follows
+ * from the sums alone, and tests check the rules that must follow.
  *
  *   M = query * heads                                 rows of a layer and step
  *   A = a0 + a1 M + c D / Bm + 2 (dqk + dv) n M / F   attention on one machine
@@ -17,21 +17,21 @@
  * c: calls of a kernel, each of which reads the KV. Reading and arithmetic add: on one
  * core a kernel does one after the other.
  *
- * Three things make the difference between these sums and plausible ones that are wrong:
- * a row is a token *and head*; routing is paid per layer and step, because the next
- * layer's query needs this layer's output, while a pull is paid once; and who fetches
- * still attends, at home, which costs what the holder's attention costs.
+ * Three properties distinguish these sums from plausible wrong ones: a row is a token
+ * *and head*; routing is paid per layer and step, because the next layer's query needs
+ * this layer's output, while a pull is paid once; and after a fetch the requester still
+ * attends, at the cost of the holder's attention.
  *
- * Holders work side by side, so a round trip is as long as the slowest; pulls end in one
+ * Holders work in parallel, so a round trip is as long as the slowest; pulls end in one
  * receiver's memory, so they add up.
  *
  * Errors. Each price carries its variance: a term's is that of its constant, scaled;
  * terms add in quadrature. Attention at home is one figure in fetch and local, so its
- * error cancels between them; and between all three where home is taken to be as fast as
- * the only holder, or as much slower than it was measured. A link's congestion, which
- * route and fetch share, is taken as independent: that overstates the error of their
- * difference, which only makes the choice keep the last one longer. A maximum's variance
- * is that of the larger term.
+ * error cancels between them; and between all three if home is taken to be as fast as the
+ * only holder, or as much slower than it was measured. A link's congestion, which route
+ * and fetch share, is taken as independent: that overstates the error of their
+ * difference, which only keeps the last choice longer. A maximum's variance is that of
+ * the larger term.
  */
 #include "daemon/cost/cost.h"
 
@@ -49,7 +49,8 @@ static struct cost_price price_add(struct cost_price a, struct cost_price b)
 static struct cost_price price_scale(struct cost_price a, double by)
 {
 	if (!(by > 0))
-		return price_nothing; /* no steps of an impossible way are none */
+		return price_nothing; /* zero steps of an impossible method cost nothing
+				       */
 	return (struct cost_price){a.us * by, a.variance * by * by};
 }
 
@@ -175,7 +176,7 @@ static struct cost_price cost_attend_at(const struct cost_holder *holder,
 	return price;
 }
 
-/* ---- the ways ---- */
+/* ---- the methods ---- */
 
 static double cost_holder_tokens(const struct cost_case *c,
 				 const struct cost_holder *holder)
@@ -226,9 +227,10 @@ static struct cost_price cost_round(const struct cost_case *c, struct cost_price
 	return price_add(slowest, price_of(&c->home.merge_row, parts));
 }
 
-/* Home as a holder. Where nobody measured it, or how it was lately: as the first holder
- * that can, for then it cancels; and where none can attend, it is in each way that is
- * left, and cancels, too. *lent_p: it has that holder's figure of lately. */
+/* Home as a holder. Without a measurement, or without its recent factor: as the first
+ * holder that has one, because then it cancels; and if none computes attention, it is in
+ * each remaining method, and cancels, too. *lent_p: it has that holder's recent factor.
+ */
 static struct cost_holder cost_home_as(const struct cost_case *c, bool *lent_p)
 {
 	struct cost_holder home = {.compute = c->compute, .attend = c->attend};
@@ -269,7 +271,7 @@ static struct cost_price cost_attend_home(const struct cost_case *c)
 	return home.compute ? cost_attend_at(&home, c, cost_tokens(c)) : price_nothing;
 }
 
-/* What the errors of attention at the only holder and at home have in common. */
+/* The common errors of attention at the only holder and at home. */
 static double cost_shared_attend(const struct cost_case *c)
 {
 	const struct cost_holder *holder = &c->holders[0];
@@ -289,7 +291,7 @@ static double cost_shared_attend(const struct cost_case *c)
 	       cost_at_least_one(holder->requesters / COST_FAN_IN_FLAT);
 }
 
-/* What is pulled before the first step, and what in each layer and step. */
+/* The pulls before the first step, and those in each layer and step. */
 static void cost_pulls(const struct cost_case *c, struct cost_price *once_p,
 		       struct cost_price *each_p)
 {
@@ -324,7 +326,7 @@ static double cost_context_tokens(const struct cost_case *c)
 	return tokens;
 }
 
-/* Some constant is missing, and not because the way cannot be had. */
+/* A constant is missing, although the method is possible. */
 static bool cost_unknown(const struct cost_case *c, const struct cost_holder *holder)
 {
 	const struct cost_link *link;
@@ -382,7 +384,7 @@ void cost_all(const struct cost_case *c, struct cost_prices *prices)
 
 /* ---- the choice ---- */
 
-/* What the two ways' variances have in common. */
+/* The common variance of the two methods. */
 static double cost_shared(const struct cost_prices *prices, enum cost_way a,
 			  enum cost_way b)
 {

@@ -4,16 +4,16 @@
  *
  * The line is weighted least squares: a size whose median is known well counts more. A
  * median of n values that scatter by sigma has the standard error sqrt(pi / 2) * sigma /
- * sqrt(n), and for normal scatter sigma = 1.4826 MAD. Clocks and schedulers leave more
- * behind than scatter shows, and identical times (MAD 0) do not mean certainty: no median
- * is trusted better than to one part in a hundred.
+ * sqrt(n), and for normal scatter sigma = 1.4826 MAD. Clocks and schedulers add errors
+ * that scatter does not show, and identical times (MAD 0) do not mean certainty: no
+ * median is trusted better than to one part in a hundred.
  *
- * Errors of intercept and slope are those of the weighted fit; where the medians lie
- * farther from the line than their own errors explain, the line is only an approximation
- * there, and both errors grow by that factor (the square root of reduced chi^2).
+ * Errors of intercept and slope are those of the weighted fit; if the medians are farther
+ * from the line than their own errors explain, the line is only an approximation there,
+ * and both errors grow by that factor (the square root of reduced chi^2).
  *
- * Robust alternatives, as Theil and Sen's slope, were not needed: outliers end in the
- * medians, and a handful of sizes leaves no slopes to choose from.
+ * Robust alternatives, as Theil and Sen's slope, were not needed: the medians absorb
+ * outliers, and a handful of sizes has few slopes to choose from.
  */
 #include "daemon/cost/fit.h"
 
@@ -136,7 +136,7 @@ struct sums {
 
 static double fit_weight(const struct cost_figure *median)
 {
-	/* a time of exactly 0 has no error of its own */
+	/* a time of exactly 0 has an error of 0 */
 	double error = median->error > 1e-6 ? median->error : 1e-6;
 
 	return 1 / (error * error);
@@ -160,7 +160,7 @@ static void fit_sums_make(const struct fit *fit, uint32_t now_s, struct sums *su
 	}
 }
 
-/* How far the medians lie from the line: chi^2, and the largest part. */
+/* The distance of the medians from the line: chi^2, and the largest part. */
 static double fit_misfit(const struct fit *fit, const struct sums *sums, double fixed,
 			 double slope, double *residual_p)
 {
@@ -178,7 +178,7 @@ static double fit_misfit(const struct fit *fit, const struct sums *sums, double 
 	return chi2;
 }
 
-/* The scatter of a line's constants is that of what they were made of. */
+/* The scatter of a line's constants is that of their samples. */
 static void fit_figure_fill(struct cost_figure *figure, const struct sums *sums,
 			    double value, double error, uint32_t now_s)
 {

@@ -1,29 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Echoes are taken in one go and fitted as they are (fit.c). Pulls come when engines
- * fetch, in any size: their line goes through exponentially weighted sums, so that a
- * changed network shows after some dozens of them. As long as there were none, or all
- * were alike, a pull is priced like an echo's bytes, with half of the price as its error:
- * nobody is sure then, but nothing that could be fetched looks as if it could not.
+ * Echoes are taken in one go and fitted directly (fit.c). Pulls occur when engines fetch,
+ * in any size: their line uses exponentially weighted sums, so that a changed network
+ * shows after some dozens of them. While there were none, or all were of one size, a pull
+ * is priced like an echo's bytes, with half of the price as its error: the choice is
+ * uncertain then, but a fetch remains possible.
  *
- * Rounds of rows are beside their echoes a line of their own: a thread is woken to
- * compute and wakes the loop, which an echo, answered at once, does not show. Where
- * rounds of several sizes tell it, that fixed part is the link's turn. Congestion is how
- * much longer bytes took lately than the constants with the turn say: what waits and
- * computes at the holder is told apart by the holder itself. A new calibration begins at
- * 1, without a turn. Kernels are measured on scratch memory of an idle holder: how
- * much longer they took lately is a factor of its own, which a calibration leaves. So
- * drift is judged of the way alone. Speeds are measured anew from time to time, and by
- * how far they differ from what they were the prices are less sure.
+ * Rounds of rows have a line of their own, separate from echoes: a thread is woken to
+ * compute and wakes the loop, which an echo, answered at once, does not show. If rounds
+ * of several sizes determine it, that fixed part is the link's turn. Congestion is the
+ * recent ratio of the time of bytes to the prediction with the turn: the holder itself
+ * measures its queue and its computation separately. A new calibration starts at 1,
+ * without a turn. Kernels are measured on scratch memory of an idle holder: their recent
+ * slowdown is a factor of its own, which a calibration does not reset. So drift concerns
+ * the path alone. Speeds are measured again from time to time, and their change increases
+ * the error of prices.
  *
- * A dozen rounds of two sizes say little of a slope: a line through them may be nearly
- * level, and what is fixed in it, by that slope, a thousand times the truth. So bytes are
- * never taken to be faster than echoes found them, nor slower than the line is sure of;
- * the turn goes there as slowly as congestion does, and congestion gives back at once
- * what the turn takes, so that the price of what was sent does not move by it.
+ * A dozen rounds of two sizes hardly determine a slope: a line through them may be nearly
+ * level, and its fixed part, by that slope, a thousand times the truth. So the bandwidth
+ * is bounded by that of the echoes, and by the certainty of the line; the turn moves as
+ * slowly as congestion does, and congestion compensates each change of the turn at once,
+ * so that the price of past sizes does not change.
  *
- * Prices of pulls are multiplied by congestion, too. Those that were measured have it in
- * their times already, so their constants are told without it.
+ * Prices of pulls are multiplied by congestion, too. Measured pulls include it, so it is
+ * divided out of their constants.
  */
 #include "daemon/cost/live.h"
 
@@ -43,8 +43,8 @@
 #define TURN_ROUNDS 4u	  /* of fewer, two sizes have no scatter */
 #define REQUESTERS_PART FIT_LIVE_PART
 
-/* Weighted sums, x: bytes, y: us. Times scatter with their length: longer ones weigh
- * less, or a line's fixed part would be what they leave of it. */
+/* Weighted sums, x: bytes, y: us. Times scatter with their length: longer ones have less
+ * weight, or they would determine a line's fixed part. */
 struct line_sums {
 	double n, w, x, y, xx, xy, yy;
 	uint32_t count;
@@ -203,7 +203,7 @@ static bool sums_line(const struct line_sums *s, double *fixed_p, double *slope_
 	return *slope_p > 0 && *fixed_p >= 0;
 }
 
-/* How far the times lie from the line, of one whose weight is 1. */
+/* The distance of the times from the line, for a weight of 1. */
 static double sums_left(const struct line_sums *s, double fixed, double slope)
 {
 	double left = s->yy - 2 * fixed * s->y - 2 * slope * s->xy +
@@ -223,8 +223,8 @@ static void pull_figure(struct cost_figure *figure, double value, double error,
 				       .at_s = now_s};
 }
 
-/* A line, where sizes differ enough for one; else the fixed part is an echo's and the
- * mean tells the rate. */
+/* A line, if sizes differ enough for one; else the fixed part is an echo's and the mean
+ * determines the rate. */
 static void pulls_fit(const struct line_sums *p, struct cost_link *link, uint32_t now_s)
 {
 	double det = p->w * p->xx - p->x * p->x;
@@ -319,7 +319,7 @@ int live_echoes(struct live *live, const struct live_way *way, const struct fit 
 	return err_pass(live_tell(live, peer));
 }
 
-/* Of the way, by what was known before this round. True: for the first time stale. */
+/* Of the path, by the constants before this round. True: stale for the first time. */
 static bool live_drift(struct live_peer *peer, const struct cost_link *link,
 		       const struct live_round *round)
 {
@@ -358,9 +358,9 @@ static void live_attend(const struct live *live, const uint8_t *key,
 		err_clear();
 }
 
-/* What rounds have beside an echo, so that one factor, how much longer each byte takes
- * than echoes found, fits all sizes. The error is the line's where there are no bytes:
- * what the factor is wrong by, the turn has at the sizes that were. */
+/* The fixed part of rounds compared with an echo, so that one factor on the time of each
+ * byte fits all sizes. The error is the line's at zero bytes: the turn compensates an
+ * error of the factor at the measured sizes. */
 static void turn_fit(const struct line_sums *s, const struct cost_link *link,
 		     struct cost_figure *turn)
 {
@@ -441,7 +441,7 @@ int live_speed(struct live *live, const uint8_t key[COST_KEY_BYTES],
 	struct cost_compute before;
 	struct cost_speed speed;
 
-	/* measured anew it is still as it was lately */
+	/* after a new measurement the recent factor is kept */
 	if (cost_page_speed(live->page, key, shape, &speed) ||
 	    memcmp(&speed.shape, shape, sizeof(*shape)) != 0)
 		speed = (struct cost_speed){.unused = 0};

@@ -2,9 +2,9 @@
 #include "daemon/cost/pace.h"
 
 #define PACE_MIB (UINT64_C(1) << 20)
-#define PACE_BYTES_MIN (4 * PACE_MIB)	     /* what fewer take says nothing of more */
-#define PACE_KNOWN 8u			     /* pulls; with fewer a peer is not known */
-#define PACE_FLOOR_NS UINT64_C(20000000)     /* a busy host takes that for nothing */
+#define PACE_BYTES_MIN (4 * PACE_MIB)	 /* smaller pulls do not predict larger ones */
+#define PACE_KNOWN 8u			 /* pulls; with fewer a peer is not known */
+#define PACE_FLOOR_NS UINT64_C(20000000) /* a busy host takes that for nothing */
 #define PACE_UNKNOWN_NS UINT64_C(1000000000) /* the floor of a peer that is not known */
 #define PACE_MOST_NS UINT64_C(3600000000000)
 #define PACE_FACTOR 3u /* times the p95 */

@@ -2,19 +2,19 @@
 /*
  * page: rows under sequence locks, one lock a row.
  *
- * Each row has its own sequence (base/seqlock.h), so what is measured of one peer
- * disturbs no reader of another, and a writer that is killed in the middle breaks one
- * row, not the page: readers give up after a while.
+ * Each row has its own sequence (base/seqlock.h), so an update of one peer disturbs no
+ * reader of another, and a writer that is killed in the middle breaks one row, not the
+ * page: readers give up after a while.
  *
  * Rows are found by a tag, a hash of peer and shape, in a table with open addressing: a
  * look-up walks from the tag's place to a place that was never used. The tag is only a
- * hint: the row that was read says whose it is, so tags may collide, and a row may go to
- * another peer between the tag and the row.
+ * hint: the row itself contains its key, so tags may collide, and a row may be reassigned
+ * between the two reads.
  *
  * Readers of another process cannot be trusted with the writer's rows, nor the writer
  * with the readers' time: the page is mapped read-only there, sealed against growing,
  * shrinking and further writable maps, and a reader's loops are bounded by constants of
- * its own, never by a word of the page.
+ * its own, never by a value of the page.
  */
 #include "daemon/cost/page.h"
 
@@ -86,7 +86,7 @@ const uint8_t cost_self[COST_KEY_BYTES];
 #define TAG_FREE UINT64_C(0)	/* never used: no row is beyond */
 #define TAG_DROPPED UINT64_C(1) /* was used: rows may be beyond */
 
-/* FNV-1a by words. */
+/* FNV-1a by 64-bit integers. */
 static uint64_t cost_tag_add(uint64_t tag, const void *bytes, size_t len)
 {
 	const uint8_t *at = bytes;
@@ -374,8 +374,8 @@ void cost_page_drop(struct cost_page *page, const uint8_t key[COST_KEY_BYTES])
 
 /* ---- rows, read ---- */
 
-/* The row's head says how many links there are; only those are read. What changes in
- * between is found by a second look at the head. */
+/* The row's head has the number of links; only those are read. A change in between is
+ * detected by reading the head again. */
 static int cost_page_read_peer(const struct peer_row *row, struct cost_peer *peer)
 {
 	for (unsigned int tries = 0; tries < 4; tries++) {

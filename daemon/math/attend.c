@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The part of attention that is the same for all kernels: checks, groups, addresses and
- * q.
+ * The part of attention that is common to all kernels: checks, groups, addresses and q.
  *
- * Kernels are fast on many rows that read the same tokens, and masks are where kernels go
- * wrong: a weight of 0 times a NaN of a page that was never written is a NaN. So rows are
- * first put into groups of equal tokens, and a kernel applies all of a group's tokens to
- * all of its rows. Dense spans of the same [begin, end) make one group for each KV head,
- * from however many requesters; they differ in delta only, which goes into q. Requesters
- * that decode over a whole chunk are the usual case, so it is one group. Selections
- * make one group for each query token and KV head.
+ * Kernels are fast on many rows that read the same tokens, and masks are a common source
+ * of errors: a weight of 0 times a NaN of a page that was never written is a NaN. So rows
+ * are first put into groups of equal tokens, and a kernel applies all of a group's tokens
+ * to all of its rows. Dense spans of the same [begin, end) make one group for each KV
+ * head, from any number of requesters; they differ in delta only, which is applied to q.
+ * Requesters that decode over a whole chunk are the usual case, so it is one group.
+ * Selections make one group for each query token and KV head.
  *
- * Tokens are told as addresses in batches: a table look-up and a division a page (a
- * selection: a token), beside 1 KiB and more to read for each.
+ * Tokens are passed as addresses in batches: a table look-up and a division a page (a
+ * selection: a token), compared with 1 KiB and more to read for each.
  */
 #include "daemon/math/attend_impl.h"
 
@@ -243,7 +242,7 @@ static bool attend_dense(struct attend_work *work, const struct attend_kernel *k
 	return true;
 }
 
-/* Dense before selected, equal tokens beside each other; else as they came. */
+/* Dense before selected, equal tokens adjacent; else in order of arrival. */
 static int attend_by_tokens(const void *a, const void *b, void *arg)
 {
 	uint32_t i = *(const uint32_t *)a, j = *(const uint32_t *)b;

@@ -4,31 +4,31 @@
  *
  * The second factor of a product has its values in pairs along the sum ("VNNI": dword j
  * of row i holds values 2i and 2i + 1 of column j). Logits are computed transposed,
- * tokens by rows, because then K is the first factor and is read where it lies, and Q,
- * which is small, is packed once. Softmax runs down columns, so its maxima and sums are
- * plain vectors of 16 rows. Weights are rounded to bf16, turned by a 16x16 transposition
- * and become the first factor of the second product; V is packed in pairs of tokens, once
- * for a block of up to 256 rows.
+ * tokens by rows, because then K is the first factor and is read in place, and Q, which
+ * is small, is packed once. Softmax runs down columns, so its maxima and sums are plain
+ * vectors of 16 rows. Weights are rounded to bf16, transposed in 16x16 blocks and become
+ * the first factor of the second product; V is packed in pairs of tokens, once for a
+ * block of up to 256 rows.
  *
- * What lies where: a batch's V (TOKENS x dv) and the packed q and o of a block are in L2
- * together; o is kept as tiles, so that 16 rows of it do not fall on two sets of L1. Two
- * groups of 16 rows at a time share what is loaded (four products for four loads); one
- * group alone waits for memory anyway, and V is then packed piece by piece. The processor
- * fetches ahead well enough: asking for lines made nothing faster.
+ * Placement: a batch's V (TOKENS x dv) and the packed q and o of a block are in L2
+ * together; o is kept as tiles, so that 16 rows of it do not map to two sets of L1. Two
+ * groups of 16 rows at a time share each load (four products for four loads); one group
+ * alone waits for memory anyway, and V is then packed piece by piece. The processor
+ * prefetches well enough: explicit prefetches made nothing faster.
  *
- * Fewer than 16 tokens in the last tile, or tokens that do not lie evenly (another page,
- * a selection), have their K copied. Logits of the copy's other rows are not looked at:
- * their weight is 0, and the V that it meets is packed as 0. Memory that is not the
- * chunk's is not read.
+ * Fewer than 16 tokens in the last tile, or tokens at uneven distances (another page, a
+ * selection), have their K copied. Logits of the copy's other rows are not read: their
+ * weight is 0, and their V is packed as 0. Memory outside the chunk is not read.
  *
- * A row whose chunk has moved has q turned in fp32. It is used as two bf16, the number
+ * A row whose chunk has moved has q rotated in fp32. It is used as two bf16, the number
  * and its rest, each with the same K: a rounding of q would be of the size of a rounding
- * of K, which routing is to avoid. That costs two or three steps for 64 rope values; and
- * an infinite rope value in K is a NaN for the whole block, for most rests are 0.
+ * of K, which routing must avoid. That costs two or three steps for 64 rope values; and
+ * an infinite rope value in K is a NaN for the whole block, because most rests are 0.
  *
- * Linux keeps tile registers for a process that asked (Documentation/arch/x86/xstate.rst:
- * ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA is 18); without, the first tile instruction is
- * a SIGILL. Products take denormals as 0 (Intel SDM, TDPBF16PS).
+ * Linux saves tile registers for a process that requested it
+ * (Documentation/arch/x86/xstate.rst: ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA is 18);
+ * without, the first tile instruction is a SIGILL. Products take denormals as 0 (Intel
+ * SDM, TDPBF16PS).
  */
 #include "daemon/math/attend_impl.h"
 
@@ -69,7 +69,7 @@ struct amx_block {
 	float *s;	   /* [2][TOKENS][16] logits, then weights */
 	uint8_t *p;	   /* [2][TOKENS / 32] tiles */
 	bool first;	   /* batch */
-	bool past;	   /* caches: o is more than L2 would keep beside the rest */
+	bool past;	   /* caches: o is too large to stay in L2 with the rest */
 	struct amx_tile_rows tiles[TOKENS / 16];
 	__m512 m[GROUPS], l[GROUPS];
 };
@@ -143,8 +143,8 @@ static inline __m512 amx_exp(__m512 x)
 }
 
 /* cap * tanh(x / cap). tanh is 1 - 2 / (exp(2y) + 1), and 1 from 20 on; near 0, where
- * that would leave few digits, it is the Taylor series to y^9. exp of what is far below
- * is 0. min gives its second operand for a NaN. */
+ * that would cancel most digits, it is the Taylor series to y^9. exp of a large negative
+ * value is 0. min gives its second operand for a NaN. */
 static inline __m512 amx_cap(__m512 x, float cap)
 {
 	const __m512 one = _mm512_set1_ps(1);
@@ -178,7 +178,7 @@ static void amx_pack_step(uint8_t *tile, const uint16_t *rows, uint32_t dqk, uin
 		_mm512_store_si512(tile + 64 * (size_t)i, r[i]);
 }
 
-/* A row of q as bf16, with what a turn leaves beyond. */
+/* A row of q as bf16, with the remainder of a rotation. */
 static void amx_row(struct amx_block *block, struct attend_work *work,
 		    const struct attend_row *row, uint32_t at)
 {
@@ -207,7 +207,7 @@ static bool amx_pack_q(struct amx_block *block, struct attend_work *work,
 	uint8_t *tile = block->q;
 
 	for (g = 0; g < block->groups; g++) {
-		if (attend_stop(work)) /* deltas of their own cost 2 us a row */
+		if (attend_stop(work)) /* separate deltas cost 2 us a row */
 			return false;
 		n = count - 16 * g < 16 ? count - 16 * g : 16;
 		for (i = 0; i < n; i++)
@@ -252,8 +252,8 @@ static uint32_t amx_place_k(struct amx_block *block, const struct attend_batch *
 	return padded;
 }
 
-/* A pair of tokens' V from value `at` on, 32 of them, beside each other: a row of two
- * tiles. A token that is none is zeros. */
+/* A pair of tokens' V from value `at` on, 32 of them, interleaved: a row of two tiles.
+ * ATTEND_NONE is zeros. */
 static inline void amx_pack_pair(uint8_t *to, const struct attend_batch *batch,
 				 uint32_t token, uint32_t at)
 {
@@ -416,7 +416,7 @@ static void amx_logits(const struct amx_block *block, uint32_t g, uint32_t group
 	}
 }
 
-/* One group's logits become weights, as tiles; what o is to be multiplied by. */
+/* One group's logits become weights, as tiles; returns the factor of o. */
 static __m512 amx_weights(struct amx_block *block, uint32_t g, float *s, uint8_t *p,
 			  uint32_t tokens)
 {
@@ -529,8 +529,8 @@ static inline void amx_pack_some(uint8_t *to, const struct attend_batch *batch,
 	}
 }
 
-/* o of a group that is alone, 64 values from `at` on, or 32. V is packed as it is used,
- * one piece ahead: all of it packed would go to L2 and back for nobody else. */
+/* o of a single group, 64 values from `at` on, or 32. V is packed as it is used, one
+ * piece ahead: packing all of it would write it to L2 and back for one use. */
 static void amx_outputs_alone(const struct amx_block *block,
 			      const struct attend_batch *batch, uint32_t at, bool four,
 			      uint32_t padded)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The vector kernel for AVX-512: mk/math.mk tells the compiler to use them, on x86-64. */
+/* The vector kernel for AVX-512: mk/math.mk enables it in the compiler, on x86-64. */
 #include "daemon/math/attend_impl.h"
 
 #if defined(__AVX512F__)

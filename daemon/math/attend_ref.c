@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The oracle: no vectors, no blocks that matter, sums in fp64, libm's exp. Softmax is
- * still online, since a group's logits fit nowhere; in fp64 that costs nothing that fp32
- * results could show. It is also the kernel of shapes that no other takes.
+ * The reference: no vectors, no significant blocking, sums in fp64, libm's exp. Softmax
+ * is online, too, because a group's logits fit nowhere; in fp64 that has no effect that
+ * fp32 results could show. It is also the kernel of shapes that no other supports.
  */
 #include <string.h>
 
 #include "daemon/math/attend_impl.h"
 
-#define TOKENS 8u /* between two looks at stop: a row and token of MLA is about 2 us */
+#define TOKENS 8u /* between two checks of stop: a row and token of MLA is about 2 us */
 
 struct ref_row {
 	double o[ATTEND_DIMS_MAX], m, l;
@@ -76,8 +76,8 @@ static bool ref_one(struct attend_work *work, const struct attend_group *group,
 	for (d = 0; d < shape->dv; d++)
 		out->o[d] = row->l == 0 ? 0 : (float)(row->o[d] / row->l);
 	*out->m = (float)row->m;
-	/* l goes with the m that is told, which was rounded: where by so much that exp
-	 * might overflow, fp32 tells no logits apart anyway */
+	/* l belongs to the returned m, which was rounded: if by so much that exp might
+	 * overflow, fp32 cannot distinguish logits anyway */
 	if (fabs(row->m) < 0x1p24)
 		row->l *= exp(row->m - *out->m);
 	*out->l = (float)row->l;

@@ -31,9 +31,9 @@ bool pick_by_name(const char *name, enum pick_isa *isa_p)
 	return false;
 }
 
-/* Each set that mk/math.mk lets the compiler use in a kernel's file is asked for: the
- * first processors with AVX-512F have no other part of it, and a virtual machine may hide
- * any. The compiler's library knows which registers the operating system saves. */
+/* Checks each set that mk/math.mk lets the compiler use in a kernel's file: the first
+ * processors with AVX-512F have no other part of it, and a virtual machine may hide any.
+ * The compiler's library knows which registers the operating system saves. */
 static void pick_ask(void)
 {
 	has[PICK_AUTO] = has[PICK_REF] = has[PICK_VECTOR] = true;

@@ -44,7 +44,7 @@ void splice_rows(const struct splice *splice, void *dst, const void *src, uint64
 	uint32_t bytes = value_bytes(splice->type), row = splice->values * bytes;
 	uint32_t begin = turn->first * bytes;
 	float wide[2 * ROPE_PAIRS_MAX];
-	struct rope_turn here = *turn; /* `wide` begins with the rope values */
+	struct rope_turn here = *turn; /* `wide` starts with the rope values */
 	uint64_t i;
 
 	assert(turn->first + turn->dims <= splice->values);

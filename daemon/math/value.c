@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/math/value.h"
 
-/* Values beside each other in the compiler's vectors: bf16 is most of what there is. */
+/* Adjacent values in the compiler's vectors: most caches are bf16. */
 typedef uint16_t half_lanes __attribute__((vector_size(16)));
 typedef uint32_t word_lanes __attribute__((vector_size(32)));
 #define LANES 8u
 
-/* What is read or written as 16-bit numbers may lie at any address. */
+/* 16-bit numbers may be read or written at any address. */
 static uint16_t value_get16(const uint8_t *src, size_t i)
 {
 	uint16_t h;
