@@ -37,11 +37,10 @@ struct attends {
 	uint64_t next_leg;
 	unsigned int post_count, under_way; /* under_way: legs and serves at compute */
 	/* calibrate.c, echo.c, speed.c */
-	struct list calibrations;	  /* struct calibration.link */
-	struct loop_defer calibrate_next; /* starts the first of them */
-	struct loop_timer calibrate_due;  /* peers are checked again */
-	struct attend_shape
-		opened[CALIBRATE_FORMS_MAX]; /* of recent attention contexts */
+	struct list calibrations;			 /* struct calibration.link */
+	struct loop_defer calibrate_next;		 /* starts the first of them */
+	struct loop_timer calibrate_due;		 /* peers are checked again */
+	struct attend_shape opened[CALIBRATE_FORMS_MAX]; /* recently */
 	unsigned int opened_count;
 	struct list echo_shares, echo_waits;
 	struct speeds *speeds; /* from the first one on */

@@ -56,8 +56,7 @@ struct calibration {
 	struct loop_timer deadline;
 	unsigned int round, size; /* of the echo in flight */
 	uint64_t number, sent_ns; /* its; 0: none is */
-	uint64_t left,
-		wanted; /* bytes of it that have not returned; that are requested */
+	uint64_t left, wanted;	  /* its bytes: outstanding, requested */
 	struct form forms[CALIBRATE_FORMS_MAX];
 	unsigned int form_count, form;
 	bool began, asked_peer;
@@ -501,8 +500,7 @@ int calibrate_begin(struct attends *attends, const struct calibrate_args *args)
 				 remote->label);
 	list_foreach(c, &attends->calibrations, link) {
 		if (c->remote == remote && c->args.speeds == args->speeds &&
-		    !(c->began &&
-		      c->args.speeds)) /* it does not cover later geometries */
+		    !(c->began && c->args.speeds)) /* no later geometries */
 			return err_raise(ERR_BUSY, "%s: calibration is running already",
 					 remote->label);
 	}

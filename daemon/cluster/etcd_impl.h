@@ -308,8 +308,7 @@ struct etcd {
 	 * those that are not in etcd */
 	struct list due, leaving;
 	unsigned int own_count, puts;
-	unsigned int
-		refused_puts; /* publications that etcd refused in the last attempt */
+	unsigned int refused_puts; /* publications refused last */
 
 	struct list groups;
 	unsigned int group_count, ranges;

@@ -67,10 +67,9 @@ struct cost_home {
 struct cost_holder {
 	const struct cost_link *links;
 	unsigned int link_count;
-	const struct cost_compute
-		*compute;	   /* NULL: it does not compute attention, or no price */
-	bool no_attend;		   /* NULL because it does not compute attention */
-	struct cost_figure wait;   /* in its queue */
+	const struct cost_compute *compute; /* NULL: none, or not priced */
+	bool no_attend;			    /* it computes no attention */
+	struct cost_figure wait;	    /* in its queue */
 	struct cost_figure attend; /* factor on `compute`, measured lately; 0: 1 */
 	double requesters;	   /* active there, including this one */
 	double tokens, selected;   /* of the context; tokens per query token */

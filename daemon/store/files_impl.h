@@ -50,10 +50,8 @@ struct files {
 	bool full;	    /* no space for another file, */
 	uint64_t full_room; /* and this many bytes free then */
 	struct loop_timer look;
-	uint64_t looks,
-		ended_before; /* replies to `space`; other ops, at the last check */
-	bool flying_before,
-		stands; /* other ops were in flight; and none has ended since */
+	uint64_t looks, ended_before; /* replies to `space`; others then */
+	bool flying_before, stands;   /* in flight then; none ended since */
 	struct files_scan *scan;
 	struct loop_timer retry; /* the file system was full */
 	struct loop_defer go;

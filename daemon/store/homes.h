@@ -58,8 +58,7 @@ void homes_query_end(struct homes_query *query);
 
 struct store_homes {
 	unsigned int homes, up;
-	uint64_t notes,
-		resyncs;     /* updates sent; full resynchronizations, per index node */
+	uint64_t notes, resyncs; /* updates; full resyncs, per node */
 	uint64_t asks, late; /* queries to index nodes; those without a reply in time */
 	uint64_t dials, dials_refused; /* of holders that were not peers yet */
 };

@@ -14,9 +14,7 @@
 #include "daemon/store/members.h"
 
 #define HOMES_QUEUE_MAX 1024u /* notes queued for one index node */
-#define HOMES_NEW_MAX                                                    \
-	16u /* holders of one reply: leaves space if a peer invents some \
-	     */
+#define HOMES_NEW_MAX 16u     /* holders of one reply: a peer may invent some */
 #define HOMES_PUT (UINT64_C(1) << 63)
 
 enum homes_again { /* of CHUNK_SUM_ACK */

@@ -254,10 +254,9 @@ struct store_figures {
 		const char *dir; /* NULL: no files */
 		const char *way; /* the I/O method */
 		bool open, scanned, readonly, direct;
-		bool full;   /* no space for another file */
-		bool stands; /* the disk has not responded for some seconds */
-		const struct err
-			*why; /* code != OK: why files are not written, or not read */
+		bool full;	       /* no space for another file */
+		bool stands;	       /* the disk has not responded for some seconds */
+		const struct err *why; /* code != OK: writes or reads failed */
 		uint64_t bytes, written_bytes, read_bytes;
 		uint64_t free_bytes;	  /* of them, as far as the disk has space */
 		uint64_t disk_free_bytes; /* the file system's */

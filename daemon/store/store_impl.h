@@ -87,10 +87,9 @@ struct store_class {
 	struct list pages;    /* struct store_pages.link: of present parts */
 	struct list left;     /* the same: withdrawn, with readers */
 	struct list readings; /* struct store_reading.link */
-	struct list leave_link; /* in store->leaving */
-	uint32_t kept;		/* keep.c's number of it; 0: none yet */
-	struct class_words
-		*words; /* files_class.c's: its description in files; or NULL */
+	struct list leave_link;	   /* in store->leaving */
+	uint32_t kept;		   /* keep.c's number of it; 0: none yet */
+	struct class_words *words; /* its description in files; or NULL */
 	struct charge charge;
 };
 
@@ -239,8 +238,7 @@ struct store {
 	uint32_t published;	/* parts in engines' pages, and withdrawn records */
 	uint32_t published_max; /* the latter for users with few */
 	uint64_t left;		/* of them, ever */
-	struct list
-		leaving; /* struct store_class.leave_link: their engines have exited */
+	struct list leaving;	/* struct store_class.leave_link: of exited engines */
 	struct loop_defer leaving_go;
 	struct strmap holds; /* by secret */
 	unsigned int moves, moves_live;
