@@ -75,7 +75,7 @@ static int echo_take(struct attends *attends, const struct remote *remote, size_
 		share->bytes = ECHO_BYTES;
 	if (bytes > share->bytes)
 		return err_raise(ERR_BUSY,
-				 "echo: limit of this daemon is %u bytes per "
+				 "echoes: limit of this daemon is %u bytes per "
 				 "second",
 				 ECHO_BYTES_A_S);
 	share->bytes -= bytes;

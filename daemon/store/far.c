@@ -209,8 +209,7 @@ void far_late(struct far *far, const struct remote *remote, const char *what)
 	if (breaker_state(&sick->breaker, now_ns) == BREAKER_OPEN)
 		return;
 	breaker_trip(&sick->breaker, now_ns);
-	log_info("store", endpoint, "paused: is not queried for chunks",
-		 "seconds=%llu why=\"%s\"",
+	log_info("store", endpoint, "chunk queries are paused", "seconds=%llu why=\"%s\"",
 		 (unsigned long long)((sick->breaker.until_ns - now_ns) / LOOP_NS_PER_S),
 		 what);
 }

@@ -28,7 +28,7 @@
 #define FLUSH_NS (250 * LOOP_NS_PER_MS)
 #define SUMS_NS DIAL_AGAIN_NS
 #define SLICE 512u /* buckets, and chunks about */
-#define NO_HOME "is no home of chunks"
+#define NO_HOME "is not used as an index node"
 
 static bool homes_up(const struct remote *remote)
 {

@@ -721,7 +721,7 @@ void lend_on_down(struct remote *remote)
 {
 	struct err why;
 
-	err_set(&why, ERR_PEER, "the connection of the holding daemon is lost");
+	err_set(&why, ERR_PEER, "the requester's connection is lost");
 	remote_end(remote, &why);
 }
 

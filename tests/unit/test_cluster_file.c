@@ -105,7 +105,7 @@ static void bad_lines_are_named(void **state)
 		{"g w 0.0.0.0 tcp://10.0.0.1:7400#short", "40 characters"},
 		{"g w 0.0.0.0" AT " url=ftp://h", "url: must be http"},
 		{"g w 0.0.0.0" AT " pool=", "pool= has 0 bytes (1 to 63)"},
-		{"g w 0.0.0.0" AT " pool=a pool=b", "pool= is there already"},
+		{"g w 0.0.0.0" AT " pool=a pool=b", "pool= is given twice"},
 		{"g w 0.0.0.0" AT " engine=\x7fx",
 		 "engine: must not contain control characters"},
 		{"g w 0.0.0.0" AT "\ng w 0.0.0.0" AT, ":2: the place is in line 1"},

@@ -199,14 +199,14 @@ static void server_that_is_none_is_named(void **state)
 		 "{\"detail\":\"Not Found\"}",
 		 "HTTP 404"},
 		{"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "is it etcd"},
-		{"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", "whole answer"},
+		{"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", "truncated response"},
 		{"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: "
 		 "0\r\n\r\n",
-		 "whole answer"},
+		 "truncated response"},
 		{"SSH-2.0-OpenSSH_9.2\r\n", "etcd 127.0.0.1"},
 		{"\xff\xfe\x00", "etcd 127.0.0.1"},
 		{"", "etcd 127.0.0.1"},
-		{"HTTP/1.1 200 OK\r\n\r\n{\"kvs\":[", "whole answer"},
+		{"HTTP/1.1 200 OK\r\n\r\n{\"kvs\":[", "truncated response"},
 	};
 	struct cluster_url url = {.count = 1, .prefix = "/kvd"};
 	struct etcd_args args = {.url = &url, .lease_s = 60};

@@ -314,7 +314,7 @@ static void directory_that_is_away_leaves_what_is_known(void **state)
 	cJSON_Delete(answer);
 	answer = cluster_call(&c, engine[2], "{'cmd':'health'}");
 	assert_string_equal(text_in(answer, "state"), "degraded");
-	assert_non_null(strstr(text_in(answer, "why"), "(cluster) is away"));
+	assert_non_null(strstr(text_in(answer, "why"), "directory unavailable"));
 	cJSON_Delete(answer);
 	directory_hub_away(c.directory, false);
 	cluster_run(&c, S);
