@@ -31,10 +31,10 @@
 #include "daemon/store/store_kv.h"
 #include "proto/kvd_ring.h"
 
-#define LEG_BYTES (160u << 10) /* of a message, if it is not one query token's */
+#define LEG_BYTES (160u << 10) /* of a message, unless one query token has more */
 #define POSTS_MAX 1024u	       /* of a session */
 #define LEGS_MAX 4096u	       /* of a post */
-#define LEG_SELECT 16384u      /* numbers, if it is not one query token's */
+#define LEG_SELECT 16384u      /* numbers, unless one query token has more */
 
 /* ---- ends ---- */
 
@@ -211,7 +211,7 @@ static uint64_t tokens_of_call(const struct side *side, uint32_t heads)
 	return most ? most : 1;
 }
 
-/* In as few legs as they need to be, which are of one size. */
+/* Splits them into the fewest legs of equal size. */
 static uint32_t rows_evenly(uint32_t rows, uint64_t tokens, uint32_t heads)
 {
 	uint64_t all = rows / heads, legs = (all + tokens - 1) / tokens;
@@ -312,7 +312,7 @@ static int part_check(const struct attend *attend, const struct kvd_ring_part *p
 	return 0;
 }
 
-/* Of `count` numbers the highest, plus one; 0: all are ~0. */
+/* The highest of `count` numbers, plus one; 0: all are ~0. */
 static uint32_t select_bound(const uint32_t *select, uint64_t count)
 {
 	uint32_t bound = 0;
@@ -356,7 +356,7 @@ uint32_t attend_heads(const struct attend *attend)
 	return attend->form.shape.heads;
 }
 
-/* Chunks that are here, then those that follow elsewhere. */
+/* Local chunks, then the remote ones that follow. */
 static int part_legs(struct attend_post *post, const struct kvd_ring_part *part,
 		     const uint32_t *select, uint32_t bound)
 {
@@ -380,7 +380,7 @@ static int part_legs(struct attend_post *post, const struct kvd_ring_part *part,
 	end = begin + part->count;
 	if (tokens > (uint64_t)part->count * chunk)
 		tokens = (uint64_t)part->count * chunk;
-	/* which daemon a token is at is decided by its number */
+	/* the daemon of a token is decided by its number */
 	if (bound > tokens)
 		return err_raise(ERR_RANGE,
 				 "select: token %u is out of range (under "

@@ -69,7 +69,7 @@ struct attend_post_args {
 	bool own;      /* the seat's o, m and l are a part */
 	uint8_t *data; /* parts, then the selections of all: attend_post() takes it */
 	uint32_t part_count, select_count;
-	/* of each part's numbers the highest, plus one: attend_post_scan() */
+	/* the highest of each part's numbers, plus one: attend_post_scan() */
 	uint32_t bounds[ATTEND_PARTS_MAX];
 	/* It fails after its start: sets the slot's word. */
 	void (*on_failed)(struct session *session, uint32_t slot, uint64_t id,

@@ -173,7 +173,7 @@ static struct live_way calibration_way(const struct calibration *c)
 
 /* ---- echoes ---- */
 
-/* Of an echo in one message, there and back: the same bytes fit into both. */
+/* Of an echo in one message, request and reply: both carry the same bytes. */
 static uint64_t part_bytes(const struct attends *attends)
 {
 	uint64_t ask = attend_message_bytes(attends, WIRE_T_ATTEND);
@@ -237,7 +237,7 @@ static void echo_came(struct calibration *c)
 	calibration_next(c);
 }
 
-/* The next echo's size, and whether there is one. */
+/* The size of the next echo, if there is one. */
 static bool echo_next(struct calibration *c)
 {
 	unsigned int sizes = c->args.rows ? 1 : CALIBRATE_SIZES;
@@ -367,7 +367,7 @@ static void speed_came(struct calibration *c, const struct wire_attended *msg)
 	if (msg->code == ERR_OK && speed_get(&in, &compute) == 0)
 		speed_tell(c, c->remote->peer->instance, &compute);
 	else
-		err_clear(); /* it does not attend: it can be fetched from */
+		err_clear(); /* it does not compute attention: it can be fetched from */
 	live_no_attend(store_costs(c->attends->kvd), c->remote->peer->instance,
 		       err_from_wire(msg->code) == ERR_REQUIRE);
 	if (err_from_wire(msg->code) == ERR_BUSY)

@@ -31,7 +31,7 @@
 #define BATCH_ROWS 1024u
 #define BATCH_ITEMS 256u
 #define BATCH_LOOKS 512u /* at items of the group */
-#define SMALL_US 20.0	 /* a batch that takes no longer is computed by the loop */
+#define SMALL_US 20.0	 /* a shorter batch is computed by the loop */
 #define RATE_PART 16.0	 /* of a new batch's, in the rate */
 
 struct compute {
@@ -88,8 +88,8 @@ static void queue_free(struct compute *compute, struct compute_queue *queue)
 	mem_free(queue);
 }
 
-/* Two idle ones, the longest first, are forgotten where that changes nothing: so there
- * are no more of them than have had more than others. */
+/* Frees two idle ones, the longest idle first, if that changes nothing: so their number
+ * is bounded by those with more service than others. */
 static void queues_tidy(struct compute *compute)
 {
 	for (int i = 0; i < 2; i++) {
@@ -205,7 +205,7 @@ static void group_tidy(struct compute *compute, struct compute_group *group)
 	mem_free(group);
 }
 
-/* It waits no more; group_tidy() follows. */
+/* It waits no more; the caller calls group_tidy(). */
 static void item_unlink(struct compute *compute, struct compute_item *item)
 {
 	list_remove(&item->link);
@@ -261,7 +261,7 @@ static uint32_t us_of(uint64_t ns)
 	return ns / 1000 < UINT32_MAX ? (uint32_t)(ns / 1000) : UINT32_MAX;
 }
 
-/* Slow at once, fast by and by: the loop must not find itself with a long one. */
+/* Rises at once and falls slowly: the loop must never run a long batch itself. */
 static void batch_rate(struct compute *compute, const struct batch *batch)
 {
 	double us = (double)(batch->ended_ns - batch->began_ns) / 1e3, rate;
@@ -280,7 +280,7 @@ static bool batch_is_small(const struct compute *compute, const struct batch *ba
 	       batch->products < SMALL_US * compute->rate;
 }
 
-/* An item's end sends up to a message of values: as many a turn as it has time for. */
+/* An item's end sends up to a message of values: as many a turn as there is time for. */
 static bool batch_tell(struct loop_work *tell)
 {
 	struct batch *batch = container_of(tell, struct batch, tell);
@@ -352,7 +352,7 @@ static void batch_fill(struct batch *batch, struct compute_item *first)
 			break;
 		if (!item_joins(first, item))
 			continue;
-		/* also if its rows have to wait for the next call */
+		/* even if its rows have to wait for the next call */
 		batch->askers += item->queue->asked != batch->number;
 		item->queue->asked = batch->number;
 		if (batch_has_room(batch, item))

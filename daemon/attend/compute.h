@@ -57,7 +57,7 @@ struct compute_item {
 
 /* Rows x tokens of a call, about: meanwhile its thread is occupied. */
 #define COMPUTE_WORK (UINT64_C(1) << 23)
-/* Of an item that cannot be cut: the rows of one query token. */
+/* Of an indivisible item: the rows of one query token. */
 #define COMPUTE_WORK_MOST (16 * COMPUTE_WORK)
 
 /* `threads`: of the offload's, which serves nothing else; 0: nothing can be computed.

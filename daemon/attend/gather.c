@@ -74,7 +74,7 @@ static void gather_work(struct offload_job *job)
 	}
 }
 
-/* Writes some of `rows` rows, whose first is the post's `row`. True: those were the last.
+/* Writes some of `rows` rows, the first is the post's `row`. True: those were the last.
  */
 static bool gather_write(struct post_merge *merge, const float *values, uint32_t rows,
 			 uint32_t row)
@@ -184,7 +184,7 @@ bool gather_is_of(const struct attend_post *post, const struct leg *leg)
 	       post->legs.next == &leg->link && leg->link.next == &post->legs;
 }
 
-/* One message's, which is as large as one may be. */
+/* The values of one message, at its maximum size. */
 static void gather_told(const struct attend_post *post, const uint8_t *told)
 {
 	const struct attend_facts *facts = &post->attend->facts;

@@ -183,7 +183,7 @@ void legs_close(struct attends *attends)
 
 /* ---- here ---- */
 
-/* Of rows that were all of their post here. */
+/* Of rows that were their whole post. */
 static void leg_price_here(const struct leg *leg)
 {
 	const struct compute_item *item = &leg->item;
@@ -370,7 +370,7 @@ static void legs_send(struct remote *remote)
 	}
 }
 
-/* The one pool of the holder's that serves all these chunks. */
+/* The holder's one pool that serves all these chunks. */
 static int far_pool(const struct far_hold *far, uint32_t first, uint32_t count,
 		    uint64_t *pool_p)
 {
@@ -541,7 +541,7 @@ static void leg_price(struct attends *attends, struct remote *remote,
 }
 
 /* Legs of a post at the same daemon wait for each other's bytes and kernels: their times
- * are of nothing but that post. */
+ * are valid for this post only. */
 static bool leg_is_priced(const struct leg *leg)
 {
 	return store_costs(leg->attends->kvd) && leg->remote->ready && !leg->among;

@@ -25,8 +25,7 @@
 #include "daemon/session/session.h"
 #include "daemon/store/store.h"
 
-#define SPIN_CORES 4 /* with fewer cores a polling loop takes one from the computation \
-		      */
+#define SPIN_CORES 4 /* fewer: polling would take a core from computing */
 #define SPIN_NS UINT64_C(200000)
 
 /* ---- life ---- */
@@ -149,7 +148,7 @@ static void attends_free(void *part)
 
 /* ---- events ---- */
 
-/* At once, however long its rooms take: seats are the engine's from here on. */
+/* Immediately, even if its rooms take longer: seats are the engine's from here on. */
 static void attends_session_closing(struct session *session)
 {
 	struct attend_session *part = attend_session(session);

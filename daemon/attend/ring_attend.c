@@ -28,7 +28,7 @@ static void on_failed(struct session *session, uint32_t slot, uint64_t id,
 	ring_refuse(ring_of(session), slot, id);
 }
 
-/* An entry and its payload, on the loop or, where that is long, on a helper. */
+/* An entry and its payload, read on the loop or, if long, on a helper. */
 struct reading {
 	struct offload_job job;
 	struct ring *ring;

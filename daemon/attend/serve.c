@@ -103,7 +103,7 @@ static void serve_refuse(const struct serve *serve, const struct err *why)
 		answer(serve->attends, serve->remote, &no, why);
 }
 
-/* It is over: dropped, or when its kernel is done. */
+/* Ends it: dropped, or when its kernel is done. */
 static void serve_stop(struct serve *serve, const struct err *why)
 {
 	serve->over = *why;

@@ -41,8 +41,8 @@
 #define SPEND_US 50e3	/* at each of four points, then no more calls */
 #define MANY_PART 4u	/* many rows meet this part of the tokens */
 #define FEW_PART 8u	/* and few tokens are at most this part */
-#define LEAST_PART 0.1	/* of a time that two constants share, each has this */
-#define SOME_VALUE 0x3c /* of each byte: a small number in all types */
+#define LEAST_PART 0.1	/* the minimum of each of two constants that share a time */
+#define SOME_VALUE 0x3c /* for each byte: a small number in all types */
 
 struct speed {
 	struct form form;
@@ -67,7 +67,7 @@ struct cost_shape speed_shape(const struct form *form)
 	const struct attend_shape *s = &form->shape;
 	uint32_t kv = value_bytes((enum value_type)s->kv_type);
 
-	/* a decision has one number of bytes for q and KV: a wider q is the same row */
+	/* a decision has one size for q and KV: a wider q is the same row */
 	return s->kind == ATTEND_MLA
 		       ? cost_shape_mla(s->heads, s->dqk, s->dv, kv, sizeof(float))
 		       : cost_shape_gqa(s->heads, s->kv_heads, s->dqk, s->dv, kv,
@@ -162,7 +162,7 @@ static int speed_time(struct kernel *kernel, struct scratch *s, uint32_t rows,
 	return 0;
 }
 
-/* `us` of each of something that has so much: as a rate. */
+/* `us` for `amount` units, as a rate. */
 static struct cost_figure speed_rate(double amount, double us, double error,
 				     const struct cost_figure *as)
 {
@@ -173,7 +173,7 @@ static struct cost_figure speed_rate(double amount, double us, double error,
 				    .at_s = as->at_s};
 }
 
-/* us of a token, of its KV and of the rows that meet it. */
+/* us of a token: of its KV and of the rows that attend to it. */
 static double speed_slope(const struct cost_figure *few, const struct cost_figure *all,
 			  double tokens, double *error_p)
 {
@@ -300,7 +300,7 @@ bool speed_is_known(const struct attends *attends, const struct form *form)
 	return speed && !speed_is_old(attends, speed);
 }
 
-/* A place for one more; NULL: all are being measured. */
+/* A place for one more; NULL: all are in use by measurements. */
 static struct speed **speed_place(struct speeds *speeds)
 {
 	struct speed **oldest = NULL;

@@ -22,7 +22,7 @@ struct speeds;
 #define SPEEDS_MAX 32u	      /* geometries, the last requested ones */
 #define SPEED_BYTES (8u * 8u) /* of speed_put() */
 
-/* Of a geometry, by the KV's bytes; what is merged are fp32 values. */
+/* Of a geometry, by the KV's bytes; merged values are fp32. */
 struct cost_shape speed_shape(const struct form *form);
 
 /* A requester. on_told is called once: in speed_ask(), or later. */
@@ -38,7 +38,7 @@ int speed_ask(struct attends *attends, const struct form *form, struct speed_wai
 bool speed_is_known(const struct attends *attends, const struct form *form);
 /* KV of one measurement. */
 uint32_t speed_tokens(const struct attend_shape *shape, uint64_t token_bytes);
-/* Four times of a kernel, and the constants that give them. */
+/* Four times of a kernel, and the constants derived from them. */
 struct speed_points {
 	double rows, many_rows;
 	double tokens;	  /* few, and then more of them: */

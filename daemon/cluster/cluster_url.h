@@ -27,8 +27,7 @@ struct cluster_url {
 	bool tls;
 	unsigned int count; /* >= 1 */
 	struct cluster_endpoint endpoints[CLUSTER_URL_ENDPOINTS_MAX];
-	char prefix[CLUSTER_PREFIX_MAX]; /* "/kvd": starts with '/', does not end with it
-					  */
+	char prefix[CLUSTER_PREFIX_MAX]; /* "/kvd": starts with '/', not ending in it */
 };
 
 /* Does the option's value name an etcd (else another kind)? */

@@ -250,7 +250,7 @@ static void stream_on_kv(struct etcd_request *request, const struct etcd_kv *kv)
 	etcd_group_take(request->etcd, kv, NULL);
 }
 
-/* For the next time twice as long as it took; not less than at first. */
+/* For the next time twice as long as it took; at least the initial value. */
 static void stream_confirmed(struct etcd *e, struct etcd_half *half)
 {
 	struct etcd_stream *stream = &e->stream;

@@ -134,7 +134,7 @@ static void entry_drop(struct etcd_group *group, struct etcd_entry *entry,
 		entry_free(group, entry);
 }
 
-/* A place that is not known, and would be one too many? */
+/* Would a new place exceed the limit? */
 static bool group_is_full(const struct etcd *e)
 {
 	return e->entries >= ETCD_ENTRIES_MAX || e->bytes >= ETCD_BYTES_MAX;

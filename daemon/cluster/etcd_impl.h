@@ -76,7 +76,7 @@ static inline bool etcd_request_busy(const struct etcd_request *request)
 {
 	return request->easy;
 }
-/* POST to /v3/PATH; takes the body. Negative: not begun. */
+/* POST to /v3/PATH; takes the body. Negative: not started. */
 int etcd_request_start(struct etcd_request *request, const char *path, struct text *body);
 void etcd_request_cancel(
 	struct etcd_request *request); /* idempotent; not inside libcurl */
@@ -168,8 +168,7 @@ struct etcd_own {
 	bool answered;		/* the publisher has its answer */
 	bool logged;		/* that another member has it */
 	uint64_t sent_lease;	/* under which the request puts or deletes */
-	uint64_t end_ns; /* until then the first claim waits for the holder's lease to end
-			  */
+	uint64_t end_ns; /* limit of the first claim's wait for the holder's lease */
 	uint8_t failures;
 	struct etcd_request request;
 	struct loop_timer timer; /* runs: no attempt before it */

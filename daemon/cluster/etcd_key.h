@@ -31,8 +31,7 @@ void etcd_group_key(const char *prefix, enum etcd_side side, const char *group,
 		    char key[ETCD_NAME_MAX]);
 void etcd_place_key(const char *prefix, enum etcd_side side, const struct place *place,
 		    char key[ETCD_NAME_MAX]);
-/* Of a key of `len` bytes, exactly in the form of etcd_place_key(). False: another form.
- */
+/* Of a key of `len` bytes, exactly as etcd_place_key() writes it. False: another form. */
 bool etcd_key_read(const char *prefix, const char *key, size_t len,
 		   enum etcd_side *side_p, struct place *place_p);
 

@@ -115,7 +115,7 @@ static void link_ask(struct etcd *e)
 		link_fail(e);
 }
 
-/* If another is faster, its number counts. */
+/* If another daemon is faster, its number counts. */
 static void link_make_store(struct etcd *e)
 {
 	struct etcd_link *link = &e->link;

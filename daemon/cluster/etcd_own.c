@@ -126,7 +126,7 @@ static bool own_has_work(const struct etcd_own *own)
 	       (own->dirty & OWN_DIRTY(ETCD_LOADS) && own->text[ETCD_LOADS]);
 }
 
-/* After each change of it: is it among those that have work? It keeps its turn. */
+/* After each change of it: queues it if it has work. It keeps its turn. */
 static void own_look(struct etcd_own *own)
 {
 	struct etcd *e = own->etcd;
@@ -143,7 +143,7 @@ static void own_look(struct etcd_own *own)
 		list_push_back(&e->leaving, &own->work);
 }
 
-/* etcd does not refuse it any more, or it is not wanted. */
+/* etcd no longer refuses it, or it was withdrawn. */
 static void own_is_well(struct etcd_own *own)
 {
 	if (own->failures == 0)
@@ -227,7 +227,7 @@ static void own_is_held(struct etcd_own *own)
 	own_again(own, again_ns);
 }
 
-/* etcd does not put it: for a while, or for good. */
+/* etcd refuses it: for a while, or permanently. */
 static void own_is_refused(struct etcd_own *own)
 {
 	enum { INVALID = 3, NOT_FOUND = 5, DENIED = 7 };

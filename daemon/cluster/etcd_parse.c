@@ -121,8 +121,7 @@ static int parser_fail(struct etcd_parser *p, const char *what)
 
 /* ---- where it is ---- */
 
-/* The name of the container around the value. An array's elements have the array's name.
- */
+/* The name of the container around the value. An array's elements have its name. */
 static enum name parser_around(const struct etcd_parser *p, unsigned int up)
 {
 	return up < p->depth ? (enum name)p->names[p->depth - 1 - up] : NAME_OTHER;
@@ -195,7 +194,7 @@ static bool parser_token(const struct etcd_parser *p, char to[ETCD_TOKEN_MAX])
 	return true;
 }
 
-/* Base64 of a whole string, or of its beginning. */
+/* Base64 of a whole string, or of its start. */
 static bool parser_bytes(struct etcd_parser *p, uint8_t *to, size_t max, size_t *len_p)
 {
 	size_t chars = p->len;
@@ -223,7 +222,7 @@ static void parser_key(struct etcd_parser *p)
 		kv->bad = true;
 }
 
-/* A member of the key at hand, a string or a word. */
+/* A member of the current key, a string or a literal. */
 static bool parser_kv_member(struct etcd_parser *p, enum name name, bool string)
 {
 	struct etcd_kv *kv = &p->kv;
@@ -305,7 +304,7 @@ static bool parser_error_member(struct etcd_parser *p, enum name name)
 	return true;
 }
 
-/* A value that is no container; its text is in buf. */
+/* A scalar value; its text is in buf. */
 static bool parser_scalar(struct etcd_parser *p, bool string)
 {
 	enum name name = (enum name)p->names[p->depth];
@@ -507,7 +506,7 @@ static int parser_begin(struct etcd_parser *p, char c)
 	return parser_fail(p, "not JSON");
 }
 
-/* Plain characters of a string, up to the next that is none. */
+/* Plain characters of a string, up to the next special one. */
 static size_t parser_run(struct etcd_parser *p, const char *bytes, size_t len)
 {
 	size_t run = 0, room = sizeof(p->buf) - 1 - p->len;

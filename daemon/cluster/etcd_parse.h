@@ -21,7 +21,7 @@
 #define ETCD_TOKEN_MAX 1024u /* with the NUL: a JWT, signed by a key of 4096 bits */
 #define ETCD_DEPTH_MAX 16u
 
-/* One answer, or one message of a stream. Absent members are 0, false or "". */
+/* One reply, or one message of a stream. Absent members are 0, false or "". */
 struct etcd_message {
 	uint64_t cluster_id, revision;
 	uint64_t lease, ttl;
@@ -38,7 +38,7 @@ struct etcd_message {
 	char token[ETCD_TOKEN_MAX];
 };
 
-/* One key. Key and value end with a NUL, and may have others inside. */
+/* One key. Key and value end with a NUL, and may contain others. */
 struct etcd_kv {
 	bool deleted;
 	bool key_cut; /* longer than ETCD_KEY_MAX: truncated */

@@ -79,7 +79,7 @@ static int etcd_open(struct groups *groups)
 	return r < 0 ? err_pass(r) : err_pass(etcd_new(&etcd.args, &groups->directory));
 }
 
-/* `directory` NULL: only whether the file is good. */
+/* `directory` NULL: only checks the file. */
 static int file_read(const char *words, struct directory *directory)
 {
 	struct cluster_file *file;
@@ -170,7 +170,7 @@ void groups_cancel(struct groups_call *call)
 	call->cache = NULL;
 }
 
-/* A query's cache outlives the answer that is made of it. */
+/* A query's cache outlives the reply that is made from it. */
 void groups_call_finish(struct groups_call *call, const struct err *err,
 			const struct roster *roster)
 {

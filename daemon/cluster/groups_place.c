@@ -96,7 +96,7 @@ static void place_unlink(struct groups_place *place)
 	list_remove(&place->link);
 }
 
-/* Its publication is the directory's no more, or never was. */
+/* Its publication has ended in the directory, or never started. */
 static void said_end(struct groups_place *place)
 {
 	struct groups *groups = place->groups;
@@ -412,7 +412,7 @@ static int own_record(const struct groups *groups, bool pools,
 	return err_pass(record_make(record, text));
 }
 
-/* The groups in which a few bytes of it are enough: of its key, of homes. */
+/* The groups in which a few bytes of it are enough: of its key, of index nodes. */
 static int own_say_more(struct groups *groups)
 {
 	char text[DIRECTORY_RECORD_MAX];
@@ -480,7 +480,7 @@ static int said_drain(struct groups_place *place)
 	return err_pass(said_write(place, record));
 }
 
-/* Which pool it names is read once of each record. */
+/* The pool that it names is read once from each record. */
 static int said_pool_name(struct groups_place *place, struct record *record)
 {
 	int r = record_read(place->record, record);
@@ -494,7 +494,7 @@ static int said_pool_name(struct groups_place *place, struct record *record)
 	return 0;
 }
 
-/* The figures of its pool, when that is another one than before. */
+/* The figures of its pool, if that has changed. */
 static void said_pool(struct groups_place *place)
 {
 	cleanup_free struct record *record = NULL;

@@ -197,7 +197,7 @@ static void said_end(struct local_said *said)
 
 	said->publication->impl = NULL;
 	group_drop(group, entry);
-	/* without memory, when the file is read again */
+	/* if memory was short when the file was read again */
 	if (line && group_put(local, group, &said->place, line->record, NULL, &entry) < 0)
 		err_clear();
 	group_idle(local, group);

@@ -23,7 +23,7 @@
 
 #define RECORD_DEPTH_MAX 4u
 #define DIGEST_CHARS 16u
-/* bytes of an endpoint that has room for its key */
+/* bytes of an endpoint, with space for its key */
 #define ENDPOINT_WITH_KEY_MAX (LINK_ENDPOINT_MAX - 1 - (RECORD_KEY_CHARS + 1))
 
 void record_init(struct record *record)

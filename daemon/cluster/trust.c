@@ -87,8 +87,8 @@ static struct trusted *trusted_get(struct trust *trust, const char *key)
 	return t;
 }
 
-/* Is there an entry of the key, at this endpoint? NULL: at any. A daemon that was started
- * again has two until the lease of the first is over. */
+/* Is there an entry of the key, at this endpoint? NULL: at any. A restarted daemon has
+ * two until the lease of the first has expired. */
 static bool trusted_entry(const struct trusted *t, const char *endpoint)
 {
 	static struct record record; /* loop's thread */

@@ -49,8 +49,7 @@ static struct cost_price price_add(struct cost_price a, struct cost_price b)
 static struct cost_price price_scale(struct cost_price a, double by)
 {
 	if (!(by > 0))
-		return price_nothing; /* zero steps of an impossible method cost nothing
-				       */
+		return price_nothing; /* zero steps cost nothing */
 	return (struct cost_price){a.us * by, a.variance * by * by};
 }
 
@@ -90,7 +89,7 @@ struct cost_price cost_attend(const struct cost_compute *compute,
 	double work = 2.0 * (shape->dqk + shape->dv) * tokens * rows;
 	struct cost_price price;
 
-	if (selected) /* each query token's own choice, scattered */
+	if (selected) /* each query token's selection, scattered */
 		read *= query * cost_at_least_one(compute->gather.value);
 	else if (compute->call > 0)
 		read *= cost_at_least_one(rows * tokens / compute->call);
@@ -161,7 +160,7 @@ struct cost_price cost_splice(const struct cost_home *home, double layers, doubl
 			   layers);
 }
 
-/* As it is lately: cores that others use, KV that lies in no cache. */
+/* At its recent speed: other programs use cores, and KV may be uncached. */
 static struct cost_price cost_attend_at(const struct cost_holder *holder,
 					const struct cost_case *c, double tokens)
 {
@@ -196,7 +195,7 @@ static struct cost_price cost_round_at(const struct cost_case *c,
 	*link_p = NULL;
 	if (!holder->compute)
 		return price_never;
-	if (c->selected) /* the indices travel, too; heads share them */
+	if (c->selected) /* the indices are sent, too; heads share them */
 		bytes += 4 * holder->selected * c->query;
 	attend = cost_attend_at(holder, c, cost_holder_tokens(c, holder));
 	attend = price_scale(attend,
@@ -338,7 +337,7 @@ static bool cost_unknown(const struct cost_case *c, const struct cost_holder *ho
 	return !c->no_pages && isinf(cost_pull(holder, 1).us);
 }
 
-/* S*: route - fetch is `once` less so much a step. */
+/* S*: route - fetch is `once` less a constant per step. */
 static double cost_even_steps(const struct cost_prices *prices, double layers,
 			      double round, double each)
 {

@@ -54,8 +54,8 @@ struct cost_link {
 struct cost_compute {
 	struct cost_figure fixed, row;	  /* µs; and of each row */
 	struct cost_figure memory, flops; /* B/µs, FLOP/µs */
-	struct cost_figure gather;	  /* scattered rows: times the bytes; 0: once */
-	double call; /* rows x tokens of a call, which reads KV once; 0: all are one */
+	struct cost_figure gather;	  /* scattered rows: factor on the bytes; 0: 1 */
+	double call; /* rows x tokens of a call, which reads KV once; 0: unlimited */
 };
 
 /* The requester's own work. */
@@ -106,9 +106,9 @@ struct cost_prices {
 	struct cost_price round;  /* R: one layer and step, a round trip and the merge */
 	struct cost_price attend; /* A_o: one layer and step at home */
 	struct cost_price once;	  /* of a fetch, before its first step */
-	double shared_home;	  /* variance that fetch and local have in common */
+	double shared_home;	  /* common variance of fetch and local */
 	double shared_route;	  /* and that route shares with both */
-	double even;		  /* S*: from so many steps on a fetch wins; INFINITY */
+	double even;		  /* S*: from this step on a fetch is cheaper; INFINITY */
 	unsigned int slowest;	  /* the holder that determines R */
 	const struct cost_link *link; /* to it */
 	bool replicate; /* a holder serves more requesters than at one's price */

@@ -36,10 +36,10 @@
 #include "daemon/base/mem.h"
 
 #define LINE_DECAY (1 - 1 / FIT_LIVE_PART)
-#define HALF_BYTES 262144.0 /* of which the bytes take as long as the rest, about */
+#define HALF_BYTES 262144.0 /* half of the time of so many bytes is fixed, about */
 #define PULL_UNKNOWN_ERROR 0.5
 #define FACTOR_MOST 1e3	  /* and least: one part of it */
-#define SIZES_DIFFER 0.01 /* squares of their distances, of all: enough for a line */
+#define SIZES_DIFFER 0.01 /* minimum relative scatter for a line */
 #define TURN_ROUNDS 4u	  /* of fewer, two sizes have no scatter */
 #define REQUESTERS_PART FIT_LIVE_PART
 
@@ -52,7 +52,7 @@ struct line_sums {
 
 struct live_peer {
 	struct cost_peer row;
-	bool gone; /* no row of the page: kept while there is room, for asked_ns */
+	bool gone; /* no row of the page: kept while there is space, for asked_ns */
 	struct fit_drift drift;
 	uint64_t asked_ns;		/* it was to be measured; 0: never */
 	struct line_sums pulls, rounds; /* of its link */
@@ -146,7 +146,7 @@ static int live_peer_get(struct live *live, const uint8_t *key, struct live_peer
 	return 0;
 }
 
-/* A peer has one line at a time, and its end drops the row (live_drop()). */
+/* A peer has one connection at a time, and its end drops the row (live_drop()). */
 static struct cost_link *live_link(struct live_peer *peer, const char *transport)
 {
 	struct cost_link *link = &peer->row.links[0];
@@ -254,7 +254,7 @@ static void figure_scale(struct cost_figure *figure, double by)
 	figure->error *= by;
 }
 
-/* Of the pulls that were, in times without congestion. */
+/* From past pulls, without congestion. */
 static void live_pulls(const struct live_peer *peer, struct cost_link *link,
 		       uint32_t now_s)
 {
@@ -336,8 +336,8 @@ static bool live_drift(struct live_peer *peer, const struct cost_link *link,
 	return stale;
 }
 
-/* As a decision prices it: of as many requesters as were in the call. The factor is of
- * the geometry, as its speed. */
+/* As a decision prices it: for the number of requesters in the call. The factor is of the
+ * geometry, as its speed. */
 static void live_attend(const struct live *live, const uint8_t *key,
 			const struct live_round *round, uint32_t now_s)
 {

@@ -63,7 +63,7 @@ _Static_assert(sizeof(struct cost_home) % sizeof(uint64_t) == 0, "rows are words
 
 struct shared {
 	uint32_t magic, version;
-	uint64_t bytes; /* sizeof(struct shared): of the same build of the layout */
+	uint64_t bytes; /* sizeof(struct shared): of the same version of the layout */
 	uint64_t peer_tags[PEER_SLOTS];
 	uint64_t speed_tags[SPEED_SLOTS];
 	struct peer_row peers[PEER_SLOTS];
@@ -107,7 +107,7 @@ static uint64_t cost_tag_of(const uint8_t *key, const struct cost_shape *shape)
 	return (shape ? cost_tag_add(tag, shape, sizeof(*shape)) : tag) | 2;
 }
 
-/* The i-th place where a row of this tag may be. */
+/* The i-th possible place of a row of this tag. */
 static unsigned int cost_tag_place(uint64_t tag, unsigned int i, unsigned int count)
 {
 	return ((unsigned int)(tag >> 32) + i) % count;
@@ -293,7 +293,7 @@ static int cost_page_speed_slot(const struct shared *s, uint64_t tag,
 			      offsetof(struct cost_speed, unused));
 }
 
-/* When it was measured, or used by a round. */
+/* The time of its measurement, or of its last use by a round. */
 static uint32_t cost_page_speed_told(const struct speed_row *row)
 {
 	struct cost_speed speed;

@@ -72,7 +72,7 @@ enum {
 
 /* Maps a page from its descriptor, which stays the caller's. ERR_PROTO: not a page. */
 int cost_page_map(int fd, struct cost_page **page_p);
-/* 0 or an outcome: each row is of one moment. Links from link_count on are not set. */
+/* 0 or an outcome: each row is consistent. Links from link_count on are not set. */
 int cost_page_peer(const struct cost_page *page, const uint8_t key[COST_KEY_BYTES],
 		   struct cost_peer *peer);
 /* Of this shape, else the one for any. */

@@ -52,7 +52,7 @@ static const char *attend_rope_fault(const struct attend_job *job)
 	return rope->pairs > ROPE_INTERLEAVED ? "rope: unknown order of pairs" : NULL;
 }
 
-/* Of how many query tokens a span has rows. */
+/* The number of query tokens with rows in a span. */
 static uint32_t attend_span_tokens(const struct attend_shape *shape,
 				   const struct attend_span *span)
 {

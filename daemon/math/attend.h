@@ -96,7 +96,7 @@ struct attend_job {
 
 enum attend_outcome {
 	ATTEND_DONE = 0,
-	ATTEND_STOPPED = 1, /* some rows may be done, some not, some in part */
+	ATTEND_STOPPED = 1, /* some rows may be done, some not, some partly */
 };
 
 /* Its fault, in a text that names the member; NULL: none. Checks every index, but no q

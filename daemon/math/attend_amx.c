@@ -64,7 +64,7 @@ struct amx_block {
 	float *wide;	   /* one row of q */
 	uint8_t *q;	   /* [groups][steps] tiles */
 	uint8_t *o;	   /* [groups][outs] */
-	uint8_t *k;	   /* [TOKENS][dqk], for tokens that do not lie evenly */
+	uint8_t *k;	   /* [TOKENS][dqk], for tokens at uneven distances */
 	uint8_t *v;	   /* [TOKENS / 32][outs] */
 	float *s;	   /* [2][TOKENS][16] logits, then weights */
 	uint8_t *p;	   /* [2][TOKENS / 32] tiles */
@@ -223,7 +223,7 @@ static bool amx_pack_q(struct amx_block *block, struct attend_work *work,
 	return true;
 }
 
-/* Where each 16 tokens' K lie; `count` becomes a multiple of 32. */
+/* The addresses of K of each 16 tokens; `count` becomes a multiple of 32. */
 static uint32_t amx_place_k(struct amx_block *block, const struct attend_batch *batch)
 {
 	uint32_t bytes = block->shape->dqk * 2u, padded = (batch->count + 31) / 32 * 32;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The vector kernel for AVX2 and FMA: mk/math.mk enables them in the compiler, on x86-64.
- */
+/* The vector kernel for AVX2 and FMA: mk/math.mk enables them, on x86-64. */
 #include "daemon/math/attend_impl.h"
 
 #if defined(__AVX2__) && defined(__FMA__)

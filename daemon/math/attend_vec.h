@@ -90,8 +90,7 @@ INLINE vec vec_from_half(enum value_type type, const uint8_t *src)
 	return (vec)(bits | (wide & 0x8000) << 16);
 }
 
-/* A row of a cache; the line in which a row of a later step starts, and its other lines.
- */
+/* A row of a cache; the first line of a row of a later step, and its other lines. */
 INLINE void vec_widen(enum value_type type, float *dst, const uint8_t *src,
 		      const uint8_t *later, uint32_t count)
 {

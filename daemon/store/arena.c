@@ -38,14 +38,13 @@ struct arena_slab {
 	struct list link;	   /* free, or in its shelf: with room, or full */
 	struct arena_shelf *shelf; /* NULL: free */
 	struct arena_owner
-		*heir; /* it fills no more, and is this one's when it is empty */
+		*heir; /* it takes no more content, and is this one's once it is empty */
 	uint64_t offset;
 	uint32_t slots, used;
 	uint32_t pinned;  /* slots of pinned items */
 	uint32_t free;	  /* the first free index; NO_INDEX: none */
 	uint32_t placed;  /* arena_place(): the free index before the last one */
-	uint32_t cleared; /* with a next owner: the index up to which content was evicted
-			   */
+	uint32_t cleared; /* with a next owner: evicted up to this index */
 	union {
 		struct arena_slot *slot;
 		uintptr_t next; /* of a free one: (index behind it << 1) | 1 */
@@ -356,7 +355,7 @@ static void slab_leave(struct arena_slab *slab)
 	assert(slab->used == 0 && slab->pinned == 0);
 	arena->idle += --shelf->slabs == 0;
 	shelf->slots -= slab->slots;
-	if (shelf->slabs) /* else it remembers as before, or is forgotten (IDLE_MAX) */
+	if (shelf->slabs) /* otherwise it keeps its keys, or is freed (IDLE_MAX) */
 		ghosts_fit(shelf);
 	shelf->owner->slabs--;
 	if (slab->heir) {
@@ -426,7 +425,7 @@ static void queue_join(struct arena_item *item)
 		shelf->small_count++;
 }
 
-/* It is in a queue of a shelf that it has a slot of. */
+/* Puts it into a queue of a shelf that it has a slot of. */
 static void item_settle(struct arena_item *item)
 {
 	bool queued = !list_empty(&item->link);
@@ -558,8 +557,8 @@ static void evict(struct arena *arena, struct arena_item *item)
 	arena->on_evict(arena->arg, item);
 }
 
-/* Content of the slab that is not pinned, in slot *at_p or behind it, which becomes its
- * slot. Its queue may be another shelf's. */
+/* Unpinned content of the slab, in slot *at_p or after it, which becomes its slot. Its
+ * queue may be another shelf's. */
 static struct arena_item *slab_unpinned(const struct arena_slab *slab, uint32_t *at_p)
 {
 	for (uint32_t i = *at_p; i < slab->slots && slab->pinned < slab->used; i++) {
@@ -601,7 +600,7 @@ out:
 	return slab;
 }
 
-/* The owner's that has waited longest, on a shelf other than `but`. */
+/* The owner's that has waited longest, except on the shelf `but`. */
 static struct arena_slab *oldest_slab(struct arena_owner *owner,
 				      const struct arena_shelf *but, uint64_t *tick_p)
 {
@@ -838,7 +837,7 @@ static uint32_t free_behind(const struct arena_slab *slab, uint32_t index)
 	return index == NO_INDEX ? slab->free : (uint32_t)(slab->at[index].next >> 1);
 }
 
-/* Out of the list of free ones, which is in order up to it. */
+/* Removes it from the list of free ones, which is sorted up to it. */
 static int slab_pick(struct arena_slab *slab, uint32_t index)
 {
 	uint32_t next = free_behind(slab, slab->placed);

@@ -99,7 +99,7 @@ uint64_t arena_slot_size(const struct arena *arena, uint64_t bytes);
  * arena_take(). Within a slab in rising order. ERR_EXIST, ERR_RANGE, ERR_NOMEM. */
 int arena_place(struct arena_owner *owner, uint64_t bytes, uint32_t slab, uint32_t index,
 		struct arena_item *item, struct arena_slot *slot);
-/* No more slabs are in use at a time than this, or than are already. */
+/* At most so many slabs are in use at a time, or as many as are now. */
 void arena_limit(struct arena *arena, uint32_t slabs);
 uint32_t arena_slabs_used(const struct arena *arena);
 

@@ -48,7 +48,7 @@ struct loop;
 /* ---- life ---- */
 
 enum disk_way {
-	DISK_BEST, /* io_uring; threads where the kernel or its container bars that */
+	DISK_BEST, /* io_uring; threads if the kernel or its container forbids that */
 	DISK_URING,
 	DISK_THREADS,
 };

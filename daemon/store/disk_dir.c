@@ -106,7 +106,7 @@ static const char *lock_words(char block[DISK_ALIGN])
 	return block;
 }
 
-/* As the holder numbers itself: perhaps in another container. */
+/* The holder's own PID: perhaps in another container. */
 static int lock_taken(const struct disk_dir *dir)
 {
 	char block[128] = "";
@@ -385,7 +385,7 @@ static int dir_tmp_fill(const struct disk_dir *dir, const struct disk_op *op)
 	return r;
 }
 
-/* Some file systems do not know it of directories. */
+/* Some file systems do not support it on directories. */
 static int dir_flush(const struct disk_dir *dir)
 {
 	return fsync(dir->fd) < 0 && errno != EINVAL ? -1 : 0;

@@ -93,7 +93,7 @@ bool disk_real_next(struct disk_real *real, struct disk_piece *piece);
 bool disk_real_back(struct disk_real *real, struct disk_piece *piece, int64_t moved);
 /* The thread's last call. */
 void *disk_real_leave(struct disk_real *real);
-/* Move a piece to its end by calls that block. */
+/* Moves a piece completely, by blocking calls. */
 void disk_threads_move(struct disk_real *real, struct disk_piece *piece);
 /* The main function of a thread of that backend. */
 void disk_threads_work(struct disk_real *real);

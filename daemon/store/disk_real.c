@@ -76,7 +76,7 @@ bool disk_real_next(struct disk_real *real, struct disk_piece *piece)
 	while (disk_queue_next(&real->queue, piece)) {
 		struct disk_op *op = piece->op;
 
-		if (piece->bytes) { /* for another thread there may be another */
+		if (piece->bytes) { /* another piece may be ready for another thread */
 			pthread_cond_signal(&real->pieces_more);
 			return true;
 		}

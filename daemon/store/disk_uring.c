@@ -211,10 +211,9 @@ static void uring_poll(struct uring *u)
 }
 
 enum uring_filled {
-	URING_SOME, /* there may be more, but their sums may need time: submit these first
-		     */
+	URING_SOME, /* there may be more, with sums to compute: submit these first */
 	URING_ALL,
-	URING_END, /* the disk closes, and the kernel has nothing any more */
+	URING_END, /* the disk is closing, and the kernel has no pieces */
 };
 
 static enum uring_filled uring_fill(struct disk_real *real, struct uring *u)
@@ -257,8 +256,7 @@ static void uring_idle(struct uring *u, struct uring_slot *slot)
 	u->flying--;
 }
 
-/* Some completions only: sums take long, and meanwhile the device needs its next pieces.
- */
+/* Some completions only: sums take long, and the device needs its next pieces. */
 static void uring_reap(struct disk_real *real, struct uring *u)
 {
 	struct io_uring_cqe *cqe;

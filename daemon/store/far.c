@@ -49,7 +49,7 @@ struct far_one {
 	bool held;		 /* the remote, by this: a home named it */
 	bool waiting;		 /* not sent yet: it is being dialled */
 	bool trial;		 /* it was late before: no hold waits for it */
-	struct far_lend *parked; /* its answer names pools that are not known yet */
+	struct far_lend *parked; /* its reply names pools that are not known yet */
 };
 
 struct far_query {
@@ -162,7 +162,7 @@ static struct far_sick *sick_find(struct far *far, const char *endpoint)
 	return NULL;
 }
 
-/* Where all are taken, of the one that will be tried first. */
+/* If all are in use: replaces the one that is due first. */
 static struct far_sick *sick_get(struct far *far, const char *endpoint)
 {
 	struct far_sick *sick = sick_find(far, endpoint);
@@ -372,7 +372,7 @@ static int one_ask(struct far_one *one)
 	return err_pass(handshake_tell_chunk_ask(one->remote, &one->query->msg));
 }
 
-/* `held`: the query's until it ends, if this succeeds. */
+/* `held`: owned by the query until it ends, if this succeeds. */
 static int one_add(struct far_query *query, struct remote *remote, bool held)
 {
 	struct far *far = query->far;
@@ -488,7 +488,7 @@ static void on_homes_done(void *arg)
 	query_look(query);
 }
 
-/* Half of the time is theirs, the rest the holders'. */
+/* Half of the time is for index nodes, the rest for holders. */
 static int query_homes(struct far_query *query, uint64_t wait_ns)
 {
 	struct homes *homes = query->far->store->homes;
@@ -637,8 +637,7 @@ void far_on_down(struct far *far, const struct remote *remote)
 	}
 }
 
-/* Outcome 1: it is queried. For a trial without a waiting hold the connection is enough.
- */
+/* Outcome 1: it is queried. A trial without a waiting hold needs only the connection. */
 static int candidate_reached(struct far_one *one)
 {
 	if (one->query->hold)

@@ -43,8 +43,7 @@ void far_cancel(struct far_query *query);
  * them, and another one as its fallback. */
 uint32_t far_hold_chunks(const struct far_hold *far); /* NULL: 0 */
 uint64_t far_hold_tokens(const struct far_hold *far);
-/* The first of them that has not failed and serves chunk i, a slow one last; NULL: none.
- */
+/* The first that has not failed and serves chunk i, a slow one last; NULL: none. */
 struct far_hold *far_hold_at(struct far_hold *far, uint32_t i);
 bool far_hold_serves(const struct far_hold *far, uint32_t i);
 /* Another one that is up and serves as many chunks from i on; NULL: none. */

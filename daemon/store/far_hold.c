@@ -202,7 +202,7 @@ static int told_runs(struct far_lend *lend, const struct wire_chunk_told *msg,
 	return cursor_check(&in, "CHUNK_TOLD.runs");
 }
 
-/* Only the last chunk may be short: are so many tokens possible? */
+/* Only the last chunk may be short: is this number of tokens possible? */
 static bool tokens_fit(const struct far_lend *lend, uint64_t tokens, uint32_t chunk)
 {
 	return lend->chunks == 0 || (tokens > (lend->chunks - 1) * (uint64_t)chunk &&
@@ -241,7 +241,7 @@ int far_lend_new(const struct far_asked *asked, const struct wire_chunk_told *ms
 	return 0;
 }
 
-/* Which of these pools give the rank all it needs; 0: they do not, or are not known. */
+/* The pools that together serve the rank; 0: they do not, or are not known. */
 static uint64_t lend_cover(const struct far_lend *lend, const struct store_handle *handle,
 			   uint64_t mask)
 {
@@ -267,8 +267,7 @@ struct far_covers {
 	unsigned int count;
 };
 
-/* Thousands of runs have few masks; a holder with more than that is trusted up to there.
- */
+/* Thousands of runs have few masks; a holder with more is trusted up to there. */
 static uint64_t far_cover(struct far_covers *covers, uint64_t mask)
 {
 	struct store_cover *one;

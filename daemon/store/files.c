@@ -188,8 +188,7 @@ static uint8_t *part_memory(const struct store_part *part)
 	return part->chunk->space->store->base + arena_offset(&part->slot);
 }
 
-/* The op's place; the part's memory behind the header unless the header alone is meant.
- */
+/* The op's slot; the part's memory after the header unless only the header is meant. */
 static void job_aim(struct files_job *job, enum disk_what what, bool header_only)
 {
 	const struct store_part *part = job->part;
@@ -207,7 +206,7 @@ static void job_aim(struct files_job *job, enum disk_what what, bool header_only
 
 /* ---- writing ---- */
 
-/* It has no place after all; one that had it, and was to be written again, keeps it. */
+/* It gets no slot; a part that has one, and was to be written again, keeps it. */
 static void write_fail(struct files_job *job, const struct err *why)
 {
 	struct files *files = job->files;
@@ -421,8 +420,8 @@ static void on_slab_made(struct disk_op *op)
 		files_note_fault(files, &op->err);
 }
 
-/* While the old file is there its number is not used for another one: the next start
- * would not know which to believe. */
+/* While the old file exists its number is not reused: the next start could not tell which
+ * one is valid. */
 static void on_slab_removed(struct disk_op *op)
 {
 	struct slab_file *slab = container_of(op, struct slab_file, op);

@@ -150,7 +150,7 @@ static void words_submit(struct class_words *words, enum disk_what what)
 	disk_submit(words->files->disk, &words->op);
 }
 
-/* It could not be written, or removed, a moment ago. */
+/* Writing or removing it failed a moment ago. */
 static bool words_wait(const struct class_words *words)
 {
 	return words->failed_ns &&
@@ -182,7 +182,7 @@ void class_words_leave(struct store_class *class)
 		words_settle(words);
 }
 
-/* Those that the class has from now on: these, or the ones of that name. */
+/* The class's description from now on: this one, or the existing one of that name. */
 static int words_share(struct class_words **words_p, struct store_class *class)
 {
 	struct class_words *words = *words_p;

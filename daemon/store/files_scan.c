@@ -52,7 +52,7 @@ struct files_scan {
 	char reading[DISK_NAME_MAX + 1]; /* its name; "": none is */
 	uint64_t generation;		 /* of the slot that wants it */
 	struct strmap
-		lacks; /* by name of a class file: the struct err that keeps it out */
+		lacks; /* by name of a class file: the error for which it is refused */
 	struct err bad, too_big, other_format, no_room;
 	uint64_t no_room_generation; /* slots before it have no room */
 	/* of the current slab: its slots (0: there is none), to be read, processed */
@@ -113,7 +113,7 @@ static void on_removed(struct disk_op *op)
 		scan_next_stray(scan); /* the names follow when there is none */
 }
 
-/* Slabs of another chunk_dir_size, or that are there twice. */
+/* Slabs of another chunk_dir_size, or duplicates. */
 static void scan_next_stray(struct files_scan *scan)
 {
 	const struct files *files = scan->files;
@@ -211,7 +211,7 @@ static int named_compare(const void *name, const void *named)
 	return strcmp(name, ((const struct disk_named *)named)->name);
 }
 
-/* Is there such a file? Then it is being read. */
+/* Is there such a file? Then reads it. */
 static bool class_read(struct files_scan *scan, const char *name, uint64_t generation)
 {
 	const struct disk_list *list = &scan->list;
@@ -243,7 +243,7 @@ static const struct err *class_lack(struct files_scan *scan, const char *name,
 
 /* ---- slots ---- */
 
-/* It takes its place, which it may have elsewhere. */
+/* Gives it this slot, which may replace another one. */
 static int part_place(struct files_scan *scan, struct store_part *part,
 		      const struct seal_facts *facts, uint32_t index)
 {
@@ -311,7 +311,7 @@ static int scan_check(const struct files_scan *scan, const struct store_class *c
 }
 
 /* There are chunks of a class that is too large for this daemon, or that it cannot read:
- * they stay. */
+ * they are kept. */
 static void scan_keep(struct files_scan *scan, const struct err *lack)
 {
 	struct err why;
@@ -338,7 +338,7 @@ static void scan_unread(struct files_scan *scan, const uint8_t *header)
 	scan_keep(scan, why);
 }
 
-/* The class of the slot; NULL: it has none. Outcome 1: that is being read. */
+/* The class of the slot; NULL: it has none. Outcome 1: its description is being read. */
 static int slot_class(struct files_scan *scan, const struct seal_facts *facts,
 		      struct store_class **class_p)
 {
@@ -484,7 +484,7 @@ static void scan_next_slab(struct files_scan *scan)
 	read_headers(scan);
 }
 
-/* Nothing is known, so nothing is written. */
+/* The contents are unknown, so nothing is written. */
 static void scan_failed(struct files_scan *scan, const struct err *why)
 {
 	struct files *files = scan->files;

@@ -42,7 +42,7 @@ struct home_holder {
 	bool live;
 };
 
-/* A holder's number: its place, and its turn above it. */
+/* A holder's number: its place, with its use count above it. */
 #define PLACE_BITS 13u
 #define PLACE_MASK ((1u << PLACE_BITS) - 1)
 _Static_assert(HOME_HOLDERS_MAX == PLACE_MASK, "places fit");
@@ -99,7 +99,7 @@ unsigned int home_holder_new(struct home_table *table, void *owner)
 		holder->owner = owner;
 		holder->live = true;
 		holder->turn = (holder->turn + 1) & (UINT32_MAX >> PLACE_BITS);
-		table->next = n; /* the one behind it is tried first, the next time */
+		table->next = n; /* the search continues after it the next time */
 		table->holders++;
 		return holder->turn << PLACE_BITS | n;
 	}
@@ -204,7 +204,7 @@ enum home_put home_table_put(struct home_table *table, unsigned int holder,
 	return HOME_PUT;
 }
 
-/* Those behind it move up, each at most to where it belongs. */
+/* Moves up the entries after it, each at most to its own place. */
 static void slot_free(struct home_table *table, uint64_t hole)
 {
 	struct home_holder *h = &table->holder[table->entries[hole].holder];

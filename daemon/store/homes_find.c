@@ -287,7 +287,7 @@ static struct homes_holder *holder_get(struct homes_query *query, const char *en
 }
 
 struct found_list {
-	struct homes_holder *of[256]; /* of the answer's index; NULL: one too many */
+	struct homes_holder *of[256]; /* by the reply's index; NULL: over the limit */
 	uint32_t count;
 };
 

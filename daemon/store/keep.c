@@ -48,7 +48,7 @@
 
 struct keep_slab {
 	uint64_t slot_bytes;
-	uint64_t used; /* records from the first on that may be written */
+	uint64_t used; /* records up to here may be written */
 };
 
 struct keep_head {
@@ -148,7 +148,7 @@ static int fd_make(const char *name, uint64_t bytes, int *fd_p)
 	return 0;
 }
 
-/* Those of the process before, if it had as much memory and no other index. */
+/* Takes over those of the previous process, with as much memory and the same index. */
 static bool keep_takes(struct keep *keep, int memory, int index)
 {
 	const struct keep_head *head;
@@ -401,7 +401,7 @@ static int class_restore(const struct keep *keep, uint32_t number,
 	return err_pass(r);
 }
 
-/* Each number is read once, for records of many classes take turns. */
+/* Each number is read once: records of many classes are interleaved. */
 static int class_restored(struct keep *keep, uint32_t number,
 			  struct store_class **class_p)
 {

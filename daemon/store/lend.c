@@ -181,9 +181,8 @@ static void told_order(struct lend_told *told, const struct store_space *space)
 	}
 }
 
-/* These classes of the chunk's as bits of the answer; *there_p: less those without a
- * pool.
- */
+/* These classes of the chunk's as bits of the reply; *there_p: without those that have no
+ * pool. */
 static uint64_t told_mask(struct lend_told *told, const struct store_chunk *chunk,
 			  uint64_t *there_p)
 {
@@ -193,8 +192,7 @@ static uint64_t told_mask(struct lend_told *told, const struct store_chunk *chun
 		unsigned int i = (unsigned int)__builtin_ctzll(left);
 		struct store_class *class = chunk->space->classes[i];
 
-		if (!class->pool) { /* known from files alone: reported once there is one
-				     */
+		if (!class->pool) { /* known from files alone: not reported yet */
 			if (store_class_pool(class) < 0)
 				err_clear();
 			*there_p &= ~(UINT64_C(1) << i);
@@ -248,7 +246,7 @@ static bool half_is_pinned(const struct arena_owner *owner)
 	return arena_owner_pinned(owner) > arena_owner_share(owner) / 2;
 }
 
-/* The chunk is held: by these classes; 0: it cannot be, or would be too much. */
+/* Pins the chunk: with these classes; 0: it cannot be, or exceeds the limit. */
 static uint64_t lend_pin(struct store_lend *lend, struct store_chunk *chunk)
 {
 	const struct arena_owner *owner = lend->space->tenant->owner;
@@ -403,7 +401,7 @@ static int lend_open(struct store *store, struct remote *remote,
 	return 0;
 }
 
-/* The hold that has this number stays for longer. */
+/* Extends the lease of the hold with this number. */
 static void lend_renew(const struct remote *remote, const struct wire_chunk_ask *msg)
 {
 	struct store_lend *lend = lend_find(remote, msg->ask);

@@ -33,7 +33,7 @@ static bool members_have(const struct members *members, const char *endpoint)
 	return false;
 }
 
-/* In the one spelling: all daemons must divide the chunks alike. */
+/* In canonical form: all daemons must divide the chunks alike. */
 static void members_add(struct members *members, const char *word, size_t len)
 {
 	char text[LINK_ENDPOINT_MAX + 1], endpoint[LINK_ENDPOINT_MAX];

@@ -222,7 +222,7 @@ bool store_ring_cancel(struct session *session, uint64_t id)
 	return true;
 }
 
-/* A move that is released keeps its slot until it has ended. */
+/* A released move keeps its slot until it has ended. */
 bool store_ring_release(struct session *session, uint64_t id)
 {
 	struct store_move *move = store_move_find(session, id);

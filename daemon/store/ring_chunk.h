@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ring_chunk: the submission ring's verbs of chunks. */
+/* ring_chunk: the submission ring's operations on chunks. */
 #ifndef KVD_RING_CHUNK_H
 #define KVD_RING_CHUNK_H
 

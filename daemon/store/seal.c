@@ -10,7 +10,7 @@
 
 #define MAGIC UINT64_C(0x314b4e4843445631) /* "1VDCHNK1" */
 #define VERSION 2u
-#define STRIPE_BYTES (UINT64_C(1) << 20) /* at least: as many as find room have a sum */
+#define STRIPE_BYTES (UINT64_C(1) << 20) /* at least: as many as fit have a sum */
 #define HEAD_BYTES 120u
 #define SUM_BYTES 8u /* the header's own, at its end */
 #define STRIPES_MAX ((SEAL_HEADER_BYTES - HEAD_BYTES - SUM_BYTES) / 8)
@@ -29,7 +29,7 @@ static uint64_t stripe_sum(const uint8_t *part, uint64_t bytes, uint64_t stripe,
 {
 	uint64_t at = i * stripe, left = bytes - at;
 
-	/* its place, too: stripes do not change places */
+	/* its position, too: stripes cannot be swapped */
 	return XXH3_64bits_withSeed(part + at, left < stripe ? left : stripe, i);
 }
 

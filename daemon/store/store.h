@@ -60,7 +60,7 @@ void store_free(struct store *store); /* no session is left; NULL is fine */
 /* Outcome 1: it can be used. ERR_STATE: this daemon has none; ERR_BUSY: its memory is
  * being allocated; or the error of that. */
 int store_ready(struct store *store);
-/* Rooms of the pool that read what was published: they fail with it. */
+/* Rooms of the pool that read published pages: they fail with it. */
 unsigned int store_pool_readings(const struct pool *pool);
 /* Its session has ended, and no file operation is in progress. NULL is fine. */
 bool store_drained(const struct store *store);
@@ -273,8 +273,7 @@ struct store_space_facts {
 	uint32_t tokens, handles, classes;
 	uint64_t chunks, bytes;
 };
-/* Those of the session's tenant, or (all) of every tenant: i = 0, 1, …; false: no more.
- */
+/* Those of the session's tenant, or (all) of all: i = 0, 1, …; false: no more. */
 bool store_space_at(const struct session *session, bool all, unsigned int i,
 		    struct store_space_facts *facts_p);
 

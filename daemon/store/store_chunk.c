@@ -265,7 +265,7 @@ int store_part_try(struct store_chunk *chunk, struct store_class *class,
 	return 0;
 }
 
-/* A slot was given back, perhaps the last of its size. */
+/* A slot was freed, perhaps the last of its size. */
 static void sizes_look(struct store *store, const struct arena *arena)
 {
 	if (arena_crowded(arena))

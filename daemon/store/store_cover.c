@@ -45,7 +45,7 @@ uint64_t store_cover_layouts(const struct store_handle *handle,
 	return used;
 }
 
-/* Those of `mask` that the cover takes something of. */
+/* The classes of `mask` that the cover uses. */
 static uint64_t cover_ask(const struct store_handle *handle, uint64_t mask, bool *lack_p)
 {
 	const struct layout *layouts[STORE_CLASSES_MAX] = {NULL};
@@ -90,7 +90,8 @@ static bool covers_know(const struct store_covers *covers, uint64_t mask,
 	return false;
 }
 
-/* One class alone where one does, its own first: the longest rows, the fewest rooms. */
+/* One class alone if one serves, the own layout first: the longest rows, the fewest
+ * rooms. */
 static uint64_t cover_some(struct store_handle *handle, uint64_t mask,
 			   unsigned int *left_p)
 {
@@ -107,7 +108,7 @@ static uint64_t cover_some(struct store_handle *handle, uint64_t mask,
 		return 0;
 	--*left_p;
 	used = cover_ask(handle, mask, &lack);
-	if (used || !lack) /* else a miss for now: not to be remembered */
+	if (used || !lack) /* otherwise a temporary miss: not to be remembered */
 		covers->of[covers->next++ % STORE_COVERS_MAX] =
 			(struct store_cover){.mask = mask, .used = used};
 	return used;

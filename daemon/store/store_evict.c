@@ -191,7 +191,7 @@ bool store_evict_class(struct store_space *space, uint64_t generation)
 
 /* ---- users ---- */
 
-/* The use of a user's spaces that was last; false: one of them stays. */
+/* The last use of a user's spaces; false: one of them cannot be evicted. */
 static bool tenant_may_leave(const struct store_tenant *tenant, uint64_t *used_p)
 {
 	const struct store_space *space;

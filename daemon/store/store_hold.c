@@ -328,7 +328,7 @@ static int hold_added(struct store_hold *hold)
 	return r < 0 ? err_pass(r) : r;
 }
 
-/* A chunk more, then one touched, from the last on. */
+/* Adds a chunk, or touches one, from the last on. */
 static bool add_step(struct loop_work *work)
 {
 	struct store_hold *hold = container_of(work, struct store_hold, adding);

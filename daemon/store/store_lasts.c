@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A durable put waits until its chunks would outlast a loss of power. */
+/* A durable put waits until its chunks would survive a loss of power. */
 #include "daemon/base/err.h"
 #include "daemon/store/files.h"
 #include "daemon/store/store_impl.h"

@@ -180,8 +180,8 @@ struct leg_side {
 	struct room_maps maps; /* taken */
 };
 
-/* Of a class's parts of the leg's chunks, to be one side's. `own`: that offers them; or
- * NULL. */
+/* The slots of a class's parts of the leg's chunks, as one side. `own`: that offers them;
+ * or NULL. */
 static int leg_slots(const struct store_leg *leg, struct store_leg_room *own,
 		     struct store_class *class, uint64_t begin, uint64_t end,
 		     struct leg_side *side)
@@ -287,7 +287,7 @@ static int leg_source(struct store_leg *leg, const struct room *room,
 	return 0;
 }
 
-/* Of all the leg's offers, which are open. */
+/* Of all the leg's open offers. */
 static int leg_pull(struct store_leg *leg, struct leg_side *side,
 		    const uint8_t ticket[TICKET_BYTES])
 {
@@ -355,7 +355,7 @@ static int leg_fetch(struct store_leg *leg, uint64_t begin, uint64_t end, uint64
 	return r < 0 ? err_pass(r) : err_pass(leg_pull(leg, &engine, ticket));
 }
 
-/* The holder opens the offers under numbers of ours. */
+/* The holder opens the offers with our numbers. */
 static int leg_ask(struct store_leg *leg, uint64_t begin, uint64_t end, uint64_t used,
 		   const uint8_t ticket[TICKET_BYTES])
 {
@@ -528,7 +528,7 @@ int store_leg_start(struct store_move *move, uint32_t first, uint32_t count,
 		store_leg_free(leg);
 		return err_pass(r);
 	}
-	err_take(&leg->error); /* rooms that are open end first; then others may serve */
+	err_take(&leg->error); /* open rooms end first; then others may serve */
 	loop_defer(move->store->kvd->loop, &leg->step);
 	return 0;
 }

@@ -344,8 +344,7 @@ static int next_leg(struct store_move *move, struct store_sources *sources_p,
 	return 0;
 }
 
-/* Of a part's class that is known from files the pool may not be there yet. Outcome 1:
- * all are. */
+/* The pool of a class known from files may not exist yet. Outcome 1: all do. */
 static int fetch_pools(struct store_move *move, uint64_t used)
 {
 	const struct store_space *space = move->handle->space;
@@ -595,7 +594,7 @@ static int store_move_slot(struct store_move *move, const struct store_move_args
 					 &move->slot_gen));
 }
 
-/* Last, for one that is made stays as long as the handle. */
+/* Last, because a new class stays as long as the handle. */
 static int store_move_class(struct store_move *move, struct store_handle *handle,
 			    const struct store_move_args *args)
 {

@@ -31,7 +31,7 @@ static int put_check(const struct store_handle *handle, const struct store_ids *
 			 (unsigned long long)from, (unsigned long long)(last + tokens));
 }
 
-/* Is the id among those of the put already? An engine does not mean that. */
+/* Is the id in the put already? That is an engine's error. */
 static bool put_has(const struct store_move *move, const uint8_t *id)
 {
 	for (uint32_t i = 0; i < move->count; i++) {
@@ -203,8 +203,7 @@ bool store_publish_show(struct store_move *move)
 			if (piece->done) {
 				store_part_ready(piece->part);
 				move->done++;
-			} else { /* it was dropped meanwhile: it could never be withdrawn
-				  */
+			} else { /* dropped meanwhile: it could never be withdrawn */
 				store_part_free(piece->part);
 				move->left_out++;
 			}

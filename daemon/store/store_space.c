@@ -61,7 +61,7 @@ static const char *or_none(const char *word)
 	return word ? word : "";
 }
 
-/* Lines, and no value holds the end of one. */
+/* Lines; values contain no newline. */
 static char *space_identity(const struct store_space_args *args, const char *tenant,
 			    const struct canon *canon)
 {
