@@ -74,8 +74,7 @@ static void gather_work(struct offload_job *job)
 	}
 }
 
-/* Writes some of `rows` rows, the first is the post's `row`. True: those were the last.
- */
+/* Writes some of `rows` rows, from the post's `row` on. True: those were the last. */
 static bool gather_write(struct post_merge *merge, const float *values, uint32_t rows,
 			 uint32_t row)
 {

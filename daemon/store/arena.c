@@ -751,7 +751,7 @@ static int shelf_make_room(struct arena_shelf *shelf)
 	}
 	if (!list_empty(&shelf->roomy))
 		return 0;
-	return err_raise(ERR_LIMIT, "chunk_memory: full; all chunks are held or in use");
+	return err_raise(ERR_LIMIT, "no free slot: all chunks are held or in use");
 }
 
 uint64_t arena_slot_size(const struct arena *arena, uint64_t bytes)
