@@ -151,7 +151,7 @@ void disk_submit(struct disk *disk, struct disk_op *op)
 		return;
 	}
 	op->result = -err_errno(ERR_STATE);
-	err_set(&op->err, ERR_STATE, "the disk is closed");
+	err_set(&op->err, ERR_STATE, "the disk is not open");
 	mailbox_post(&disk->box, &op->link);
 }
 

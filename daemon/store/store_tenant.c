@@ -13,8 +13,9 @@ static int tenant_room(struct store *store, uint64_t generation)
 	    (generation == STORE_NOW && store_evict_tenant(store)))
 		return 0;
 	return err_raise(ERR_LIMIT,
-			 "chunks: %u users have some in use (limit: one share of memory "
-			 "each, %u); end the engines of one, or use another daemon",
+			 "chunks: %u users have some in use (limit %u, one share of "
+			 "memory each); end the engines of one, or use another "
+			 "daemon",
 			 store->tenant_count, ARENA_SLABS);
 }
 

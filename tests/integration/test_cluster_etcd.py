@@ -385,7 +385,7 @@ def etcd_by_tls():
         with Etcd(tls=True) as other, Daemon(config(
                 etcd, files.replace(etcd.path("ca.pem"), other.path("ca.pem"))),
                 name="d3") as d3:
-            d3.expect("the directory is away")
+            d3.expect("directory unavailable")
             until("it says why", lambda: "certificate" in ctl_json(
                 d3, "cluster").get("why", ""))
 

@@ -368,7 +368,7 @@ static void on_opening(struct loop_timer *timer)
 		err_set(&disk->base.why, ERR_IO, "sim: no power");
 	else if (disk->sim->disk)
 		err_set(&disk->base.why, ERR_BUSY,
-			"sim: another daemon uses this directory");
+			"sim: in use by another daemon");
 	else
 		disk->sim->disk = disk;
 	disk->base.direct = true;

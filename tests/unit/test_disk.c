@@ -388,7 +388,7 @@ static void named_is_written_and_read_whole(void **state)
 		assert_memory_equal(r, m, bytes);
 	}
 	op = rig_named(DISK_NAMED_READ, name, r, MIB - 1);
-	rig_bad(&rig, &op, ERR_TOOBIG, "has 1048576 bytes");
+	rig_bad(&rig, &op, ERR_TOOBIG, "1048576 bytes");
 	op = rig_named(DISK_NAMED_READ, "other", r, MIB);
 	rig_bad(&rig, &op, ERR_NOTFOUND, "other");
 	op = rig_named(DISK_NAMED_REMOVE, name, NULL, 0);
