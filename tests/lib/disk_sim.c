@@ -367,8 +367,7 @@ static void on_opening(struct loop_timer *timer)
 	if (!disk->sim)
 		err_set(&disk->base.why, ERR_IO, "sim: no power");
 	else if (disk->sim->disk)
-		err_set(&disk->base.why, ERR_BUSY,
-			"sim: in use by another daemon");
+		err_set(&disk->base.why, ERR_BUSY, "sim: in use by another daemon");
 	else
 		disk->sim->disk = disk;
 	disk->base.direct = true;
