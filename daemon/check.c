@@ -86,10 +86,10 @@ static bool check_directory(struct check *check, const char *option, const char 
 	if (stat(path, &st) < 0)
 		check_error(check, option, "%s: %s: %s%s", option, path, strerror(errno),
 			    errno == ENOENT && strcmp(path, "/run/kvd") == 0
-				    ? "; systemd-tmpfiles --create makes it"
+				    ? "; systemd-tmpfiles --create creates it"
 				    : "");
 	else if (!S_ISDIR(st.st_mode))
-		check_error(check, option, "%s: %s: is no directory", option, path);
+		check_error(check, option, "%s: %s: not a directory", option, path);
 	else if (faccessat(AT_FDCWD, path, W_OK | X_OK, AT_EACCESS) < 0)
 		check_error(check, option, "%s: %s: not writable for uid %u: %s", option,
 			    path, (unsigned int)geteuid(), strerror(errno));
@@ -114,7 +114,7 @@ static void check_places(struct check *check)
 		return;
 	if (lstat(config->socket_path, &st) == 0 && !S_ISSOCK(st.st_mode))
 		check_error(check, "socket_path",
-			    "socket_path: %s: exists and is no socket",
+			    "socket_path: %s: exists and is not a socket",
 			    config->socket_path);
 }
 
@@ -134,8 +134,8 @@ static void check_secret(struct check *check)
 	curve_keys_wipe(&keys);
 	if (stat(path, &st) == 0 && st.st_uid != geteuid() && st.st_uid != 0)
 		check_warning(check, "curve_secret_file",
-			      "curve_secret_file: %s belongs to uid %u, not to %u that "
-			      "this was checked as",
+			      "curve_secret_file: %s belongs to uid %u, not to uid %u "
+			      "of this check",
 			      path, (unsigned int)st.st_uid, (unsigned int)geteuid());
 }
 
@@ -153,8 +153,8 @@ static void check_keys_dir(struct check *check)
 	} else if (check_directory(check, "keys_dir", dir) &&
 		   (st.st_uid != geteuid() || (st.st_mode & (S_IWGRP | S_IWOTH)))) {
 		check_error(check, "keys_dir",
-			    "keys_dir: %s: uid %u, mode %04o: must belong to uid %u, and "
-			    "no other may write it",
+			    "keys_dir: %s: uid %u, mode %04o: must belong to uid %u and "
+			    "not be writable by others",
 			    dir, (unsigned int)st.st_uid,
 			    (unsigned int)st.st_mode & 07777, (unsigned int)geteuid());
 	}
@@ -233,17 +233,18 @@ static void check_reach(const struct check *check)
 
 	if (endpoint_is_loopback(config->listen))
 		check_warning(check, "listen",
-			      "listen = %s: loopback: no other host reaches this daemon",
+			      "listen = %s: loopback address: other hosts cannot reach "
+			      "this daemon",
 			      config->listen);
 	if (port && strtoul(port + 1, NULL, 10) == 0)
 		check_warning(check, "listen",
-			      "listen = %s: port 0: another endpoint after each start",
+			      "listen = %s: port 0: the endpoint changes with each start",
 			      config->listen);
 	if (config->insecure)
 		check_warning(
 			check, "insecure",
-			"insecure = yes: whoever reaches the ports, also any user of "
-			"this host, can read and write engines' caches");
+			"insecure = yes: any host and local user that can connect to "
+			"the ports can read and write the engines' caches");
 }
 
 /* ---- memory, disk ---- */
@@ -288,8 +289,8 @@ static void check_chunk_dir(struct check *check)
 	room = (uint64_t)fs.f_bavail * fs.f_frsize + files_bytes(path);
 	if (room < config->chunk_dir_bytes)
 		check_warning(check, "chunk_dir_size",
-			      "chunk_dir_size: %llu MiB, the file system of %s has room "
-			      "for %llu: chunks are kept as far as that goes",
+			      "chunk_dir_size: %llu MiB, but the file system of %s has "
+			      "room for %llu MiB; kvd stops writing when it is full",
 			      (unsigned long long)config->chunk_dir_bytes >> 20, path,
 			      (unsigned long long)room >> 20);
 }

@@ -345,8 +345,9 @@ static void on_gates_lost(void *arg)
 {
 	struct kvd *kvd = arg;
 
-	log_error("daemon", kvd->config->name, "stops: its process kvd-warden has ended",
-		  "sessions=%u", kvd->session_count);
+	log_error("daemon", kvd->config->name,
+		  "stopping: its process kvd-warden has ended", "sessions=%u",
+		  kvd->session_count);
 	kvd_impl_of(kvd)->gates_lost = true;
 	kvd_stop(kvd);
 }
@@ -481,10 +482,10 @@ static int close_in(const struct kvd *kvd)
 {
 	if (sandbox_enter(SANDBOX_MAIN) < 0)
 		return err_raise_errno(errno,
-				       "giving up system calls; sandbox = no keeps "
-				       "them");
+				       "dropping system calls; set sandbox = no to "
+				       "keep them");
 	if (*sandbox_lacks())
-		log_info("daemon", kvd->config->name, "sandbox: not all is in force",
+		log_info("daemon", kvd->config->name, "sandbox is incomplete",
 			 "why=\"%s\" has=\"%s\"", sandbox_lacks(), sandbox_words());
 	return 0;
 }
@@ -496,11 +497,10 @@ int kvd_run(struct kvd *kvd)
 	if (r < 0)
 		return err_pass(r);
 	if (kvd->config->insecure)
-		log_warn(
-			"daemon", kvd->config->name,
-			"insecure: whoever reaches the ports can read and write engines' "
-			"caches",
-			"listen=%s", kvd->config->listen);
+		log_warn("daemon", kvd->config->name,
+			 "insecure: any host that can connect to the ports can read and "
+			 "write the engines' caches",
+			 "listen=%s", kvd->config->listen);
 	log_info("daemon", kvd->config->name, "ready", "version=%s config=%s",
 		 KVD_VERSION, *kvd->config->path ? kvd->config->path : "defaults");
 	say_ready(kvd);
@@ -510,7 +510,7 @@ int kvd_run(struct kvd *kvd)
 	notify_stopping("stopping");
 	r = wind_up(kvd);
 	if (r == 0 && kvd_impl_of(kvd)->gates_lost)
-		r = err_raise(ERR_INTERNAL, "stopped for want of its gates");
+		r = err_raise(ERR_INTERNAL, "stopped because kvd-warden ended");
 	return r;
 }
 

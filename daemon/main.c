@@ -40,19 +40,21 @@ enum { EXIT_BAD_USAGE = 64, EXIT_BAD_CONFIG = 78 };
 
 static const char usage[] =
 	"Usage: kvd [OPTION]...\n"
-	"Moves an LLM engine's KV cache between prefill and decode workers.\n\n"
+	"Moves an LLM engine's KV cache between prefill and decode workers.\n"
+	"\n"
 	"  -n, --name NAME      name of this instance: its socket and lock\n"
-	"  -c, --config FILE    instead of /etc/kvd/NAME.conf or /etc/kvd/kvd.conf\n"
-	"      --check-config   open what the configuration names as the service would,\n"
-	"                       tell what is wrong, and exit\n"
-	"      --user NAME      with --check-config: with the rights of this user\n"
-	"      --print-effective  print the configuration that would run, and exit\n"
+	"  -c, --config FILE    default: /etc/kvd/NAME.conf or /etc/kvd/kvd.conf\n"
+	"      --check-config   check the configuration and its files as the service\n"
+	"                       would open them, print faults, and exit\n"
+	"      --user NAME      check with the rights of this user\n"
+	"      --print-effective  print the effective configuration, and exit\n"
 	"      --print-config   print a sample file with every option, and exit\n"
-	"      --print-man      print the options as kvd.conf(5) has them, and exit\n"
-	"  -V, --version        print the version and what is built in, and exit\n"
-	"  -h, --help           print this, and exit\n\n"
-	"KVD_NAME and KVD_CONFIG stand in for --name and --config. SIGTERM drains, a\n"
-	"second one stops; SIGHUP reads the configuration again.\n";
+	"      --print-man      print the options as in kvd.conf(5), and exit\n"
+	"  -V, --version        print the version and built-in features, and exit\n"
+	"  -h, --help           print this, and exit\n"
+	"\n"
+	"KVD_NAME and KVD_CONFIG are defaults of --name and --config. SIGTERM drains,\n"
+	"a second one stops; SIGHUP reloads the configuration.\n";
 
 enum action {
 	RUN,
@@ -106,7 +108,7 @@ static enum action parse_args(int argc, char **argv, struct args *args)
 					    : HELP;
 	}
 	if (args->user && action != CHECK) {
-		fputs("kvd: --user goes with --check-config\n", stderr);
+		fputs("kvd: --user requires --check-config\n", stderr);
 		return BAD_USAGE;
 	}
 	if (optind == argc)
@@ -174,7 +176,7 @@ static int main_give_up_files(const struct config *config)
 	/* NVIDIA does not say how its driver opens an exporter's memory (cuda_ipc): a
 	 * process in a Landlock domain may not look into others */
 	if (has_gpu(config)) {
-		sandbox_no_files("no Landlock in the main process beside a GPU");
+		sandbox_no_files("no Landlock in the main process when a GPU is used");
 		return 0;
 	}
 	link_keydir_home(config, keys, sizeof(keys));
@@ -250,7 +252,7 @@ static int main_check(const struct config *config)
 {
 	if (check_config(config))
 		return EXIT_BAD_CONFIG;
-	printf("%s: fine\n", *config->path ? config->path : "built-in defaults");
+	printf("%s: ok\n", *config->path ? config->path : "built-in defaults");
 	return EXIT_SUCCESS;
 }
 

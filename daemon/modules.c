@@ -58,7 +58,7 @@ int modules_check_options(const struct config *config, const char **option_p)
 		*option_p = row[i].name;
 		return err_raise(ERR_CONFIG,
 				 "%s: this kvd was built without the module %s (make "
-				 "MODULES=): take the option out",
+				 "MODULES=); remove the option",
 				 row[i].name, row[i].module);
 	}
 	for (size_t i = 0; modules_built[i]; i++) {

@@ -188,7 +188,7 @@ static int parse_enum(const struct setting *setting, const char *text, void *bas
 			return 0;
 		}
 	}
-	return setting_refuse(setting, "not a known word");
+	return setting_refuse(setting, "not an allowed word");
 }
 
 static void format_enum(const struct setting *setting, const void *base, char *buf)
@@ -302,7 +302,7 @@ static int parse_words(const struct setting *setting, const char *text, void *ba
 		if (too_long || words.count == SETTING_WORDS_MAX)
 			return setting_refuse(setting, "too long");
 		if (setting_words_have(&words, word))
-			return setting_refuse(setting, "a word is there twice");
+			return setting_refuse(setting, "a word is repeated");
 		memcpy(words.word[words.count++], word, sizeof(word));
 	}
 	*(struct setting_words *)field(setting, base) = words;

@@ -336,7 +336,7 @@ static void conn_on_timeout(struct loop_timer *timer)
 		return;
 	}
 	err_set(&why, ERR_TIMEOUT, "%s within %ju ms",
-		conn->timeout == TIMEOUT_HELLO ? "no hello" : "a line was not finished",
+		conn->timeout == TIMEOUT_HELLO ? "no hello" : "no complete line",
 		(uintmax_t)(conn->host->timeout_ns / LOOP_NS_PER_MS));
 	conn_kill(conn, &why);
 }
@@ -590,7 +590,7 @@ void conns_free(struct conn_host *host)
 	struct conn *conn;
 
 	list_foreach_safe(conn, &host->conns, link) {
-		session_leave(conn, "the daemon shuts down");
+		session_leave(conn, "the daemon is shutting down");
 		conn_dead(conn);
 		conn->host = NULL;
 		if (!conn->parsing) {

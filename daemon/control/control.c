@@ -126,8 +126,8 @@ static int path_admit(const char *path, gid_t gid, const char *group)
 
 	if (setxattr(path, "system.posix_acl_access", &acl, sizeof(acl), 0) < 0)
 		return err_raise_errno(errno,
-				       "giving %s to group %s: an access list, since "
-				       "chown is not permitted",
+				       "%s: granting access to group %s by an access "
+				       "list, since chown is not permitted",
 				       path, group);
 	return 0;
 }
@@ -136,11 +136,11 @@ static int path_failed(const char *path, const char *what)
 {
 	/* after the start the sandbox changes no owner and no mode */
 	if (errno == ENOSYS)
-		return err_raise(
-			ERR_IO,
-			"%s: made again, and not with its %s; restart this daemon", path,
-			what);
-	return err_raise_errno(errno, "%s: its %s", path, what);
+		return err_raise(ERR_IO,
+				 "%s: recreated, but its %s could not be set; restart "
+				 "this daemon",
+				 path, what);
+	return err_raise_errno(errno, "%s: %s", path, what);
 }
 
 /* Group and mode of the socket's file, where they are not so already. */
@@ -237,7 +237,7 @@ static int peer_groups(const struct session_peer *peer, gid_t **gids_p, size_t *
 	    errno != ERANGE)
 		return err_raise_errno(errno, "SO_PEERGROUPS");
 	if (len > GROUPS_MAX * sizeof(*gids))
-		return err_raise(ERR_INTERNAL, "%u bytes of groups", len);
+		return err_raise(ERR_INTERNAL, "SO_PEERGROUPS: %u bytes of groups", len);
 	gids = mem_calloc(len / sizeof(*gids) + 1, sizeof(*gids));
 	if (!gids)
 		return err_pass(-ENOMEM);
@@ -273,13 +273,15 @@ static int check_cap(const struct kvd *kvd, const struct session_peer *peer)
 	    (own < max / FEW_PART || share_allows(max, kvd->session_count, own)))
 		return 0;
 	return err_raise(ERR_LIMIT,
-			 "%u sessions, %u of %s %u: the cap of this daemon is %u "
-			 "(sessions)%s",
+			 "%u sessions open, %u of them of %s %u (limit %u, option "
+			 "sessions%s)",
 			 kvd->session_count, own, admin ? "process" : "uid",
 			 admin ? (unsigned int)peer->pid : peer->uid, max,
 			 kvd->session_count >= max ? ""
-			 : admin		   ? ", the last for processes with few"
-				 : ", the last for users with few and administrators");
+			 : admin		   ? "; the last are reserved for "
+						     "processes with few"
+				 : "; the last are reserved for users with few and "
+				   "administrators");
 }
 
 /* Of users in excess of PACES the one who has opened least is forgotten. */
@@ -299,8 +301,9 @@ static int check_pace(struct control *control, uid_t uid)
 	control->paced |= pace->until_ns > now_ns + BURST * SESSION_NS;
 	if (pace->until_ns > now_ns + BURST * SESSION_NS)
 		return err_raise(ERR_LIMIT,
-				 "uid %u has opened more than %u sessions at once and "
-				 "%ju a second: keep one for the life of a process",
+				 "uid %u opens sessions too fast (limit: a burst of %u, "
+				 "then %ju a second); open one session per process and "
+				 "keep it",
 				 uid, BURST, (uintmax_t)(LOOP_NS_PER_S / SESSION_NS));
 	pace->until_ns += SESSION_NS;
 	return 0;
@@ -318,7 +321,7 @@ static int check_user(const struct config *config, const struct session_peer *pe
 	if (config_admits(config, peer->uid, gids, count))
 		return 0;
 	return err_raise(ERR_PERM,
-			 "uid %u is not admitted: see allow_uids and allow_gids",
+			 "uid %u is not admitted; see allow_uids and allow_gids",
 			 peer->uid);
 }
 
@@ -380,7 +383,8 @@ static void on_listener(struct loop_fd *watch, int events)
 		int fd;
 
 		if (gates_full(control->kvd->gates)) {
-			control_rest(control, "connections that cannot be closed");
+			control_rest(control, "too many closed connections wait for "
+					      "their release");
 			return;
 		}
 		fd = accept4(watch->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -413,7 +417,7 @@ static int listener_open(struct control *control)
 {
 	cleanup_close int fd =
 		socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	int r = fd < 0 ? err_raise_errno(errno, "a Unix socket")
+	int r = fd < 0 ? err_raise_errno(errno, "creating a Unix socket")
 		       : socket_bind(control, fd);
 
 	if (r == 0)
@@ -470,9 +474,8 @@ static int files_look(struct control *control)
 	int r = control->lock ? lock_look(control->lock) : 0;
 
 	if (r == LOCK_MADE_AGAIN)
-		log_warn("control", control->lock->path,
-			 "its file was removed, and is made again", "pid=%d",
-			 (int)getpid());
+		log_warn("control", control->lock->path, "file was removed; recreated",
+			 "pid=%d", (int)getpid());
 	if (r >= 0)
 		r = lock_socket_look(&control->name);
 	if (r == 0 && control->listener.fd >= 0)
@@ -482,8 +485,7 @@ static int files_look(struct control *control)
 	r = listener_again(control);
 	if (r == 0)
 		log_warn("control", control->kvd->config->socket_path,
-			 "its file was removed, and is made again", "pid=%d",
-			 (int)getpid());
+			 "file was removed; recreated", "pid=%d", (int)getpid());
 	return err_pass(r);
 }
 
@@ -496,7 +498,7 @@ static void control_on_look(struct loop_timer *timer)
 		err_take(&lost);
 	if (lost.code != ERR_OK && lost.code != control->lost.code)
 		log_error("control", control->kvd->config->socket_path,
-			  "no client reaches this daemon", "why=\"%s\"", lost.text);
+			  "clients cannot connect", "why=\"%s\"", lost.text);
 	control->lost = lost;
 	loop_timer_start(timer, LOOK_NS);
 }
@@ -552,7 +554,7 @@ void control_close(struct control *control)
 	lock_socket_drop(&control->name);
 	mem_closep(&control->listener.fd);
 	list_foreach_safe(session, &control->kvd->sessions, link)
-		session_end(session, "the daemon shuts down");
+		session_end(session, "the daemon is shutting down");
 }
 
 bool control_idle(const struct control *control)

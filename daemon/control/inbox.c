@@ -75,7 +75,8 @@ static int inbox_reserve(struct inbox *inbox, size_t want, uint64_t cap)
 	char *line;
 
 	if (need > cap + 1) /* one for the newline */
-		return err_raise(ERR_TOOBIG, "a line over %ju bytes", (uintmax_t)cap);
+		return err_raise(ERR_TOOBIG, "request line over %ju bytes",
+				 (uintmax_t)cap);
 	if (need <= inbox->cap)
 		return 0;
 	while (size < need && size < KEEP_BYTES)
@@ -130,7 +131,7 @@ static void ahead_end(struct inbox *inbox)
 			inbox->fds[inbox->fd_count++] = mem_steal_fd(&ahead->fds[i]);
 		else
 			err_set(&inbox->fault, ERR_LIMIT,
-				"more than %u descriptors with one line",
+				"more than %u file descriptors with one request line",
 				REQUEST_FDS_MAX);
 	}
 	ahead_drop(inbox);
@@ -154,7 +155,7 @@ static ssize_t receive_some(struct inbox *inbox, size_t want)
 		n = recv(inbox->fd, inbox->line + inbox->len, want, MSG_DONTWAIT);
 	while (n < 0 && errno == EINTR);
 	if (n <= 0)
-		return err_raise(ERR_IO, "bytes that were seen did not come");
+		return err_raise(ERR_IO, "short read after MSG_PEEK");
 	return n;
 }
 

@@ -108,7 +108,7 @@ static ssize_t send_some(int fd, const char *text, size_t len, const int *fds,
 		return n;
 	if (errno == EAGAIN || errno == EWOULDBLOCK)
 		return 0;
-	return err_raise(ERR_IO, "the client has left: %s", strerror(errno));
+	return err_raise(ERR_IO, "the client disconnected: %s", strerror(errno));
 }
 
 static int out_new(const char *text, size_t len, const int *fds, unsigned int fd_count,
@@ -126,7 +126,8 @@ static int out_new(const char *text, size_t len, const int *fds, unsigned int fd
 
 		if (fd < 0) {
 			out_free(out);
-			return err_raise_errno(errno, "duplicating a reply's descriptor");
+			return err_raise_errno(errno, "duplicating a file descriptor "
+						      "of a reply");
 		}
 		out->fds[out->fd_count++] = fd;
 	}
@@ -195,8 +196,8 @@ int outbox_send(struct outbox *outbox, const char *text, size_t len, const int *
 	len -= (size_t)n;
 	if (outbox->bytes + len > cap)
 		return err_raise(ERR_LIMIT,
-				 "the client does not read its replies: %zu bytes wait "
-				 "(client_queue)",
+				 "the client does not read its replies: %zu bytes "
+				 "queued (client_queue)",
 				 outbox->bytes + len);
 	r = out_new(text, len, fds, fd_count, &out);
 	if (r < 0)
@@ -216,8 +217,8 @@ int outbox_give(struct outbox *outbox, char *owned, size_t len, size_t cap)
 	assert(owned && len > 0);
 	if (r >= 0 && outbox->bytes + len > cap)
 		r = err_raise(ERR_LIMIT,
-			      "the client does not read its replies: %zu bytes "
-			      "wait (client_queue)",
+			      "the client does not read its replies: %zu bytes queued "
+			      "(client_queue)",
 			      outbox->bytes + len);
 	if (r >= 0)
 		r = out_new("", 0, NULL, 0, &out);

@@ -210,7 +210,7 @@ static int open_transports(struct handshake *hs)
 			break;
 	}
 	if (kvd->config->require.count && handshake_transports_ok(hs) < 0) {
-		log_warn("transport", "require", "no transport that it allows is usable",
+		log_warn("transport", "require", "none of its transports is usable",
 			 "effect=\"rooms are refused\" why=\"%s\"", err_last()->text);
 		err_clear();
 	}
@@ -229,7 +229,7 @@ int handshake_transports_ok(const struct handshake *hs)
 		return err_raise(ERR_REQUIRE, "no allowed transport: %s",
 				 hs->transports_why.text);
 	return err_raise(ERR_REQUIRE,
-			 "no transport that `require` allows is usable here");
+			 "none of the transports in `require` is usable here");
 }
 
 /* ---- what the peers say ---- */

@@ -86,7 +86,8 @@ static int parts_init(struct body_parts *parts)
 
 static int handshake_pools_too_large(const struct wire_register *msg)
 {
-	return err_raise(ERR_TOOBIG, "%s '%.63s' takes more than %zu bytes to describe",
+	return err_raise(ERR_TOOBIG,
+			 "%s '%.63s' needs more than %zu bytes of description",
 			 msg->kind == OBJECT_SESSION ? "session" : "pool", msg->name,
 			 wire_body_cap(WIRE_T_REGISTER));
 }
@@ -357,7 +358,7 @@ static void share_cut(const struct share *share)
 	struct announcement *pub = share->pub;
 	struct err why;
 
-	err_set(&why, ERR_FENCE, "%.150s: pool '%.63s' is not let go of",
+	err_set(&why, ERR_FENCE, "%.150s: pool '%.63s' is not released",
 		share->remote->label, pub->pool->name);
 	metrics_add(&pub->hs->kvd->metrics, METRIC_FENCES_WIDENED, 1);
 	peer_end_later(share->remote->peer, &why);

@@ -41,7 +41,7 @@ static const char *choice_remedy(unsigned int fields, char words[WORDS_MAX])
 	size_t n = 0;
 
 	if (!fields)
-		return "give each a name of its own there (pool.register, field name), "
+		return "give each pool its own name there (pool.register, field name), "
 		       "and set the source's field pool";
 	n += (size_t)snprintf(words, WORDS_MAX, "set the source's field ");
 	for (size_t i = 0; i < ARRAY_LEN(names); i++) {
@@ -66,7 +66,7 @@ static int choice_several(const struct remote *remote, const struct remote_pool 
 	char words[WORDS_MAX];
 
 	return err_raise(ERR_INVAL,
-			 "sources: %.70s has several pools that fit ('%.32s' rank %u, "
+			 "sources: %.70s has several matching pools ('%.32s' rank %u, "
 			 "'%.32s' rank %u); %s",
 			 remote->label, a->name, a->layout->rank, b->name,
 			 b->layout->rank, choice_remedy(fields, words));
@@ -173,7 +173,8 @@ int handshake_check_choice(const struct handshake *hs, const struct remote *remo
 			fields |= field;
 	}
 	return err_raise(ERR_INVAL,
-			 "sources: pool '%.63s' rank %u is one of %u there that fit; %s",
+			 "sources: pool '%.63s' rank %u is one of %u matching pools "
+			 "there; %s",
 			 pub->pool->name, pub->pool->layout->rank, others + 1,
 			 choice_remedy(fields, words));
 }

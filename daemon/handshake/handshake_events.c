@@ -64,7 +64,7 @@ static int events_on_message(void *owner, struct remote *remote,
 		if (m->owner == part && m->message)
 			return err_pass(m->message(remote, h, body));
 	}
-	return err_raise(ERR_PROTO, "%s: nothing here takes this message",
+	return err_raise(ERR_PROTO, "%s: message not supported by this daemon",
 			 wire_type_name(h->type));
 }
 
@@ -85,7 +85,7 @@ static void events_on_request(void *owner, struct remote *remote, struct xp_inbo
 		m->request(remote, in, kind, &header);
 		return;
 	}
-	err_set(&why, ERR_PROTO, "a request of no known kind");
+	err_set(&why, ERR_PROTO, "request of an unknown kind");
 	remote->transport->ops->land(in, NULL, &why);
 }
 

@@ -238,7 +238,7 @@ void express_request(struct remote *remote, struct xp_inbound *in)
 		r = peer_express_arrived(remote->peer, &slot->arrived, frame,
 					 in->header_len - 1);
 	} else {
-		r = err_raise(ERR_PROTO, "over %u express messages under way",
+		r = err_raise(ERR_PROTO, "more than %u express messages in flight",
 			      PEER_EXPRESS_MAX);
 	}
 	if (r >= 0)

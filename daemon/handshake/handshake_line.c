@@ -70,11 +70,12 @@ static const char *unfit(const struct handshake *hs, const struct remote *remote
 	const struct peer *peer = remote->peer;
 
 	if (peer->self)
-		return t->caps & XP_CAP_SELF ? NULL : "not for this daemon itself";
+		return t->caps & XP_CAP_SELF ? NULL
+					     : "does not connect a daemon to itself";
 	if (!line_allowed(hs->kvd->config, t))
 		return "not in `require`";
 	if ((t->caps & XP_CAP_SAME_HOST) && !peer->same_host)
-		return "another host";
+		return "the peer is on another host";
 	if (!address_of(peer, t->ops->name))
 		return "the peer does not offer it";
 	return NULL;
@@ -163,7 +164,7 @@ static int choose_line(struct handshake *hs, struct remote *remote)
 	}
 	remote->transport = NULL;
 	return err_raise(ERR_REQUIRE, "%.100s: no transport: %s", remote->label,
-			 *why ? why : "none built");
+			 *why ? why : "no transport built in");
 }
 
 /* The other side waits for it. */
@@ -309,7 +310,7 @@ void line_start(struct remote *remote)
 	if (r < 0)
 		err_take(&remote->why);
 	else if (*remote->passed)
-		log_warn("peer", peer->shown, "a preferred transport is passed over",
+		log_warn("peer", peer->shown, "a preferred transport was skipped",
 			 "transport=%s why=\"%s\"", remote->transport->ops->name,
 			 remote->passed);
 	if (peer->lower && remote->why.code != ERR_NOMEM)
@@ -369,9 +370,9 @@ static int take_turn(struct remote *remote, const struct wire_line *msg)
 
 	if (remote->why.code != ERR_OK || msg->turn <= remote->turn || msg->code ||
 	    strcmp(msg->transport, remote->kvd->transports[remote->told]->ops->name))
-		return err_raise(ERR_PROTO, "LINE: twice");
+		return err_raise(ERR_PROTO, "LINE: sent twice");
 	if (remote->ready)
-		return err_raise(ERR_PEER, "%.100s: it gave up the data line",
+		return err_raise(ERR_PEER, "%.100s: the peer closed the data line",
 				 remote->label);
 	remote->turn = msg->turn;
 	if (*msg->tried) {
@@ -520,16 +521,16 @@ const char *handshake_why_not(const struct remote *remote, char text[ERR_TEXT_MA
 
 	if (sm_state(&peer->sm) != PEER_UP)
 		snprintf(text, ERR_TEXT_MAX, "%s",
-			 peer->why.code != ERR_OK ? peer->why.text
-						  : "it was not reached");
+			 peer->why.code != ERR_OK ? peer->why.text : "not connected yet");
 	else if (remote->why.code != ERR_OK)
 		snprintf(text, ERR_TEXT_MAX, "%s", remote->why.text);
 	else if (*here && *there)
-		snprintf(text, ERR_TEXT_MAX, "%.140s; from there: %.140s", here, there);
+		snprintf(text, ERR_TEXT_MAX, "%.140s; reported by the peer: %.140s", here,
+			 there);
 	else if (*here)
 		snprintf(text, ERR_TEXT_MAX, "%s", here);
 	else if (*there)
-		snprintf(text, ERR_TEXT_MAX, "from there: %.300s", there);
+		snprintf(text, ERR_TEXT_MAX, "reported by the peer: %.300s", there);
 	else
 		snprintf(text, ERR_TEXT_MAX, "its data line is not up yet");
 	return text;

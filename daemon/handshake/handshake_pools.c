@@ -207,7 +207,7 @@ static void handshake_pools_compare(struct handshake *hs, struct remote *remote,
 		    layout_compatible(pub->pool->layout, pool->layout, &layout_from_us) >=
 			    0)
 			continue;
-		log_warn("peer", remote->peer->shown, "pools contradict",
+		log_warn("peer", remote->peer->shown, "incompatible pools",
 			 "pool=%s why=\"%s\"", pool->name, err_last()->text);
 		snprintf(nak.text, sizeof(nak.text), "%s", err_last()->text);
 		err_clear();
@@ -273,8 +273,8 @@ static int handshake_pools_check_cap(const struct remote *remote)
 	if (remote->pool_count < REMOTE_POOLS_MAX)
 		return 0;
 	return err_raise(ERR_LIMIT,
-			 "REGISTER: %u pools and sessions are kept for a peer; the cap "
-			 "is %u",
+			 "REGISTER: too many pools and sessions of one peer: %u (limit "
+			 "%u)",
 			 remote->pool_count, REMOTE_POOLS_MAX);
 }
 
@@ -304,7 +304,7 @@ static int on_register(struct handshake *hs, struct remote *remote, struct curso
 			msg.transport, transport ? transport->ops->name : "none");
 	old = handshake_pool_by_id(remote, msg.object);
 	if (old && !old->is_session)
-		return err_raise(ERR_PROTO, "REGISTER: object %llu twice",
+		return err_raise(ERR_PROTO, "REGISTER: object %llu sent twice",
 				 (unsigned long long)msg.object);
 	if (handshake_pools_check_cap(remote) < 0)
 		return refuse_pool(remote, NULL, msg.object);
@@ -406,7 +406,7 @@ static int on_register_nak(struct handshake *hs, struct remote *remote,
 	peer_told(remote->peer, msg.code, msg.text, &why);
 	if (msg.code != ERR_LAYOUT) /* that says which pools contradict: both are kept */
 		unannounced(hs, remote, msg.object, &why);
-	log_warn("peer", remote->peer->shown, "the peer refuses a pool",
+	log_warn("peer", remote->peer->shown, "the peer refused a pool",
 		 "pool=%llu why='%s'", (unsigned long long)msg.object, why.text);
 	return 0;
 }
@@ -433,7 +433,7 @@ static int on_pools(struct handshake *hs, struct remote *remote, struct cursor *
 	if (r < 0)
 		return err_pass(r);
 	if (remote->listed)
-		return err_raise(ERR_PROTO, "POOLS: twice");
+		return err_raise(ERR_PROTO, "POOLS: sent twice");
 	remote->listed = true;
 	hs->events.on_change(hs->events.owner, remote);
 	return 0;

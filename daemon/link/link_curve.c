@@ -69,11 +69,12 @@ int curve_keys_load(const char *path, struct curve_keys *keys_p)
 		count = lines_words(line, &key, 1);
 	if (lines.mode & (S_IRWXG | S_IRWXO))
 		r = err_raise(ERR_CONFIG,
-			      "%s: mode %04o lets others at the secret key; chmod 600",
+			      "%s: mode %04o: the secret key must not be accessible to "
+			      "others; chmod 600",
 			      path, (unsigned int)lines.mode & 07777);
 	else if (count != 1 || !curve_key_check(key, strlen(key)))
 		r = err_raise(ERR_CONFIG,
-			      "%s:%u: must be a secret key of 40 characters Z85", path,
+			      "%s:%u: expected a secret key of 40 Z85 characters", path,
 			      lines.number);
 	else if (lines_next(&lines))
 		r = err_raise(ERR_CONFIG, "%s:%u: a second key", path, lines.number);
@@ -141,7 +142,7 @@ static int add_host(struct curve_allow *allow, struct curve_entry *entry,
 	list_push_back(&entry->hosts, &host->link);
 	r = endpoint_host_spell(text, host->text);
 	if (r == 0 && strmap_get(&allow->hosts, host->text))
-		r = err_raise(ERR_CONFIG, "host %.100s is there already", text);
+		r = err_raise(ERR_CONFIG, "host %.100s is already listed", text);
 	if (r == 0)
 		r = strmap_put(&allow->hosts, host->text, entry);
 	return err_pass(r);
@@ -156,11 +157,11 @@ static int add_entry(struct curve_allow *allow, char *const *words, unsigned int
 	    !curve_key_check(words[1], strlen(words[1])))
 		return err_raise(
 			ERR_CONFIG,
-			"must be: NAME (at most %d characters), the public key of "
-			"40 characters Z85, hosts",
+			"expected: NAME (at most %d characters), a public key of 40 Z85 "
+			"characters, hosts",
 			LINK_USER_MAX - 1);
 	if (find_key(allow, words[1]))
-		return err_raise(ERR_CONFIG, "key %s is there already", words[1]);
+		return err_raise(ERR_CONFIG, "key %s is already listed", words[1]);
 	entry = mem_zalloc(sizeof(*entry));
 	if (!entry)
 		return err_pass(-ENOMEM);
@@ -436,7 +437,7 @@ static void zap_reply(void *socket, const struct zap_part *route,
 static void zap_refused(struct curve_zap *zap, const struct zap_part *address,
 			const char *key)
 {
-	static const char why[] = "its key is in no line of curve_allow_file";
+	static const char why[] = "its key is not in curve_allow_file";
 	struct link_refused *entry;
 	char text[64];
 	bool log;
@@ -447,8 +448,7 @@ static void zap_refused(struct curve_zap *zap, const struct zap_part *address,
 				  text, why, &log);
 	if (log)
 		log_warn("link", text,
-			 "connection refused: its key is in no line of "
-			 "curve_allow_file",
+			 "connection refused: its key is not in curve_allow_file",
 			 "key='%s' count=%llu", key, (unsigned long long)entry->count);
 }
 

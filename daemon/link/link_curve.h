@@ -46,9 +46,9 @@ void curve_allow_free(struct curve_allow *allow); /* NULL is fine */
 const char *curve_allow_name(const struct curve_allow *allow, const char *public_key);
 /* A name with several keys, and how many; NULL: each has one. */
 const char *curve_allow_shared(const struct curve_allow *allow, unsigned int *keys_p);
-#define CURVE_SHARED_WHY                                                           \
-	"daemons of one name are one user: a room without a ticket is for all of " \
-	"them; give each its own, as kvd-ctl keys prints it"
+#define CURVE_SHARED_WHY                                                                  \
+	"daemons with one name count as one user and share rooms without a ticket; give " \
+	"each its own name, as kvd-ctl keys prints it"
 /* Lines of a list against those of an older one; a changed one has another name or other
  * hosts for its key. */
 struct curve_changes {

@@ -167,10 +167,8 @@ static void caller_look(struct caller *caller)
 	caller->heard = false;
 	over = info.tcpi_bytes_received - caller->whole_bytes > UNFINISHED_MAX;
 	if (over && (caller->over || !caller->proven)) {
-		log_warn("link", *caller->user ? caller->user : NULL,
-			 "a connection is closed",
-			 "why=\"over %u bytes of a message without an end\"",
-			 UNFINISHED_MAX);
+		log_warn("link", *caller->user ? caller->user : NULL, "connection closed",
+			 "why=\"incomplete message over %u bytes\"", UNFINISHED_MAX);
 		caller_cut(caller);
 	}
 	caller->over = over;
@@ -253,10 +251,10 @@ static void on_accepted(struct link_door *door, int fd)
 static const char *words_of(const struct link_door *door, uint32_t value)
 {
 	if (value == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
-		return door->args.curve ? "it has no CURVE keys, and this daemon has"
-					: "it has CURVE keys, and this daemon has none";
+		return door->args.curve ? "the peer has no CURVE keys, this daemon has"
+					: "the peer has CURVE keys, this daemon has none";
 	if (value == ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
-		return "it expects another CURVE key than this daemon's";
+		return "the peer expects a different CURVE key of this daemon";
 	return NULL; /* noise of others */
 }
 

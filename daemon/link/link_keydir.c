@@ -111,8 +111,9 @@ static int dir_open(const char *path, int *fd_p)
 				 (unsigned int)st.st_uid, (unsigned int)geteuid());
 	if (st.st_mode & (S_IWGRP | S_IWOTH))
 		return err_raise(ERR_CONFIG,
-				 "%s: mode %04o lets others write it; chmod go-w", path,
-				 (unsigned int)st.st_mode & 07777);
+				 "%s: mode %04o: must not be writable by others; chmod "
+				 "go-w",
+				 path, (unsigned int)st.st_mode & 07777);
 	*fd_p = mem_steal_fd(&fd);
 	return 0;
 }
@@ -192,7 +193,7 @@ static int pair_make(struct link_keydir *dir, int home)
 	explicit_bzero(secret, sizeof(secret));
 	if (r < 0)
 		return err_raise(ERR_CONFIG, "%s: %s", dir->secret, strerror(-r));
-	log_info("link", dir->secret, "key pair made", "public='%s'", public_key);
+	log_info("link", dir->secret, "key pair created", "public='%s'", public_key);
 	return 0;
 }
 
@@ -222,7 +223,7 @@ static void public_put(struct link_keydir *dir, int home, const char *key)
 	snprintf(text, sizeof(text), "%s %s\n", user, key);
 	r = file_put(home, name, 0644, text);
 	if (r < 0)
-		log_warn("link", dir->home, "the public key is not written",
+		log_warn("link", dir->home, "public key not written",
 			 "file=%s why=\"%s\"", name, strerror(-r));
 }
 
@@ -243,11 +244,10 @@ static int pair_take(struct link_keydir *dir, struct curve_keys *keys_p)
 		public_put(dir, home, keys_p->public_key);
 	if (r == 0 || err_last()->code == ERR_BUSY)
 		return err_pass(r);
-	return err_raise(
-		ERR_CONFIG,
-		"%.230s: keys_dir, or curve_secret_file, must name a place for this "
-		"daemon's key; insecure = yes does without",
-		err_last()->text);
+	return err_raise(ERR_CONFIG,
+			 "%.230s: no directory for this daemon's key; set keys_dir or "
+			 "curve_secret_file, or insecure = yes to run without keys",
+			 err_last()->text);
 }
 
 /* ---- showing ---- */
@@ -307,7 +307,8 @@ static void place_show(struct link_keydir *dir, struct place *place)
 		err_raise(ERR_IO, "%s: %s", place->path, strerror(-r));
 	if (place->dir < 0 || r < 0) {
 		log_warn("link", place->path,
-			 "not used: daemons of this user do not find each other there",
+			 "not used: daemons of this user cannot find each other's keys "
+			 "in it",
 			 "why=\"%s\"", err_last()->text);
 		err_clear();
 	}

@@ -52,7 +52,7 @@ static void warn_shared(const struct curve_allow *allow, const char *path)
 	const char *name = curve_allow_shared(allow, &keys);
 
 	if (name)
-		log_warn("link", path, "one name has several keys",
+		log_warn("link", path, "several keys with one name",
 			 "name='%s' keys=%u why=\"" CURVE_SHARED_WHY "\"", name, keys);
 }
 
@@ -64,8 +64,8 @@ int link_keyring_open(struct link_keyring *ring, const struct config *config)
 	if (config->insecure && !*config->curve_secret_file)
 		return 0;
 	if (!zmq_has("curve"))
-		return err_raise(ERR_CONFIG, "this libzmq has no CURVE; insecure = yes "
-					     "does without keys");
+		return err_raise(ERR_CONFIG, "this libzmq was built without CURVE; set "
+					     "insecure = yes to run without keys");
 	r = keys_open(ring, config);
 	if (r == 0)
 		r = allow_open(config->curve_allow_file, &ring->allow);
@@ -101,7 +101,7 @@ int link_keyring_reload(struct link_keyring *ring, const char *allow_file, bool 
 		curve_allow_free(fresh);
 		return 0;
 	}
-	log_info("link", *allow_file ? allow_file : NULL, "allow-list read again",
+	log_info("link", *allow_file ? allow_file : NULL, "allow-list reloaded",
 		 "keys=%u added=%u removed=%u changed=%u", changes_p->keys,
 		 changes_p->added, changes_p->removed, changes_p->changed);
 	curve_allow_free(ring->allow);
@@ -190,10 +190,10 @@ int link_endpoint_parse(const char *text, struct link_endpoint *e)
 		return err_pass(r);
 	e->key = hash ? hash + 1 : NULL;
 	if (e->key && !curve_key_check(e->key, strlen(e->key)))
-		return err_raise(
-			ERR_INVAL,
-			"endpoint '%s': what follows '#' is no key of 40 characters",
-			text);
+		return err_raise(ERR_INVAL,
+				 "endpoint '%s': the text after '#' is not a key of 40 "
+				 "characters",
+				 text);
 	return 0;
 }
 
@@ -220,8 +220,8 @@ int link_endpoint_key(struct link_keyring *ring, struct link_endpoint *e)
 
 	if (!ring->curve)
 		return e->key ? err_raise(ERR_AUTH,
-					  "endpoint '%s' wants CURVE, and this daemon "
-					  "has no keys (insecure = yes)",
+					  "endpoint '%s' has a CURVE key, but this "
+					  "daemon has none (insecure = yes)",
 					  e->plain)
 			      : 0;
 	e->key = find_key(ring, e);
@@ -229,8 +229,8 @@ int link_endpoint_key(struct link_keyring *ring, struct link_endpoint *e)
 		return LINK_KEY_UNKNOWN;
 	if (!e->key)
 		return err_raise(ERR_AUTH,
-				 "endpoint '%s': which key has it? name it with '#' and "
-				 "its key, or add its line, NAME KEY %s, to "
+				 "endpoint '%s': unknown key; append '#' and its key to "
+				 "the endpoint, or add its line, NAME KEY %s, to "
 				 "curve_allow_file here (kvd-ctl keys prints it there)",
 				 e->plain, e->plain + SCHEME_CHARS);
 	if (e->key != ring->keys.public_key &&
@@ -238,8 +238,8 @@ int link_endpoint_key(struct link_keyring *ring, struct link_endpoint *e)
 	    !link_keyring_who(ring, e->key, name, &mark))
 		return err_raise(
 			ERR_AUTH,
-			"endpoint '%s': no daemon of this host and user, and not "
-			"in curve_allow_file: add 'NAME %.40s %s' here, and '%s' "
+			"endpoint '%s': key neither of a daemon of this host and user "
+			"nor in curve_allow_file; add 'NAME %.40s %s' here, and '%s' "
 			"there",
 			e->plain, e->key, e->plain + SCHEME_CHARS, ring->line);
 	return 0;
@@ -260,8 +260,8 @@ int link_endpoint_check_user(struct link_keyring *ring, const struct link_endpoi
 	if (keyring_at(ring, e, mark))
 		return 0;
 	return err_raise(ERR_AUTH,
-			 "'%s' wants its answer at '%s', a host that its line in "
-			 "curve_allow_file does not name",
+			 "'%s' advertises '%s', which its line in curve_allow_file does "
+			 "not list",
 			 user, e->plain);
 }
 
@@ -286,11 +286,11 @@ int link_endpoint_recheck(struct link_keyring *ring, const struct link_endpoint 
 		return err_raise(ERR_AUTH, "its key was removed from curve_allow_file");
 	if (*user && strcmp(name, user) != 0)
 		return err_raise(ERR_AUTH,
-				 "its key has another name now, '%s' (curve_allow_file)",
+				 "its key now has the name '%s' (curve_allow_file)",
 				 name);
 	if (hosts && listed && !curve_allow_at(ring->allow, e->key, e->host, e->port))
 		return err_raise(ERR_AUTH,
-				 "its line in curve_allow_file does not name %s any more",
+				 "its line in curve_allow_file no longer lists %s",
 				 e->plain);
 	return 0;
 }

@@ -77,7 +77,7 @@ static void tell_refused(struct link_trouble *t)
 	char text[ERR_TEXT_MAX];
 
 	snprintf(text, sizeof(text),
-		 "refuses our key: on its host add the line '%.170s' to its "
+		 "refuses this daemon's key; on its host add the line '%.170s' to its "
 		 "curve_allow_file and reload it",
 		 t->args.line);
 	trouble_tell(t, true, ERR_AUTH, text);
@@ -86,9 +86,9 @@ static void tell_refused(struct link_trouble *t)
 static void tell_mechanism(struct link_trouble *t, bool other_has_keys)
 {
 	trouble_tell(t, true, ERR_AUTH,
-		     other_has_keys ? "has CURVE keys, and this daemon has none: "
+		     other_has_keys ? "has CURVE keys, this daemon has none; set "
 				      "insecure = no here"
-				    : "has no CURVE keys, and this daemon has: "
+				    : "has no CURVE keys, this daemon has; set "
 				      "insecure = no on its host");
 }
 
@@ -97,7 +97,7 @@ static void tell_other_key(struct link_trouble *t)
 	char text[ERR_TEXT_MAX];
 
 	snprintf(text, sizeof(text),
-		 "has another CURVE key than the expected %s: correct its line in "
+		 "does not have the expected CURVE key %s; correct its line in "
 		 "curve_allow_file, or the endpoint",
 		 t->expected);
 	trouble_tell(t, true, ERR_AUTH, text);
@@ -119,9 +119,9 @@ static void tell_unknown_key(struct link_trouble *t)
 	char text[ERR_TEXT_MAX];
 
 	snprintf(text, sizeof(text),
-		 "has a key that is not known here: name it with '#' and its key, or add "
-		 "its line, NAME KEY %.100s, to curve_allow_file here (kvd-ctl keys "
-		 "prints it there)",
+		 "has a key that is not known here; append '#' and its key to the "
+		 "endpoint, or add its line, NAME KEY %.100s, to curve_allow_file here "
+		 "(kvd-ctl keys prints it there)",
 		 t->address + strlen("tcp://"));
 	trouble_tell(t, ++t->closed >= UNKNOWN_ENOUGH, ERR_AUTH, text);
 }
@@ -135,7 +135,8 @@ static void look_at_closed(struct link_trouble *t)
 	if (t->args.curve)
 		tell_other_key(t);
 	else
-		tell_address(t, false, "it closes connections in ZeroMQ's handshake");
+		tell_address(t, false,
+			     "connections are closed during ZeroMQ's handshake");
 }
 
 static void trouble_on_found(void *owner, enum probe_found found, int no)
@@ -150,11 +151,11 @@ static void trouble_on_found(void *owner, enum probe_found found, int no)
 		t->closed = 0;
 		tell_address(t, false, err_connect_words(no));
 	} else if (found == PROBE_CLOSED) {
-		tell_address(t, false, "it closes connections without a word");
+		tell_address(t, false, "connections are closed without a greeting");
 	} else if (found == PROBE_SILENT) {
-		tell_address(t, false, "it takes connections and says nothing");
+		tell_address(t, false, "connections are accepted but not answered");
 	} else if (found == PROBE_NOT_ZMTP) {
-		tell_address(t, true, "what listens there is no kvd");
+		tell_address(t, true, "the service on this port is not kvd");
 	} else if ((found == PROBE_CURVE) != t->args.curve) {
 		tell_mechanism(t, found == PROBE_CURVE);
 	} else if (t->args.curve && !*t->expected) {
@@ -207,8 +208,7 @@ static void on_protocol(struct link_trouble *t, uint32_t value)
 	} else if (value == ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC) {
 		tell_other_key(t);
 	} else {
-		snprintf(text, sizeof(text), "it breaks ZeroMQ's handshake (0x%x)",
-			 value);
+		snprintf(text, sizeof(text), "violates ZeroMQ's handshake (0x%x)", value);
 		tell_address(t, true, text);
 	}
 }

@@ -371,7 +371,7 @@ static void on_address(void *owner, const char *address)
 	link_trouble_address(line->trouble, address);
 	if (line->unknown || zmq_connect(line->socket, address) == 0)
 		return;
-	log_warn("link", address, "not dialled", "why=\"%s\"", zmq_strerror(errno));
+	log_warn("link", address, "not connected yet", "why=\"%s\"", zmq_strerror(errno));
 	line->address[0] = '\0'; /* it goes nowhere: the next look at the name dials */
 }
 
@@ -554,7 +554,7 @@ static int zmq_line_send(struct link_line *line, const void *frame, size_t len)
 	line_writable(line, false);
 	zmq->stats.refused++;
 	if (no == EAGAIN)
-		return err_raise(ERR_LIMIT, "the line is full or not connected");
+		return err_raise(ERR_LIMIT, "the connection is full or not established");
 	errno = no;
 	return raise_zmq("sending a frame");
 }
@@ -710,8 +710,8 @@ static int endpoint_settle(struct link_zmq *zmq, const struct config *config)
 				 told);
 	if (strcmp(e.host, "0.0.0.0") == 0 || strcmp(e.host, "[::]") == 0)
 		return err_raise(ERR_CONFIG,
-				 "listen = %s: others cannot be told this address; set "
-				 "advertise",
+				 "listen = %s: peers cannot connect to this address; "
+				 "set advertise",
 				 config->listen);
 	if (zmq->ring.curve)
 		link_keyring_show(&zmq->ring, &e, &bound);

@@ -131,7 +131,7 @@ int peer_check_room(const struct peers *peers)
 
 	if (known < peers->options.peers_max)
 		return 0;
-	return err_raise(ERR_LIMIT, "%u peers are known, the cap is %u (peers)", known,
+	return err_raise(ERR_LIMIT, "%u peers are known (limit %u, option peers)", known,
 			 peers->options.peers_max);
 }
 
@@ -382,8 +382,9 @@ static int check_share(const struct peers *peers, const struct peer_client *clie
 	    (peers->unreached < all - all / 8 || of_user < all / 32 + 1))
 		return 0;
 	return err_raise(ERR_LIMIT,
-			 "daemons that never came up are dialled: %u for this session, "
-			 "the cap is %u; %u for its user, %u; %u in all, %u (of peers)",
+			 "too many unreachable peers: %u for this session (limit %u), "
+			 "%u for its user (limit %u), %u in all (limit %u, of option "
+			 "peers)",
 			 of_session, session, of_user, user, peers->unreached, all);
 }
 
@@ -431,7 +432,7 @@ int peers_dial_for(struct peers *peers, const char *endpoint,
 	int r;
 
 	if (peers->closing)
-		return err_raise(ERR_DRAIN, "this daemon is shutting down");
+		return err_raise(ERR_DRAIN, "the daemon is shutting down");
 	r = canonical(peers, endpoint, name);
 	if (r < 0)
 		return err_pass(r);

@@ -271,7 +271,7 @@ static int peer_express_keep(struct peer_impl *impl, const struct wire_header *h
 
 	if (impl->early_count >= EARLY_FRAMES_MAX ||
 	    impl->early_bytes > BEHIND_BYTES + 2 * impl->peers->options.message_bytes)
-		return err_raise(ERR_PROTO, "%u messages wait for one before them",
+		return err_raise(ERR_PROTO, "%u messages wait for an earlier one",
 				 impl->early_count);
 	r = peer_keep(impl, sizeof(*msg) + len);
 	if (r < 0)
@@ -299,7 +299,7 @@ void peer_in_order(struct peer_impl *impl, const struct wire_header *h,
 	struct err why;
 
 	if (h->sequence <= impl->cur.seq_in) {
-		err_set(&why, ERR_PROTO, "message %llu came both ways",
+		err_set(&why, ERR_PROTO, "message %llu received on both connections",
 			(unsigned long long)h->sequence);
 		peer_bring_down(impl, &why, true);
 		return;
@@ -327,7 +327,7 @@ static int check(struct peer_impl *impl, const struct wire_header *h)
 	const struct peering *cur = &impl->cur;
 
 	if (h->type <= WIRE_T_BYE)
-		return err_raise(ERR_PROTO, "%s is no express message",
+		return err_raise(ERR_PROTO, "%s is not an express message",
 				 wire_type_name(h->type));
 	if (h->epoch != cur->epoch_in || h->from_epoch != cur->epoch_out ||
 	    memcmp(h->sender, cur->instance, sizeof(h->sender)) != 0 ||

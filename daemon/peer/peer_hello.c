@@ -304,7 +304,7 @@ static void strangers_make_room(struct peers *peers, const char *user)
 	peers->stats.strangers_dropped++;
 	if (strcmp(oldest->next.user, user) != 0)
 		stranger_repay(peers, oldest->next.user);
-	err_set(&why, ERR_LIMIT, "peer %s sent HELLO and made room for others",
+	err_set(&why, ERR_LIMIT, "peer %s sent HELLO and was evicted to make room",
 		oldest->peer.shown);
 	peer_attempt_failed(oldest, &why);
 }
@@ -372,7 +372,7 @@ static void on_own_hello(struct peers *peers, const struct wire_hello *m)
 		peer_become_self(impl);
 		return;
 	}
-	err_set(&why, ERR_EXIST, "%s is this daemon: dial %s", impl->peer.shown,
+	err_set(&why, ERR_EXIST, "%s is this daemon; use %s", impl->peer.shown,
 		peers->link->endpoint);
 	peer_attempt_failed(impl, &why);
 }

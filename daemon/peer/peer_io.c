@@ -46,7 +46,7 @@ ssize_t peer_frame_make_in(struct peer_impl *impl, const struct peering *peering
 	struct wire_header full = *h;
 
 	if (WIRE_HEADER_BYTES + h->body_len > peers->options.message_bytes)
-		return err_raise(ERR_TOOBIG, "%s: a frame of %u bytes, the cap is %zu",
+		return err_raise(ERR_TOOBIG, "%s: frame of %u bytes (limit %zu)",
 				 wire_type_name(h->type), WIRE_HEADER_BYTES + h->body_len,
 				 peers->options.message_bytes);
 	memcpy(full.sender, peers->instance, sizeof(full.sender));
@@ -68,7 +68,7 @@ int peer_frame_send(struct peer_impl *impl, const struct peering *peering,
 	int r;
 
 	if (!impl->line)
-		return err_raise(ERR_LIMIT, "peer %s: no line", impl->peer.shown);
+		return err_raise(ERR_LIMIT, "peer %s: no connection", impl->peer.shown);
 	len = peer_frame_make(impl, peering, h, body);
 	if (len < 0)
 		return err_pass((int)len);
@@ -136,7 +136,7 @@ int peer_check_send(const struct peer_impl *impl, enum wire_type type, size_t le
 		return err_raise(ERR_PEER, "peer %s is not up", peer->shown);
 	if (len > wire_body_cap(type) ||
 	    WIRE_HEADER_BYTES + len > impl->peers->options.message_bytes)
-		return err_raise(ERR_TOOBIG, "%s: a body of %zu bytes is over the cap",
+		return err_raise(ERR_TOOBIG, "%s: body of %zu bytes exceeds the limit",
 				 wire_type_name(type), len);
 	return 0;
 }
@@ -152,7 +152,7 @@ static int peer_io_check_room(struct peer_impl *impl, size_t cost)
 		flush(impl, false);
 	if (cost <= cap - impl->queue_bytes)
 		return 0;
-	return err_raise(ERR_LIMIT, "peer %s: %zu bytes wait for it, the cap is %zu",
+	return err_raise(ERR_LIMIT, "peer %s: %zu bytes queued (limit %zu)",
 			 impl->peer.shown, impl->queue_bytes, cap);
 }
 
@@ -308,7 +308,7 @@ int peer_send(struct peer *peer, enum wire_type type, const void *body, size_t l
 	if (peer->self)
 		return err_pass(peer_self_send(impl, type, body, len));
 	if (!list_empty(&impl->queue) || peer_express_full(impl))
-		return err_raise(ERR_LIMIT, "peer %s: older messages wait for it",
+		return err_raise(ERR_LIMIT, "peer %s: older messages are queued",
 				 peer->shown);
 	return err_pass(peer_send_now(impl, type, body, len));
 }
@@ -492,7 +492,7 @@ static void end_for_gap(struct peer_impl *impl, struct peering *peering,
 	char label[PEER_LABEL_MAX];
 	struct err why;
 
-	err_set(&why, ERR_TRANSPORT, "%s: the line broke and lost %llu messages",
+	err_set(&why, ERR_TRANSPORT, "%s: the connection broke and lost %llu messages",
 		peer_label(&impl->peer, label),
 		(unsigned long long)(sequence - peering->control_in - 1));
 	if (peering == &impl->cur)
@@ -543,7 +543,7 @@ static void on_epoch_frame(struct peers *peers, const struct wire_header *h,
 	}
 	if (strcmp(peering->user, user) != 0) {
 		peers->stats.foreign_user++;
-		log_warn("peer", peering->endpoint, "frame from another key's owner",
+		log_warn("peer", peering->endpoint, "frame from the owner of another key",
 			 "expected='%s' got='%s'", peering->user, user);
 		return;
 	}

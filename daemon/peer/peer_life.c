@@ -42,7 +42,7 @@ void peer_told(const struct peer *peer, uint32_t code, const char *text,
 {
 	char label[PEER_LABEL_MAX];
 
-	err_set(why_p, code ? err_from_wire(code) : ERR_PEER, "%.110s says: \"%s\"",
+	err_set(why_p, code ? err_from_wire(code) : ERR_PEER, "%.110s reports: \"%s\"",
 		peer_label(peer, label), text);
 	err_foreign(why_p);
 }
@@ -319,7 +319,7 @@ bool peer_bring_up(struct peer_impl *impl)
 				   sizeof(impl->next.instance)) == 0;
 
 		if (same)
-			err_set(&why, ERR_PEER, "%s: it began a new peering",
+			err_set(&why, ERR_PEER, "%s: the peer started a new peering",
 				peer_label(&impl->peer, label));
 		else
 			peer_restarted(impl, impl->next.instance, &why);
@@ -407,7 +407,7 @@ static bool check_answers(struct peer_impl *impl, uint64_t *left_p)
 	if (end_ns < impl->heard_ns + o->dead_after_ns * 2 / 5)
 		end_ns = impl->heard_ns + o->dead_after_ns * 2 / 5;
 	if (now_ns >= end_ns) {
-		declare_dead(impl, "answered none", now_ns - impl->proven_ns);
+		declare_dead(impl, "no answer", now_ns - impl->proven_ns);
 		return true;
 	}
 	if (*left_p > end_ns - now_ns)
@@ -431,7 +431,7 @@ static void tick_up(struct peer_impl *impl)
 	if (check_alive(impl, &left_ns) || check_answers(impl, &left_ns))
 		return;
 	if (is_idle(impl, now_ns)) {
-		err_set(&why, ERR_CANCELED, "unused on this side");
+		err_set(&why, ERR_CANCELED, "idle on this side");
 		peer_bring_down(impl, &why, true);
 		return;
 	}
@@ -462,7 +462,8 @@ static void say_why_not(struct peer_impl *impl)
 {
 	if (impl->hellos)
 		note_why_not(impl, ERR_PEER,
-			     "does not answer: can it reach our `advertise`?");
+			     "does not answer; check that it can connect to this "
+			     "daemon's `advertise`");
 	else if (impl->line_why.code != ERR_OK)
 		note_why_not(impl, impl->line_why.code, impl->line_why.text);
 	else
@@ -508,7 +509,7 @@ void peer_on_tick(struct loop_timer *timer)
 	} else if (impl->next.live && now_ns < end_ns) {
 		peer_tick_in(impl, end_ns - now_ns); /* a later HELLO renewed it */
 	} else {
-		err_set(&why, ERR_TIMEOUT, "peer %s sent HELLO and then nothing",
+		err_set(&why, ERR_TIMEOUT, "peer %s sent HELLO and no further message",
 			impl->peer.shown);
 		peer_attempt_failed(impl, &why);
 	}

@@ -93,12 +93,11 @@ static int peer_parts_begin(struct peer_impl *impl, const struct wire_part *part
 	int r;
 
 	if (part->at != 0)
-		return err_raise(ERR_PROTO,
-				 "PART: a message's middle without its beginning");
+		return err_raise(ERR_PROTO, "PART: continuation without a first part");
 	if (part->type <= WIRE_T_BYE || part->type == WIRE_T_PART || part->total == 0 ||
 	    part->total > wire_body_cap(part->type) ||
 	    part->total > impl->peers->options.message_bytes - WIRE_HEADER_BYTES)
-		return err_raise(ERR_PROTO, "PART: no %s is of %u bytes",
+		return err_raise(ERR_PROTO, "PART: invalid size of %s: %u bytes",
 				 wire_type_name(part->type), part->total);
 	r = peer_keep(impl, part->total);
 	if (r < 0)
@@ -127,8 +126,8 @@ static int peer_parts_take(struct peer_impl *impl, const struct wire_part *part)
 	    part->at != whole->got || part->bytes.len == 0 ||
 	    part->bytes.len > whole->total - whole->got)
 		return err_raise(ERR_PROTO,
-				 "PART: %zu bytes at %u of %u of a %s, where the "
-				 "next are at %u of %u of a %s",
+				 "PART: %zu bytes at %u of %u of a %s, expected at %u "
+				 "of %u of a %s",
 				 part->bytes.len, part->at, part->total,
 				 wire_type_name(part->type), whole->got, whole->total,
 				 wire_type_name(whole->type));

@@ -126,12 +126,12 @@ int peer_addresses_encode(struct peers *peers, const struct peer_address *addres
 	struct cursor c;
 
 	if (count > TRANSPORTS_MAX)
-		return err_raise(ERR_INVAL, "%u transports, the cap is %u", count,
+		return err_raise(ERR_INVAL, "%u transports (limit %u)", count,
 				 TRANSPORTS_MAX);
 	for (unsigned int i = 0; i < count; i++) /* at most 8: TRANSPORTS_MAX */
 		size += 2 + strlen(addresses[i].transport) + 4 + addresses[i].len;
 	if (size > wire_body_cap(WIRE_T_HELLO) - sizeof(struct wire_hello))
-		return err_raise(ERR_TOOBIG, "transport addresses of %zu bytes", size);
+		return err_raise(ERR_TOOBIG, "transport addresses: %zu bytes", size);
 	peers->addresses = mem_zalloc(size);
 	if (!peers->addresses)
 		return err_pass(-ENOMEM);

@@ -80,8 +80,8 @@ static int place(struct layout_field *f, const struct layout_view *view, uint32_
 	    __builtin_add_overflow(*end_p, field, &page_bytes) ||
 	    page_bytes > CANON_SLOT_MAX)
 		return err_raise(ERR_TOOBIG,
-				 "view %s: a chunk's page of %u tokens is over %llu MiB: "
-				 "take fewer tokens a chunk",
+				 "view %s: a chunk page of %u tokens exceeds %llu MiB; "
+				 "use fewer tokens per chunk",
 				 view->name, tokens,
 				 (unsigned long long)(CANON_SLOT_MAX >> 20));
 	f->buffer = 0;
@@ -140,11 +140,11 @@ static int chunk_tokens(const struct layout_view *view, uint32_t tokens, uint32_
 	uint64_t turn = token_shard_turn(&view->shard);
 
 	if (view->layer_count == 0 || view->page_tokens == 0)
-		return err_raise(ERR_INVAL, "view %s: it holds nothing", view->name);
+		return err_raise(ERR_INVAL, "view %s: empty", view->name);
 	if (tokens % turn)
 		return err_raise(ERR_INVAL,
-				 "tokens: %u a chunk are no multiple of view %s's turn "
-				 "of %llu over all shards",
+				 "tokens: %u per chunk must be a multiple of one round "
+				 "over all shards (view %s: %llu)",
 				 tokens, view->name, (unsigned long long)turn);
 	*held_p = token_shard_is_all(&view->shard) ? tokens : tokens / view->shard.size;
 	return 0;
@@ -180,8 +180,8 @@ static int add_view(struct canon *canon, const struct layout_view *view,
 	if (canon->slot_bytes > CANON_SLOT_MAX || canon->slot_bytes > args->memory_bytes)
 		return err_raise(
 			ERR_TOOBIG,
-			"a part of a chunk takes %llu bytes, of %llu of "
-			"chunk_memory and at most %llu: take fewer tokens a chunk",
+			"a part of a chunk takes %llu bytes (chunk_memory %llu, limit "
+			"%llu); use fewer tokens per chunk",
 			(unsigned long long)canon->slot_bytes,
 			(unsigned long long)args->memory_bytes,
 			(unsigned long long)CANON_SLOT_MAX);
@@ -210,14 +210,14 @@ static int add_views(struct canon *canon, const struct canon_args *args)
 					 "views: the pool has no view %.31s",
 					 args->views[i]);
 		if (layout_view_find(canon->layout, view->name))
-			return err_raise(ERR_INVAL, "views: %s twice", view->name);
+			return err_raise(ERR_INVAL, "views: %s named twice", view->name);
 		if (args->views || strcmp(view->name, AUX_VIEW) != 0)
 			r = add_view(canon, view, args);
 	}
 	if (r >= 0 && canon->layout->view_count == 0)
-		r = err_raise(ERR_INVAL, "views: none");
+		r = err_raise(ERR_INVAL, "views: empty");
 	if (r >= 0 && canon->chunk_bytes == 0)
-		r = err_raise(ERR_INVAL, "views: this rank holds nothing of them");
+		r = err_raise(ERR_INVAL, "views: this rank holds no part of them");
 	return r < 0 ? err_pass(r) : 0;
 }
 
@@ -228,7 +228,7 @@ int canon_make(const struct canon_args *args, struct canon **canon_p)
 
 	assert(args->memory_bytes <= CANON_MEMORY_MAX);
 	if (args->tokens < CANON_TOKENS_MIN || args->tokens > CANON_TOKENS_MAX)
-		return err_raise(ERR_RANGE, "tokens: %u a chunk are not in %u to %u",
+		return err_raise(ERR_RANGE, "tokens: %u per chunk is not in %u to %u",
 				 args->tokens, CANON_TOKENS_MIN, CANON_TOKENS_MAX);
 	if (!canon)
 		return err_pass(-ENOMEM);

@@ -84,7 +84,7 @@ static int set_reserve(struct coverage *cov, struct coverage_set *set, uint32_t 
 	if (count <= set->cap)
 		return 0;
 	if (count > COVERAGE_INTERVALS_MAX)
-		return err_raise(ERR_LIMIT, "chunks leave more than %u gaps",
+		return err_raise(ERR_LIMIT, "chunks leave more than %u gaps (limit)",
 				 COVERAGE_INTERVALS_MAX);
 	while (cap < count)
 		cap *= 2;

@@ -244,7 +244,7 @@ int layout_view_check(const struct layout *layout, const struct layout_view *vie
 					 view->name, view->layers[i].layer,
 					 view->layers[i].layer ==
 							 view->layers[i - 1].layer
-						 ? "comes twice"
+						 ? "is repeated"
 						 : "is out of order");
 	for (uint32_t i = 0; i < view->layer_count; i++) {
 		for (uint32_t j = 0; j < view->layers[i].field_count; j++) {

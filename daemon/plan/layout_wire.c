@@ -201,8 +201,8 @@ static int get_layout(struct cursor *in, struct layout *layout)
 	uint32_t count;
 
 	if (!in->bad && form != WIRE_FORM)
-		return err_raise(ERR_PROTO, "layout: form %u, known is %u", form,
-				 WIRE_FORM);
+		return err_raise(ERR_PROTO, "layout: form %u is unknown (supported: %u)",
+				 form, WIRE_FORM);
 	layout->rank = cursor_get_u32(in);
 	count = cursor_get_count(in, LAYOUT_BUFFERS_MAX, 8);
 	layout->buffers = mem_calloc(count, sizeof(*layout->buffers));

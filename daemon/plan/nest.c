@@ -159,8 +159,8 @@ static size_t limit_of(const struct nest_boxes *boxes)
 static int too_many(size_t limit)
 {
 	return err_raise(ERR_LIMIT,
-			 "plan: pages and fields interleave in more than %zu pieces; ask "
-			 "for fewer pages at a time",
+			 "plan: pages and fields interleave in more than %zu pieces; "
+			 "request fewer pages at a time",
 			 limit);
 }
 

@@ -180,8 +180,7 @@ int plan_check(const struct plan *plan, uint64_t digest, uint64_t bytes, uint64_
 {
 	if (plan->digest == digest && plan->bytes == bytes && asked == bytes)
 		return 0;
-	return err_raise(
-		ERR_PLAN,
-		"%llu bytes planned by the daemon that asks, %llu by the asked one",
-		(unsigned long long)bytes, (unsigned long long)plan->bytes);
+	return err_raise(ERR_PLAN,
+			 "%llu bytes planned by the requesting daemon, %llu by the other",
+			 (unsigned long long)bytes, (unsigned long long)plan->bytes);
 }

@@ -66,8 +66,8 @@ static int runs_reserve(struct runs *runs, size_t more)
 		return err_raise(ERR_LIMIT, "plan: more than %u runs", PLAN_RUNS_MAX);
 	if (runs->limit && need > runs->limit && need - runs->limit > 1 + more)
 		return err_raise(ERR_LIMIT,
-				 "plan: more than %llu runs: max_rows, or what is left "
-				 "of memory",
+				 "plan: more than %llu runs (limit: max_rows, or free "
+				 "memory)",
 				 (unsigned long long)runs->limit);
 	while (cap < need)
 		cap *= 2;

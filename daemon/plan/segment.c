@@ -319,7 +319,7 @@ static int segment_map_cut(struct segment_map *sm, size_t index, const char *vie
 		return err_raise(
 			ERR_LIMIT,
 			"map[%zu] view %s: shards cut %llu tokens into up to %llu "
-			"pieces, the limit is %u: move fewer tokens at a time",
+			"pieces (limit %u); move fewer tokens at a time",
 			index, view, (unsigned long long)(end - begin),
 			(unsigned long long)most, SHARD_CUTS_MAX);
 	sm->cuts.segments = mem_regrow(NULL, most, sizeof(struct segment));

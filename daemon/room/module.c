@@ -19,7 +19,7 @@ static void on_session_room(struct room_sweep *sweep, struct room *room)
 	if (room->session != session || room->hold != ROOM_HELD)
 		return;
 	rooms_catch_up(room); /* what came first is the reason */
-	err_set(&why, ERR_SESSION, "engine '%.40s' (pid %d) is gone", session->client,
+	err_set(&why, ERR_SESSION, "engine '%.40s' (pid %d) has ended", session->client,
 		(int)session->pid);
 	rooms_keep_session(room, ROOM_CLOSING);
 	room_fail(room, &why, NULL);

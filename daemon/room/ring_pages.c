@@ -43,7 +43,7 @@ static int text_read(struct ring_pages *pages, const char *text)
 	if (pages->e.n2 > 0 || pages->kind->read)
 		r = json_parse(text, pages->e.n2, JSON_DEPTH_MAX, &pages->text);
 	if (r >= 0 && pages->text && !cJSON_IsObject(pages->text))
-		r = err_raise(ERR_INVAL, "the text of the entry: an object is wanted");
+		r = err_raise(ERR_INVAL, "the text of the entry must be an object");
 	if (r >= 0 && pages->kind->read)
 		r = pages->kind->read(pages);
 	return err_pass(r);

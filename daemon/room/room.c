@@ -358,11 +358,10 @@ int room_refuse_over(const struct room *room)
 
 static const struct err no_error = {.code = ERR_OK};
 /* For want of memory the reason is that. */
-static const struct err error_lost = {
-	.code = ERR_NOMEM,
-	.scope = ERR_SCOPE_ROOM,
-	.retryable = true,
-	.text = "it failed, and there is no memory for why"};
+static const struct err error_lost = {.code = ERR_NOMEM,
+				      .scope = ERR_SCOPE_ROOM,
+				      .retryable = true,
+				      .text = "failed; no memory for the reason"};
 
 static const struct err *error_keep(const struct err *why)
 {
@@ -456,8 +455,8 @@ static void see_withdrawal(struct party *party)
 		return;
 	party->line = PARTY_POOL_GOING;
 	err_set(&why, ERR_SESSION,
-		"%.150s withdrew pool '%.63s': the engine that owned it is "
-		"gone, or took it back, or its daemon stops",
+		"%.150s withdrew pool '%.63s': its engine ended or unregistered it, or "
+		"its daemon is stopping",
 		party->remote->label, party->pool->name);
 	if (room->ops->without(party, &why))
 		party_release_pool(party);

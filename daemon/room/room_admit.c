@@ -27,7 +27,7 @@ static int parse_peers(const cJSON *peers, struct room_admit *admit)
 	const cJSON *item;
 
 	if (count == 0)
-		return err_raise(ERR_INVAL, "peers: empty; leave it out, or name one");
+		return err_raise(ERR_INVAL, "peers: empty; omit it, or name a peer");
 	admit->peers = mem_calloc((size_t)count, sizeof(*admit->peers));
 	if (!admit->peers)
 		return err_pass(-ENOMEM);
@@ -93,21 +93,21 @@ int room_admit_check(const struct room_admit *admit, uint64_t number,
 	if (admit->peers && !is_named(admit, peer))
 		return err_raise(
 			ERR_AUTH,
-			"peers: room %llu is not for daemon '%s': name it in its "
+			"peers: room %llu does not admit daemon '%s'; name it in its "
 			"room.open",
 			room, peer->known_as);
 	if (ticket_given(admit->ticket) &&
 	    !mem_equal(admit->ticket, ticket, TICKET_BYTES))
 		return err_raise(
 			ERR_AUTH,
-			"ticket: room %llu was opened with another one: give both "
-			"sides' room.open the same",
+			"ticket: does not match that of room %llu; pass the same ticket "
+			"to room.open on both sides",
 			room);
 	if (room_admit_is_open(admit) && !peer->kin)
 		return err_raise(ERR_AUTH,
 				 "ticket: room %llu has none, and daemon '%s' is of "
-				 "another user: give both sides' room.open the same "
-				 "ticket, or name it in peers there",
+				 "another user; pass the same ticket to room.open on "
+				 "both sides, or name the daemon in its peers",
 				 room, peer->known_as);
 	return 0;
 }
@@ -117,8 +117,7 @@ int room_admit_source(const struct room_admit *admit, const struct peer *peer)
 	if (!admit->peers || is_named(admit, peer))
 		return 0;
 	return err_raise(ERR_AUTH,
-			 "peers: source %s is not among them: name it, or choose "
-			 "another source",
+			 "peers: does not name source %s; add it, or use another source",
 			 peer->shown);
 }
 

@@ -83,8 +83,8 @@ int answer_admit(const struct room *room, const struct remote *remote,
 		return 0;
 	room_count(room, METRIC_ROOM_STRANGERS, 1);
 	snprintf(number, sizeof(number), "%llu", (unsigned long long)room->number);
-	log_warn("room", number, "a peer that may not take part was refused",
-		 "peer='%s' why='%s'", remote->label, err_last()->text);
+	log_warn("room", number, "unauthorized peer refused", "peer='%s' why='%s'",
+		 remote->label, err_last()->text);
 	return err_pass(r);
 }
 

@@ -25,7 +25,7 @@ struct room *room_asked(struct session *session, const struct room_key *key,
 
 		if (room && found) {
 			err_raise(ERR_INVAL,
-				  "role: room %llu is both %s and %s here: say which",
+				  "role: room %llu is open as both %s and %s; set role",
 				  (unsigned long long)number,
 				  room_role_names[found->role], room_role_names[i]);
 			return NULL;

@@ -115,9 +115,8 @@ static const char *why_no_source(const struct party *party, char text[ERR_TEXT_M
 	if (!remote->ready)
 		return handshake_why_not(remote, text);
 	if (party->pool)
-		return "its keys are not usable yet";
-	return remote->listed ? "it has no such pool"
-			      : "it has not sent all of its pools yet";
+		return "its keys are not ready";
+	return remote->listed ? "no such pool" : "its list of pools is incomplete";
 }
 
 static void room_clock_bootstrap_text(const struct room *room, char *text, size_t size)
@@ -126,7 +125,7 @@ static void room_clock_bootstrap_text(const struct room *room, char *text, size_
 	char label[300], why[ERR_TEXT_MAX];
 
 	if (room->role == ROOM_SEND) {
-		snprintf(text, size, "%u of %u receivers have bound pages for it",
+		snprintf(text, size, "%u of %u receivers have bound pages",
 			 room->party_count, room->receivers ? room->receivers : 1);
 		return;
 	}
@@ -137,7 +136,7 @@ static void room_clock_bootstrap_text(const struct room *room, char *text, size_
 	list_foreach(party, &room->parties, link) {
 		if (room->role == ROOM_PULL && party_asked(party) &&
 		    party_state(party) < PARTY_ANSWERED) {
-			snprintf(text, size, "source %.200s did not offer it",
+			snprintf(text, size, "source %.200s did not offer the room",
 				 party_label(party, label, sizeof(label)));
 			return;
 		}
@@ -174,13 +173,14 @@ static void room_clock_waiting_text(const struct room *room, char *text, size_t 
 	char label[300];
 
 	if (waits_for_point(room))
-		own = "the point that it shall wait for did not come";
+		own = "its wait point was not reached";
 	snprintf(text, size, "%s", own);
 	if (waits_for_point(room) || !room_bound(room))
 		return;
 	list_foreach(party, &room->parties, link) {
 		bool answered = party_state(party) >= PARTY_ANSWERED;
-		const char *what = answered ? "sent nothing more" : "did not open it";
+		const char *what =
+			answered ? "sent nothing more" : "did not open the room";
 
 		if (answered &&
 		    (room->role == ROOM_PULL || party->due.got == party->due.expected))

@@ -86,8 +86,7 @@ static int source_ready(struct room *room, struct party *party)
 	if (party->pool_id &&
 	    memcmp(party->instance, remote->peer->instance, sizeof(party->instance)) != 0)
 		return err_raise(ERR_RESTART,
-				 "sources: %.150s was started anew, and its engines with "
-				 "it",
+				 "sources: %.150s was restarted, and its engines with it",
 				 remote->label);
 	if (!party->pool) {
 		r = source_pool(party, &pool);

@@ -106,7 +106,7 @@ static bool is_behind(struct mail *mail)
 
 static int room_mail_too_large(enum wire_type type)
 {
-	return err_raise(ERR_TOOBIG, "%s: pages and wants take more than %zu bytes",
+	return err_raise(ERR_TOOBIG, "%s: pages and wants need more than %zu bytes",
 			 type == WIRE_T_OFFER ? "offer" : "room.bind",
 			 wire_body_cap(type));
 }

@@ -120,10 +120,9 @@ static int parse_pair(const cJSON *obj, const char *name, const char *where,
 		const cJSON *n = cJSON_GetArrayItem(arr, i);
 
 		if (!n || !json_number_is_int(n, &v[i]) || v[i] < 0)
-			return err_raise(
-				ERR_INVAL,
-				"%s.%s: two whole numbers [begin, end] are wanted", where,
-				name);
+			return err_raise(ERR_INVAL,
+					 "%s.%s: must be [begin, end], two integers",
+					 where, name);
 	}
 	*a_p = (uint64_t)v[0];
 	*b_p = (uint64_t)v[1];
@@ -151,8 +150,8 @@ static int parse_ranges(const cJSON *obj, const char *where,
 		return r;
 	if (!there && !token_shard_is_all(&view->shard))
 		return err_raise(ERR_INVAL,
-				 "%s.tokens: missing: the view holds a shard of the "
-				 "tokens, so its pages do not tell where they end",
+				 "%s.tokens: missing; required for a view that holds a "
+				 "shard of the tokens",
 				 where);
 	if (there) {
 		map->token_begin = begin;
@@ -194,7 +193,7 @@ static int room_map_parse_view(const cJSON *obj, const struct layout *layout,
 		return err_pass(r);
 	snprintf(where, sizeof(where), "views.%.31s", obj->string);
 	if (!cJSON_IsObject(obj))
-		return err_raise(ERR_INVAL, "%s: an object is wanted", where);
+		return err_raise(ERR_INVAL, "%s: must be an object", where);
 	r = json_only(obj, names);
 	if (r < 0)
 		return err_prefix(r, "%s", where);
@@ -254,7 +253,8 @@ int room_maps_aux(struct room_maps *maps, int64_t aux, const struct layout *layo
 	if (aux < 0)
 		return 0;
 	if (room_maps_find(maps, ROOM_AUX_VIEW))
-		return err_raise(ERR_INVAL, "views.aux: given beside \"aux\"");
+		return err_raise(ERR_INVAL, "views.aux: conflicts with \"aux\"; give "
+					    "one of them");
 	return err_pass(parse_aux(aux, layout, &maps->maps[maps->count++]));
 }
 

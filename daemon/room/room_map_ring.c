@@ -40,8 +40,8 @@ static int ranges_read(const struct kvd_ring_view *head, const struct layout_vie
 
 	if (all && !token_shard_is_all(&view->shard))
 		return err_raise(ERR_INVAL,
-				 "%s.tokens: missing: the view holds a shard of the "
-				 "tokens, so its pages do not tell where they end",
+				 "%s.tokens: missing; required for a view that holds a "
+				 "shard of the tokens",
 				 where);
 
 	map->first_token = head->first_token;
@@ -65,20 +65,20 @@ static int view_read(const uint8_t *data, size_t len, unsigned int index,
 
 	if (len < sizeof(head))
 		return err_raise(ERR_RANGE,
-				 "views[%u]: %zu bytes are left of its entry, "
-				 "a view has %zu",
+				 "views[%u]: %zu bytes left in the entry, a view needs "
+				 "%zu",
 				 index, len, sizeof(head));
 	memcpy(&head, data, sizeof(head));
 	if (!memchr(head.name, 0, sizeof(head.name)) || head.zero)
 		return err_raise(ERR_INVAL,
-				 "views[%u]: a name of at most %zu bytes, and "
-				 "0 behind page_count, are wanted",
+				 "views[%u]: the name must have at most %zu bytes, and "
+				 "the word after page_count must be 0",
 				 index, sizeof(head.name) - 1);
 	if (head.page_count > ROOM_PAGES_MAX ||
 	    kvd_ring_view_bytes(head.page_count) > len)
 		return err_raise(ERR_RANGE,
-				 "views[%u]: %u pages, its entry has %zu bytes "
-				 "left (at most %u pages)",
+				 "views[%u]: %u pages, %zu bytes left in the entry "
+				 "(limit %u pages)",
 				 index, head.page_count, len, ROOM_PAGES_MAX);
 	if (room_maps_find(maps, head.name))
 		return err_raise(ERR_INVAL, "views.%s: named twice", head.name);
@@ -103,7 +103,7 @@ int room_maps_read(const uint8_t *data, size_t len, uint32_t count, int64_t aux,
 	for (uint32_t i = 0; r >= 0 && i < count; i++, at += taken)
 		r = view_read(data + at, len - at, i, layout, maps, &taken);
 	if (r >= 0 && at != len)
-		r = err_raise(ERR_RANGE, "views: %zu bytes behind the last one",
+		r = err_raise(ERR_RANGE, "views: %zu bytes after the last view",
 			      len - at);
 	if (r >= 0)
 		r = room_maps_aux(maps, aux, layout);

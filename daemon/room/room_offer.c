@@ -84,9 +84,9 @@ static int check_receivers(struct room *room, uint32_t told)
 	if (told == 0 || told == room->receivers)
 		return 0;
 	return err_raise(ERR_INVAL,
-			 "receivers: offer %llu is for %u, this puller says %u%s",
+			 "receivers: offer %llu has %u, this puller expects %u%s",
 			 (unsigned long long)room->number, room->receivers, told,
-			 room->offer.receivers_told ? ", another said so" : "");
+			 room->offer.receivers_told ? " (set by an earlier puller)" : "");
 }
 
 static uint32_t pullers(const struct room *room)
@@ -110,7 +110,7 @@ int offer_on_query(struct room *room, struct remote *remote,
 	if (!room_live(room))
 		return room->error->code != ERR_OK
 			       ? err_reraise(room->error)
-			       : err_raise(ERR_STATE, "offer %llu has been taken",
+			       : err_raise(ERR_STATE, "offer %llu is complete",
 					   (unsigned long long)room->number);
 	if (!pool || !pool->layout)
 		return err_raise(ERR_NOTFOUND, "OFFER_QUERY: no pool %llu of %s",
@@ -124,7 +124,7 @@ int offer_on_query(struct room *room, struct remote *remote,
 	if (!party) {
 		if (pullers(room) >= room->receivers)
 			return err_raise(
-				ERR_STATE, "offer %llu: all %u pullers are there",
+				ERR_STATE, "offer %llu: already has all %u pullers",
 				(unsigned long long)room->number, room->receivers);
 		party = room_party_add(room, remote);
 		if (!party)
@@ -146,10 +146,10 @@ static int check_request(struct room *room, struct party *party,
 	if (!room_live(room))
 		return room->error->code != ERR_OK
 			       ? err_reraise(room->error)
-			       : err_raise(ERR_LEASE, "offer %llu has been taken",
+			       : err_raise(ERR_LEASE, "offer %llu is complete",
 					   (unsigned long long)room->number);
 	if (h->lease_epoch != room->offer.lease_epoch)
-		return err_raise(ERR_LEASE, "offer %llu: the lease has ended",
+		return err_raise(ERR_LEASE, "offer %llu: the lease expired",
 				 (unsigned long long)room->number);
 	if (!party || party_state(party) >= PARTY_DONE || !party->pool ||
 	    party->pool->id != h->dst_pool || room->pool->id != h->src_pool)
@@ -354,7 +354,7 @@ static void drop_away(struct room *room)
 
 /* No memory for its reason. */
 static const struct err gave_up_unknown = {.code = ERR_ABORTED,
-					   .text = "a puller gave up"};
+					   .text = "a puller aborted"};
 
 /* The others go on; the room cannot succeed any more. The first one's text is
  * what it ends with. */
@@ -436,8 +436,8 @@ static void offer_check_lease(struct room *room)
 	list_foreach(party, &room->parties, link)
 		done += party_state(party) == PARTY_DONE;
 	err_set(&why, ERR_LEASE,
-		"offer %llu: the lease of %llu ms ended; of %u pullers %u "
-		"came and %u took it",
+		"offer %llu: the lease of %llu ms expired; of %u pullers %u joined and "
+		"%u finished",
 		(unsigned long long)room->number,
 		(unsigned long long)(room->offer.lease_ns / LOOP_NS_PER_MS),
 		room->receivers, room->party_count, done);

@@ -69,8 +69,7 @@ static int source_once(struct strmap *named, const struct source_args *args)
 	assert(n < sizeof(key));
 	r = strmap_put(named, key, named);
 	if (r == -err_errno(ERR_EXIST))
-		return err_raise(ERR_DUP, "names the same source as one before it; name "
-					  "each once");
+		return err_raise(ERR_DUP, "repeats an earlier source; name each once");
 	return err_pass(r);
 }
 
@@ -100,7 +99,7 @@ static int add_sources(struct room *room, const struct room_open_args *args)
 	if (!sources)
 		return err_raise(ERR_INVAL, "sources: missing");
 	if (cJSON_GetArraySize(sources) == 0)
-		return err_raise(ERR_INVAL, "sources: empty, at least one is wanted");
+		return err_raise(ERR_INVAL, "sources: empty; at least one is required");
 	if (remote && cJSON_GetArraySize(remote) != cJSON_GetArraySize(sources))
 		return err_raise(ERR_INVAL, "remote: %d entries for %d sources",
 				 cJSON_GetArraySize(remote), cJSON_GetArraySize(sources));
@@ -176,7 +175,8 @@ static int check_members(const cJSON *args, enum room_role role)
 	}
 	if (cJSON_IsTrue(told) && cJSON_GetObjectItemCaseSensitive(args, "receivers"))
 		return err_raise(ERR_INVAL,
-				 "receivers: the pullers say it (receivers_told)");
+				 "receivers: set by the pullers (receivers_told); omit "
+				 "it");
 	return 0;
 }
 
@@ -262,7 +262,7 @@ static int open_room(struct session *session, const cJSON *line,
 	if (args->role == ROOM_OFFER && pages.maps.count == 0)
 		r = err_raise(ERR_INVAL, "views: missing");
 	if (args->role == ROOM_PULL && pages.maps.count == 0 && in->pages.wait)
-		r = err_raise(ERR_INVAL, "wait: comes with the pages, in room.bind");
+		r = err_raise(ERR_INVAL, "wait: belongs in room.bind, with the pages");
 	if (r >= 0)
 		r = rooms_open(rooms_of(session->kvd), args, &room);
 	if (r < 0) {
@@ -338,7 +338,7 @@ static int chunk_give(struct room *room, struct chunk *chunk)
 	if (!room_live(room))
 		return err_pass(room_refuse_over(room));
 	if (room->send.last_given)
-		return err_raise(ERR_STATE, "seq: %llu comes after the last chunk",
+		return err_raise(ERR_STATE, "seq: %llu is after the last chunk",
 				 (unsigned long long)chunk->seq);
 	return err_pass(send_chunk(room, chunk));
 }
@@ -401,38 +401,39 @@ const struct field room_open_fields[] = {
 	F_ARRAY("sources", room_open_args, sources, OPTIONAL, SOURCES_MAX,
 		"recv, pull: endpoints, or {endpoint, pool, rank, session, room}; "
 		"session: the epoch in the hello of the engine that owns the pool. "
-		"Exactly one pool of that daemon must fit, else EINVAL. Instead of "
-		"endpoint and session {group, worker, tp_rank, pp_rank, dp_rank, "
-		"cp_rank}: the engine that the directory has there"),
+		"Exactly one pool of that daemon must match, else EINVAL. {group, "
+		"worker, tp_rank, pp_rank, dp_rank, cp_rank} instead of endpoint and "
+		"session selects the engine registered in the directory"),
 	F_ARRAY("remote", room_open_args, remote, OPTIONAL, SOURCES_MAX,
-		"pull: {views} a source, when the engine knows the pages; else the "
-		"offer's"),
+		"pull: {views} for each source, if the engine knows the pages; "
+		"default: the pages of the offer"),
 	F_INT("receivers", room_open_args, receivers, OPTIONAL, 1, ROOM_PARTIES_MAX,
-	      "recv: how many receivers each source waits for; offer, pull: how many "
-	      "pullers there are"),
+	      "recv: number of receivers that each source waits for; offer, pull: "
+	      "number of pullers"),
 	F_BOOL("receivers_told", room_open_args, receivers_told,
-	       "offer: the pullers say how many they are"),
+	       "offer: the pullers set their number"),
 	F_VIEWS(room_open_args,
-		"offer, pull: {name: {pages, first_token, tokens, layers}}; a "
-		"pull without any asks for the offers, keeps their leases and "
-		"reads after room.bind"),
+		"offer, pull: {name: {pages, first_token, tokens, layers}}; a pull "
+		"without views queries the offers, renews their leases and reads after "
+		"room.bind"),
 	F_AUX(room_open_args, "offer, pull: slot of view \"aux\""),
 	F_INT("lease_ms", room_open_args, lease_ms, OPTIONAL, 1, ROOM_MS_MAX,
-	      "offer: how long without a heartbeat"),
+	      "offer: lifetime without a heartbeat"),
 	F_OBJECT("timeouts", room_open_args, timeouts, OPTIONAL,
 		 "{bootstrap_ms, waiting_ms, stall_ms}"),
 	F_WAIT(room_open_args),
 	F_STR("request_id", room_open_args, request_id, OPTIONAL, 0,
-	      "what the engine calls its request: 1 to 128 bytes of visible ASCII "
-	      "without \" and \\; for records and logs here and, of recv and pull, at "
-	      "the other side"),
+	      "the engine's request id: 1 to 128 bytes of visible ASCII without \" and "
+	      "\\; shown in records and logs here and, for recv and pull, on the other "
+	      "side"),
 	F_STR("traceparent", room_open_args, traceparent, OPTIONAL, 0,
-	      "its span, as in W3C Trace Context: 00-TRACE-PARENT-FLAGS, 55 characters"),
+	      "span of the request, as in W3C Trace Context: 00-TRACE-PARENT-FLAGS, 55 "
+	      "characters"),
 	F_STR("ticket", room_open_args, ticket, OPTIONAL, 0,
-	      "32 hex digits, random, of the router or the decode side: who asks for the "
-	      "room must show the same, else it is refused (EAUTH). With neither ticket "
-	      "nor peers only daemons of this one's user may ask"),
+	      "32 random hex digits, from the router or the decode side. A daemon that "
+	      "requests the room must present the same, else it is refused (EAUTH). "
+	      "Without ticket and peers, only daemons of the same user may request it"),
 	F_ARRAY("peers", room_open_args, peers, OPTIONAL, ADMIT_PEERS_MAX,
-		"names of curve_allow_file: no other daemon may take part"),
+		"names of curve_allow_file: only these daemons may take part"),
 	F_END,
 };

@@ -57,17 +57,17 @@ struct room_slot {
 
 #define F_ROOM(s) \
 	F_U64("room", s, key.number, REQUIRED, "the router's number, a decimal string")
-#define F_ROLE(s)                                                                  \
-	F_CHOICE("role", s, key.role, DEFAULT(-1), room_role_names,                \
-		 "send, recv, offer or pull; needed when the session has several " \
-		 "of this number")
+#define F_ROLE(s)                                                                    \
+	F_CHOICE("role", s, key.role, DEFAULT(-1), room_role_names,                  \
+		 "send, recv, offer or pull; required when the session has several " \
+		 "rooms of this number")
 #define F_VIEWS(s, text) F_OBJECT("views", s, pages.views, OPTIONAL, text)
 #define F_AUX(s, text) F_INT("aux", s, pages.aux, DEFAULT(-1), 0, INT32_MAX, text)
-#define F_WAIT(s)                                                                     \
-	F_OBJECT("wait", s, pages.wait, OPTIONAL,                                     \
-		 "{kind:\"seq\", region, offset, value}: not before this word; or "   \
-		 "{kind:\"event\", device, handle}: not before this CUDA IPC event, " \
-		 "recorded before")
+#define F_WAIT(s)                                                                       \
+	F_OBJECT("wait", s, pages.wait, OPTIONAL,                                       \
+		 "{kind:\"seq\", region, offset, value}: start when this word has "     \
+		 "reached the value; or {kind:\"event\", device, handle}: start after " \
+		 "this CUDA IPC event, which must be recorded already")
 
 /* Of a pool's layout; `lands`: bytes land there. Negative: there is nothing to undo. */
 int room_pages_parse(struct session *session, const struct pages_args *args,

@@ -222,7 +222,7 @@ static void room_pull_on_planned(struct move *move)
 
 	if (move->refused.code == ERR_OK && move->plan->bytes != party->due.expected)
 		err_set(&move->refused, ERR_SHORT,
-			"%.150s offers %llu of the %llu bytes that are wanted of it",
+			"%.150s offers %llu of the %llu requested bytes",
 			party->remote->label, (unsigned long long)move->plan->bytes,
 			(unsigned long long)party->due.expected);
 	if (move->refused.code == ERR_OK &&
@@ -287,7 +287,7 @@ void pull_on_ack(struct room *room, struct party *party, const struct wire_pull_
 	}
 	party->due.got = 0; /* what was read does not count */
 	if (ack->code == ERR_OK) {
-		err_set(&why, ERR_PROTO, "%.100s: PULL_ACK before all was read",
+		err_set(&why, ERR_PROTO, "%.100s: PULL_ACK before the end of the read",
 			party->remote->label);
 		room_fail(room, &why, NULL);
 		return;

@@ -45,7 +45,7 @@ bool room_record_names(cJSON *obj, const struct room_names *names)
 
 static int or_nomem(bool ok)
 {
-	return ok ? 0 : err_raise(ERR_NOMEM, "no memory for a room's record");
+	return ok ? 0 : err_raise(ERR_NOMEM, "no memory for the record of a room");
 }
 
 static bool add_first_token(cJSON *obj, const struct room *room)
@@ -323,7 +323,7 @@ int room_record_request(const struct room_request *asked, uint64_t now_ns, cJSON
 	cJSON *w, *peers, *p;
 
 	room_peer_name(remote, peer, sizeof(peer));
-	snprintf(what, sizeof(what), "an engine here to %s it, since %.90s asks for it",
+	snprintf(what, sizeof(what), "an engine here to %s it, as requested by %.90s",
 		 asked->role == ROOM_OFFER ? "offer" : "open", peer);
 	if (json_add_u64(obj, "room", asked->number) < 0 ||
 	    !cJSON_AddStringToObject(obj, "role", room_role_names[asked->role]) ||

@@ -225,7 +225,7 @@ static int room_recv_admit(struct room *room, struct remote *remote,
 				 (unsigned long long)h->src_pool);
 	if (!party_asked(party) || h->dst_pool != room->pool->id ||
 	    h->room != room->number)
-		return err_raise(ERR_STATE, "room %llu did not ask for this chunk",
+		return err_raise(ERR_STATE, "room %llu did not request this chunk",
 				 (unsigned long long)room->number);
 	if (party->gen == 0)
 		party->gen = h->send_gen;
@@ -397,7 +397,7 @@ static void check_complete(struct room *room)
 			continue;
 		if (party_state(party) == PARTY_CLOSING && room->busy == 0) {
 			err_set(&why, ERR_SHORT,
-				"%.200s: %llu of %llu bytes after its last chunk",
+				"%.200s: sent %llu of %llu bytes, and no chunk follows",
 				party_label(party, label, sizeof(label)),
 				(unsigned long long)party->due.got,
 				(unsigned long long)party->due.expected);

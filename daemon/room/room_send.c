@@ -158,10 +158,10 @@ int send_on_info(struct room *room, struct remote *remote,
 				 info->receivers, ROOM_PARTIES_MAX);
 	if (room->receivers && room->receivers != info->receivers)
 		return err_raise(ERR_INVAL,
-				 "TRANSFER_INFO.receivers: %u, another receiver said %u",
+				 "TRANSFER_INFO.receivers: %u, another receiver sent %u",
 				 info->receivers, room->receivers);
 	if (room->party_count >= info->receivers)
-		return err_raise(ERR_STATE, "TRANSFER_INFO: all %u receivers are there",
+		return err_raise(ERR_STATE, "TRANSFER_INFO: already has all %u receivers",
 				 info->receivers);
 	party = room_party_add(room, remote);
 	if (!party)
@@ -378,7 +378,8 @@ int send_chunk(struct room *room, struct chunk *chunk)
 
 	assert(room->role == ROOM_SEND && room_live(room));
 	if (room->send.chunks_open >= ROOM_CHUNKS_MAX)
-		r = err_raise(ERR_LIMIT, "%u chunks: the cap of a room", ROOM_CHUNKS_MAX);
+		r = err_raise(ERR_LIMIT, "more than %u chunks in a room",
+			      ROOM_CHUNKS_MAX);
 	else if (chunk->seq == UINT64_MAX)
 		r = err_raise(ERR_RANGE, "seq: 2^64 - 1");
 	if (r >= 0)

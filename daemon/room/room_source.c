@@ -235,17 +235,16 @@ int room_source_add(struct room *room, const struct source_args *args,
 		    const cJSON *theirs)
 {
 	if (!args->endpoint == !args->group)
-		return err_raise(ERR_INVAL,
-				 "endpoint or group: one of the two is wanted");
+		return err_raise(ERR_INVAL, "endpoint or group: exactly one is required");
 	if (args->group && args->session)
-		return err_raise(ERR_INVAL, "session: comes with endpoint; the directory "
-					    "knows the session of a worker");
+		return err_raise(ERR_INVAL, "session: only with endpoint; the "
+					    "directory supplies the session of a worker");
 	if (args->group)
 		return err_pass(source_named(room, args, theirs));
 	if (args->worker || args->place[PLACE_TP] || args->place[PLACE_PP] ||
 	    args->place[PLACE_DP] || args->place[PLACE_CP])
 		return err_raise(ERR_INVAL,
-				 "worker, tp_rank …: come with group, not endpoint");
+				 "worker, tp_rank …: only with group, not with endpoint");
 	return err_pass(source_at(room, args, theirs));
 }
 
@@ -278,7 +277,8 @@ void room_sources_text(const struct room *room, char *text, size_t size)
 
 	source_words(source, words, sizeof(words));
 	if (room_names(room)->away(rooms_kvd(room->rooms), why, sizeof(why)))
-		snprintf(text, size, "%s: the directory is away: %.120s", words, why);
+		snprintf(text, size, "%s: the directory is unavailable: %.120s", words,
+			 why);
 	else
-		snprintf(text, size, "%s: it is not in the directory", words);
+		snprintf(text, size, "%s: not in the directory", words);
 }

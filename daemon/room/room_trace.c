@@ -34,7 +34,8 @@ static const char *const words_of[TRACE_WHAT_END] = {
 	TRACE_WHATS(TRACE_WORDS)
 #undef TRACE_WORDS
 };
-_Static_assert(sizeof(struct trace_event) == 32, "TRACE_EVENTS says how much that makes");
+_Static_assert(sizeof(struct trace_event) == 32, "TRACE_EVENTS does not match the size "
+						 "of a record");
 
 /* ---- the ring ---- */
 
@@ -134,17 +135,17 @@ static int check_request_id(const char *id)
 
 	if (len == 0 || len > REQUEST_ID_MAX)
 		return err_raise(ERR_RANGE,
-				 "request_id: %zu bytes, allowed are 1 to %u: leave it "
-				 "out, or give its hash",
+				 "request_id: %zu bytes (allowed: 1 to %u); omit it, or "
+				 "pass its hash",
 				 len, REQUEST_ID_MAX);
 	for (size_t i = 0; i < len; i++) {
 		unsigned char c = (unsigned char)id[i];
 
 		if (c <= 0x20 || c >= 0x7f || c == '"' || c == '\\')
 			return err_raise(ERR_INVAL,
-					 "request_id: byte %zu is 0x%02x: visible ASCII "
-					 "without \" and \\ only; leave it out, or give "
-					 "its hash",
+					 "request_id: byte %zu is 0x%02x (allowed: "
+					 "visible ASCII without \" and \\); omit it, or "
+					 "pass its hash",
 					 i, c);
 	}
 	return 0;
@@ -162,10 +163,11 @@ static int check_traceparent(const char *text)
 		"00-00000000000000000000000000000000-0000000000000000-00";
 	size_t len = strlen(text);
 
-	_Static_assert(sizeof(form) == TRACEPARENT_CHARS + 1, "its form is its length");
+	_Static_assert(sizeof(form) == TRACEPARENT_CHARS + 1,
+		       "a form has a fixed length");
 	if (len != TRACEPARENT_CHARS)
 		return err_raise(ERR_RANGE,
-				 "traceparent: %zu characters instead of %u: give "
+				 "traceparent: %zu characters instead of %u; pass "
 				 "00-TRACE-PARENT-FLAGS of W3C Trace Context",
 				 len, TRACEPARENT_CHARS);
 	for (size_t i = 0; i < len; i++) {
@@ -176,15 +178,15 @@ static int check_traceparent(const char *text)
 			return err_raise(ERR_INVAL,
 					 "traceparent: character %zu is 0x%02x: %s", i,
 					 (unsigned char)text[i],
-					 form[i] == '-' ? "a hyphen belongs there"
-							: "lower-case hex belongs there");
+					 form[i] == '-' ? "expected a hyphen"
+							: "expected lower-case hex");
 	}
 	if (strncmp(text, "ff", 2) == 0)
 		return err_raise(ERR_INVAL, "traceparent: version ff is not allowed: 00");
 	if (all_zero(text + 3, 32) || all_zero(text + 36, 16))
 		return err_raise(ERR_INVAL,
-				 "traceparent: its %s is all zeroes: leave it out when "
-				 "there is no trace",
+				 "traceparent: its %s is all zeroes; omit it when there "
+				 "is no trace",
 				 all_zero(text + 3, 32) ? "trace" : "parent");
 	return 0;
 }

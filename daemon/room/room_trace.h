@@ -24,30 +24,30 @@ struct room;
 #define TRACE_ROOM_EVENTS 4096u /* of one room, beside its states */
 
 /* X(NAME, "name in records", "words of the log") */
-#define TRACE_WHATS(X)                                                               \
-	X(STATE, "state", "its state changes")                                       \
-	X(BOUND, "bound", "its engine has bound pages")                              \
-	X(POOL, "pool_known", "a source's pool is known")                            \
-	X(INFO_OUT, "info_sent", "its pages are told")                               \
-	X(INFO_IN, "info_received", "a party's pages are here")                      \
-	X(ACK_OUT, "ack_sent", "a party is answered")                                \
-	X(ACK_IN, "ack_received", "a party has answered")                            \
-	X(DONE_OUT, "done_sent", "a party is told that all is here")                 \
-	X(DONE_IN, "done_received", "a party says that it has all")                  \
-	X(LEASE_OUT, "lease_confirmed", "a puller is told whether the lease held")   \
-	X(LEASE_IN, "lease_answered", "the offerer has said whether the lease held") \
-	X(ABORT_OUT, "abort_sent", "a party is told to abort")                       \
-	X(ABORT_IN, "abort_received", "a party has aborted")                         \
-	X(GIVEN, "chunk_given", "a chunk is given")                                  \
-	X(ARRIVED, "chunk_arrived", "a chunk has arrived")                           \
-	X(PLANNED, "chunk_planning", "a chunk is planned")                           \
-	X(WAITS, "chunk_waits", "a chunk waits")                                     \
-	X(QUEUED, "chunk_queued", "a chunk is queued")                               \
-	X(POSTED, "chunk_posted", "a chunk is posted")                               \
-	X(ADMITTED, "chunk_admitted", "a chunk is admitted")                         \
-	X(FIRST, "chunk_first_byte", "a chunk's first bytes have moved")             \
-	X(MOVED, "chunk_moved", "a chunk has moved")                                 \
-	X(OVER, "chunk_over", "a chunk is over")
+#define TRACE_WHATS(X)                                                         \
+	X(STATE, "state", "state changed")                                     \
+	X(BOUND, "bound", "pages bound by the engine")                         \
+	X(POOL, "pool_known", "pool of a source known")                        \
+	X(INFO_OUT, "info_sent", "pages sent to a party")                      \
+	X(INFO_IN, "info_received", "pages received from a party")             \
+	X(ACK_OUT, "ack_sent", "answer sent to a party")                       \
+	X(ACK_IN, "ack_received", "answer received from a party")              \
+	X(DONE_OUT, "done_sent", "completion sent to a party")                 \
+	X(DONE_IN, "done_received", "completion received from a party")        \
+	X(LEASE_OUT, "lease_confirmed", "state of the lease sent to a puller") \
+	X(LEASE_IN, "lease_answered", "state of the lease received")           \
+	X(ABORT_OUT, "abort_sent", "abort sent to a party")                    \
+	X(ABORT_IN, "abort_received", "abort received from a party")           \
+	X(GIVEN, "chunk_given", "chunk given")                                 \
+	X(ARRIVED, "chunk_arrived", "chunk announced")                         \
+	X(PLANNED, "chunk_planning", "chunk being planned")                    \
+	X(WAITS, "chunk_waits", "chunk waiting")                               \
+	X(QUEUED, "chunk_queued", "chunk queued")                              \
+	X(POSTED, "chunk_posted", "chunk posted")                              \
+	X(ADMITTED, "chunk_admitted", "chunk admitted")                        \
+	X(FIRST, "chunk_first_byte", "first bytes of a chunk moved")           \
+	X(MOVED, "chunk_moved", "chunk moved")                                 \
+	X(OVER, "chunk_over", "chunk finished")
 
 enum trace_what {
 #define TRACE_ENUM(name, record, words) TRACE_##name,

@@ -122,13 +122,13 @@ static void source_part_waits(const struct room *room, struct room_waits *w)
 	const struct party *party;
 	char pool[80];
 
-	by_daemon(w, "to look at it");
+	by_daemon(w, "to schedule the next step");
 	list_foreach(party, &room->parties, link) {
 		if (party_state(party) >= PARTY_ANSWERED || party->gen)
 			continue;
 		by_peer(party, w);
 		if (!party_asked(party) || mail_telling(party))
-			by_daemon(w, "to ask its sources");
+			by_daemon(w, "to query its sources");
 		else if (party_state(party) == PARTY_READING)
 			by_daemon(w, "to read the offer's pages");
 		else
@@ -150,8 +150,7 @@ static void source_part_waits(const struct room *room, struct room_waits *w)
 		if (party_state(party) != PARTY_CLOSING)
 			continue;
 		by_peer(party, w);
-		snprintf(w->what, sizeof(w->what),
-			 "%.90s to say that the lease still held", w->who);
+		snprintf(w->what, sizeof(w->what), "%.90s to confirm the lease", w->who);
 		return;
 	}
 }
@@ -160,7 +159,7 @@ static void boot_waits(const struct room *room, struct room_waits *w)
 {
 	const struct party *party;
 
-	by_daemon(w, "to look at it");
+	by_daemon(w, "to schedule the next step");
 	if (room->role == ROOM_SEND) {
 		list_foreach(party, &room->parties, link) {
 			if (party_state(party) == PARTY_READING) {
@@ -202,13 +201,12 @@ static void receiver_part_waits(const struct room *room, struct room_waits *w)
 				 (unsigned long long)room->send.latest_seq);
 		return;
 	}
-	by_daemon(w, "to look at it");
+	by_daemon(w, "to schedule the next step");
 	list_foreach(party, &room->parties, link) {
 		if (party_done(party))
 			continue;
 		by_peer(party, w);
-		snprintf(w->what, sizeof(w->what), "%.90s to confirm that it has all",
-			 w->who);
+		snprintf(w->what, sizeof(w->what), "%.90s to confirm completion", w->who);
 		return;
 	}
 }
@@ -261,7 +259,8 @@ static bool move_waits(const struct room *room, struct room_waits *w, bool *post
 	switch (weight(first)) {
 	case 4:
 		by_engine(room, w);
-		snprintf(w->what, sizeof(w->what), "%.90s to pass its `wait`", w->who);
+		snprintf(w->what, sizeof(w->what), "%.90s to reach its wait point",
+			 w->who);
 		break;
 	case 3:
 		snprintf(w->what, sizeof(w->what),
@@ -286,7 +285,7 @@ static void fence_waits(const struct room *room, struct room_waits *w)
 {
 	const struct move *move;
 
-	by_daemon(w, "to end what it had begun");
+	by_daemon(w, "to finish its operations");
 	list_foreach(move, &room->moves, link) {
 		if (move_phase(move) != MOVE_POSTED)
 			continue;
@@ -304,7 +303,8 @@ static void live_waits(const struct room *room, struct room_waits *w, bool *post
 		return;
 	if (room_awaits_point(room)) {
 		by_engine(room, w);
-		snprintf(w->what, sizeof(w->what), "%.90s to pass its `wait`", w->who);
+		snprintf(w->what, sizeof(w->what), "%.90s to reach its wait point",
+			 w->who);
 	} else if (room->role == ROOM_OFFER) {
 		offer_waits(room, w);
 	} else if (room->role == ROOM_SEND) {

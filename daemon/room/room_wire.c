@@ -54,7 +54,7 @@ static int room_wire_too_large(const struct cursor *out)
 	if (!out->bad && out->pos <= XP_HEADER_MAX)
 		return 0;
 	return err_raise(ERR_TOOBIG,
-			 "pages: more than %u bytes to describe; send smaller chunks",
+			 "pages: description over %u bytes; send smaller chunks",
 			 XP_HEADER_MAX);
 }
 

@@ -102,10 +102,11 @@ static int may_open(struct rooms *rooms, const struct room_args *args)
 	if (!share_allows(config->rooms_max, open, own))
 		return err_raise(
 			ERR_LIMIT,
-			"%zu rooms are open, %llu of %s; the cap of this daemon is %u "
-			"(rooms)%s",
+			"%zu rooms open, %llu of them of %s (limit %u, option rooms%s)",
 			open, (unsigned long long)own, account->name, config->rooms_max,
-			open < config->rooms_max ? ", the last for users with few" : "");
+			open < config->rooms_max ? "; the last are reserved for users "
+						   "with few"
+						 : "");
 	if (args->session->ending)
 		return err_raise(ERR_SESSION, "the session is ending");
 	if (args->pool->closing)
@@ -399,7 +400,8 @@ void rooms_drop(struct room *room)
 		rooms_close(room);
 		return;
 	}
-	err_set(&why, ERR_ABORTED, "closed by its engine '%.40s' (pid %d) before its end",
+	err_set(&why, ERR_ABORTED,
+		"closed by its engine '%.40s' (pid %d) while in progress",
 		room->session->client, (int)room->session->pid);
 	room_fail(room, &why, NULL);
 	/* Whoever asks for it from now on is told as if it were closed; what its partners

@@ -108,9 +108,9 @@ static void on_orphan_timer(struct loop_timer *timer)
 						     LOOP_NS_PER_MS));
 		else
 			err_set(&why, ERR_AUTH,
-				"ticket: room %llu was opened for others: give both "
-				"sides' room.open the same, and name this daemon in its "
-				"peers if it has any",
+				"ticket: room %llu does not admit this daemon; pass the "
+				"same ticket to room.open on both sides, and name this "
+				"daemon in its peers if it has any",
 				number);
 		metrics_add(&rooms->kvd->metrics,
 			    orphan->group ? METRIC_ORPHANS_EXPIRED : METRIC_ROOM_REFUSED,
@@ -177,8 +177,8 @@ static void give_way(struct rooms *rooms, struct remote *remote)
 	struct err why;
 
 	err_set(&why, ERR_LIMIT,
-		"%u early requests wait for their rooms, %u of them from this daemon; "
-		"limits: early_requests (%u) and a share of memory_limit",
+		"too many early requests: %u, %u of them from this daemon (limits: "
+		"early_requests %u, a share of memory_limit)",
 		rooms->orphan_count, room_remote(remote)->orphan_count,
 		rooms->kvd->config->orphans_max);
 	metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_REFUSED, 1);
@@ -283,7 +283,7 @@ static bool part_strangers(struct rooms *rooms, const struct room *room,
 		room_count(room, METRIC_ROOM_STRANGERS, strangers);
 		snprintf(number, sizeof(number), "%llu",
 			 (unsigned long long)room->number);
-		log_warn("room", number, "peers that may not take part had asked for it",
+		log_warn("room", number, "early requests of unauthorized peers refused",
 			 "requests=%u peer='%s'", strangers, first->remote->label);
 	}
 	if (friends > 0)

@@ -81,7 +81,7 @@ static int buffer_read(struct making *m, const cJSON *entry)
 	int r;
 
 	if (!cJSON_IsObject(entry))
-		return err_raise(ERR_INVAL, "an object {region, offset} was expected");
+		return err_raise(ERR_INVAL, "expected an object {region, offset}");
 	r = json_only(entry, names);
 	if (r == 0)
 		r = json_get_int(entry, "region", true, 0, JSON_INT_MAX, &id);
@@ -93,7 +93,9 @@ static int buffer_read(struct making *m, const cJSON *entry)
 	if (!buffer->region)
 		return err_pass(-ENOENT);
 	if (buffer->region->kind == REGION_FILE)
-		return err_raise(ERR_INVAL, "region %ju is a file: pools are of memory",
+		return err_raise(ERR_INVAL,
+				 "region %ju is a file; a pool consists of memory "
+				 "regions",
 				 (uintmax_t)buffer->region->id);
 	buffer_pin(&m->pool, buffer);
 	m->buffer_count++;
@@ -212,7 +214,8 @@ static int register_check(const struct session *session)
 		return err_raise(ERR_SESSION, "the session has ended");
 	if (idmap_count(&session->pools) >= cap && !session->own)
 		return err_raise(ERR_LIMIT,
-				 "%u pools: the cap of a session (session_pools)", cap);
+				 "%u pools in the session (limit: option session_pools)",
+				 cap);
 	return 0;
 }
 

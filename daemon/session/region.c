@@ -188,7 +188,7 @@ static int register_transports(struct holding *h)
 			usable++;
 	}
 	if (tried && !usable)
-		return err_prefix(r, "no transport can use this %s memory",
+		return err_prefix(r, "no transport supports this %s memory",
 				  region_kind_name(region->kind));
 	return 0;
 }
@@ -404,7 +404,7 @@ static int import_check(struct holding *h)
 	if (region->session->ending)
 		return err_raise(ERR_SESSION, "the session has ended");
 	if (!session_watch_alive(region->session->watch))
-		return err_raise(ERR_SESSION, "the engine's process is gone");
+		return err_raise(ERR_SESSION, "the engine's process has ended");
 	if (region->address)
 		return err_pass(region_map_put(region->session->region_map, region));
 	return 0;
@@ -478,14 +478,13 @@ static int vm_take(struct holding *h, int fd)
 		return 0;
 	if (session->pid <= 0)
 		return err_raise(ERR_IMPORT,
-				 "kind vm: the client lives in a PID namespace that kvd "
-				 "does not see, and passed no fd of its /proc/self/mem: "
+				 "kind vm: the client is in a PID namespace hidden "
+				 "from kvd, and passed no fd of its /proc/self/mem; "
 				 "use memfd (kvd_memory_alloc, kvd_adopt)");
 	return err_raise(
 		ERR_PERM,
-		"kind vm: kvd runs as uid %u, the client as %u, and it passed no "
-		"fd of its /proc/self/mem: use memfd (kvd_memory_alloc, "
-		"kvd_adopt)",
+		"kind vm: kvd runs as uid %u, the client as %u, and it passed no fd of "
+		"its /proc/self/mem; use memfd (kvd_memory_alloc, kvd_adopt)",
 		geteuid(), session->uid);
 }
 
@@ -523,16 +522,15 @@ static int shm_take(struct holding *h, const char *name)
 	int r;
 
 	if (len < 2 || len > 255 || name[0] != '/' || strchr(name + 1, '/'))
-		return err_raise(
-			ERR_INVAL,
-			"shm_name: '/' and 1 to 254 bytes without '/' were expected");
+		return err_raise(ERR_INVAL,
+				 "shm_name: must be '/' and 1 to 254 bytes without '/'");
 	fd = beneath_look("/dev/shm", name + 1);
 	if (fd < 0)
 		return err_raise(ERR_IMPORT, "shm_name %s: %s", name, strerror(errno));
 	if (fstat(fd, &st) < 0)
 		return err_raise_errno(errno, "fstat of %s", name);
 	if (!S_ISREG(st.st_mode))
-		return err_raise(ERR_IMPORT, "%s is no shared memory object", name);
+		return err_raise(ERR_IMPORT, "%s is not a shared memory object", name);
 	r = shm_reopen(fd, name, &h->fd);
 	if (r < 0)
 		return err_pass(r);
@@ -609,19 +607,20 @@ static int region_args_check(const struct session *session,
 		return err_raise(ERR_SESSION, "the session has ended");
 	if (idmap_count(&session->regions) >= cap)
 		return err_raise(ERR_LIMIT,
-				 "%u regions: the cap of a session (session_regions)",
+				 "%u regions in the session (limit: option "
+				 "session_regions)",
 				 cap);
 	if (!args->length || args->length > INT64_MAX || args->offset > INT64_MAX)
 		return err_raise(ERR_RANGE, "length %ju at offset %ju",
 				 (uintmax_t)args->length, (uintmax_t)args->offset);
 	if (__builtin_add_overflow(args->address, args->length, &end) || end > INT64_MAX)
 		return err_raise(ERR_RANGE,
-				 "address %#jx + length %ju is no user address",
+				 "address %#jx + length %ju is outside user space",
 				 (uintmax_t)args->address, (uintmax_t)args->length);
 	if ((args->kind == REGION_FILE) != (args->address >= REGION_FILE_ADDRESS))
 		return err_raise(ERR_RANGE,
-				 "address %#jx: those of files, and no others, are 2^62 "
-				 "and more",
+				 "address %#jx: addresses from 2^62 on are for files, "
+				 "and only for files",
 				 (uintmax_t)args->address);
 	return 0;
 }

@@ -75,7 +75,7 @@ static int pidfd_checked(const struct session_peer *peer, int *fd_p)
 	if (errno == ENOPROTOOPT)
 		*fd_p = (int)syscall(SYS_pidfd_open, peer->pid, 0);
 	if (*fd_p < 0 && (errno == ESRCH || errno == EINVAL))
-		return err_raise(ERR_SESSION, "process %d, which connected, is gone",
+		return err_raise(ERR_SESSION, "process %d, which connected, has ended",
 				 (int)peer->pid);
 	if (*fd_p < 0)
 		return err_raise_errno(errno, "pidfd of process %d", (int)peer->pid);
@@ -141,7 +141,7 @@ int session_watch_new(struct session *session, const struct session_peer *peer,
 	loop_fd_init(&watch->pidfd, session->kvd->loop, -1, on_exit_seen);
 	r = pidfd_checked(peer, &watch->pidfd.fd);
 	if (r == 0 && !process_lives(watch->pidfd.fd))
-		r = err_raise(ERR_SESSION, "process %d, which connected, is gone",
+		r = err_raise(ERR_SESSION, "process %d, which connected, has ended",
 			      (int)peer->pid);
 	if (r == 0)
 		r = loop_fd_set(&watch->pidfd, LOOP_READ);
@@ -167,8 +167,7 @@ int session_watch_memory(struct session_watch *watch, int statm_fd)
 	if (fd < 0)
 		return err_raise_errno(errno, "statm");
 	if (!memory_lives(fd))
-		return err_raise(ERR_SESSION,
-				 "statm: of no process, or of one that is gone");
+		return err_raise(ERR_SESSION, "statm: of no running process");
 	watch->statm_fd = mem_steal_fd(&fd);
 	return 0;
 }
@@ -203,7 +202,7 @@ static void look_at(struct session *session, uint64_t now_ns)
 	if (session->ending || !session->watch || !owns_something(session))
 		return;
 	if (!memory_lives(session->watch->statm_fd))
-		session_end(session, "its memory is gone");
+		session_end(session, "its memory was freed");
 }
 
 static void on_clock(struct loop_timer *timer)

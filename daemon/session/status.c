@@ -251,7 +251,7 @@ static int slot_choose(struct status_page *page, uint32_t *slot_p)
 		err_clear();
 	}
 	if (!page->waiting)
-		return err_raise(ERR_LIMIT, "all %u slots of the status page are taken",
+		return err_raise(ERR_LIMIT, "all %u slots of the status page are in use",
 				 page->own);
 	*slot_p = free_pop(page);
 	return 0;
@@ -307,7 +307,8 @@ int status_slot_claim(struct status_page *page, uint32_t slot, uint32_t gen,
 		      uint64_t object)
 {
 	if (slot < page->own || slot >= page->slots)
-		return err_raise(ERR_PROTO, "slot %u is none of the engine's", slot);
+		return err_raise(ERR_PROTO, "slot %u does not belong to the engine",
+				 slot);
 	if (page->next[slot] == SLOT_TAKEN)
 		return err_raise(ERR_PROTO, "slot %u is in use", slot);
 	if (gen != kvd_ring_next_gen(kvd_word_gen(page->slot[slot].word)))

@@ -235,18 +235,18 @@ static int check_place(const struct wait_spec *spec)
 
 	if (region->memory->sealed && region->memory->kind == MEMORY_GUARDED)
 		return err_raise(ERR_INVAL,
-				 "wait.region: %llu is of huge pages that its owner can "
-				 "take back (MFD_HUGETLB): put the word into a memfd of "
+				 "wait.region: %llu has huge pages that its owner can "
+				 "remove (MFD_HUGETLB); put the word into a memfd of "
 				 "ordinary pages",
 				 (unsigned long long)region->id);
 	if (region->memory->kind != MEMORY_SEALED)
 		return err_raise(
-			ERR_INVAL, "wait.region: a memfd region is wanted, %llu is %s",
+			ERR_INVAL, "wait.region: must be a memfd region, %llu is %s",
 			(unsigned long long)region->id, region_kind_name(region->kind));
 	if (spec->offset > region->length || region->length - spec->offset < 8)
 		return err_raise(ERR_RANGE,
-				 "wait.offset: 8 bytes at %llu are not inside "
-				 "the region's %llu",
+				 "wait.offset: 8 bytes at %llu exceed the region (%llu "
+				 "bytes)",
 				 (unsigned long long)spec->offset,
 				 (unsigned long long)region->length);
 	if (((uintptr_t)region->memory->base + spec->offset) % 8 != 0)
@@ -276,9 +276,8 @@ static int parse_word(const cJSON *json, struct session *session, struct wait_sp
 	r = check_place(spec);
 	if (r == 0 && session->words >= WAIT_WORDS_MAX)
 		r = err_raise(ERR_LIMIT,
-			      "wait: %u words are waited for already, the cap of a "
-			      "session is %u: give later chunks when earlier ones have "
-			      "gone",
+			      "wait: too many pending waits: %u (limit of a session "
+			      "%u); send later chunks when earlier ones have finished",
 			      session->words, WAIT_WORDS_MAX);
 	if (r < 0) {
 		spec->region = NULL;
@@ -295,7 +294,7 @@ int ipc_handle_parse(const char *text, uint8_t *handle)
 
 	if (strlen(text) != BASE64_CHARS(CU_IPC_BYTES) ||
 	    !base64_decode(text, strlen(text), bytes, &len) || len != CU_IPC_BYTES)
-		return err_raise(ERR_INVAL, "handle: base64 of %u bytes was expected",
+		return err_raise(ERR_INVAL, "handle: must be base64 of %u bytes",
 				 CU_IPC_BYTES);
 	memcpy(handle, bytes, CU_IPC_BYTES);
 	return 0;
@@ -342,8 +341,8 @@ int wait_spec_parse(struct waits *waits, const cJSON *json, struct session *sess
 		return err_pass(parse_word(json, session, spec));
 	if (strcmp(kind, "event") == 0)
 		return err_pass(parse_event(waits, json, session, spec));
-	return err_raise(ERR_INVAL, "wait.kind: '%s'; \"seq\" and \"event\" are known",
-			 kind);
+	return err_raise(ERR_INVAL,
+			 "wait.kind: '%s' is unknown; allowed: \"seq\", \"event\"", kind);
 }
 
 void wait_spec_fini(struct wait_spec *spec)

@@ -170,7 +170,7 @@ static uint64_t pick_at(const struct dlist_pick *pick, uint64_t k)
 static int check_counts(const struct dlist_pick *src, const struct dlist_pick *dst)
 {
 	if (src->count == 0 || dst->count == 0)
-		return err_raise(ERR_INVAL, "nothing is picked of the %s list",
+		return err_raise(ERR_INVAL, "no descriptor of the %s list is selected",
 				 src->count ? "destination's" : "source's");
 	if (src->count != dst->count)
 		return err_raise(ERR_INVAL,
@@ -321,7 +321,8 @@ static int check_runs(struct cursor in, uint32_t runs, uint64_t count)
 		k += n;
 	}
 	return k == count ? 0
-			  : err_raise(ERR_PROTO, "index list: runs give %llu of %llu",
+			  : err_raise(ERR_PROTO,
+				      "index list: runs yield %llu of %llu indices",
 				      (unsigned long long)k, (unsigned long long)count);
 }
 

@@ -43,8 +43,8 @@ static int make_place(struct xfer_session *xs)
 		return 0;
 	}
 	return err_raise(ERR_LIMIT,
-			 "%u secrets: the cap of a session; revoke one "
-			 "(secret.revoke), or give them a ttl_ms",
+			 "%u secrets in the session (limit); revoke one "
+			 "(secret.revoke), or set a ttl_ms",
 			 GRANTS_MAX);
 }
 
@@ -118,8 +118,8 @@ static int grant_add(struct grant *grant, const uint64_t *regions, size_t count)
 			continue;
 		if (grant->region_count >= GRANT_REGIONS_MAX)
 			return err_raise(ERR_LIMIT,
-					 "regions: more than %u; without regions the "
-					 "secret is for all",
+					 "regions: more than %u; omit regions to "
+					 "include all",
 					 GRANT_REGIONS_MAX);
 		all[grant->region_count++] = regions[i];
 		qsort(all, grant->region_count, sizeof(*all), by_number);
@@ -181,13 +181,13 @@ static int admit(const struct grant *grant, const struct peer *peer, uint64_t no
 {
 	if (is_over(grant, now_ns))
 		return err_raise(ERR_AUTH,
-				 "secret: its time was over %llu ms ago (ttl_ms): the "
-				 "session's engine must make another",
+				 "secret: expired %llu ms ago (ttl_ms); the session's "
+				 "engine must create a new one",
 				 (unsigned long long)((now_ns - grant->until_ns) /
 						      LOOP_NS_PER_MS));
 	if (*grant->peer && strcmp(grant->peer, peer->known_as) != 0)
 		return err_raise(ERR_AUTH,
-				 "secret: it is for daemon '%s' (peer), not for '%s'",
+				 "secret: valid for daemon '%s' (peer), not for '%s'",
 				 grant->peer, peer->known_as);
 	return 0;
 }
@@ -230,10 +230,10 @@ int grant_allows(const struct grant *grant, uint64_t region, bool write)
 		return 0;
 	if (write && !grant->write)
 		return err_raise(ERR_PERM,
-				 "secret: its access is read; to write it must be made "
-				 "with access read-write");
+				 "secret: its access is read; writing requires access "
+				 "read-write");
 	if (names(grant, region))
 		return 0;
-	return err_raise(ERR_PERM, "secret: it is for other regions than %llu (regions)",
+	return err_raise(ERR_PERM, "secret: does not include region %llu (regions)",
 			 (unsigned long long)region);
 }

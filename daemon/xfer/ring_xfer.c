@@ -117,7 +117,8 @@ static int post_refused(struct ring *ring, const struct kvd_ring_entry *e)
 
 	if (e->a - KVD_RING_IDS > UINT32_MAX || !status_slot_claimed(page, slot) ||
 	    ring_has(ring, e->a))
-		return err_raise(ERR_PROTO, "post: xfer %llu is none of this session",
+		return err_raise(ERR_PROTO,
+				 "post: xfer %llu does not belong to this session",
 				 (unsigned long long)e->a);
 	if (e->gen != kvd_ring_next_gen(status_slot_gen(page, slot)))
 		return err_raise(ERR_PROTO, "post: generation %u does not follow",
@@ -167,7 +168,7 @@ static int op_notify(struct ring *ring, const struct kvd_ring_entry *e,
 	    (xs->notes >= XFER_NOTES_MAX || xs->note_bytes >= XFER_NOTE_BYTES_MAX)) {
 		if (arena->data)
 			return err_raise(ERR_BUSY,
-					 "%u requests of this session wait to be sent",
+					 "%u requests of this session are queued (limit)",
 					 xs->notes);
 		xs->ring_waits = true;
 		return RING_OP_LATER;

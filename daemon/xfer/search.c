@@ -211,8 +211,8 @@ int search_begin_remote(struct remote_pool *pool, struct search **search_p)
 static int not_found(const struct dlist_entry *e, uint32_t i, uint64_t span)
 {
 	return err_raise(ERR_NOTFOUND,
-			 "descs[%u]: [%#llx, +%llu) is not registered, or a secret with "
-			 "regions gives other regions",
+			 "descs[%u]: [%#llx, +%llu) is not registered, or not in the "
+			 "regions of the secret",
 			 i, (unsigned long long)e->address, (unsigned long long)span);
 }
 
@@ -227,13 +227,13 @@ static int search_buffer_of(struct search *search, struct places *places, size_t
 	if (!search->numbers[at]) {
 		if (files && region->kind != REGION_FILE)
 			return err_raise(ERR_INVAL,
-					 "region %llu (%s) in a list of files: a list is "
-					 "of files, or of memory",
+					 "region %llu (%s) in a list of files: a list "
+					 "holds either files or memory",
 					 (unsigned long long)region->id,
 					 region_kind_name(region->kind));
 		if (!files && !reg)
 			return err_raise(ERR_IMPORT,
-					 "region %llu (%s) cannot be used with this "
+					 "region %llu (%s) is not supported by this "
 					 "peer's transport",
 					 (unsigned long long)region->id,
 					 region_kind_name(region->kind));

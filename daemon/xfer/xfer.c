@@ -155,8 +155,8 @@ int notif_new(const struct remote *remote, struct session *session, const char *
 		metrics_add(&xfers->kvd->metrics,
 			    METRIC_AT(NOTIFS, METRIC_IN, METRIC_NOTIF_DROPPED), 1);
 		return err_raise(ERR_LIMIT,
-				 "a notification of %zu bytes does not fit the "
-				 "answer that would hand it over (client_queue)",
+				 "notification of %zu bytes exceeds the reply that "
+				 "would deliver it (client_queue)",
 				 len);
 	}
 	if (xs->notif_bytes + len + sizeof(*notif) > XFER_NOTIFS_BYTES_MAX) {
@@ -164,8 +164,8 @@ int notif_new(const struct remote *remote, struct session *session, const char *
 			    METRIC_AT(NOTIFS, METRIC_IN, METRIC_NOTIF_DROPPED), 1);
 		return err_raise(
 			ERR_LIMIT,
-			"session '%.40s' has %zu bytes of notifications that it does "
-			"not read; the cap is %u",
+			"session '%.40s' has %zu bytes of unread notifications (limit "
+			"%u)",
 			session->client, xs->notif_bytes, XFER_NOTIFS_BYTES_MAX);
 	}
 	notif = mem_zalloc(sizeof(*notif) + len);
@@ -360,7 +360,7 @@ struct attach *attach_find(struct xfer_session *xs, uint64_t id)
 	struct attach *attach = idmap_get(&xs->attaches, id);
 
 	if (!attach || attach->waiter.on_end) {
-		err_raise(ERR_NOTFOUND, "attach %llu: none of this session",
+		err_raise(ERR_NOTFOUND, "attach %llu: does not belong to this session",
 			  (unsigned long long)id);
 		return NULL;
 	}
@@ -386,7 +386,7 @@ static int attach_place(struct xfer_session *xs)
 		attach_free(attach);
 		return 0;
 	}
-	return err_raise(ERR_LIMIT, "%u attached sessions: the cap of a session",
+	return err_raise(ERR_LIMIT, "%u attached sessions (limit of a session)",
 			 XFER_ATTACHES_MAX);
 }
 
@@ -538,7 +538,8 @@ static int on_attach_ack(struct xfers *xfers, struct remote *remote, struct curs
 		return 0; /* given up meanwhile */
 	take_pool(attach);
 	if (!attach->pool) { /* REGISTER came before, and found no memory here */
-		err_set(&why, ERR_NOMEM, "%.150s: no memory for its session's regions",
+		err_set(&why, ERR_NOMEM,
+			"%.150s: no memory for the regions of its session",
 			attach->remote->label);
 		attach_lost(attach, &why);
 		return 0;
@@ -617,7 +618,8 @@ static void change_pool(struct attach *attach, const void *arg)
 	handshake_pool_unuse(old);
 	if (attach->pool)
 		return;
-	err_set(&why, ERR_SESSION, "%.150s: its session is over", attach->remote->label);
+	err_set(&why, ERR_SESSION, "%.150s: its session has ended",
+		attach->remote->label);
 	attach_lost(attach, &why);
 }
 
@@ -760,7 +762,7 @@ static int xfers_session_end(struct session *session)
 	if (!xs || xs->draining)
 		return 0;
 	session_drain_begin(session);
-	err_set(&why, ERR_SESSION, "engine '%.40s' (pid %d) is gone", session->client,
+	err_set(&why, ERR_SESSION, "engine '%.40s' (pid %d) has ended", session->client,
 		(int)session->pid);
 	idmap_foreach(&xs->attaches, at) {
 		struct attach *attach = at.value;

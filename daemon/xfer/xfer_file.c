@@ -45,8 +45,8 @@ int xfer_file_look(struct transfer *t)
 {
 	int r = attach_is_own(t->attach)
 			? 0
-			: err_raise(ERR_INVAL, "files go to and from memory of their own "
-					       "session alone");
+			: err_raise(ERR_INVAL, "file transfers are limited to memory "
+					       "of the same session");
 
 	for (int i = LOCAL; i <= REMOTE && r >= 0; i++)
 		r = locate_local(&t->at[i], t->xs->session,

@@ -101,8 +101,8 @@ int notif_post(struct attach *attach, const void *data, size_t len)
 
 	assert(data || len == 0);
 	if (len > XFER_NOTIF_MAX)
-		return err_raise(ERR_TOOBIG, "a notification of %zu bytes, at most %u",
-				 len, XFER_NOTIF_MAX);
+		return err_raise(ERR_TOOBIG, "notification of %zu bytes (limit %u)", len,
+				 XFER_NOTIF_MAX);
 	note = note_new(len + 128 + sizeof(session->client), &out);
 	if (!note)
 		return err_pass(-ENOMEM);
@@ -136,7 +136,7 @@ int prepared_add(struct xfer_session *xs, struct attach *attach, struct dlist *d
 
 	assert(search_p);
 	if (r >= 0 && idmap_count(&xs->dlists) >= XFER_DLISTS_MAX)
-		r = err_raise(ERR_LIMIT, "%u prepared lists: the cap of a session",
+		r = err_raise(ERR_LIMIT, "%u prepared lists (limit of a session)",
 			      XFER_DLISTS_MAX);
 	if (r >= 0) {
 		prepared = mem_zalloc(sizeof(*prepared));
@@ -177,7 +177,7 @@ struct prepared *prepared_find(struct xfer_session *xs, uint64_t id)
 	struct prepared *prepared = idmap_get(&xs->dlists, id);
 
 	if (!prepared)
-		err_raise(ERR_NOTFOUND, "dlist %llu: none of this session",
+		err_raise(ERR_NOTFOUND, "dlist %llu: does not belong to this session",
 			  (unsigned long long)id);
 	return prepared;
 }
@@ -243,7 +243,7 @@ int lists_fit(const struct prepared *local, const struct prepared *remote)
 {
 	if (!local->attach && remote->attach)
 		return 0;
-	return err_raise(ERR_INVAL, "%s: a list of the %s side is wanted",
+	return err_raise(ERR_INVAL, "%s: must be a list of the %s side",
 			 local->attach ? "local" : "remote",
 			 local->attach ? "own" : "remote");
 }

@@ -32,8 +32,8 @@ int payload_notif(const struct ring_payload *payload, uint64_t offset, uint32_t 
 		  uint8_t **notif_p)
 {
 	if (bytes > XFER_NOTIF_MAX)
-		return err_raise(ERR_TOOBIG, "a notification of %u bytes, at most %u",
-				 bytes, XFER_NOTIF_MAX);
+		return err_raise(ERR_TOOBIG, "notification of %u bytes (limit %u)", bytes,
+				 XFER_NOTIF_MAX);
 	return err_pass(ring_payload_copy(payload, offset, bytes, notif_p));
 }
 
@@ -60,7 +60,7 @@ static int list_begin(struct xfer_op *op)
 
 	if (op->rows == 0 || op->rows > DLIST_ENTRIES_MAX)
 		return err_raise(op->rows ? ERR_LIMIT : ERR_INVAL,
-				 "a list of %u rows, 1 … %u", op->rows,
+				 "list of %u rows (allowed: 1 … %u)", op->rows,
 				 DLIST_ENTRIES_MAX);
 	op->gid = loop_random_u64(op->xs->xfers->kvd->loop);
 	r = list_of_files(op, &files);
@@ -76,7 +76,8 @@ static int list_begin(struct xfer_op *op)
 		return err_pass(
 			search_begin_local(op->xs->session, SEARCH_FILES, &op->search));
 	if (!attach->pool)
-		return err_raise(ERR_PEER, "the remote session is not reachable now");
+		return err_raise(ERR_PEER, "the remote session is currently not "
+					   "reachable");
 	return err_pass(search_begin_remote(attach->pool, &op->search));
 }
 

@@ -176,8 +176,8 @@ static int xfer_post_make_header(struct transfer *t)
 	       (carries ? t->notif_len : 0);
 	if (size > XP_HEADER_MAX)
 		return err_raise(ERR_TOOBIG,
-				 "index lists and notification take %zu bytes, at "
-				 "most %u: use several transfers",
+				 "index lists and notification take %zu bytes (limit "
+				 "%u); use several transfers",
 				 size, XP_HEADER_MAX);
 	mem_free(t->header);
 	t->header = mem_zalloc(size);
@@ -343,7 +343,8 @@ static int xfer_post_look(struct transfer *t)
 		return sm_state(&attach->sm) == ATTACH_LOST
 			       ? err_reraise(&attach->why)
 			       : err_raise(ERR_PEER,
-					   "the remote session is not reachable now");
+					   "the remote session is currently not "
+					   "reachable");
 	for (int i = LOCAL; i <= REMOTE; i++)
 		t->at[i].dlist = t->lists[i]->dlist;
 	if (t->files)
@@ -506,7 +507,7 @@ struct transfer *transfer_find(struct xfer_session *xs, uint64_t id)
 	struct transfer *t = idmap_get(&xs->transfers, id);
 
 	if (!t || t->release) {
-		err_raise(ERR_NOTFOUND, "xfer %llu: none of this session",
+		err_raise(ERR_NOTFOUND, "xfer %llu: does not belong to this session",
 			  (unsigned long long)id);
 		return NULL;
 	}

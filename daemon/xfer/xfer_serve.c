@@ -171,7 +171,7 @@ static int shadow_new(struct xfers *xfers, struct remote *remote, uint64_t gid,
 	int r;
 
 	if (total > DLIST_ENTRIES_MAX)
-		return err_raise(ERR_LIMIT, "a list of %u entries, at most %u", total,
+		return err_raise(ERR_LIMIT, "list of %u entries (limit %u)", total,
 				 DLIST_ENTRIES_MAX);
 	shadow = mem_zalloc(sizeof(*shadow));
 	if (!shadow)
@@ -210,7 +210,7 @@ static int xfer_serve_take_entries(struct shadow *shadow, struct cursor *in,
 	if (shadow->dlist || begin != shadow->got || n > shadow->total - shadow->got ||
 	    cursor_left(in) / DLIST_ENTRY_BYTES < n)
 		return err_raise(ERR_PROTO,
-				 "a list's part [%u, +%u) does not follow %u of %u",
+				 "part [%u, +%u) of a list does not follow %u of %u",
 				 begin, n, shadow->got, shadow->total);
 	for (uint32_t i = 0; r >= 0 && i < n; i++) {
 		e.address = cursor_get_u64(in);
@@ -545,7 +545,7 @@ static int xfer_serve_look(struct serve *s)
 	int r;
 
 	if (!session)
-		return err_raise(ERR_SESSION, "the session is over");
+		return err_raise(ERR_SESSION, "the session has ended");
 	if (!pool || !pool->is_session)
 		return err_raise(ERR_NOTFOUND,
 				 "the initiator's session is not registered");
@@ -608,7 +608,7 @@ static int find_lists(struct serve *s, uint64_t local_gid, uint64_t remote_gid)
 
 	if (!theirs || !mine || !theirs->dlist || !mine->dlist || theirs->ours ||
 	    !mine->ours || mine->target != s->target || theirs->initiator != s->initiator)
-		return err_raise(ERR_NOTFOUND, "the transfer's lists are not known");
+		return err_raise(ERR_NOTFOUND, "the lists of the transfer are unknown");
 	s->lists[theirs_of(s)] = theirs;
 	s->lists[mine_of(s)] = mine;
 	theirs->refs++;
@@ -683,7 +683,7 @@ static int xfer_serve_parse(struct serve *s, struct cursor *in)
 		return err_pass(r);
 	if (kind > XP_READ || s->write != (s->in->kind == XP_WRITE))
 		return err_raise(ERR_PROTO,
-				 "XFER: a request of another kind than it says");
+				 "XFER: kind of request does not match its header");
 	if (!xfer_admit(s->xfers, s->remote, s->target, secret, &s->grant))
 		return err_pass(-err_errno(err_last()->code));
 	grant_ref(s->grant);
@@ -735,7 +735,7 @@ void xfers_on_request(struct remote *remote, struct xp_inbound *in, unsigned int
 		if (r >= 0)
 			return;
 	} else if (in->bytes != 0 || in->kind != XP_WRITE) {
-		r = err_raise(ERR_PROTO, "a request that carries no bytes came with %llu",
+		r = err_raise(ERR_PROTO, "a request without payload has %llu bytes",
 			      (unsigned long long)in->bytes);
 	} else if (kind == REQUEST_DLIST) {
 		r = on_dlist(xfers, remote, header);
@@ -794,7 +794,7 @@ void serve_session_end(struct xfers *xfers, struct session *session)
 	struct err why;
 
 	assert(session->ending);
-	err_set(&why, ERR_SESSION, "engine '%.40s' is gone", session->client);
+	err_set(&why, ERR_SESSION, "engine '%.40s' has ended", session->client);
 	list_foreach_safe(s, &xfers->serving, link) {
 		if (s->target == session->epoch)
 			serve_stop(s, &why);
@@ -821,7 +821,7 @@ void serve_region_going(struct xfers *xfers, struct region *region)
 	struct serve *s;
 	struct err why;
 
-	err_set(&why, ERR_REVOKED, "the memory was unregistered by its owner");
+	err_set(&why, ERR_REVOKED, "the memory was unregistered by its engine");
 	list_foreach_safe(s, &xfers->serving, link) {
 		const struct places *p = s->at[mine_of(s)].places;
 

@@ -100,7 +100,7 @@ def let_go_of(config, transport, least, most):
             took = time.monotonic() - begin
             assert took >= least, "it took %.1f s: the peer held nothing" % took
             lost = peer.saw(BYE, 1)
-            if least and (not lost or b"is not let go of" not in lost):
+            if least and (not lost or b"is not released" not in lost):
                 return "the peer is told %s" % lost
             with peered(own, transport=transport) as again:
                 Cache(engine, name="kept2")

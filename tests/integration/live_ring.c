@@ -584,9 +584,9 @@ static void entries_that_break_the_protocol_end_the_session(void **state)
 	raw_is_ended(f, &e, "unknown op 99");
 	e = (struct kvd_ring_entry){
 		.op = KVD_RING_LIST, .n0 = 1, .n1 = 3, .slot = 5, .gen = 1};
-	raw_is_ended(f, &e, "slot 5 is none of the engine's");
+	raw_is_ended(f, &e, "slot 5 does not belong to the engine");
 	e.slot = UINT32_MAX;
-	raw_is_ended(f, &e, "none of the engine's");
+	raw_is_ended(f, &e, "does not belong to the engine");
 	e.slot = 65536;
 	e.gen = 7;
 	raw_is_ended(f, &e, "generation 7 does not follow 0");
@@ -605,7 +605,7 @@ static void entries_that_break_the_protocol_end_the_session(void **state)
 	raw_is_ended(f, &e, "outside the arena");
 	e = (struct kvd_ring_entry){
 		.op = KVD_RING_POST, .a = KVD_RING_IDS + 70000, .gen = 1};
-	raw_is_ended(f, &e, "none of this session");
+	raw_is_ended(f, &e, "does not belong to this session");
 	e = (struct kvd_ring_entry){.op = KVD_RING_ABORT, .n0 = 4};
 	raw_is_ended(f, &e, "role 4");
 	raw_open(f, &raw);

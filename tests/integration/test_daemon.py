@@ -61,9 +61,9 @@ def config_check_of_a_good_file_is_fine():
     with tempfile.TemporaryDirectory() as where:
         path = in_run_dir(where, "[peer]\nlisten = tcp://127.0.0.1:7400\n")
         status, out, err = kvd("--check-config", env={"KVD_CONFIG": path})
-        assert (status, out) == (0, path + ": fine\n"), (status, out, err)
-        assert err == path + ":4: warning: listen = tcp://127.0.0.1:7400: loopback: no " \
-            "other host reaches this daemon\n", err
+        assert (status, out) == (0, path + ": ok\n"), (status, out, err)
+        assert err == path + ":4: warning: listen = tcp://127.0.0.1:7400: loopback address: " \
+            "other hosts cannot reach this daemon\n", err
         in_run_dir(where, "[peer]\nlisten = tcp://0.0.0.0:0\ninsecure = yes\n"
                           "advertise = tcp://host:0\n")
         status, out, err = kvd("--check-config", "--config", path)
@@ -86,7 +86,7 @@ def config_check_opens_what_is_named():
         status, out, err = kvd("--check-config", "--config", path)
         lines = [line for line in err.splitlines() if "warning" not in line]
         assert status == 78 and out == "" and len(lines) == 5, (status, out, err)
-        for n, words in ((4, "mode 0644"), (5, where + "/peers:2: must be: NAME"),
+        for n, words in ((4, "mode 0644"), (5, where + "/peers:2: expected: NAME"),
                          (7, "/none/ucp.so"), (8, "libnone.so.7"), (9, "/none/kernels")):
             assert any(line.startswith("%s:%d: " % (path, n)) and words in line
                        for line in lines), (n, words, lines)
@@ -119,7 +119,7 @@ def config_check_looks_at_room_and_memory():
         assert status == 0 and "chunk_dir" not in err, err
         in_run_dir(where, chunks + "chunk_dir = %s\nchunk_dir_size = 1048576 GiB\n" % where)
         status, _, err = kvd("--check-config", "--config", path)
-        assert status == 0 and ":6: warning: chunk_dir_size: 1073741824 MiB, the file system" \
+        assert status == 0 and ":6: warning: chunk_dir_size: 1073741824 MiB, but the file system" \
             in err, err
         in_run_dir(where, "[chunks]\nchunk_memory = 1024 GiB\n")
         status, _, err = kvd("--check-config", "--config", path)
@@ -270,7 +270,7 @@ def too_few_descriptors_are_refused_by_name():
 
 def files_that_are_removed_are_made_again():
     with Daemon() as d:
-        d.expect("is made again")
+        d.expect("file was removed; recreated")
         engine = Engine(d, "engine")
         for path in d.socket_path, d.lock_path:
             before = os.stat(path).st_mode
@@ -288,7 +288,7 @@ def files_that_are_removed_are_made_again():
 def daemon_without_its_name_leaves_its_successors_files():
     with Daemon() as d:
         engine = Engine(d, "engine")
-        d.expect("no client reaches this daemon")
+        d.expect("clients cannot connect")
         d.freeze()
         os.unlink(d.lock_path)
         os.unlink(d.socket_path)
@@ -372,9 +372,9 @@ def hangup_counts_the_keys_of_the_list():
             d.states.clear()
             d.proc.send_signal(signal.SIGHUP)
             d.wait_ready()
-            assert "allow-list read again keys=2 added=1 removed=1" in d.log(), d.log()
+            assert "allow-list reloaded keys=2 added=1 removed=1" in d.log(), d.log()
             # hosts whose daemons have one name: one user, which may not be meant
-            d.expect("one name has several keys")
+            d.expect("several keys with one name")
             with open(where + "/peers", "w") as peers:
                 peers.write("a %s\na %s\n" % (keys[0], keys[2]))
             d.states.clear()
@@ -382,7 +382,7 @@ def hangup_counts_the_keys_of_the_list():
             d.wait_ready()
             assert "name='a' keys=2" in d.log(), d.log()
             out = kvd("--check-config", "--config", d.config_path)[2]
-            assert "'a' has 2 keys: daemons of one name are one user" in out, out
+            assert "'a' has 2 keys: daemons with one name count as one user" in out, out
             told = subprocess.run([BUILD + "/kvd-ctl", "--socket", d.socket_path, "doctor"],
                                   capture_output=True, text=True).stdout
             assert "'a' has several keys in curve_allow_file" in told, told

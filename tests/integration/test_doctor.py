@@ -262,7 +262,7 @@ def keys_are_judged():
         with Daemon(text % (tmp, "a", tmp), name="a") as a, \
                 Daemon(text % (tmp, "b", tmp), name="b") as b:
             a.expect("refused")
-            b.expect("refuses our key")
+            b.expect("refuses this daemon's key")
             has(doctor(a), "ok", "keys", "1 daemon may connect")
             endpoint = json.loads(ctl("--socket", a.socket_path, "-j", "status").stdout)
             lines = doctor(b, "--peer", endpoint["endpoint"])
@@ -288,7 +288,7 @@ def key_that_is_wrong_elsewhere_is_corrected_there():
         with Daemon(text % (tmp, "a", tmp), name="a") as a, \
                 Daemon(text % (tmp, "b", tmp), name="b") as b:
             a.expect("refused")
-            b.expect("another CURVE key")
+            b.expect("does not have the expected CURVE key")
             endpoint = json.loads(ctl("--socket", a.socket_path, "-j", "status").stdout)
             wrong = endpoint["endpoint"].split("#")[0] + "#" + keys["b"]
             has(doctor(b, "--peer", wrong), "FAIL", "peers", "EAUTH")

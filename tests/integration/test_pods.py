@@ -98,7 +98,7 @@ def pods_that_share_nothing_take_tcp_and_say_why():
     for names in (("kvd", "kvd"), ("prefill", "decode")):
         with two_pods(names) as pods:
             for pod in pods:
-                pod.daemon.expect("a preferred transport is passed over")
+                pod.daemon.expect("a preferred transport was skipped")
             engines = a_room_each_way(pods)
             why = "another daemon's" if names[0] == names[1] else "No such file"
             for pod, engine in zip(pods, engines):
@@ -110,7 +110,7 @@ def pods_that_share_nothing_take_tcp_and_say_why():
                 assert [c for c in doctor if c["check"] == "peers" and c["result"] == "warn"
                         and NEEDS in c["fact"] and c["remedy"]], doctor
                 log = pod.daemon.log()
-                assert log.count("a preferred transport is passed over") == 1, log
+                assert log.count("a preferred transport was skipped") == 1, log
                 assert NEEDS in log, log
                 engine.close()
 

@@ -237,7 +237,7 @@ def curve_peers_on_the_list_work_strangers_do_not():
             error = decode.until(2, "recv", FAILED)[1]
             assert error["code"] == "EAUTH" and "ticket: room 2" in error["message"], error
             assert prefill.state(2, "send")[0] == BOOTSTRAPPING
-            a.expect("may not take part")
+            a.expect("unauthorized peer")
             for d in (a, b, c):
                 d.expect("not on")  # whatever is said of the stranger
                 d.expect("refused")

@@ -66,7 +66,7 @@ def room_that_hangs_names_whom_it_waits_for_on_both_sides():
         assert "an engine of peer p0 (pool 'kv') to open room 5000" in out, out
         assert "engine 'sglang' to bind pages" in out, out
         out = shown(p.a, "rooms")
-        assert "since peer d0 asks for it" in out, out
+        assert "as requested by peer d0" in out, out
         assert "a receiver to bind its pages (0 of 1)" in out, out
         out = shown(p.a, "rooms", "--state", "unopened")
         assert "5000" in out and "5001" not in out, out

@@ -100,7 +100,7 @@ def daemon_beside_a_gpu_looks_into_others():
 
 def unwanted_is_left_and_told():
     with Daemon("[daemon]\nsandbox = no\n") as d:
-        assert "sandbox: not all is in force" in d.log(), d.log()
+        assert "sandbox is incomplete" in d.log(), d.log()
         says = health(d)
         assert says["sandbox"] == "" and says["sandbox_lacks"], says
         own, told = status("/proc/self"), processes(d)

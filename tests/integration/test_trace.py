@@ -154,7 +154,7 @@ def other_side_that_nobody_opened_is_told():
         p.open(5, "recv", sources=[p.prefill.endpoint])
         p.decode.cmd("room.bind", room="5", views={"kv": {"pages": [3, 4]}})
         p.decode.until(5, "recv", WAITING)
-        wants = "an engine here to open it, since peer d0 asks for it"
+        wants = "an engine here to open it, as requested by peer d0"
         end = time.monotonic() + DEADLINE_S
         while not p.prefill.cmd("room.list", all=True, state="unopened")["rooms"]:
             assert time.monotonic() < end

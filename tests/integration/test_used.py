@@ -182,10 +182,10 @@ def ucx_memory_that_it_may_not_touch_is_packed():
 
 # ---- trace ----
 
-LIFE = ["a chunk is given", "a chunk is planned", "a chunk is queued", "a chunk is posted",
-        "a chunk's first bytes have moved", "a chunk has moved", "a chunk is over"]
-LIFE_THERE = ["a chunk has arrived", "a chunk is planned", "a chunk is admitted",
-              "a chunk's first bytes have moved", "a chunk has moved", "a chunk is over"]
+LIFE = ["chunk given", "chunk being planned", "chunk queued", "chunk posted",
+        "first bytes of a chunk moved", "chunk moved", "chunk finished"]
+LIFE_THERE = ["chunk announced", "chunk being planned", "chunk admitted",
+              "first bytes of a chunk moved", "chunk moved", "chunk finished"]
 
 
 def trace_follows_a_chunk():

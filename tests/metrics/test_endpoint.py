@@ -169,7 +169,7 @@ def probes_tell_the_state():
 def ready_probe_tells_why_rooms_are_refused():
     config = "[transport]\ntransports = tcp, verbs\nrequire = rdma\n"
     with Observed(config) as d:
-        for words in ("not usable", "no transport that it allows"):
+        for words in ("not usable", "none of its transports"):
             d.expect(words)
         status, _, text = d.get("/readyz")
         if status == 200:

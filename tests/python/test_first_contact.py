@@ -64,7 +64,7 @@ def contact(daemon, engines, room, meant, way):
         return int(got.pop())
     except kvd.Error as why:
         if by == "endpoint":
-            assert "several pools that fit" in str(why) or "there that fit" in str(why)
+            assert "matching pools" in str(why)
             assert "field session, or its group and worker" in str(why)
         return why.code
     finally:

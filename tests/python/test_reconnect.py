@@ -57,7 +57,7 @@ def test_blocking_client_comes_back_by_rooms_alone(kind):
         with pytest.raises(kvd.ConnectionError) as told:  # the room's own end
             old.send({"kv": [1]})
         assert told.value.code == "EDEAD" and told.value.retryable
-        assert old.error().code == "EDEAD" and "process is gone" in old.error().message
+        assert old.error().code == "EDEAD" and "process has ended" in old.error().message
         daemon.start().wait_ready()
         end, room = time.monotonic() + DEADLINE_S, None
         while room is None:

@@ -391,7 +391,7 @@ def test_a_number_that_is_none_fails_its_request(sides, number):
 def test_another_ticket_is_refused(sides, pair):
     p, d = sides
     for daemon in pair:
-        daemon.expect("may not take part")
+        daemon.expect("unauthorized peer")
     send, recv = opened(sides, 7, "6" * 32)
     recv.bind({"kv": [34]})
     assert "EAUTH" in ends(d, recv, FAILED)

@@ -434,7 +434,7 @@ static void room_finds_its_source_when_it_comes(void **state)
 	answer = cluster_call(&c, engine[2], "{'cmd':'room.show','room':'1'}");
 	assert_non_null(strstr(
 		text_in(cJSON_GetObjectItemCaseSensitive(answer, "waits_for"), "what"),
-		"group 'prefill' rank 0.0.0.0: it is not in the directory"));
+		"group 'prefill' rank 0.0.0.0: not in the directory"));
 	cJSON_Delete(answer);
 	cluster_ok(&c, engine[1],
 		   "{'cmd':'group.publish','group':'prefill','worker':'w','pool':'kv'}");

@@ -126,7 +126,7 @@ static void session_too_large_to_be_told_is_refused_by_name(void **state)
 	const char *text = cJSON_GetStringValue(cJSON_GetObjectItem(error, "message"));
 
 	assert_non_null(text);
-	if (!strstr(text, "session 'me' takes more than"))
+	if (!strstr(text, "session 'me' needs more than"))
 		fail_msg("%s", text);
 	assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(error, "code")),
 			    "ETOOBIG");

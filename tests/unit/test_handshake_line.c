@@ -231,7 +231,8 @@ static void line_told_wrongly_costs_the_peering_or_the_line(void **state)
 	lower = lower_of(p);
 	for (unsigned int from = 0; from < 2; from++) { /* not its turn; twice */
 		struct remote *at = remote_at(p, !from);
-		const char *words = from == lower ? "LINE: twice" : "LINE: this side";
+		const char *words =
+			from == lower ? "LINE: sent twice" : "LINE: this side";
 		uint64_t downs = at->downs;
 
 		at->reaches++; /* it outlives its peering */

@@ -281,7 +281,7 @@ static void curve_reload_admits_and_strikes(void **state)
 	zmqnet_write("allow", 0644, "alice what?\n");
 	assert_true(link_zmq_reload(a.link, path, true, &keys) < 0);
 	assert_int_equal(err_last()->code, ERR_CONFIG);
-	assert_non_null(strstr(err_last()->text, "allow:1: must be: NAME"));
+	assert_non_null(strstr(err_last()->text, "allow:1: expected: NAME"));
 	assert_int_equal(zmqnet_send(&b, line, "two"), 0);
 	zmqnet_wait(a.frames == 2);
 	/* to look takes nothing */
@@ -313,10 +313,10 @@ static void curve_files_are_checked(void **state)
 		mode_t mode;
 		const char *text, *words;
 	} secrets[] = {
-		{0600, "", "must be a secret key"},
-		{0600, "# only a comment\n", "must be a secret key"},
-		{0600, "tooshort\n", "s:1: must be a secret key"},
-		{0600, "\n\nBAD KEY\n", "s:3: must be a secret key"},
+		{0600, "", "expected a secret key"},
+		{0600, "# only a comment\n", "expected a secret key"},
+		{0600, "tooshort\n", "s:1: expected a secret key"},
+		{0600, "\n\nBAD KEY\n", "s:3: expected a secret key"},
 		{0640, NULL, "mode 0640 lets others"},
 		{0604, NULL, "mode 0604 lets others"},
 	};
@@ -360,7 +360,7 @@ static void curve_files_are_checked(void **state)
 		 zmqnet_keys[1][0]);
 	zmqnet_write("l", 0600, text);
 	assert_true(curve_allow_load(path, &allow) < 0);
-	assert_non_null(strstr(err_last()->text, "l:2: host H1 is there already"));
+	assert_non_null(strstr(err_last()->text, "l:2: host H1 is already listed"));
 	/* what would match no daemon is no host */
 	snprintf(text, sizeof(text), "a %s ::1:7400\n", zmqnet_keys[0][0]);
 	zmqnet_write("l", 0600, text);
@@ -484,8 +484,8 @@ static const struct {
 	{"bob %s\nbob %s\n", NULL},
 	{"alice %s\n", "its key was removed from curve_allow_file"},
 	/* the name alone is not the key */
-	{"alice %s\nrobert %s\nbob %s\n", "its key has another name now, 'robert'"},
-	{"alice %s\nbob %s 10.9.9.9\n", "does not name tcp://127.0.0.1:"},
+	{"alice %s\nrobert %s\nbob %s\n", "its key now has the name 'robert'"},
+	{"alice %s\nbob %s 10.9.9.9\n", "no longer lists tcp://127.0.0.1:"},
 };
 
 static void relist(const char *format)
@@ -553,7 +553,7 @@ static void peering_returns_with_its_key(void **state)
 	zmqnet_wait(a.ups && b.ups);
 	relist("alice %s\n");
 	assert_int_equal(peers_recheck(a.peers), 1);
-	zmqnet_wait(b.downs && strstr(peer->why.text, "refuses our key"));
+	zmqnet_wait(b.downs && strstr(peer->why.text, "refuses this daemon's key"));
 	assert_int_equal(a.ups + b.ups, 2);
 	relist("alice %s\nbob %s\n");
 	assert_int_equal(peers_recheck(a.peers), 0);

@@ -343,7 +343,7 @@ static void bad_message_takes_the_peer_down_with_bye(void **state)
 	assert_int_equal(net.n[1].downs, 1);
 	assert_int_equal(net.n[0].downs, 1);
 	assert_int_equal(net.n[0].why.code, ERR_PROTO);
-	assert_non_null(strstr(net.n[0].why.text, "says: \"the test wants it so\""));
+	assert_non_null(strstr(net.n[0].why.text, "reports: \"the test wants it so\""));
 }
 
 static void line_that_loses_frames_ends_the_peering(void **state)
@@ -384,7 +384,7 @@ static void close_says_bye_with_the_reason(void **state)
 	assert_int_equal(net.n[0].downs, 1);
 	assert_int_equal(net.n[0].why.code, ERR_DRAIN);
 	assert_non_null(strstr(net.n[0].why.text, "tcp://10.0.0.1:7400 instance "));
-	assert_non_null(strstr(net.n[0].why.text, "says: \"maintenance\""));
+	assert_non_null(strstr(net.n[0].why.text, "reports: \"maintenance\""));
 	/* it stays away: no HELLO is answered */
 	peernet_run(3 * LOOP_NS_PER_S);
 	assert_int_equal(net.n[1].ups, 1);
@@ -537,7 +537,7 @@ static void half_open(unsigned int from)
 		assert_true(net.n[i].down_ns - begin_ns < 1000 * MS);
 	assert_non_null(strstr(net.n[to].why.text, "missed 4 pings"));
 	assert_non_null(strstr(net.n[to].why.text, peernet_endpoint(from)));
-	assert_non_null(strstr(net.n[from].why.text, "says: \"peer user"));
+	assert_non_null(strstr(net.n[from].why.text, "reports: \"peer user"));
 	/* it was told why: the other one heard nothing of us */
 	assert_non_null(strstr(net.n[from].why.text, "missed 4 pings"));
 }

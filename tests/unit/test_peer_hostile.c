@@ -561,7 +561,7 @@ static void welcome_of_other_version_ends_the_dial(void **state)
 	peernet_run(1 * MS);
 	assert_int_equal(peer->why.code, ERR_VERSION);
 	assert_string_equal(peer->why.text,
-			    "peer tcp://10.0.0.2:7400 says: \"" OURS_IS_OLDER "\"");
+			    "peer tcp://10.0.0.2:7400 reports: \"" OURS_IS_OLDER "\"");
 	net.n[2].link->ops->hangup(line);
 }
 
@@ -680,7 +680,7 @@ static void peers_at_their_cap_are_refused(void **state)
 	peernet_run(10 * MS);
 	assert_int_equal(net.n[0].refusals, 1);
 	assert_int_equal(net.n[0].why.code, ERR_LIMIT);
-	assert_non_null(strstr(net.n[0].why.text, "says: \"1 peers are known"));
+	assert_non_null(strstr(net.n[0].why.text, "reports: \"1 peers are known"));
 	assert_int_equal(sm_state(&peer->sm), PEER_DOWN);
 	/* it is tried again, and there is room one day */
 	peernet_crash(1, MEM_CRASH_KILLED);
@@ -753,7 +753,7 @@ static void dials_to_nobody_leave_places(void **state)
 	peernet_start(0);
 	all = dial_nobody(7, 1, 50); /* in one burst */
 	assert_int_equal(all, 7);    /* a quarter of its user's half of 56 */
-	assert_non_null(strstr(refused.text, "7 for this session, the cap is 7"));
+	assert_non_null(strstr(refused.text, "7 for this session (limit 7)"));
 	for (uint64_t session = 2; session < 10; session++) {
 		while ((first = dial_nobody(7, session, 9)))
 			all += first;

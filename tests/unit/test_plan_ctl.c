@@ -92,7 +92,7 @@ static const struct refusal {
 	{"\"pages\":16", "\"pages\":268435457", "views.kv.pages", ERR_RANGE},
 	{"\"layers\":[{", "\"layers\":[7,{", "views.kv.layers[0]", ERR_INVAL},
 	{"\"layer\":0", "\"layer\":null", "views.kv.layers[0].layer", ERR_INVAL},
-	{"\"layers\":[{", "\"layers\":[{\"layer\":0,\"fields\":[]},{", "comes twice",
+	{"\"layers\":[{", "\"layers\":[{\"layer\":0,\"fields\":[]},{", "is repeated",
 	 ERR_INVAL},
 	{"\"fields\":[", "\"fields\":[3,", "views.kv.layers[0].fields[0]", ERR_INVAL},
 	{"\"name\":\"v\"", "\"name\":\"k\"", "fields[1].name", ERR_INVAL},

@@ -489,7 +489,7 @@ static const struct wrong wrongs[] = {
 	{"a head that is cut", ERR_RANGE, short_head},
 	{"pages behind the end", ERR_RANGE, pages_beyond},
 	{"pages without end", ERR_RANGE, pages_beyond_all},
-	{"bytes behind the last view", ERR_RANGE, bytes_behind},
+	{"bytes after the last view", ERR_RANGE, bytes_behind},
 	{"a view twice", ERR_INVAL, twice},
 	{"a view of no pool", ERR_NOTFOUND, unknown_view},
 	{"a name without an end", ERR_INVAL, endless_name},

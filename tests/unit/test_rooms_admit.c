@@ -167,8 +167,7 @@ static void receiver_with_another_ticket_is_refused(void **state)
 	open_room(p, THIEF, "recv", 42, ",'ticket':'" OTHER "'");
 	bind(p, THIEF, 42);
 	cluster_run(&p->c, AT_ONCE);
-	said(p, THIEF, ROOM_RECV, 42, ERR_AUTH,
-	     "ticket: room 42 was opened with another");
+	said(p, THIEF, ROOM_RECV, 42, ERR_AUTH, "ticket: does not match that of room 42");
 	assert_int_equal(strangers(p), 1);
 	open_room(p, DECODE, "recv", 42, ",'ticket':'" TICKET "'");
 	bind(p, DECODE, 42);
@@ -317,7 +316,7 @@ static void numbers_squatted_in_advance_help_nobody(void **state)
 	open_room(p, PREFILL, "send", 1234, ",'ticket':'" TICKET "'");
 	handed_over(p, 1234);
 	said(p, THIEF, ROOM_RECV, 1234, ERR_AUTH,
-	     "ticket: room 1234 was opened for others");
+	     "ticket: room 1234 does not admit this daemon");
 	/* and one whose receiver comes after it */
 	open_room(p, PREFILL, "send", 1235, ",'ticket':'" TICKET "'");
 	cluster_run(&p->c, AT_ONCE);
@@ -365,7 +364,7 @@ static void room_without_a_ticket_is_for_daemons_of_one_user(void **state)
 	open_room(p, THIEF, "recv", 43, ",'ticket':'" TICKET "'");
 	bind(p, THIEF, 43);
 	cluster_run(&p->c, AT_ONCE);
-	said(p, THIEF, ROOM_RECV, 42, ERR_AUTH, "room 42 was opened for others");
+	said(p, THIEF, ROOM_RECV, 42, ERR_AUTH, "room 42 does not admit this daemon");
 	said(p, THIEF, ROOM_RECV, 43, ERR_AUTH,
 	     "ticket: room 43 has none, and daemon 'carl' is of another user");
 	assert_int_equal(strangers(p), 2);
@@ -393,7 +392,7 @@ static void only_named_peers_are_admitted(void **state)
 	bind(p, THIEF, 42);
 	cluster_run(&p->c, AT_ONCE);
 	said(p, THIEF, ROOM_RECV, 42, ERR_AUTH,
-	     "peers: room 42 is not for daemon 'carl'");
+	     "peers: room 42 does not admit daemon 'carl'");
 	open_room(p, DECODE, "recv", 42, ",'ticket':'" TICKET "'");
 	bind(p, DECODE, 42);
 	handed_over(p, 42);

@@ -175,7 +175,7 @@ static void endpoint_alone_of_two_engines_names_the_remedy(void **state)
 		asks(w, roles[i], by_endpoint(w, text), "");
 		room_failed_with(
 			ended(w, role), ERR_INVAL,
-			"has several pools that fit ('kv' rank 0, 'kv' rank 0); set "
+			"has several matching pools ('kv' rank 0, 'kv' rank 0); set "
 			"the source's field session, or its group and worker");
 	}
 }
@@ -325,9 +325,10 @@ static void pool_that_the_asker_has_not_heard_of_counts(void **state)
 	cluster_ok(&w->c, w->engines[A], "{'cmd':'room.close','room':'%u'}", ROOM);
 	offers(w, A, "");
 	asks(w, "pull", by_endpoint(w, text), "");
-	room_failed_with(ended(w, ROOM_PULL), ERR_INVAL,
-			 "sources: pool 'kv' rank 0 is one of 2 there that fit; set the "
-			 "source's field session, or its group and worker");
+	room_failed_with(
+		ended(w, ROOM_PULL), ERR_INVAL,
+		"sources: pool 'kv' rank 0 is one of 2 matching pools there; set the "
+		"source's field session, or its group and worker");
 	world_free(w);
 }
 
@@ -377,7 +378,7 @@ static void room_does_not_move_to_another_engine_of_a_new_peering(void **state)
 	engine_comes(w, B);
 	cluster_run(&w->c, S);
 	assert_true(remote->ready && remote->listed);
-	room_failed_with(ended(w, ROOM_RECV), ERR_TIMEOUT, "it has no such pool");
+	room_failed_with(ended(w, ROOM_RECV), ERR_TIMEOUT, "no such pool");
 	world_free(w);
 }
 
@@ -402,7 +403,7 @@ static void room_does_not_move_to_another_instance(void **state)
 	w->engines[B] = cluster_engine(&w->c, cluster_restart(&w->c, 0), "b");
 	w->caches[B] = cluster_geometry;
 	cluster_cache(&w->c, w->engines[B], "kv", 0, &w->caches[B]);
-	room_failed_with(ended(w, ROOM_RECV), ERR_RESTART, "was started anew");
+	room_failed_with(ended(w, ROOM_RECV), ERR_RESTART, "was restarted");
 	world_free(w);
 }
 
@@ -414,7 +415,7 @@ static void engine_that_does_not_come_ends_by_the_timeout(void **state)
 	snprintf(text, sizeof(text), "{'endpoint':'%s','session':'7'}",
 		 w->c.nodes[0].endpoint);
 	asks(w, "pull", text, ",'timeouts':{'bootstrap_ms':2000}");
-	room_failed_with(ended(w, ROOM_PULL), ERR_TIMEOUT, "it has no such pool");
+	room_failed_with(ended(w, ROOM_PULL), ERR_TIMEOUT, "no such pool");
 }
 
 /* ---- any order ---- */

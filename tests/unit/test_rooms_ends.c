@@ -323,7 +323,8 @@ static void offer_that_nobody_takes_ends_with_its_lease(void **state)
 	assert_int_equal(cluster_state(&p->c, p->prefill, "offer", 6),
 			 KVD_WAITING_FOR_INPUT);
 	cluster_until_state(&p->c, p->prefill, "offer", 6, KVD_FAILED);
-	said(why(p, 0, ROOM_OFFER, 6), ERR_LEASE, "600 ms ended; of 2 pullers 0 came");
+	said(why(p, 0, ROOM_OFFER, 6), ERR_LEASE,
+	     "600 ms expired; of 2 pullers 0 joined");
 	assert_int_equal(counted(p, 0, METRIC_LEASES_EXPIRED), 1);
 	/* who comes now is told at once */
 	cluster_ok(&p->c, p->decode,
@@ -400,7 +401,7 @@ static void pull_acknowledged_before_it_read_fails(void **state)
 	assert_int_equal(handshake_send(puller, WIRE_T_PULL_ACK, out.base, out.pos), 0);
 	cluster_engine_dies(&p->c, p->decode);
 	cluster_until_state(&p->c, p->prefill, "pull", 46, KVD_FAILED);
-	said(why(p, 0, ROOM_PULL, 46), ERR_PROTO, "PULL_ACK before all was read");
+	said(why(p, 0, ROOM_PULL, 46), ERR_PROTO, "PULL_ACK before the end of the read");
 	handshake_release(puller);
 }
 
@@ -489,12 +490,10 @@ static void pull_whose_word_never_passes_lets_the_offer_go(void **state)
 	cluster_until_state(&p->c, p->prefill, "pull", 45, KVD_FAILED);
 	cluster_run(&p->c, 50 * MS);
 	assert_int_equal(cluster_state(&p->c, p->decode, "offer", 45), KVD_FAILED);
-	said(why(p, 0, ROOM_PULL, 45), ERR_TIMEOUT,
-	     "the point that it shall wait for did not");
+	said(why(p, 0, ROOM_PULL, 45), ERR_TIMEOUT, "its wait point was not reached");
 	said(why(p, 1, ROOM_OFFER, 45), ERR_TIMEOUT,
 	     "peer tcp://10.0.0.1:7400 instance ");
-	said(why(p, 1, ROOM_OFFER, 45), ERR_TIMEOUT,
-	     "the point that it shall wait for did not");
+	said(why(p, 1, ROOM_OFFER, 45), ERR_TIMEOUT, "its wait point was not reached");
 	assert_int_equal(counted(p, 0, METRIC_WAITING_TIMEOUTS), 1);
 	assert_int_equal(counted(p, 1, METRIC_LEASES_EXPIRED), 0);
 }
@@ -557,7 +556,7 @@ static void lease_that_ends_under_a_puller_is_told_to_it(void **state)
 	assert_int_equal(cluster_state(&p->c, p->prefill, "pull", 43), KVD_FAILED);
 	said(why(p, 1, ROOM_OFFER, 43), ERR_LEASE, "of 1 pullers 1 came and 0 took it");
 	said(why(p, 0, ROOM_PULL, 43), ERR_LEASE, "peer tcp://10.0.0.2:7400 instance ");
-	said(why(p, 0, ROOM_PULL, 43), ERR_LEASE, "ms ended");
+	said(why(p, 0, ROOM_PULL, 43), ERR_LEASE, "ms expired");
 	assert_int_equal(counted(p, 1, METRIC_LEASES_EXPIRED), 1);
 	nothing_landed(p, 43);
 }

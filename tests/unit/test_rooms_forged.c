@@ -246,8 +246,8 @@ static void forged_chunk_costs_nobody(void **state)
 		{0, XP_WRITE, &w->good.recv_gen, 0, ERR_NOTFOUND, "no such room"},
 		{0, XP_WRITE, &w->good.send_gen, w->good.send_gen ^ 1, ERR_RESTART,
 		 "another generation"},
-		{0, XP_WRITE, &w->good.dst_pool, 999, ERR_STATE, "did not ask"},
-		{0, XP_WRITE, &w->good.room, ROOM + 1, ERR_STATE, "did not ask"},
+		{0, XP_WRITE, &w->good.dst_pool, 999, ERR_STATE, "did not request"},
+		{0, XP_WRITE, &w->good.room, ROOM + 1, ERR_STATE, "did not request"},
 		/* a receiver's memory is not to be read */
 		{0, XP_READ, &w->good.seq, 0, ERR_NOTFOUND, "no such room"},
 	};
@@ -276,9 +276,9 @@ static void chunk_with_another_plan_fails_the_room_untouched(void **state)
 	struct world *w = *state;
 	struct err err = forge(w, 0, XP_WRITE, &w->good);
 
-	refused(&err, ERR_PLAN, "bytes planned by the daemon that asks");
+	refused(&err, ERR_PLAN, "bytes planned by the requesting daemon");
 	cluster_until_state(&w->c, w->engines[1], "recv", ROOM, KVD_FAILED);
-	refused(w->room->error, ERR_PLAN, "bytes planned by the daemon that asks");
+	refused(w->room->error, ERR_PLAN, "bytes planned by the requesting daemon");
 	assert_untouched(w);
 }
 

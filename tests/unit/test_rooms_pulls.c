@@ -161,7 +161,8 @@ static void pull_without_an_offer_says_so(void **state)
 
 	open_pull(p, 4, ",'timeouts':{'bootstrap_ms':500}");
 	cluster_until_state(&p->c, p->decode, "pull", 4, KVD_FAILED);
-	room_failed_with(room_of(p, 1, ROOM_PULL, 4), ERR_TIMEOUT, "did not offer it");
+	room_failed_with(room_of(p, 1, ROOM_PULL, 4), ERR_TIMEOUT,
+			 "did not offer the room");
 }
 
 static void nothing_bound_gives_the_offer_back(void **state)
@@ -317,7 +318,7 @@ static void pullers_tell_how_many_they_are(void **state)
 	pull_as(p, other, &third, 30, 3); /* disagrees */
 	cluster_until_state(&p->c, other, "pull", 30, KVD_FAILED);
 	room_failed_with(rooms_find(rooms_of(&p->c.nodes[1].kvd), other, ROOM_PULL, 30),
-			 ERR_INVAL, "receivers: offer 30 is for 2, this puller says 3");
+			 ERR_INVAL, "receivers: offer 30 has 2, this puller expects 3");
 	cluster_ok(&p->c, other, "{'cmd':'room.close','room':'30'}");
 	pull_as(p, other, &third, 30, 2);
 	cluster_until_state(&p->c, other, "pull", 30, KVD_SUCCESS);
@@ -330,7 +331,7 @@ static void pullers_tell_how_many_they_are(void **state)
 	pull_as(p, p->decode, &p->dst, 32, 2);
 	cluster_until_state(&p->c, p->decode, "pull", 32, KVD_FAILED);
 	room_failed_with(room_of(p, 1, ROOM_PULL, 32), ERR_INVAL,
-			 "is for 1, this puller says 2");
+			 "has 1, this puller expects 2");
 	cluster_refused(
 		&p->c, p->prefill, "EINVAL",
 		"{'cmd':'room.open','room':'33','role':'offer','pool':%llu,"

@@ -284,7 +284,7 @@ static void rooms_wait_for_a_word_of_their_engine(void **state)
 	send_part(p, 8, 0, 0, 16, true);
 	settle(p);
 	waits_for(p, p->decode, "recv", 8, "transferring",
-		  "engine 'sglang' to pass its `wait`", "engine 'sglang'");
+		  "engine 'sglang' to reach its wait point", "engine 'sglang'");
 	waits_for(p, p->prefill, "send", 8, "transferring", "bytes to " DECODE, DECODE);
 	/* ... and a sender for its own */
 	open_send(p, 9);
@@ -297,7 +297,7 @@ static void rooms_wait_for_a_word_of_their_engine(void **state)
 		   never(&p->src));
 	settle(p);
 	waits_for(p, p->prefill, "send", 9, "transferring",
-		  "engine 'vllm' to pass its `wait`", "engine 'vllm'");
+		  "engine 'vllm' to reach its wait point", "engine 'vllm'");
 }
 
 static void room_waits_for_a_free_transfer_slot(void **state)
@@ -338,7 +338,7 @@ static void both_sides_of_a_pull_say_whom(void **state)
 	pull(p, 21, never(&p->dst));
 	settle(p);
 	waits_for(p, p->decode, "pull", 21, "waiting_for_input",
-		  "engine 'sglang' to pass its `wait`", "engine 'sglang'");
+		  "engine 'sglang' to reach its wait point", "engine 'sglang'");
 	waits_for(p, p->prefill, "offer", 21, "waiting_for_input",
 		  DECODE " to read the pages", DECODE);
 }
@@ -465,7 +465,7 @@ static void requests_for_rooms_not_open_are_listed(void **state)
 			    "send");
 	room = cJSON_GetObjectItem(room, "waits_for");
 	assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(room, "what")),
-			    "an engine here to open it, since " DECODE " asks for it");
+			    "an engine here to open it, as requested by " DECODE);
 	cJSON_Delete(reply);
 	reply = list(p, p->prefill, ",'room':'51','state':'unopened'", 1);
 	cJSON_Delete(reply);
