@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* features: what this build of kvd holds, for --version and the configuration. */
+/* features: the features of this build, for --version and the configuration. */
 #ifndef KVD_FEATURES_H
 #define KVD_FEATURES_H
 

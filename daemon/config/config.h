@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * config: what an operator can set. One table (config.c) names every option
- * with its section, type, default, limits and help; the parser, the checks,
- * the sample file, the manual page and `config.show` all come from it.
+ * config: the options of the daemon. One table (config_table.c) defines each option with
+ * its section, type, default, limits and help. The parser, the checks, the sample file,
+ * the manual page and `config.show` all use it.
  *
- * A struct config holds no pointers: it is copied by assignment. After
- * config_load() it is complete: "auto" values are resolved, combinations are
- * checked.
+ * A struct config holds no pointers: it is copied by assignment. After config_load() it
+ * is complete: "auto" values are resolved, combinations are checked.
  */
 #ifndef KVD_CONFIG_H
 #define KVD_CONFIG_H
@@ -25,7 +24,7 @@
 #define CONFIG_PATH_BYTES 256u
 #define CONFIG_ENDPOINT_BYTES 128u
 
-/* Which rooms' ends are told at info. */
+/* Rooms whose end is logged at level info. */
 enum log_rooms { LOG_ROOMS_FAILED, LOG_ROOMS_SLOW, LOG_ROOMS_ALL };
 
 #define PEER_PART_BYTES (64u << 10)
@@ -54,7 +53,7 @@ struct config {
 
 	/* [peer] */
 	char listen[CONFIG_ENDPOINT_BYTES];	   /* tcp://ADDRESS:PORT, port 0 = any */
-	char advertise[CONFIG_ENDPOINT_BYTES];	   /* "" = what listen became */
+	char advertise[CONFIG_ENDPOINT_BYTES];	   /* "" = the address of listen */
 	char keys_dir[CONFIG_PATH_BYTES];	   /* "" = link_keydir.c's own places */
 	char curve_secret_file[CONFIG_PATH_BYTES]; /* "" = made in keys_dir */
 	char curve_allow_file[CONFIG_PATH_BYTES];
@@ -93,15 +92,15 @@ struct config {
 	char attention_isa[16];
 	uint32_t attend_spin_us;   /* 0: auto; 1: none */
 	char chunk_peers[1024];	   /* endpoints, blanks between them; "": none */
-	bool chunk_hedge;	   /* what is late is asked of another one, too */
+	bool chunk_hedge;	   /* re-issue a slow part to a second holder */
 	char chunk_index[3072];	   /* the same */
 	uint64_t chunk_home_bytes; /* of the directory kept for others; 0: none is */
 
 	/* [transport] */
-	struct setting_words transports;     /* in order; all are built in */
-	bool transports_auto;		     /* nobody named them. Not an option. */
-	struct setting_words require;	     /* names or the class "rdma"; empty = any */
-	char ucx_library[CONFIG_PATH_BYTES]; /* "" = the loader's libucp.so.0 */
+	struct setting_words transports; /* in order; all are built in */
+	bool transports_auto;		 /* default list of transports. Not an option. */
+	struct setting_words require;	 /* names or the class "rdma"; empty = any */
+	char ucx_library[CONFIG_PATH_BYTES];	/* "" = the loader's libucp.so.0 */
 	char tcp_listen[CONFIG_ENDPOINT_BYTES]; /* "" = the address of `listen` */
 	uint32_t tcp_streams, tcp_threads;	/* >= 1 */
 	uint32_t tcp_verify;			/* enum tcp_verify */
@@ -120,13 +119,13 @@ struct config {
 	uint64_t slice_bytes;
 	uint64_t max_inflight_bytes;
 
-	/* where it came from; "" = built-in defaults only. Not an option. */
+	/* file that was read; "" = built-in defaults only. Not an option. */
 	char path[CONFIG_PATH_BYTES];
 	/* Where each row of config_settings() was set. Not an option. */
 	uint32_t line[CONFIG_OPTIONS_MAX];
 };
 
-/* Of config.line, besides the file's lines */
+/* Values of config.line that are not lines of the file */
 #define CONFIG_LINE_DEFAULT 0u
 #define CONFIG_LINE_ARGUMENT UINT32_MAX /* --name, KVD_NAME */
 
@@ -141,33 +140,34 @@ struct config_source {
 };
 
 /* Without a path: /etc/kvd/<name>.conf, then /etc/kvd/kvd.conf, then defaults.
- * ERR_CONFIG: the first problem as "file:line: option: what; allowed: …". */
+ * ERR_CONFIG: the first fault as "file:line: option: fault; allowed: …". */
 int config_load(struct config *config, const struct config_source *source);
 
-/* Take the reloadable options of `fresh`; the names of others that differ
- * ("section.name …") go to on_kept. Returns how many changed. */
+/* Take the reloadable options of `fresh`; the names of other changed options
+ * ("section.name …") are passed to on_kept. Returns the number of changed options. */
 unsigned int config_reload(struct config *config, const struct config *fresh,
 			   void (*on_kept)(void *arg, const char *name), void *arg);
 
 /* The table, for config.show: rows 0 … *count_p - 1. */
 const struct setting *config_settings(size_t *count_p);
 
-/* Memory that it names, and what this process may have: `limit_bytes`. ERR_CONFIG:
- * chunk_memory alone, which is made at the start, is more. Outcome 1: all together is. */
+/* Compare the configured memory with the limit of this process, `limit_bytes`.
+ * ERR_CONFIG: chunk_memory alone, which is allocated at start, exceeds it. Outcome 1:
+ * the sum exceeds it. */
 int config_memory_check(const struct config *config, uint64_t limit_bytes);
 /* The line that set an option; CONFIG_LINE_DEFAULT where none did. */
 uint32_t config_line_of(const struct config *config, const char *name);
 
-/* Every option in force, as a file, with where each comes from. */
+/* Print the effective options as a file, with the source of each. */
 void config_print_effective(const struct config *config, FILE *out);
 
 /* Generated files. */
 void config_print_sample(FILE *out); /* config/kvd.conf */
 void config_print_man(FILE *out);    /* the OPTIONS of kvd.conf(5) */
 
-/* May this user connect (any of its groups counts)? root and the daemon's own
- * uid always; without allow_uids and allow_gids everyone whom the socket's
- * mode lets in. */
+/* May this user connect (any of its groups counts)? root and the daemon's own uid
+ * always may; without allow_uids and allow_gids, every user that the mode of the
+ * socket admits. */
 bool config_admits(const struct config *config, uid_t uid, const gid_t *gids,
 		   size_t gid_count);
 /* root, the daemon's own uid, or in admin_uids. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * setting: one row of a configuration table, and the parsing, checking and
- * printing of its value. Units are part of a value and never guessed: "200" is
- * not a duration. What is printed parses back to the same value.
+ * setting: one row of a configuration table, and the parsing, checking and printing of
+ * its value. Units are part of a value and never guessed: "200" is not a duration.
+ * Printed values can be parsed again and yield the same value.
  */
 #ifndef KVD_SETTING_H
 #define KVD_SETTING_H
@@ -22,7 +22,7 @@ enum setting_type {
 	SETTING_DURATION, /* uint64_t ns: us, ms, s, min */
 	SETTING_SIZE,	  /* uint64_t bytes: B, KiB, MiB, GiB */
 	SETTING_MODE,	  /* uint32_t, octal */
-	SETTING_ENUM,	  /* uint32_t, index into words */
+	SETTING_ENUM,	  /* uint32_t, index into the list of names */
 	SETTING_TEXT,	  /* char[size] */
 	SETTING_PATH,	  /* char[size], absolute or empty */
 	SETTING_UIDS,	  /* struct setting_ids: numbers or names */
@@ -46,20 +46,20 @@ struct setting {
 	size_t offset, size;	  /* of the field in its struct */
 	const char *preset;	  /* the default, as one would write it */
 	uint64_t min, max;	  /* COUNT … MODE, both allowed */
-	const char *zero, *one;	  /* words for 0 and 1, below min; NULL: none */
+	const char *zero, *one;	  /* names of the values 0 and 1, below min; NULL: none */
 	const char *const *words; /* ENUM: NULL-terminated */
 	bool reload;		  /* SIGHUP takes a new value */
 	const char *module;	  /* that it is of; NULL: the daemon's */
 	const char *help;	  /* one sentence or more, plain text */
 };
 
-/* Parse `text` into the row's field of `base`. ERR_CONFIG says what is wrong and
- * what is allowed; the field is unchanged then. */
+/* Parse `text` into the row's field of `base`. ERR_CONFIG names the fault and the
+ * allowed values; the field is unchanged then. */
 int setting_parse(const struct setting *setting, const char *text, void *base);
 /* The field's value, as setting_parse() reads it. */
 void setting_format(const struct setting *setting, const void *base,
 		    char buf[SETTING_TEXT_MAX]);
-/* What is allowed: "10 ms to 10 s", "one of error warn", "yes or no". */
+/* The allowed values: "10 ms to 10 s", "one of error warn", "yes or no". */
 void setting_range(const struct setting *setting, char buf[SETTING_TEXT_MAX]);
 bool setting_equal(const struct setting *setting, const void *a, const void *b);
 void setting_copy(const struct setting *setting, void *dst, const void *src);

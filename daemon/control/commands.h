@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* commands: those of the daemon itself, and of what all modules build on. */
+/* commands: tables of the commands of the module control. */
 #ifndef KVD_CONTROL_COMMANDS_H
 #define KVD_CONTROL_COMMANDS_H
 

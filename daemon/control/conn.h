@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * conn: one connection of the control socket: bytes to lines, descriptors to
- * the line they came with, replies to bytes. Private to control.c.
+ * conn: one connection of the control socket. It splits bytes into lines, assigns
+ * descriptors to the line that they arrived with, and sends replies. Private to
+ * control.c.
  */
 #ifndef KVD_CONN_H
 #define KVD_CONN_H
@@ -18,7 +19,7 @@ struct session_peer;
 
 #define CONN_PEEK_BYTES (64u << 10)
 
-/* what the connections of one control socket share */
+/* shared by the connections of one control socket */
 struct conn_host {
 	struct kvd *kvd;
 	struct list conns;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * control: the Unix socket that engines and kvd-ctl talk to: one JSON object a
- * line, descriptors attached to the line that names them, one reply a request.
+ * control: the Unix socket for engines and kvd-ctl: one JSON object per line, descriptors
+ * attached to the line that names them, one reply per request.
  *
- * Whoever breaks the protocol, does not read, or does not finish what it began
- * is closed with a reason and disturbs nobody else.
+ * A client that violates the protocol, does not read its replies or does not complete a
+ * request is disconnected with a reason. Other clients are not affected.
  */
 #ifndef KVD_CONTROL_H
 #define KVD_CONTROL_H
@@ -27,16 +27,16 @@ static inline struct control *control_of(const struct kvd *kvd)
  * already: socket activation) when it is not -1. */
 int control_new(struct kvd *kvd, int listen_fd, struct control **control_p);
 struct lock;
-/* Look at the files in run_dir, the socket's and the lock's, once a second from now on,
- * and make again what was removed. `lock` outlives control_close(). */
+/* Check the files in run_dir, the socket and the lock, once a second, and recreate
+ * removed ones. `lock` outlives control_close(). */
 void control_guard(struct control *control, struct lock *lock);
-/* Clients cannot come: *why_p. */
+/* True if clients cannot connect; *why_p is the reason. */
 bool control_is_lost(const struct control *control, struct err *why_p);
 /* Stop listening, remove the socket's name, end every session. Idempotent. */
 void control_close(struct control *control);
 /* No connection and no session is left: control_free() may be called. */
 bool control_idle(const struct control *control);
-/* Also with connections left: they are closed. Sessions must be gone. */
+/* Closes remaining connections. There must be no sessions. */
 void control_free(struct control *control);
 
 /* allow_uids, allow_gids and admin_uids were read again: sessions of users that are not

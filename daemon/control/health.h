@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* health: the daemon's state in a word, as `health` and the metrics tell it. */
+/* health: the state of the daemon, as the command `health` and the metrics report it. */
 #ifndef KVD_CONTROL_HEALTH_H
 #define KVD_CONTROL_HEALTH_H
 
@@ -17,7 +17,7 @@ enum health {
 };
 extern const char *const health_names[HEALTH_DEGRADED + 1];
 
-/* HEALTH_REFUSING, HEALTH_DEGRADED: *why_p says why. */
+/* HEALTH_REFUSING, HEALTH_DEGRADED: *why_p is the reason. */
 enum health health_of(const struct kvd *kvd, struct err *why_p);
 
 #endif

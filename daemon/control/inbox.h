@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * inbox: the line that one client is sending, and the descriptors that came with
- * its bytes. Those come through a gate, with the bytes up to them ("ahead"); all other
- * bytes are read here.
+ * inbox: the request line that one client is sending, and the descriptors that arrived
+ * with its bytes. Descriptors are received through a gate, with the bytes up to them
+ * ("ahead"); all other bytes are read here.
  */
 #ifndef KVD_INBOX_H
 #define KVD_INBOX_H
@@ -30,9 +30,10 @@ void inbox_init(struct inbox *inbox, int fd);
 /* Forget the line: closes its descriptors, keeps a small buffer. */
 void inbox_reset(struct inbox *inbox);
 void inbox_fini(struct inbox *inbox);
-/* The line has been read: its memory goes, also on the helper that read it. */
+/* The line has been read: frees its memory, also on the helper that read it. */
 void inbox_line_free(struct inbox *inbox);
-/* What a gate has received: goes before what the socket has. Takes the descriptors. */
+/* Add data that a gate has received; it precedes the unread data of the socket. Takes
+ * the descriptors. */
 int inbox_put(struct inbox *inbox, struct gate_parcel *parcel);
 /* Bytes that are ahead, if there are any. */
 const uint8_t *inbox_ahead(const struct inbox *inbox, size_t *len_p);

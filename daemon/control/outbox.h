@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * outbox: replies on their way to one client. Those of one turn are sent together by
- * outbox_flush(); what the socket does not take is queued under a cap. Descriptors go
- * with the first byte of the reply that brings them.
+ * outbox: replies to one client. outbox_flush() sends the replies of one turn together.
+ * Data that the socket does not accept is queued, up to a limit. Descriptors are sent
+ * with the first byte of their reply.
  */
 #ifndef KVD_OUTBOX_H
 #define KVD_OUTBOX_H
@@ -18,15 +18,15 @@
 struct outbox {
 	int fd; /* the client's socket, not owned */
 	struct list waiting;
-	struct account *account; /* whose replies these are, not held; NULL: nobody's */
-	struct charge charge;	 /* of what is in `waiting` */
+	struct account *account; /* charged for the replies, not held; NULL: no account */
+	struct charge charge;	 /* for the contents of `waiting` */
 	size_t bytes;		 /* not sent yet */
 	size_t batched;		 /* bytes of `batch`; 0 while any are in `waiting` */
 	char batch[OUTBOX_BATCH_BYTES];
 };
 
 void outbox_init(struct outbox *outbox, int fd);
-void outbox_fini(struct outbox *outbox); /* what waits is dropped */
+void outbox_fini(struct outbox *outbox); /* drops queued replies */
 static inline bool outbox_empty(const struct outbox *outbox)
 {
 	return outbox->batched == 0 && list_empty(&outbox->waiting);

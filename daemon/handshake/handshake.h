@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * handshake: what two daemons know of each other's memory. Chooses the
- * transport of a peer, opens it, sends REGISTER for every local pool once per
- * peering, keeps the remote pools with usable keys, and takes all of it back
- * on UNREGISTER or when the peer goes down.
+ * handshake: the exchange of memory descriptions between two daemons. Chooses the
+ * transport of a peer and opens it, sends REGISTER for every local pool once per peering,
+ * keeps the remote pools with usable keys, and removes them on UNREGISTER or when the
+ * peer is lost.
  */
 #ifndef KVD_HANDSHAKE_H
 #define KVD_HANDSHAKE_H
@@ -24,7 +24,7 @@
 struct kvd;
 struct handshake;
 
-/* By what a source's pool is named, as told on the wire. */
+/* How a source's pool was named, as on the wire. */
 #define POOL_BY_NAME 1u
 #define POOL_BY_RANK 2u
 #define POOL_BY_SESSION 4u
@@ -36,7 +36,7 @@ struct remote_region {
 	uint8_t kind;	    /* enum region_kind: for records */
 	struct xp_key *key; /* NULL until wanted */
 	bool ready;
-	uint8_t *packed; /* the key as it came; length 0: not usable on this line */
+	uint8_t *packed; /* the key as received; length 0: not usable on this data line */
 	size_t packed_len;
 	struct remote_pool *pool; /* set when the key was asked for */
 	bool borrowed;		  /* the key is the replacement's: handshake_keys.c */
@@ -61,8 +61,8 @@ struct remote_pool {
 	bool ready;		   /* every key is usable */
 	struct err refused;	   /* code != OK: keys cannot be used, with the reason */
 	unsigned int uses;	   /* rooms and ops that hold it */
-	struct charge charge;	   /* what it takes, decoded */
-	bool going;		   /* UNREGISTER came: acked at zero uses */
+	struct charge charge;	   /* memory of the decoded pool */
+	bool going;		   /* UNREGISTER received: acknowledged at zero uses */
 	bool dead;		   /* of an earlier epoch of the peer */
 	struct remote_pool *replacement; /* which has its keys: in use */
 };
@@ -80,16 +80,17 @@ struct remote {
 	unsigned int transport_index;
 	struct xp_peer *xp;
 	bool ready;	  /* data line usable, in this epoch of the peer */
-	bool listed;	  /* `pools` has all that it had when it came up (POOLS) */
+	bool listed;	  /* `pools` is complete: all pools at connection time are known
+			     (POOLS) */
 	bool announced;	  /* the pools, for `transport`, in this peering */
 	uint32_t turn;	  /* attempts to connect that failed in it: handshake_line.c */
-	uint64_t turn_ns; /* this one's begin */
+	uint64_t turn_ns; /* start of the current turn */
 	struct loop_timer again; /* the next */
 	struct err line_why[2];	 /* LINE_HERE, LINE_THERE: of the last that failed */
 	uint64_t lineless_ns;	 /* since when there is no data line; 0: there is one */
 	uint64_t ready_ns;	 /* since when there is, or was */
 	struct err why;		 /* code != OK: no transport / down */
-	uint64_t downs;		 /* so often its peer went down, */
+	uint64_t downs;		 /* number of times its peer was lost, */
 	struct err down;	 /* and why it did the last time, */
 	bool down_dead;		 /* for it was silent */
 	struct sched_line line;
@@ -108,15 +109,14 @@ struct remote {
 	bool closing_xp, start_again;
 	struct express_in *express; /* handshake_express.c; NULL: not agreed */
 	struct list express_free;
-	/* messages that were taken, and the remote was not told yet */
+	/* messages accepted here whose acknowledgement is pending */
 	struct list express_late;
 	unsigned int express_late_count;
 	size_t express_late_bytes;
 	struct loop_timer express_tell;
 	struct account
 		*account; /* since it was up first; else NULL, and nothing is kept */
-	bool refused; /* our dial was answered with BYE, or keys stand between us: `why`
-		       */
+	bool refused;	  /* BYE answered our HELLO, or the keys do not match: `why` */
 	unsigned int figures;	    /* its set in metrics.peers */
 	char label[PEER_LABEL_MAX]; /* peer_label(), for reasons */
 	void *part[MODULES];	    /* each module's own: remote_bytes */
@@ -125,15 +125,15 @@ struct remote {
 struct handshake_events {
 	void *owner;
 	void (*on_up)(void *owner, struct remote *remote);
-	/* A remote pool became ready or was refused; a data line became ready or
-	 * was lost (all its ops are done by then): rooms that wait look again. */
+	/* A remote pool became ready or was refused; a data line became ready or was
+	 * lost (all its ops are done by then). Waiting rooms check their state. */
 	void (*on_change)(void *owner, struct remote *remote);
 	/* The peer is down: everything of it is invalid after this call. */
 	void (*on_down)(void *owner, struct remote *remote, const struct err *why);
 	/* The owner withdraws the pool: stop using it (drop `uses`). */
 	void (*on_pool_going)(void *owner, struct remote_pool *pool);
-	/* The remote has taken handshake_share_session()'s list of that epoch, or
-	 * refuses it (`why`): what needs it there fails. */
+	/* The remote has accepted the list of handshake_share_session() for that
+	 * epoch, or refuses it (`why`): operations that need it there fail. */
 	void (*on_shared)(void *owner, struct remote *remote, uint64_t epoch,
 			  const struct err *why);
 	/* A room's, attach's or lease's message. */
@@ -149,7 +149,7 @@ int handshake_new(struct kvd *kvd, const struct handshake_events *events,
 /* BYE to all. Data lines close by themselves; turn the loop until drained. */
 void handshake_close(struct handshake *hs);
 bool handshake_drained(const struct handshake *hs);
-/* No message is under way on a data line. */
+/* No message is in flight on a data line. */
 bool handshake_quiet(const struct handshake *hs);
 void handshake_free(struct handshake *hs);
 
@@ -158,14 +158,16 @@ int handshake_reach(struct handshake *hs, const char *endpoint,
 		    const struct peer_client *client, struct remote **remote_p);
 void handshake_release(struct remote *remote);
 
-/* When a wait for its lines that began then is in vain: connect_timeout after they were
- * missed, or dead_after when the daemon was up and went away. UINT64_MAX: they are up. */
+/* When waiting for the data line since `since` becomes pointless: connect_timeout
+ * after the start of the wait, or dead_after if the peer was up and was lost.
+ * UINT64_MAX: the line is up. */
 uint64_t handshake_patience(const struct remote *remote, uint64_t since_ns);
-/* Why nothing goes to it, in words that name the remote, or the address that was tried.
- */
+/* Why nothing can be sent to the remote. The text names the remote, or the address
+ * that was tried. */
 const char *handshake_why_not(const struct remote *remote, char text[ERR_TEXT_MAX]);
 
-/* Remotes are told of a pool some a turn. Before a message that names one: now. */
+/* Pools are announced to remotes in batches, one a turn. Call this before a message
+ * that names a pool: announces it at once. */
 void handshake_announce(struct remote *remote, const struct pool *pool);
 
 struct pool_wanted {
@@ -174,24 +176,24 @@ struct pool_wanted {
 	uint64_t session; /* epoch of its engine's; 0: any */
 };
 /*
- * The remote's pool that is wanted for `local`; it must be the only one. 0, or outcome 1:
- * there is none, or the remote has not told all of its pools (watch on_change).
- * Negative: several fit (ERR_INVAL), or the layouts contradict (ERR_LAYOUT with
+ * The remote pool that matches the request for `local`; there must be exactly one. 0, or
+ * outcome 1: no match, or the remote's list of pools is incomplete (watch on_change).
+ * Negative: several match (ERR_INVAL), or the layouts are incompatible (ERR_LAYOUT with
  * the difference).
  */
 int handshake_pool(struct remote *remote, const struct pool_wanted *wanted,
 		   const struct pool *local, struct remote_pool **pool_p);
-/* The remote has chosen our pool `id` by what `named` says, for its pool `asker`.
- * ERR_INVAL: another of ours is meant as well, of which it may not have heard. */
+/* The remote has chosen our pool `id` by the fields in `named`, for its pool `asker`.
+ * ERR_INVAL: another local pool matches as well, which the remote may not know yet. */
 int handshake_check_choice(const struct handshake *hs, const struct remote *remote,
 			   uint64_t id, uint8_t named, uint64_t asker);
 struct remote_pool *handshake_pool_by_id(struct remote *remote, uint64_t id);
-/* Is it a pool of this daemon's, published and not about to go? */
+/* Is it a published pool of this daemon that is not being unregistered? */
 bool handshake_pool_is_ours(const struct handshake *hs, uint64_t id);
 /* Make the pool's keys usable (a reader needs them); then `ready` or `refused`
  * is set and on_change called. Idempotent. */
 void handshake_want_keys(struct remote_pool *pool);
-/* Hold and let go: a pool that is going away is acknowledged at zero uses. */
+/* Take and drop a use. A pool that is being unregistered is acknowledged at zero uses. */
 void handshake_pool_use(struct remote_pool *pool);
 void handshake_pool_unuse(struct remote_pool *pool);
 
@@ -201,8 +203,8 @@ void handshake_pool_unuse(struct remote_pool *pool);
 const struct xp_buffer *handshake_local_buffers(struct pool *pool,
 						const struct remote *remote);
 
-/* Register those of a session's regions that `tells` says with one remote (kind session),
- * under its epoch; again after a change: replaces. */
+/* Register the regions of a session that `tells` selects with one remote (kind
+ * session), under its epoch; after a change, again: replaces the list. */
 int handshake_share_session(struct handshake *hs, struct remote *remote,
 			    struct session *session,
 			    bool (*tells)(const struct region *region, const void *arg),
@@ -210,8 +212,9 @@ int handshake_share_session(struct handshake *hs, struct remote *remote,
 /* The session is over: the remote may use none of it any more. */
 void handshake_unshare_session(struct remote *remote, const struct session *session);
 
-/* A message of the rooms' and transfers' own. What engines wait for goes by the data
- * line when that is up, in the same order; not a secret, if others can read it there. */
+/* Send a message of a room or transfer. Messages that an engine waits for take the
+ * data line when it is up, in the same order. Secrets do not, if others can read the
+ * data line. */
 int handshake_send(struct remote *remote, enum wire_type type, const void *body,
 		   size_t len);
 /* Room for one message body of any type; valid until the next call. */
@@ -231,14 +234,14 @@ void handshake_body(struct handshake *hs, struct cursor *out);
 	}
 WIRE_MESSAGES(HANDSHAKE_TELL)
 #undef HANDSHAKE_TELL
-/* What an engine waits for, of many bytes: the body at made + PEER_EXPRESS_HEAD, which
- * is taken: peer_send_express_made(). */
+/* Send a long message that an engine waits for: the body at made + PEER_EXPRESS_HEAD,
+ * which is taken: peer_send_express_made(). */
 int handshake_send_made(struct remote *remote, enum wire_type type, uint8_t *made,
 			size_t len);
-/* A long one, in memory of its own, which is taken: peer_send_owned(). */
+/* Send a long message in its own memory, which is taken: peer_send_owned(). */
 int handshake_send_owned(struct remote *remote, enum wire_type type, uint8_t *owned,
 			 size_t len);
-/* The same for a blob that goes into a body. */
+/* The same for a blob inside a body. */
 void handshake_blob(struct handshake *hs, struct cursor *out);
 /* Bytes of a room or transfer have moved. */
 void handshake_moved(const struct remote *remote, enum metric_direction direction,
@@ -246,10 +249,10 @@ void handshake_moved(const struct remote *remote, enum metric_direction directio
 /* All remotes (struct remote.link), for lists and records. */
 const struct list *handshake_remotes(const struct handshake *hs);
 
-/* Bytes that wait for a line to a peer, and that are on their way. */
+/* Bytes queued for and in flight on the data lines. */
 void handshake_bytes(const struct handshake *hs, uint64_t *queued_p, uint64_t *posted_p);
 
-/* Peers of other hosts to which bytes go in clear. */
+/* Number of peers on other hosts whose data lines are not encrypted. */
 unsigned int handshake_plain_peers(const struct handshake *hs);
 /* 0: new rooms may be opened; else the reason (option `require`). */
 int handshake_transports_ok(const struct handshake *hs);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* handshake_impl: what handshake.c (peers), handshake_line.c (data lines),
- * handshake_pools.c (REGISTER) and handshake_keys.c share; nobody else includes it. */
+/* handshake_impl: shared by handshake.c (peers), handshake_line.c (data lines),
+ * handshake_pools.c (REGISTER) and handshake_keys.c; private to them. */
 #ifndef KVD_HANDSHAKE_IMPL_H
 #define KVD_HANDSHAKE_IMPL_H
 
@@ -15,8 +15,8 @@ struct handshake {
 	struct sched *sched;
 	struct list remotes;
 	struct idmap published; /* by announcement.number, rising */
-	uint64_t numbers;	/* of announcements so far */
-	/* remotes whose pools are announced, and those that lack one or POOLS */
+	uint64_t numbers;	/* number of announcements so far */
+	/* remotes with complete announcements, and those that lack one or POOLS */
 	struct list current, behind;	  /* struct remote.announcing */
 	struct loop_work announcing;	  /* to those behind */
 	struct idmap published_by_id;	  /* by pool */
@@ -45,7 +45,8 @@ struct announcement {
 	struct loop_work bringing; /* each once; those that are there are last */
 	/* by combination of POOL_BY_…: so many other pools of engines are alike in it */
 	uint32_t alike[POOL_BY_WORDS];
-	struct loop_timer patience; /* going: who still holds it then is cut */
+	struct loop_timer
+		patience; /* of an unregistered pool: peers that use it then are cut */
 	struct loop_defer gone;
 	void (*on_gone)(void *arg);
 	void *arg;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * sched: admits ops to transports. Each peer has a window (ops and bytes);
- * sessions take turns in it, and their flows (a room, the transfers of an attachment)
- * in theirs. A flow with nothing posted goes whatever the bytes, so a large room does
- * not starve a small one, and a session has only so many such flows, so many rooms of
- * one do not starve one of another. Inside the window the transport takes slices.
+ * sched: admits ops to transports. Each peer has a window (ops and bytes). Sessions take
+ * turns in it, and within a session its flows (a room, or the transfers of an
+ * attachment). A flow with nothing posted is admitted regardless of the bytes, so a large
+ * room does not starve a small one. A session may have a limited number of such flows, so
+ * many rooms of one session do not starve another. Inside the window the transport
+ * schedules slices.
  */
 #ifndef KVD_SCHED_H
 #define KVD_SCHED_H
@@ -64,7 +65,7 @@ struct sched_op {
 	struct xp_op xp;
 	/* xp.result and xp.err hold the outcome; never called from submit/cancel */
 	void (*on_done)(struct sched_op *op);
-	void (*on_posted)(struct sched_op *op); /* to look only; NULL: nobody does */
+	void (*on_posted)(struct sched_op *op); /* observer; NULL: none */
 	void *owner;
 	struct sm sm;		  /* enum sched_state; valid once submitted */
 	struct loop_defer finish; /* a queued op's cancel completes here */
@@ -73,22 +74,22 @@ struct sched_op {
 int sched_new(struct loop *loop, unsigned int max_ops, uint64_t max_bytes,
 	      struct sched **sched_p);
 void sched_free(struct sched *sched);
-/* Of all lines: what waits, and what the transports have. */
+/* Sum over all data lines: queued bytes, and bytes posted to the transports. */
 void sched_bytes(const struct sched *sched, uint64_t *queued_p, uint64_t *posted_p);
 
 void sched_line_init(struct sched_line *line, struct sched *sched);
-/* The data line came up (xp) or is gone (NULL): queued ops then fail with why. */
+/* The data line came up (xp) or was lost (NULL): queued ops then fail with why. */
 void sched_line_set(struct sched_line *line, struct xp_peer *xp,
 		    const struct transport_ops *ops, const struct err *why);
 void sched_line_fini(struct sched_line *line);
 
-/* session: whose turns it shares with its other flows; sessions that are alike in
- * their lowest bits share, too. */
+/* session: the session that the flow shares turns with; sessions with equal lowest
+ * bits share, too. */
 void sched_flow_init(struct sched_flow *flow, struct sched_line *line, uint64_t session);
 
 /* Fill op->xp's kind, sides, header; the op belongs to the caller until on_done. */
 void sched_submit(struct sched_flow *flow, struct sched_op *op);
-/* on_done follows when the op has quiesced. Idempotent. */
+/* on_done follows when the op has ended. Idempotent. */
 void sched_cancel(struct sched_op *op, const struct err *why);
 
 #endif

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * link: the transport of peer messages. Carries frames, knows no meaning. ZeroMQ
- * in the daemon (link_zmq), in memory for the simulation.
+ * link: the transport of peer messages. Carries frames and does not interpret them.
+ * ZeroMQ in the daemon (link_zmq), in memory for the simulation.
  *
- * A daemon receives on one socket bound at `listen` and sends on one line to
- * each peer, so one sender's frames keep their order. A line may lose what is
- * in it when it breaks; it never duplicates, reorders or alters. Nothing here
- * blocks; a full queue is an answer.
+ * A daemon receives on one socket bound at `listen` and sends on one line to each peer,
+ * so the frames of one sender stay in order. A line may lose its queued frames when it
+ * breaks; it never duplicates, reorders or alters frames. Nothing here blocks; a full
+ * queue is reported to the caller.
  */
 #ifndef KVD_LINK_H
 #define KVD_LINK_H
@@ -45,40 +45,40 @@ struct link_frame {
 };
 
 struct link_ops {
-	/* One spelling for each endpoint, as `dial` wants it and `link.endpoint` has
-	 * it: ERR_INVAL when it has no form that can be dialled, ERR_AUTH when no
-	 * key is known for it. Where that may change by itself (a daemon beside this one
-	 * that has not started yet) it is as it was given, and has another spelling
-	 * later. NULL: any tcp://host:port as it is. */
+	/* The canonical form of an endpoint, for `dial` and link.endpoint: ERR_INVAL
+	 * when it cannot be dialled, ERR_AUTH when no key is known for it. Where a key
+	 * may become known later (a daemon of this user and host that has not started
+	 * yet) the endpoint is returned unchanged, and its canonical form may change.
+	 * NULL: any tcp://host:port, unchanged. */
 	int (*canonical)(struct link *link, const char *endpoint,
 			 char canonical_p[LINK_ENDPOINT_MAX]);
 	/* The name by which the daemon is known that has the key of an endpoint that
 	 * canonical() has spelled. False: none. NULL: a link without keys. */
 	bool (*name)(struct link *link, const char *endpoint, char name_p[LINK_USER_MAX]);
-	/* In on_frame: the frame is a daemon's. While `unproven`, frames of a peering are
-	 * vouched for, too; connections by which none comes are closed after a while.
-	 * NULL: there are no connections. */
+	/* In on_frame: the sender of the frame is authenticated. While `unproven`,
+	 * frames of a peering are confirmed, too; connections without a confirmed
+	 * frame are closed after a timeout. NULL: the link has no connections. */
 	void (*vouch)(struct link *link);
 	/* Is the daemon at an endpoint (as canonical() has spelled it), which has shown
 	 * `user`, of the same user as this one? NULL: there are no keys, every one is. */
 	bool (*kin)(struct link *link, const char *endpoint, const char *user);
 	/* NULL: a link without keys. */
 	void (*keys)(struct link *link, struct link_keys *keys_p);
-	/* Open a line; connecting goes on in the background. */
+	/* Open a line; connecting continues in the background. */
 	int (*dial)(struct link *link, const char *endpoint, void *owner,
 		    struct link_line **line_p);
-	/* The same for an endpoint that only a stranger has named: one attempt, no look
-	 * at why it fails, and when the connection has ended on_trouble() says so, and it
-	 * is not made again. NULL: as `dial`. */
+	/* The same for an endpoint that only an unauthenticated peer has named: one
+	 * attempt without diagnosis. When the connection ends, on_trouble() reports
+	 * it, and it is not opened again. NULL: as `dial`. */
 	int (*dial_once)(struct link *link, const char *endpoint, void *owner,
 			 struct link_line **line_p);
 	/* May `user` (of a frame) have itself answered at an endpoint that canonical()
 	 * has spelled? ERR_AUTH: the key there is another's, or the host is not one that
 	 * is known for it. NULL: anywhere. */
 	int (*may_answer)(struct link *link, const char *endpoint, const char *user);
-	/* After a reload: is the daemon at an endpoint (as canonical() has spelled it)
-	 * still one that may connect, as `user` ("": it has shown none yet) and, with
-	 * `hosts`, from that host? ERR_AUTH. NULL: nobody is refused. */
+	/* After a reload: may the daemon at an endpoint (in the form of canonical())
+	 * still connect, as `user` ("": not known yet) and, with `hosts`, from that
+	 * host? ERR_AUTH. NULL: every endpoint may. */
 	int (*recheck)(struct link *link, const char *endpoint, const char *user,
 		       bool hosts);
 	void (*hangup)(struct link_line *line);
@@ -90,21 +90,21 @@ struct link_ops {
 
 struct link {
 	const struct link_ops *ops;
-	/* what others dial: `advertise`, port filled in */
+	/* the endpoint for peers: `advertise` with the port */
 	char endpoint[LINK_ENDPOINT_MAX];
 	/* Frames are waiting that did not fit into this turn's budget: silence means
 	 * nothing yet. */
 	bool backlog;
-	bool unproven; /* a connection was made that nobody has vouched for */
+	bool unproven; /* there are connections without an authenticated frame */
 	void *owner;
 	/* Called on the loop within a budget a turn; frame valid during the call. */
 	void (*on_frame)(void *owner, const struct link_frame *frame);
 	/* The line takes frames / takes none (full or broken); hints, not proofs.
 	 * Never called from inside dial, send or hangup. */
 	void (*on_line)(void *owner, void *line_owner, bool connected);
-	/* A line does not connect, and why, as what the other side does: "cannot be
-	 * reached: …". May come again. `final`: it never will; hang up. Never called from
-	 * inside dial, send or hangup. */
+	/* A line does not connect; the reason describes the other side: "cannot be
+	 * reached: …". May be called repeatedly. `final`: retrying is pointless; hang
+	 * up. Never called from inside dial, send or hangup. */
 	void (*on_trouble)(void *owner, void *line_owner, const struct err *why,
 			   bool final);
 };
@@ -112,25 +112,26 @@ struct link {
 struct loop;
 struct config;
 int link_zmq_new(struct loop *loop, const struct config *config, struct link **link_p);
-/* SIGHUP: read the allow file again; on an error the old list stays. Connections of
- * keys that are no longer in it, or have another name there, end with their next frame.
- * Without `apply` only what differs is told. */
+/* Reload (SIGHUP): read the allow file; on an error the old list stays. Connections of
+ * keys that were removed or renamed are closed at their next frame. Without `apply`
+ * the changes are only reported. */
 struct curve_changes;
 int link_zmq_reload(struct link *link, const char *allow_file, bool apply,
 		    struct curve_changes *changes_p);
-/* Keys that are neither in the allow-list nor beside this daemon: who vouches for them
- * (cluster_trust = directory). NULL: nobody. */
+/* Attests keys that are neither in the allow-list nor of a daemon of this user and
+ * host (cluster_trust = directory). NULL: such keys are refused. */
 struct link_vouch {
 	void *owner;
 	/* Is it a member's now? */
 	bool (*knows)(void *owner, const char *key);
 	/* Is that member at tcp://host:port? */
 	bool (*at)(void *owner, const char *key, const char *endpoint);
-	/* It may be one: look, then link_zmq_look(). False: knows() has the last word. */
+	/* True: the key may be valid; a query is running and link_zmq_look() follows.
+	 * False: the answer of knows() is final. */
 	bool (*ask)(void *owner, const char *key);
 };
 void link_zmq_vouch(struct link *link, const struct link_vouch *vouch);
-/* knows() may say otherwise than before. */
+/* The answer of knows() may have changed. */
 void link_zmq_look(struct link *link);
 /* Counters; `bad_frames` had not exactly [identity][frame]. */
 struct link_zmq_stats {

@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * link_curve: which daemons may connect, by CURVE keys.
+ * link_curve: the CURVE keys of the daemons that may connect.
  *
- * The secret file holds this daemon's secret key (40 characters Z85, as `kvd-ctl
- * keygen` writes it) on a line of its own; nobody but its owner may read it.
- * The allow file holds a line for each daemon:
+ * The secret file holds this daemon's secret key (40 characters Z85, as `kvd-ctl keygen`
+ * writes it) on its own line; only its owner may read it. The allow file holds a line for
+ * each daemon:
  *
  *   NAME PUBLIC-KEY [HOST | HOST:PORT]...
  *
- * NAME is the user id that link frames carry. The hosts are the ones that may
- * be dialled as plain tcp://HOST:PORT; an endpoint that names its key,
- * tcp://HOST:PORT#PUBLIC-KEY, needs none. Lines that begin with '#' and empty
- * lines are skipped. A daemon that is in no list can neither dial nor be
- * dialled.
+ * NAME is the user id of link frames. HOST lists the hosts that may be dialled as
+ * plain tcp://HOST:PORT; an endpoint that names its key, tcp://HOST:PORT#PUBLIC-KEY,
+ * needs none. Empty lines and lines that start with '#' are skipped. A daemon that is
+ * not listed can neither dial nor be dialled.
  */
 #ifndef KVD_LINK_CURVE_H
 #define KVD_LINK_CURVE_H
@@ -31,7 +30,7 @@ struct curve_keys {
 
 struct curve_allow; /* the allow file, loaded */
 
-/* ERR_CONFIG: "file:line: what". The public key is computed from the secret. */
+/* ERR_CONFIG: "file:line: fault". The public key is computed from the secret. */
 int curve_keys_load(const char *path, struct curve_keys *keys_p);
 void curve_keys_wipe(struct curve_keys *keys);
 /* 40 characters of the Z85 alphabet? */
@@ -46,9 +45,9 @@ void curve_allow_free(struct curve_allow *allow); /* NULL is fine */
 const char *curve_allow_name(const struct curve_allow *allow, const char *public_key);
 /* A name with several keys, and how many; NULL: each has one. */
 const char *curve_allow_shared(const struct curve_allow *allow, unsigned int *keys_p);
-#define CURVE_SHARED_WHY                                                                  \
-	"daemons with one name count as one user and share rooms without a ticket; give " \
-	"each its own name, as kvd-ctl keys prints it"
+#define CURVE_SHARED_WHY                                                             \
+	"daemons with one name count as one user and share rooms without a ticket; " \
+	"give each its own name, as kvd-ctl keys prints it"
 /* Lines of a list against those of an older one; a changed one has another name or other
  * hosts for its key. */
 struct curve_changes {
@@ -57,8 +56,8 @@ struct curve_changes {
 void curve_allow_compare(const struct curve_allow *before,
 			 const struct curve_allow *after,
 			 struct curve_changes *changes_p);
-/* The key to expect at host:port, NULL when no line names it. HOST:PORT goes
- * before HOST. */
+/* The expected key at host:port, NULL when no line names it. HOST:PORT takes
+ * precedence over HOST. */
 const char *curve_allow_key(const struct curve_allow *allow, const char *host,
 			    const char *port);
 
@@ -78,17 +77,16 @@ struct curve_zap_args {
 	struct loop *loop;
 	void *context; /* ZeroMQ's */
 	void *owner;
-	/* Who has that key? False: nobody who may come in. The name is what frames of the
-	 * connection carry; `mark` (a word, static), if any, comes with them, too. */
+	/* The owner of a key. False: the key is not allowed. Frames of the connection
+	 * carry the name, and `mark` (a static string) if set. */
 	bool (*who)(void *owner, const char *key, char name[LINK_USER_MAX],
 		    const char **mark_p);
-	/* Of a key that nobody has: may who() find it soon? It is asked again by
-	 * curve_zap_look(), and when CURVE_WAIT_NS are over, and then refused. NULL: no.
-	 */
+	/* For an unknown key: may who() find it soon? It is asked again by
+	 * curve_zap_look() and after CURVE_WAIT_NS, and then refused. NULL: no. */
 	bool (*ask)(void *owner, const char *key);
-	struct link_refusals *refusals; /* who was refused */
+	struct link_refusals *refusals; /* refused keys */
 };
-#define CURVE_WAIT_NS (3 * LOOP_NS_PER_S) /* a quarter of what libzmq waits */
+#define CURVE_WAIT_NS (3 * LOOP_NS_PER_S) /* a quarter of libzmq's handshake timeout */
 /* Properties of a message: the mark, if any, and the key of its connection. */
 #define CURVE_MARK "X-Kvd-Mark"
 #define CURVE_KEY "X-Kvd-Key"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * link_door: the connections of the listening socket. libzmq takes any number, and one
- * that says nothing may stay for ever; here those that have not shown to be a daemon's
- * are few, and for a while only. And failed handshakes: who came, and what was wrong, in
- * the log and in the table that `keys` shows.
+ * link_door: the connections of the listening socket. libzmq accepts any number of
+ * connections and never closes a silent one. This part limits the number and the lifetime
+ * of connections that have not authenticated. It also records failed handshakes with
+ * their cause, in the log and in the table that the command `keys` shows.
  */
 #ifndef KVD_LINK_DOOR_H
 #define KVD_LINK_DOOR_H
@@ -26,11 +26,12 @@ struct link_door_args {
 };
 
 int link_door_new(const struct link_door_args *args, struct link_door **door_p);
-/* A daemon's frame came by that descriptor, from that user ("" without keys). */
+/* An authenticated frame was received on that descriptor, from that user ("" without
+ * keys). */
 void link_door_vouch(struct link_door *door, int fd, const char *user);
 /* That connection must end. */
 void link_door_cut(struct link_door *door, int fd);
-/* A whole message came by that descriptor. */
+/* A complete message was received on that descriptor. */
 void link_door_heard(struct link_door *door, int fd);
 void link_door_free(struct link_door *door); /* before the socket is closed */
 

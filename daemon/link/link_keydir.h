@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * link_keydir: this daemon's key pair, made at the first start, and the public keys of
- * the daemons beside it: those of the same user on the same host, which need no line in
- * an allow-list.
+ * link_keydir: the key pair of this daemon, created at the first start, and the public
+ * keys of the daemons of the same user on the same host, which need no line in an
+ * allow-list.
  *
- * Who may write a directory that belongs to a user is that user. So a running daemon
- * shows its key as a file in such directories, and takes what it finds there for
- * daemons of its own user, who could read its secret and its memory in any case. A
- * directory that belongs to somebody else, that others may write, or that is a link, is
- * not used.
+ * Only a user itself can write to a directory that it owns. So a running daemon
+ * publishes its key as a file in such directories, and trusts the keys in them as
+ * those of its own user, which could read its secret and its memory in any case. A
+ * directory that another user owns or may write, or that is a symbolic link, is not
+ * used.
  */
 #ifndef KVD_LINK_KEYDIR_H
 #define KVD_LINK_KEYDIR_H
@@ -22,10 +22,10 @@
 struct config;
 struct link_keydir;
 
-/* Opens the directories (the option keys_dir says which), and loads the pair or makes it:
- * NAME.key, mode 0600, beside it NAME.pub, a line for the allow-lists of others.
- * ERR_CONFIG names the path and what to do; ERR_BUSY: a daemon with this name uses that
- * directory. */
+/* Opens the directories (option keys_dir), and loads or creates the key pair:
+ * NAME.key, mode 0600, and NAME.pub, a line for the allow-lists of other daemons.
+ * ERR_CONFIG names the path and the remedy; ERR_BUSY: another daemon of this name uses
+ * the directory. */
 int link_keydir_new(const struct config *config, struct curve_keys *keys_p,
 		    struct link_keydir **dir_p);
 /* The name that the lists of others should have for a daemon: HOST.NAME, since daemons of
@@ -39,14 +39,15 @@ void link_keydir_home(const struct config *config, char *path, size_t size);
 void link_keydir_show(struct link_keydir *dir, const char *key, const char *line);
 void link_keydir_free(struct link_keydir *dir); /* NULL is fine */
 
-/* Is it the key of a daemon that runs beside this one? Its name. `dir` may be NULL. */
+/* Is it the key of a running daemon of this user and host? Returns its name. `dir` may
+ * be NULL. */
 bool link_keydir_find(struct link_keydir *dir, const char *key, char name[LINK_USER_MAX]);
-/* Was it found lately? Who dialled it may do so again: it may be on its way back. */
+/* Was the key found recently? Its daemon may be dialled again: it may be restarting. */
 bool link_keydir_seen(const struct link_keydir *dir, const char *key);
-/* The key of the one that told HOST:PORT as its own. */
+/* The key of the daemon that has published HOST:PORT. */
 bool link_keydir_at(struct link_keydir *dir, const char *host, const char *port,
 		    char key[CURVE_KEY_CHARS + 1]);
-/* May the daemon with that key be dialled there? It must have told so. */
+/* May the daemon with that key be dialled at that address? It must have published it. */
 bool link_keydir_tells(struct link_keydir *dir, const char *key, const char *host,
 		       const char *port);
 /* All that run now, this one included. */

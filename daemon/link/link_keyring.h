@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * link_keyring: which key is whose: this daemon's own, those of the allow-list
- * (link_curve.h), those of the daemons beside it (link_keydir.h); and endpoints,
+ * link_keyring: all known keys: this daemon's own, those of the allow-list (link_curve.h)
+ * and those of the daemons of this user and host (link_keydir.h); and endpoints,
  * tcp://HOST:PORT[#KEY], which name one.
  */
 #ifndef KVD_LINK_KEYRING_H
@@ -17,14 +17,14 @@ struct link_keydir;
 
 struct link_keyring {
 	bool curve;	 /* there are keys; else insecure = yes */
-	const char *own; /* the endpoint that others are told; set by the owner */
+	const char *own; /* this daemon's endpoint for peers; set by the owner */
 	struct curve_keys keys;
 	char name[LINK_USER_MAX]; /* this daemon's, for the lists of others */
 	/* for the allow-lists of others: NAME KEY HOST:PORT */
 	char line[LINK_USER_MAX + LINK_ENDPOINT_MAX + CURVE_KEY_CHARS];
 	struct curve_allow *allow;
 	struct link_keydir *keydir;	/* NULL: the keys are those of files */
-	const struct link_vouch *vouch; /* link.h; NULL: nobody vouches for others */
+	const struct link_vouch *vouch; /* link.h; NULL: no attested keys */
 };
 
 struct link_endpoint {
@@ -37,14 +37,14 @@ struct link_endpoint {
 /* ERR_CONFIG, ERR_BUSY: as link_keydir_new(). Without keys nothing is opened. */
 int link_keyring_open(struct link_keyring *ring, const struct config *config);
 void link_keyring_close(struct link_keyring *ring);
-/* The allow file anew; without `apply` only what differs is told. */
+/* Reload the allow file; without `apply` the changes are only reported. */
 int link_keyring_reload(struct link_keyring *ring, const char *allow_file, bool apply,
 			struct curve_changes *changes_p);
-/* This daemon listens at `bound`, and others are told `told`: its line, which is shown to
- * those beside it. */
+/* This daemon listens at `bound` and advertises `told`: publishes its line for the
+ * daemons of this user and host. */
 void link_keyring_show(struct link_keyring *ring, const struct link_endpoint *told,
 		       const struct link_endpoint *bound);
-/* As curve_zap_args.who; `owner` is the keyring. Those that are not listed are marked. */
+/* As curve_zap_args.who; `owner` is the keyring. Keys that are not listed are marked. */
 bool link_keyring_who(void *owner, const char *key, char name[LINK_USER_MAX],
 		      const char **mark_p);
 
@@ -53,10 +53,11 @@ bool link_keyring_ask(void *owner, const char *key);
 
 /* ERR_INVAL. */
 int link_endpoint_parse(const char *text, struct link_endpoint *e);
-/* positive outcome: who is there is not known, and may yet start beside this daemon */
+/* positive outcome: no key is known yet; a daemon of this user may start there */
 #define LINK_KEY_UNKNOWN 1
-/* Which key to expect there: e->key, NULL without keys. ERR_AUTH: that is not known, or
- * it may not be dialled; the text says which line is missing where. */
+/* The key to expect at the endpoint: e->key, NULL without keys. ERR_AUTH: no key is
+ * known, or the endpoint may not be dialled; the text names the missing line and its
+ * host. */
 int link_endpoint_key(struct link_keyring *ring, struct link_endpoint *e);
 /* link_ops.recheck. */
 int link_endpoint_recheck(struct link_keyring *ring, const struct link_endpoint *e,

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * link_monitor: what libzmq does on its threads for one socket: connections that
- * come, handshakes that fail, and why.
+ * link_monitor: the events of libzmq's threads for one socket: new connections, failed
+ * handshakes and their cause.
  *
- * libzmq queues events for us and blocks its I/O thread, with all lines, when that
- * queue is full. So the queue has no limit, and this has one: whoever makes more
- * events than hundreds of turns of the loop read ends them for a second.
+ * libzmq queues events, and when that queue is full it blocks its I/O thread and with it
+ * all lines. So the queue is unlimited, and the monitor has a limit instead: a source
+ * that creates more events than hundreds of turns of the loop can read suspends the
+ * events for a second.
  */
 #ifndef KVD_LINK_MONITOR_H
 #define KVD_LINK_MONITOR_H

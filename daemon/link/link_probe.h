@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * link_probe: why does a line not connect? libzmq does not tell: a connection that is
- * refused and one that has no route look alike, and of two daemons one with CURVE keys
- * and one without, only the one that reads first learns the cause. So a failed line is
- * followed by one connection of our own, which brings the socket's error, or what the
- * other side's first bytes (ZMTP 3.0, RFC 23) say of its mechanism. If ours is another it
- * says that, so that the other side learns the cause, too; then it ends.
+ * link_probe: finds out why a line does not connect. libzmq does not report the cause: a
+ * refused connection and a missing route look alike, and of two daemons, one with CURVE
+ * keys and one without, only the one that reads first learns the cause. So after a
+ * failure the daemon opens one connection of its own. It yields the error of the socket,
+ * or the mechanism in the other side's first bytes (ZMTP 3.0, RFC 23). If the mechanism
+ * differs, the probe sends its own, so that the other side learns the cause, too; then it
+ * closes.
  */
 #ifndef KVD_LINK_PROBE_H
 #define KVD_LINK_PROBE_H
@@ -18,7 +19,7 @@ struct loop;
 enum probe_found {
 	PROBE_ERRNO,	/* not connected: `no` */
 	PROBE_CLOSED,	/* connected, and closed by the other side */
-	PROBE_SILENT,	/* connected; nothing came in time */
+	PROBE_SILENT,	/* connected; nothing received in time */
 	PROBE_NOT_ZMTP, /* something else listens there */
 	PROBE_PLAIN,	/* ZeroMQ without keys */
 	PROBE_CURVE,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * link_refused: who tried to connect and was refused lately: for `keys`, and so that a
- * daemon that tries for ever costs one log line a minute. A fixed table; the entry
- * that was quiet longest makes room.
+ * link_refused: the recently refused peers: for the command `keys`, and so that a daemon
+ * that retries forever costs one log line a minute. A fixed table; the entry that was
+ * inactive longest is replaced.
  */
 #ifndef KVD_LINK_REFUSED_H
 #define KVD_LINK_REFUSED_H
@@ -14,7 +14,7 @@
 #define LINK_REFUSED_MAX 64u
 
 struct link_refused {
-	char key[41];	  /* Z85; "" = it had none, or did not come to it */
+	char key[41];	  /* Z85; "" = no key, or not known */
 	char address[64]; /* "" = not known */
 	const char *why;  /* static */
 	uint64_t count, first_ns, last_ns, logged_ns;

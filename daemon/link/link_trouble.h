@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * link_trouble: why a line does not connect, told while it does not: by libzmq's
- * events (link_monitor.h) and a look at the other side's first bytes (link_probe.h).
+ * link_trouble: diagnoses why a line does not connect, from libzmq's events
+ * (link_monitor.h) and the other side's first bytes (link_probe.h).
  */
 #ifndef KVD_LINK_TROUBLE_H
 #define KVD_LINK_TROUBLE_H
@@ -21,16 +21,16 @@ struct link_trouble_args {
 	const char *line;	/* this daemon's, for the other's allow-list */
 	const char *expected;	/* the other side's public key, copied; NULL: not known */
 	/* On the loop, never from inside the functions here; may free it. `final`: the
-	 * line is dead, or what is wrong has to be put right by people. */
+	 * line is dead, or the fault needs an operator. */
 	void (*on_trouble)(void *owner, const struct err *why, bool final);
 	void *owner;
 };
 
 /* Texts of args but `expected` are borrowed. */
 int link_trouble_new(const struct link_trouble_args *args, struct link_trouble **t_p);
-/* Where the line goes now: tcp://NUMBER:PORT. */
+/* The current address of the line: tcp://NUMBER:PORT. */
 void link_trouble_address(struct link_trouble *t, const char *address);
-/* It goes nowhere: its name has no address. */
+/* The line has no address: its name does not resolve. */
 void link_trouble_name(struct link_trouble *t, const char *host, const char *why);
 /* Before the socket is closed, and when it has connected. NULL is fine. */
 void link_trouble_free(struct link_trouble *t);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * names: members of a cluster by group and place, for whoever connects to them: sources
- * of rooms, homes of chunks. The module cluster has them (kvd->names); NULL: it is not
- * built in. Loop thread.
+ * names: members of a cluster by group and place, for the parts that connect to them:
+ * sources of rooms, index nodes of chunks. Provided by the module cluster (kvd->names);
+ * NULL: not built in. Loop thread.
  */
 #ifndef KVD_NAMES_H
 #define KVD_NAMES_H
@@ -23,17 +23,16 @@ struct kvd;
 
 enum place_axis { PLACE_TP, PLACE_PP, PLACE_DP, PLACE_CP, PLACE_AXES };
 
-/* Who reads a group; in its owner. */
+/* A reader of a group; embedded in its owner. */
 struct names_user {
-	/* Something of the group changed, or all of it is known now. NULL: nobody asks.
-	 */
+	/* An entry of the group changed, or the group is now complete. NULL: no call. */
 	void (*on_change)(struct names_user *user);
 	/* private */
 	struct list link;
 	struct group_cache *cache; /* NULL: it reads none */
 };
 
-/* Whose place is meant; worker NULL: the group's only one. */
+/* The wanted place; worker NULL: the only worker of the group. */
 struct names_wanted {
 	const char *worker;
 	uint32_t rank[PLACE_AXES];

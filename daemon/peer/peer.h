@@ -2,16 +2,16 @@
 /*
  * peer: the other daemons: HELLO/WELCOME, instances, tokens, liveness.
  *
- * A peer is dialled by endpoint and known, once welcomed, by its instance id.
- * A restart is a new instance: the old one goes down first (ERR_RESTART). Dead
- * = no frame for `dead_after` plus this loop's own lateness (a busy daemon must
- * not declare healthy peers dead). Dialling one's own endpoint gives the self
- * peer: up in the next turn, its messages loop through the next turn.
+ * A peer is dialled by endpoint and known, once welcomed, by its instance id. A restart
+ * is a new instance: the old one is taken down first (ERR_RESTART). Dead = no frame for
+ * `dead_after` plus this loop's own lateness (a busy daemon must not declare healthy
+ * peers dead). Dialling the daemon's own endpoint gives the self peer: it is up in the
+ * next turn, and its messages are delivered in the next turn.
  *
- * Life: DIALING -> UP -> DOWN. A DOWN peer object stays while somebody holds it
- * by `peer_hold()`; a dialled endpoint is redialled with back-off as long as it
- * is held, and comes UP again as a new epoch: nothing of the old one is valid.
- * Objects are freed from the loop, never inside a callback or a call.
+ * Life: DIALING -> UP -> DOWN. A DOWN peer object exists as long as it is held by
+ * `peer_hold()`. A dialled endpoint is redialled with back-off while it is held; when
+ * it is UP again it has a new epoch, and state of the old one is invalid. Objects are
+ * freed from the loop, never inside a callback or a call.
  */
 #ifndef KVD_PEER_H
 #define KVD_PEER_H
@@ -56,13 +56,13 @@ struct peer_totals {
 	uint64_t downs;
 	struct err error; /* the last one; code OK: none */
 	uint64_t error_ns;
-	bool away;	      /* it was up and went away, and not for want of use */
+	bool away;	      /* it was up and was lost, but not closed for being idle */
 	bool dead;	      /* it was silent before */
 	enum err_code warned; /* of the last log line for a failed attempt */
 	uint64_t warned_ns;
 };
 
-/* A peer that is gone: kept for ten minutes, the last 256. */
+/* A former peer: kept for ten minutes, at most 256. */
 struct peer_past {
 	struct list link;
 	char endpoint[LINK_ENDPOINT_MAX], known_as[LINK_USER_MAX];
@@ -76,7 +76,7 @@ struct peer {
 	char endpoint[LINK_ENDPOINT_MAX];
 	char known_as[LINK_USER_MAX]; /* its name in the allow-list; "" = none */
 	char name[64];		      /* the remote's instance name */
-	char product[32];	      /* its version; "" = not told */
+	char product[32];	      /* its version; "" = not known */
 	/* for people: "[NAME ]tcp://HOST:PORT", without the key */
 	char shown[LINK_USER_MAX + LINK_ENDPOINT_MAX];
 	uint8_t instance[16];
@@ -88,15 +88,16 @@ struct peer {
 	bool same_host; /* equal boot ids */
 	bool lower;	/* our instance id is the lower one: we dial data lines */
 	uint64_t features;
-	uint8_t token_in[16];  /* what the remote must present on data connections */
-	uint8_t token_out[16]; /* what we present */
+	uint8_t token_in[16];  /* to be presented by the remote on data connections */
+	uint8_t token_out[16]; /* presented by this side */
 	struct peer_address addresses[TRANSPORTS_MAX];
 	unsigned int address_count;
-	struct err why;	   /* not UP: the reason, as far as it is known */
+	struct err why;	   /* not UP: the reason, if known */
 	uint64_t rtt_ns;   /* last PING */
 	uint64_t since_ns; /* UP, or not UP */
 	uint64_t up_since_ns, missed_pings, messages_in, messages_out;
-	struct peer_totals totals; /* the bytes and rooms: those who move them count */
+	struct peer_totals
+		totals; /* bytes, rooms: counted by the layers that move them */
 	unsigned int holds;
 	void *user; /* the handshake layer's */
 	void *impl; /* peer.c's */
@@ -110,7 +111,8 @@ struct peers_callbacks {
 	/* Optional. A dial was answered with BYE, or can have no success (keys):
 	 * peer->why. While the peer is held it is dialled again. */
 	void (*on_refused)(void *owner, struct peer *peer);
-	/* Optional. In whose name is kept what a peer that is UP says; NULL: nobody's. */
+	/* Optional. The account for memory that messages of an UP peer take; NULL:
+	 * none. */
 	struct account *(*account_of)(void *owner, const struct peer *peer);
 	/* Every message other than HELLO … BYE, PING, PONG; in order. A negative
 	 * result (ERR_PROTO) takes the peer down with BYE. */
@@ -118,8 +120,8 @@ struct peers_callbacks {
 			  const struct wire_header *header, struct cursor *body);
 };
 
-/* What peers takes from the configuration; peers_options_default() gives the
- * defaults, tests set them small. */
+/* Options that peers takes from the configuration; peers_options_default() sets the
+ * defaults, tests set small values. */
 struct peers_options {
 	uint64_t ping_interval_ns, dead_after_ns;
 	unsigned int peers_max;
@@ -128,7 +130,7 @@ struct peers_options {
 	size_t queue_bytes;	 /* peer_send_reliable(), a peer */
 	uint64_t hello_retry_ns; /* doubles up to redial_max_ns, so does redialling */
 	uint64_t redial_max_ns;
-	uint64_t accept_ttl_ns; /* a HELLO whose sender proves nothing is forgotten */
+	uint64_t accept_ttl_ns; /* lifetime of a HELLO whose sender proves nothing */
 	uint64_t idle_after_ns; /* dialled, not held, no message for so long: BYE */
 	/* HELLOs of unknown senders served a second, of each user */
 	unsigned int hello_rate;
@@ -162,7 +164,7 @@ struct peers_args {
 	/* this daemon's transports, for HELLO; borrowed, count <= TRANSPORTS_MAX */
 	const struct peer_address *addresses;
 	unsigned int address_count;
-	uint64_t features; /* besides PEER_FEATURE_BASE */
+	uint64_t features; /* in addition to PEER_FEATURE_BASE */
 };
 
 int peers_new(const struct peers_args *args, struct peers **peers_p);
@@ -179,14 +181,14 @@ static inline void peer_count_bytes(struct peer *peer, bool out, uint64_t bytes)
 	*(out ? &peer->totals.bytes_out : &peer->totals.bytes_in) += bytes;
 }
 
-/* For whom a peer is dialled. */
+/* The client that a peer is dialled for. */
 struct peer_client {
 	uint32_t uid;
 	uint64_t session;
 };
-/* Find or dial. *peer_p is held once for the caller. ERR_INVAL (not an endpoint
- * of the form tcp://host:port), ERR_LIMIT (option `peers`, or the client's share of it:
- * of daemons that were dialled for it and never came up). */
+/* Find or dial. *peer_p is held once for the caller. ERR_INVAL (not an endpoint of the
+ * form tcp://host:port), ERR_LIMIT (option `peers`, or the client's share of it:
+ * daemons dialled for it that were never up). */
 int peers_dial_for(struct peers *peers, const char *endpoint,
 		   const struct peer_client *client, struct peer **peer_p);
 /* The same for this daemon itself. */
@@ -206,15 +208,15 @@ void peers_reload(struct peers *peers, const struct config *config);
 
 /*
  * Send one message: `body` as written by wire_<name>_put. ERR_PEER when not UP,
- * ERR_TOOBIG, ERR_LIMIT when its queue is full (for what may be lost or is sent
- * again anyway; the rest goes by peer_send_reliable). Both kinds keep one order.
- * What is sent in one epoch arrives completely and in order, or the peer goes
- * down: a receiver that finds a gap in the sequence ends the peering.
+ * ERR_TOOBIG, ERR_LIMIT when its queue is full (for messages that may be lost or are sent
+ * again anyway; for others use peer_send_reliable). Both kinds keep one order. Messages
+ * of one epoch arrive completely and in order, or the peer is lost: a receiver that finds
+ * a gap in the sequence ends the peering.
  */
 int peer_send(struct peer *peer, enum wire_type type, const void *body, size_t len);
-/* Queues (bounded by `queue_bytes`) when the line is full and keeps order; when
- * the bound is reached it answers ERR_LIMIT and the peer goes down in the next
- * turn, never inside this call. */
+/* Queues (up to `queue_bytes`) when the line is full, and keeps the order. At the
+ * limit it returns ERR_LIMIT, and the peer is taken down in the next turn, never
+ * inside this call. */
 int peer_send_reliable(struct peer *peer, enum wire_type type, const void *body,
 		       size_t len);
 
@@ -224,10 +226,10 @@ int peer_send_reliable(struct peer *peer, enum wire_type type, const void *body,
 bool peer_has_spare(const struct peer *peer, size_t len);
 
 /*
- * A long message: memory that mem_free() takes, which goes to the peer or is freed, also
- * when this fails. It is sent like peer_send_reliable() does, but in PARTs of
- * options.part_bytes, one a turn, when the remote knows them; what is sent after it waits
- * for its end. The remote puts them together, one message a peer, and hands up the whole.
+ * Send a long message in memory that mem_free() takes; the memory is passed on or freed,
+ * also on failure. It is sent like peer_send_reliable() does, but in PARTs of
+ * options.part_bytes, one a turn, if the remote supports them; later messages wait for
+ * its end. The remote assembles the parts, one message per peer, and delivers the whole.
  */
 int peer_send_owned(struct peer *peer, enum wire_type type, uint8_t *owned, size_t len);
 /* In on_message: the body's memory for the callback to keep; the caller frees it.
@@ -235,20 +237,20 @@ int peer_send_owned(struct peer *peer, enum wire_type type, uint8_t *owned, size
 uint8_t *peer_body_take(struct peer *peer);
 
 /*
- * Express. A message that somebody waits for may go another way than the control
- * line, which passes two threads of libzmq on each side: the layer above provides one, in
- * order by itself (its data line). One order is kept over both: they share the
- * sequence, and the receiver puts it together again.
+ * Express. A latency-critical message can use another path than the control line, which
+ * passes two threads of libzmq on each side. The layer above provides the path, which
+ * keeps its own order (its data line). Both paths share one sequence, and the receiver
+ * restores the order.
  */
 #define PEER_EXPRESS_MAX 64u	       /* that the remote has not taken */
 #define PEER_EXPRESS_BYTES (16u << 10) /* of a body */
-/* Of the body of a message that carries what somebody waits for: query rows and what
- * became of them; and of all bodies that the remote has not taken. */
+/* Limit for the bodies of attention messages (query rows and results) in flight; and
+ * for all bodies that the remote has not accepted. */
 #define PEER_EXPRESS_ROWS_BYTES (640u << 10)
 #define PEER_EXPRESS_WINDOW (4u << 20)
-/* Before the body of a made one: the line's from PEER_EXPRESS_LINE on, a byte and the
- * frame's header. What is before that is not sent: floats in an ATTENDED's values lie as
- * a kernel writes them, at a multiple of 16. */
+/* Space before the body of a prepared message: the line's from PEER_EXPRESS_LINE on, a
+ * byte and the frame's header. Bytes before that are not sent; they align the floats
+ * in the values of an ATTENDED to a multiple of 16, as kernels write them. */
 #define PEER_EXPRESS_LINE 1u
 #define PEER_EXPRESS_HEAD (PEER_EXPRESS_LINE + 1u + WIRE_HEADER_BYTES)
 struct peer_express {
@@ -261,19 +263,20 @@ struct peer_express {
 };
 /* While UP. Ends with the epoch. */
 void peer_express_open(struct peer *peer, const struct peer_express *express);
-/* The remote has taken a frame of so many bytes, or (err) never will: then the peer goes
- * down in the next turn. Of this epoch only. */
+/* The remote has accepted a frame of so many bytes, or (err) never will: then the peer
+ * is taken down in the next turn. Of this epoch only. */
 void peer_express_done(struct peer *peer, size_t len, const struct err *err);
-/* Like peer_send_reliable(), the faster way if that is open. */
+/* Like peer_send_reliable(), by the express path if it is open. */
 int peer_send_express(struct peer *peer, enum wire_type type, const void *body,
 		      size_t len);
-/* A body of `len` bytes at made + PEER_EXPRESS_HEAD: memory that mem_free() takes, which
- * goes to the peer or is freed, also when this fails. So a long one is not copied. */
+/* Send a body of `len` bytes at made + PEER_EXPRESS_HEAD in memory that mem_free()
+ * takes; the memory is passed on or freed, also on failure. This avoids a copy of long
+ * bodies. */
 int peer_send_express_made(struct peer *peer, enum wire_type type, uint8_t *made,
 			   size_t len);
-/* A frame came that way. It is handed up when the messages before it have been; then
- * on_taken is called, before that. Its bytes stay until then, or until the owner
- * removes `link`. Negative (ERR_PROTO): it is none of this peering's. */
+/* A frame arrived on the express path. It is delivered after the earlier messages;
+ * on_taken is called just before. Its bytes stay valid until then, or until the owner
+ * removes `link`. Negative (ERR_PROTO): it is not of this peering. */
 struct peer_express_in {
 	struct list link;
 	struct wire_header header;
@@ -282,11 +285,11 @@ struct peer_express_in {
 };
 int peer_express_arrived(struct peer *peer, struct peer_express_in *in, const void *frame,
 			 size_t len);
-/* Nothing that went that way is still to be taken. */
+/* All messages sent on the express path have been accepted. */
 bool peer_express_quiet(const struct peer *peer);
-/* "peer NAME tcp://… instance 3f…", as far as it is known. */
+/* "peer NAME tcp://… instance 3f…", with the parts that are known. */
 const char *peer_label(const struct peer *peer, char text[PEER_LABEL_MAX]);
-/* What the peer told us with an error's code: its words, as its words. */
+/* The error that the peer sent: its code and its text, quoted. */
 void peer_told(const struct peer *peer, uint32_t code, const char *text,
 	       struct err *why_p);
 /* Take it down now (protocol error, transport lost, its key removed): BYE, and

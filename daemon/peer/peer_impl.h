@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * peer_impl: what peer.c (objects, life), peer_hello.c (authentication) and
- * peer_io.c (frames) share. Nobody else includes it.
+ * peer_impl: shared by peer.c (objects, life), peer_hello.c (authentication) and
+ * peer_io.c (frames); private to them.
  */
 #ifndef KVD_PEER_IMPL_H
 #define KVD_PEER_IMPL_H
@@ -25,9 +25,9 @@
 struct peer_impl;
 
 /*
- * One attempt at a peering and, once proven, the peering itself. Our half
- * (epoch_in, nonce, token_in) is minted when it begins; the remote's half comes
- * with its HELLO or WELCOME.
+ * One attempt at a peering and, once proven, the peering itself. The local half
+ * (epoch_in, nonce, token_in) is generated at its start; the remote's half arrives with
+ * its HELLO or WELCOME.
  */
 struct peering {
 	struct list link;     /* in peers.epochs, by epoch_in; alone when not live */
@@ -37,8 +37,8 @@ struct peering {
 	bool heard; /* the remote's half is here */
 	uint64_t begun_ns;
 	uint64_t nonce, epoch_in;
-	uint64_t seq_in;     /* handed up, of both ways */
-	uint64_t control_in; /* come by the control line */
+	uint64_t seq_in;     /* delivered, of both paths */
+	uint64_t control_in; /* received on the control line */
 	uint8_t token_in[16];
 	/* the remote's half */
 	uint64_t epoch_out, seq_out, features;
@@ -62,7 +62,7 @@ struct peer_name {
 
 enum line_kind { LINE_PEER, LINE_REFUSAL };
 
-/* What a line's owner pointer points at. */
+/* The object behind the owner pointer of a line. */
 struct line_owner {
 	enum line_kind kind;
 };
@@ -70,16 +70,16 @@ struct line_owner {
 struct peer_message {
 	struct list link;
 	enum wire_type type;
-	uint64_t sequence; /* of one that came too early */
+	uint64_t sequence; /* of a frame that arrived early */
 	size_t len;
-	size_t sent;	/* of a long one: what went in parts */
+	size_t sent;	/* of a long message: bytes sent as parts */
 	uint8_t *owned; /* a long one's body; NULL: it is in `body` */
 	uint8_t body[];
 };
 
-/* The remote's long message, while its parts come. */
+/* The remote's long message, while its parts arrive. */
 struct peer_whole {
-	uint32_t total, got; /* total 0: none is under way */
+	uint32_t total, got; /* total 0: none is being received */
 	uint16_t type;
 	uint8_t *bytes;
 };
@@ -88,7 +88,7 @@ struct peer_impl {
 	struct line_owner line_owner;
 	struct peer peer;
 	struct peers *peers;
-	struct err line_why;	/* code != OK: what the line says of not connecting */
+	struct err line_why;	/* code != OK: why the line does not connect */
 	struct link_line *line; /* NULL when hung up */
 	bool line_once;		/* it was opened by dial_once */
 	bool line_up;		/* … and is connected */
@@ -97,16 +97,16 @@ struct peer_impl {
 	bool unreached;		/* dialled, and never up */
 	bool for_client;	/* … for this one */
 	struct peer_client client;
-	bool dialled;	     /* somebody here asked for it: redial while held */
-	bool wanted;	     /* somebody here asked for it once */
+	bool dialled;	     /* dialled by this side: redial while held */
+	bool wanted;	     /* was dialled by this side at some time */
 	struct peering cur;  /* live while UP (the self peer has none) */
-	struct peering next; /* being made, perhaps while cur is still up */
+	struct peering next; /* being set up, possibly while cur is UP */
 
 	struct peer_name named;	 /* peer.endpoint */
 	struct peer_name said;	 /* cur.endpoint, while cur is live */
 	struct list by_instance; /* in peers.instances, while UP */
-	struct list waits;	 /* in peers.waiting: a stranger whose next is live */
-	struct list reaped;	 /* in peers.reaped: perhaps nobody needs it any more */
+	struct list waits;	 /* in peers.waiting: unauthenticated, and next is live */
+	struct list reaped;	 /* in peers.reaped: possibly unused */
 
 	/* HELLO, PING or redial; liveness */
 	struct loop_timer tick;
@@ -114,13 +114,13 @@ struct peer_impl {
 	unsigned int hellos; /* sent in this attempt */
 	uint64_t heard_ns;   /* last frame */
 	uint64_t window_ns;  /* silence before it does not count */
-	uint64_t used_ns;    /* last message besides PING and PONG */
+	uint64_t used_ns;    /* last message except PING and PONG */
 	uint64_t pinged_ns, ping_stamp;
 	bool ping_open;	       /* no PONG yet */
 	uint64_t proven_ns;    /* when the latest PING left that was answered */
 	uint64_t pong_pending; /* a PING's stamp, to answer when the line has room
 				*/
-	bool line_broke; /* since it was connected last: is it still the same daemon? */
+	bool line_broke; /* since it last connected: must prove its identity again */
 
 	/* reliable messages that the line did not take; the self peer's inbox */
 	struct list queue;
@@ -129,11 +129,11 @@ struct peer_impl {
 
 	struct peer_whole whole;
 	struct charge kept; /* of `whole`, early_control */
-	uint8_t *handed;    /* what peer_body_take() gives */
+	uint8_t *handed;    /* returned by peer_body_take() */
 
 	/* peer_express.c */
 	struct peer_express express; /* send NULL: closed */
-	unsigned int express_out;    /* sent that way, not taken yet */
+	unsigned int express_out;    /* sent by the express path, not accepted yet */
 	size_t express_bytes;	     /* of these frames */
 	uint32_t express_since;	     /* … since the last frame on the control line */
 	struct {
@@ -148,7 +148,7 @@ struct peer_impl {
 	size_t early_bytes;
 	bool delivering;
 
-	struct err why_down; /* code != OK: goes down in `later` */
+	struct err why_down; /* code != OK: taken down in `later` */
 	struct loop_defer later;
 };
 
@@ -187,10 +187,10 @@ struct peers {
 	struct list all;  /* struct peer.link */
 	struct list past; /* struct peer_past.link */
 	unsigned int past_count;
-	unsigned int count, strangers; /* of all; of these, strangers */
+	unsigned int count, strangers; /* all; unauthenticated ones among them */
 	unsigned int in_state[PEER_DOWN + 1];
 	struct peer_impl *self;
-	/* look-ups, each of a bucket: struct peering.link and .by_nonce, struct
+	/* hash tables, each a bucket list: struct peering.link and .by_nonce, struct
 	 * peer_name.link, struct peer_impl.by_instance */
 	struct list epochs[PEER_BUCKETS], nonces[PEER_BUCKETS];
 	struct list endpoints[PEER_BUCKETS], instances[PEER_BUCKETS];
@@ -219,7 +219,7 @@ int peer_create(struct peers *peers, const char *endpoint, struct peer_impl **im
 int peer_check_room(const struct peers *peers);
 /* It is dialled here, or proven: it takes one. */
 void peer_acquaint(struct peer_impl *impl);
-/* What is known of its name: `user` "" or of the allow-list. */
+/* Set the shown name: `user` "" or from the allow-list. */
 void peer_show(struct peer *peer, const char *user);
 struct peer_impl *peer_find_endpoint(struct peers *peers, const char *endpoint);
 static inline struct list *peer_bucket(struct list buckets[PEER_BUCKETS], const void *key,
@@ -229,15 +229,15 @@ static inline struct list *peer_bucket(struct list buckets[PEER_BUCKETS], const 
 }
 /* It is found by that endpoint, until the link is removed. */
 void peer_name_put(struct peer_name *name);
-/* It was up, or is gone: it counts no more for who had it dialled. */
+/* It was up, or was removed: no longer counted as unreachable for its clients. */
 void peer_reached(struct peer_impl *impl);
 /* Before it is dialled again: the spelling that its endpoint has by now. */
 void peer_respell(struct peer_impl *impl);
-void peer_reap_later(struct peer_impl *impl); /* if nobody needs it then */
+void peer_reap_later(struct peer_impl *impl); /* removed if unused by then */
 void peer_move(struct peer_impl *impl, enum peer_state to);
 
-/* ---- peer_past.c (those that are gone) ---- */
-/* It has come (back): what is remembered of it is its own again. */
+/* ---- peer_past.c (former peers) ---- */
+/* It is up (again): takes over its remembered totals. */
 void peer_past_take(struct peer *peer);
 void peer_past_add(const struct peer_impl *impl);
 void peer_past_free(struct peers *peers);
@@ -253,8 +253,8 @@ void peer_on_flush(struct loop_timer *timer);
 void peer_on_line(void *owner, void *line_owner, bool connected);
 void peer_on_trouble(void *owner, void *line_owner, const struct err *why, bool final);
 void peer_on_later(struct loop_defer *defer);
-/* `next` is proven: take an older peering down, become UP, on_up. False when it
- * did not come up. */
+/* `next` is proven: take an older peering down, become UP, on_up. False when it did
+ * not come up. */
 bool peer_bring_up(struct peer_impl *impl);
 /* UP only. BYE when `bye`; then on_down. */
 void peer_bring_down(struct peer_impl *impl, const struct err *why, bool bye);
@@ -302,7 +302,8 @@ void peer_refusal_send(struct peer_refusal *refusal);
 void peer_on_refusal_timer(struct loop_timer *timer);
 
 /* ---- peer_io.c (frames) ---- */
-void peer_vouch(struct peers *peers); /* the frame that comes in is a daemon's */
+void peer_vouch(
+	struct peers *peers); /* the sender of the current frame is authenticated */
 void peer_on_frame(void *owner, const struct link_frame *frame);
 /* Header fields that the peering knows are filled in here. */
 int peer_frame_send(struct peer_impl *impl, const struct peering *peering,
@@ -315,7 +316,7 @@ size_t peer_bye_frame(struct peers *peers, const struct peering *peering,
 		      const uint8_t target[16], uint64_t epoch, uint32_t code,
 		      const char *text, uint8_t frame[PEER_BYE_FRAME_MAX]);
 void peer_flush(struct peer_impl *impl);
-/* With the epoch: what waits to be sent. */
+/* With the epoch: drop the queued messages. */
 void peer_queue_drop(struct peer_impl *impl);
 void peer_self_deliver(struct peer_impl *impl);
 /* One message of cur, in order: to the layer above. */
@@ -337,25 +338,26 @@ ssize_t peer_frame_make_in(struct peer_impl *impl, const struct peering *peering
 size_t peer_part_bytes(const struct peers *peers);
 /* Send the next part of the queue's first message. 1: that was its last. */
 int peer_part_send(struct peer_impl *impl, struct peer_message *msg);
-/* Does it go in parts? */
+/* Is the message sent in parts? */
 bool peer_goes_in_parts(const struct peer_impl *impl, const struct peer_message *msg);
 /* A PART of cur. */
 void peer_part_take(struct peer_impl *impl, const struct wire_header *h,
 		    struct cursor *body);
 void peer_whole_drop(struct peer_impl *impl); /* with the epoch */
-/* Memory for what the remote says and cannot be handed up yet, in the name of its
- * principal; ERR_LIMIT beyond that one's part. */
+/* Account for memory of messages that cannot be delivered yet, charged to the peer's
+ * principal; ERR_LIMIT beyond its share. */
 int peer_keep(struct peer_impl *impl, size_t bytes);
 void peer_unkeep(struct peer_impl *impl, size_t bytes);
 
-/* ---- peer_express.c (two ways, one order) ---- */
-/* May the control line have another frame, while what went before it is out? */
+/* ---- peer_express.c (two paths, one order) ---- */
+/* Must the control line wait, while earlier express frames are not accepted? */
 bool peer_express_full(const struct peer_impl *impl);
-/* A frame of cur came by the control line, past its checks. */
+/* A checked frame of cur arrived on the control line. */
 void peer_in_order(struct peer_impl *impl, const struct wire_header *h,
 		   struct cursor *body);
 bool peer_early_pending(const struct peer_impl *impl);
-void peer_early_deliver(struct peer_impl *impl); /* what has become due */
-void peer_express_end(struct peer_impl *impl);	 /* with the epoch */
+void peer_early_deliver(
+	struct peer_impl *impl);	       /* deliver frames that are now in order */
+void peer_express_end(struct peer_impl *impl); /* with the epoch */
 
 #endif

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * canon: how a chunk store keeps what one rank's pool holds of a chunk of tokens: its
- * part. A part lies in a slot, one run of bytes: view behind view, page behind page, and
- * in a page field behind field, in the order and with the head order of the pool that it
- * comes from, without gaps. So pools alike move long rows, and any other pool is the
- * planner's matter, for the slots of a memory are themselves a pool: a page may begin at
- * each multiple of CANON_GRAIN, and page number n begins at n * CANON_GRAIN.
+ * canon: the slot layout of a chunk store, for the part of a chunk of tokens that one
+ * rank's pool holds. A part lies in a slot, one contiguous range of bytes: view after
+ * view, page after page, and in a page field after field, in the order and head order of
+ * its pool, without gaps. So equal pools move long rows. Pools of other layouts are
+ * handled by the planner, because the slots of a memory form a pool themselves: a page
+ * may start at each multiple of CANON_GRAIN, and page number n starts at n * CANON_GRAIN.
  *
- * Such pages overlap; which of them are in use at a time is the allocator's to see to.
- * Pure.
+ * Such pages overlap; the allocator decides which of them are in use at a time. Pure.
  */
 #ifndef KVD_PLAN_CANON_H
 #define KVD_PLAN_CANON_H
@@ -50,16 +49,17 @@ struct canon_args {
 int canon_make(const struct canon_args *args, struct canon **canon_p);
 void canon_free(struct canon *canon); /* NULL is fine */
 void canon_freep(struct canon **canon_p);
-/* May what one holds lie in the other's slots as it is? */
+/* May data of one lie unchanged in slots of the other? */
 bool canon_equal(const struct canon *a, const struct canon *b);
 
-/* The pages of view `view` of a part whose slot begins at `offset`: .pages of them. */
+/* Set the pages of view `view` for a part whose slot starts at `offset`: .pages of
+ * them. */
 void canon_pages(const struct canon *canon, uint32_t view, uint64_t offset,
 		 uint32_t *pages);
 
-/* What has to agree for bytes to mean the same, whichever ranks hold them: a line
- * "view field unit_bytes total_units format" for each kind of field, sorted. The caller's
- * (mem_free); NULL + ERR_NOMEM. */
+/* The properties that must agree for bytes to have the same meaning, whichever ranks
+ * hold them: a line "view field unit_bytes total_units format" for each kind of field,
+ * sorted. The caller's (mem_free); NULL + ERR_NOMEM. */
 char *canon_identity(const struct canon *canon);
 
 #endif

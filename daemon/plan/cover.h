@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cover: given every source rank's layout, choose exactly one source for each
- * unit interval of each field of each layer that a destination holds.
+ * cover: the shard selection. Given the layout of each source rank, choose exactly one
+ * source for each unit interval of each field of each layer of a destination.
  *
- * Replicated GQA heads come from the lowest rank that holds them; a field with
- * one unit that several sources hold (MLA latent) is spread over them by room.
+ * Replicated GQA heads are read from the lowest rank that holds them. A field with one
+ * unit that several sources hold (MLA latent) is distributed over them by room number.
  * Where sources hold shards of the tokens (struct token_shard), this is done for each
- * shard that has tokens of the destination's; a want's tokens are those of both shards.
- * The receiver's daemon computes the cover and tells each source its wants;
- * the sender checks them (cover_check_wants) and recomputes nothing.
+ * shard that has tokens of the destination; the tokens of a want are those of both
+ * shards. The receiver's daemon computes the cover and sends each source its wants; the
+ * sender checks them (cover_check_wants) and computes no cover.
  */
 #ifndef KVD_PLAN_COVER_H
 #define KVD_PLAN_COVER_H
@@ -31,10 +31,10 @@ struct cover {
 };
 
 /*
- * ERR_COVER names what nobody holds ("view kv layer 7 field k units [4,8):
- * no source holds them"); ERR_LAYOUT a contradiction; ERR_DUP two sources of
- * one rank that hold the same units. `views` limits the cover to the named
- * views (those that a bind names); NULL = all views of the destination.
+ * ERR_COVER names the uncovered units ("view kv layer 7 field k units [4,8): no source
+ * holds them"); ERR_LAYOUT a contradiction; ERR_DUP two sources of one rank with the same
+ * units. `views` limits the cover to the named views (those of a bind); NULL = all views
+ * of the destination.
  */
 int cover_make(const struct cover_source *sources, size_t source_count,
 	       const struct layout *dst, const char *const *views, size_t view_count,

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * coverage: which tokens of which layers of a view one source has delivered, so
- * that overlap is refused before a byte lands and a failed room can say which
- * pages are whole.
+ * coverage: the tokens of each layer of a view that one source has delivered, so that an
+ * overlap is refused before any byte is written, and a failed room can report its
+ * complete pages.
  *
- * Most senders send all layers of a token range at once: one interval set
- * serves them all until a chunk names fewer layers.
+ * Most senders send all layers of a token range at once: one interval set serves all
+ * layers until a chunk names fewer.
  */
 #ifndef KVD_COVERAGE_H
 #define KVD_COVERAGE_H
@@ -38,20 +38,20 @@ struct coverage {
 
 /* layers: ascending, copied. */
 int coverage_init(struct coverage *cov, const uint32_t *layers, uint32_t layer_count);
-/* It is kept in somebody's name, who pays for what it grows by. ERR_LIMIT, also of what
- * is added later. */
+/* Charge its memory, and later growth, to an account. ERR_LIMIT, also from later
+ * additions. */
 int coverage_charge(struct coverage *cov, struct account *account,
 		    enum account_class class);
 void coverage_fini(struct coverage *cov);
-/* Add [begin, end) for the layers in range. ERR_DUP when any of it is there
- * already (then nothing changes), ERR_NOMEM, ERR_LIMIT. */
+/* Add [begin, end) for the layers in range. ERR_DUP when a part of it is present
+ * (nothing changes then), ERR_NOMEM, ERR_LIMIT. */
 int coverage_add(struct coverage *cov, struct plan_layers layers, uint64_t begin,
 		 uint64_t end);
-/* Take back what coverage_add() put (a chunk that did not land). ERR_NOMEM when
- * a split cannot be stored: then the whole interval around it is dropped. */
+/* Undo coverage_add() for a chunk that was not written. ERR_NOMEM when a split cannot
+ * be stored: then the whole interval around it is dropped. */
 int coverage_remove(struct coverage *cov, struct plan_layers layers, uint64_t begin,
 		    uint64_t end);
-/* Are all wanted layers covered over [begin, end), as far as this source holds it? */
+/* Are all wanted layers covered over [begin, end), as far as this source holds them? */
 bool coverage_whole(const struct coverage *cov, uint64_t begin, uint64_t end);
 
 #endif

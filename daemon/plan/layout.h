@@ -26,7 +26,7 @@ struct cursor;
 #define LAYOUT_NAME_MAX 32   /* bytes of a view or field name, NUL included */
 #define LAYOUT_FORMAT_MAX 16 /* of a field's format */
 
-/* Caps: what a hostile peer or client can make us allocate (invariant 5). */
+/* Limits on allocations that a hostile peer or client can cause (invariant 5). */
 #define LAYOUT_BUFFERS_MAX 4096u
 #define LAYOUT_VIEWS_MAX 64u
 #define LAYOUT_LAYERS_MAX 1024u	    /* of one view */
@@ -44,7 +44,7 @@ struct layout_field {
 	uint32_t first_unit; /* this rank holds [first_unit, first_unit + units) */
 	uint32_t units;
 	uint32_t total_units; /* of the model, over all ranks */
-	/* What the bytes are ("bf16", "fp8_e4m3"), "" when it is not told. */
+	/* Data type of the bytes ("bf16", "fp8_e4m3"), "" when not given. */
 	char format[LAYOUT_FORMAT_MAX];
 };
 
@@ -74,13 +74,12 @@ struct layout {
 
 /*
  * Parse {"rank":…, "buffers":[…], "views":{…}} (docs/internals/layouts.md) and check it:
- * every address of every view inside its buffer, strides and products free of
- * overflow. ERR_INVAL / ERR_RANGE name the path of the member at fault
- * ("views.kv.layers[3].fields[0].offset"). "rank" is 0, "shard" all tokens and
- * "format" not told when they are not given; a member of another name is ERR_INVAL:
- * what it would mean for the bytes is not known.
- * Fields may overlap: a source may show the same bytes twice. What may not is
- * a destination; see layout_check_target().
+ * every address of every view is inside its buffer, strides and products do not overflow.
+ * ERR_INVAL / ERR_RANGE name the path of the faulty member
+ * ("views.kv.layers[3].fields[0].offset"). Defaults: "rank" 0, "shard" all tokens,
+ * "format" unknown. An unknown member is ERR_INVAL, because it might change the meaning
+ * of the bytes. Fields may overlap: a source may show the same bytes twice. A destination
+ * may not; see layout_check_target().
  */
 int layout_parse(const struct cJSON *json, struct layout **layout_p);
 /* The same without "buffers" (the cover needs no addresses): such a layout is
@@ -116,17 +115,17 @@ const struct layout_layer *layout_layer_find(const struct layout_view *view,
 const struct layout_field *layout_field_find(const struct layout_layer *layer,
 					     const char *name);
 
-/* What a difference calls the two; such a message may cross to the other side, so
+/* How an error text names the two sides. Such a text may be sent to the other side, so
  * neither is "here". */
 struct layout_sides {
 	const char *one, *other; /* "the source", "the destination" */
 };
 
 /*
- * May bytes cross between the two? For every view and layer that both hold:
- * same fields, same unit_bytes, total_units and, where both tell it, format; runs of
- * shards that nest. ERR_LAYOUT with the first difference:
- * "view kv layer 3 field k: unit_bytes 256 (the source), 128 (the destination)".
+ * May bytes move between the two? For every view and layer that both hold: same fields,
+ * same unit_bytes, total_units and, where both give it, format; shard runs that nest.
+ * ERR_LAYOUT with the first difference: "view kv layer 3 field k: unit_bytes 256 (the
+ * source), 128 (the destination)".
  */
 int layout_compatible(const struct layout *one, const struct layout *other,
 		      const struct layout_sides *sides);

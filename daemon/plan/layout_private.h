@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* layout_private: what the planner's own files share about layouts. */
+/* layout_private: shared by the planner's files that handle layouts. */
 #ifndef KVD_PLAN_LAYOUT_PRIVATE_H
 #define KVD_PLAN_LAYOUT_PRIVATE_H
 
@@ -29,7 +29,7 @@ int layout_format_check(const char *format, const char *path);
 int layout_field_check(const struct layout *layout, const struct layout_view *view,
 		       const struct layout_layer *layer, uint32_t index,
 		       const char *path);
-/* A whole view whose name and counts are already known to be within the caps. */
+/* Check a complete view whose name and counts are within the limits. */
 int layout_view_check(const struct layout *layout, const struct layout_view *view);
 /* ERR_LAYOUT with the first difference of a layer that both hold. */
 int layout_layer_compatible(const char *view, const struct layout_layer *one,

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * nest: boxes of rows, merged to the fewest rows and proven disjoint, without
- * writing the rows out.
+ * nest: boxes of rows, merged to the fewest rows and proven disjoint, without expanding
+ * the rows.
  *
- * A box is a loop nest of up to three dimensions (pages, tokens, units) around
- * one row. nest_solve() takes any boxes and gives boxes whose rows reach every
- * destination byte at most once and have no two rows that are neighbours on
- * both sides.
+ * A box is a loop nest of up to three dimensions (pages, tokens, units) around one row.
+ * nest_solve() takes any boxes and returns boxes whose rows reach every destination byte
+ * at most once, and in which no two rows are neighbours on both sides.
  */
 #ifndef KVD_PLAN_NEST_H
 #define KVD_PLAN_NEST_H
@@ -37,11 +36,11 @@ enum nest_shape {
 /* Add a dimension, innermost first or last as its stride asks; a count of 1 is
  * left out. At most NEST_DIMS times. */
 void nest_box_add(struct nest_box *box, uint64_t count, uint64_t src, uint64_t dst);
-/* Absorb dimensions whose rows follow each other on both sides; the `depth` outer ones
+/* Absorb dimensions whose rows are adjacent on both sides; the `depth` outer ones
  * stay. */
 void nest_box_collapse(struct nest_box *box, uint32_t depth);
-/* Make one loop of two where the outer one goes on where the inner one stops:
- * fewer and longer runs. For boxes that are finished. */
+/* Merge two loops into one where the outer one continues at the end of the inner one:
+ * fewer and longer runs. For finished boxes. */
 void nest_box_unroll(struct nest_box *box);
 enum nest_shape nest_box_shape(const struct nest_box *box, uint32_t depth); /* the same */
 /* From the first byte to one past the last, and the same of the last row's

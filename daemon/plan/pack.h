@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pack: which bytes of a plan go by a buffer, gathered or to be scattered, and which are
- * named where they lie. The transports ask here, and so does `kvd-ctl plan --explain`.
+ * pack: which bytes of a plan use a staging buffer (gather or scatter), and which are
+ * addressed in place. Used by the transports and by `kvd-ctl plan --explain`.
  *
- * What no plan shows is not here: memory that a transport cannot name at all (another
- * process's, a GPU's) goes by a buffer whatever its rows are.
+ * Properties outside the plan are not considered: memory that a transport cannot address
+ * at all (of another process, or of a GPU) uses a buffer regardless of its rows.
  *
  * Pure; any thread.
  */
@@ -23,8 +23,8 @@
 /* Rows are named to the kernel while a frame has at most so many of them; with more,
  * that is shorter ones, they are packed. */
 #define PACK_FRAME_ROWS 128u
-/* Has one side of [begin, end) at most `rows_max` rows, neighbours counted as one? Takes
- * time with the runs of the stretch, and no more than rows_max of them. */
+/* Does one side of [begin, end) have at most `rows_max` rows, neighbours counted as
+ * one? Takes time in proportion to the runs of the range, at most rows_max of them. */
 bool pack_few_rows(const struct plan *plan, bool is_src, uint64_t begin, uint64_t end,
 		   unsigned int rows_max);
 
@@ -32,8 +32,8 @@ bool pack_few_rows(const struct plan *plan, bool is_src, uint64_t begin, uint64_
 /* A row from this size on is sent from where it lies. */
 #define PACK_DIRECT_MIN (16u << 10)
 #define PACK_SLICE_BYTES (512u << 10) /* as it is preset */
-/* A slice goes from and to so many rows in place, where libucp moves bytes by the CPU
- * (tcp); where an adapter does, it is one. */
+/* Rows of a slice that are moved in place where libucp moves bytes by the CPU (tcp);
+ * with an adapter it is one. */
 #define PACK_SLICE_ROWS 32u
 /* The slice that the source sends next, from byte `at`, `most` bytes at most, and from at
  * most `rows_max` rows where they lie; false: it is gathered from rows that are no
@@ -44,10 +44,10 @@ bool pack_slice(const struct plan *plan, uint64_t at, uint64_t most,
 
 /* ---- verbs ---- */
 #define PACK_SGE_MAX 30u
-/* Bytes that one work request moves, on average over the first rows. A request has one
- * stretch of the far side and up to sge_max of the near one. 0: no bytes. */
+/* Bytes per work request, on average over the first rows. A request has one range on
+ * the remote side and up to sge_max on the local one. 0: no bytes. */
 uint32_t pack_request_bytes(const struct plan *plan, bool write, uint32_t sge_max);
-/* Are requests so short and so many that packing is worth a look at their cost? */
+/* Are requests so short and so many that the cost of packing should be computed? */
 bool pack_requests(uint64_t bytes, uint32_t request_bytes);
 /* Then it pays where one costs more than copying its bytes at either end. */
 static inline bool pack_cheaper(double request_ns, double copy_ns)

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * plan: which bytes of a source go where in a destination.
+ * plan: maps the bytes of a source to a destination.
  *
- * A plan is an immutable list of strided runs made from two layouts and two
- * page lists (or, by the builder, from explicit rows). Its rows, in the order
- * of its runs, define one byte stream: row 0's bytes, row 1's bytes, … Both
- * daemons of a transfer make the same plan from the same inputs, so the sender
- * can gather that stream and the receiver can scatter it; `digest` is equal on
- * both sides when they did.
+ * A plan is an immutable list of strided runs made from two layouts and two page lists
+ * (or, by the builder, from explicit rows). Its rows, in the order of its runs, define
+ * one byte stream: row 0's bytes, row 1's bytes, … Both daemons of a transfer make the
+ * same plan from the same inputs, so the sender can gather that stream and the receiver
+ * can scatter it; `digest` is then equal on both sides.
  *
  * Pure: no fd, clock, thread or device; any thread may read a plan.
  */
@@ -46,9 +45,9 @@ struct plan {
 	uint64_t row_median; /* by row count */
 	uint64_t serial;     /* of this object, in this process: no other ever has it */
 	uint64_t digest;     /* over runs in order; equal plans, equal digests */
-	/* Where the rows of each buffer end, 0: no row names it; so bounds are checked
-	 * by buffer, not by run. NULL, both: look at the runs (over PLAN_ENDS_MAX
-	 * buffers, or a row that begins before its buffer does). */
+	/* The end of the rows in each buffer, 0: no rows; so bounds are checked per
+	 * buffer, not per run. NULL, both: check the runs (over PLAN_ENDS_MAX buffers,
+	 * or a row that starts before its buffer). */
 	const uint64_t *src_ends, *dst_ends;
 	uint32_t src_ends_count, dst_ends_count;
 };
@@ -68,14 +67,14 @@ struct plan_map {
 	const uint32_t *dst_pages;
 	size_t dst_page_count;
 	uint64_t dst_first_token;
-	/* token_end 0 with token_begin 0 means: all that both lists hold,
-	 * unless tokens_set says that the empty range is meant */
+	/* token_end 0 with token_begin 0 means all tokens of both lists, unless
+	 * tokens_set marks an empty range */
 	uint64_t token_begin, token_end;
 	bool tokens_set;
 	struct plan_layers layers; /* {0, 0} is all, too */
 };
 
-/* What one source shall send of one field: the cover's answer. */
+/* The units of one field that one source must send: computed by the cover. */
 struct plan_want {
 	uint16_t view;	/* index into the DESTINATION layout's views */
 	uint16_t field; /* index into that layer's fields (destination layout) */

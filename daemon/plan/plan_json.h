@@ -26,8 +26,8 @@ typedef void plan_json_explain_cover(const struct layout *const *sources, size_t
 				     const struct layout *dst, const struct cover *cover,
 				     FILE *out);
 
-/* Write the whole answer, one JSON object and a newline, or nothing. `explain`
- * NULL: JSON. Other members of `root` are not looked at. ERR_LIMIT: more rows. */
+/* Write the whole answer, one JSON object and a newline, or nothing. `explain` NULL:
+ * JSON. Other members of `root` are ignored. ERR_LIMIT: more rows. */
 int plan_json_rows(const struct cJSON *root, uint64_t max_rows,
 		   plan_json_explain_rows *explain, FILE *out);
 int plan_json_cover(const struct cJSON *root, plan_json_explain_cover *explain,

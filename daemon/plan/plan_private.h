@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan_private: a plan with what only the planner's own files see. */
+/* plan_private: the parts of a plan that are private to the planner's files. */
 #ifndef KVD_PLAN_PRIVATE_H
 #define KVD_PLAN_PRIVATE_H
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * runs: a growing list of strided runs. What is appended merges with the last
- * row when bytes are neighbours on both sides, and folds into the last run
- * when it continues its strides. Order is the order of appending.
+ * runs: a growing list of strided runs. An appended row is merged with the last one when
+ * they are adjacent on both sides, and folded into the last run when it continues its
+ * strides. The order is that of appending.
  */
 #ifndef KVD_PLAN_RUNS_H
 #define KVD_PLAN_RUNS_H
@@ -18,13 +18,12 @@ struct runs {
 /* A limit of runs for plans of at most so many bytes; 0 is 0. */
 uint64_t runs_in(uint64_t max_bytes);
 void runs_fini(struct runs *runs);
-/* The caller has checked what plan_builder_add() checks. */
+/* The caller has made the checks of plan_builder_add(). */
 int runs_append(struct runs *runs, const struct plan_run *run);
 
 /*
- * Append all runs of `from`, moved. Only the first is merged and folded: the
- * caller knows that the others have been, when `from` was made. Differences
- * wrap, so a shift may go down.
+ * Append all runs of `from`, shifted. Only the first is merged and folded: the others
+ * were when `from` was made. Differences wrap, so a shift may be negative.
  */
 struct runs_shift {
 	uint64_t src, dst;

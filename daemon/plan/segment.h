@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * segment: a map's tokens that both sides hold, cut where a page of either side ends,
- * or a run of its shard.
+ * segment: the tokens of a map that both sides hold, cut at the page ends of either side
+ * and at the run ends of its shard.
  *
- * Within a segment tokens follow each other at a constant stride on both
- * sides. A field whose pages follow each other like tokens do (page_stride ==
- * page_tokens * token_stride) is *flat* on that side: page ends do not cut it.
- * So there are up to four lists of one map, by (source flat, destination flat),
- * each made when a field first asks for it.
+ * Within a segment tokens follow each other at a constant stride on both sides. A field
+ * whose pages follow each other like tokens do (page_stride == page_tokens *
+ * token_stride) is *flat* on that side: page ends do not cut it. So there are up to four
+ * lists of one map, by (source flat, destination flat), each made on first use by a
+ * field.
  */
 #ifndef KVD_PLAN_SEGMENT_H
 #define KVD_PLAN_SEGMENT_H

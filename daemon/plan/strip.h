@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * strip: one field's unit interval in one map: what a plan is made of.
+ * strip: one field's unit interval in one map: the element of a plan.
  */
 #ifndef KVD_PLAN_STRIP_H
 #define KVD_PLAN_STRIP_H

@@ -38,7 +38,8 @@ uint64_t token_shard_slot(const struct token_shard *shard, uint64_t token);
 bool token_shard_token(const struct token_shard *shard, uint64_t slot, uint64_t *token_p);
 /* The tokens [begin, *end_p) are held (outcome true) or not; *end_p > begin. */
 bool token_shard_run(const struct token_shard *shard, uint64_t begin, uint64_t *end_p);
-/* Of [begin, end), how many both hold. The run of one is a multiple of the other's. */
+/* The number of tokens of [begin, end) that both hold. The run of one is a multiple of
+ * the other's. */
 uint64_t token_shard_common(const struct token_shard *a, const struct token_shard *b,
 			    uint64_t begin, uint64_t end);
 /* Is there any token that both hold? */

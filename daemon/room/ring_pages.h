@@ -22,15 +22,17 @@ struct ring_pages;
 
 #define RING_PAGES_INLINE 8192u /* bytes of a payload that are read on the loop */
 
-/* What an op does besides. */
+/* Properties of an op. */
 struct ring_pages_kind {
-	bool claims;  /* a slot, for what it makes; else it is of the room in its slot */
-	bool lands;   /* of what claims: bytes land in the pages */
+	bool claims;  /* makes an object in a free slot; else it addresses the room in its
+			 slot */
+	bool lands;   /* for ops that claim: bytes are written to the pages */
 	size_t bytes; /* of own[] */
-	/* Any thread: look at `text`, which may be NULL; may set own[], aux and lands.
-	 * NULL: it needs none. */
+	/* Any thread: read `text`, which may be NULL; may set own[], aux and lands.
+	 * NULL: nothing to read. */
 	int (*read)(struct ring_pages *pages);
-	/* Read and checked. `room`: of what does not claim. Negative: it is refused. */
+	/* Everything is read and checked. `room`: for ops that do not claim. Negative:
+	 * the op is refused. */
 	int (*end)(struct ring_pages *pages, struct room *room);
 };
 
@@ -40,7 +42,7 @@ struct ring_pages {
 	struct kvd_ring_entry e;
 	struct pool *pool; /* in use */
 	/* read */
-	uint8_t *head; /* what is before the views; NULL: nothing */
+	uint8_t *head; /* bytes before the views; NULL: none */
 	size_t head_bytes;
 	cJSON *text; /* NULL: none */
 	struct room_maps maps;

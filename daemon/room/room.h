@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * room: one request's handover, on one side. What a room of each role does is
- * in room_send.c, room_recv.c, room_offer.c and room_pull.c; this header is
- * what they share: the state machine, the parties, failure and the fence.
+ * room: one request's handover, on one side. The roles are in room_send.c, room_recv.c,
+ * room_offer.c and room_pull.c. This header has the shared parts: the state machine, the
+ * parties, failure and the fence.
  *
- * Life: BOOT -> WAITING -> MOVING -> SUCCESS, or from any of the first three
- * ABORTING -> FAILED. A room stays ABORTING while anything of it is in flight
- * (`busy` > 0): that is invariant 1. Only room_move() writes a state.
+ * Life: BOOT -> WAITING -> MOVING -> SUCCESS, or from any of the first three ABORTING ->
+ * FAILED. A room stays ABORTING while any of its operations is in flight (`busy` > 0):
+ * that is invariant 1. Only room_move() writes a state.
  */
 #ifndef KVD_ROOM_H
 #define KVD_ROOM_H
@@ -52,7 +52,7 @@ enum room_state {
 #define ROOM_CHUNKS_MAX 65536u /* that have not ended */
 
 #define ROOM_HEARD_MAX 8u
-/* Receivers that a sending room has heard, and how many they were: rooms_heard.c. */
+/* Receivers that have contacted a sending room, and their number: rooms_heard.c. */
 struct room_heard {
 	struct {
 		uint64_t who, gen;
@@ -62,17 +62,18 @@ struct room_heard {
 
 /* names in room_move.c */
 enum move_phase {
-	MOVE_READING,  /* the request's pages; what has no request begins here, too */
+	MOVE_READING,  /* reads the request's pages; initial state without one, too */
 	MOVE_PLANNING, /* here, or on a helper */
 	MOVE_WAITING,  /* for the engine's stream */
-	MOVE_POSTED,   /* the transport has it, and says when it is done */
+	MOVE_POSTED,   /* posted to the transport, which reports its end */
 	MOVE_ENDED,    /* over: room_move.c frees it */
 };
 
-/* What is in flight: a chunk to one receiver, a read, an inbound. Holds plan, maps and
- * header until the transport and a helper are done with them. Its room owns it. */
+/* An operation in flight: a chunk to one receiver, a read, an inbound. Holds plan,
+ * maps and header until the transport and helpers have finished with them. Owned by
+ * its room. */
 struct move {
-	struct list link; /* in room->moves; when nobody uses it any more, in ended */
+	struct list link; /* in room->moves; when unused, in ended */
 	struct sm sm;
 	struct room *room;
 	struct party *party;
@@ -95,13 +96,13 @@ struct move {
 	const struct layout *plan_src, *plan_dst;
 	const struct plan_want *plan_wants;
 	size_t plan_want_count;
-	uint64_t plan_most; /* bytes: what its account has left */
+	uint64_t plan_most; /* bytes: rest of its account */
 	void (*planned)(struct move *move);
 	struct wait wait;
 	struct err refused;
 	uint64_t digest, bytes; /* the other side's, from the header */
 	uint64_t seq;
-	uint64_t seen_ns; /* posted, at the first look at it: room_clock.c */
+	uint64_t seen_ns; /* posted, as first seen by room_clock.c */
 	bool last, reserved;
 	struct mail *mail;		    /* reads its pages */
 	void (*on_free)(struct move *move); /* or NULL */
@@ -119,30 +120,29 @@ struct chunk {
 	struct room_maps maps;
 	bool last;
 	struct wait_spec wait;
-	unsigned int
-		moves; /* parties it is still on its way to; freed when none is left */
+	unsigned int moves; /* parties it is being sent to; freed when none is left */
 	bool dispatched;
 	struct charge charge;
 };
 
-/* Whose a room is that no engine opened: the daemon moves something of its own with it.
- * Engines can neither name nor poll it; it has no slot, and goes when it has ended. */
+/* The owner of a room that no engine opened: the daemon moves its own data with it.
+ * Engines can neither name nor poll it; it has no slot and is removed when it has
+ * ended. */
 struct room_leg {
 	struct room *room; /* NULL: none, or it has ended */
-	/* It is terminal: its error and bytes are final. It goes when this has returned;
-	 * the owner does not end other rooms in here. */
+	/* It is terminal: its error and bytes are final. It is removed after this
+	 * call; the owner must not end other rooms in it. */
 	void (*on_end)(struct room_leg *leg, const struct room *room);
 };
 
-/* Whose a room is. */
+/* The owner of a room. */
 enum room_hold {
 	ROOM_HELD,    /* its engine's */
-	ROOM_CLOSING, /* its engine is gone: it goes when it has ended, and the session
-			 then */
-	ROOM_DROPPED, /* the same; its number is nobody's, or another room's */
+	ROOM_CLOSING, /* its engine has ended: freed at its end, as the session */
+	ROOM_DROPPED, /* the same; its number may be in use again */
 };
 
-/* recv, pull, offer: pages here. */
+/* State of the bound pages of recv, pull and offer. */
 enum pages_phase {
 	PAGES_UNBOUND,
 	PAGES_BOUND,
@@ -175,14 +175,14 @@ struct room {
 	uint32_t receivers;   /* expected parties; 0 = not known yet */
 	bool told_to_fail;    /* the other side did */
 	uint64_t bytes, expected;
-	uint64_t surplus;	 /* send, recv: tokens of chunks that nobody had bound */
+	uint64_t surplus; /* send, recv: tokens of chunks that no receiver had bound */
 	struct room_used used;	 /* the parties' sum */
 	const struct err *error; /* of ABORTING and FAILED; else its code is OK */
 	struct loop_timer timer;
 	uint64_t limits_ns[3]; /* bootstrap, waiting, stall */
 	uint64_t opened_ns, waiting_ns, moving_ns, ended_ns, moved_ns;
-	uint64_t state_ns;    /* when it came into its state */
-	uint64_t progress;    /* at the last look, for stalls */
+	uint64_t state_ns;    /* time of its last change of state */
+	uint64_t progress;    /* at the last check, for stalls */
 	uint64_t version;     /* rooms->version at the last change */
 	uint64_t losses_seen; /* of rooms->losses */
 	struct room_trace trace;
@@ -192,13 +192,12 @@ struct room {
 	union {
 		struct {
 			struct list chunks; /* that wait or move, in order of room.send */
-			struct coverage given; /* the numbers of all that came, as tokens
-						* of one layer */
+			struct coverage given; /* numbers of all chunks, as tokens */
 			unsigned int chunks_open, chunks_given; /* in `chunks`; ever */
 			uint64_t latest_seq;			/* of the last one */
 			bool last_given;
-			/* What receivers want first, of the pool's first view, or of any
-			 * if none wants that one; UINT64_MAX: not known */
+			/* First token that receivers want, of the pool's first view,
+			 * or of any if none wants that one; UINT64_MAX: not known */
 			uint64_t first_token;
 			struct room_heard early; /* that ended without being a party */
 		} send;
@@ -245,7 +244,7 @@ static inline bool room_live(const struct room *room)
 {
 	return (enum room_state)sm_state(&room->sm) < ROOM_ABORTING;
 }
-/* recv, pull, offer: this is what moves, not before `wait` is passed. Both are taken. */
+/* recv, pull, offer: bind the pages to move, after `wait` is passed. Takes both. */
 void room_bind_pages(struct room *room, struct room_maps *maps, struct wait_spec *wait);
 static inline bool room_bound(const struct room *room)
 {
@@ -260,32 +259,32 @@ static inline bool room_awaits_point(const struct room *room)
 {
 	return room->role != ROOM_SEND && room->pages.wait_bind.armed;
 }
-/* send: of what receivers want; else, and while it is not known, UINT64_MAX. */
+/* send: first token that receivers want; UINT64_MAX: not known, or another role. */
 static inline uint64_t room_first_token(const struct room *room)
 {
 	return room->role == ROOM_SEND ? room->send.first_token : UINT64_MAX;
 }
-/* Fail with this error: tell every party (except `but`), stop everything, be
- * terminal when it has quiesced. Idempotent: the first error stays. */
+/* Fail with this error: notify every party (except `but`), stop everything, become
+ * terminal when all operations have ended. Idempotent: the first error stays. */
 void room_fail(struct room *room, const struct err *why, const struct party *but);
-/* What a command gets that comes too late: the room's own error. Negative. */
+/* The answer to a command for a room that has ended: the room's own error. Negative. */
 int room_refuse_over(const struct room *room);
 void room_fail_last(struct room *room); /* err_last() */
-/* The same, by what a transport says of a transfer: it knows no peer's name. */
+/* The same for an error that a transport reports: its text names no peer. */
 void room_fail_moving(struct room *room, const struct party *party,
 		      const struct err *why);
-/* Look again, in the next turn: what can go on? */
+/* Schedule a step of the room in the next turn. */
 void room_kick(struct room *room);
 void room_progress(struct room *room); /* bytes moved: status page */
 /* Has its engine's stream passed the room's `wait`? Outcome 1; 0: not yet, and the room
  * is kicked when it has. */
 int room_await(struct room *room);
-void room_figures(struct room *room); /* the same of what else its slot says */
+void room_figures(struct room *room); /* the same for the other fields of its slot */
 /* The other side ended it: room_fail() with that in its flags. */
 void room_fail_remote(struct room *room, const struct err *why, const struct party *but);
 
 /* ---- room_clock.c ---- */
-/* Look at the clock for this room when its phase says so. */
+/* Set the timer of the room's next check, as its phase requires. */
 void room_clock_set(struct room *room);
 void room_on_clock(struct loop_timer *timer);
 /* Is it one without a clock? rooms counts them and tries again. */
@@ -301,8 +300,8 @@ void room_counts_bytes(struct room *room, uint64_t bytes); /* have moved */
 
 /* ---- room_move.c ---- */
 struct move *move_new(struct room *room, struct party *party);
-/* It is over: neither `planned` nor a wait's or mail's end is called any more.
- * Idempotent. The room frees it in its next step, so the caller may go on to read it. */
+/* End a move: no callback of its plan, wait or mail follows. Idempotent. The room
+ * frees it in its next step, so the caller may still read it. */
 void move_end(struct move *move);
 void move_to(struct move *move, enum move_phase phase);
 void move_arrived(struct move *move); /* its request is here and taken */
@@ -315,7 +314,7 @@ static inline bool room_sends(const struct room *room)
 /* The answer to an inbound move's request: its bytes may land (`why` NULL), or not. The
  * first answer counts, any later one is ignored. */
 void move_answer(struct move *move, const struct xp_sides *sides, const struct err *why);
-/* The step's part: free what is over. */
+/* For the step: free ended moves. */
 void moves_free_ended(struct room *room);
 /* Pages of both sides; they stay while it does. */
 int move_pair(struct move *move, const struct room_maps *src,
@@ -326,9 +325,9 @@ void move_plan(struct move *move, const struct plan_want *wants, size_t want_cou
 	       void (*then)(struct move *move));
 /* Where it moves bytes, by its plan; for move_post() and move_answer(). */
 int move_sides(const struct move *move, struct xp_sides *sides);
-/* Its header and plan go to the transport. Negative: it has not begun. */
+/* Post its header and plan to the transport. Negative: nothing was posted. */
 int move_post(struct move *move, enum xp_kind kind, void (*on_done)(struct sched_op *op));
-/* All of the room's: what is posted is told to stop, the rest ends. */
+/* All moves of the room: posted ones are told to stop, others end. */
 void moves_stop(struct room *room, const struct err *why);
 
 void room_init(struct room *room);
@@ -337,20 +336,20 @@ void room_open_done(struct room *room); /* first publication and timer */
 
 /* ---- the roles ---- */
 struct role_ops {
-	/* Of what the role adds to the room, and of its parties. */
+	/* Initialise the role's part of the room, and its parties. */
 	void (*init)(struct room *room);
 	void (*fini)(struct room *room);
 	void (*party_fini)(struct party *party);
 	/* From room_kick: the parties' peers or pools changed, or a move ended. */
 	void (*step)(struct room *room);
 	void (*on_clock)(struct room *room); /* while it is live; NULL: by its state */
-	/* A step's begin, and its end, whatever its state. NULL: nothing. */
+	/* Start and end of a step, in any state. NULL: nothing. */
 	void (*free_ended)(struct room *room);
 	void (*stepped)(struct room *room);
-	/* Stop what is in flight (called once, on the way to ABORTING). */
+	/* Stop all operations in flight (called once, on the way to ABORTING). */
 	void (*stop)(struct room *room, const struct err *why);
-	/* The party is gone; true: the room can do without, and reads no message of it.
-	 */
+	/* The party was lost; true: the room continues without it, and ignores its
+	 * messages. */
 	bool (*without)(struct party *party, const struct err *why);
 };
 /* for rooms_open() */

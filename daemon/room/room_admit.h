@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * room_admit: which daemons may take part in a room: who shows the ticket that both
- * sides' room.open were given, and (`peers`) whose name in the allow-list is one of
- * these. A room with neither admits the daemons of this one's own user (peer->kin).
+ * room_admit: which daemons may take part in a room: those that present the ticket that
+ * room.open was given on both sides, and (`peers`) only those with one of these names in
+ * the allow-list. A room with neither admits the daemons of this daemon's own user
+ * (peer->kin).
  *
  * The ticket is a secret of the two engines and their daemons: it is in no record, log or
- * trace. A receiver shows it to its sources; where it names `peers`, to no other.
+ * trace. A receiver presents it to its sources; if it names `peers`, only to those.
  */
 #ifndef KVD_ROOM_ADMIT_H
 #define KVD_ROOM_ADMIT_H
@@ -29,13 +30,14 @@ struct room_admit {
 int room_admit_parse(const char *ticket, const cJSON *peers, struct room_admit *admit_p);
 void room_admit_fini(struct room_admit *admit);
 bool ticket_given(const uint8_t ticket[TICKET_BYTES]);
-/* Does neither a ticket nor a name say who may take part? */
+/* Is the room open to all daemons of the user: neither ticket nor names? */
 bool room_admit_is_open(const struct room_admit *admit);
-/* May this peer, which showed `ticket` (zeroes: none), ask for room `number`? ERR_AUTH,
- * in words for its engine. */
+/* May this peer, which presented `ticket` (zeroes: none), request room `number`?
+ * ERR_AUTH, with a text for its engine. */
 int room_admit_check(const struct room_admit *admit, uint64_t number,
 		     const struct peer *peer, const uint8_t ticket[TICKET_BYTES]);
-/* May it be told the ticket, and be a source? ERR_AUTH, in words for the own engine. */
+/* May the ticket be sent to it, and may it be a source? ERR_AUTH, with a text for the
+ * own engine. */
 int room_admit_source(const struct room_admit *admit, const struct peer *peer);
 /* `ticket`: whether there is one, and `admits`: the names, if any. False: no memory. */
 bool room_admit_record(cJSON *obj, const struct room_admit *admit);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* room_cover: what the two roles that receive (recv, pull) do alike: wait for
- * their sources' pools, make the cover, and account what is due from each source. */
+/* room_cover: shared by the receiving roles (recv, pull): wait for the pools of their
+ * sources, make the cover, and account the bytes due from each source. */
 #ifndef KVD_ROOM_COVER_H
 #define KVD_ROOM_COVER_H
 
@@ -19,7 +19,7 @@ bool room_source_lost(struct party *party);
  * for pages[p]. *bits_p is heap, (page_count + 7) / 8 bytes. */
 int room_landed_pages(const struct room *room, size_t map, uint8_t **bits_p);
 
-/* What recv and pull have in common of struct role_ops. */
+/* The common entries of struct role_ops for recv and pull. */
 void bind_init(struct room *room);
 void bind_fini(struct room *room);
 void bind_party_fini(struct party *party);

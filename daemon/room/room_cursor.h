@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * room_cursor: a place in the list of all rooms, or in a session's, that holds while
- * rooms come, change and go; and sweeps: something that is done to all rooms, some of
- * them in each turn of the loop.
+ * room_cursor: a position in the list of all rooms, or of a session's, that stays valid
+ * while rooms are added, moved and removed; and sweeps: an operation on all rooms, some
+ * of them in each turn of the loop.
  */
 #ifndef KVD_ROOM_CURSOR_H
 #define KVD_ROOM_CURSOR_H
@@ -36,8 +36,8 @@ struct room_sweep {
 	struct loop_work work;
 	bool running, again;
 };
-/* The first rooms are visited before this returns, all when they are few. One that is
- * running goes on to its end and then begins anew, so that beginning it often does not
+/* The first rooms are visited before this returns, all when they are few. A running
+ * sweep continues to its end and then starts again, so that frequent starts do not
  * keep it from the last rooms. */
 void room_sweep_begin(struct rooms *rooms, struct room_sweep *sweep);
 void room_sweep_stop(struct room_sweep *sweep); /* without `done`; idempotent */
@@ -46,7 +46,7 @@ void room_sweep_stop(struct room_sweep *sweep); /* without `done`; idempotent */
 struct room_session {
 	struct session *session;
 	struct list rooms; /* struct room.session_link, the latest change last */
-	bool digesting;	   /* a room.digest is under way */
+	bool digesting;	   /* a room.digest is running */
 	struct room_sweep end;
 };
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * room_mail: page lists of rooms' messages, written and read. What is short is done at
- * once; a long one some pages a turn, meanwhile it is a mail of its room. The room's
- * failure or end drops its mails, and a party's loss that party's messages.
+ * room_mail: writes and reads the page lists in messages of rooms. Short lists are
+ * processed at once; long ones some pages a turn, meanwhile as a mail of the room. The
+ * failure or end of a room drops its mails; the loss of a party drops the mails of that
+ * party.
  */
 #ifndef KVD_ROOM_MAIL_H
 #define KVD_ROOM_MAIL_H
@@ -10,8 +11,8 @@
 #include "daemon/room/room.h"
 #include "proto/wire.h"
 
-/* A message that came. `owned`: its memory, for the callee to take; NULL: `body` is gone
- * when the call returns. */
+/* A received message. `owned`: its memory, which the callee may take; NULL: `body` is
+ * only valid during the call. */
 struct room_message {
 	const uint8_t *body;
 	size_t len;
@@ -24,21 +25,21 @@ struct mail {
 	struct loop_timer crowded; /* until more of the peer's queue is free */
 	struct room *room;
 	struct party *party;
-	struct move *move; /* whose request's pages are read; its `mail` is this */
+	struct move *move; /* the move whose request is read; its `mail` is this */
 	uint8_t *body;
-	/* one that goes */
+	/* of a message being written */
 	enum wire_type type;
 	struct cursor out;
 	size_t views_at;
 	struct maps_writer writer;
-	/* one that came */
+	/* of a received message */
 	struct maps_reader reader;
 	void (*then)(struct mail *mail, const struct err *why);
 	struct wire_offer offer; /* pull: the message, for `then` */
 };
 
-/* Tell the party of room->pages.maps, and (TRANSFER_INFO) of what is wanted of it, now or
- * in later turns. `put` writes the message, whose last fields the two are. ERR_TOOBIG. */
+/* Send room->pages.maps to the party, and (TRANSFER_INFO) the wanted units, now or in
+ * later turns. `put` writes the message, whose last fields are these two. ERR_TOOBIG. */
 int mail_tell(struct party *party, enum wire_type type,
 	      int (*put)(const struct party *party, struct wire_blob views,
 			 struct wire_blob wants, struct cursor *out));
@@ -46,11 +47,11 @@ int mail_tell(struct party *party, enum wire_type type,
 bool mail_telling(const struct party *party);
 
 /*
- * Read pages of `layout` from *in. 0: *maps_p has them and *in is behind them. Outcome 1:
- * `then` will be called, with an error or with mail->reader.maps, which is taken, and
- * mail->reader.in, which is behind them; the mail is freed after it. *mail_p may get what
- * the caller wants to know then. The bytes are msg's; msg NULL: they stay as long as
- * the move.
+ * Read pages of `layout` from *in. 0: done, *maps_p has them and *in is after them.
+ * Outcome 1: `then` follows, with an error or with mail->reader.maps, which is taken, and
+ * mail->reader.in, which is after them; the mail is freed afterwards. *mail_p may store
+ * data for `then`. The bytes belong to msg; msg NULL: they stay valid as long as the
+ * move.
  */
 int mail_read(struct party *party, struct move *move, struct room_message *msg,
 	      struct cursor *in, const struct layout *layout,

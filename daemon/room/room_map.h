@@ -23,7 +23,7 @@
 struct room_map {
 	char view[LAYOUT_NAME_MAX];
 	uint64_t first_token;		 /* in the first slot of pages[0] */
-	uint64_t token_begin, token_end; /* half-open; inside what the pages hold */
+	uint64_t token_begin, token_end; /* half-open; within the pages */
 	struct plan_layers layers;
 	uint32_t *pages;
 	size_t page_count;
@@ -32,25 +32,25 @@ struct room_map {
 struct room_maps {
 	struct room_map *maps;
 	size_t count;
-	struct charge charge; /* to whom the pages are, until room_maps_fini() */
+	struct charge charge; /* charged for the pages, until room_maps_fini() */
 };
 
-/* "views" (may be NULL) and "aux" (-1: none) of a command. Errors name the
- * member: "views.kv.pages[3]: 70 is outside the pool's 64 pages". They are charged to
- * `account` (NULL: to nobody); ERR_LIMIT. */
+/* Parse "views" (may be NULL) and "aux" (-1: none) of a command. Errors name the
+ * member: "views.kv.pages[3]: 70 is outside the pool's 64 pages". The memory is
+ * charged to `account` (NULL: none); ERR_LIMIT. */
 int room_maps_parse(const cJSON *views, int64_t aux, const struct layout *layout,
 		    struct account *account, struct room_maps *maps);
-/* The same of `count` views as an entry of the submission ring carries them (struct
- * kvd_ring_view), in memory that does not change; charged to nobody yet. Any thread. */
+/* The same for `count` views in an entry of the submission ring (struct
+ * kvd_ring_view), in memory that does not change; not charged yet. Any thread. */
 int room_maps_read(const uint8_t *data, size_t len, uint32_t count, int64_t aux,
 		   const struct layout *layout, struct room_maps *maps);
-/* Of maps whose views all have the tokens [begin, end) and more: these alone, and no page
- * that has none of them where the view's shard allows that. */
+/* Cut maps whose views all include the tokens [begin, end) to these tokens, and drop
+ * pages without any of them where the view's shard allows that. */
 int room_maps_cut(const struct room_maps *maps, const struct layout *layout,
 		  uint64_t begin, uint64_t end, struct room_maps *cut);
 int room_maps_charge(struct room_maps *maps, struct account *account);
 void room_maps_fini(struct room_maps *maps);
-/* What the two have in common. ERR_INVAL, ERR_NOTFOUND, ERR_LIMIT, ERR_RANGE. */
+/* Start of both parsers. ERR_INVAL, ERR_NOTFOUND, ERR_LIMIT, ERR_RANGE. */
 int room_maps_begin(struct room_maps *maps, size_t views);
 int room_map_name(struct room_map *map, const char *name, const struct layout *layout,
 		  const struct layout_view **view_p);
@@ -63,7 +63,7 @@ static inline struct room_maps room_maps_steal(struct room_maps *maps)
 	return stolen;
 }
 
-/* What both ways in check of each page, and of the rest: ERR_RANGE, ERR_INVAL. */
+/* The checks of both parsers for each page, and for the rest: ERR_RANGE, ERR_INVAL. */
 int room_map_check_page(const struct layout_view *view, const char *where, size_t at,
 			uint64_t page);
 int room_map_check_ranges(const struct room_map *map, const struct layout_view *view,
@@ -80,25 +80,25 @@ struct maps_writer {
 	struct cursor *out; /* the caller's; bad when it was too small */
 	const struct room_maps *maps;
 	size_t map, page;
-	size_t runs_at; /* where the view's count of runs stands in `out` */
+	size_t runs_at; /* position in `out` of the view's number of runs */
 	uint32_t runs;
-	uint32_t run_page, run_count; /* the run under way */
+	uint32_t run_page, run_count; /* the current run */
 	bool list;		      /* no runs: each page alone */
 };
 void maps_writer_begin(struct maps_writer *writer, struct cursor *out,
 		       const struct room_maps *maps);
 /* At most about `most` pages more. False: that was all. */
 bool maps_write_some(struct maps_writer *writer, size_t most);
-/* No writer needs more, whatever the pages are. */
+/* Upper limit for any writer, whatever its pages are. */
 size_t maps_writer_most(const struct room_maps *maps);
 
 struct maps_reader {
 	struct cursor in; /* its bytes stay until the end; see maps_reader_rebase() */
 	const struct layout *layout;
 	struct room_maps maps;
-	uint32_t views;	 /* that are still to come */
-	uint64_t budget; /* pages that all views may still have */
-	/* the view under way; NULL: between two */
+	uint32_t views;	 /* views to come */
+	uint64_t budget; /* pages that the remaining views may have */
+	/* the current view; NULL: between two */
 	const struct layout_view *view;
 	const uint8_t *run_bytes;
 	uint32_t runs, run, run_done;
@@ -110,8 +110,9 @@ struct maps_reader {
  * account: as room_maps_parse(); nothing is allocated over its share. */
 int maps_reader_begin(struct maps_reader *reader, const struct cursor *in,
 		      const struct layout *layout, struct account *account);
-/* At most about `most` pages or runs more. 0: reader->maps is all, the caller's now, and
- * reader->in is behind it. Outcome 1: there is more. Negative: what was read is freed. */
+/* Read at most about `most` more pages or runs. 0: reader->maps is complete and now
+ * the caller's, and reader->in is after it. Outcome 1: more follows. Negative: the
+ * parts read are freed. */
 int maps_read_some(struct maps_reader *reader, size_t most);
 /* The bytes moved, from where reader->in.base was. */
 void maps_reader_rebase(struct maps_reader *reader, const void *base);
@@ -124,14 +125,14 @@ const struct room_map *room_maps_find(const struct room_maps *maps, const char *
 int room_maps_within(const struct room_maps *inner, const struct room_maps *outer,
 		     const struct layout *layout);
 
-/* No page of a view is in it twice: what lands needs a place of its own. ERR_DUP,
- * ERR_NOMEM. */
+/* Check that no page of a view is bound twice: each destination needs its own page.
+ * ERR_DUP, ERR_NOMEM. */
 int room_maps_check_once(const struct room_maps *maps);
 /* Tokens of `src`, of the view that has most of them, for which `dst` has no place. */
 uint64_t room_maps_surplus(const struct room_maps *src, const struct room_maps *dst);
 
-/* Pair the two sides' maps into plan maps: views on both, token ranges cut to
- * what both hold (empty ones left out). Borrows the pages. *maps_p is heap. */
+/* Pair the maps of both sides into plan maps: views of both, token ranges cut to those
+ * of both (empty ones omitted). Borrows the pages. *maps_p is heap. */
 int room_maps_pair(const struct room_maps *src, const struct room_maps *dst,
 		   struct plan_map **maps_p, size_t *count_p);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * room_op: what an engine asks of its rooms, by whichever entry it came: a command's
- * members (commands_room.c) or an entry of the submission ring (ring_room.c). The entry
- * has read what it was told; all that is to be checked is checked here. Loop thread.
+ * room_op: operations of an engine on its rooms, for both entries: the members of a
+ * command (commands_room.c) and entries of the submission ring (ring_room.c). The entry
+ * has parsed its input; all checks are made here. Loop thread.
  */
 #ifndef KVD_ROOM_OP_H
 #define KVD_ROOM_OP_H
@@ -19,7 +19,7 @@ struct session;
 /* How an engine names a room. */
 struct room_key {
 	uint64_t number;
-	int role; /* enum room_role; -1: not said, then the only one of this number */
+	int role; /* enum room_role; -1: not given: the only room of this number */
 };
 
 /* Which pages a command means, and when they may be touched. */
@@ -75,21 +75,20 @@ int room_pages_parse(struct session *session, const struct pages_args *args,
 void room_pages_fini(struct room_pages *pages);
 
 /*
- * Open a room by `line`, which filled `args`. `maps` (NULL: the line says its views):
- * the pages, read and checked, taken whatever comes. `slot`: NULL takes one of the
- * daemon's.
+ * Open a room by `line`, which filled `args`. `maps` (NULL: the views are in the line):
+ * the checked pages, always taken. `slot`: NULL takes one of the daemon's.
  */
 int room_op_open(struct session *session, const cJSON *line,
 		 const struct room_open_args *args, struct room_maps *maps,
 		 const struct room_slot *slot, struct room **room_p);
-/* Both take `pages` whatever comes. A chunk (seq) again is accepted once. */
+/* Both always take `pages`. A repeated chunk (seq) is accepted once. */
 int room_op_bind(struct room *room, struct room_pages *pages);
 int room_op_send(struct room *room, uint64_t seq, bool last, struct room_pages *pages);
 /* Is it of this role, or of one that binds? ERR_STATE. */
 int room_op_want(const struct room *room, int role);
 int room_op_binds(const struct room *room);
 int room_op_extend(struct room *room, uint64_t lease_ms); /* offer */
-/* Its engine ends it, with a reason or NULL; `who`: "its engine". */
+/* Abort on behalf of its engine, with a reason or NULL; `who`: "its engine". */
 void room_op_abort(struct room *room, const char *who, const struct session *by,
 		   const char *reason);
 

@@ -22,15 +22,15 @@ struct room;
 
 #define ROOM_ANY_RANK (-1)
 
-/* What was moved for a room on this side, as the transports say when it is done. */
+/* Work done for a room on this side, as the transports report it at the end. */
 struct room_used {
-	uint64_t bytes, staged; /* staged: of them, by way of a buffer */
+	uint64_t bytes, staged; /* staged: the part of them that used a buffer */
 	uint64_t rows;		/* of the plans made here */
 	uint64_t descriptors;
 };
 
 /*
- * How far it is; each role has its own moves (room_party.c). A party of
+ * State of a party; each role has its own transitions (room_party.c). A party of
  *
  *   recv    NEW -> ASKED -> ANSWERED -> CLOSING -> DONE, each but ASKED may be left out
  *   pull    NEW -> ASKED -> (READING ->) ANSWERED -> CLOSING -> DONE
@@ -46,14 +46,14 @@ enum party_state {
 	PARTY_ANSWERED, /* recv, pull: by it; send, offer: by this side */
 	PARTY_CLOSING,	/* recv: its last chunk is here; pull: PULL_ACK is due */
 	PARTY_DONE,	/* nothing more is expected of it */
-	PARTY_AWAY,	/* offer: it could not go on, and may come again as another */
+	PARTY_AWAY,	/* offer: it failed in a way that allows another attempt */
 	PARTY_STATES,
 };
 
-/* What the room has seen of its way there: rooms_loss.c. */
+/* State of the connection to it, as the room has seen it: rooms_loss.c. */
 enum party_line {
 	PARTY_UP,
-	PARTY_LOST,	  /* its peer went down; ask party_lost() */
+	PARTY_LOST,	  /* its peer was lost; use party_lost() */
 	PARTY_POOL_GOING, /* its pool is withdrawn */
 };
 
@@ -61,7 +61,7 @@ enum party_line {
 #define PARTY_ABORT_HEARD 0x1u /* it waits for our ABORT_ACK */
 #define PARTY_QUIESCED 0x2u    /* its ABORT_ACK is here: quiet on its side, too */
 
-/* recv, pull: what is due from it, and was had. */
+/* recv, pull: bytes due from it, and bytes received. */
 struct party_due {
 	struct coverage
 		*coverage;	/* one a bound view, in the order of room->pages.maps */
@@ -82,7 +82,7 @@ struct party {
 	struct sm sm;		  /* enum party_state */
 	uint8_t line;		  /* enum party_line */
 	uint8_t abort;		  /* PARTY_… bits */
-	uint8_t named;		  /* POOL_BY_…: what was asked for */
+	uint8_t named;		  /* POOL_BY_…: how the pool was named */
 	uint16_t index;		  /* in the order of joining */
 	uint64_t pool_id;	  /* of the one that was in use last; 0: none was */
 	/* As asked for; once a pool was in use, that one's, and no other is used later.
@@ -90,24 +90,24 @@ struct party {
 	char pool_name[POOL_NAME_MAX]; /* "" = any */
 	int64_t rank;		       /* ROOM_ANY_RANK */
 	uint64_t session;	       /* its engine's epoch; 0 = any */
-	uint64_t pool_asked;	       /* this pool of it; 0: by what is above */
-	uint8_t instance[16];	       /* whose pool was in use */
-	uint64_t gen;	     /* the other side's generation; 0 = not known yet */
-	uint64_t room_there; /* the room's number there (a pull may name another) */
+	uint64_t pool_asked;  /* number of the wanted pool; 0: by the fields above */
+	uint8_t instance[16]; /* instance whose pool was in use */
+	uint64_t gen;	      /* the other side's generation; 0 = not known yet */
+	uint64_t room_there;  /* the room's number there (a pull may name another) */
 	struct sched_flow flow;
 	struct room_maps theirs; /* send: receiver's pages; pull: source's pages */
-	struct plan_want *wants; /* what this source sends / must send */
+	struct plan_want *wants; /* units that this source sends / must send */
 	size_t want_count;
 	uint64_t downs; /* remote->downs, as the room has seen them */
 	uint64_t joined_ns;
 	struct room_used used;
-	char path[64];	   /* by which they went; "": none did yet */
+	char path[64];	   /* path of its bytes; "": none so far */
 	struct xp_way way; /* of its last chunk for which there was a choice */
 	union {
 		struct party_due due; /* recv, pull */
 		struct {
 			struct list ack_link; /* in rooms->acks: before the loop sleeps */
-			struct charge wants_charge; /* to the receiver, whose they are */
+			struct charge wants_charge; /* on the receiver */
 		} send;
 		struct {
 			uint64_t answered_ns; /* when its query was, last */
@@ -119,7 +119,7 @@ static inline enum party_state party_state(const struct party *party)
 {
 	return (enum party_state)sm_state(&party->sm);
 }
-/* Its peer went down, whether the room has seen it yet (rooms_loss.c) or not. */
+/* Was its peer lost, even if the room has not processed that (rooms_loss.c)? */
 static inline bool party_lost(const struct party *party)
 {
 	return party->line == PARTY_LOST || party->downs != party->remote->downs;
@@ -142,7 +142,7 @@ void party_use_pool(struct party *party, struct remote_pool *pool);
 void party_drop(struct party *party); /* frees it */
 /* "source tcp://… pool 'kv'" for messages. */
 const char *party_label(const struct party *party, char *buf, size_t size);
-/* What it holds of its peer's pool, if no move does. */
+/* Release its use of the peer's pool; moves keep their own. */
 void party_release_pool(struct party *party);
 
 #endif

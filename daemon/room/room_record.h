@@ -14,9 +14,10 @@ struct room_request;
 int room_record_full(const struct room *room, cJSON *obj);
 /* A peer's request for a room that is not open here. */
 int room_record_request(const struct room_request *asked, uint64_t now_ns, cJSON *obj);
-/* What a poll asks for, as text: it asks for rooms by the thousand. ERR_NOMEM. */
+/* The record that a poll returns, as text, because a poll covers thousands of rooms.
+ * ERR_NOMEM. */
 int room_record_text(const struct room *room, struct text *out);
-/* What an engine calls it; NULL: nothing. False: no memory. */
+/* Add the names that an engine gave; NULL: nothing. False: no memory. */
 bool room_record_names(cJSON *obj, const struct room_names *names);
 /* A polled room that is not there: {room, error}. */
 int room_record_missing(const cJSON *asked, const struct err *why, struct text *out);

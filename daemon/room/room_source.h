@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * room_source: sources of a room that are named by their group, not by an endpoint. One
- * is looked up in the directory (names.h); while it is not there the room waits,
- * as it does for a daemon that is not connected. Once found it is a party like any other:
- * what the directory says later changes nothing.
+ * room_source: sources of a room that are named by their group, not by an endpoint. A
+ * source is looked up in the directory (names.h); while it is missing the room waits, as
+ * for a daemon that is not connected. Once found it is a party like any other: later
+ * changes in the directory have no effect.
  */
 #ifndef KVD_ROOM_SOURCE_H
 #define KVD_ROOM_SOURCE_H
@@ -31,7 +31,7 @@ struct source_args {
  * room->bind.sources. ERR_INVAL: several workers; as names->use(), handshake_reach(). */
 int room_source_add(struct room *room, const struct source_args *args,
 		    const cJSON *theirs);
-/* Look for those that wait. False: some still do, or the room has failed. */
+/* Look up the missing sources. False: some are still missing, or the room has failed. */
 bool room_sources_find(struct room *room);
 void room_sources_free(struct room *room);
 /* The first that waits, and why: "group 'g' …: it is not in the directory". */

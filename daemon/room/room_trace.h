@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * room_trace: what happened to a room, and when. All rooms of a daemon write into one
- * ring of fixed size, in which each event knows how far back the one before it of its
- * room lies. So a room costs one number, open or ended, and the latest events of all
- * rooms are there, whichever have ended since. The same events are the log's, at level
- * trace.
+ * room_trace: the timed events of rooms. All rooms of a daemon write into one ring of
+ * fixed size. Each event has the distance to the previous event of its room. So a room
+ * needs one number, open or ended, and the ring has the latest events of all rooms,
+ * including ended ones. The same events are logged at level trace.
  *
- * Beside the events stand names: what an engine calls its request (struct room_names).
- * The side that asks tells them to the other, in TRANSFER_INFO and OFFER_QUERY.
+ * In addition a room has names: the engine's request id and trace context (struct
+ * room_names). The requesting side sends them to the other, in TRANSFER_INFO and
+ * OFFER_QUERY.
  */
 #ifndef KVD_ROOM_TRACE_H
 #define KVD_ROOM_TRACE_H
@@ -21,9 +21,9 @@ struct party;
 struct room;
 
 #define TRACE_EVENTS 65536u	/* of all rooms: 2 MiB, touched as they are used */
-#define TRACE_ROOM_EVENTS 4096u /* of one room, beside its states */
+#define TRACE_ROOM_EVENTS 4096u /* of one room, except its states */
 
-/* X(NAME, "name in records", "words of the log") */
+/* X(NAME, "name in records", "text in the log") */
 #define TRACE_WHATS(X)                                                         \
 	X(STATE, "state", "state changed")                                     \
 	X(BOUND, "bound", "pages bound by the engine")                         \
@@ -69,11 +69,11 @@ struct trace_event {
 
 struct trace_ring {
 	struct trace_event *events;
-	uint64_t count; /* so far; the next one's place */
+	uint64_t count; /* so far; also the position of the next one */
 };
 int trace_ring_init(struct trace_ring *ring);
 void trace_ring_fini(struct trace_ring *ring);
-/* What a room keeps: its latest event's place, plus one. 0: there is none. */
+/* Part of a room: the position of its latest event, plus one. 0: none. */
 struct room_trace {
 	uint64_t last;
 	uint32_t events;  /* but states; also those that were left out */
@@ -103,14 +103,14 @@ struct room_names {
 	char traceparent[TRACEPARENT_CHARS + 1]; /* "" = none */
 	bool from_peer; /* the engine here gave none: they are the other side's */
 };
-/* Of an engine's words, either may be NULL: ERR_INVAL, ERR_RANGE name field, fault and
- * remedy. *names_p is heap, NULL when neither was given. */
+/* Check names given by an engine; either may be NULL: ERR_INVAL, ERR_RANGE name field,
+ * fault and remedy. *names_p is heap, NULL when neither was given. */
 int room_names_make(const char *request_id, const char *traceparent,
 		    struct room_names **names_p);
 /* For a message to the other side. */
 void room_names_tell(const struct room_names *names, char request_id[WIRE_STR_MAX],
 		     char traceparent[WIRE_STR_MAX]);
-/* A peer's, for a room that has none. What is not as it should be is left out. */
+/* Set names sent by a peer, for a room without own names. Invalid ones are ignored. */
 void room_names_hear(struct room *room, const char *request_id, const char *traceparent);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * room_waits: what a room waits for, and who could end it. Nothing is kept for this: it
- * is found in the room when somebody asks.
+ * room_waits: what a room is blocked on, and which party can unblock it. Computed from
+ * the room on demand.
  */
 #ifndef KVD_ROOM_WAITS_H
 #define KVD_ROOM_WAITS_H

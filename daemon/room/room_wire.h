@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * room_wire: what rooms put into messages and into data-line headers beyond
- * plain fields: wants, and the headers of CHUNK and PULL requests.
+ * room_wire: the encoding of wants, and of the headers of CHUNK and PULL requests on the
+ * data line.
  */
 #ifndef KVD_ROOM_WIRE_H
 #define KVD_ROOM_WIRE_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rooms: all rooms of the daemon: by (session, role, number), by generation;
- * messages that came before their room (orphans) and after it (tombstones).
+ * rooms: all rooms of the daemon: by (session, role, number), by generation; messages
+ * that arrived before their room (orphans) and after it (tombstones).
  */
 #ifndef KVD_ROOMS_H
 #define KVD_ROOMS_H
@@ -24,18 +24,18 @@ static inline struct rooms *rooms_of(const struct kvd *kvd)
 	return kvd->part[MODULE_ROOM];
 }
 
-/* From now on no new ones: partners that wait for a room to open are told. */
+/* Accept no new rooms: partners that wait for a room are notified. */
 void rooms_drain(void *rooms);
 /* Fail every room of the daemon (shutdown), in later turns when they are many. */
 void rooms_fail_all(void *rooms, const struct err *why);
 unsigned int rooms_count(const struct rooms *rooms);
 unsigned int rooms_live(const struct rooms *rooms); /* not terminal */
 unsigned int rooms_orphans(const struct rooms *rooms);
-/* When the room that is in the state for longest came there; 0: none is. */
+/* Since when the oldest room in that state has been in it; 0: no room is. */
 uint64_t rooms_oldest_ns(const struct rooms *rooms, enum room_state state);
 
-/* The module's hooks. Of many rooms some see what happens to a remote in later turns, and
- * each before anything else happens to it. */
+/* The hooks of the module. If there are many rooms, some process an event of a remote
+ * in later turns, but each before its next event of the remote. */
 void rooms_on_change(struct remote *remote);
 void rooms_on_up(struct remote *remote);
 void rooms_on_down(struct remote *remote, const struct err *why);
@@ -62,25 +62,25 @@ struct room_args {
 };
 /* ERR_EXIST, ERR_LIMIT, ERR_DRAIN, ERR_NOMEM. */
 int rooms_open(struct rooms *rooms, const struct room_args *args, struct room **room_p);
-/* Undo a room that its command cannot finish opening: nobody knows it yet. A slot that
- * its engine chose stays claimed. */
+/* Undo a room that its command cannot finish opening: no other part knows it yet. A
+ * slot that its engine chose stays claimed. */
 void rooms_discard(struct room *room);
-/* An open room with all its parts: takes what waited for it, and begins. */
+/* Start an open room that is complete: delivers the messages that waited for it. */
 void rooms_begin(struct room *room);
 /* ERR_STATE unless terminal. */
 int rooms_close(struct room *room);
-/* Its engine is done with it: its number may be opened again at once, it fails if it has
- * not ended, and goes once it has. */
+/* Its engine releases it: its number may be opened again at once. It fails if it has
+ * not ended, and is removed afterwards. */
 void rooms_drop(struct room *room);
 struct room *rooms_find(struct rooms *rooms, const struct session *session,
 			enum room_role role, uint64_t number);
-/* Whose slot of the session's status page this is, of this generation; NULL: another's,
- * or nobody's. */
+/* The room in this slot of the session's status page, if the generation matches; else
+ * NULL. */
 struct room *rooms_by_slot(struct rooms *rooms, const struct session *session,
 			   uint32_t slot, uint32_t gen);
 bool rooms_has_slot(struct rooms *rooms, const struct session *session, uint32_t slot);
 struct room *rooms_by_gen(struct rooms *rooms, uint64_t gen);
-/* The open room of a local pool, whoever's session it is. */
+/* The open room of a local pool, in any session. */
 struct room *rooms_by_pool(struct rooms *rooms, uint64_t pool, enum room_role role,
 			   uint64_t number);
 /* Is there something that it has not seen? See it now: it may fail the room, end its
@@ -95,8 +95,8 @@ uint64_t rooms_version(const struct rooms *rooms);
 /* Iterate all (admin lists). */
 struct list *rooms_all(const struct rooms *rooms); /* struct room.all_link */
 
-/* Peers' requests for rooms that are not open here, oldest first; a struct room_cursor
- * may stand in the list. */
+/* Requests of peers for rooms that are not open here, oldest first; a struct
+ * room_cursor may be in the list. */
 struct room_request {
 	const struct remote *remote;
 	uint64_t number, pool; /* here */
@@ -110,7 +110,7 @@ struct room_request rooms_request_at(const struct rooms *rooms, const struct lis
 const struct history *rooms_history(const struct rooms *rooms);
 unsigned int rooms_moving(const struct rooms *rooms); /* transferring */
 
-/* An ABORT for a source that is not connected: told when it is, or forgotten after
+/* Keep an ABORT for a source that is not connected: sent once it is, or dropped after
  * connect_timeout. Charged to the account. */
 void rooms_tell_later(struct rooms *rooms, struct remote *remote,
 		      const struct wire_abort *msg, struct account *account);

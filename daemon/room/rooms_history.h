@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rooms_history: what the last ended rooms were, for people: a ring of fixed size, made
- * with the first of them and touched as far as it is used. It outlives rooms, sessions
- * and peers, so it holds copies of their names.
+ * rooms_history: records of the rooms that ended last, for operators: a ring of fixed
+ * size, allocated with the first record; its memory is touched as it fills. It outlives
+ * rooms, sessions and peers, so it has copies of their names.
  */
 #ifndef KVD_ROOMS_HISTORY_H
 #define KVD_ROOMS_HISTORY_H
@@ -18,8 +18,8 @@ struct ended_room {
 	uint64_t number, session;
 	uint64_t bytes, expected;
 	uint64_t tokens;    /* bound or offered, of the longest view */
-	uint64_t surplus;   /* tokens of its chunks that nobody had bound */
-	uint64_t opened_ns; /* the loop's clock; the others 0: it never came so far */
+	uint64_t surplus;   /* tokens of its chunks that no receiver had bound */
+	uint64_t opened_ns; /* the loop's clock; others 0: state not reached */
 	uint64_t waiting_ns, moving_ns, ended_ns;
 	uint64_t gen, layout; /* the pool's digest */
 	struct room_trace trace;
@@ -29,7 +29,7 @@ struct ended_room {
 	enum err_scope scope;
 	bool retryable;
 	uint32_t peers;
-	char engine[40];    /* whose room it was */
+	char engine[40];    /* name of its engine */
 	char peer[80];	    /* the first one's name */
 	char transport[16]; /* to or from that one; "" = none was chosen */
 	char text[200];	    /* the error's */
@@ -37,7 +37,7 @@ struct ended_room {
 
 struct history {
 	struct ended_room *ring; /* NULL: no room has ended yet */
-	uint64_t count;		 /* ended so far; the next one's number */
+	uint64_t count;		 /* rooms ended so far; also the number of the next one */
 };
 
 /* A room has ended: remember it, if there is memory. */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rooms_set: the tables of rooms, and what their sources share: rooms.c (life),
- * rooms_set.c (look-ups), room_answer.c (answers to peers), rooms_msg.c (messages from
- * them), rooms_late.c (orphans, tombstones), rooms_early.c (receivers that never came),
- * rooms_untold.c (their ends, until their sources are connected) and rooms_heard.c (which
- * of them are another room's).
+ * rooms_set: the tables of rooms, shared by rooms.c (life), rooms_set.c (look-ups),
+ * room_answer.c (answers to peers), rooms_msg.c (messages from peers), rooms_late.c
+ * (orphans, tombstones), rooms_early.c (receivers that never connected), rooms_untold.c
+ * (deferred aborts, until their sources are connected) and rooms_heard.c (which receivers
+ * belong to another room).
  */
 #ifndef KVD_ROOMS_SET_H
 #define KVD_ROOMS_SET_H
@@ -18,9 +18,9 @@
 struct rooms {
 	struct kvd *kvd;
 	struct waits *waits;
-	/* What the sources above the room do with it. */
+	/* Callbacks from a room to the sources above. */
 	void (*on_terminal)(struct room *room);
-	void (*on_over)(struct room *room); /* terminal, and nobody holds it: it goes */
+	void (*on_over)(struct room *room); /* terminal and not held: remove it */
 	/* A message of type TRANSFER_INFO or OFFER_QUERY for an open room. */
 	void (*deliver)(struct rooms *rooms, struct room *room, struct remote *remote,
 			enum wire_type type, struct room_message *msg);
@@ -31,9 +31,9 @@ struct rooms {
 	const struct remote *changed;
 	/* rooms_loss.c */
 	struct room_sweep loss;
-	uint64_t losses;       /* peers down, pools withdrawn, the stop: so many so far */
-	struct err stopping;   /* code != OK: of all rooms */
-	struct strmap by_key;  /* {session id, role, number} */
+	uint64_t losses;      /* number of lost peers, withdrawn pools and stops so far */
+	struct err stopping;  /* code != OK: of all rooms */
+	struct strmap by_key; /* {session id, role, number} */
 	struct strmap by_pool; /* {pool id, role, number} */
 	struct strmap by_slot; /* {session id, slot} */
 	struct idmap by_gen;
@@ -66,9 +66,9 @@ struct rooms {
 
 /* remote->part[MODULE_ROOM] */
 struct room_remote {
-	struct list orphans; /* its requests for rooms to come: rooms_late.c */
+	struct list orphans; /* its requests for future rooms: rooms_late.c */
 	unsigned int orphan_count;
-	struct list early; /* receivers of it that never came: rooms_early.c */
+	struct list early; /* its receivers that never connected: rooms_early.c */
 };
 
 static inline struct room_remote *room_remote(const struct remote *remote)
@@ -98,7 +98,7 @@ struct tombstone {
 /* ---- rooms.c ---- */
 int rooms_new(struct kvd *kvd, void **part_p);
 void rooms_free(void *part);
-/* A live room, from now on held by nobody: its session stays until it is closed. */
+/* A live room without an owner: its session stays until the room is closed. */
 void rooms_keep_session(struct room *room, enum room_hold how);
 
 /* ---- rooms_late.c ---- */
@@ -108,8 +108,8 @@ void late_fini(struct rooms *rooms);
 int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
 		const struct room_key *key, uint64_t gen,
 		const uint8_t ticket[TICKET_BYTES], struct room_message *msg);
-/* Deliver what waited for this room and may take part in it, oldest first; the others are
- * refused in later turns. */
+/* Deliver the requests that waited for this room and are authorized, oldest first; the
+ * others are refused in later turns. */
 void orphans_take(struct rooms *rooms, struct room *room);
 /* Answer all that wait with a refusal. */
 void orphans_refuse(struct rooms *rooms, const struct err *why);
@@ -126,29 +126,30 @@ void tomb_remove(struct rooms *rooms, const struct room_key *key);
 /* ---- rooms_early.c ---- */
 void early_init(struct rooms *rooms);
 void early_fini(struct rooms *rooms);
-/* An ABORT of a receiver that no room knows, for `room` or (NULL) one that may open. It
- * may fail the room. False: it is an old one, or nobody's here. */
+/* An ABORT of a receiver that no room knows, for `room` or (NULL) one that may be
+ * opened. It may fail the room. False: it is of an older room, or no room is meant. */
 bool early_abort(struct rooms *rooms, struct remote *remote, struct room *room,
 		 const struct wire_abort *m, const struct err *why);
-/* A sending room opens; `before`: the number's last one, NULL: nobody remembers. */
+/* A sending room opens; `before`: the last room of its number, NULL: not remembered. */
 void early_take(struct rooms *rooms, struct room *room, const struct tombstone *before);
 /* The receiver of this generation has opened its number again. */
 void early_take_back(struct rooms *rooms, struct remote *remote, uint64_t gen);
 void early_drop_remote(struct rooms *rooms, struct remote *remote);
 
 /* ---- rooms_heard.c ---- */
-/* A receiver: whose pool it fills, and which opening of its number it is. */
+/* A receiver: the pool that it fills, and the opening of its number. */
 struct heard_one {
 	uint64_t who, gen;
 };
-/* pool: the receiver's own; 0: it did not say. */
+/* pool: of the receiver; 0: not given. */
 struct heard_one heard_one(const struct remote *remote, uint64_t pool, uint64_t gen);
 void heard_add(struct room_heard *heard, struct heard_one one);
 /* All of a sending room's. */
 void heard_of_room(const struct room *room, struct room_heard *heard_p);
-/* Was that very receiver heard? */
+/* Has this receiver contacted the room? */
 bool heard_has(const struct room_heard *heard, struct heard_one one);
-/* Is that receiver for a later room of the number than the one that heard these? */
+/* Does the receiver belong to a later room of the number than the one that these
+ * contacted? */
 bool heard_before(const struct room_heard *heard, struct heard_one one);
 /* The same of a room. */
 bool room_is_before(const struct room *room, struct heard_one one);

@@ -23,7 +23,7 @@ struct pool_buffer {
 	bool first; /* the first of this pool in that region */
 };
 
-/* What its rooms do and did: room_counts.c. */
+/* Current and past work of its rooms: room_counts.c. */
 struct pool_work {
 	uint32_t waiting, running; /* before and in transfer */
 	uint64_t moved;		   /* bytes */
@@ -44,8 +44,8 @@ struct pool {
 	bool can_receive; /* pool_check_target() held: asked once */
 	struct pool_work work;
 	void *handshake; /* handshake.c's: the peers that know it */
-	/* handshake.c's: its buffers as each transport takes them, made when first asked
-	 * for; transfers use them until the pool has gone */
+	/* used by handshake.c: its buffers in the form of each transport, made on
+	 * demand; transfers use them until the pool is freed */
 	struct xp_buffer *tables[TRANSPORTS_MAX];
 };
 
@@ -63,7 +63,7 @@ int pool_register(struct session *session, const struct pool_args *args,
 /* The session ends: close all of its pools; each drains on its own. */
 void pools_close(struct session *session);
 
-/* A room begins and ends to use the pool. The pool must not be closing. */
+/* A room starts and ends its use of the pool. The pool must not be closing. */
 void pool_use(struct pool *pool);
 /* Of one that is used already, and may be closing. */
 void pool_use_again(struct pool *pool);
@@ -73,16 +73,16 @@ void pool_unuse(struct pool *pool);
 int pool_check_target(struct pool *pool);
 
 struct pool *pool_find(struct session *session, uint64_t id); /* or NULL + ERR_NOTFOUND */
-/* Tell peers, wait until none uses it, unpin, free, then on_closed (may be NULL).
- * Look-ups do not find it any more. */
+/* Notify peers, wait until it is unused, unpin, free, then on_closed (may be NULL).
+ * Look-ups no longer find it. */
 void pool_close(struct pool *pool, void (*on_closed)(void *arg), void *arg);
 
 /* Peers know of pools by this: handshake's, in kvd->publisher. */
 struct pool_publisher {
-	/* It is registered: peers are told. Negative: it cannot be. */
+	/* It was registered: announce it to peers. Negative: this is not possible. */
 	int (*publish)(struct pool *pool);
-	/* It closes: on_gone(arg) when no peer can use it any more; one that no peer can
-	 * know is gone at once. */
+	/* It is closing: on_gone(arg) when no peer can use it any more; at once if no
+	 * peer can know it. */
 	void (*withdraw)(struct pool *pool, void (*on_gone)(void *arg), void *arg);
 };
 

@@ -56,7 +56,7 @@ struct region_args {
 	enum region_kind kind;
 	/* memfd, cuda_vmm, dmabuf, file: taken when region_register() returns 0 */
 	int fd;
-	const char *shm_name; /* shm; NULL: what `fd` has open */
+	const char *shm_name; /* shm; NULL: the object that `fd` refers to */
 	uint64_t offset;      /* of byte 0 in the object, allocation, file; not vm */
 	const char *device;   /* cuda_*: UUID or PCI id */
 	const void *ipc;      /* cuda_ipc: CU_IPC_BYTES, of the allocation's base */

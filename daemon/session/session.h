@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * session: one engine's connection on the control socket and all it owns.
- * It ends with the socket's EOF, the process's end (pidfd) or its memory's end
- * (statm), whichever is seen first; then its rooms fail, its pools and regions
- * go, its peers are told (invariant 4).
+ * session: one engine's connection on the control socket and all its objects. It ends
+ * with the EOF of the socket, the end of the process (pidfd) or of its memory (statm),
+ * whichever is detected first. Then its rooms fail, its pools and regions are removed,
+ * and its peers are notified (invariant 4).
  */
 #ifndef KVD_SESSION_H
 #define KVD_SESSION_H
@@ -36,7 +36,7 @@ struct session {
 	struct kvd *kvd;
 	uint64_t id;		 /* rises within an instance */
 	uint64_t epoch;		 /* random: names the session on the wire */
-	struct account *account; /* of its user: what is kept for it */
+	struct account *account; /* of its user: charged for its objects */
 	struct charge charge;	 /* the session itself */
 	uint8_t secret[16];
 	char client[64]; /* from hello */
@@ -48,26 +48,25 @@ struct session {
 	bool own;	      /* the daemon's own: no process, no caps */
 	bool greeted;	      /* hello was answered */
 	bool announced;	      /* its beginning was logged at info */
-	bool ending;	      /* session_end() has begun */
+	bool ending;	      /* session_end() has started */
 	struct idmap regions; /* id -> struct region */
 	struct idmap pools;   /* id -> struct pool */
 	struct list requests; /* open struct request */
 	struct status_page *status;
-	void *conn;				 /* control.c's; NULL: none, or gone */
+	void *conn;				 /* control.c's; NULL: none, or closed */
 	const struct session_conn_ops *conn_ops; /* with conn */
 	uint64_t next_id;			 /* for regions, pools, dlists, xfers */
-	unsigned int objects_draining; /* what must be gone before session_free */
+	unsigned int objects_draining;		 /* must be removed before session_free */
 	unsigned int requests_open;
 	unsigned int
 		walking; /* long replies that are made (reply_walk.h): no line is taken */
-	struct list
-		waiting; /* its words that are waited for: struct wait.link (wait.c) */
+	struct list waiting;	/* words being polled: struct wait.link (wait.c) */
 	struct list words_link; /* among the sessions that have some */
 	unsigned int words;
 	size_t requests_bytes; /* of the open requests' lines */
 	uint64_t started_ns;
 	struct region_map *region_map; /* regions by the engine's address */
-	uint64_t regions_version;      /* rises when a region comes or goes */
+	uint64_t regions_version;      /* incremented when a region is added or removed */
 	unsigned int files;	       /* regions that are */
 	struct session_watch *watch;   /* pidfd and statm of the engine */
 	struct loop_defer free_defer;
@@ -82,7 +81,7 @@ struct session_conn_ops {
 		       unsigned int fd_count);
 	/* The same with a heap text that is taken over. */
 	void (*give)(void *conn, char *owned, size_t len);
-	/* The session's ring has passed what a line waited for. */
+	/* The session's ring has passed the point that a request line waited for. */
 	void (*resume)(void *conn);
 	/* The session has ended: send why, unless the client has hung up, and close. */
 	void (*hangup)(void *conn, const struct err *why);
@@ -108,11 +107,11 @@ pid_t session_pid(const struct session *session);
 /* NULL: there is none. */
 struct session *session_by_id(const struct kvd *kvd, uint64_t id);
 
-/* Begin the end: idempotent. Objects drain, then the session frees itself. */
+/* Start the end: idempotent. Objects drain, then the session frees itself. */
 void session_end(struct session *session, const char *why);
-/* The module's session_end(), which was to go on later, is done. */
+/* The deferred session_end() of the module is done. */
 void session_end_next(struct session *session, enum module_id ended);
-/* For whom its jobs are done: its user, or the daemon itself (offload.h). */
+/* The principal of its jobs: its user, or the daemon itself (offload.h). */
 uint64_t session_principal(const struct session *session);
 /* 16 bytes: this daemon's instance; zeros without peers (tests). */
 const uint8_t *session_instance(const struct session *session);

@@ -36,9 +36,9 @@ uint32_t status_page_slots(const struct status_page *page);
 /* Slots from `first` on are numbered by the engine (proto/kvd_ring.h): none of
  * them is given out by status_slot_take(). Once, before any slot is taken. */
 void status_page_divide(struct status_page *page, uint32_t first);
-/* What is touched of the page from now on is charged to it, which outlives the page. */
+/* Further use of the page is charged to it; it outlives the page. */
 void status_page_charge(struct status_page *page, struct charge *charge);
-/* One more notification came; the session takes no more requests. */
+/* A notification has arrived; the session takes no more requests. */
 void status_page_notified(struct status_page *page);
 void status_page_ended(struct status_page *page);
 
@@ -53,7 +53,7 @@ int status_slot_claim(struct status_page *page, uint32_t slot, uint32_t gen,
 /* Is it one that the engine chose, and in use? */
 bool status_slot_claimed(const struct status_page *page, uint32_t slot);
 uint32_t status_slot_gen(const struct status_page *page, uint32_t slot);
-/* The same object begins once more, under the next generation, which is returned. */
+/* The same object starts again, under the next generation, which is returned. */
 uint32_t status_slot_renew(struct status_page *page, uint32_t slot);
 void status_slot_release(struct status_page *page, uint32_t slot);
 /* Progress figures (sequence-guarded). */
@@ -64,8 +64,8 @@ void status_slot_room(struct status_page *page, uint32_t slot,
 /* The word: state, flags, error. Terminal states are stored after everything. */
 void status_slot_set(struct status_page *page, uint32_t slot, unsigned int state,
 		     unsigned int flags, enum err_code error);
-/* Whoever waits for the slot's word looks at it now: a system call, for what is answered
- * too late to be looked for without a pause and too soon to be slept on. */
+/* Wake the waiters of the slot's word: a system call. For results that are too late
+ * for a busy poll and too early for sleep. */
 void status_slot_call(const struct status_page *page, uint32_t slot);
 /* The heartbeat time (CLOCK_MONOTONIC ns) of the header. */
 void status_page_heartbeat(struct status_page *page, uint64_t now_ns);

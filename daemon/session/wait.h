@@ -7,18 +7,18 @@
  *   word   its stream stores a rising 64-bit sequence word (little-endian, 8-byte
  *          aligned) in a registered region; kvd goes on when word >= value
  *          (libkvd: kvd_timeline_open)
- *   event  it records an event that it made for other processes, before it gives
- *          the command, and hands its CUDA IPC handle over
+ *   event it records an event that it made for other processes, before it sends
+ *          the command, and passes its CUDA IPC handle
  *
- * Words are polled from one timer that runs only while somebody waits, with a
- * bounded number of looks a pass, sessions in turn. Reads are acquire loads of mapped
- * memory; guarded memory (hugetlbfs too) and vm memory is refused, because the loop
- * must not fault or call into another process. Events are polled by a
- * thread of their own (gpu/event.h) from the moment of the command.
+ * Words are polled from one timer that runs only while there are waits, with a bounded
+ * number of polls a pass, sessions in turn. Reads are acquire loads of mapped memory;
+ * guarded memory (hugetlbfs too) and vm memory is refused, because the loop must not
+ * fault or call into another process. Events are polled by a thread of their own
+ * (gpu/event.h) from the moment of the command.
  *
- * A word cannot fail. An event can: a wrong handle, an engine that is gone, a
- * broken device; that fails what waits for it. What neither comes nor fails is
- * ended by the room's own times.
+ * A word cannot fail. An event can: a wrong handle, an engine that has ended, a broken
+ * device; its waits fail. A wait that neither passes nor fails is ended by the room's
+ * timeouts.
  */
 #ifndef KVD_WAIT_H
 #define KVD_WAIT_H
@@ -53,20 +53,20 @@ struct wait {
 	struct wait_spec spec; /* borrowed from its owner */
 	/* From the loop's timer or a wake-up. `why`: NULL, or why it never will be. */
 	void (*on_over)(struct wait *wait, const struct err *why);
-	uint64_t seen; /* of a word: its value when it was last looked at */
+	uint64_t seen; /* of a word: its value at the last poll */
 	bool armed;
-	bool listed; /* among the words that are looked at */
+	bool listed; /* in the list of polled words */
 };
 
 /* `gpu` NULL: events are refused. */
 int waits_new(struct loop *loop, struct gpu *gpu, struct waits **waits_p);
 void waits_free(struct waits *waits);
-/* "wait" of a command: {kind:"seq", region, offset, value} or {kind:"event", device,
- * handle}. Pins the region, begins to watch the event. */
+/* Parse "wait" of a command: {kind:"seq", region, offset, value} or {kind:"event",
+ * device, handle}. Pins the region, starts to watch the event. */
 int wait_spec_parse(struct waits *waits, const cJSON *json, struct session *session,
 		    struct wait_spec *spec);
 void wait_spec_fini(struct wait_spec *spec);
-/* 1: the point is passed; 0: not yet; negative: it cannot be told any more. */
+/* 1: the point is passed; 0: not yet; negative: it cannot be determined any more. */
 int wait_passed(const struct wait_spec *spec);
 /* on_over follows, never from inside. */
 void wait_start(struct waits *waits, struct wait *wait, const struct wait_spec *spec,

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * dlist: a prepared descriptor list: stretches of one session's memory by the
- * engine's addresses. Rows may overlap and repeat. A regular grid is one entry
- * (address, bytes, stride, count); descriptor i of the list is counted through
- * the entries in order.
+ * dlist: a prepared descriptor list: ranges of one session's memory by the engine's
+ * addresses. Rows may overlap and repeat. A regular grid is one entry (address, bytes,
+ * stride, count); descriptor i of the list is counted through the entries in order.
  *
- * Where its rows lie is looked for when they are used (daemon/xfer/search.h).
+ * The location of its rows is looked up on use (daemon/xfer/search.h).
  */
 #ifndef KVD_DLIST_H
 #define KVD_DLIST_H
@@ -52,7 +51,8 @@ int dlist_put(struct dlist *dlist, uint32_t i, const struct dlist_entry *e);
 void dlist_free(struct dlist *dlist); /* NULL is fine; loop thread */
 /* Of files? By its first entry: none is of both. */
 bool dlist_of_files(const struct dlist *dlist);
-/* Bytes from the first row's begin to the last row's end; `i` is for the error text. */
+/* Bytes from the start of the first row to the end of the last; `i` is for the error
+ * text. */
 int dlist_entry_span(const struct dlist_entry *e, uint32_t i, uint64_t *span_p);
 
 /* Which descriptors: all in order (index NULL), or by number. */
@@ -62,9 +62,9 @@ struct dlist_pick {
 	const uint32_t *index;
 	uint64_t count;
 };
-/* Row k goes from src's k-th to dst's k-th descriptor. ERR_INVAL: counts or
- * lengths differ, nothing picked; ERR_RANGE: an index outside the list;
- * ERR_LIMIT: a plan of more bytes. Any thread. */
+/* Row k is copied from src's k-th to dst's k-th descriptor. ERR_INVAL: counts or
+ * lengths differ, nothing selected; ERR_RANGE: an index outside the list; ERR_LIMIT: a
+ * plan of more bytes. Any thread. */
 int dlist_plan(const struct dlist_pick *src, const struct dlist_pick *dst,
 	       uint64_t max_bytes, struct plan **plan_p);
 /* Only the checks of dlist_plan(), without places. */
@@ -74,8 +74,8 @@ int dlist_check_picks(const struct dlist_pick *src, const struct dlist_pick *dst
  * that is shorter, else u32 count, u32 0, u32…; all = count 0xffffffff. */
 size_t dlist_index_bytes(const struct dlist_pick *pick);
 void dlist_index_put(struct cursor *out, const struct dlist_pick *pick);
-/* Where it lies, and go on behind it; what it holds is not looked at. *rows_p: how
- * many it says there are, left as it is when it says "all". */
+/* Find an index list and skip it, without checking its contents. *rows_p: its declared
+ * number of rows, unchanged when it is "all". */
 int dlist_index_skip(struct cursor *in, const uint8_t **raw_p, size_t *len_p,
 		     uint64_t *rows_p);
 /* *index_p is heap or NULL (all); at most max entries. */

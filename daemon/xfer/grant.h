@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * grant: a secret with bounds, by which others use a session's memory: some of its
- * regions, for reading only, for some time, by one daemon. The session's own secret, told
- * to its engine alone, has none.
+ * grant: a secret with limits, which gives others access to a session's memory: to some
+ * of its regions, for reading only, for some time, by one daemon. The session's own
+ * secret, which only its engine receives, has no limits.
  *
- * Bounds are looked at when something begins: an attachment, a list, a transfer, a
- * notification. What has begun finishes.
+ * Limits are checked when an operation starts: an attachment, a list, a transfer, a
+ * notification. An operation that has started completes.
  */
 #ifndef KVD_GRANT_H
 #define KVD_GRANT_H
@@ -33,7 +33,7 @@ struct grant {
 	bool write;
 	uint64_t until_ns;	  /* 0: as long as the session */
 	char peer[LINK_USER_MAX]; /* name in the allow-list; "": any */
-	uint64_t *regions; /* ascending, perhaps none; NULL: all, also those to come */
+	uint64_t *regions; /* ascending, may be empty; NULL: all, including future ones */
 	size_t region_count;
 	struct charge charge;
 };
@@ -60,7 +60,7 @@ struct grant *grant_find(struct xfer_session *xs, uint64_t id); /* NULL: raised 
  * its own secret. ERR_AUTH, and *grant_p is NULL. */
 int grant_check(struct xfer_session *xs, const struct peer *peer,
 		const uint8_t secret[16], struct grant **grant_p);
-/* Does it give this region now, whatever for? */
+/* Does it give any access to this region now? */
 bool grant_covers(const struct grant *grant, uint64_t region, uint64_t now_ns);
 /* May it write there (or read)? NULL is fine. ERR_PERM. */
 int grant_allows(const struct grant *grant, uint64_t region, bool write);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * search: where the rows of a descriptor list lie, in what its session exports at
+ * search: locates the rows of a descriptor list in the memory that its session exports at
  * that moment: its own regions, or those that a remote daemon registered for it.
  *
- * The result (struct places) is immutable, reference-counted and keeps what it names
- * in use, so plans can be made from it on helper threads. A list keeps its latest
- * one. Looking takes 20-100 ns an entry, so a long list is looked for by a helper:
- * begin (what is exported now is noted and held), run (any thread), end.
+ * The result (struct places) is immutable and reference-counted. It keeps its regions in
+ * use, so helper threads can make plans from it. A list keeps its latest result. A search
+ * takes 20-100 ns per entry, so a helper searches long lists: begin (records and holds
+ * the current exports), run (any thread), end.
  */
 #ifndef KVD_SEARCH_H
 #define KVD_SEARCH_H
@@ -20,7 +20,7 @@ struct remote_pool;
 struct search;
 struct session;
 
-#define SEARCH_INLINE 2048u /* entries looked for on the loop */
+#define SEARCH_INLINE 2048u /* entries searched on the loop */
 /* In the place of a transport: files, which no transport has, and nothing else. */
 #define SEARCH_FILES UINT32_MAX
 
@@ -42,7 +42,7 @@ struct places {
 
 void places_unref(struct places *places); /* loop thread, as all but search_run() */
 
-/* What is known still, with one reference more; or NULL. */
+/* A result that is still valid, with one more reference; or NULL. */
 struct places *search_known_local(const struct dlist *dlist,
 				  const struct session *session,
 				  unsigned int transport_index);
@@ -53,10 +53,10 @@ int search_begin_local(struct session *session, unsigned int transport_index,
 int search_begin_remote(struct remote_pool *pool, struct search **search_p);
 /* ERR_NOTFOUND names the entry that no region holds as a whole. Any thread. */
 int search_run(struct search *search, const struct dlist *dlist);
-/* What was found; NULL before a successful run. Until search_end(). */
+/* The result; NULL before a successful run. Valid until search_end(). */
 const struct places *search_found(const struct search *search);
-/* The list keeps what was found, and *places_p has a reference. ERR_REVOKED: a region
- * of it has been unregistered meanwhile. The search is gone. */
+/* The list keeps the result, and *places_p has a reference. ERR_REVOKED: one of its
+ * regions has been unregistered meanwhile. Frees the search. */
 int search_end(struct search *search, struct dlist *dlist, struct places **places_p);
 void search_free(struct search *search); /* without a result; NULL is fine */
 
@@ -64,14 +64,14 @@ void search_free(struct search *search); /* without a result; NULL is fine */
 struct located {
 	struct dlist *dlist;
 	struct places *places; /* a reference; NULL until it is known */
-	struct search *search; /* that looks for it */
+	struct search *search; /* the running search */
 };
-/* Known, or looked for now; in a long list the looking is only begun. */
+/* A known result, or a search; for a long list the search is only started. */
 int locate_local(struct located *at, struct session *session,
 		 unsigned int transport_index);
 int locate_remote(struct located *at, struct remote_pool *pool);
-int locate_run(struct located *at); /* what was begun: any thread */
-int locate_end(struct located *at); /* and what comes of it */
+int locate_run(struct located *at); /* run the started search: any thread */
+int locate_end(struct located *at); /* finish it */
 const struct places *locate_found(const struct located *at); /* NULL: nothing yet */
 void locate_drop(struct located *at);
 

@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * xfer: one-sided transfers between engines' registered memory, and the
- * notifications between their sessions: what the `nixl` Python API stands on.
+ * xfer: one-sided transfers between the registered memory of engines, and notifications
+ * between their sessions: the base of the `nixl` Python API.
  *
- * A session is reachable by whoever knows its epoch and secret (peer.attach).
- * Descriptor lists are prepared once: a local one names this session's memory, a
- * remote one an attached session's. A transfer picks descriptors of both by
- * index. Prepared lists are sent once to the daemon at the other end and live
- * there as long as here; a transfer sends indices.
+ * A session can be reached with its epoch and secret (peer.attach). Descriptor lists are
+ * prepared once: a local one names memory of this session, a remote one that of an
+ * attached session. A transfer selects descriptors of both by index. Prepared lists are
+ * sent once to the daemon at the other end and exist there as long as here; a transfer
+ * sends indices.
  *
- * The owner's daemon checks every descriptor against the regions that the
- * session exports at that moment; memory that was unregistered cannot be
- * reached any more.
+ * The owner's daemon checks every descriptor against the regions that the session exports
+ * at that moment; unregistered memory cannot be accessed any more.
  */
 #ifndef KVD_XFER_H
 #define KVD_XFER_H

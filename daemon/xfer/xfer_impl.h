@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * xfer_impl: what xfer.c (sessions, attaching, sharing), xfer_list.c and xfer_post.c
- * (lists and transfers of this side's engines), xfer_serve.c (requests of other daemons)
- * and commands_xfer.c share.
+ * xfer_impl: shared by xfer.c (sessions, attaching, sharing), xfer_list.c and xfer_post.c
+ * (lists and transfers of local engines), xfer_serve.c (requests of other daemons) and
+ * commands_xfer.c.
  */
 #ifndef KVD_XFER_IMPL_H
 #define KVD_XFER_IMPL_H
@@ -19,14 +19,14 @@
 
 #define XFER_ATTACHES_MAX 1024u /* of a session */
 #define XFER_DLISTS_MAX 16384u	/* of a session */
-/* bytes of one notification: 1 MiB, and what a client writes in front of it (the nixl
- * package: an agent's name that is longer than a session's, up to 64 KiB) */
+/* bytes of one notification: 1 MiB, and the prefix of a client (the nixl package: an
+ * agent's name that is longer than a session's, up to 64 KiB) */
 #define XFER_NOTIF_MAX ((1u << 20) + (64u << 10) + 16u)
 #define XFER_NOTIFS_BYTES_MAX (8u << 20) /* waiting for one session */
-#define NOTIF_ANSWER_FRAME 256u		 /* what else is in that answer */
-#define XFER_NOTES_MAX 4096u		 /* of a session, on their way out */
+#define NOTIF_ANSWER_FRAME 256u		 /* size of the other fields of that answer */
+#define XFER_NOTES_MAX 4096u		 /* of a session, being sent */
 #define XFER_NOTE_BYTES_MAX (8u << 20)
-#define XFER_EAGER_REGIONS 64u /* each tells all; of more when a transfer needs it */
+#define XFER_EAGER_REGIONS 64u /* of a session; more are sent on demand */
 #define XFER_PLAN_INLINE 2048u /* rows planned on the loop */
 #define XFER_KEPT_BYTES_MAX (UINT64_C(64) << 20) /* plans for a next time */
 
@@ -72,7 +72,7 @@ struct xfer_session {
 	struct list shares;
 	struct list notifs; /* oldest first */
 	size_t notif_bytes;
-	unsigned int notes; /* struct note, and struct xfer_op, under way */
+	unsigned int notes; /* struct note, and struct xfer_op, in progress */
 	size_t note_bytes;
 	struct list grants;
 	unsigned int grant_count;
@@ -83,7 +83,7 @@ struct xfer_session {
 /* remote->part[MODULE_XFER] */
 struct xfer_remote {
 	struct list attaches; /* to its sessions */
-	struct list shares;   /* struct share.at_remote: what it was given */
+	struct list shares;   /* struct share.at_remote: shares with it */
 	struct list sent;     /* struct sent_list.at_remote: lists that it has */
 	struct list shadows;  /* its lists that are kept here: xfer_serve.c */
 };
@@ -96,9 +96,9 @@ static inline struct xfer_remote *xfer_remote(const struct remote *remote)
 enum attach_state { ATTACH_REACHING, ATTACH_ASKED, ATTACH_READY, ATTACH_LOST };
 enum xfer_state { XFER_PLANNING, XFER_SHARING, XFER_POSTED, XFER_ENDED };
 
-/* Whoever asked for something that takes time; on_end NULL: nobody. */
+/* The caller of an operation that takes time; on_end NULL: none. */
 struct xfer_waiter {
-	/* once; why NULL: done, `id` is what it made, if anything */
+	/* once; why NULL: done, `id` is the new object, if any */
 	void (*on_end)(void *arg, const struct err *why, uint64_t id);
 	void *arg;
 };
@@ -119,7 +119,7 @@ struct attach {
 	uint64_t id, cookie;
 	struct xfer_session *xs;
 	struct remote *remote; /* held; NULL: LOST, and nothing uses it any more */
-	unsigned int users;    /* prepared lists, and notes under way */
+	unsigned int users;    /* prepared lists, and notes in progress */
 	uint64_t epoch;	       /* of the remote session */
 	uint8_t secret[16];
 	struct sm sm;		  /* enum attach_state */
@@ -176,7 +176,7 @@ struct transfer {
 	bool parts_wanted[2];
 	struct plan *plan;   /* stays for the next time; made from these: */
 	uint64_t plan_of[2]; /* places.serial */
-	uint64_t plan_most;  /* bytes: what its account has left */
+	uint64_t plan_most;  /* bytes: rest of its account */
 	bool plan_lacks;     /* more of them */
 	struct offload_job job;
 	struct sched_op op;
@@ -225,14 +225,14 @@ static inline void attach_use(struct attach *attach)
 	attach->users++;
 }
 void attach_unuse(struct attach *attach);
-/* The waiter is told the attachment's number, or why there will be none. */
+/* The waiter receives the number of the attachment, or the error. */
 int attach_open(struct xfer_session *xs, const char *endpoint, uint64_t epoch,
 		const uint8_t secret[16], uint64_t timeout_ns, struct xfer_waiter waiter);
 /* The same session again, with the regions that it has by then; no number. */
 int attach_refresh(struct xfer_session *xs, const struct attach *attach,
 		   uint64_t timeout_ns, struct xfer_waiter waiter);
-/* Bytes that it takes in an answer, at most; and what an answer may take: requests
- * are served while half of client_queue waits. */
+/* Maximum bytes of a notification in an answer; and maximum bytes of an answer:
+ * requests are served while half of client_queue is in use. */
 size_t notif_answer_bytes(const char *from, size_t len);
 size_t notif_answer_max(const struct xfers *xfers);
 /* One that has its place in the session's queue; then queue it, or drop it (session
@@ -245,19 +245,19 @@ void notif_free(struct notif *notif);
 void xfer_session_try_free(struct xfer_session *xs);
 
 /* ---- xfer_share.c ---- */
-/* The remote may be told what the grant gives, too; NULL: all regions. */
+/* Share the regions of the grant with the remote, too; NULL: all regions. */
 int share_open(struct xfer_session *xs, struct remote *remote, struct grant *grant,
 	       struct share **share_p);
 /* Make the remote know the present regions that it may. 1: wait for ack. */
 int share_update(struct xfer_session *xs, struct share *share);
 void share_free(struct share *share);
-void shares_without(struct xfer_session *xs); /* a region goes */
+void shares_without(struct xfer_session *xs); /* a region is being unregistered */
 /* It gives more, or (revoked) nothing any more. */
 void shares_regrant(struct xfer_session *xs, const struct grant *grant);
 
 /* ---- xfer_list.c ---- */
 int notif_post(struct attach *attach, const void *data, size_t len);
-/* What a list and where it lies take, so many entries long. */
+/* Memory for a list and its search result, for so many entries. */
 uint64_t xfer_list_bytes(uint64_t entries);
 bool list_is_sent(const struct prepared *prepared, const struct attach *attach);
 /* Make its parts (struct note.link); any thread, while `prepared` and `attach` stay. */
@@ -290,20 +290,21 @@ void xfer_file_cancel(struct transfer *transfer);
 uint64_t xfer_file_moved(const struct transfer *transfer);
 
 /* ---- xfer_post.c ---- */
-/* What moves its bytes has ended. */
+/* The transfer of its bytes has ended. */
 void transfer_done(struct transfer *transfer, int result, const struct err *why);
 struct xfer_op;
-/* Of an op whose lists and indices were checked; takes what it has. */
+/* Make a transfer of an op whose lists and indices were checked; takes their
+ * ownership. */
 int transfer_new(struct xfer_op *op, struct transfer **transfer_p);
 int transfer_post(struct transfer *transfer); /* also again, when it has ended */
 struct transfer *transfer_find(struct xfer_session *xs, uint64_t id);
-/* A post that could not begin: it fails as one that has begun. */
+/* A post that could not start: it fails like one that has started. */
 void transfer_refuse(struct transfer *transfer, const struct err *why);
 /* Post it again, with another notification (heap, taken; NULL: the same). */
 int transfer_again(struct transfer *transfer, uint8_t *notif, size_t len);
 void transfer_cancel(struct transfer *transfer, const struct err *why);
 void transfer_cancel_asked(struct transfer *transfer); /* by its engine */
-/* Its number is nobody's any more; freed when it has ended, canceled if need be. */
+/* Release its number; freed when it has ended, canceled if necessary. */
 void transfer_release(struct transfer *transfer);
 void transfer_free(struct transfer *transfer); /* ended */
 void transfers_go(struct attach *attach);      /* the share was acknowledged */
@@ -316,8 +317,8 @@ void serve_region_going(struct xfers *xfers, struct region *region);
 void serve_pool_going(struct xfers *xfers, struct remote_pool *pool);
 
 /* ---- xfer_share.c: hooks ---- */
-/* The session has one more: remote sessions that are attached are told before a transfer
- * needs it, so that they can map it meanwhile. */
+/* The session has a new region: attached remote sessions are notified before a
+ * transfer needs it, so that they can map it in advance. */
 void xfers_region_coming(struct session *session);
 void xfers_on_shared(struct remote *remote, uint64_t epoch, const struct err *why);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * xfer_op: what an engine asks of the transfer layer, by an entry of the submission
- * ring (ring_xfer.c), or by dlist.prep (commands_xfer.c), which fills it in and is
- * told the result; all that is checked is checked here. Loop thread.
+ * xfer_op: operations of an engine on the transfer layer, by an entry of the submission
+ * ring (ring_xfer.c), or by dlist.prep (commands_xfer.c), which fills it in and receives
+ * the result; all checks are made here. Loop thread.
  */
 #ifndef KVD_XFER_OP_H
 #define KVD_XFER_OP_H
@@ -33,7 +33,7 @@ struct xfer_op {
 	struct ring_payload payload; /* taken */
 	uint64_t offset;
 
-	/* LIST: rows of u64 in the payload, 2 … 4 columns as proto/kvd_ring.h says */
+	/* LIST: rows of u64 in the payload, 2 … 4 columns as in proto/kvd_ring.h */
 	uint64_t attach; /* 0: own memory */
 	uint32_t rows, columns;
 
@@ -47,7 +47,7 @@ struct xfer_op {
 	/* result */
 	struct prepared *list;
 	struct transfer *transfer;
-	bool later; /* it went to a helper */
+	bool later; /* continues on a helper */
 
 	/* private */
 	struct offload_job job;
