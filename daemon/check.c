@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What --check-config looks at besides the file's own text: directories, keys,
- * allow-list, the cluster, libraries; and what is allowed but seldom meant.
+ * The checks of --check-config beyond the file's own text: directories, keys, allow-list,
+ * the cluster, libraries; and settings that are allowed but rarely intended.
  *
- * Nobody is connected to: under socket activation that would start the daemon that
- * is checked. So a socket_path that another daemon holds is told at start only.
+ * It makes no connections: under socket activation that would start the daemon that is
+ * checked. So a socket_path that another daemon holds is only reported at start.
  */
 #include "daemon/check.h"
 
@@ -36,7 +36,7 @@ struct check {
 	unsigned int errors;
 };
 
-/* ---- words ---- */
+/* ---- texts ---- */
 
 /* "file:line: "; "file: " for a default; "" where there is no file. */
 static void print_where(const struct config *config, const char *option)
@@ -197,7 +197,7 @@ static void check_modules(struct check *check)
 
 /* ---- libraries ---- */
 
-/* Only what was asked for by name: a host without GPU has no driver to load. */
+/* Only libraries that are named explicitly: a host without GPU has no driver to load. */
 static void check_library(struct check *check, const char *option, const char *name)
 {
 	void *handle;
@@ -224,7 +224,7 @@ static void check_libraries(struct check *check)
 			    config->gpu_kernels, strerror(errno));
 }
 
-/* ---- what is allowed, and seldom meant ---- */
+/* ---- allowed, but rarely intended ---- */
 
 static void check_reach(const struct check *check)
 {
@@ -257,7 +257,7 @@ static void check_memory(const struct check *check)
 	err_clear();
 }
 
-/* What its files have already counts as room. */
+/* Its existing files count as free space. */
 static uint64_t files_bytes(const char *path)
 {
 	DIR *entries = opendir(path);
@@ -314,7 +314,7 @@ unsigned int check_config(const struct config *config)
 	return check.errors;
 }
 
-/* ---- as whom ---- */
+/* ---- change of user ---- */
 
 int check_become(const char *user)
 {

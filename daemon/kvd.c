@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The daemon from construction to end. kvd_new() builds the members in the order in
- * which they need each other; kvd_free() takes them down in reverse and skips
- * what was never made, so it also cleans up after a kvd_new() that failed.
+ * The daemon from construction to end. kvd_new() builds the members in the order of their
+ * dependencies; kvd_free() takes them down in reverse and skips missing ones, so it also
+ * cleans up after a kvd_new() that failed.
  *
- * The end comes in two steps. Drain (SIGTERM, the drain command): no new rooms,
- * running ones may end, a deadline is set. Stop: when nothing runs any more, at
- * the deadline, or at once on a second signal. SIGHUP reads the configuration
- * again and takes what can be taken while running; the file is small and local,
- * so it is read on the loop.
+ * The end has two steps. Drain (SIGTERM, the drain command): no new rooms, running ones
+ * may end, a deadline is set. Stop: when all have ended, at the deadline, or at once on a
+ * second signal. SIGHUP reloads the configuration and applies the reloadable options; the
+ * file is small and local, so it is read on the loop.
  */
 #include "daemon/kvd.h"
 
@@ -47,8 +46,8 @@
 #include "gpu/gpu.h"
 #include "daemon/xfer/xfer.h"
 
-/* How often a draining daemon looks whether its rooms have ended, and how long
- * a stopping one waits for fences, last messages and connections. */
+/* Interval at which a draining daemon checks whether its rooms have ended, and the
+ * time that a stopping one waits for fences, last messages and connections. */
 #define DRAIN_LOOK_NS (20 * LOOP_NS_PER_MS)
 #define STOP_NS (5 * LOOP_NS_PER_S)
 
@@ -59,7 +58,7 @@ struct kvd_impl {
 	struct loop_timer watchdog, drain;
 	uint64_t watchdog_ns;
 	uint64_t drain_until_ns;
-	uint64_t drain_told_ns; /* when its state was told last */
+	uint64_t drain_told_ns; /* time of its last report */
 	bool gates_lost; /* exits with an error, so that a service manager starts it
 			    again */
 };
@@ -77,7 +76,7 @@ static bool is_quiet(const struct kvd *kvd)
 	return modules_live(kvd) == 0 && handshake_quiet(kvd->handshake);
 }
 
-/* What holds the drain up: a room that is only open does, too. */
+/* What delays the drain: open rooms count, too. */
 static void drain_words(const struct kvd_impl *impl, char *text, size_t size)
 {
 	const struct kvd *kvd = impl->kvd;
@@ -139,7 +138,7 @@ void kvd_drain(struct kvd *kvd, uint64_t deadline_ns)
 	notify_stopping(text);
 	kvd->draining = true;
 	modules_drain(kvd);
-	/* not at once: the command's answer goes out first */
+	/* not at once: the command's answer is sent first */
 	loop_timer_start(&impl->drain, LOOP_NS_PER_MS);
 }
 
@@ -230,7 +229,8 @@ static void count_reloaded(void *arg, const struct setting *row,
 	*changed += row->reload;
 }
 
-/* To systemd: a daemon that refuses rooms is up, and `systemctl status` says why. */
+/* To systemd: a daemon that refuses rooms is up, and `systemctl status` shows the
+ * reason. */
 static void say_ready(const struct kvd *kvd)
 {
 	char text[400] = "serving";
@@ -277,7 +277,7 @@ static int start_signals(struct kvd_impl *impl)
 	struct loop *loop = impl->kvd->loop;
 	int r;
 
-	signal(SIGPIPE, SIG_IGN); /* a peer that went is an error of its write */
+	signal(SIGPIPE, SIG_IGN); /* a closed peer is an error of its write */
 	signal(SIGXFSZ, SIG_IGN); /* so is a file of an engine's that gets too long */
 	r = loop_signal_start(&impl->term, loop, SIGTERM, on_term);
 	if (r == 0)
@@ -323,8 +323,7 @@ static void place_threads(struct kvd *kvd)
 	mem_free(numa);
 }
 
-/* Without the file each daemon has a budget of its own: slower neighbours, no
- * fault. */
+/* Without the file each daemon has its own budget: slower neighbours, but no fault. */
 static void share_cores(struct kvd *kvd)
 {
 	const struct config *config = kvd->config;
@@ -352,7 +351,7 @@ static void on_gates_lost(void *arg)
 	kvd_stop(kvd);
 }
 
-/* What moves bytes and knows peers; then what engines see. */
+/* First the layers that move bytes and know peers, then those that engines see. */
 static int build(struct kvd *kvd)
 {
 	const struct config *config = kvd->config;
@@ -450,8 +449,9 @@ static bool is_drained(const struct kvd *kvd, struct err *why_p)
 	return modules_drained(kvd, why_p) && handshake_drained(kvd->handshake);
 }
 
-/* Fail what runs, tell everybody, and turn the loop until all has quiesced. A session may
- * wait for a peer that lets go of nothing: half of the time, then peers are cut. */
+/* Fail running operations, notify all, and run the loop until all has quiesced. A
+ * session may wait for a peer that releases nothing: half of the time, then peers are
+ * cut. */
 static int wind_up(struct kvd *kvd)
 {
 	uint64_t until = loop_clock_ns(kvd->loop) + STOP_NS;
@@ -468,7 +468,7 @@ static int wind_up(struct kvd *kvd)
 		loop_turn(kvd->loop, DRAIN_LOOK_NS);
 	if (is_drained(kvd, &why))
 		return 0;
-	kvd->abandoned = true; /* the kernel takes what is left */
+	kvd->abandoned = true; /* the kernel frees the rest */
 	if (why.code != ERR_OK) {
 		notify_status(why.text);
 		return err_reraise(&why);
@@ -532,7 +532,7 @@ void kvd_free(struct kvd *kvd)
 	copier_free(kvd->copier);
 	offload_free(kvd->offload);
 	idle = accounts_idle(&kvd->accounts);
-	assert(idle);	    /* what was charged was given back */
+	assert(idle);	    /* all charges were returned */
 	gpu_free(kvd->gpu); /* after the last import */
 	gates_free(kvd->gates);
 	if (kvd->loop) {

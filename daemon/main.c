@@ -2,10 +2,10 @@
 /*
  * The program kvd: arguments, the configuration, the lock of the name, the daemon.
  *
- * The exit status tells a service manager whether another try can help: not after wrong
- * arguments (64), nor while the configuration is not usable (78), whether that is seen in
- * the file or when what it names is opened. What --check-config finds is what a start
- * would find, but for who listens at the socket (check.c).
+ * The exit status tells a service manager whether a restart can help: not after wrong
+ * arguments (64), nor while the configuration is not usable (78), whether that is
+ * detected in the file or when the objects it names are opened. --check-config finds the
+ * faults that a start would find, except another listener at the socket (check.c).
  */
 #include <getopt.h>
 #include <limits.h>
@@ -127,9 +127,9 @@ static void on_problem(void *arg, const char *text)
 		log_format_of_stderr() == LOG_FORMAT_JOURNAL ? "<3>" : "", text);
 }
 
-/* Keys, secrets of sessions and mapped caches are nobody's to read: no core, and no
- * debugger of this user (root's works). Under a unit that forbids the call its LimitCORE=
- * stands. */
+/* Keys, secrets of sessions and mapped caches must not be readable: no core, and no
+ * debugger of this user (root's works). Under a unit that forbids the call its
+ * LimitCORE= is in effect. */
 static void main_seal(void)
 {
 	const struct rlimit none = {0, 0};
@@ -138,7 +138,7 @@ static void main_seal(void)
 	(void)setrlimit(RLIMIT_CORE, &none);
 }
 
-/* The directory that a socket's path is in; "" for what is no path. */
+/* The directory of a socket's path; "" if it is no path. */
 static const char *folder_of(const char *path, char *folder, size_t size)
 {
 	const char *slash = strrchr(path, '/');
@@ -173,8 +173,8 @@ static int main_give_up_files(const struct config *config)
 		NULL,
 	};
 
-	/* NVIDIA does not say how its driver opens an exporter's memory (cuda_ipc): a
-	 * process in a Landlock domain may not look into others */
+	/* NVIDIA does not document how its driver opens an exporter's memory
+	 * (cuda_ipc): a process in a Landlock domain may not access others */
 	if (has_gpu(config)) {
 		sandbox_no_files("no Landlock in the main process when a GPU is used");
 		return 0;
@@ -197,7 +197,7 @@ static int main_check_descriptors(void)
 		(unsigned long long)limit.rlim_cur, DESCRIPTORS_LEAST);
 }
 
-/* The kernel kills without a word who takes more than he may have. */
+/* The kernel kills a process over its memory limit without a message. */
 static int main_check_memory(const struct config *config)
 {
 	int r = config_memory_check(config, memory_limit());

@@ -64,7 +64,7 @@ int modules_check_options(const struct config *config, const char **option_p)
 	for (size_t i = 0; modules_built[i]; i++) {
 		int r = modules_built[i]->check ? modules_built[i]->check(config) : 0;
 
-		*option_p = modules_built[i]->name; /* its options begin with it */
+		*option_p = modules_built[i]->name; /* its options start with it */
 		if (r < 0)
 			return err_pass(r);
 	}

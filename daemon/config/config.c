@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Loading goes in three steps. Defaults: every row's preset is parsed by the
- * same code as a file's line, so a default cannot be outside its own limits.
- * The file: inih splits the lines, one handler finds the row and parses; the
- * line of each option is kept for the third step. Checks: a table of functions
- * over the whole struct, each refusing one impossible combination and naming
- * the line that made it so.
+ * Loading has three steps. Defaults: the default of every row is parsed by the same code
+ * as a line of the file, so it cannot be outside its own limits. The file: inih splits
+ * the lines, one handler finds the row and parses the value; the line of each option is
+ * kept for the third step. Checks: a table of functions over the whole struct, each of
+ * which refuses one impossible combination and names its line.
  *
- * All problems are found in one go and told one by one; the first is the
- * error. Nothing is half applied: the caller's struct is written at the end.
+ * All faults are found in one run and reported one by one; the first is the returned
+ * error. Nothing is applied partially: the caller's struct is written at the end.
  *
- * inih cuts lines at a fixed length, joins indented ones and says only the line
- * number of a syntax error. So the file is read here, and inih gets whole lines
- * from a reader that counts them and refuses what it would cut.
+ * inih cuts lines at a fixed length, joins indented ones and reports only the line number
+ * of a syntax error. So the file is read here, and inih gets complete lines from a reader
+ * that counts them and refuses lines that inih would cut.
  */
 #include "daemon/config/config.h"
 
@@ -512,7 +511,7 @@ static void check_require(struct load *load)
 	}
 }
 
-/* ---- what "auto" and empty stand for ---- */
+/* ---- values of "auto" and empty options ---- */
 
 static uint32_t half_the_cores(uint32_t min, uint32_t max)
 {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One function pair (parse, format) a type, found through a table, so that a
- * new type cannot be half known. A value is parsed into a local first and
- * stored last: a refused line leaves the struct as it was.
+ * Each type has one pair of functions (parse, format), found through a table, so a new
+ * type cannot be incomplete. A value is parsed into a local variable and stored last: a
+ * refused line leaves the struct unchanged.
  *
- * Units are a table too. A value is printed with the largest unit that divides
- * it, which is what a person would have written.
+ * Units are a table, too. A value is printed with the largest unit that divides it, as a
+ * person would write it.
  */
 #include "daemon/config/setting.h"
 
@@ -52,7 +52,7 @@ static int setting_refuse(const struct setting *setting, const char *why)
 
 /* ---- numbers ---- */
 
-/* Digits only, in `base`; *end_p = what follows. False: none, or over 64 bits. */
+/* Digits only, in `base`; *end_p is the rest. False: none, or over 64 bits. */
 static bool digits(const char *text, unsigned int base, uint64_t *value_p,
 		   const char **end_p)
 {
@@ -162,7 +162,7 @@ static void format_mode(const struct setting *setting, const void *base, char *b
 	snprintf(buf, SETTING_TEXT_MAX, "%04o", *(const uint32_t *)field(setting, base));
 }
 
-/* ---- words ---- */
+/* ---- names ---- */
 
 static int parse_bool(const struct setting *setting, const char *text, void *base)
 {
@@ -216,7 +216,7 @@ static void format_text(const struct setting *setting, const void *base, char *b
 	snprintf(buf, SETTING_TEXT_MAX, "%s", (const char *)field(setting, base));
 }
 
-/* ---- lists: words parted by commas or blanks ---- */
+/* ---- lists: words separated by commas or blanks ---- */
 
 /* The next word into `word`; false at the end, *too_long_p when cut. */
 static bool next_word(const char **text, char *word, size_t cap, bool *too_long_p)
@@ -329,7 +329,7 @@ bool setting_words_have(const struct setting_words *words, const char *word)
 	return false;
 }
 
-/* ---- what is allowed ---- */
+/* ---- allowed values ---- */
 
 /* "<min> to <max>", each as the type prints it. */
 static void range_of_numbers(const struct setting *setting, char *buf)

@@ -1,28 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which line did a descriptor come with? On a stream socket the kernel hands
- * descriptors over with the first bytes of the sendmsg() that carried them, but
- * one recvmsg() may also return bytes of earlier messages before those. So lines
- * are looked at first (MSG_PEEK) and then received one by one, never across a newline.
- * Where the look says that descriptors are there, a gate does that in its process, and
- * the lines up to them come back with those that may be had (daemon/gate/gate.h); else
- * they are read here.
+ * Which line does a descriptor belong to? On a stream socket the kernel delivers
+ * descriptors with the first bytes of their sendmsg(), but one recvmsg() may also return
+ * bytes of earlier messages before those. So the input is peeked first (MSG_PEEK) and
+ * then received line by line, never across a newline. If the peek shows descriptors, a
+ * gate receives them in its own process and passes on the lines up to them with the
+ * allowed descriptors (daemon/gate/gate.h); other lines are read here.
  *
- * Life: OPEN, CLOSING (nothing is read any more, what is queued is flushed, for
- * a bounded time), DEAD (the socket is closed; the object goes when no helper
- * uses its line buffer). A fault found while a command answers marks the
- * connection for close, which follows after the current callback: no command finds
- * its session ended in the middle of its work.
+ * Life: OPEN, CLOSING (input is ignored, queued output is flushed, for a limited time),
+ * DEAD (the socket is closed; the object is freed when no helper uses its line buffer). A
+ * fault found while a command answers marks the connection for close, which follows after
+ * the current callback: no command loses its session while it runs.
  *
- * A client that does not read is not dead: its process may be stopped, its rooms
- * still move. While half of what may wait for it waits, it is not served; only
- * answers to what was taken before can fill the rest, and past the cap it goes.
+ * A client that does not read may be stopped while its rooms still move. While half of
+ * its queue limit is in use, no new requests are served; only answers to accepted
+ * requests can fill the rest, and beyond the limit the client is disconnected.
  *
- * Bounds: a line, the replies that wait, the requests that are open and the
- * bytes of their lines, the descriptors of a line; the lines and the time of one
- * turn, so that a client that sends ten thousand commands at once is served in
- * turn with all others; and time: a line half sent, a hello not said and a last
- * line not read end the connection.
+ * Limits: a line, the queued replies, the open requests and the bytes of their lines, the
+ * descriptors of a line; the lines and the time of one turn, so that a client that sends
+ * ten thousand commands at once takes turns with all others; and time: an incomplete
+ * line, a missing hello and an unread last line end the connection.
  */
 #include "daemon/control/conn.h"
 
@@ -71,7 +68,7 @@ struct conn {
 	struct loop_fd watch;
 	struct loop_defer after; /* close, send, re-arm, or free */
 	struct loop_timer timer;
-	enum timeout timeout; /* what the timer runs for */
+	enum timeout timeout; /* purpose of the running timer */
 	struct gate_client gate;
 
 	struct inbox in;
@@ -111,7 +108,7 @@ static void conn_dead(struct conn *conn)
 	loop_defer(conn->timer.loop, &conn->after);
 }
 
-/* The session goes first; it must not try to hang up on us. */
+/* The session ends first; it must not close this connection in turn. */
 static void session_leave(struct conn *conn, const char *why)
 {
 	struct session *session = mem_steal(conn->session);
@@ -133,7 +130,7 @@ static void conn_timeout_set(struct conn *conn, enum timeout timeout, uint64_t n
 		loop_timer_start(&conn->timer, ns);
 }
 
-/* ---- what the loop shall watch ---- */
+/* ---- events to watch ---- */
 
 static bool may_read(const struct conn *conn)
 {
@@ -196,7 +193,8 @@ static void conn_answer(void *arg, const char *text, size_t len, const int *fds,
 	if (outbox_send(&conn->out, text, len, fds, fd_count,
 			conn->host->kvd->config->client_queue_bytes) < 0)
 		conn_mark_for_close(conn);
-	/* this turn's replies go together; an answered request makes room for a line */
+	/* replies of this turn are sent together; an answered request allows another
+	 * line */
 	loop_defer(conn->timer.loop, &conn->after);
 }
 
@@ -255,8 +253,8 @@ static void conn_hangup(void *arg, const struct err *why)
 	if (!conn->parsing)
 		inbox_reset(&conn->in);
 	len = reply_error_text(NULL, why, text);
-	/* behind what waits and over the cap: it is the last line. When that fails
-	 * the close has to do; what waits is still tried. */
+	/* After the queued replies and over the limit: it is the last line. If this
+	 * fails, the close must be enough; queued replies are still tried. */
 	(void)outbox_send(&conn->out, text, len, NULL, 0, SIZE_MAX);
 	if (outbox_flush(&conn->out) < 0)
 		outbox_fini(&conn->out);
@@ -272,7 +270,7 @@ static void conn_kill(struct conn *conn, const struct err *why)
 {
 	struct session *session = conn->session;
 
-	if (why->code == ERR_IO) { /* the client was first; nobody is to be told */
+	if (why->code == ERR_IO) { /* the client closed first: no error line */
 		session_leave(conn, why->text);
 		conn_dead(conn);
 		return;
@@ -287,7 +285,7 @@ static void conn_kill(struct conn *conn, const struct err *why)
 	conn_hangup(conn, why);
 }
 
-/* The client has ended it, perhaps one direction only: it may still read. */
+/* The client has closed its end, perhaps one direction only: it may still read. */
 static void conn_eof(struct conn *conn)
 {
 	session_leave(conn, CLIENT_LEFT);
@@ -448,7 +446,7 @@ static bool line_take(struct conn *conn, size_t want)
 	return false;
 }
 
-/* Go through `len` bytes that were seen. Lines done. */
+/* Process `len` peeked bytes. Returns the number of complete lines. */
 static unsigned int conn_consume(struct conn *conn, const uint8_t *seen, size_t len)
 {
 	unsigned int lines = 0;
@@ -456,7 +454,7 @@ static unsigned int conn_consume(struct conn *conn, const uint8_t *seen, size_t 
 	for (size_t pos = 0, want; pos < len && may_read(conn); pos += want) {
 		const uint8_t *end = memchr(seen + pos, '\n', len - pos);
 
-		/* behind what the submission ring was given before it */
+		/* wait until the submission ring has passed its earlier entries */
 		if (!ring_gate_passed(ring_of(conn->session)))
 			break;
 		want = end ? (size_t)(end - (seen + pos)) + 1 : len - pos;
@@ -472,7 +470,7 @@ static unsigned int conn_consume(struct conn *conn, const uint8_t *seen, size_t 
 	return lines;
 }
 
-/* What came ahead, else what the socket has. NULL: nothing to go through now. */
+/* Data that arrived ahead, else data of the socket. NULL: nothing to process now. */
 static const uint8_t *conn_see(struct conn *conn, size_t *len_p)
 {
 	const uint8_t *ahead = inbox_ahead(&conn->in, len_p);
@@ -482,7 +480,7 @@ static const uint8_t *conn_see(struct conn *conn, size_t *len_p)
 
 	if (ahead)
 		return ahead;
-	/* a long look only at a long line: most of it is looked at again */
+	/* long peeks only for long lines: most of their bytes are peeked again */
 	n = gate_peek(conn->watch.fd, peek,
 		      conn->in.len ? CONN_PEEK_BYTES : SHORT_PEEK_BYTES, &with);
 	if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
@@ -539,7 +537,7 @@ static void conn_on_ready(struct loop_fd *watch, int events)
 		conn_mark_for_close(conn);
 	if (events & LOOP_READ)
 		conn_read(conn);
-	/* replies are on their way to on_after(): that looks, when they have left */
+	/* replies are waiting for on_after(), which checks again when they are sent */
 	if (sm_state(&conn->sm) != CONN_DEAD && list_empty(&conn->after.link))
 		conn_arm(conn);
 }

@@ -1,22 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The listening socket and which users may connect. The socket's mode keeps out what the
- * file system can keep out; SO_PEERCRED and SO_PEERGROUPS judge the rest by the
- * kernel's credentials. A connection is refused with one error line, so that the user
- * reads "not admitted" and not "connection reset".
+ * The listening socket, and which users may connect. The mode of the socket excludes
+ * users as far as the file system can; SO_PEERCRED and SO_PEERGROUPS decide about the
+ * rest by the kernel's credentials. A connection is refused with one error line, so that
+ * the user reads "not admitted" and not "connection reset".
  *
- * The name appears in the file system with the rights it shall have: the mode of
- * the socket's own inode is set before bind() (the kernel takes it over), and
- * nobody can connect before listen() (daemon/loop/lock.c). It is looked at once a second,
- * and made again when somebody has removed it.
+ * The name appears in the file system with its final rights: the mode of the socket's own
+ * inode is set before bind() (the kernel takes it over), and connecting is impossible
+ * before listen() (daemon/loop/lock.c). The name is checked once a second and recreated
+ * if it was removed.
  *
- * When descriptors run out accept() fails and the connection stays in the
- * backlog, so a level-triggered loop would spin: the listener pauses instead.
+ * When descriptors run out, accept() fails and the connection stays in the backlog, so a
+ * level-triggered loop would spin: the listener pauses instead.
  *
- * A session costs the loop some 100 us to begin and to end, a refusal a tenth of that.
- * So a user who opens one after the other is refused, and once there is somebody to
- * refuse the listener takes its time, which holds up connect() of all and the work of no
- * session.
+ * A session costs the loop about 100 us for its start and end, a refusal a tenth of that.
+ * So a user that opens sessions in quick succession is refused, and after a refusal the
+ * listener slows down. That delays connect() for all, but no work of a session.
  */
 #include "daemon/control/control.h"
 
@@ -49,7 +48,7 @@
 #define PAUSE_NS (100 * LOOP_NS_PER_MS)
 #define CLIENT_TIMEOUT_NS (30 * LOOP_NS_PER_S)
 #define ADMIN_PART 16u
-#define FEW_PART 32u	  /* of all: of a user who gets in when others have the rest */
+#define FEW_PART 32u	  /* 1/32 of the table is for users with few */
 #define GROUPS_MAX 65536u /* the kernel's NGROUPS_MAX */
 /* Sessions that a user may open at once, and one more in each SESSION_NS. */
 #define BURST 256u
@@ -66,14 +65,14 @@ struct pace {
 struct control {
 	struct kvd *kvd;
 	struct pace paces[PACES];
-	bool paced; /* somebody was refused for it */
+	bool paced; /* a connection was refused for its rate */
 	struct loop_fd listener;
 	struct loop_timer pause;
 	bool closed;
 	struct lock_socket name;
 	gid_t gid;	   /* of its file; -1: this process's */
 	bool listed;	   /* in its access list instead */
-	struct lock *lock; /* of the daemon's name; NULL: nobody guards it */
+	struct lock *lock; /* of the daemon's name; NULL: not guarded */
 	struct loop_timer look;
 	struct err lost; /* code != OK: why no client reaches it */
 	struct conn_host host;
@@ -188,7 +187,7 @@ static int control_option_of(int fd, int name)
 	return getsockopt(fd, SOL_SOCKET, name, &v, &len) < 0 ? -1 : v;
 }
 
-/* What a service manager handed over. */
+/* Use a socket passed by a service manager. */
 static int socket_inherit(int fd)
 {
 	int flags = fcntl(fd, F_GETFL);
@@ -220,7 +219,7 @@ static void control_refuse(struct control *control, int fd,
 	metrics_add(&control->kvd->metrics, METRIC_SESSIONS_REFUSED, 1);
 	log_warn("control", NULL, "connection refused", "pid=%d uid=%u why=\"%s\"",
 		 (int)peer->pid, peer->uid, err.text);
-	/* a fresh socket's buffer takes a line; if not, the close tells */
+	/* the buffer of a fresh socket takes a line; if not, the close must do */
 	if (send(fd, text, len, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
 		log_debug("control", NULL, "refusal not delivered", "errno=%d", errno);
 	gate_turn_away(control->kvd->gates, fd);
@@ -252,10 +251,10 @@ static int peer_groups(const struct session_peer *peer, gid_t **gids_p, size_t *
 }
 
 /*
- * A user who opens whatever there is, by whatever many processes, keeps no other out:
- * daemon/base/share.h, by uid. Of a table of 16 and more, a sixteenth is for
- * administrators besides: kvd-ctl gets in when all users together have filled the rest.
- * They share by process, because one user is most often all of them.
+ * A user with many sessions, in any number of processes, does not exclude others:
+ * daemon/base/share.h, by uid. In a table of 16 and more, a sixteenth is reserved for
+ * administrators: kvd-ctl can connect when all users together have filled the rest.
+ * Administrators share by process, because they are mostly one user.
  */
 static int check_cap(const struct kvd *kvd, const struct session_peer *peer)
 {
@@ -284,7 +283,7 @@ static int check_cap(const struct kvd *kvd, const struct session_peer *peer)
 				   "administrators");
 }
 
-/* Of users in excess of PACES the one who has opened least is forgotten. */
+/* Beyond PACES users, the one that has opened the fewest sessions is forgotten. */
 static int check_pace(struct control *control, uid_t uid)
 {
 	const uint64_t now_ns = loop_now_ns(control->kvd->loop);
@@ -454,8 +453,8 @@ static int control_init(struct control *control, int listen_fd)
 
 /* ---- the files in run_dir ---- */
 
-/* A cleaner of temporary files, or a person, has removed the socket's: no client could
- * come any more, and the daemon's own users would hold it for dead. */
+/* A cleaner of temporary files, or a person, has removed the file of the socket:
+ * clients could not connect, and would take the daemon for dead. */
 static int listener_again(struct control *control)
 {
 	int r;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A buffer that grows by doubling up to KEEP_BYTES, then at once to the longest line,
- * and shrinks back when the line is done: an idle connection costs little. Memory comes
- * with the bytes that are written to it, so the second step is nearly free; growing a
- * line of a megabyte by doubling copies it, and holds the loop too long.
+ * A buffer that grows by doubling up to KEEP_BYTES, then at once to the longest line, and
+ * shrinks when the line is complete: an idle connection costs little. The kernel
+ * allocates memory on first write, so the second step is nearly free; growth of a line of
+ * a megabyte by doubling would copy it, and block the loop too long.
  *
- * Descriptors belong to the last line of what came ahead with them. Those that are too
- * many, or were lost or refused, spoil that line and not the connection: its request is
+ * Descriptors belong to the last line of the data that arrived ahead with them. Too many,
+ * lost or refused descriptors spoil that line and not the connection: its request is
  * answered with the fault.
  */
 #include "daemon/control/inbox.h"
@@ -91,7 +91,7 @@ static int inbox_reserve(struct inbox *inbox, size_t want, uint64_t cap)
 	return 0;
 }
 
-/* ---- what came ahead ---- */
+/* ---- data that arrived ahead ---- */
 
 int inbox_put(struct inbox *inbox, struct gate_parcel *parcel)
 {

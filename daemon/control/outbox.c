@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The usual reply is short: it is put behind the turn's other ones, a room.open's
- * before its room.bind's, and one system call gives them to the socket (and wakes the
- * client once). Long ones, and those that bring descriptors, go to the socket at once.
- * For neither is anything allocated, no descriptor duplicated and the loop not asked
- * to watch: a command that has taken effect can say so without memory. Only when
- * replies wait already, or the socket is full, is (the rest of) a reply copied.
+ * The usual reply is short: it is appended to the other replies of the turn, a
+ * room.open's before its room.bind's, and one system call sends them (and wakes the
+ * client once). Long replies, and those with descriptors, are sent at once. Neither
+ * allocates memory, duplicates a descriptor or makes the loop watch: a command that has
+ * taken effect can answer without memory. Only if replies are queued already, or the
+ * socket is full, the rest of a reply is copied.
  *
- * A reply of a megabyte is taken over as it is, and goes to the socket in pieces: the
- * loop looks after others in between.
+ * A reply of a megabyte is taken without a copy, and sent in pieces, between which the
+ * loop serves others.
  *
- * MSG_NOSIGNAL everywhere: a client that left is an answer, not a SIGPIPE.
+ * MSG_NOSIGNAL everywhere: a client that has disconnected is an error code, not a
+ * SIGPIPE.
  */
 #include "daemon/control/outbox.h"
 
@@ -68,8 +69,9 @@ void outbox_fini(struct outbox *outbox)
 	charge_drop(&outbox->charge);
 }
 
-/* Never refused here, since the command has been done: large replies are asked for
- * before, and who has an account that is full is not read from while replies wait. */
+/* Never refused here, since the command has been done: large replies are checked in
+ * advance, and a client whose account is full is not read from while replies are
+ * queued. */
 static void outbox_charge(struct outbox *outbox)
 {
 	uint64_t bytes = outbox->bytes - outbox->batched;
@@ -149,7 +151,7 @@ static int outbox_batch_flush(struct outbox *outbox)
 	return 0;
 }
 
-/* What the socket did not take of the batch goes before a reply that waits. */
+/* The rest of the batch precedes queued replies. */
 static int batch_queue(struct outbox *outbox)
 {
 	struct out *out = NULL;
@@ -190,7 +192,7 @@ int outbox_send(struct outbox *outbox, const char *text, size_t len, const int *
 		return err_pass((int)n);
 	if ((size_t)n == len)
 		return 0;
-	if (n > 0) /* the descriptors went with the first byte */
+	if (n > 0) /* the descriptors were sent with the first byte */
 		fd_count = 0;
 	text += n;
 	len -= (size_t)n;

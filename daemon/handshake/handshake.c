@@ -3,8 +3,8 @@
  * A remote is a peer with its data line. The control line comes up first (peer.c); then
  * the data line is opened (handshake_line.c), and both sides announce their pools.
  *
- * Rooms hear of a lost peer at once (on_down: they become aborting) and reach their
- * terminal state when their ops have ended.
+ * Rooms are notified of a lost peer at once (on_down: they become aborting) and reach
+ * their terminal state when their ops have ended.
  */
 #include "daemon/handshake/handshake.h"
 
@@ -95,7 +95,7 @@ void remote_try_free(struct remote *remote)
 	remote_free(remote);
 }
 
-/* ---- what the transports say ---- */
+/* ---- calls from the transports ---- */
 
 static void handshake_on_request(void *owner, struct xp_inbound *in)
 {
@@ -196,7 +196,7 @@ static int open_transports(struct handshake *hs)
 			if (hs->transports_why.code == ERR_OK &&
 			    could_fulfil(kvd->config, names->word[i]))
 				hs->transports_why = why;
-			/* nobody asked for it by name: then it is not worth a warning */
+			/* in the default list: missing hardware is not worth a warning */
 			if (kvd->config->transports_auto)
 				log_info("transport", names->word[i], "not usable",
 					 "why=\"%s\"", why.text);
@@ -232,7 +232,7 @@ int handshake_transports_ok(const struct handshake *hs)
 			 "none of the transports in `require` is usable here");
 }
 
-/* ---- what the peers say ---- */
+/* ---- calls from the peers ---- */
 
 /* "NAME@HOST:PORT", without the key that an endpoint may carry. */
 static void figures_begin(struct remote *remote)
@@ -247,9 +247,9 @@ static void figures_begin(struct remote *remote)
 	remote->figures = metrics_peer(&remote->kvd->metrics, name, remote);
 }
 
-/* In whose name its things are kept: its key's, else its address's. All daemons of one
- * are one, however many instances they are. What an earlier peering left keeps the
- * account that it was charged to. */
+/* The account for its memory: that of its key, else of its address. All daemons with
+ * one key share one, however many instances they are. Objects of an earlier peering
+ * keep the account that they were charged to. */
 static int remote_identify(struct remote *remote)
 {
 	const struct peer *peer = remote->peer;
@@ -348,9 +348,9 @@ static void handshake_on_down(void *owner, struct peer *peer)
 	remote->down = peer->why;
 	remote->down_dead = peer->totals.dead;
 	remote->reaches++; /* not freed under our feet */
-	/* Queued ops fail first, then the layers above let go of pools and lists; only
-	 * then the pools are dead and the line closes. Ops that the transport has end
-	 * while it does: what they use stays in dead_pools until then. */
+	/* Queued ops fail first, then the layers above release pools and lists; only
+	 * then the pools are dead and the line is closed. Ops at the transport end
+	 * during the close: objects that they use stay in dead_pools until then. */
 	sched_line_set(&remote->line, NULL, NULL, &peer->why);
 	hs->events.on_down(hs->events.owner, remote, &peer->why);
 	pools_down(remote);
@@ -359,8 +359,8 @@ static void handshake_on_down(void *owner, struct peer *peer)
 	remote_try_free(remote);
 }
 
-/* The other daemon answered our dial with a refusal, or keys stand between us: rooms that
- * wait for it fail with the reason instead of their timeout. */
+/* The other daemon refused our HELLO, or the keys do not match: waiting rooms fail
+ * with the reason instead of their timeout. */
 static void handshake_on_refused(void *owner, struct peer *peer)
 {
 	struct handshake *hs = owner;
@@ -550,10 +550,11 @@ int handshake_reach(struct handshake *hs, const char *endpoint,
 	remote->reaches++;
 	*remote_p = remote;
 	if (remote->refused && sm_state(&peer->sm) != PEER_UP) {
-		remote->refused = false; /* of an earlier attempt: who comes now waits */
+		remote->refused = false; /* of an earlier attempt: new users wait */
 		remote->why.code = ERR_OK;
 	}
-	/* the self peer may have come up inside peers_dial(), before it had us */
+	/* the self peer may be up before peers_dial() returned and the remote was
+	 * known */
 	if (sm_state(&peer->sm) == PEER_UP && !remote->xp && !remote->announced &&
 	    remote->why.code == ERR_OK)
 		line_start(remote);
@@ -567,7 +568,7 @@ void handshake_release(struct remote *remote)
 	remote_try_free(remote);
 }
 
-/* What stands between an engine's call and its answer. */
+/* Does an engine's call wait for this message? */
 static bool is_urgent(enum wire_type type)
 {
 	return type == WIRE_T_REGISTER_ACK || type == WIRE_T_REGISTER_NAK ||
@@ -578,7 +579,7 @@ static bool is_urgent(enum wire_type type)
 	       type == WIRE_T_PULL_ACK || type == WIRE_T_ATTEND_STOP;
 }
 
-/* Does the data line keep what it carries from those who read the network? */
+/* Does the data line protect its contents from readers of the network? */
 static bool is_private(const struct remote *remote)
 {
 	const struct xp_peer_base *xp = (const struct xp_peer_base *)remote->xp;

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * REGISTER: each side tells the other its pools, once a peering. Engines decide how many
- * pools there are, and peers how often each is told, so one work does it, a pool to a
- * peer a step, and the peers take turns. A message that names a pool announces it to its
- * receiver first (handshake_announce).
+ * REGISTER: each side announces its pools to the other, once per peering. Engines
+ * determine the number of pools, and peers the number of announcements, so one work item
+ * does them all: one pool to one peer per step, and the peers take turns. A message that
+ * names a pool announces it to its receiver first (handshake_announce).
  *
- * Withdrawal is a question, UNREGISTER, that the other side answers when no
- * room or op uses the pool any more; a peer that is down has answered. Its rooms fail,
- * which takes no longer than a fence there; who has not answered in twice that time
- * (`fence_timeout` of this side) goes down, because an ended engine's memory waits.
- * Where nobody else reaches that memory (XP_CAP_ALONE), this side's own rooms and
- * transfers are all that it waits for, whatever the peer answers.
+ * A withdrawal is a request, UNREGISTER. The other side acknowledges it when no room or
+ * op uses the pool any more; a peer that is down counts as acknowledged. Its rooms fail,
+ * which takes no longer than a fence there. A peer that has not acknowledged in twice
+ * that time (`fence_timeout` of this side) is disconnected, because the memory of an
+ * ended engine waits for it. Where only this side accesses that memory (XP_CAP_ALONE), it
+ * waits for its own rooms and transfers only, regardless of the peer's answer.
  */
 #include <assert.h>
 #include <errno.h>
@@ -140,7 +140,7 @@ static int register_pool(struct handshake *hs, struct remote *remote,
 	}
 	if (r >= 0 && (reg.bad || buf.bad))
 		r = handshake_pools_too_large(
-			&msg); /* the other side would miss what was announced */
+			&msg); /* the other side would miss the announcement */
 	if (r < 0)
 		goto out;
 	msg.layout = (struct wire_blob){parts.layout, lay.pos};
@@ -200,7 +200,7 @@ void handshake_unshare_session(struct remote *remote, const struct session *sess
 
 	if (sm_state(&remote->peer->sm) == PEER_UP &&
 	    handshake_tell_unregister(remote, &msg) < 0)
-		err_clear(); /* a line that is full goes down, and with it the share */
+		err_clear(); /* a full line takes the peer down, and the share with it */
 }
 
 /* ---- local pools: the peers that know them ---- */

@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which pool of a daemon a room's source is. An engine names the daemon and what it knows
- * of the pool: its name, its rank, the session of the engine that owns it. The choice is
- * an error unless exactly one pool fits, because pages of another engine look like the
- * right ones.
+ * The choice of the pool for a source of a room. An engine names the daemon and the known
+ * properties of the pool: its name, its rank, the session of the engine that owns it. The
+ * choice is an error unless exactly one pool matches, because pages of another engine
+ * look like the right ones.
  *
- * Two sides decide. The one that asks chooses among the pools that it was told, once the
- * other has told all that it had when they connected (POOLS). It cannot know of a pool
- * whose REGISTER is under way, or was refused here, so its request says by what it chose,
- * and the daemon that owns the pools checks that with all that it has by then: when the
- * request comes, and again when the room there takes it. How many pools are alike is
- * counted when one comes or goes, so this costs a request nothing. (Rejected: to ask the
- * owner before each choice, a round trip more.)
+ * Two sides decide. The requester chooses among the announced pools, once the other side
+ * has announced all that it had when they connected (POOLS). It cannot know a pool whose
+ * REGISTER is in transit, or was refused here. So its request contains the fields of the
+ * choice, and the daemon that owns the pools checks them against all of its pools: when
+ * the request arrives, and again when the room there takes it. The number of similar
+ * pools is counted when a pool is added or removed, so a request costs nothing extra.
+ * (Rejected: to ask the owner before each choice, one more round trip.)
  *
- * What has been chosen stays: the room keeps the session of its pool (room_cover.c). Of
- * two engines that come one after the other, the endpoint alone means the one that is
- * there when the request is taken.
+ * A choice is final: the room keeps the session of its pool (room_cover.c). If one engine
+ * replaces another, the endpoint alone means the one that exists when the request is
+ * taken.
  *
- * Pools of the daemon's own, as those of the chunk store, are never chosen: their daemon
+ * Internal pools of a daemon, as those of the chunk store, are never chosen: their daemon
  * names them by their id.
  */
 #include <assert.h>
@@ -29,7 +29,7 @@
 
 #define WORDS_MAX 96u
 
-/* Each of these fields tells the two apart; none: nothing does yet. */
+/* Each of these fields distinguishes the two; none: no field does yet. */
 static const char *choice_remedy(unsigned int fields, char words[WORDS_MAX])
 {
 	static const struct {
@@ -156,7 +156,7 @@ int handshake_check_choice(const struct handshake *hs, const struct remote *remo
 	uint32_t others;
 
 	if (!pub || pub->going)
-		return 0; /* the caller says that it is not there */
+		return 0; /* the caller reports the missing pool */
 	if (named & POOL_BY_ID)
 		return 0;
 	if (pub->pool->session->own)

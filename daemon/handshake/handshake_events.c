@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* handshake_events: what happens to peers, passed on to the modules (module.h). */
+/* handshake_events: passes events of peers on to the modules (module.h). */
 #include "daemon/base/context.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/transport/kinds.h"
@@ -17,7 +17,7 @@ static void on_change(void *owner, struct remote *remote)
 {
 	struct kvd *kvd = owner;
 
-	remote->reaches++; /* it may have been held by what ends now */
+	remote->reaches++; /* the ending object may have held it */
 	MODULES_EACH(kvd, m)
 	{
 		if (m->remote_change)

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Peer messages on the data line (peer_express.c): each is a WRITE of no bytes, which
- * every transport keeps in order, with the frame as its header. They pass by the
- * scheduler: they are few, PEER_EXPRESS_MAX a peer, and somebody waits. A message of
- * query rows is not small; it is made where the transport takes it from.
+ * Peer messages on the data line (peer_express.c): each is a WRITE without bytes, which
+ * every transport keeps in order, with the frame as its header. They bypass the
+ * scheduler: they are few, PEER_EXPRESS_MAX a peer, and latency-critical. A message of
+ * query rows is large; it is built where the transport reads it.
  *
- * That a message was taken is told with the next one that goes there, or LATE_NS later: a
- * frame of its own would wake the remote for nothing that it waits for, as its bound is
- * far above LATE_MAX messages of LATE_BYTES.
+ * Acceptance of a message is reported with the next message in that direction, or LATE_NS
+ * later: a frame of its own would wake the remote for nothing urgent, as its limit is far
+ * above LATE_MAX messages of LATE_BYTES.
  *
- * A request that came too early is not answered before it is handed up, so the
- * sender's bound counts what waits here, too. It waits in a slot that was allocated with
- * the line: taking a message needs no memory. One that is lost for want of memory on the
- * way costs the peering, as any lost message does.
+ * A message that arrived early is not acknowledged before its delivery, so the sender's
+ * limit also bounds the messages that wait here. It waits in a slot that was allocated
+ * with the line: accepting a message needs no memory. A message that is lost for lack of
+ * memory ends the peering, as any lost message does.
  */
 #include <assert.h>
 #include <errno.h>
@@ -25,7 +25,7 @@
 #define LATE_MAX (PEER_EXPRESS_MAX / 4)
 #define LATE_BYTES (PEER_EXPRESS_WINDOW / 32)
 
-/* One that came. */
+/* A received message. */
 struct express_in {
 	struct inbound_owner inbound;
 	struct peer_express_in arrived;
@@ -34,7 +34,7 @@ struct express_in {
 	struct list free; /* in remote->express_free, or express_late */
 };
 
-/* One that goes. */
+/* A message being sent. */
 struct express_out {
 	struct xp_op op;
 	struct remote *remote;
@@ -43,7 +43,7 @@ struct express_out {
 	uint8_t header[];
 };
 
-/* ---- what was taken ---- */
+/* ---- acknowledgements ---- */
 
 static void express_tell(struct remote *remote)
 {
@@ -81,7 +81,7 @@ static void on_taken(struct peer_express_in *arrived)
 
 /* ---- out ---- */
 
-/* Does its line still carry the peering that it belongs to? */
+/* Does its line still carry its peering? */
 static bool handshake_express_serves(const struct express_out *out)
 {
 	return out->remote->ready && sm_state(&out->remote->peer->sm) == PEER_UP &&
@@ -94,7 +94,7 @@ static void handshake_express_on_sent(struct xp_op *op)
 	struct remote *remote = out->remote;
 	struct err why;
 
-	if (op->result < 0) /* as on_peer_lost() says it: a room tells what came first */
+	if (op->result < 0) /* as in on_peer_lost(): a room reports its first error */
 		err_set(&why, op->err.code, "%.100s: data line lost: %s", remote->label,
 			op->err.text);
 	if (handshake_express_serves(out))
@@ -186,7 +186,7 @@ static void on_gone(struct inbound_owner *inbound, const struct err *err)
 
 	(void)err;
 	list_remove(&slot->arrived.link);
-	list_remove(&slot->free); /* it was not told yet, and there is nobody to tell */
+	list_remove(&slot->free); /* not acknowledged yet, and the peer is lost */
 	list_push_back(&slot->remote->express_free, &slot->free);
 }
 

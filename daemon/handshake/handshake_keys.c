@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Keys of remote memory: asked for when a reader wants them, usable some time after,
- * or refused with a reason.
+ * Keys of remote memory: requested when a reader needs them, usable some time later, or
+ * refused with a reason.
  *
- * A session says all of its regions anew whenever one came or went, and its peer then
- * has two pools for a while: the old one, which transfers under way still hold, and
- * the new one. Memory that is in both keeps its key, because to make a key usable may
- * mean to map gigabytes: the new pool takes it over, also one that is on its way, and
- * the old pool keeps a borrowed pointer for its users. So the old pool holds
- * the new one: the keys live until the last of the two is gone. (Rejected: a count in
- * each key; a transport would have to know of it, or each of its pointers be wrapped.)
- * The same memory is the same region with the same packed key, which has a nonce of
- * its registration; memory that was registered anew is asked for anew.
+ * A session sends the list of all its regions again whenever one was added or removed.
+ * Its peer then has two pools for a while: the old one, which running transfers hold, and
+ * the new one. Memory in both keeps its key, because importing a key may mean mapping
+ * gigabytes: the new pool takes the key over, even while it is being imported, and the
+ * old pool keeps a borrowed pointer for its users. So the old pool holds the new one: the
+ * keys live until both are freed. (Rejected: a count in each key; each transport would
+ * have to know of it, or each of its pointers be wrapped.) Same memory means the same
+ * region with the same packed key, which has a nonce of its registration; for memory that
+ * was registered again the key is requested again.
  */
 #include <assert.h>
 #include <string.h>
@@ -39,7 +39,7 @@ static bool is_same(const struct remote_region *a, const struct remote_region *b
 	       memcmp(a->packed, b->packed, a->packed_len) == 0;
 }
 
-/* The regions of a list by their ids, for many look-ups. */
+/* The regions of a list sorted by id, for many look-ups. */
 struct finder {
 	struct remote_pool *pool;
 	uint32_t next; /* a peer that sends its regions again keeps their order: most
@@ -55,7 +55,7 @@ static void map_all(struct finder *finder)
 	finder->mapped = true;
 	for (uint32_t i = 0; i < pool->region_count; i++)
 		if (idmap_put(&finder->by_id, pool->regions[i].id, &pool->regions[i]) < 0)
-			err_clear(); /* then its key is asked for anew */
+			err_clear(); /* then its key is requested again */
 }
 
 static struct remote_region *handshake_keys_find(struct finder *finder, uint64_t id)
@@ -92,7 +92,7 @@ void keys_carry(struct remote_pool *old, struct remote_pool *pool)
 		region->ready = from->ready;
 		region->pool = pool;
 		((struct xp_key_base *)region->key)->owner = region;
-		from->borrowed = true; /* its key stays: a helper may be looking at it */
+		from->borrowed = true; /* its key stays: a helper may be reading it */
 		if (old->replacement)
 			continue;
 		old->replacement = pool;
@@ -163,7 +163,7 @@ void handshake_want_keys(struct remote_pool *pool)
 	struct remote *remote = pool->remote;
 
 	if (pool->wanted && !pool->dead && passing(&pool->refused) && pool->uses <= 1)
-		want_anew(pool); /* the asker is its only user */
+		want_anew(pool); /* the requester is its only user */
 	if (pool->wanted || pool->dead)
 		return;
 	pool->want_later = !remote->ready; /* pools_line_ready() asks again */

@@ -2,30 +2,31 @@
 /*
  * The data line of a peering: which transport, and which side connects.
  *
- * The side with the lower instance id chooses the first transport of the configured
- * order that both sides have, that the pair can use (one host or two) and that `require`
- * allows. It dials, so it alone learns whether it can connect: a transport that it cannot
- * connect by (shm, between containers that share neither network namespace nor run_dir)
- * is passed over, and LINE tells the other side what was chosen and why. That side opens
- * nothing before. The choice is of one peering: a restart on either side makes it anew.
- * (Rejected: that both choose by the same rule, which they can only where it needs
- * nothing but what both know; to try the next transport after a data line was lost, which
- * costs the rooms of the peering.)
+ * The side with the lower instance id chooses the first transport of the configured order
+ * that both sides have, that the pair can use (one host or two) and that `require`
+ * allows. It dials, so only this side learns whether it can connect. A transport that
+ * cannot connect (shm, between containers that share neither network namespace nor
+ * run_dir) is skipped, and LINE informs the other side of the choice and its reason. That
+ * side opens nothing before. A choice is valid for one peering: a restart on either side
+ * repeats it. (Rejected: a choice by the same rule on both sides, which is only possible
+ * if the rule needs nothing but shared knowledge; the next transport after the loss of a
+ * data line, which costs the rooms of the peering.)
  *
- * An attempt may fail although the peers can talk: a firewall has the data port closed,
- * or an address is of a network that only one side reaches. So attempts go on for as long
- * as the peering lasts, by the transport for which pools were announced, and the sides
- * take turns at dialling: the chooser in even turns, the other in odd ones. The chooser
- * begins each turn, with LINE; the other reports an attempt of its own that failed. Both
- * keep the reasons of both, for rooms that give up (connect_timeout), `peers` and the
- * doctor. (Rejected: a new peering for each attempt, which ends what needs the control
- * line alone; to dial from both sides at once, which needs a rule for two connections.)
+ * An attempt may fail although the peers can communicate: a firewall blocks the data
+ * port, or an address is of a network that only one side can reach. So attempts continue
+ * for as long as the peering lasts, by the transport for which pools were announced, and
+ * the sides take turns to dial: the chooser in even turns, the other in odd ones. The
+ * chooser starts each turn, with LINE; the other side reports a failure of its own
+ * attempt. Both keep the reasons of both, for rooms that give up (connect_timeout),
+ * `peers` and the doctor. (Rejected: a new peering for each attempt, which ends
+ * operations that only need the control line; dialling from both sides at once, which
+ * needs a rule for two connections.)
  *
- * The two lines share one fate: a data line that was up and is lost takes the peer down,
- * because what could not be proven quiesced on a room must be cut on the connection; and
+ * The two lines share one fate: the loss of a data line takes the peer down, because
+ * operations that could not be proven ended on a room must be cut on the connection; and
  * a peer that is down closes its data line, which ends every op on it.
  *
- * An endpoint may come back before all of that has drained: the new epoch then waits
+ * An endpoint may be up again before all of that has drained: the new epoch then waits
  * (start_again) until the old data line is closed.
  */
 #include <stdarg.h>
@@ -36,7 +37,7 @@
 #include "daemon/config/config.h"
 #include "daemon/handshake/handshake_impl.h"
 
-/* Attempts that fail at once begin no more often. */
+/* Minimum time between attempts that fail at once. */
 #define AGAIN_NS LOOP_NS_PER_S
 
 /* ---- which transport ---- */
@@ -176,7 +177,8 @@ static void tell_line(struct remote *remote, const struct err *why)
 	struct err e;
 
 	if (why->code && strncmp(text, remote->label, label) == 0)
-		text += label + strspn(text + label, ": "); /* it knows who it is */
+		text += label +
+			strspn(text + label, ": "); /* the peer's own name is redundant */
 	if (!why->code)
 		snprintf(msg.transport, sizeof(msg.transport), "%s",
 			 remote->transport->ops->name);
@@ -217,7 +219,7 @@ static void note_why(struct remote *remote, unsigned int from, const struct err 
 	hs->events.on_change(hs->events.owner, remote);
 }
 
-/* The next turn begins when this attempt's end is closed. */
+/* The next turn starts when the line of this attempt is closed. */
 static void next_turn(struct remote *remote)
 {
 	uint64_t after_ns = remote->turn_ns + AGAIN_NS,
@@ -323,7 +325,7 @@ void line_start(struct remote *remote)
 	pools_begin(remote);
 }
 
-/* ---- what the other side says of it ---- */
+/* ---- messages of the other side ---- */
 
 /* Its choice. */
 static void take_line(struct handshake *hs, struct remote *remote,
@@ -362,7 +364,7 @@ static int take_choice(struct remote *remote, const struct wire_line *msg)
 	return 0;
 }
 
-/* The chooser begins another turn; those that it could not begin are left out. */
+/* The chooser starts another turn; turns that it could not start are skipped. */
 static int take_turn(struct remote *remote, const struct wire_line *msg)
 {
 	uint64_t epoch = remote->peer->epoch;
@@ -399,7 +401,7 @@ static int take_failure(struct remote *remote, const struct wire_line *msg)
 	    msg->turn % 2 == 0)
 		return err_raise(ERR_PROTO, "LINE: this side chooses the transport");
 	if (remote->ready || msg->turn < remote->turn)
-		return 0; /* the next turn has begun meanwhile */
+		return 0; /* the next turn has started meanwhile */
 	err_set(&why, err_from_wire(msg->code), "%.*s", ERR_TEXT_MAX - 1, msg->text);
 	note_why(remote, LINE_THERE, &why);
 	if (sm_state(&remote->peer->sm) == PEER_UP && remote->peer->epoch == epoch)
@@ -421,7 +423,7 @@ int line_message(struct remote *remote, struct cursor *body)
 	return err_pass(take_choice(remote, &msg));
 }
 
-/* ---- what the transport says of it ---- */
+/* ---- calls from the transport ---- */
 
 void line_on_ready(void *owner, struct xp_peer *xp)
 {

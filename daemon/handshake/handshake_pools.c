@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pools of the other side, and what it answers to ours (handshake_announce.c). The
- * receiver of a REGISTER checks everything (regions, buffers inside them, the layout) and
- * keeps a remote_pool. Keys are made usable only when a reader wants them: mapping a
- * peer's cache costs page tables, and a prefill daemon never reads a decode daemon's
- * pool.
+ * Pools of the other side, and its answers to ours (handshake_announce.c). The receiver
+ * of a REGISTER checks everything (regions, buffers inside them, the layout) and keeps a
+ * remote_pool. Keys are imported only when a reader needs them: mapping a peer's cache
+ * costs page tables, and a prefill daemon never reads a decode daemon's pool.
  *
- * Contradicting layouts do not break a peering: two models may share daemons.
- * A pool with the same name here and another shape is answered with REGISTER_NAK
- * and the exact difference; a room that pairs the two fails with the same text.
+ * Incompatible layouts do not end a peering: two models may share daemons. A pool with
+ * the same name here and another shape is answered with REGISTER_NAK and the exact
+ * difference; a room that pairs the two fails with the same text.
  *
- * A side whose cap a pool exceeds says so (REGISTER_NAK) and keeps nothing of it; it is
- * announced again when another one has gone. Want of memory for it, on either side,
- * ends the peering, which comes up again and announces all.
+ * A side that cannot keep another pool within its limit answers with REGISTER_NAK and
+ * keeps nothing of it; the pool is announced again after another one was removed. Lack of
+ * memory for it, on either side, ends the peering, which comes up again and announces all
+ * pools.
  */
 #include <assert.h>
 #include <errno.h>
@@ -25,7 +25,8 @@
 #include "daemon/session/session.h"
 
 #define REMOTE_POOLS_MAX 16384u
-/* Of one region besides its record: its key, and its place in the order of addresses. */
+/* Memory of one region in addition to its record: its key, and its index in address
+ * order. */
 #define REGION_KEY_BYTES 320u
 
 /* ---- remote pools ---- */
@@ -50,7 +51,8 @@ static void pool_free(struct remote_pool *pool)
 	charge_drop(&pool->charge);
 	if (!pool->dead)
 		keys_drop(pool);
-	if (pool->going && !pool->dead && !pool->is_session && /* of those nobody waits */
+	if (pool->going && !pool->dead &&
+	    !pool->is_session && /* no room waits for these */
 	    handshake_tell_unregister_ack(remote, &msg) < 0)
 		err_clear();
 	keys_replacement_release(pool);
@@ -189,7 +191,7 @@ static int get_buffers(struct remote_pool *pool, const struct wire_blob *blob)
 	return cursor_check(&in, "REGISTER.buffers");
 }
 
-/* The namesakes here that contradict it: say so to the other side, once each. */
+/* Report each incompatible pool of the same name to the other side, once. */
 static void handshake_pools_compare(struct handshake *hs, struct remote *remote,
 				    const struct remote_pool *pool)
 {
@@ -404,7 +406,7 @@ static int on_register_nak(struct handshake *hs, struct remote *remote,
 	if (r < 0)
 		return err_pass(r);
 	peer_told(remote->peer, msg.code, msg.text, &why);
-	if (msg.code != ERR_LAYOUT) /* that says which pools contradict: both are kept */
+	if (msg.code != ERR_LAYOUT) /* both pools of that report are kept */
 		unannounced(hs, remote, msg.object, &why);
 	log_warn("peer", remote->peer->shown, "the peer refused a pool",
 		 "pool=%llu why='%s'", (unsigned long long)msg.object, why.text);
@@ -424,7 +426,7 @@ static int on_register_ack(struct handshake *hs, struct remote *remote,
 	return 0;
 }
 
-/* What its rooms wait for may be among them, or not be there: they look now. */
+/* The pools that its rooms wait for may be among them, or missing: they check now. */
 static int on_pools(struct handshake *hs, struct remote *remote, struct cursor *body)
 {
 	struct wire_pools msg;

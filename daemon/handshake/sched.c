@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One window a data line, of ops and of bytes; sessions and their flows take turns in
- * it (sessions by buckets, so that no turn needs memory).
- * The window keeps small what a lost peer can hold of us; the turns share it.
+ * Each data line has one window, of ops and of bytes. Sessions and their flows take turns
+ * in it (sessions by buckets, so that no turn needs memory). The window limits the
+ * operations that a lost peer can hold; the turns share it.
  *
- * Turns alone do not: a room's chunk is one op, and one of ten gigabytes would hold
- * the window for seconds. So the bytes bound only what a flow has beyond its first
- * op: a flow with nothing posted goes at once, however full the window is, and the
- * transport takes slices of all posted ops in turn. An op that does not fit waits
- * without holding those behind it, and goes at the latest when the one of its own
- * flow before it has ended: nothing starves on either side.
+ * Turns alone are not enough: a room's chunk is one op, and one of ten gigabytes would
+ * hold the window for seconds. So the limit in bytes applies only beyond the first op of
+ * a flow: a flow with nothing posted is admitted at once, however full the window is, and
+ * the transport takes slices of all posted ops in turn. An op that does not fit waits
+ * without blocking later ones, and is admitted at the latest when the previous op of its
+ * flow has ended: nothing starves on either side.
  *
- * A session with ten thousand rooms would so have ten thousand slices to every one of
- * a session with one. Past FIRST_MAX posted ops, what it has posted is bounded by a
- * quarter of the window instead.
+ * A session with ten thousand rooms would then get ten thousand slices for each slice of
+ * a session with one. Beyond FIRST_MAX posted ops, its posted bytes are therefore limited
+ * to a quarter of the window.
  *
- * Nothing is called from inside submit or cancel: posting and the end of ops that
- * were never posted happen in the loop's next turn.
+ * submit and cancel make no calls: posting and the end of ops that were never posted
+ * happen in the loop's next turn.
  */
 #include "daemon/handshake/sched.h"
 
@@ -123,7 +123,7 @@ static bool within(uint64_t max, uint64_t posted, const struct sched_op *op)
 	return posted < max && sched_op_bytes(op) <= max - posted;
 }
 
-/* The first in turn of a bucket that may go, or NULL. Whoever is passed over has an op
+/* The first op of a bucket that may be admitted, or NULL. Each skipped one has an op
  * posted, so these are fewer than FIRST_MAX. */
 static struct sched_op *bucket_next(const struct sched_line *line,
 				    const struct sched_bucket *bucket)
@@ -158,7 +158,7 @@ static struct sched_op *next_op(const struct sched_line *line)
 	return NULL;
 }
 
-/* It was its turn: whoever waits behind it goes first now. */
+/* Its turn is over: the next flow is first now. */
 static void sched_end_turn(struct sched_flow *flow)
 {
 	struct sched_bucket *bucket = flow->bucket;
@@ -177,8 +177,8 @@ static void sched_post(struct sched_line *line, struct sched_op *op)
 	struct err why;
 	int r;
 
-	/* It stays in its queue until the transport has accepted it: post() calls nothing
-	 * back, and a refusal goes the way of a cancel of a queued op. */
+	/* It stays in its queue until the transport has accepted it: post() makes no
+	 * callbacks, and a refusal is handled like the cancel of a queued op. */
 	op->xp.on_done = on_xp_done;
 	r = line->ops->post(line->xp, &op->xp);
 	if (r < 0) {
@@ -226,7 +226,7 @@ void sched_line_set(struct sched_line *line, struct xp_peer *xp,
 	assert(!xp || (!line->xp && ops));
 	line->xp = xp;
 	if (xp) {
-		line->ops = ops; /* stays: posted ops are still canceled through it */
+		line->ops = ops; /* kept: posted ops are canceled through it */
 		loop_defer(line->sched->loop, &line->pump);
 		return;
 	}

@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libzmq does CURVE's cryptography; what it asks us is whether a public key that
- * has proven its secret may come in (ZAP, ZeroMQ RFC 27: a request and a reply
- * over inproc://zeromq.zap.01). The answer's user id travels with every message
- * of that connection, and so a frame's sender is bound to a key.
+ * libzmq implements CURVE's cryptography. It asks the daemon whether a public key that
+ * has proven its secret may connect (ZAP, ZeroMQ RFC 27: a request and a reply over
+ * inproc://zeromq.zap.01). The user id in the answer is attached to every message of that
+ * connection, so the sender of a frame is bound to a key.
  *
- * The answers come from the loop, in any order: a key that may yet be found in the
- * cluster's directory waits a little. No thread, no lock on the allow-list. A busy
- * loop delays new connections and nothing else.
+ * The answers are sent by the loop, in any order: a key that may still be found in the
+ * cluster's directory waits a little. No thread, no lock on the allow-list. A busy loop
+ * only delays new connections.
  *
- * A key that is not in the list is refused the same way as one with a broken
- * request: 400, then libzmq closes the connection. Public keys are no secrets,
- * so comparing them needs no constant time; the secret key is wiped when it has
- * been handed to libzmq.
+ * An unlisted key is refused in the same way as a malformed request: 400, then libzmq
+ * closes the connection. Public keys are not secret, so their comparison needs no
+ * constant time; the secret key is wiped after it was passed to libzmq.
  */
 #include "daemon/link/link_curve.h"
 
@@ -516,8 +515,8 @@ void curve_zap_look(struct curve_zap *zap)
 	}
 }
 
-/* Whoever reaches the port may show any number of keys: so few from one address wait that
- * it keeps no other daemon's from being looked for. */
+/* Any host that reaches the port can present any number of keys: the number of waiting
+ * ones per address is limited, so that it does not prevent look-ups for other daemons. */
 static bool may_wait(const struct curve_zap *zap, const struct zap_part *address)
 {
 	const struct zap_waiter *waiter;

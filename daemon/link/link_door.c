@@ -1,27 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libzmq accepts on its own thread and tells by events: ACCEPTED and DISCONNECTED, with
- * the descriptor. It has no call that closes one connection, and no cap. So a connection
- * that must go is shut down here, by its descriptor: libzmq then reads its end and closes
- * it. The descriptor may have been closed, and given to another socket, since the event
- * was sent; so it is asked for its cookie, which the kernel gives no second socket. Only
- * the moment between that and the shutdown is left, in which the loop itself, which
+ * libzmq accepts on its own thread and reports events: ACCEPTED and DISCONNECTED, with
+ * the descriptor. It has no call that closes one connection, and no limit. So a
+ * connection is closed here by shutdown() of its descriptor: libzmq then reads its end
+ * and closes it. Since the event was sent, the descriptor may have been closed and reused
+ * for another socket; so its cookie is compared, which the kernel gives to no second
+ * socket. The time between that and the shutdown remains. In it the loop itself, which
  * accepts engines, opens nothing: at worst a line of ours is connected again.
  *
- * A connection is unproven until a daemon's frame has come by it: what only has gone
- * through CURVE's handshake may still be one of thousands of one key. The unproven are
- * few, the oldest goes first, so whoever is quick gets in however many are slow; and each
- * has a time. The proven have a cap by user. All together stay below half of
- * RLIMIT_NOFILE: the rest is for engines.
+ * A connection is unproven until a frame of a daemon has been received on it: after
+ * CURVE's handshake it may still be one of thousands with one key. Unproven connections
+ * are few, and the oldest is closed first, so a quick peer connects however many slow
+ * ones there are; and each has a timeout. Proven connections have a limit per user. All
+ * together stay below half of RLIMIT_NOFILE: the rest is for engines.
  *
- * libzmq collects the parts of a message until the last has come, without a bound. So the
- * bytes that a connection has received are looked at: many, and no whole message since
- * the last look, are such a one. Of a proven connection two looks must say so, for what
- * has come may lie unread here while the loop has much to do.
+ * libzmq collects the parts of a message until the last has arrived, without a limit. So
+ * the received bytes of each connection are checked: many bytes without a complete
+ * message since the last check mean such a message. For a proven connection two checks
+ * must agree, because received messages may be unread while the loop is busy.
  *
- * A handshake that failed is followed by DISCONNECTED, and libzmq says not whose it was.
- * One I/O thread makes the events, so the two belong together. What ends without a cause
- * (a port scan, our own probe, a daemon that dies) is no refusal.
+ * A failed handshake is followed by DISCONNECTED, and libzmq does not report which
+ * connection failed. One I/O thread sends the events, so the two belong together. An end
+ * without a cause (a port scan, our own probe, a daemon that ends) is not a refusal.
  */
 #include "daemon/link/link_door.h"
 
@@ -59,9 +59,9 @@ struct caller {
 	struct list in_age; /* unproven or proven */
 	int fd;
 	bool proven, cut;
-	bool heard;	      /* a whole message since the last look */
-	bool over;	      /* too many bytes without one, as the last look saw it */
-	uint64_t whole_bytes; /* received when a look last saw one */
+	bool heard;	      /* a complete message since the last check */
+	bool over;	      /* at the last check: too many bytes without one */
+	uint64_t whole_bytes; /* received bytes at the last check with a message */
 	uint64_t cookie, since_ns;
 	struct sockaddr_in6 from; /* or a sockaddr_in */
 	char user[LINK_USER_MAX];
@@ -101,7 +101,7 @@ static void count_unproven(struct link_door *door, int change)
 {
 	door->unproven_count += (unsigned int)change;
 	*door->args.unproven = door->unproven_count > 0;
-	if (change > 0) /* looked at sooner */
+	if (change > 0) /* checked earlier */
 		loop_timer_start(&door->look, LOOK_UNPROVEN_NS);
 }
 
@@ -221,7 +221,7 @@ static void on_accepted(struct link_door *door, int fd)
 	struct caller *caller = caller_find(door, fd);
 	socklen_t len = sizeof(caller->from);
 
-	if (caller) /* its end was not told */
+	if (caller) /* its end was not reported */
 		caller_free(door, caller);
 	caller = mem_zalloc(sizeof(*caller));
 	if (!caller) {

@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where. The secret lies in keys_dir, else in systemd's StateDirectory, where it
- * outlives a boot, else in keys-UID in run_dir. It is shown in keys_dir; without that
- * option in keys-UID in run_dir, which containers may share, and in
+ * Paths. The secret is stored in keys_dir, else in systemd's StateDirectory, where it
+ * survives a boot, else in keys-UID in run_dir. The public key is published in keys_dir;
+ * without that option in keys-UID in run_dir, which containers may share, and in
  * /dev/shm/kvd-keys-UID, which is the same for all run_dirs of a host. /dev/shm is open
- * to all, so a stranger may take that name first: then the directory is not used, which
- * is told, and run_dir's still is.
+ * to all users, so another user may create that name first: then a warning is logged and
+ * only the directory in run_dir is used.
  *
- * A shown key is a file with the key's bytes in hex as its name, so that to ask for a key
- * is to open one file. Its daemon holds a lock on it (flock), which the kernel drops with
- * the process: a file without a lock is of a daemon that has ended, and is removed by
- * whoever looks at it. It is locked before it has its name.
+ * A published key is a file with the key's bytes in hex as its name, so a look-up is one
+ * open(). Its daemon holds a lock on it (flock), which the kernel releases with the
+ * process: a file without a lock is of a daemon that has ended, and is removed by the
+ * next reader. It is locked before it gets its name.
  *
- * One daemon, one pair: the directory of the secret has a lock of its own for each name,
- * since daemons of several run_dirs may share it. The pair is written under that lock
- * beside its place and renamed, so that no half of one is ever read.
+ * One daemon, one pair: the directory of the secret has a lock for each name, since
+ * daemons of several run_dirs may share it. The pair is written under that lock to a
+ * temporary name and renamed, so a partial pair is never read.
  *
- * The loop opens these files. They are small, local, and of this user alone. Engines name
- * an endpoint for each room, so what was found is remembered: a key for good, since
- * whoever is dialled must prove that it has it; who is at HOST:PORT for a second.
+ * The loop opens these files. They are small, local, and owned by this user. Engines name
+ * an endpoint for each room, so results are cached: a key forever, since a dialled daemon
+ * must prove that it has it; the owner of HOST:PORT for a second.
  */
 #include "daemon/link/link_keydir.h"
 
@@ -61,7 +61,7 @@ struct place {
 	int shown;	       /* the file, locked; -1: none */
 };
 
-/* Who was at HOST:PORT a moment ago. */
+/* The recent owner of HOST:PORT. */
 struct placed {
 	char at[LINK_ENDPOINT_MAX];
 	char key[CURVE_KEY_CHARS + 1];
@@ -83,8 +83,8 @@ struct link_keydir {
 
 /* ---- directories ---- */
 
-/* In /dev/shm anybody may have mounted a file system under that name, whose server never
- * answers: nothing is entered there that is another's. */
+/* In /dev/shm any user may have mounted a file system under that name whose server
+ * never answers: entries of other users are not opened. */
 static int dir_enter(const char *path)
 {
 	cleanup_close int fd = -1;
@@ -95,7 +95,7 @@ static int dir_enter(const char *path)
 	return fd < 0 ? -1 : beneath_open(fd, O_RDONLY | O_DIRECTORY | O_NONBLOCK);
 }
 
-/* Of this user and nobody else to write; made when it is missing. */
+/* Owned by this user and writable only by it; created when missing. */
 static int dir_open(const char *path, int *fd_p)
 {
 	cleanup_close int fd = -1;
@@ -129,7 +129,8 @@ void link_keydir_home(const struct config *config, char *path, size_t size)
 
 	if (*config->keys_dir) {
 		snprintf(path, size, "%s", config->keys_dir);
-		(void)mkdir(path, 0700); /* if not: link_keydir_new() says why */
+		(void)mkdir(path,
+			    0700); /* on failure link_keydir_new() reports the cause */
 	} else if (state && *state == '/')
 		snprintf(path, size, "%.*s", (int)strcspn(state, ":"), state);
 	else
@@ -181,7 +182,7 @@ static int pair_make(struct link_keydir *dir, int home)
 	char name[CONFIG_NAME_BYTES + 8];
 	int r;
 
-	do { /* '#' begins a comment in the file */
+	do { /* '#' starts a comment in the file */
 		if (zmq_curve_keypair(public_key, secret) != 0)
 			return err_raise(ERR_CONFIG, "a CURVE key pair: %s",
 					 zmq_strerror(errno));
@@ -326,8 +327,8 @@ void link_keydir_show(struct link_keydir *dir, const char *key, const char *line
 		place_show(dir, &dir->places[i]);
 }
 
-/* What was shown may have been removed with all of the user's files in /dev/shm, which
- * logind does when the user logs out. */
+/* Published keys may be removed with all of the user's files in /dev/shm: logind does
+ * that when the user logs out. */
 static void place_check(struct link_keydir *dir, struct place *place)
 {
 	struct stat st;
@@ -339,7 +340,7 @@ static void place_check(struct link_keydir *dir, struct place *place)
 	place_show(dir, place);
 }
 
-/* ---- looking ---- */
+/* ---- look-up ---- */
 
 /* Its daemon has ended. Perhaps the next one with the same key has the name by now. */
 static void shown_remove(struct place *place, const char *file, const struct stat *looked)
@@ -435,7 +436,7 @@ bool link_keydir_tells(struct link_keydir *dir, const char *key, const char *hos
 	return tells;
 }
 
-/* Every shown key of a place, until `each` says true. */
+/* Every published key of a directory, until `each` returns true. */
 static bool place_walk(struct place *place,
 		       bool (*each)(void *arg, const struct curve_allow *allow),
 		       void *arg)

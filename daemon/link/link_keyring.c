@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * With keys an endpoint is tcp://HOST:PORT#KEY: who dials must know the key of the daemon
- * that should be there. A key that is in the text must be known, too, so a wrong one from
- * a message leads at worst to no connection. Without one in the text it is that of the
- * daemon that told the place as its own, beside this one or in the allow-list; a daemon
- * beside this one that has not started yet has none, and is looked for again.
+ * With keys an endpoint is tcp://HOST:PORT#KEY: to dial, the key of the expected daemon
+ * must be known. A key in the text must be known, too, so a wrong one in a message leads
+ * at worst to no connection. Without a key in the text, it is that of the daemon that has
+ * published the address, on this host or in the allow-list; a daemon of this user that
+ * has not started yet has none, and is looked up again.
  *
- * A name is a user to all above. Names of the list and of daemons beside this one may
- * collide; the latter can read this daemon's key, so nothing is kept from them.
+ * The layers above treat a name as a user. Names of the list and of daemons of this user
+ * may collide; the latter can read this daemon's key, so there is nothing to protect from
+ * them.
  */
 #include "daemon/link/link_keyring.h"
 
@@ -109,8 +110,8 @@ int link_keyring_reload(struct link_keyring *ring, const char *allow_file, bool 
 	return 0;
 }
 
-/* Besides what is told, those beside us may dial what was bound, and loopback where that
- * is. */
+/* In addition to the advertised address, daemons of this host may dial the bound one,
+ * and loopback if that is included. */
 void link_keyring_show(struct link_keyring *ring, const struct link_endpoint *told,
 		       const struct link_endpoint *bound)
 {
@@ -197,7 +198,8 @@ int link_endpoint_parse(const char *text, struct link_endpoint *e)
 	return 0;
 }
 
-/* Given, our own, that of a daemon beside us, or by the allow file's hosts. */
+/* The given key, our own, that of a daemon of this user, or by the hosts of the allow
+ * file. */
 static const char *find_key(struct link_keyring *ring, struct link_endpoint *e)
 {
 	size_t own_len = strcspn(ring->own, "#");
@@ -276,7 +278,7 @@ int link_endpoint_recheck(struct link_keyring *ring, const struct link_endpoint 
 	name = listed = curve_allow_name(ring->allow, e->key);
 	if (!name && link_keydir_find(ring->keydir, e->key, beside))
 		name = beside;
-	/* a reload changes nothing of what the directory says */
+	/* a reload does not change the entries of the directory */
 	if (!name && strncmp(user, USER_DIRECTORY, strlen(USER_DIRECTORY)) == 0)
 		return 0;
 	if (!name && !*user && ring->vouch &&

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libzmq writes events into a PAIR socket of its own, and waits when that takes no more;
- * the thread that waits holds the lock that ending the monitor takes. So the queue has
- * no limit, libzmq's side ends before ours, and when many turns on end cannot read all
- * of it the monitor ends for a while.
+ * libzmq writes events into a PAIR socket, and blocks when that is full; the blocked
+ * thread holds the lock that is needed to end the monitor. So the queue is unlimited,
+ * libzmq's side is closed first, and when many consecutive turns cannot read all events
+ * the monitor is closed for a while.
  */
 #include "daemon/link/link_monitor.h"
 
@@ -24,7 +24,7 @@
 struct link_monitor {
 	struct loop *loop;
 	struct loop_fd fd;
-	struct loop_defer first; /* what came before the fd was watched, or is left */
+	struct loop_defer first; /* events before the fd was watched, or unread */
 	struct loop_timer pause;
 	void *context, *socket, *pair;
 	int events;
@@ -33,7 +33,7 @@ struct link_monitor {
 	void *owner;
 };
 
-/* libzmq's side ends first: it would wait for a reader that is gone. */
+/* libzmq's side is closed first: it would wait for a closed reader. */
 static void monitor_end(struct link_monitor *monitor)
 {
 	loop_defer_cancel(&monitor->first);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Names are asked for on threads of their own (question.h): the daemon's helpers have
- * memory to map, and a dead name server takes ten seconds a name. What runs is bounded;
- * over the bound a name is asked for later.
+ * Names are resolved on separate threads (question.h): the daemon's helpers have memory
+ * to map, and a dead name server takes ten seconds a name. The number of running look-ups
+ * is limited; beyond it a name is resolved later.
  */
 #include "daemon/link/link_name.h"
 
@@ -20,8 +20,8 @@
 
 #define ADDRESSES_MAX 16u
 #define CONNECT_NS (2 * LOOP_NS_PER_S) /* CURVE's handshake included */
-/* Once it was right an address gets more time: the line may only be full, and going
- * elsewhere loses what is in it. After this long the peer is dead anyway. */
+/* An address that has worked gets more time: the line may only be full, and a change
+ * of address loses its queue. After this time the peer is dead anyway. */
 #define LOST_NS (10 * LOOP_NS_PER_S)
 #define PAUSE_MIN_NS (250 * LOOP_NS_PER_MS)
 #define PAUSE_MAX_NS (8 * LOOP_NS_PER_S)
@@ -29,7 +29,7 @@
 struct link_name {
 	struct loop_wake wake;
 	struct loop_timer timer;
-	struct question *question; /* NULL: none is under way */
+	struct question *question; /* NULL: no look-up is running */
 	void (*on_address)(void *owner, const char *address);
 	void (*on_none)(void *owner, const char *host, const char *why);
 	void *owner;
@@ -87,7 +87,7 @@ static void link_name_on_wake(struct loop_wake *wake)
 	if (!q || !question_answered(q))
 		return;
 	name->question = NULL;
-	if (name->connected) { /* meanwhile: what it has is right */
+	if (name->connected) { /* connected meanwhile: the current address is right */
 		question_drop(q);
 		return;
 	}

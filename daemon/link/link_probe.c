@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two ZMTP sides greet each other by turns: the signature, then the version, then, after
- * the other's version, the rest. So signature and version are enough to be told the
- * other side's mechanism, and it waits for ours. Said back when it differs, it makes
- * the listener log the cause; a listener that sees no more than the end does not know.
+ * Two ZMTP sides send their greetings in turns: the signature, then the version, then,
+ * after the other's version, the rest. So signature and version are enough to receive the
+ * other side's mechanism, while it waits for ours. Sent back when it differs, ours makes
+ * the listener log the cause; a listener that only sees the end of the connection does
+ * not know it.
  */
 #include "daemon/link/link_probe.h"
 
@@ -22,12 +23,12 @@
 #include "daemon/loop/loop.h"
 
 #define PROBE_NS (800 * LOOP_NS_PER_MS)
-/* Signature 10, version 2, mechanism 20, as-server 1, filler 31. All of it is read: with
- * bytes unread a socket's end would take back what we said. */
+/* Signature 10, version 2, mechanism 20, as-server 1, filler 31. All of it is read:
+ * closing a socket with unread bytes resets the connection, and our bytes are lost. */
 #define GREETING_BYTES 64u
 #define MECHANISM_AT 12u
 
-/* Signature and version 3.0: the other side then says the rest of its greeting. */
+/* Signature and version 3.0: the other side then sends the rest of its greeting. */
 static const uint8_t hello[MECHANISM_AT] = {0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 0};
 static const uint8_t plain_rest[GREETING_BYTES - MECHANISM_AT] = "NULL";
 static const uint8_t curve_rest[GREETING_BYTES - MECHANISM_AT] = "CURVE";
@@ -35,7 +36,7 @@ static const uint8_t curve_rest[GREETING_BYTES - MECHANISM_AT] = "CURVE";
 struct link_probe {
 	struct loop_fd fd;
 	struct loop_timer timer;
-	struct loop_defer failed; /* before it was under way */
+	struct loop_defer failed; /* failed before it was started */
 	int socket, no;
 	bool connected, curve;
 	uint8_t greeting[GREETING_BYTES];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What libzmq 4.3 tells the side that dials, and what it does then:
+ * Events of libzmq 4.3 at the side that dials, and its reaction:
  *
  *   the other side's key checker refuses our key     FAILED_AUTH 400; the socket is dead
  *   one side has keys, the other has none            FAILED_PROTOCOL at the side that
@@ -9,10 +9,11 @@
  *   the other side has another key than we expect    FAILED_NO_DETAIL, EPIPE
  *   nobody listens, no route                         CONNECT_RETRIED
  *
- * A dead socket never connects again, so these end the line, and its owner dials anew.
- * The rest is tried again by libzmq every 20 ms to 1 s. A look at the greeting tells
- * the second row from the third; in the third, a connection that is closed may also be a
- * daemon that ends, so it takes three in a row and a greeting in between.
+ * A dead socket never connects again, so these end the line, and its owner dials again.
+ * libzmq retries the others every 20 ms to 1 s. The greeting distinguishes the second row
+ * from the third. In the third, a closed connection may also be a daemon that is
+ * stopping, so three closed connections in a row, and a greeting in between, are
+ * required.
  */
 #include "daemon/link/link_trouble.h"
 
@@ -41,17 +42,17 @@ struct link_trouble {
 	struct link_probe *probe;
 	uint64_t probed_ns;	 /* 0: never */
 	unsigned int closed;	 /* handshakes that the other side closed, in a row */
-	bool alike;		 /* the greeting says that both have keys, or none */
-	bool unlike;		 /* libzmq says that one has, and one has none */
-	struct loop_timer again; /* of a line whose key is unknown */
+	bool alike;		 /* the greeting shows that both have keys, or neither */
+	bool unlike;		 /* libzmq reports that only one side has keys */
+	struct loop_timer again; /* for a line whose key is unknown */
 	char address[LINK_ENDPOINT_MAX], expected[CURVE_KEY_CHARS + 1];
-	struct err why; /* to be told */
+	struct err why; /* to be reported */
 	bool final;
 	struct loop_defer tell;
 };
 
-/* In the next step of the loop, since whoever hears it may free us. What is final
- * stays. */
+/* In the next step of the loop, since the callback may free us. A final reason is not
+ * replaced. */
 static void trouble_tell(struct link_trouble *t, bool final, enum err_code code,
 			 const char *text)
 {
@@ -70,7 +71,7 @@ static void on_tell(struct loop_defer *defer)
 	t->args.on_trouble(t->args.owner, &why, t->final);
 }
 
-/* ---- in words ---- */
+/* ---- texts ---- */
 
 static void tell_refused(struct link_trouble *t)
 {
@@ -112,8 +113,8 @@ static void tell_address(struct link_trouble *t, bool final, const char *what)
 	trouble_tell(t, final, ERR_PEER, text);
 }
 
-/* Nothing connects to it, so each look is a probe's. The first may have come before a
- * daemon that starts beside this one has shown its key. */
+/* There is no connection, so each check is a probe. The first may have been made
+ * before a starting daemon of this user has published its key. */
 static void tell_unknown_key(struct link_trouble *t)
 {
 	char text[ERR_TEXT_MAX];
@@ -187,8 +188,8 @@ static void trouble_on_again(struct loop_timer *timer)
 	loop_timer_start(timer, PROBE_EVERY_NS);
 }
 
-/* The other side may have seen no more than the end of a connection: the probe says it
- * there. */
+/* The other side may have seen only the end of a connection: the probe sends our
+ * mechanism. */
 static void on_mismatch(struct link_trouble *t)
 {
 	t->unlike = true;
@@ -197,7 +198,7 @@ static void on_mismatch(struct link_trouble *t)
 		tell_mechanism(t, !t->args.curve);
 }
 
-/* ---- what libzmq says ---- */
+/* ---- events of libzmq ---- */
 
 static void on_protocol(struct link_trouble *t, uint32_t value)
 {

@@ -1,43 +1,41 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The link over ZeroMQ: one ROUTER, bound at `listen`, that only receives, and a
- * DEALER for each line that only sends. So the frames of one sender travel on
- * one connection and keep their order, and no side answers on a socket that it
- * did not open itself.
+ * The link over ZeroMQ: one ROUTER, bound at `listen`, that only receives, and a DEALER
+ * for each line that only sends. So the frames of one sender use one connection and keep
+ * their order, and no side answers on a socket that the other side opened.
  *
- * What libzmq does by default and a daemon must not: queue for peers that are
- * not there (ZMQ_IMMEDIATE), keep messages of closed sockets (LINGER: a moment
- * only, so that a BYE gets out), wait on a full queue (DONTWAIT; EAGAIN is
- * ERR_LIMIT), accept messages of any size (MAXMSGSIZE), let a half-open
- * handshake sit for 30 s. Its heartbeats are off: PING is the peers' and counts
- * what the daemon's loop sees, which a heartbeat of the I/O thread does not.
+ * Defaults of libzmq that are changed: it would queue for peers that are not connected
+ * (ZMQ_IMMEDIATE), keep messages of closed sockets (LINGER: a moment only, so that a BYE
+ * is sent), block on a full queue (DONTWAIT; EAGAIN is ERR_LIMIT), accept messages of any
+ * size (MAXMSGSIZE), and keep a half-open handshake for 30 s. Its heartbeats are off:
+ * PING belongs to the peers and measures the daemon's loop, which a heartbeat of the I/O
+ * thread does not.
  *
- * ZMQ_FD is edge-triggered: it is signalled when the socket's mailbox goes from
- * empty to not, and says nothing of messages that lie there already. So a
- * receive goes on until EAGAIN, or until the budget of a turn is used up and the
- * prepare hook keeps the loop awake. A line's fd tells of both: connected or
- * broken, full or not; libzmq's POLLOUT is exactly "a frame would be taken".
+ * ZMQ_FD is edge-triggered: it is signalled when the socket's mailbox becomes non-empty,
+ * and not for messages that are already in it. So receiving continues until EAGAIN, or
+ * until the budget of a turn is used up and the prepare hook keeps the loop awake. The fd
+ * of a line reports both: connected or broken, full or not; libzmq's POLLOUT means
+ * exactly "a frame would be accepted".
  *
- * Names. libzmq asks for them on its I/O thread, which all lines share: a dead name
- * server would silence every peer. So it is given numbers (link_name.h).
+ * Names. libzmq resolves them on its I/O thread, which all lines share: a dead name
+ * server would block every peer. So it only gets numeric addresses (link_name.h).
  *
- * Input. A message is [identity][frame]; the identity is libzmq's name for the
- * connection and is ignored, whatever a client wrote into it. Messages with
- * other parts are counted and dropped, part by part within the budget. libzmq's
- * high-water mark counts whole messages, so a client that never ends a multi-part
- * message would make it hold any amount of memory: its connection is closed
- * (link_door.c). A line that is sent something (nobody has a reason to)
- * reads and drops it, and has little room for it.
+ * Input. A message is [identity][frame]; the identity is libzmq's name for the connection
+ * and is ignored, whatever a client wrote into it. Messages with other parts are counted
+ * and dropped, part by part within the budget. libzmq's high-water mark counts complete
+ * messages, so a client that never ends a multi-part message would make it hold any
+ * amount of memory: its connection is closed (link_door.c). A line that receives a
+ * message (no peer has a reason to send one) reads and drops it, and has little room for
+ * it.
  *
- * With keys an endpoint is tcp://HOST:PORT#KEY: the dialler must know the key of the
- * daemon that should be there, and with the key in it the string that daemons tell each
- * other needs no further book-keeping. The key must be known in any case, from the
- * allow-list or as that of a daemon beside this one (link_keydir.h), so a wrong one
- * from a message leads at worst to no connection. A connection keeps the key and the
- * name that it was let in with. After a reload that takes the key from the list, or gives
- * it another name, no frame of it is handed up: its first one closes it, and what
- * connects again is judged by the new list. The peers layer ends its peering
- * (peers_recheck).
+ * With keys an endpoint is tcp://HOST:PORT#KEY: to dial, the key of the expected daemon
+ * must be known. With the key in it, the string that daemons send each other needs no
+ * further book-keeping. The key must be known in any case, from the allow-list or as that
+ * of a daemon of this user and host (link_keydir.h), so a wrong one in a message leads at
+ * worst to no connection. A connection keeps the key and the name that it was admitted
+ * with. After a reload that removes or renames the key, none of its frames is delivered:
+ * the first one closes it, and a new connection is checked against the new list. The
+ * peers layer ends its peering (peers_recheck).
  */
 #include "daemon/link/link.h"
 
@@ -68,7 +66,7 @@
 #define BUDGET_BYTES (4u << 20)
 #define LINGER_MS 100
 #define HANDSHAKE_MS 2000
-#define CONNECT_MS 2000 /* then it is looked at why: the kernel tries for two minutes */
+#define CONNECT_MS 2000 /* then the cause is probed: the kernel tries for two minutes */
 #define RECONNECT_MS 20
 #define BIND_TRIES 25
 #define BIND_PAUSE_NS 20000000L
@@ -92,7 +90,7 @@ struct link_zmq {
 	struct curve_zap *zap;
 	struct link_door *door;
 	struct link_refusals refusals;
-	/* the message that is being read: its parts so far */
+	/* the message being read: its parts so far */
 	unsigned int parts;
 	zmq_msg_t frame;
 	bool have_frame;
@@ -103,14 +101,15 @@ struct link_line {
 	struct link_zmq *zmq;
 	void *socket, *owner;
 	struct loop_fd fd;
-	bool writable; /* what the owner knows */
-	bool unknown;  /* whose key to expect: it connects to nobody, and tells why */
+	bool writable; /* as the owner knows it */
+	bool unknown;  /* the expected key is unknown: no connection, and a reason is
+			  reported */
 	bool once;     /* one attempt to connect, to the first address of a name */
 	struct link_monitor *monitor; /* of such a one: its connection's end */
 	struct loop_defer ended;
 	struct link_name *name;		 /* NULL: dialled by number */
 	struct link_trouble *trouble;	 /* until it has connected */
-	char address[LINK_ENDPOINT_MAX]; /* of a name: where it goes; "" nowhere yet */
+	char address[LINK_ENDPOINT_MAX]; /* of a name: the current address; "" none yet */
 };
 
 static int raise_zmq(const char *what)
@@ -129,7 +128,7 @@ struct limits {
 	int64_t receive_bytes; /* of one message; a larger one breaks the connection */
 };
 
-/* What both kinds of sockets have in common. */
+/* Options of both kinds of sockets. */
 static int socket_open(struct link_zmq *zmq, const struct limits *limits, void **socket_p)
 {
 	void *socket = zmq_socket(zmq->context, limits->type);
@@ -216,7 +215,7 @@ static void link_zmq_frame_drop(struct link_zmq *zmq)
 	zmq->have_frame = false;
 }
 
-/* One part; false when none waits. *bytes_p counts what was read. */
+/* One part; false when none is queued. *bytes_p counts the read bytes. */
 static bool receive_part(struct link_zmq *zmq, size_t *bytes_p)
 {
 	zmq_msg_t part;
@@ -319,7 +318,7 @@ static void line_writable(struct link_line *line, bool writable)
 	line->writable = writable;
 	if (line->name)
 		link_name_line(line->name, writable);
-	if (writable) { /* after a loss silence will tell, and the owner dials anew */
+	if (writable) { /* on a loss liveness decides; the owner redials */
 		link_trouble_free(line->trouble);
 		line->trouble = NULL;
 	}
@@ -372,7 +371,7 @@ static void on_address(void *owner, const char *address)
 	if (line->unknown || zmq_connect(line->socket, address) == 0)
 		return;
 	log_warn("link", address, "not connected yet", "why=\"%s\"", zmq_strerror(errno));
-	line->address[0] = '\0'; /* it goes nowhere: the next look at the name dials */
+	line->address[0] = '\0'; /* no address: the next result of the resolver dials */
 }
 
 static void on_no_address(void *owner, const char *host, const char *why)
@@ -459,7 +458,7 @@ static int line_open(struct link *link, const char *endpoint, void *owner, bool 
 		     struct link_line **line_p)
 {
 	struct link_zmq *zmq = container_of(link, struct link_zmq, link);
-	/* nobody has anything to say on it, beyond libzmq's own handshake */
+	/* no peer sends on it, except libzmq's own handshake */
 	const struct limits limits = {.type = ZMQ_DEALER,
 				      .ipv6 = 1,
 				      .send_frames = QUEUE_FRAMES,
@@ -536,7 +535,7 @@ static int zmq_recheck(struct link *link, const char *endpoint, const char *user
 
 static void zmq_hangup(struct link_line *line)
 {
-	/* in the background: what was sent last is most often the reason */
+	/* in the background: the last message is mostly the reason */
 	line_free(line, LINGER_MS);
 }
 
@@ -594,8 +593,7 @@ static bool zmq_name(struct link *link, const char *endpoint, char name[LINK_USE
 	       link_keyring_who(&zmq->ring, hash + 1, name, &mark);
 }
 
-/* Beside this daemon, or of its name: one name in the allow-list may have several keys.
- */
+/* On this host, or with its name: one name in the allow-list may have several keys. */
 static bool zmq_kin(struct link *link, const char *endpoint, const char *user)
 {
 	struct link_zmq *zmq = container_of(link, struct link_zmq, link);
@@ -680,7 +678,7 @@ static int curve_serve(struct link_zmq *zmq)
 	return raise_zmq("CURVE keys of the listening socket");
 }
 
-/* What others dial: `advertise`, or what was bound; with port and key. */
+/* The endpoint for peers: `advertise`, or the bound address; with port and key. */
 static int endpoint_settle(struct link_zmq *zmq, const struct config *config)
 {
 	char text[LINK_ENDPOINT_MAX];
@@ -749,7 +747,7 @@ static int door_open(struct link_zmq *zmq, const struct config *config)
 
 static int router_open(struct link_zmq *zmq, const struct config *config)
 {
-	/* an IPv4 address bound by an IPv6 socket would be told as ::ffff:… */
+	/* an IPv4 address bound by an IPv6 socket would appear as ::ffff:… */
 	const struct limits limits = {
 		.type = ZMQ_ROUTER,
 		.ipv6 = config->listen[6] == '[' || config->listen[6] == '*',
@@ -771,7 +769,7 @@ static int router_open(struct link_zmq *zmq, const struct config *config)
 		r = door_open(zmq, config);
 	if (r < 0)
 		return err_pass(r);
-	/* no fault of the configuration where the interface may come up, or the port
+	/* not a fault of the configuration: the interface may come up, or the port
 	 * become free */
 	if (bind_patiently(zmq->router, config->listen) != 0)
 		return err_raise(errno == EADDRINUSE || errno == EADDRNOTAVAIL
@@ -807,7 +805,7 @@ int link_zmq_new(struct loop *loop, const struct config *config, struct link **l
 		return err_pass(r);
 	}
 	loop_prepare_add(loop, &zmq->prepare);
-	zmq->link.backlog = true; /* what came before we watched the fd */
+	zmq->link.backlog = true; /* messages from before the fd was watched */
 	log_info("link", zmq->link.endpoint, "listening", "curve=%s",
 		 zmq->ring.curve ? "yes" : "no");
 	*link_p = &zmq->link;

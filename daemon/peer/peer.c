@@ -2,23 +2,22 @@
 /*
  * Peer objects and the calls of the layers above.
  *
- * A peer is one object for one endpoint, from the first dial or HELLO until
- * nobody holds it and nothing is up. Its state is written in peer_life.c only
- * (but for the end of everything in peers_close):
+ * A peer is one object for one endpoint, from the first dial or HELLO until it is not
+ * held and not up. Its state is written in peer_life.c only (except in peers_close):
  *
  *   DIALING  an attempt is being made, by us (dialled) or towards us
- *   UP       `cur` is proven; a new attempt may run beside it in `next`
- *   DOWN     held by somebody; redialled when we dialled it
+ *   UP `cur` is proven; a new attempt may run in `next`
+ *   DOWN held; redialled if this side dialled it
  *
- * Who is known only by a HELLO is a stranger: it counts in a small table of its own, in
- * which the newest pushes the oldest out (peer_hello.c), and takes a place of `peers`
- * when it has proven itself. Daemons that an engine dials take a place at once, so one
- * engine, and one user, may have only a share of them that never came up, and an eighth
- * of all is kept for those that come from outside.
+ * A peer known only by a HELLO is unauthenticated (a "stranger"): it is in a small
+ * separate table, in which the newest replaces the oldest (peer_hello.c), and counts for
+ * the option `peers` when it has proven itself. Daemons that an engine dials count at
+ * once. So one engine, and one user, may have only a share of unreachable ones, and an
+ * eighth of all is reserved for incoming peers.
  *
- * Objects are freed by deferred work, so a pointer lives as long as the turn,
- * whatever a callback does to the object. Each look-up has a table whose entries lie in
- * the objects: no lack of memory can keep a peer from coming up.
+ * Objects are freed by deferred work, so a pointer lives as long as the turn, whatever a
+ * callback does to the object. Each look-up has a table whose entries are part of the
+ * objects: a lack of memory cannot prevent a peer from coming up.
  */
 #include "daemon/peer/peer_impl.h"
 
@@ -330,9 +329,8 @@ static void unreached_drop(struct idmap *map, uint64_t key)
 		idmap_swap(map, key, (void *)(n - 1));
 }
 
-/* It was dialled and never came up: it counts in all, for the client's user, and for its
- * session. What began just now counts like the rest: a share that is not kept at once is
- * taken in one burst. */
+/* It was dialled and was never up: it counts in all, for the client's user, and for
+ * its session. Recent dials count, too: otherwise one burst could exceed the share. */
 static int peer_unreached(struct peer_impl *impl, const struct peer_client *client)
 {
 	struct peers *peers = impl->peers;
@@ -377,7 +375,7 @@ static int check_share(const struct peers *peers, const struct peer_client *clie
 	unsigned int of_session =
 		client ? unreached_of(&peers->sessions, client->session) : 0;
 
-	/* the last eighth of it, too, is for users who have few */
+	/* the last eighth is reserved for users with few */
 	if (peers->unreached < all && of_user < user && of_session < session &&
 	    (peers->unreached < all - all / 8 || of_user < all / 32 + 1))
 		return 0;

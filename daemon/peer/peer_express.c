@@ -1,25 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two ways to a peer and one order.
+ * Two paths to a peer and one order.
  *
- * A message on the control line changes threads twice on each side, and each change
- * waits for a core; on the data line the loop writes and the other loop
- * reads. What an engine waits for goes there when it is open. That must not be
- * seen above: REGISTER goes before the TRANSFER_INFO that names its pool, and ABORT
- * after it. So both ways share one sequence, and the receiver hands up in that order.
+ * A message on the control line changes threads twice on each side, and each change waits
+ * for a core; on the data line the loop writes and the other loop reads. Messages that an
+ * engine waits for use the data line when it is open. The layers above must not notice
+ * that: REGISTER precedes the TRANSFER_INFO that names its pool, and ABORT follows it. So
+ * both paths share one sequence, and the receiver delivers in that order.
  *
- * Each way keeps its own order. So what came too early waits in one queue a way, and
- * whichever begins with the next number is due. A frame of the control line says
- * in its flags how many before it went the other way: a hole that this does not explain
- * is a loss, known at once, and ends the peering as ever. Of the data line nothing is
- * lost without its end, and the two lines share one fate (handshake.c).
+ * Each path keeps its own order. So early messages wait in one queue per path, and the
+ * queue that starts with the next number is due. A frame of the control line contains in
+ * its flags how many messages before it used the other path: a gap that this does not
+ * explain is a loss, detected at once, and ends the peering. The data line loses nothing
+ * without its own end, and the two lines share one fate (handshake.c).
  *
- * What can wait here is bounded by the sender: PEER_EXPRESS_MAX messages that the
- * remote has not handed up, of PEER_EXPRESS_WINDOW bytes, and behind the oldest of them
- * BEHIND_FRAMES and BEHIND_BYTES on the control line. Who sends more is no peer of ours.
- * Early express messages stay where they came, in the data line's memory.
+ * The sender limits the waiting messages: PEER_EXPRESS_MAX messages that the remote has
+ * not delivered, of PEER_EXPRESS_WINDOW bytes, and after the oldest of them BEHIND_FRAMES
+ * and BEHIND_BYTES on the control line. A peer that sends more is disconnected. Early
+ * express messages stay in the data line's memory.
  *
- * Being heard that way proves nothing about the control line: liveness is PING's.
+ * A message on this path proves nothing about the control line: liveness is determined by
+ * PING.
  */
 #include <assert.h>
 #include <errno.h>
@@ -109,7 +110,7 @@ static int send_express(struct peer_impl *impl, enum wire_type type, const void 
 	return 0;
 }
 
-/* Sent that way; false: it could not be, and nothing happened. */
+/* Sent by the express path; false: not possible, and nothing was changed. */
 static bool peer_try_express(struct peer *peer, enum wire_type type, const void *body,
 			     uint8_t *made, size_t len)
 {
@@ -153,7 +154,7 @@ void peer_express_done(struct peer *peer, size_t len, const struct err *err)
 	if (sm_state(&peer->sm) != PEER_UP)
 		return;
 	was_full = peer_express_full(impl);
-	if (impl->express_out > 0) { /* they are taken in the order in which they went */
+	if (impl->express_out > 0) { /* they are accepted in the order of sending */
 		impl->express_out--;
 		impl->express_first = (impl->express_first + 1) % PEER_EXPRESS_MAX;
 	}
@@ -179,8 +180,8 @@ static void peer_express_hand_up(struct peer_impl *impl, const struct wire_heade
 
 	impl->cur.seq_in = h->sequence;
 	if (h->type == WIRE_T_PING || h->type == WIRE_T_PONG)
-		return;		     /* served when they came */
-	up.epoch = impl->peer.epoch; /* ours: it is what the layers above compare */
+		return;		     /* served on arrival */
+	up.epoch = impl->peer.epoch; /* ours: the layers above compare it */
 	impl->delivering = true;
 	if (h->type == WIRE_T_PART)
 		peer_part_take(impl, &up, body);
@@ -232,8 +233,8 @@ static bool express_step(struct peer_impl *impl)
 	list_remove(&in->link);
 	h = in->header;
 	body = in->body;
-	/* Before it is handed up: the handler may end the peering, and with it the data
-	 * line that the message came by. */
+	/* Called before delivery: the handler may end the peering, and with it the
+	 * data line of the message. */
 	in->on_taken(in); /* its bytes live on until the end of this turn's step */
 	peer_express_hand_up(impl, &h, &body);
 	return true;
@@ -251,7 +252,7 @@ void peer_early_deliver(struct peer_impl *impl)
 
 	assert(!impl->peer.self);
 	if (impl->delivering)
-		return; /* whoever delivers goes on */
+		return; /* the active delivery continues */
 	while (peer_express_serves(impl, epoch) &&
 	       (control_step(impl) || express_step(impl))) {
 		if (peer_early_pending(impl) && loop_enough(impl->peers->loop)) {
@@ -321,7 +322,7 @@ void peer_in_order(struct peer_impl *impl, const struct wire_header *h,
 	}
 }
 
-/* Is it this peering's, and the next that way? */
+/* Does it belong to this peering, and is it the next on that path? */
 static int check(struct peer_impl *impl, const struct wire_header *h)
 {
 	const struct peering *cur = &impl->cur;

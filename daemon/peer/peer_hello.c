@@ -1,41 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who is it: HELLO, WELCOME, BYE.
+ * Authentication of peers: HELLO, WELCOME, BYE.
  *
- * A dials B: HELLO on A's line to B, with A's endpoint in it. B answers with
- * WELCOME on its own line to that endpoint. Each of the two carries its
- * sender's half of the peering: the epoch that it wants to see in the headers
- * of what it is sent, the token for data connections, addresses.
+ * A dials B: HELLO on A's line to B, with A's endpoint in it. B answers with WELCOME on
+ * its own line to that endpoint. Each of the two carries its sender's half of the
+ * peering: the epoch that it expects in the headers of received frames, the token for
+ * data connections, addresses.
  *
  *   A                                    B
  *   HELLO nonce, epoch a  ────────────►  opens a line to A's endpoint
  *   UP, knows b           ◄────────────  WELCOME nonce, epoch b
  *   PING in epoch b       ────────────►  UP
  *
- * What each step proves. The nonce comes back only from the receiver of the HELLO: B
- * is at the endpoint that A dialled. Epoch b comes back only from the receiver of the
- * WELCOME: A is at the endpoint that it named. So a HELLO by itself changes
- * nothing: not the peer that is up at the endpoint it claims, not the instance
- * it claims to be. It makes an attempt (`next`) beside the peering (`cur`), and
- * only the proof takes the old one down and puts the new one in its place.
+ * Proof by each step. Only the receiver of the HELLO can return the nonce: B is at the
+ * endpoint that A dialled. Only the receiver of the WELCOME can return epoch b: A is at
+ * the endpoint that it named. So a HELLO by itself changes nothing: neither the peer that
+ * is up at the endpoint it claims, nor the instance it claims to be. It makes an attempt
+ * (`next`) in addition to the peering (`cur`), and only the proof replaces the old one by
+ * the new one.
  *
- * Both sides may dial at the same time. An attempt has one half of ours,
- * whether it is told by HELLO or by WELCOME, so the crossing messages agree and
- * either proof completes the same attempt. When A gives up and dials anew, B's half
- * may meet two of A's: frames carry both epochs, so that one of the first peering,
- * come late, is none of the second. HELLO is repeated until answered;
- * one that was answered already is answered again, with the same half.
+ * Both sides may dial at the same time. An attempt has one local half, sent by HELLO or
+ * by WELCOME, so the crossing messages agree and either proof completes the same attempt.
+ * When A gives up and dials again, B's half may meet two of A's: frames carry both
+ * epochs, so that a late frame of the first peering is not taken for one of the second.
+ * HELLO is repeated until answered; a repeated one is answered again, with the same half.
  *
- * A line that broke and connected again may lead to another process at the same
- * endpoint. The HELLO of the peering that is up asks: the same daemon answers
- * with the same half, which changes nothing; a new one cannot know it, and its
- * WELCOME, with the nonce that only the endpoint's owner has seen, is the proof
- * of a restart, long before the silence of the old instance would be.
+ * A line that broke and connected again may lead to another process at the same endpoint.
+ * Therefore the HELLO of the current peering is sent again: the same daemon answers with
+ * the same half, which changes nothing. A new one cannot know it, and its WELCOME, with
+ * the nonce that only the owner of the endpoint has seen, proves a restart long before
+ * the old instance would be declared dead.
  *
- * One daemon may be dialled by two names (a host name, its address). The names
- * meet when the WELCOME tells the instance: a peer that only the other side
- * dialled gives way to the one that was dialled here; of two that were dialled
- * here the first stays, and the second says so in its reason and waits.
+ * One daemon may be dialled by two names (a host name, its address). The WELCOME shows
+ * that both are one instance: a peer that only the other side dialled is replaced by the
+ * one that was dialled here; of two that were dialled here the first stays, and the
+ * second waits with that reason.
  */
 #include "daemon/peer/peer_impl.h"
 
@@ -48,7 +47,7 @@
 
 static const char product[] = "kvd " KVD_VERSION;
 
-/* ---- our half, told ---- */
+/* ---- sending the local half ---- */
 
 static void hello_fill(const struct peer_impl *impl, const struct peering *peering,
 		       uint64_t nonce, struct wire_hello *m)
@@ -102,7 +101,7 @@ void peer_hello_send(struct peer_impl *impl)
 void peer_hello_probe(struct peer_impl *impl)
 {
 	if (half_send(impl, &impl->cur, WIRE_T_HELLO, impl->cur.nonce) < 0)
-		err_clear(); /* silence will tell */
+		err_clear(); /* the liveness check decides */
 }
 
 void peer_answer(struct peer_impl *impl, struct peering *peering)
@@ -115,7 +114,7 @@ void peer_answer(struct peer_impl *impl, struct peering *peering)
 		peering->answer_due = false;
 }
 
-/* ---- the remote's half, heard ---- */
+/* ---- receiving the remote half ---- */
 
 /* Both sides print it, so it names both, the older one first. */
 static int version_refuse(const struct peers *peers, const struct wire_hello *m)
@@ -189,7 +188,7 @@ static int hear(const struct peers *peers, struct peering *peering,
 	return 0;
 }
 
-/* The self peer needs nobody to tell it. */
+/* The self peer is known without messages. */
 int peering_begin_self(struct peer_impl *impl)
 {
 	struct peers *peers = impl->peers;
@@ -207,7 +206,7 @@ static uint64_t hello_price_ns(const struct peers *peers)
 	return LOOP_NS_PER_S / peers->options.hello_rate;
 }
 
-/* Of users in excess of PEER_PACES the one who has spent least is forgotten. */
+/* Beyond PEER_PACES users, the one that has sent the fewest is forgotten. */
 static struct hello_pace *pace_of(struct peers *peers, const char *user)
 {
 	struct hello_pace *least = &peers->paces[0];
@@ -242,7 +241,7 @@ static bool admit_stranger(struct peers *peers, const char *user)
 	return true;
 }
 
-/* Its attempt came to nothing because of others: it may have another. */
+/* Its attempt was ended by others: it may make another. */
 static void stranger_repay(struct peers *peers, const char *user)
 {
 	struct hello_pace *pace = pace_of(peers, user);
@@ -264,7 +263,7 @@ static bool valid_endpoint(struct peers *peers, struct wire_hello *m)
 	return endpoint_check(m->endpoint) == 0;
 }
 
-/* Is the endpoint one that its sender may name? Else nobody is dialled, and told. */
+/* May the sender name this endpoint? If not, it is not dialled and gets no answer. */
 static bool hello_placed(struct peers *peers, const struct wire_hello *m,
 			 const char *user)
 {
@@ -286,7 +285,7 @@ static void strangers_make_room(struct peers *peers, const char *user)
 	unsigned int all = 0, own = 0;
 	struct err why;
 
-	/* who comes when there are so many takes the place of one */
+	/* when the table is full, a new one replaces the oldest */
 	list_foreach(impl, &peers->waiting, waits) { /* at most 64: strangers_max */
 		all++;
 		if (!oldest)
@@ -338,7 +337,7 @@ static int hello_peer(struct peers *peers, const struct wire_header *h,
 			peers->stats.foreign_user++;
 			return 1;
 		}
-		/* an instance does not move: somebody wants its place */
+		/* an instance does not move: another daemon claims its name */
 		if (strcmp(impl->cur.endpoint, m->endpoint) != 0) {
 			peers->stats.forged_hellos++;
 			return 1;
@@ -390,7 +389,7 @@ static void begin_answer(struct peer_impl *impl, const struct wire_header *h,
 	if (hear(peers, &impl->next, h, m, user) < 0 || peer_open_line(impl) < 0) {
 		err_take(&why);
 		peer_refuse(peers, h, m->endpoint, user, why.code, why.text);
-		if (!impl->dialled) /* else our own HELLO still counts */
+		if (!impl->dialled) /* if dialled, our own HELLO is still valid */
 			peer_attempt_failed(impl, &why);
 		return;
 	}
@@ -441,7 +440,7 @@ void peer_on_hello(struct peers *peers, const struct wire_header *h, struct curs
 		return;
 	if (impl->cur.live && h->epoch == impl->cur.epoch_out &&
 	    memcmp(h->sender, impl->cur.instance, sizeof(h->sender)) == 0) {
-		/* our WELCOME came after its timeout */
+		/* our WELCOME arrived after its timeout */
 		impl->cur.answer_due = true;
 		impl->cur.answer_nonce = m.nonce;
 		peer_answer(impl, &impl->cur);

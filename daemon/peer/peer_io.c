@@ -2,23 +2,23 @@
 /*
  * Frames in and out.
  *
- * In. Whoever wants to be heard must know the epoch that we minted for it and
- * told nobody else: the epoch finds the peering, and only then the sender's
- * epoch, its instance and its key's user must agree. So an unknown sender's frame costs a
- * look-up into one hash chain. Within an epoch the sequence has no gaps: a number seen
- * before is a replay and is dropped, a gap means that the line lost frames when
- * it broke, and a peering that lost frames is worth nothing - somebody above
- * waits for what was in them - so it ends, and a new one begins clean.
+ * In. A sender must know the epoch that this daemon generated for it and sent to no
+ * other: the epoch identifies the peering, and then the sender's epoch, its instance and
+ * its key's user must agree. So a frame of an unknown sender costs one look-up in a hash
+ * chain. Within an epoch the sequence has no gaps: a repeated number is a replay and is
+ * dropped; a gap means that the line lost frames when it broke. A peering that lost
+ * frames is useless, because operations above wait for them, so it ends, and a new one
+ * starts clean.
  *
- * Out. Two ways keep one order: what must not be lost waits in a bounded queue
- * when the line takes nothing, and as long as that queue holds something the
- * unreliable way refuses. PING and PONG overtake; they belong to no order.
+ * Out. Two kinds of messages keep one order: reliable messages wait in a bounded queue
+ * when the line is full, and as long as that queue is not empty unreliable ones are
+ * refused. PING and PONG overtake; they have no order.
  *
- * A third way, express, is in peer_express.c. What is too long for a turn passes the same
- * queue, piece by piece (peer_parts.c).
+ * A third path, express, is in peer_express.c. Messages that are too long for a turn use
+ * the same queue, part by part (peer_parts.c).
  *
- * The self peer has no line: its messages wait in the same queue and are handed
- * up in the next turn, so that on_message is never entered from peer_send.
+ * The self peer has no line: its messages wait in the same queue and are delivered in the
+ * next turn, so that on_message is never entered from peer_send.
  */
 #include "daemon/peer/peer_impl.h"
 
@@ -163,9 +163,9 @@ bool peer_has_spare(const struct peer *peer, size_t len)
 	return impl->queue_bytes + len <= impl->peers->options.queue_bytes / 2;
 }
 
-/* Of the queue's bytes. What this daemon tells itself in memory of the teller's own was
- * there before: all of its rooms may tell in one turn, and none of them fails for that.
- */
+/* Bytes charged to the queue. A message to this daemon itself in memory of the sender
+ * was allocated before: all of its rooms may send one in one turn, and none of them
+ * must fail for that. */
 static size_t cost_of(const struct peer_impl *impl, bool owned, size_t len)
 {
 	return sizeof(struct peer_message) + (owned && impl->peer.self ? 0 : len);
@@ -248,7 +248,7 @@ static int pong(struct peer_impl *impl)
 	return 0;
 }
 
-/* Until the line takes no more, or (paced) a part of a long message is gone. */
+/* Until the line is full, or (paced) a part of a long message has been sent. */
 static void flush(struct peer_impl *impl, bool paced)
 {
 	struct peer_message *msg;
@@ -343,7 +343,7 @@ int peer_send_reliable(struct peer *peer, enum wire_type type, const void *body,
 	peer_note_use(impl);
 	r = send_or_queue(impl, type, body, len);
 	if (r < 0) {
-		/* what was promised cannot be kept: the peering ends */
+		/* an accepted message cannot be sent: the peering ends */
 		why = *err_last();
 		peer_mark_down(impl, &why);
 	}
@@ -412,7 +412,7 @@ static void on_pong(struct peer_impl *impl, struct cursor *body)
 		err_clear();
 		return;
 	}
-	/* the way there and back was open then; what never left proves nothing */
+	/* both directions were open then; a ping that was not sent proves nothing */
 	if (pong.stamp > impl->proven_ns && pong.stamp <= impl->ping_stamp)
 		impl->proven_ns = pong.stamp;
 	/* only the last PING's own stamp: the figure is ours, not the peer's */
@@ -465,7 +465,7 @@ void peer_self_deliver(struct peer_impl *impl)
 	bool more = true;
 
 	assert(impl->peer.self);
-	/* what a message's handler sends belongs to the next turn */
+	/* messages sent by a handler belong to the next turn */
 	while (more && sm_state(&impl->peer.sm) == PEER_UP && impl->peer.epoch == epoch &&
 	       (msg = queue_pop(impl))) {
 		struct wire_header h = {.version = WIRE_VERSION_MAX,
@@ -505,7 +505,7 @@ static void end_for_gap(struct peer_impl *impl, struct peering *peering,
 static void on_peering_frame(struct peer_impl *impl, struct peering *peering,
 			     const struct wire_header *h, struct cursor *body)
 {
-	/* how many went by express just before it: only they may be missing here */
+	/* number of express messages just before it: only they may be missing here */
 	uint64_t skipped = h->flags;
 
 	if (h->sequence <= peering->control_in) {
@@ -517,13 +517,13 @@ static void on_peering_frame(struct peer_impl *impl, struct peering *peering,
 		return;
 	}
 	peering->control_in = h->sequence;
-	/* it knows what only our WELCOME told: the attempt is proven */
+	/* it knows the contents of our WELCOME: the attempt is proven */
 	if (peering == &impl->next && !peer_bring_up(impl))
 		return;
 	if (sm_state(&impl->peer.sm) != PEER_UP || impl->why_down.code)
 		return; /* on_up ended it */
 	impl->heard_ns = loop_now_ns(impl->peers->loop);
-	/* these two belong to no order: what goes by express may take its time */
+	/* these two have no order; express messages may be slower */
 	if (h->type == WIRE_T_PING)
 		on_ping(impl, body);
 	else if (h->type == WIRE_T_PONG)

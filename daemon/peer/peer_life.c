@@ -2,20 +2,20 @@
 /*
  * A peer's life: up, down, and the one timer that drives both.
  *
- * The timer does all of it: HELLO again, redial, PING, liveness, the end of
- * attempts that prove nothing. A daemon without peers has no timer.
+ * The timer does all of it: repeated HELLO, redial, PING, liveness, the end of attempts
+ * without proof. A daemon without peers has no timer.
  *
- * Dead means silence for `dead_after`, or two fifths of that when PINGs were not answered
- * for longer: a line may be cut in one direction only. Our own lateness is taken out
- * of it: a turn that began late adds to the allowance, and when this loop did not
- * poll for longer than a ping interval the silence before tells nothing about the
- * peer (its frames lay in our socket), so the count begins anew. Frames that the
- * link could not hand up yet (its budget a turn) also make the verdict wait, but
- * not for ever: a flood from one peer must not keep another alive.
+ * Dead means no frame for `dead_after`, or for two fifths of that when PINGs were not
+ * answered for longer: a line may be cut in one direction only. The lateness of this
+ * daemon is subtracted: a late turn adds to the allowance, and when this loop did not
+ * poll for longer than a ping interval the silence before that is no evidence (the peer's
+ * frames were in our socket), so the count starts again. Frames that the link could not
+ * deliver yet (its budget a turn) also delay the decision, but not forever: a flood from
+ * one peer must not keep another alive.
  *
- * Callbacks of the owner may release, kill and dial at will while we are in the
- * middle of something. So each move first does all of its own work, calls back
- * last, and code that goes on after it looks at the state again.
+ * Callbacks of the owner may release, kill and dial at any time while a function here is
+ * running. So each move first does all of its own work, calls back last, and code after
+ * that checks the state again.
  */
 #include "daemon/peer/peer_impl.h"
 
@@ -28,7 +28,7 @@
 #include "daemon/base/mem.h"
 
 #define FAILED_LOG_NS (60 * LOOP_NS_PER_S)
-#define ONCE_NS LOOP_NS_PER_S /* a stranger's endpoint is dialled no more often */
+#define ONCE_NS LOOP_NS_PER_S /* between dials of an unauthenticated endpoint */
 
 const char *peer_label(const struct peer *peer, char text[PEER_LABEL_MAX])
 {
@@ -65,7 +65,7 @@ static uint64_t next_retry(struct peer_impl *impl)
 	return wait_ns + loop_random_u64(impl->peers->loop) % (wait_ns / 4 + 1);
 }
 
-/* Not UP (any more): what comes next? */
+/* Not UP (any more): plan the next step. */
 void peer_plan_next(struct peer_impl *impl)
 {
 	if (impl->peers->closing) {
@@ -158,7 +158,7 @@ void peer_bring_down(struct peer_impl *impl, const struct err *why, bool bye)
 		take_down(impl, why, bye);
 }
 
-/* One that fails the same way again and again costs a line a minute. */
+/* A peer that fails repeatedly with the same error costs a log line a minute. */
 static void warn_not_reached(struct peer *peer, const struct err *why, uint64_t now_ns)
 {
 	struct peer_totals *totals = &peer->totals;
@@ -192,7 +192,7 @@ void peer_attempt_failed(struct peer_impl *impl, const struct err *why)
 		peers->callbacks.on_refused(peers->callbacks.owner, peer);
 }
 
-/* Copy what the proven peering says to where the owner sees it. */
+/* Copy the data of the proven peering to the fields that the owner sees. */
 static void peer_life_publish(struct peer_impl *impl)
 {
 	struct peers *peers = impl->peers;
@@ -283,7 +283,7 @@ void peer_restarted(const struct peer_impl *impl, const uint8_t instance[16],
 		peer_label(&impl->peer, label), hex);
 }
 
-/* A stranger that has proven itself takes a place among the known, if there is one. */
+/* An unauthenticated peer that has proven itself counts as known, if the limit allows. */
 static bool peer_settle(struct peer_impl *impl)
 {
 	struct peers *peers = impl->peers;
@@ -361,7 +361,7 @@ static void declare_dead(struct peer_impl *impl, const char *how, uint64_t silen
 	peer_bring_down(impl, &why, true);
 }
 
-/* True when it went down. Else *left_p is the time it has left to speak. */
+/* True when it went down. Else *left_p is the time until it is declared dead. */
 static bool check_alive(struct peer_impl *impl, uint64_t *left_p)
 {
 	const struct peers *peers = impl->peers;
@@ -386,10 +386,11 @@ static bool check_alive(struct peer_impl *impl, uint64_t *left_p)
 	return false;
 }
 
-/* The same for a line that is half open: it may speak, and does not hear us. TCP
- * without ACKs sends for up to 0.6 s more, then holds back all, also its BYE, for longer
- * than we have to learn it. So two fifths of the silence do when nothing was answered
- * for all the time; alone a late answer proves nothing on a busy host. */
+/* The same for a line that is half open: frames arrive from the peer, but not ours
+ * there. TCP without ACKs sends for up to 0.6 s more, then holds back everything, also
+ * its BYE, for longer than we have. So two fifths of the silence are enough when no
+ * ping was answered in all the time; a late answer alone proves nothing on a busy
+ * host. */
 static bool check_answers(struct peer_impl *impl, uint64_t *left_p)
 {
 	const struct peers *peers = impl->peers;
@@ -536,7 +537,7 @@ void peer_on_line(void *owner, void *line_owner, bool connected)
 	impl->line_up = connected;
 	if (!connected) {
 		impl->line_broke = true;
-		return; /* silence will tell */
+		return; /* the liveness check decides */
 	}
 	if (impl->cur.live)
 		peer_answer(impl, &impl->cur);
@@ -554,14 +555,14 @@ void peer_on_line(void *owner, void *line_owner, bool connected)
 	peer_flush(impl);
 }
 
-/* It was opened for a stranger, which has proven itself since. */
+/* It was opened for an unauthenticated peer, which has proven itself since. */
 static void peer_renew_line(struct peer_impl *impl)
 {
 	if (!impl->line_once)
 		return;
 	peer_hang_up(impl);
 	if (peer_open_line(impl) < 0)
-		err_clear(); /* silence will tell */
+		err_clear(); /* the liveness check decides */
 }
 
 void peer_on_trouble(void *owner, void *line_owner, const struct err *why, bool final)

@@ -3,17 +3,17 @@
  * Long messages, in parts.
  *
  * A room of 65 536 scattered pages is a message of half a megabyte. Summed, copied into
- * the link's memory and out of it in one piece, it would hold either loop for most of a
- * millisecond. So it goes as PARTs, one a turn, between which the loops do all else; to
- * this peer nothing else, because the order of messages is what both sides rely on.
- * A PART is a message like any other: in the sequence, never lost without the peering's
- * end.
+ * the link's memory and out of it in one piece, it would block either loop for most of a
+ * millisecond. So it is sent as PARTs, one a turn, between which the loops do other work;
+ * but no other message to this peer, because both sides rely on the order of messages. A
+ * PART is a message like any other: in the sequence, and never lost without the end of
+ * the peering.
  *
- * The receiver has memory for one message a peer, whose size the first part tells and the
- * type's cap bounds, and which is charged to its principal: one key may be many daemons,
- * each with a message that never ends. Pages of it are touched as bytes come. The bytes
- * have to come in their order and all of them: anything else is no peer of ours, whose
- * end frees them. Rooms take the memory as it is and read it from there.
+ * The receiver has memory for one message per peer. The first part gives its size, which
+ * is limited by type, and which is charged to its principal: one key may be many daemons,
+ * each with a message that never ends. Pages of it are touched as bytes arrive. The bytes
+ * must arrive in order and completely; otherwise the peer is disconnected, which frees
+ * them. Rooms take the memory as it is and read from it.
  */
 #include <assert.h>
 #include <errno.h>
@@ -58,7 +58,7 @@ int peer_part_send(struct peer_impl *impl, struct peer_message *msg)
 	return msg->sent == msg->len;
 }
 
-/* ---- what cannot be handed up yet ---- */
+/* ---- messages that cannot be delivered yet ---- */
 
 int peer_keep(struct peer_impl *impl, size_t bytes)
 {

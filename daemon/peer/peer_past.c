@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Peers that are gone, for a while: an operator who comes after the loss still sees who
- * it was, and why. A daemon is the same by its name in the allow-list, without keys by
+ * Former peers, for some time: an operator who looks after the loss still sees the peer
+ * and the reason. A daemon is identified by its name in the allow-list, without keys by
  * its endpoint or by its own name and host, so one that is restarted again and again has
- * one entry; its figures go on when it comes back. Strangers that never came up and that
- * nobody here asked for leave none.
+ * one entry; its totals continue when it returns. Unauthenticated peers that were never
+ * up and not dialled here leave no entry.
  */
 #include "daemon/peer/peer_impl.h"
 
@@ -82,7 +82,7 @@ void peer_past_take(struct peer *peer)
 		if (!past_same(past, peer))
 			continue;
 		totals_add(&peer->totals, &past->totals);
-		if (!peer->epoch) { /* not up yet: still the same loss */
+		if (!peer->epoch) { /* not up yet: the same loss */
 			peer->since_ns = past->since_ns;
 			peer->totals.away = past->totals.away;
 		}

@@ -10,10 +10,9 @@
 
 #define REFUSAL_TTL_NS LOOP_NS_PER_S
 
-/* A refusal is an answer: BYE with the reason, in the epoch of the HELLO, which
- * shows the dialler that it is meant. It needs a line of its own, so there are
- * few at a time (PEER_REFUSALS_MAX), and fewer for one user; a flood of HELLOs gets
- * silence. */
+/* A refusal is an answer: BYE with the reason, in the epoch of the HELLO, by which the
+ * dialler recognises it. It needs a line of its own, so there are few at a time
+ * (PEER_REFUSALS_MAX), and fewer for one user; a flood of HELLOs is not answered. */
 
 static void refusal_end(struct peers *peers, struct peer_refusal *refusal)
 {

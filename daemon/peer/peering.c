@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Peerings: one attempt of two daemons to know each other, and the addresses that
- * travel in its HELLO and WELCOME.
+ * Peerings: one attempt of two daemons to authenticate each other, and the addresses in
+ * its HELLO and WELCOME.
  *
- * A peer has two: `cur`, while it is UP, and `next`, which is being made, perhaps
- * because the other daemon was restarted and its HELLO came before our pings noticed.
- * Each has an epoch that this daemon minted, random and never used again, which the
- * other side writes into every frame, beside its own; the table of epochs is how a
- * frame finds its peering. So a frame of an attempt that is over finds none, or one
- * with another epoch of its sender, and is dropped.
+ * A peer has two: `cur`, while it is UP, and `next`, which is being set up, possibly
+ * because the other daemon was restarted and its HELLO arrived before our pings failed.
+ * Each has an epoch that this daemon generated, random and never reused, which the other
+ * side writes into every frame together with its own; a frame finds its peering in the
+ * table of epochs. So a frame of an ended attempt finds none, or one with another epoch
+ * of its sender, and is dropped.
  */
 #include "daemon/peer/peer_impl.h"
 
@@ -18,7 +18,7 @@
 
 #include "daemon/base/mem.h"
 
-#define ADDRESSES_MAX 64u /* records in a HELLO that are looked at */
+#define ADDRESSES_MAX 64u /* records in a HELLO that are read */
 
 /* Epochs and nonces are random numbers of ours. */
 static struct list *bucket_of(struct list buckets[PEER_BUCKETS], uint64_t number)
@@ -82,8 +82,8 @@ void peering_promote(struct peer_impl *impl)
 
 	assert(next->live && next->heard);
 	peering_end(cur);
-	/* Moved by value, so its links in the tables are made anew; the addresses
-	 * belong to `cur` from here on, and count as none of `next`'s. */
+	/* Moved by value, so its links in the tables are set again; the addresses
+	 * belong to `cur` from here on, and no longer to `next`. */
 	list_remove(&next->link);
 	list_remove(&next->by_nonce);
 	*cur = *next;

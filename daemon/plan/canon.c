@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The slot's order is the writer's. Fields are placed in the order of their addresses, so
- * that what lies side by side in the writer's page does in the slot's, and a page of the
- * slot holds as many tokens as the writer's where those divide a chunk: then a field of
- * a page is one row on both sides, in either head order, and fields that are neighbours
- * make one longer row.
+ * The order in a slot is that of the writer. Fields are placed in the order of their
+ * addresses, so that neighbours in the writer's page are neighbours in the slot, and a
+ * page of the slot holds as many tokens as the writer's if those divide a chunk: then a
+ * field of a page is one row on both sides, in either head order, and adjacent fields
+ * form one longer row.
  *
- * Pages of a few tokens are another matter: with a page a token, which engines use, such
- * a slot would be cut into rows of one token, though the writer's tokens mostly follow
- * each other. Below PAGE_MIN the slot's page is the chunk, token behind token.
+ * Pages of a few tokens are different: with one token per page, which engines use, such a
+ * slot would be cut into rows of one token, although the writer's tokens mostly follow
+ * each other. Below PAGE_MIN the slot's page is the chunk, token after token.
  *
- * Where a view holds a shard of the tokens, a chunk of it has as many fewer.
+ * Where a view holds a shard of the tokens, its chunk is smaller in proportion.
  */
 #include "daemon/plan/canon.h"
 
@@ -106,7 +106,7 @@ static int place_all(struct layout_view *out, const struct layout_view *view,
 		for (uint32_t k = 0; k < out->layers[i].field_count; k++, n++)
 			order[n] = (struct placed){&out->layers[i].fields[k], n};
 	}
-	qsort(order, n, sizeof(*order), by_place); /* still the pool's */
+	qsort(order, n, sizeof(*order), by_place); /* still in the pool's order */
 	*page_p = 0;
 	for (size_t i = 0; i < n && r >= 0; i++)
 		r = place(order[i].field, view, out->page_tokens, page_p);

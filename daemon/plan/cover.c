@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cover: which source sends what.
+ * cover: assigns units to sources.
  *
- * For one field of one layer the sources that hold it give intervals of units.
- * Their ends, inside the destination's own interval, cut it into cells; each
- * cell is held by the same sources throughout. Sources are visited in order of
- * rank and take every free cell they hold, which is "the lowest rank wins"
- * without comparing sources with each other. A `next free cell` forest makes
- * that linear: n sources cost O(n log n) a field, whatever their intervals.
+ * For one field of one layer, each source holds intervals of units. Their ends, inside
+ * the destination's own interval, cut it into cells; each cell is held by the same
+ * sources throughout. Sources are visited in order of rank and take every free cell they
+ * hold, which is "the lowest rank wins" without comparing sources with each other. A
+ * `next free cell` forest makes that linear: n sources cost O(n log n) per field, for any
+ * intervals.
  *
- * A field of one unit (MLA latent, MQA) that several hold is spread instead:
- * holder number room % holders, in order of rank, takes it, so that rooms load
- * the replicas evenly and every layer of a room comes from the same rank.
+ * A field of one unit (MLA latent, MQA) that several sources hold is distributed instead:
+ * holder number room % holders, in order of rank, takes it. So rooms load the replicas
+ * evenly, and every layer of a room is read from the same rank.
  *
  * Sources of a view hold all tokens, or shards of one size and run. Each shard that
- * shares a token with the destination's is a cover of its own, of the sources that
- * hold it: their wants name the same units, and their shards say of which tokens.
+ * shares a token with the destination's is a cover of its own, of the sources that hold
+ * it: their wants name the same units, and their shards the tokens.
  */
 #include "daemon/plan/cover.h"
 
@@ -97,8 +97,8 @@ static int want_add(struct work *w, size_t source, const struct plan_want *want)
 
 /* ---- one field ---- */
 
-/* Sources of one rank that hold the same units would send them twice. Holders
- * come in order of rank, and of first unit within a rank. */
+/* Sources of one rank that hold the same units would send them twice. Holders are in
+ * order of rank, and of first unit within a rank. */
 static int check_same_rank(const struct work *w, const char *view, uint32_t layer,
 			   const char *field)
 {
@@ -139,7 +139,7 @@ static int holder_order(const void *a, const void *b, void *arg)
 	return holder_compare(arg, a, b);
 }
 
-/* Who holds units of the destination's interval? */
+/* Find the sources that hold units of the destination's interval. */
 static void find_holders(struct work *w, uint32_t layer, const struct layout_field *dst)
 {
 	uint64_t dst_end = (uint64_t)dst->first_unit + dst->units;
@@ -228,7 +228,7 @@ static size_t cell_of(const struct work *w, uint64_t unit)
 	return lo;
 }
 
-/* The last cut is the end of the last cell and stands for "none free". */
+/* The last cut is the end of the last cell and means "none free". */
 static int take_cells(struct work *w, const struct holder *h, struct plan_want want)
 {
 	size_t none = w->cut_count - 1;

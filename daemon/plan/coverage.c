@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sorted arrays of disjoint intervals, merged as they touch: a sender that works
- * from front to back keeps one interval a layer, whatever the number of chunks.
+ * Sorted arrays of disjoint intervals, merged as they touch: a sender that works from
+ * front to back has one interval a layer, for any number of chunks.
  *
- * Chunks reserve before a byte lands and give back when they fail, so removal is
- * as exact as insertion. Where a removal finds no memory for the second half of
- * a cut interval, the set forgets more than it must: it then says that pages are
- * missing which are there, never the reverse.
+ * Chunks reserve tokens before any byte is written and return them when they fail, so
+ * removal is as exact as insertion. If a removal finds no memory for the second half of a
+ * cut interval, the set forgets more than necessary: it then reports pages as missing
+ * that are complete, never the reverse.
  */
 #include "daemon/plan/coverage.h"
 
@@ -51,7 +51,7 @@ int coverage_charge(struct coverage *cov, struct account *account,
 					    sizeof(*cov->sets)));
 }
 
-/* First interval that ends after `begin`. */
+/* First interval whose end is after `begin`. */
 static uint32_t set_find(const struct coverage_set *set, uint64_t begin)
 {
 	uint32_t lo = 0, hi = set->count;
@@ -127,7 +127,7 @@ static void set_insert(struct coverage_set *set, uint64_t begin, uint64_t end)
 	}
 }
 
-/* One interval holds all of [begin, end): it was inserted, perhaps merged. */
+/* One interval holds all of [begin, end): it was inserted, and possibly merged. */
 static int set_cut(struct coverage *cov, struct coverage_set *set, uint64_t begin,
 		   uint64_t end)
 {
@@ -140,7 +140,8 @@ static int set_cut(struct coverage *cov, struct coverage_set *set, uint64_t begi
 	if (begin > set->at[i].begin && tail > end) {
 		int r = set_reserve(cov, set, set->count + 1);
 
-		set->at[i].end = begin; /* without memory the tail is lost: says less */
+		set->at[i].end =
+			begin; /* without memory the tail is lost: reports less */
 		if (r < 0)
 			return r;
 		memmove(&set->at[i + 2], &set->at[i + 1],

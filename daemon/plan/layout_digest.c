@@ -8,7 +8,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/plan/layout.h"
 
-/* Upper bounds of what layout_encode() writes. */
+/* Upper bounds of the output of layout_encode(). */
 #define HEAD_BYTES 16u
 #define VIEW_BYTES (28u + LAYOUT_NAME_MAX)
 #define LAYER_BYTES 16u

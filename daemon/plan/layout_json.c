@@ -2,15 +2,13 @@
 /*
  * layout_json: the layout as JSON.
  *
- * cJSON keeps numbers as doubles, so an integer is accepted only when it is
- * whole and at most 2^53 - 1: above that two different texts read as the same
- * number. The first fault found ends the parse and its message carries the
- * path of the member in the input, with the input's own indices. Layers may
- * come in any order; they are sorted here, after which the common checks of
- * layout.c run on the result.
+ * cJSON keeps numbers as doubles, so an integer is accepted only when it is whole and at
+ * most 2^53 - 1: above that two different texts read as the same number. The first fault
+ * ends the parse, and its message has the path of the member in the input, with the
+ * input's own indices. Layers may have any order; they are sorted here, and then the
+ * common checks of layout.c run on the result.
  *
- * Arrays of cJSON are linked lists. They are only ever walked in order, never
- * indexed.
+ * Arrays of cJSON are linked lists. They are iterated in order, never indexed.
  */
 #include <cjson/cJSON.h>
 #include <stdio.h>
@@ -81,7 +79,7 @@ static int member_array(const cJSON *json, const char *path, const char *key,
 	return 0;
 }
 
-/* A member that is not known would be lost, and with it what it says of the bytes. */
+/* An unknown member would be lost, with its meaning for the bytes. */
 static int members_only(const cJSON *json, const char *path, const char *const *names)
 {
 	const cJSON *it;

@@ -6,8 +6,8 @@
 #include "daemon/plan/layout.h"
 #include "daemon/plan/nest.h"
 
-/* Layouts of engines need a few boxes a field; what needs more than this is
- * left to plan_make(), which looks at the bytes really reached. */
+/* Layouts of engines need a few boxes a field; layouts that need more are left to
+ * plan_make(), which checks the bytes that are really written. */
 #define TARGET_BOXES_MAX (1u << 16)
 
 static int layout_target_add_field(const struct layout_view *view,

@@ -13,10 +13,10 @@
  * the fields of the layer before it, and only buffer and offset of each follow:
  * 12 bytes a field instead of about 70, so a pool of 80 layers is 2 KiB.
  *
- * Decoding trusts nothing: counts are capped against the bytes left before
- * anything is allocated, and the finished layout passes layout_check(). A
- * `same` layer costs memory of the field structs from 17 bytes on the wire;
- * the ratio is bounded by sizeof(struct layout_field) / 12.
+ * Decoding does not trust its input: counts are checked against the remaining bytes
+ * before memory is allocated, and the finished layout passes layout_check(). A `same`
+ * layer costs memory of the field structs from 17 bytes on the wire; the ratio is bounded
+ * by sizeof(struct layout_field) / 12.
  */
 #include <string.h>
 

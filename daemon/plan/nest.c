@@ -2,13 +2,12 @@
 /*
  * nest: the merge of boxes that interleave.
  *
- * The problem. Fields of one page lie between each other in most layouts: K
- * beside V in each token, layers beside each other in each page, state beside
- * attention in one tensor. Rows are neighbours "by address", so whether row i
- * of one field meets row j of another decides both the merge and whether a
- * byte is reached twice. Writing all rows out and sorting them is exact and
- * costs O(rows log rows); a plan of a long context has millions of rows and a
- * few hundred strides.
+ * The problem. Fields of one page interleave in most layouts: K next to V in each token,
+ * layers next to each other in each page, state next to attention in one tensor. Rows are
+ * neighbours "by address", so whether row i of one field meets row j of another decides
+ * both the merge and whether a byte is reached twice. Writing all rows out and sorting
+ * them is exact and costs O(rows log rows); a plan of a long context has millions of rows
+ * and a few hundred strides.
  *
  * The method. Boxes are sorted by destination and cut into clusters whose hulls
  * (first byte to last byte) overlap. Boxes of different clusters can only touch
@@ -17,17 +16,15 @@
  *   - periodic, when all share the outermost loop (count and destination
  *     stride) and one period holds all of one turn: then the turn is solved
  *     once and holds for all, or
- *   - split: the boxes with the longest outermost strides fall apart into
- *     their elements, and the result is solved again.
- * Splitting ends at single rows, where the answer is exact by sorting; regular
- * layouts never come near it. Strides at least halve from round to round, so
- * hostile layouts cost O(n log n) per round and at most some 200 rounds, and
- * a limit on the number of boxes ends what would grow.
+ *   - split: the boxes with the longest outermost strides are divided into
+ *     their elements, and the result is solved again. Splitting ends at single rows,
+ *     where the answer is exact by sorting; regular layouts never reach that. Strides at
+ *     least halve from round to round, so hostile layouts cost O(n log n) per round and
+ *     at most some 200 rounds, and a limit on the number of boxes ends growth.
  *
- * A turn solved once for all must mean the same in every turn: rows merge only
- * if the *source* strides of the shared outer loops are equal too. When they
- * are not, rows may meet in one turn and part in the next; the frame of that
- * loop is then split after all (`conflict`).
+ * A solution for one turn must hold in every turn: rows merge only if the *source*
+ * strides of the shared outer loops are equal too. Otherwise rows may be adjacent in one
+ * turn and not in the next; the frame of that loop is then split (`conflict`).
  *
  * `depth` below is the number of outer loops that the boxes at hand share;
  * dim[depth] is the outermost one still open.
@@ -46,7 +43,7 @@
 struct nest {
 	struct nest_boxes *out;
 	struct nest_clash *clash;
-	uint32_t conflict; /* outermost loop whose source strides disagreed */
+	uint32_t conflict; /* outermost loop whose source strides differed */
 	size_t alive;	   /* boxes in lists that splitting made */
 	size_t limit;	   /* for them */
 };
@@ -239,8 +236,8 @@ static int peel(struct nest *nest, struct nest_box *box, uint32_t depth, bool la
 	return 0;
 }
 
-/* Put the parts that were appended after `at` into ascending order: the inner
- * parts of a first row come before the outer ones. */
+/* Put the parts that were appended after `at` into ascending order: the inner parts of
+ * a first row were appended before the outer ones. */
 static void reverse(struct nest_boxes *boxes, size_t at)
 {
 	size_t n = boxes->count - at;
@@ -254,10 +251,9 @@ static void reverse(struct nest_boxes *boxes, size_t at)
 }
 
 /*
- * In the destination box b begins where a ends, in every turn of the `loops`
- * outer loops that they share. Does their source meet too, `gap` bytes lying
- * between them in the first turn? When only in some turns, the loop to be split
- * is noted.
+ * In the destination box b starts at the end of a, in every turn of the `loops` outer
+ * loops that they share. Are their sources adjacent too, with a gap of `gap` bytes in the
+ * first turn? If only in some turns, the loop to be split is recorded.
  */
 enum meet { MEET_NEVER, MEET_ALWAYS, MEET_SOME };
 
@@ -293,7 +289,7 @@ static int64_t gap_between(const struct nest_box *a, const struct nest_box *b,
 	return (int64_t)(b->src - a->src - src_span(a, depth));
 }
 
-/* Append after the boxes of this frame, which begin at `floor`. */
+/* Append after the boxes of this frame, which start at `floor`. */
 static int append(struct nest *nest, size_t floor, const struct nest_box *box,
 		  uint32_t depth)
 {
@@ -342,7 +338,7 @@ static int twice(struct nest *nest, const struct nest_box *a, const struct nest_
 	return NEST_TWICE;
 }
 
-/* All elements of the loop at `depth` as boxes of their own. */
+/* All elements of the loop at `depth` as separate boxes. */
 static int split_box(struct nest_boxes *list, const struct nest_box *box, uint32_t depth)
 {
 	struct nest_dim d = box->dim[depth];
@@ -364,7 +360,7 @@ static int split_box(struct nest_boxes *list, const struct nest_box *box, uint32
 	return 0;
 }
 
-/* Split those with the longest outermost strides, keep the others, go on. */
+/* Split those with the longest outermost strides, keep the others, and solve again. */
 static int nest_split(struct nest *nest, size_t floor, const struct nest_box *boxes,
 		      size_t count, uint32_t depth)
 {
@@ -421,7 +417,7 @@ static bool turn_wraps(struct nest *nest, const struct nest_box *first,
 	       meet(nest, last, first, depth + 1, gap) == MEET_ALWAYS;
 }
 
-/* Do the boxes from `at` on, one turn solved, need no second look? */
+/* Are the boxes from `at` on, one solved turn, final for all turns? */
 static bool turn_holds(struct nest *nest, size_t floor, size_t at, uint32_t depth)
 {
 	const struct nest_box *first = &nest->out->items[at];
@@ -488,8 +484,8 @@ static int solve_cluster(struct nest *nest, size_t floor, struct nest_box *boxes
 	return nest_split(nest, floor, boxes, count, depth);
 }
 
-/* Boxes that share `depth` outer loops; sorts them in place. `floor` is where
- * this frame's results begin: what lies before is no neighbour at this depth. */
+/* Boxes that share `depth` outer loops; sorts them in place. `floor` is the start of
+ * this frame's results: earlier boxes are not neighbours at this depth. */
 static int nest_do_solve(struct nest *nest, size_t floor, struct nest_box *boxes,
 			 size_t count, uint32_t depth)
 {

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * To copy short rows together costs a pass over the bytes at each end; to name each row
- * costs the transport something for it, and its peer. Where the two meet depends on what
- * a row costs: tcp names rows to the kernel in one call for a frame, libucp walks them
- * while it copies, an adapter takes a request or an entry of one. So each has its own
- * rule here, of the lengths and number of rows in one frame, slice or request.
+ * Copying short rows together costs a pass over the bytes at each end; addressing each
+ * row costs the transport some work for it, and its peer, too. The break-even point
+ * depends on the cost of a row: tcp passes rows to the kernel in one call per frame,
+ * libucp iterates over them while it copies, an adapter takes a request or an entry of
+ * one. So each has its own rule here, by the lengths and number of rows in one frame,
+ * slice or request.
  */
 #include "daemon/plan/pack.h"
 
@@ -13,10 +14,10 @@
 #define REQUESTS_BYTES_MIN (32u << 10)
 #define REQUESTS_MIN 64u
 #define REQUEST_MAX (16u << 10)
-#define SAMPLE 1024u /* rows that are looked at */
+#define SAMPLE 1024u /* rows that are examined */
 
-/* Rows `row` … of a run, `count` of them, or a part of one: where the first begins and
- * the last ends on one side, and how many stretches of memory they are. */
+/* Rows `row` … of a run, `count` of them, or a part of one: the start of the first and
+ * the end of the last on one side, and the number of contiguous ranges. */
 struct stretch {
 	uint64_t begin, end, rows;
 	uint32_t buffer;
@@ -74,7 +75,7 @@ bool pack_few_rows(const struct plan *plan, bool is_src, uint64_t begin, uint64_
 	return rows <= rows_max;
 }
 
-/* Whole rows that are long enough, and of the first what there is. */
+/* Complete rows that are long enough, and the available part of the first. */
 static void slice_in_place(struct plan_walk *walk, struct plan_span last, uint64_t most,
 			   unsigned int rows_max, uint64_t *length_p)
 {

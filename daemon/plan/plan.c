@@ -11,16 +11,15 @@
  * overlap. Three ways lead from a group to runs:
  *   alone      A group of one strip, the usual case where every layer has its
  *              own buffer or part of one, is streamed: its segments are in
- *              order of the destination already, so each box is turned into
+ *              order of the destination already, so each box is converted to
  *              runs and forgotten. Strips that differ only in their place
  *              (layer after layer) are streamed once and then moved.
  *   by page    Strips whose pages move together (one tensor for all layers)
  *              are solved for one page and then moved from page to page.
- *   solved     Everything else goes to nest_solve() as a whole.
- * The first two never accept what they cannot prove: rows must ascend, and a
- * seam that runs_append() could not merge (the end of a two-dimensional box)
- * is left to the third, which decides exactly and finds bytes that are reached
- * twice.
+ *   solved Everything else goes to nest_solve() as a whole. The first two accept only
+ *   provable cases: rows must ascend, and a seam that runs_append() could not merge (the
+ *   end of a two-dimensional box) is left to the third, which decides exactly and finds
+ *   bytes that are reached twice.
  *
  * The order of everything is fixed by the inputs alone (no pointers, no hash
  * order), so that two daemons get the same runs and the same digest.
@@ -94,8 +93,8 @@ static int append_box(struct runs *runs, const struct nest_box *box)
 	struct nest_box b = *box;
 	const struct nest_dim *d = b.dim;
 
-	/* also what keeps the loops below short: lines that fold into one run
-	 * would go by without ever reaching the limit on runs */
+	/* also keeps the loops below short: lines that fold into one run would never
+	 * reach the limit on runs */
 	nest_box_unroll(&b);
 	if (b.dims <= 1)
 		return append_line(runs, &b, b.src, b.dst, b.dims ? d : NULL);
@@ -221,7 +220,7 @@ static int raise_twice(const struct planner *p, const struct nest_clash *clash)
 		p->req->maps[b->map].view, b->layer, b->field->name);
 }
 
-/* Boxes in proportion to the rows that are allowed: a peer whose layouts mesh
+/* A number of boxes in proportion to the allowed rows: a peer whose layouts interleave
  * at random is refused before it costs much. */
 static size_t boxes_limit(const struct plan_request *req)
 {
@@ -367,8 +366,8 @@ static int make_pages(struct planner *p, size_t begin, size_t end)
 
 /* ---- groups ---- */
 
-/* Does strip b, which begins where a's hull ends, begin where a ends on both
- * sides? True when that is not plain to see. */
+/* Does strip b, which starts at the end of a's hull, start at the end of a on both
+ * sides? True when that is not obvious. */
 static bool strips_meet(const struct strip *a, const struct strip *b)
 {
 	struct nest_box x, y;
@@ -381,7 +380,7 @@ static bool strips_meet(const struct strip *a, const struct strip *b)
 	       nest_box_dst_end(&x) == y.dst;
 }
 
-/* The end of the group that begins at `begin`. */
+/* The end of the group that starts at `begin`. */
 static size_t group_end(const struct strips *strips, size_t begin)
 {
 	const struct strip *s = strips->items;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The planner's own JSON: input read whole, planned, and only then the answer
- * written, so that a refusal leaves the output empty. The tree has passed the
- * strict check of proto/json (UTF-8, duplicate keys, depth, bytes behind the
- * object), because a layout with a key twice means two things.
+ * The planner's own JSON: the input is read completely and planned, and only then the
+ * answer is written, so that a refusal leaves the output empty. The tree has passed the
+ * strict check of proto/json (UTF-8, duplicate keys, depth, bytes after the object),
+ * because a layout with a duplicate key is ambiguous.
  *
- * Rows are written in order of destination. A plan's runs are in order of their
- * first rows only: where fields lie between each other in a page the expanded
- * rows are sorted once more.
+ * Rows are written in order of destination. The runs of a plan are in order of their
+ * first rows only: where fields interleave in a page the expanded rows are sorted once
+ * more.
  */
 #include "daemon/plan/plan_json.h"
 

@@ -119,7 +119,7 @@ void plan_builder_free(struct plan_builder *builder)
 	mem_free(builder);
 }
 
-/* Every row of one side within 64 bits, whichever way the stride goes. */
+/* Check that every row of one side is within 64 bits, for either sign of the stride. */
 static int plan_object_side_check(const char *name, uint64_t base, int64_t stride,
 				  uint64_t count, uint64_t len)
 {

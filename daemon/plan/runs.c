@@ -1,19 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * runs: merging and folding as runs arrive, and the finished plan.
+ * runs: merging and folding of appended runs, and the finished plan.
  *
- * Merging (fewer rows) is decided before folding (fewer runs): the last row of
- * the list and the first new row are compared first, and when they are
- * neighbours on both sides the last row is taken out of its run again. So a
- * fold made too early never costs a row.
+ * Merging (fewer rows) is decided before folding (fewer runs): the last row of the list
+ * and the first new row are compared first, and when they are neighbours on both sides
+ * the last row is removed from its run again. So a fold made too early never costs a row.
  *
- * Folding is greedy with one step of hindsight. Any two rows of one length make
- * a run of two, which is right for a list of pairs but spoils A, B C D E: (A B)
- * (C D) E. When a third row shows that the stride B-C-D is the regular one, B
- * is taken back: A, (B C D).
+ * Folding is greedy with one step of hindsight. Any two rows of one length make a run of
+ * two, which is right for a list of pairs but spoils A, B C D E: (A B) (C D) E. When a
+ * third row shows that the stride B-C-D is the regular one, B is moved back: A, (B C D).
  *
- * A run whose count is 1 has strides 0, so that equal plans are equal bytes and
- * the digest may hash them as they lie.
+ * A run whose count is 1 has strides 0, so that equal plans are equal bytes and the
+ * digest may hash them in place.
  */
 #include "daemon/plan/runs.h"
 
@@ -321,7 +319,7 @@ static int fill_totals(struct plan_full *full)
 	return 0;
 }
 
-/* False: a row of it lies outside what 64 bits from 0 on can name. */
+/* False: one of its rows is outside the range of 64 bits. */
 static bool end_raise(uint64_t *end, uint64_t offset, const struct plan_run *run,
 		      int64_t stride)
 {

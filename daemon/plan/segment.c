@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * segment: see the header. The cuts are made and sorted once per map, whatever
- * the number of layers; everything after that is linear. Page lists of engines
- * are mostly ascending, and then the sort is skipped.
+ * segment: see the header. The cuts are made and sorted once per map, for any number of
+ * layers; everything after that is linear. Page lists of engines are mostly ascending,
+ * and then the sort is skipped.
  *
- * Sorting is by destination because rows are: a field's rows then come out in
- * order without being looked at again, and pages [4,3] -> [1,0] are neighbours.
- * Two cuts that reach the same destination token are left in place: whether
- * any byte is reached twice depends on what the fields move, and is found
- * there by address.
+ * Sorting is by destination because rows are: the rows of a field are then produced in
+ * order, and pages [4,3] -> [1,0] are neighbours. Two cuts that reach the same
+ * destination token are left in place: whether a byte is reached twice depends on the
+ * fields, and is detected there by address.
  */
 #include "daemon/plan/segment.h"
 
@@ -150,9 +149,9 @@ static void radix_pass(const struct sort_key *in, struct sort_key *out, size_t c
 }
 
 /*
- * Long lists (a million pages of one token) are sorted digit by digit of the
- * destination slot: a comparison sort takes a second for what takes 0.1 s so.
- * Segments of the same slot keep the order of the list.
+ * Long lists (a million pages of one token) are sorted digit by digit of the destination
+ * slot, which takes 0.1 s instead of a second for a comparison sort. Segments of the same
+ * slot keep the order of the list.
  */
 static int sort_radix(struct segment_list *list, uint32_t page_tokens)
 {
@@ -264,7 +263,7 @@ static size_t segment_cut_run(struct segment *out, size_t n, const struct side *
 	return n;
 }
 
-/* How far from t do the tokens go that this side holds, or that it does not hold? */
+/* Up to which token after t does this side hold the tokens, or not hold them? */
 static bool side_run(const struct side *s, uint64_t t, uint64_t *end_p)
 {
 	bool held = token_shard_run(&s->shard, t - s->first, end_p);
@@ -294,8 +293,8 @@ static size_t segment_cut(struct segment *out, const struct side *src,
 	return n;
 }
 
-/* Upper bound of the pieces of [begin, end): a piece for each end of a page and of a
- * run, and one. */
+/* Upper bound of the pieces of [begin, end): one for each end of a page and of a run,
+ * and one. */
 static uint64_t cuts_max(const struct side *s, uint64_t begin, uint64_t end)
 {
 	uint64_t cuts = side_slot(s, end) / s->page_tokens -

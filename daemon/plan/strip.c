@@ -2,9 +2,9 @@
 /*
  * strip: the intersection of two layouts, by view, layer, field and units.
  *
- * Both layouts hold their layers in ascending order, so the common layers come
- * out of one merge walk. Wants (the cover's answer) are sorted once and looked
- * up by binary search: their number is a peer's choice, and so is their order.
+ * Both layouts have their layers in ascending order, so one merge pass finds the common
+ * layers. Wants (computed by the cover) are sorted once and found by binary search: a
+ * peer chooses their number and their order.
  */
 #include "daemon/plan/strip.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rooms as a module: what sessions and peers have of them. Nothing here is used by the
- * rest of the folder. */
+/* Rooms as a module: the hooks for sessions and peers. The rest of the folder does not
+ * use this file. */
 #include <assert.h>
 
 #include "daemon/base/context.h"
@@ -10,7 +10,7 @@
 #include "daemon/room/rooms_set.h"
 #include "daemon/session/session.h"
 
-/* A room of an engine that is gone. */
+/* A room of an engine that has ended. */
 static void on_session_room(struct room_sweep *sweep, struct room *room)
 {
 	struct session *session = container_of(sweep, struct room_session, end)->session;
@@ -18,12 +18,12 @@ static void on_session_room(struct room_sweep *sweep, struct room *room)
 
 	if (room->session != session || room->hold != ROOM_HELD)
 		return;
-	rooms_catch_up(room); /* what came first is the reason */
+	rooms_catch_up(room); /* the earlier event is the reason */
 	err_set(&why, ERR_SESSION, "engine '%.40s' (pid %d) has ended", session->client,
 		(int)session->pid);
 	rooms_keep_session(room, ROOM_CLOSING);
 	room_fail(room, &why, NULL);
-	room_kick(room); /* closes it, now or when it has quiesced */
+	room_kick(room); /* closes it, now or when its operations have ended */
 }
 
 static void on_session_swept(struct room_sweep *sweep)
@@ -32,9 +32,9 @@ static void on_session_swept(struct room_sweep *sweep)
 			 MODULE_ROOM);
 }
 
-/* Every room of the session fails and closes when it is quiesced; the session is held
- * (session_drain_begin) until the last is gone. The next module follows when all have
- * been failed, in later turns when they are many. */
+/* Every room of the session fails, and closes when its operations have ended; the
+ * session is held (session_drain_begin) until the last one is removed. The next module
+ * follows when all have been failed, in later turns when they are many. */
 static int rooms_session_end(struct session *session)
 {
 	struct room_session *part = room_session(session);

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An entry is done in the three steps of a list (xfer_op.c). Begin, on the loop: its slot
- * is claimed or its room found, what reading takes is charged, and the pool, whose layout
- * is read, is held, and with it the session. Work: payload and text are copied out of the
- * arena, then checked in the copy; of more than RING_PAGES_INLINE bytes a helper does it
- * while the ring waits, since a page list of a long prompt is half a megabyte. End, on
- * the loop: the room is found again (it may have ended meanwhile), and the op is done.
- * What is refused fails the room or the slot, for there is nobody else to tell.
+ * An entry is processed in the three steps of a list (xfer_op.c). Begin, on the loop: its
+ * slot is claimed or its room found, memory for reading is charged, and the pool, whose
+ * layout is read, is held, and with it the session. Work: payload and text are copied out
+ * of the arena, then the copy is checked; for more than RING_PAGES_INLINE bytes a helper
+ * does it while the ring waits, since a page list of a long prompt is half a megabyte.
+ * End, on the loop: the room is found again (it may have ended meanwhile), and the op is
+ * executed. An error fails the room or the slot, because there is no other receiver for
+ * it.
  *
- * A room is named by slot and generation, so an entry of a room that is gone can never
- * mean the next one of its number. It is late, and nothing happens.
+ * A room is named by slot and generation, so an entry for a removed room can never mean
+ * the next one of its number. It is late, and has no effect.
  */
 #include "daemon/room/ring_pages.h"
 
@@ -97,7 +98,7 @@ static int pages_end(struct ring_pages *pages, struct room *room)
 
 	if (pages->job.result < 0)
 		return err_reraise(&pages->job.err);
-	charge_drop(&pages->charge); /* what stays charges itself */
+	charge_drop(&pages->charge); /* kept memory has its own charge */
 	r = room_maps_charge(&pages->maps, pages->ring->session->account);
 	return r < 0 ? err_pass(r) : err_pass(pages->kind->end(pages, room));
 }
@@ -153,7 +154,7 @@ static void ring_pages_on_worked(struct offload_job *job)
 		offload_submit(ring->session->kvd->offload, &pages->job);
 		return;
 	}
-	pages_drop(pages); /* perhaps the session goes with it */
+	pages_drop(pages); /* may free the session */
 }
 
 /* ---- the beginning ---- */
@@ -174,7 +175,7 @@ static int begin_check(const struct kvd_ring_entry *e)
 	return 0;
 }
 
-/* What it names is found and held, what it reads charged. */
+/* Named objects are found and held, memory for reading is charged. */
 static int pages_begin(struct ring_pages *pages, const struct room *room)
 {
 	const struct kvd_ring_entry *e = &pages->e;

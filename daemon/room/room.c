@@ -2,15 +2,15 @@
 /*
  * The state machine that all roles share.
  *
- * A room never acts from inside an event: whatever changes (a message, a peer,
- * a finished move) kicks it, and its step runs once in the loop's next turn and
- * looks at everything again. Steps are therefore idempotent, and no callback
- * can destroy what its caller still holds.
+ * A room never acts inside an event: any change (a message, a peer, a finished move)
+ * schedules it, and its step runs once in the loop's next turn and examines everything
+ * again. Steps are therefore idempotent, and no callback can destroy an object that its
+ * caller holds.
  *
- * Failure goes one way: room_fail() records the first error, moves to ABORTING,
- * tells the parties, stops what is in flight. `busy` counts what has not ended;
- * at zero the step makes the room FAILED. A transport that cannot prove quiet
- * within fence_timeout costs its peer (the connection is cut), never the truth.
+ * Failure has one path: room_fail() records the first error, moves to ABORTING, notifies
+ * the parties, and stops operations in flight. `busy` counts operations that have not
+ * ended; at zero the step makes the room FAILED. If a transport cannot prove the end
+ * within fence_timeout, the connection to its peer is cut; the end is never assumed.
  */
 #include "daemon/room/room.h"
 
@@ -141,7 +141,7 @@ static void room_finish(struct room *room)
 
 #define ROOM_ENDED_ID "250106853cfa484ebc6139ccb2bce124" /* MESSAGE_ID, for ever */
 
-/* Failures have a call site, and so a limit, of their own. */
+/* Failures have their own call site, and so their own rate limit. */
 static void log_end_line(const struct room *room, enum log_level level,
 			 const char *number, const char *about, const char *peer)
 {
@@ -180,7 +180,7 @@ static void log_end(const struct room *room)
 	const struct transport *transport = first ? first->remote->transport : NULL;
 	bool ok = sm_state(&room->sm) == ROOM_SUCCESS;
 	uint64_t took = room->ended_ns - room->opened_ns;
-	bool told = !room->leg && /* else its owner tells it */
+	bool told = !room->leg && /* else its owner logs it */
 		    (!ok || config->log_rooms == LOG_ROOMS_ALL ||
 		     (config->log_rooms == LOG_ROOMS_SLOW && took >= SLOW_NS));
 	enum log_level level = !told		     ? LOG_LEVEL_DEBUG
@@ -219,8 +219,8 @@ static void count_at_peers(const struct room *room)
 	}
 }
 
-/* Nothing is waited for any more: engines may destroy events, and drop the regions of
- * words. */
+/* There are no waits any more: engines may destroy events, and unregister the regions
+ * of words. */
 static void forget_waits(struct room *room)
 {
 	struct chunk *chunk;
@@ -273,9 +273,9 @@ void room_move(struct room *room, enum room_state to)
 
 /* ---- failing ---- */
 
-/* A source that this receiver has told nothing yet waits for it, or will: it cannot know
- * that nothing will come. One whose pool went has no room any more, and a later one of
- * that number is another's. */
+/* A source that has no message from this receiver yet waits for one, now or later: it
+ * cannot know that none will follow. A source whose pool was withdrawn has no room any
+ * more, and a later one of that number is another's. */
 static bool early_source(const struct room *room, const struct party *party)
 {
 	return room->role == ROOM_RECV && party->line != PARTY_POOL_GOING &&
@@ -298,7 +298,7 @@ static void tell_abort(struct room *room, const struct party *party)
 	    (!party_asked(party) && !party->gen && !early))
 		return;
 	if (room->role == ROOM_PULL && party_state(party) >= PARTY_ANSWERED)
-		return; /* PULL_DONE says it: an ABORT would end the offer for others */
+		return; /* PULL_DONE reports it; an ABORT would end the offer */
 	if (room_admit_source(&room->admit, party->remote->peer) >= 0)
 		memcpy(msg.ticket, room->admit.ticket, sizeof(msg.ticket));
 	else
@@ -313,7 +313,7 @@ static void tell_abort(struct room *room, const struct party *party)
 	}
 	room_trace(room, TRACE_ABORT_OUT, party, party->gen);
 	if (handshake_tell_abort(party->remote, &msg) < 0)
-		err_clear(); /* a peer that cannot be told is going down */
+		err_clear(); /* a peer that accepts no message is going down */
 }
 
 static void room_on_wait_over(struct wait *wait, const struct err *why)
@@ -439,12 +439,12 @@ static void see_down(struct party *party)
 	if (room_live(room))
 		party_release_pool(party);
 	if (sm_state(&room->sm) == ROOM_BOOT)
-		room_clock_set(room); /* connect_timeout begins */
+		room_clock_set(room); /* connect_timeout starts */
 }
 
-/* Its engine is gone, and its room there had not heard of us yet (else an ABORT came
- * before); or it took the pool back. A party that has had, or given, all is not needed
- * any more; another engine's pool is no substitute for any other. */
+/* Its engine ended before its room there had a message from us (else an ABORT would
+ * have arrived first); or it unregistered the pool. A party that has received, or
+ * sent, everything is not needed any more; no other engine's pool can replace it. */
 static void see_withdrawal(struct party *party)
 {
 	struct room *room = party->room;

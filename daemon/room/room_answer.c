@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What rooms answer their peers: acknowledgements, refusals, and that an ABORT was
- * received. A line that cannot take one is going down, which its room will see.
+ * Answers of rooms to their peers: acknowledgements, refusals, and the receipt of an
+ * ABORT. A line that cannot take one is going down, which its room will detect.
  *
- * A TRANSFER_INFO is acknowledged before the loop sleeps: nobody waits for that, and
- * what the room has posted for the receiver meanwhile goes first.
+ * A TRANSFER_INFO is acknowledged before the loop sleeps: this message is not urgent, and
+ * operations that the room has posted for the receiver meanwhile are sent first.
  */
 #include <assert.h>
 #include <stdio.h>
@@ -112,8 +112,8 @@ void rooms_ack_later(struct party *party)
 	list_push_back(&party->room->rooms->acks, &party->send.ack_link);
 }
 
-/* What the room's step posted is on its way: nobody waits for this message, and the
- * threads that carry it want the same cores. */
+/* Operations posted by the room's step are in flight: this message is not urgent, and
+ * the threads that carry it compete for the same cores. */
 static bool room_answer_on_prepare(struct loop_prepare *prepare)
 {
 	struct rooms *rooms = container_of(prepare, struct rooms, before_sleep);

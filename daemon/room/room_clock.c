@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every phase of a room has an end, whatever holds it up.
+ * Every phase of a room has a time limit, for each possible cause of delay.
  *
- *   bootstrapping      bootstrap_timeout        the other side does not show up
+ *   bootstrapping bootstrap_timeout the other side does not contact us
  *                      connect_timeout          a source's daemon is not connected
- *                      dead_after               it was, and is away
+ *                      dead_after it was, and was lost
  *   waiting_for_input  waiting_timeout          nothing is bound, offered, sent
  *   transferring       transfer_stall_timeout   posted, and no byte moves
  *                      waiting_timeout          nothing posted: an engine computes
  *   aborting           fence_timeout            cut the peers that hold it
  *   an offer           its lease                no puller, or a slow one
  *
- * A stall is no byte at all for so long, not slowness: whatever moved since the
- * last look starts the count anew. What waits its turn behind other rooms on the
- * same line is not posted, so a large neighbour makes no room stall; neither that
- * wait nor an engine's computing counts once it is.
+ * A stall means no byte in that time, not slowness: any byte since the last check
+ * restarts the count. An op that waits for other rooms on the same line is not posted, so
+ * a large neighbour makes no room stall; neither that wait nor the computing of an engine
+ * counts once it is posted.
  *
- * The reason names what was waited for. It is all that the engine gets to see, on
- * both sides, and the operator, who has to know which of the machines to look at.
+ * The reason names the missing event. It is all that the engines of both sides and the
+ * operator see, and the operator must know which machine to examine.
  *
- * A fence that is not proven in time widens its scope, from the room to the
- * peers' connections; it is never declared proven.
+ * A fence that is not proven in time widens its scope, from the room to the peers'
+ * connections; it is never assumed.
  */
 #include <stdio.h>
 
@@ -41,8 +41,8 @@ static unsigned long long ms(uint64_t ns)
 /* ---- when ---- */
 
 /* Until when does the room wait for a connection to the party's daemon? UINT64_MAX: it
- * does not. One that only has its control line is not connected, however often that comes
- * and goes. */
+ * does not wait. A daemon with only a control line is not connected, however often
+ * that line is lost and up again. */
 static uint64_t connected_until(const struct party *party)
 {
 	const struct room *room = party->room;
@@ -106,7 +106,7 @@ void room_clock_set(struct room *room)
 	loop_timer_start(&room->timer, after);
 }
 
-/* ---- what is waited for ---- */
+/* ---- texts of the reasons ---- */
 
 static const char *why_no_source(const struct party *party, char text[ERR_TEXT_MAX])
 {
@@ -206,7 +206,7 @@ static void room_clock_stall_text(const struct room *room, char *text, size_t si
 	}
 }
 
-/* ---- what the phase's end means ---- */
+/* ---- checks of the phases ---- */
 
 static uint64_t progress_of(const struct room *room)
 {
@@ -218,8 +218,8 @@ static uint64_t progress_of(const struct room *room)
 	return sum;
 }
 
-/* Since when is something on its way? 0: the engine, here or there, is computing, or
- * the line is busy with others. How long that took counts as no room's stall. */
+/* Since when is an op in flight? 0: none; an engine, here or there, is computing, or
+ * the line is busy with others. That time does not count for a stall. */
 static uint64_t posted_since(const struct room *room, uint64_t now)
 {
 	uint64_t oldest = 0;
@@ -327,7 +327,7 @@ static struct peer *holder(const struct room *room)
 	return NULL;
 }
 
-/* The fence took too long: cut all the peers that still hold something of us. */
+/* The fence took too long: cut all peers that still have operations of the room. */
 static void widen(struct room *room)
 {
 	unsigned long long limit = ms(rooms_kvd(room->rooms)->config->fence_timeout_ns);
@@ -359,7 +359,7 @@ void room_on_clock(struct loop_timer *timer)
 	uint64_t now = loop_now_ns(timer->loop);
 	struct err why = {0};
 
-	if (rooms_behind(room)) { /* that may be the reason why nothing came */
+	if (rooms_behind(room)) { /* that may be why nothing has arrived */
 		rooms_catch_up(room);
 		room_clock_set(room);
 		return;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is counted of a room when its state changes: nobody walks all rooms to tell how
- * many are where, and which is there for longest. */
+/* Counters that are updated when the state of a room changes: so the number of rooms
+ * per state, and the oldest of each, are known without a scan. */
 #include "daemon/base/context.h"
 #include "daemon/room/rooms_set.h"
 
@@ -41,7 +41,7 @@ void room_counts_open(struct room *room)
 	room_counts_enter(room, room->opened_ns);
 }
 
-/* The phase that ends with the move, if it came to its end. */
+/* The phase that the change completes, if it does. */
 static void room_counts_phase(const struct room *room, unsigned int from, uint64_t now_ns)
 {
 	static const enum metric_phase phases[] = {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a receiving room knows of its sources: when their pools can be used, who
- * shall send what, and how many bytes that makes.
+ * A receiving room's view of its sources: when their pools can be used, which units each
+ * must send, and the sum of their bytes.
  *
- * The bytes due are counted from the wants and the bound tokens, not from plans:
- * plans come chunk by chunk, and "complete" must not depend on how the sender
- * cuts them. A source with nothing due is idle.
+ * The bytes due are counted from the wants and the bound tokens, not from plans: plans
+ * are made chunk by chunk, and "complete" must not depend on the sender's chunks. A
+ * source with nothing due is idle.
  */
 #include "daemon/room/room_cover.h"
 
@@ -18,7 +18,7 @@
 #include "daemon/room/rooms.h"
 #include "daemon/room/room_source.h"
 
-/* ---- what recv and pull add to a room ---- */
+/* ---- fields of recv and pull ---- */
 
 void bind_init(struct room *room)
 {
@@ -100,8 +100,8 @@ static int source_ready(struct room *room, struct party *party)
 	return remote->ready && party->pool->ready ? 0 : 1;
 }
 
-/* Other words may name one pool twice: neither its offers nor its chunks would say whose
- * they are. */
+/* Different names may select one pool twice: then neither its offers nor its chunks
+ * could be assigned to a source. */
 static int sources_differ(struct room *room)
 {
 	struct idmap pools mem_cleanup(idmap_fini) = {0};
@@ -161,8 +161,8 @@ bool room_booted(struct room *room)
 	return all == 0;
 }
 
-/* What it asks for goes with the daemon's process: a pool by its id; an offer, when the
- * process is known to have ended. */
+/* A restart of the daemon invalidates the request: a pool by its id; an offer, when
+ * the process is known to have ended. */
 static bool of_one_instance(const struct party *party)
 {
 	return party->pool_asked || (party->room->role == ROOM_PULL &&
@@ -177,13 +177,13 @@ bool room_source_lost(struct party *party)
 		       party->due.got == party->due.expected;
 	if (party->line == PARTY_POOL_GOING)
 		return false;	/* another engine's is no substitute */
-	party->line = PARTY_UP; /* it knows of nothing: it may come back */
+	party->line = PARTY_UP; /* it has no message from this room: it may come back */
 	if (party->pool)
 		handshake_pool_unuse(party->pool);
 	party->pool = NULL;
 	if (party->remote->down_dead || of_one_instance(party))
 		return false;
-	/* else the engine was told that all sources are there */
+	/* else the engine was notified that all sources are ready */
 	return sm_state(&party->room->sm) == ROOM_BOOT;
 }
 
@@ -363,7 +363,7 @@ void room_cover_landed(struct party *party)
 
 		if (coverage_add(&party->due.coverage[i], map->layers, map->token_begin,
 				 map->token_end) < 0)
-			err_clear(); /* no memory: its pages are not told as whole */
+			err_clear(); /* no memory: its pages are reported as missing */
 	}
 }
 

@@ -1,21 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Page lists of rooms' messages, in turns.
+ * Page lists in the messages of rooms, in turns.
  *
- * TRANSFER_INFO, OFFER and the headers of chunks and pulls name a room's pages. Few make
- * a message that is written, or read, where it is wanted; 65 536 scattered ones would
- * hold the loop for as long as everything else in a turn together. So the list of such
- * a room is written into memory of its own, which the peer then takes in parts
- * (peer_parts.c), and read from the memory that those were put together in; both by a
- * deferred call that does config->peer_part_bytes of it and defers itself. No helper
- * thread: what is read and written belongs to a room that may fail in between, and then
- * there is nothing to wait for.
+ * TRANSFER_INFO, OFFER and the headers of chunks and pulls name a room's pages. Short
+ * lists are written and read in place; 65 536 scattered pages would hold the loop for as
+ * long as all other work of a turn together. So the list of such a room is written into
+ * separate memory, which the peer then sends in parts (peer_parts.c), and read from the
+ * memory of the assembled parts; both by a deferred call that processes
+ * config->peer_part_bytes and defers itself. Helper threads are not used: the data
+ * belongs to a room that may fail in between, and must then be freed at once.
  *
- * A list that is written waits while half of the peer's queue is full: the lists of one
- * engine must not fill it, for then the peering ends, and the rooms of others with it.
+ * Writing a list waits while half of the peer's queue is full: the lists of one engine
+ * must not fill it, because then the peering ends, and the rooms of others with it.
  *
- * What a message brings counts when all of it is read. Until then its party has none of
- * it, and the room waits where it waited for the message.
+ * A message takes effect when all of it is read. Until then its party has no part of it,
+ * and the room waits as it did before the message.
  */
 #include "daemon/room/room_mail.h"
 
@@ -122,7 +121,7 @@ bool mail_telling(const struct party *party)
 	return false;
 }
 
-/* `bytes` long, what begins at `at`: a blob is its length and the bytes. */
+/* Set the length of the blob that starts at `at`: `bytes`. */
 static void blob_end(struct cursor *out, size_t at)
 {
 	struct cursor length;
@@ -221,7 +220,7 @@ static int letter_begin(struct party *party, enum wire_type type,
 		mail_drop(mail);
 		return err_pass(-EMSGSIZE);
 	}
-	/* its last blobs have no bytes yet: their lengths stand there, then the tail */
+	/* its last blobs are empty yet: their lengths are written, then the tail */
 	mail->out.pos -= 4 * (blobs - 1);
 	if (type == WIRE_T_TRANSFER_INFO)
 		mail->out.pos -= tail_bytes(party->room->names);
@@ -284,7 +283,7 @@ static void room_mail_on_read(struct loop_defer *go)
 	}
 	if (r < 0)
 		err_take(&why);
-	list_remove(&mail->link); /* whatever `then` does to the room */
+	list_remove(&mail->link); /* regardless of the effect of `then` on the room */
 	if (mail->move)
 		mail->move->mail = NULL;
 	mail->then(mail, r < 0 ? &why : NULL);
@@ -293,7 +292,7 @@ static void room_mail_on_read(struct loop_defer *go)
 	room_kick(room);
 }
 
-/* The bytes are to stay when the message is gone. */
+/* Keep the bytes when the message is freed. */
 static int keep_body(struct mail *mail, struct room_message *msg)
 {
 	if (!msg)

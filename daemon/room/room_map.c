@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The one place where page lists and token ranges enter the daemon. Whatever
- * made them (an engine's JSON here, a peer's bytes in room_map_wire.c) they pass
- * the same checks, so that every later user may rely on: the view exists, pages are
- * inside it, and [token_begin, token_end) lies in what the pages hold.
+ * The only place where page lists and token ranges enter the daemon. From any source (an
+ * engine's JSON here, a peer's bytes in room_map_wire.c) they pass the same checks, so
+ * that every later user may rely on them: the view exists, pages are inside it, and
+ * [token_begin, token_end) is within the tokens of the pages.
  */
 #include "daemon/room/room_map.h"
 
@@ -59,7 +59,7 @@ int room_map_check_ranges(const struct room_map *map, const struct layout_view *
 	return 0;
 }
 
-/* The first page that a list may begin with so that it has the slot. */
+/* The first page of a list that must include the slot. */
 static size_t cut_first(const struct layout_view *view, uint64_t slot, uint64_t *token_p)
 {
 	size_t page = (size_t)(slot / view->page_tokens);

@@ -54,7 +54,8 @@ static int ranges_read(const struct kvd_ring_view *head, const struct layout_vie
 	return err_pass(room_map_check_ranges(map, view, where));
 }
 
-/* *len_p: what it takes. A map that was begun is the caller's to free, whatever comes. */
+/* len_p: the bytes it takes. A map that was started must be freed by the caller in any
+ * case. */
 static int view_read(const uint8_t *data, size_t len, unsigned int index,
 		     const struct layout *layout, struct room_maps *maps, size_t *len_p)
 {

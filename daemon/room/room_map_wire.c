@@ -2,17 +2,16 @@
 /*
  * Page lists on the wire: as runs, because a prefill's pages are mostly ascending.
  *
- * A room of gigabytes has 65 536 scattered pages, half a megabyte here, and it is the
- * loop that writes and reads it. So both can be done some pages a turn, and neither asks
- * a cursor for each word. A writer may stop in the middle of a run, a reader in the
- * middle of summing or of spelling out one: a run of a million pages costs eight bytes to
- * send.
+ * A room of gigabytes has 65 536 scattered pages, half a megabyte here, and the loop
+ * writes and reads it. So both can be done some pages a turn, and neither checks the
+ * cursor for each word. A writer may stop in the middle of a run, a reader in the middle
+ * of summing or of expanding one: a run of a million pages costs eight bytes to send.
  *
- * Runs are summed under the cap before anything is allocated, and each is held against
- * its view then, so that no page has to be looked at again; the tokens, too, are held
- * against the sum first. What is allocated then is charged to whoever sent it, until
- * it is freed: a peer that is in order by everything that can be looked at may still
- * send requests of a million pages and never let them end.
+ * Runs are summed under the limit before memory is allocated, and each is checked against
+ * its view then, so that pages need no further check; the tokens, too, are checked
+ * against the sum first. The allocated memory is charged to the sender until it is freed:
+ * a peer that passes all checks may still send requests of a million pages and never
+ * complete them.
  */
 #include "daemon/room/room_map.h"
 
@@ -25,9 +24,9 @@
 #include "daemon/base/mem.h"
 
 #define RUN_BYTES 8u
-/* Longer lists of scattered pages go as they are, half as long, or 131 072 of them would
- * not fit a message: the count of runs has this bit, and each is a page alone. Shorter
- * ones do not, for daemons that do not know it. */
+/* Longer lists of scattered pages are sent unchanged, half as long, or 131 072 of them
+ * would not fit a message: the count of runs has this bit, and each is a single page.
+ * Shorter lists do not use it, for daemons that do not know it. */
 #define LIST_BIT (UINT32_C(1) << 31)
 #define LIST_PAGES 125000u
 #define LIST_BYTES 4u
@@ -137,7 +136,7 @@ static void run_end(struct maps_writer *writer)
 	writer->run_count = 0;
 }
 
-/* Pages until `end`, which go on with the run under way or begin others. */
+/* Pages until `end`: they extend the current run or start others. */
 static void put_pages(struct maps_writer *writer, const struct room_map *map, size_t end)
 {
 	const uint32_t *page = map->pages + writer->page, *last = map->pages + end;
@@ -319,7 +318,7 @@ static int refuse_run(struct maps_reader *reader, uint32_t run, uint64_t page, u
 			 where, run, ROOM_PAGES_MAX);
 }
 
-/* Runs that were looked at; negative: one is wrong. */
+/* Number of checked runs; negative: one is invalid. */
 static int sum_some(struct maps_reader *reader, size_t *most_p)
 {
 	const uint64_t pages = reader->view->pages;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Moves: what of a room is in flight.
+ * Moves: operations of a room in flight.
  *
- * Many learn that a move is over: the transport, the wait that it is held by, the
- * helper that plans it, the reader of its pages, and the room that fails, from inside
- * of any of these. So none of them frees it. They say that it has ended, which stops
- * whatever else might still call back, and the room's next step frees it: this file's
- * moves_free_ended() is the only place. What a helper reads stays until it is done, and
- * the room is busy, and so not terminal, until the last move is freed.
+ * Several parts detect that a move has ended: the transport, the wait that holds it, the
+ * helper that plans it, the reader of its pages, and the room that fails, from inside any
+ * of these. So none of them frees it. They mark it as ended, which stops all other
+ * callbacks, and the room's next step frees it: this file's moves_free_ended() is the
+ * only place. Memory that a helper reads stays until it is done, and the room is busy,
+ * and so not terminal, until the last move is freed.
  */
 #include <assert.h>
 #include <stdio.h>
@@ -134,7 +134,7 @@ static void on_first_in(struct xp_inbound *in, uint64_t at_ns)
 	move_trace_at(move, TRACE_FIRST, at_ns);
 }
 
-/* By what it went, each once. */
+/* Add its path, each once. */
 static void add_path(struct party *party, const struct xp_used *used)
 {
 	const struct xp_peer_base *xp = (const void *)party->remote->xp;
@@ -228,13 +228,13 @@ void move_answer(struct move *move, const struct xp_sides *sides, const struct e
 	move_to(move, MOVE_POSTED);
 	move->in->on_first = on_first_in;
 	if (why)
-		e = *why; /* it may be the move's own, which goes */
+		e = *why; /* may be part of the move, which is freed */
 	move->party->remote->transport->ops->land(move->in, sides, why ? &e : NULL);
 }
 
 /* ---- the end ---- */
 
-/* Nobody uses it any more. */
+/* It is not used any more. */
 static void retire(struct move *move)
 {
 	list_remove(&move->link);
@@ -253,7 +253,7 @@ void move_end(struct move *move)
 	if (!move->job.submitted ||
 	    offload_cancel(rooms_kvd(move->room->rooms)->offload, &move->job))
 		retire(move);
-	/* else a helper reads it: room_move_plan_done() goes on */
+	/* else a helper reads it: room_move_plan_done() continues */
 }
 
 void moves_stop(struct room *room, const struct err *why)
@@ -331,7 +331,7 @@ static void room_move_plan_work(struct offload_job *job)
 		err_take(&job->err);
 }
 
-/* To whom the move is due: who asked for bytes, or brings some, may never take the
+/* The account of the plan: a peer that requests or sends bytes may never take the
  * rest, and the plan stays until then. */
 static struct account *plan_account(const struct move *move)
 {

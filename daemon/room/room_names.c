@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What roles, states, peers and parties are called. */
+/* Names of roles, states, peers and parties. */
 #include <stdio.h>
 #include <string.h>
 

@@ -2,12 +2,12 @@
 /*
  * The prefill side of a pull: pages that may be read until the lease ends.
  *
- * The lease epoch is what makes a stale read fail: it rises when the lease ends
- * or the engine takes the pages back, and PULL_DONE (and every request) must
- * name the current one. A puller's heartbeats extend the lease; a puller that
- * gives up says so, and the pages are free as if it had read them, only the
- * room does not end in success. One that failed by what may pass (a stall, no
- * memory) leaves its place to who asks next: the lease bounds how long.
+ * The lease epoch makes a stale read fail: it is incremented when the lease ends or the
+ * engine takes the pages back, and PULL_DONE (and every request) must name the current
+ * one. A puller's heartbeats extend the lease. A puller that gives up reports that, and
+ * the pages are free as if it had read them, except that the room does not succeed. One
+ * that failed with a retryable error (a stall, no memory) may be replaced by another
+ * attempt, until the lease ends.
  */
 #include <assert.h>
 #include <errno.h>
@@ -63,7 +63,7 @@ static bool may_be_read(const struct room *room)
 static int give_answer(struct party *party)
 {
 	if (!may_be_read(party->room) || mail_telling(party))
-		return 0; /* what it offers is not computed yet; it is being written */
+		return 0; /* its offer is not computed yet, or is being written */
 	if (!may_answer(party)) {
 		room_count(party->room, METRIC_ROOM_REFUSED, 1);
 		return 0;
@@ -76,7 +76,7 @@ static int give_answer(struct party *party)
 	return err_pass(mail_tell(party, WIRE_T_OFFER, offer_put));
 }
 
-/* How many pullers there are: as they say, or as the engine did. */
+/* The number of pullers: set by them, or by the engine. */
 static int check_receivers(struct room *room, uint32_t told)
 {
 	if (room->offer.receivers_told && room->receivers == 0)
@@ -158,7 +158,7 @@ static int check_request(struct room *room, struct party *party,
 	return 0;
 }
 
-/* What a later look at the request found. */
+/* Refuse a request after a later check. */
 static void room_offer_refuse(struct move *move, const struct err *why)
 {
 	room_count(move->room, METRIC_ROOM_REFUSED, 1);
@@ -188,7 +188,7 @@ static void room_offer_on_served(struct inbound_owner *inbound, const struct err
 	if (!err) {
 		room_count(room, METRIC_PULLS_SERVED, 1);
 		move_done(move, in ? &in->used : NULL, in ? &in->way : NULL);
-	} /* else the puller knows, and says in PULL_DONE whether it gives up */
+	} /* else the puller knows, and reports in PULL_DONE whether it gives up */
 	move_end(move);
 }
 
@@ -310,16 +310,15 @@ void offer_on_request(struct room *room, struct remote *remote, struct xp_inboun
 	remote->transport->ops->land(in, NULL, &why);
 }
 
-/* What the puller's daemon or a wire could not do now and may do in a moment. A puller
- * that is gone, was aborted, waited in vain or lost its connection does not come again.
- */
+/* Retryable errors of the puller's daemon or a transport. A puller that was lost or
+ * aborted, that timed out or lost its connection does not retry. */
 static bool takes_back(enum err_code code)
 {
 	return code == ERR_BUSY || code == ERR_LIMIT || code == ERR_NOMEM ||
 	       code == ERR_STALL || code == ERR_TRANSPORT || code == ERR_FENCE;
 }
 
-/* Its requests are not its any more; what is being served ends first. */
+/* Its requests are void; those being served end first. */
 static void take_back(struct party *party)
 {
 	sm_move(&party->sm, PARTY_AWAY);
@@ -356,8 +355,8 @@ static void drop_away(struct room *room)
 static const struct err gave_up_unknown = {.code = ERR_ABORTED,
 					   .text = "a puller aborted"};
 
-/* The others go on; the room cannot succeed any more. The first one's text is
- * what it ends with. */
+/* The others continue; the room cannot succeed any more. It ends with the reason of
+ * the first. */
 static void gave_up(struct party *party, const struct err *why)
 {
 	struct room *room = party->room;
@@ -432,7 +431,7 @@ static void offer_check_lease(struct room *room)
 	assert(room->role == ROOM_OFFER && room_live(room));
 	if (loop_now_ns(rooms_kvd(room->rooms)->loop) < room->offer.lease_end_ns)
 		return;
-	room->offer.lease_epoch++; /* whatever is read from here on does not count */
+	room->offer.lease_epoch++; /* reads are invalid from here on */
 	list_foreach(party, &room->parties, link)
 		done += party_state(party) == PARTY_DONE;
 	err_set(&why, ERR_LEASE,

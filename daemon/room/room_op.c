@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A room's opening, pages and chunks. The schema, or whoever read a ring's entry, has
- * checked types and limits; what is left here is the meaning: which members go with which
- * role, and the engine's own objects (pool, regions) by session.
+ * Opening of a room, its pages and chunks. The schema, or the reader of a ring entry, has
+ * checked types and limits; here the meaning is checked: which members are allowed for
+ * which role, and the engine's own objects (pool, regions) by session.
  *
- * All are idempotent where an engine may retry: the same room again is EEXIST with the
- * room untouched, the same chunk (seq) again is accepted once.
+ * All are idempotent where an engine may retry: the same room again is EEXIST and leaves
+ * the room untouched, the same chunk (seq) again is accepted once.
  */
 #include "daemon/room/room_op.h"
 
@@ -24,7 +24,7 @@
 #include "daemon/session/session.h"
 
 #define SOURCES_MAX 1024
-/* what one names: its texts, each with the byte between, and numbers */
+/* key of a source: its texts, with a separator byte, and numbers */
 #define SOURCE_WORDS_MAX \
 	(LINK_ENDPOINT_MAX + PLACE_GROUP_MAX + PLACE_WORKER_MAX + POOL_NAME_MAX + 128)
 
@@ -50,8 +50,8 @@ static const struct field source_fields[] = {
 	F_END,
 };
 
-/* Twice by the same words is the same pool, whatever room of it; other words for one that
- * was named are found when they are looked up (room_cover.c). */
+/* Equal fields select the same pool, for any of its rooms; different fields for one
+ * pool are detected after the look-up (room_cover.c). */
 static int source_once(struct strmap *named, const struct source_args *args)
 {
 	const char *const texts[] = {args->endpoint, args->group, args->worker,
@@ -205,7 +205,7 @@ void room_pages_fini(struct room_pages *pages)
 	wait_spec_fini(&pages->wait);
 }
 
-/* Read by whoever gave them, or to be read of the line. */
+/* Pages given by the caller, or read from the line. */
 static int open_pages(struct session *session, const struct room_open_args *in,
 		      const struct room_args *args, struct room_maps *maps,
 		      struct room_pages *pages_p)
@@ -348,7 +348,7 @@ int room_op_send(struct room *room, uint64_t seq, bool last, struct room_pages *
 	int r = room_op_want(room, ROOM_SEND);
 	struct chunk *chunk = NULL;
 
-	/* a retry of what was taken is answered as it was */
+	/* a retry of an accepted chunk gets the same answer */
 	if (r >= 0 && !send_was_given(room, seq)) {
 		chunk = mem_zalloc(sizeof(*chunk));
 		r = chunk ? 0 : -ENOMEM;

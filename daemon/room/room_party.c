@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a room's parties hold: their peer from joining to leaving, a pool of it from when
- * it is known until nothing of the room moves to or from it any more.
+ * Holds of a room's parties: their peer from joining to leaving, and its pool from the
+ * time it is known until no bytes of the room move to or from it any more.
  */
 #include "daemon/room/room_party.h"
 
@@ -15,7 +15,7 @@
 #include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 
-/* The same names for all roles, and what each may move to. */
+/* The same names for all roles, and the allowed transitions. */
 #define PARTY_TABLE(role, from_new, asked, reading, taken, answered) \
 	static const struct sm_state role##_states[PARTY_STATES] = { \
 		[PARTY_NEW] = {"new", from_new},                     \
@@ -33,7 +33,7 @@
 #define CLOSING_OR_DONE (SM_TO(PARTY_CLOSING) | SM_TO(PARTY_DONE))
 
 /* A chunk may overtake the acknowledgement, and a source that sends nothing is done
- * whether its acknowledgement came or not. */
+ * with or without it. */
 PARTY_TABLE(recv, SM_TO(PARTY_ASKED), SM_TO(PARTY_ANSWERED) | CLOSING_OR_DONE, 0, 0,
 	    CLOSING_OR_DONE);
 PARTY_TABLE(pull, SM_TO(PARTY_ASKED), SM_TO(PARTY_READING) | SM_TO(PARTY_ANSWERED),

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The decode side of a pull: ask each source for its offer, cover the bound
- * pages from the sources' layouts, READ what is due from each, then ask PULL_DONE:
- * only "lease epoch unchanged" makes the read count.
+ * The decode side of a pull: request the offer of each source, cover the bound pages from
+ * the sources' layouts, READ the bytes due from each, then send PULL_DONE: the read is
+ * valid only if the answer confirms the lease epoch.
  *
- * A source with nothing due is sent PULL_DONE all the same, so that it frees
- * its pages. Heartbeats extend the leases while the room lives.
+ * A source with nothing due is sent PULL_DONE, too, so that it frees its pages.
+ * Heartbeats extend the leases while the room lives.
  *
- * A room that is opened without pages asks all the same: the leases hold while its
- * engine finds room for the request. It is WAITING when all offers are there, and reads
- * when pages are bound; none at all gives the offers back.
+ * A room that is opened without pages requests the offers as well: the leases hold while
+ * its engine allocates pages. It is WAITING when all offers have arrived, and reads when
+ * pages are bound; binding none returns the offers.
  */
 #include <assert.h>
 #include <errno.h>
@@ -24,7 +24,7 @@
 #include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 
-/* What a peer calls its lease is input: no heartbeat of microseconds, no wrap. */
+/* The lease of a peer is input: no heartbeat of microseconds, no wrap. */
 #define HEARTBEAT_MIN_NS (10 * LOOP_NS_PER_MS)
 #define LEASE_MAX_MS (UINT64_C(24) * 3600 * 1000)
 
@@ -285,7 +285,7 @@ void pull_on_ack(struct room *room, struct party *party, const struct wire_pull_
 		room_kick(room);
 		return;
 	}
-	party->due.got = 0; /* what was read does not count */
+	party->due.got = 0; /* read bytes are discarded */
 	if (ack->code == ERR_OK) {
 		err_set(&why, ERR_PROTO, "%.100s: PULL_ACK before the end of the read",
 			party->remote->label);
@@ -349,8 +349,8 @@ static void room_pull_step(struct room *room)
 	room_move(room, ROOM_SUCCESS);
 }
 
-/* The offers are told that this puller gives up (instead of an ABORT, which
- * would take the offer from the others). */
+/* Notify the offers that this puller gives up (instead of an ABORT, which would end
+ * the offer for the others). */
 static void give_up(struct room *room, const struct err *why)
 {
 	struct party *party;

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two sizes of the same truth: brief for polls, which an engine makes thousands
- * of times a second, and full for people. What a record says of a failed room
- * (who, why, which pages are whole) is all that an engine or an operator gets,
- * so nothing is left to the log alone.
+ * Two sizes of the same record: brief for polls, which an engine makes thousands of times
+ * a second, and full for people. The record of a failed room (party, reason, complete
+ * pages) is all that an engine or an operator gets, so no fact is in the log alone.
  */
 #include "daemon/room/room_record.h"
 
@@ -126,8 +125,8 @@ int room_record_missing(const cJSON *asked, const struct err *why, struct text *
 	return or_nomem(filled && !out->failed);
 }
 
-/* Row by row or packed, and why: what one row costs on either way, or `staged`: no
- * adapter can have the memory. */
+/* Row by row or packed, and why: the cost of a row on either path, or `staged`: no
+ * adapter can access the memory. */
 static bool add_way(cJSON *obj, const struct xp_way *way)
 {
 	cJSON *w;
@@ -143,7 +142,7 @@ static bool add_way(cJSON *obj, const struct xp_way *way)
 	       cJSON_AddNumberToObject(w, "copy_ns", way->copy_ns);
 }
 
-/* What was moved, and in which direction; `staged`: some of it by way of a buffer. */
+/* Bytes moved, and their direction; `staged`: some of them used a buffer. */
 static bool room_record_add_used(cJSON *obj, const struct room *room,
 				 const struct room_used *used)
 {
@@ -192,8 +191,8 @@ static bool add_party(cJSON *list, const struct party *party)
 	       cJSON_AddBoolToObject(p, "quiesced", party->abort & PARTY_QUIESCED);
 }
 
-/* A failed room says which pages are whole, so that an engine recomputes or
- * fetches only the rest: hex digits, page 0 of the list is bit 0 of byte 0. */
+/* A failed room reports its complete pages, so that an engine recomputes or fetches
+ * only the rest: hex digits, page 0 of the list is bit 0 of byte 0. */
 static bool add_landed(cJSON *obj, const struct room *room)
 {
 	cJSON *landed;

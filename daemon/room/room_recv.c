@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The receiver's side of a push. Its daemon decides everything: which source
- * sends which units (cover), where each byte lands (its own plan from its own
- * pages), and when the room is complete.
+ * The receiver's side of a push. Its daemon decides everything: which source sends which
+ * units (cover), the destination of each byte (its own plan from its own pages), and when
+ * the room is complete.
  *
  * From every source a known number of bytes is due. Chunks reserve their tokens in the
- * source's coverage before a byte lands, so what is sent twice is refused
- * (EDUP), and the sum of landed bytes equal to what is due means complete;
- * after the source's last chunk, less is ESHORT.
+ * source's coverage before any byte is written, so repeated tokens are refused (EDUP),
+ * and the room is complete when the received bytes equal the due ones; fewer after the
+ * source's last chunk is ESHORT.
  *
- * The fence is local: only this daemon's threads (or its NIC, behind revoke())
- * write these pages. ABORTING ends when every landing has ended.
+ * The fence is local: only this daemon's threads (or its NIC, behind revoke()) write
+ * these pages. ABORTING ends when every inbound operation has ended.
  */
 #include <assert.h>
 #include <errno.h>
@@ -108,7 +108,7 @@ static void release_tokens(struct move *move, size_t pairs)
 		if (coverage_remove(
 			    &move->party->due.coverage[map - room->pages.maps.maps],
 			    pair->layers, pair->token_begin, pair->token_end) < 0)
-			err_clear(); /* the room is failing: it says less than it has */
+			err_clear(); /* the room is failing: it reports fewer pages */
 	}
 	move->reserved = false;
 }
@@ -192,7 +192,8 @@ static void room_recv_on_planned(struct move *move)
 		return;
 	}
 	if (move->last) {
-		if (sm_can(&move->party->sm, PARTY_CLOSING)) /* else it said so twice */
+		if (sm_can(&move->party->sm,
+			   PARTY_CLOSING)) /* else its acknowledgement was repeated */
 			sm_move(&move->party->sm, PARTY_CLOSING);
 		move->party->due.last_seq = move->seq;
 	}
@@ -216,7 +217,7 @@ static int room_recv_admit(struct room *room, struct remote *remote,
 {
 	struct party *party = room_party_by_pool(room, remote, h->src_pool);
 
-	/* first: one that has ended has let go of its sources' pools */
+	/* first: an ended room has released the pools of its sources */
 	if (!room_live(room) && room->error->code != ERR_OK)
 		return err_reraise(room->error);
 	if (!party)
@@ -340,7 +341,7 @@ void recv_on_request(struct room *room, struct remote *remote, struct xp_inbound
 	int r = chunk_header_get(header, &h);
 
 	assert(room->role == ROOM_RECV);
-	/* everything has landed already and this only says so */
+	/* all bytes have arrived already and this only confirms it */
 	if (r >= 0 && sm_state(&room->sm) == ROOM_SUCCESS && h.bytes == 0 &&
 	    in->bytes == 0) {
 		remote->transport->ops->land(in, &(struct xp_sides){0}, NULL);
@@ -373,7 +374,7 @@ static void confirm(struct room *room)
 		struct wire_room_done msg = {.room = party->room_there,
 					     .recv_gen = room->gen};
 
-		if (party_lost(party) || !party->pool) /* nobody there waits for it */
+		if (party_lost(party) || !party->pool) /* no room there waits for it */
 			continue;
 		sm_move(&party->sm, PARTY_DONE);
 		msg.src_pool = party->pool->id;
@@ -383,7 +384,7 @@ static void confirm(struct room *room)
 	}
 }
 
-/* All there? Or can what is missing never come? */
+/* Complete? Or can the missing bytes never arrive? */
 static void check_complete(struct room *room)
 {
 	struct party *party;
@@ -392,7 +393,7 @@ static void check_complete(struct room *room)
 
 	list_foreach(party, &room->parties, link) {
 		if (!party_asked(party))
-			return; /* tell_all() goes on */
+			return; /* tell_all() continues */
 		if (party->due.got == party->due.expected)
 			continue;
 		if (party_state(party) == PARTY_CLOSING && room->busy == 0) {
@@ -423,7 +424,8 @@ static void room_recv_step(struct room *room)
 		check_complete(room);
 }
 
-/* A source that has delivered may go; one that was told nothing may come back. */
+/* A source that has delivered may be lost; one without a message from us may come
+ * back. */
 static bool room_recv_without(struct party *party, const struct err *why)
 {
 	bool without = room_source_lost(party);

@@ -43,7 +43,7 @@ static void send_chunk_left(struct chunk *chunk)
 
 /* ---- receivers ---- */
 
-/* What receivers want first of this view (NULL: of any but aux). */
+/* First token that receivers want of this view (NULL: of any but aux). */
 static uint64_t first_wanted(const struct room *room, const char *view)
 {
 	const struct party *party;
@@ -62,8 +62,8 @@ static uint64_t first_wanted(const struct room *room, const char *view)
 	return first;
 }
 
-/* Of the first view, which is the one that grows with the prompt: a state's token 0, or
- * a window's, would say 0 of a request that has a prefix already. */
+/* Of the first view, which grows with the prompt: the token 0 of a state, or of a
+ * window, would mean 0 for a request that has a prefix already. */
 static uint64_t first_token(const struct room *room)
 {
 	const struct layout *layout = room->pool->layout;
@@ -177,7 +177,7 @@ int send_on_info(struct room *room, struct remote *remote,
 	return 0;
 }
 
-/* What it could post for its receivers is posted. */
+/* All possible operations for its receivers are posted. */
 static void send_acks(struct room *room)
 {
 	struct party *party;
@@ -200,8 +200,8 @@ void send_on_done(struct room *room, struct party *party)
 	room_kick(room);
 }
 
-/* It has confirmed, and its peer is lost or its pool withdrawn: the others go on, and
- * what was on its way to it, a last chunk of no bytes, matters to nobody. */
+/* It has confirmed, and its peer was lost or its pool withdrawn: the others continue,
+ * and an unfinished move to it, a last chunk of no bytes, is irrelevant. */
 static bool has_left(const struct party *party)
 {
 	return party_state(party) == PARTY_DONE && party->want_count > 0 &&
@@ -329,7 +329,7 @@ static void room_send_dispatch(struct room *room, struct chunk *chunk)
 
 	if (sm_state(&room->sm) == ROOM_WAITING)
 		room_move(room, ROOM_MOVING);
-	chunk->moves++; /* ours, while we look */
+	chunk->moves++; /* our reference during the loop */
 	list_foreach(party, &room->parties, link) {
 		if (party->want_count == 0 || has_left(party))
 			continue;
@@ -465,8 +465,8 @@ static void room_send_step(struct room *room)
 		room_move(room, ROOM_SUCCESS);
 }
 
-/* A receiver that has confirmed may go, and nothing more is posted for it; any other is
- * needed. */
+/* A receiver that has confirmed may be lost, and nothing more is posted for it; any
+ * other is needed. */
 static bool room_send_without(struct party *party, const struct err *why)
 {
 	struct move *move;

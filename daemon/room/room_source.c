@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A source that is not found yet hears of its group's changes and kicks its room, whose
- * next step looks again. The pages that a pull's engine names of it are kept with it, and
- * go to the party.
+ * A source that is not found yet is notified of changes in its group and schedules its
+ * room, whose next step looks it up again. The pages that a pull's engine names for it
+ * are kept with it, and passed to the party.
  */
 #include "daemon/room/room_source.h"
 
@@ -17,7 +17,7 @@
 #include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 
-#define MALLOC_BYTES 16u /* what an allocation costs besides */
+#define MALLOC_BYTES 16u /* overhead of an allocation */
 #define SOURCE_TEXT_MAX 320u
 
 struct room_source {
@@ -76,7 +76,7 @@ static int source_join(struct room *room, const char *endpoint, struct party **p
 	return *party_p ? 0 : err_pass(-ENOMEM);
 }
 
-/* By what its pool is chosen. */
+/* The fields that select its pool. */
 static uint8_t source_names(const struct party *party)
 {
 	return (uint8_t)((party->pool_name[0] ? POOL_BY_NAME : 0) |
@@ -140,7 +140,7 @@ static const char *source_words(const struct room_source *source, char *text, si
 	return text;
 }
 
-/* What the directory has of it is a party. */
+/* Make a party of the source's entry in the directory. */
 static int source_found(struct room_source *source, const struct names_member *member)
 {
 	struct room *room = source->room;
@@ -156,7 +156,7 @@ static int source_found(struct room_source *source, const struct names_member *m
 	party->named = source_names(party);
 	party->room_there = source->number;
 	party->due.theirs_json = mem_steal(source->theirs);
-	if (party->due.theirs_json) { /* with what it takes */
+	if (party->due.theirs_json) { /* with its memory */
 		party->due.json_bytes = source->bytes - sizeof(*source);
 		source->bytes = sizeof(*source);
 	}

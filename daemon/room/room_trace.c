@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One ring for all rooms, instead of a list in each: what is open costs nothing more,
- * what has ended needs no rule when to be forgotten, and the cap is one number. The price
- * is that busy rooms push out the events of quiet ones; a room's share is bounded, so
- * that neither a room of many chunks nor a peer that repeats itself can take the ring
- * alone.
+ * One ring for all rooms, instead of a list in each: open rooms cost nothing extra, ended
+ * rooms need no rule for forgetting, and the limit is one number. The price is that busy
+ * rooms displace the events of quiet ones; a room's share is bounded, so that neither a
+ * room of many chunks nor a peer that repeats messages can fill the ring alone.
  *
- * Names come from engines and from peers, and go into log lines, records and files of
- * other tools. So only what cannot be mistaken for anything else is a name; a peer's that
- * is none is left out, for its request is good without.
+ * Names are given by engines and peers, and are written to log lines, records and files
+ * of other tools. So a name must be unambiguous there; an invalid name of a peer is
+ * ignored, because its request is valid without.
  */
 #include "daemon/room/room_trace.h"
 
@@ -128,7 +127,7 @@ void room_trace_chunk(struct room *room, enum trace_what what, const struct part
 
 /* ---- names ---- */
 
-/* They stand in log lines between quotes. */
+/* They are quoted in log lines. */
 static int check_request_id(const char *id)
 {
 	size_t len = strlen(id);
@@ -246,5 +245,5 @@ void room_names_hear(struct room *room, const char *request_id, const char *trac
 	if (room->names)
 		room->names->from_peer = true;
 	else
-		err_clear(); /* it goes on without */
+		err_clear(); /* continues without */
 }

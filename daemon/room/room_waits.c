@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A room waits for what its next step needs: its own engine, a peer or that one's engine,
- * or this daemon. Of several things that are outstanding the one is said without which
- * the others cannot go on: what a message or a word of an engine holds up, then what is
- * queued, then what moves, then what was not sent yet.
+ * A room waits for its next step's requirement: its own engine, a peer or the peer's
+ * engine, or this daemon. Of several outstanding ones, the one that blocks the others is
+ * reported: first a missing message or a word of an engine, then queued transfers, then
+ * moving ones, then chunks that were not sent yet.
  *
- * Both sides of one room say it of each other: where one waits for an engine of the
- * peer's, that engine is there named as "engine", or the room as not opened.
+ * The two sides of a room complement each other: where one waits for an engine of the
+ * peer, the other side names that engine as "engine", or the room as not opened.
  */
 #include "daemon/room/room_waits.h"
 
@@ -226,9 +226,9 @@ static void offer_waits(const struct room *room, struct room_waits *w)
 	}
 }
 
-/* ---- what is under way ---- */
+/* ---- in progress ---- */
 
-/* How much a move is the reason why its room does not go on. */
+/* Rank of a move as the reason why its room waits. */
 static unsigned int weight(const struct move *move)
 {
 	switch (move_phase(move)) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The tables of rooms, and how a room begins and ends. A room is found three ways:
- * by its engine (session, role, number), by a partner that knows only pool and
- * number, and by generation, which no two rooms of an instance share.
+ * The tables of rooms, and the start and end of a room. A room is found by three keys: by
+ * its engine (session, role, number), by a partner that knows only pool and number, and
+ * by generation, which is unique for each instance of the daemon.
  */
 #include "daemon/room/rooms.h"
 #include "daemon/room/room_source.h"
@@ -177,7 +177,7 @@ static int enter_slot(struct rooms *rooms, struct room *room,
 	return r < 0 ? err_pass(r) : 0;
 }
 
-/* keep: it stays its giver's, who says there why there is no room. */
+/* keep: it stays with its engine, which reads there why there is no room. */
 static void leave_slot(struct rooms *rooms, struct room *room, bool keep)
 {
 	struct slot_key key = {room->session->id, room->slot};
@@ -267,8 +267,8 @@ int rooms_open(struct rooms *rooms, const struct room_args *args, struct room **
 	return 0;
 }
 
-/* This receiver, which opens a number again, takes back what its last generation told
- * sources before they knew it. */
+/* This receiver, which opens a number again, revokes the ABORT that its last
+ * generation sent to sources before they knew it. */
 static void take_abort_back(const struct room *room, uint64_t gen)
 {
 	struct wire_abort msg = {.room = room->number,
@@ -321,7 +321,7 @@ static void on_terminal(struct room *room)
 	}
 }
 
-/* Out of every table, then gone. */
+/* Remove it from every table, then free it. */
 static void room_free(struct room *room, bool keep_slot)
 {
 	struct rooms *rooms = room->rooms;
@@ -366,7 +366,7 @@ int rooms_close(struct room *room)
 		return err_raise(ERR_STATE, "room %llu is %s: abort it first",
 				 (unsigned long long)room->number,
 				 room_state_names[sm_state(&room->sm)]);
-	/* one that succeeded had all its partners: nobody asks for it again */
+	/* one that succeeded had all its partners: no request follows */
 	if (room->error->code == ERR_OK)
 		tomb_remove(rooms, &key);
 	else if (room->role != ROOM_PULL && room->hold != ROOM_DROPPED && !room->leg)
@@ -404,8 +404,8 @@ void rooms_drop(struct room *room)
 		"closed by its engine '%.40s' (pid %d) while in progress",
 		room->session->client, (int)room->session->pid);
 	room_fail(room, &why, NULL);
-	/* Whoever asks for it from now on is told as if it were closed; what its partners
-	 * have to say of its own end they say by its generation. */
+	/* Later requests for it are answered as if it were closed; its partners report
+	 * their own end by its generation. */
 	leave_numbers(rooms, room);
 	rooms_keep_session(room, ROOM_DROPPED);
 	if (room->role != ROOM_PULL)

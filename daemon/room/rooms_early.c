@@ -1,24 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Receivers that end before they introduced themselves.
+ * Receivers that end before their TRANSFER_INFO.
  *
- * A sending room learns its receivers by their TRANSFER_INFOs. One that cannot start (its
- * pages are covered by nobody, its engine is gone) sends an ABORT instead, by the room's
- * number and the source's pool, or by the number alone (pool 0) when it has not come as
- * far as to know the pool. It counts as its TRANSFER_INFO and its ABORT would together:
- * a room that waits for receivers fails, one that has them all does not.
+ * A sending room learns its receivers by their TRANSFER_INFOs. One that cannot start (no
+ * source covers its pages, its engine has ended) sends an ABORT instead, by the room's
+ * number and the source's pool, or by the number alone (pool 0) when it does not know the
+ * pool yet. It counts as its TRANSFER_INFO and its ABORT would together: a room that
+ * waits for receivers fails, one that has them all does not.
  *
  * It is kept as long as an orphan is, for a room that opens later, and because the same
- * one may come again. What keeps it away from another room of the same number:
+ * one may come again. Rules that keep it from other rooms of the same number:
  *
  *   - the same generation and pool again changes nothing;
  *   - nothing is kept for a number whose room has failed here, which was its partner,
  *     unless that had another one (rooms_heard.c);
- *   - one that the number's last room has heard is nothing to the next;
- *   - a number that is opened again meets only what came after its room had ended;
+ *   - one that has contacted the number's last room does not affect the next;
+ *   - a number that is opened again only gets those that arrived after the end of its
+ *     room;
  *   - a receiver that opens the number again takes its last ABORT back (code 0);
- *   - one that names an engine says nothing of another engine's room;
- *   - one that the room does not admit (room_admit.h) says nothing of it.
+ *   - one that names an engine does not affect another engine's room;
+ *   - one that the room does not admit (room_admit.h) does not affect it.
  */
 #include <assert.h>
 #include <string.h>
@@ -37,8 +38,8 @@ struct early {
 	struct remote *remote;
 	struct room_key key; /* owner: the source's pool, or 0 */
 	uint64_t gen;
-	uint64_t pool;	  /* the receiver's own; 0: it did not say */
-	uint64_t session; /* the engine whose rooms it means; 0: any */
+	uint64_t pool;	  /* pool of the receiver; 0: not given */
+	uint64_t session; /* session of the engine whose rooms are meant; 0: any */
 	uint8_t ticket[TICKET_BYTES];
 	uint64_t since_ns;
 	struct err why;
@@ -184,8 +185,8 @@ static void early_fail(struct room *room, struct heard_one one, const struct err
 	room_fail_remote(room, why, NULL);
 }
 
-/* Does one of those that came since then, this one and the ones of its key, take part in
- * the room? */
+/* Does any receiver that contacted us since then, this one or others of its key, take
+ * part in the room? */
 static void early_judge(struct room *room, const struct early *latest,
 			const struct tombstone *before, uint64_t since_ns)
 {
@@ -258,7 +259,7 @@ bool early_abort(struct rooms *rooms, struct remote *remote, struct room *room,
 	if (early_known(remote, m))
 		return false;
 	if (concerns && tomb && heard_has(&tomb->heard, one))
-		return false; /* it was on its way when the number was opened again */
+		return false; /* it was in transit when the number was opened again */
 	if (concerns && answer_admit(room, remote, m->ticket) < 0) {
 		err_clear();
 		return false;

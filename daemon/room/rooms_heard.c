@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which room of a number is a receiver's.
+ * Assigns receivers to the rooms of a number.
  *
- * A number may be used again, and either side may be first: a receiver that asks for a
- * number whose last room has ended here is that room's late partner, who is to hear of
- * its end, or the partner of one that opens soon. A pool has one receiver of a number at
- * a time, and its messages come in their order. So a room that has heard one of a pool
- * has none of its later ones, and one that succeeded had all of its own. What a room
- * heard stays with its tombstone, which stays while the number is open again: a message
- * of the past that goes by number is told from one to the room of now.
+ * A number may be used again, and either side may be first: a receiver that requests a
+ * number whose last room has ended here is a late partner of that room, which must be
+ * notified of its end, or the partner of a room that opens soon. A pool has one receiver
+ * of a number at a time, and its messages arrive in order. So a room that has been
+ * contacted by one of a pool has none of its later ones, and one that succeeded had all
+ * of its own. These contacts stay with the room's tombstone, which stays while the number
+ * is open again: they distinguish an old message that names only the number from one to
+ * the current room.
  *
- * What a number cannot tell: a sender that opens it again before its receiver does, and
- * before that one's last ABORT is taken back, fails by it. Its receiver then waits for
- * another sender until its own timeout. Tickets of one request tell the two apart.
+ * A limit of numbers: a sender that opens one again before its receiver does, and before
+ * the receiver's last ABORT is revoked, fails by it. Its receiver then waits for another
+ * sender until its own timeout. With a ticket for each request the two are distinct.
  */
 #include <string.h>
 

@@ -1,19 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Messages that come before their room, and after it.
+ * Messages that arrive before their room, and after it.
  *
- * A TRANSFER_INFO or OFFER_QUERY may arrive before the engine here has opened
- * the room: it is kept, bounded in number and time, and answered with a refusal
- * when its time is up, so the partner never waits in vain. Any number of peers may ask
- * for one room, whoever is the first: when it opens, those that it admits are taken
- * and the others refused. Where all places are taken, the peer that has most loses its
- * oldest request, so that nobody's asking for much keeps another's request out. A room
- * that was
- * closed leaves a tombstone in a ring, so that a late partner learns why at
- * once, and that of a receiver says what to take back when its number is opened
- * again (rooms_early.c). It stays while the number is open again, and tells whose
- * messages are of the room before. Tombstones only save waiting: correctness comes from
- * generations.
+ * A TRANSFER_INFO or OFFER_QUERY may arrive before the engine here has opened the room:
+ * it is kept, limited in number and time, and refused after its timeout, so the partner
+ * never waits in vain. Any number of peers may request one room: when it opens, the
+ * admitted ones are taken and the others refused. When all places are in use, the peer
+ * that has most loses its oldest request, so that many requests of one peer do not
+ * displace those of another. A closed room leaves a tombstone in a ring, so that a late
+ * partner learns the reason at once; that of a receiver records the ABORTs to revoke when
+ * its number is opened again (rooms_early.c). It stays while the number is open again,
+ * and identifies messages of the earlier room. Tombstones only save waiting: correctness
+ * is based on generations.
  */
 #include <assert.h>
 #include <errno.h>
@@ -169,7 +167,7 @@ static struct remote *heaviest(const struct rooms *rooms)
 	return found;
 }
 
-/* A peer's oldest gives way. */
+/* Drop the oldest request of a peer. */
 static void give_way(struct rooms *rooms, struct remote *remote)
 {
 	struct orphan *oldest =
@@ -252,8 +250,8 @@ int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
 	return 0;
 }
 
-/* Those that may not take part wait no more: to the head of all, where they are refused
- * in turns of their own. False: none is left. */
+/* Move unauthorized requests to the head of all, where they are refused in later
+ * turns. False: none is left. */
 static bool part_strangers(struct rooms *rooms, const struct room *room,
 			   struct group *group)
 {

@@ -1,21 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What may concern every room at once: a peer that goes down, a pool that is withdrawn,
- * the daemon that stops; and what rooms that bootstrap wait for.
+ * Events that may affect every room at once: a lost peer, a withdrawn pool, the stop of
+ * the daemon; and changes that bootstrapping rooms wait for.
  *
- * There may be 65 536 rooms of a thousand parties, and to fail one of them means
- * messages: no work for one turn of the loop. So an event only leaves its mark, at a
- * cost that does not grow with the rooms: the remote counts how often it went down, the
- * pool is going, the rooms have a reason to stop. Then a sweep visits the rooms, some of
- * them in each turn.
+ * There may be 65 536 rooms of a thousand parties, and failing one of them sends
+ * messages: too much work for one turn of the loop. So an event only leaves a mark, at a
+ * cost that does not grow with the rooms: the remote counts its losses, the pool is
+ * marked as going, the rooms have a reason to stop. Then a sweep visits the rooms, some
+ * of them in each turn.
  *
- * Until it has come to a room, the peer may be back, with a new line, the same rooms
- * and numbers. Therefore whatever would act on a room makes it catch up first: its
- * step, its clock, a message or request that names it, the end of a wait, of a plan or
- * of a transfer. So for a room nothing counts between the end of its peer and its
- * seeing it, and no party is taken for that of another epoch: invariants 1 to 4 hold as
- * if all rooms had seen it in the turn in which it happened. Its engine learns it with
- * the sweep.
+ * Until it has reached a room, the peer may be back, with a new line, the same rooms and
+ * numbers. Therefore any action on a room makes it catch up first: its step, its clock, a
+ * message or request that names it, the end of a wait, of a plan or of a transfer. So a
+ * room never acts between the loss of its peer and the processing of that loss, and no
+ * party is taken for that of another epoch: invariants 1 to 4 hold as if all rooms had
+ * processed it in the same turn. Its engine learns it with the sweep.
  */
 #include "daemon/base/context.h"
 
@@ -62,7 +61,7 @@ void rooms_fail_all(void *part, const struct err *why)
 	begin_sweep(rooms);
 }
 
-/* ---- what bootstrapping rooms wait for ---- */
+/* ---- changes that bootstrapping rooms wait for ---- */
 
 static void on_change_room(struct room_sweep *sweep, struct room *room)
 {
@@ -81,8 +80,7 @@ void rooms_on_change(struct remote *remote)
 {
 	struct rooms *rooms = rooms_of(remote->kvd);
 
-	/* one walk for all that changes while it is under way: a spurious kick is
-	 * harmless */
+	/* one sweep for all changes in the meantime: a spurious step is harmless */
 	rooms->changed =
 		rooms->change.running && rooms->changed != remote ? NULL : remote;
 	rooms->change.visit = on_change_room;

@@ -19,8 +19,8 @@ static void sent(int r)
 		err_clear();
 }
 
-/* Rooms that messages name, as they are by now: a room that has not seen yet that its
- * peer was down sees it before it hears of the peer again (rooms_loss.c). */
+/* Rooms named in messages, up to date: a room that has not processed the loss of its
+ * peer does so before it gets another message of the peer (rooms_loss.c). */
 static struct room *by_gen(struct rooms *rooms, uint64_t gen)
 {
 	struct room *room = rooms_by_gen(rooms, gen);
@@ -40,7 +40,7 @@ static struct room *by_pool(struct rooms *rooms, uint64_t pool, enum room_role r
 	return room;
 }
 
-/* ---- partners that come first ---- */
+/* ---- partners that are first ---- */
 
 static void refuse_last(struct rooms *rooms, struct remote *remote, enum wire_type type,
 			const struct room_message *msg)
@@ -112,18 +112,18 @@ void msg_init(struct rooms *rooms)
 	rooms->deliver = msg_deliver;
 }
 
-/* Who asks for which room. */
+/* A request for a room. */
 struct contact {
 	enum wire_type type;
 	struct room_key key;
 	struct heard_one one;
 	uint64_t pool; /* its own */
 	const uint8_t *ticket;
-	uint8_t named; /* by what it chose the pool */
+	uint8_t named; /* fields that selected the pool */
 };
 
-/* Deliver, keep, or say why not. What another pool here fits as well is refused first: it
- * may be for that one's room. */
+/* Deliver, keep, or refuse with a reason. If another pool here matches as well, the
+ * request is refused first: it may be for a room of that pool. */
 static void first_contact(struct rooms *rooms, struct remote *remote,
 			  const struct contact *from, struct room_message *msg)
 {
@@ -159,7 +159,7 @@ static void first_contact(struct rooms *rooms, struct remote *remote,
 		refuse_last(rooms, remote, from->type, msg);
 }
 
-/* A body of a frame, or of its own memory. */
+/* A body inside a frame, or in its own memory. */
 static struct room_message message_of(struct remote *remote, const struct cursor *body)
 {
 	return (struct room_message){.body = body->base + body->pos,
@@ -399,8 +399,8 @@ static struct room *abort_target(struct rooms *rooms, const struct wire_abort *m
 	return room && room->role == partner[m->from_role] ? room : NULL;
 }
 
-/* Whose ABORT it is. The generation of a party that has not answered yet is not
- * known: with several such at one daemon it may be any of them (NULL, and `unsure`). */
+/* The party of an ABORT. The generation of a party that has not answered yet is
+ * unknown: with several such at one daemon it may be any of them (NULL, and `unsure`). */
 static struct party *abort_party(struct room *room, const struct remote *remote,
 				 uint64_t gen, bool *unsure_p)
 {
@@ -465,7 +465,7 @@ static int on_abort(struct rooms *rooms, struct remote *remote, struct cursor *b
 		return 0;
 	}
 	peer_told(remote->peer, m.code, m.text, &why);
-	if (unsure) { /* all of them are told; the opener answers that it has quiesced */
+	if (unsure) { /* all are notified; the opener answers when quiesced */
 		room_fail_remote(room, &why, NULL);
 		return 0;
 	}

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Ends of receivers whose sources are not connected yet.
+ * Deferred aborts: ends of receivers whose sources are not connected yet.
  *
- * A receiver that ends before it introduced itself tells its sources so (rooms_early.c),
- * and one that is just being connected has to hear it as well: its room waits. The room
- * here does not wait for that, so the ABORT is kept for as long as a room would wait for
- * the connection (connect_timeout), which is tried that long, and no longer. It goes to
- * the instance that the room knew, if it knew one, and not at all when the receiver's
- * number is opened again before. All peers' are one list: few are ever in it, and it is
- * walked when a peer comes up.
+ * A receiver that ends before its TRANSFER_INFO notifies its sources (rooms_early.c), and
+ * one that is just being connected must be notified as well, because its room waits. The
+ * room here does not wait for that, so the ABORT is kept for connect_timeout, as long as
+ * a room would wait for the connection. It is sent to the instance that the room knew, if
+ * any, and dropped if the receiver's number is opened again before. All peers share one
+ * list: it is short, and is scanned when a peer comes up.
  */
 #include <assert.h>
 #include <string.h>

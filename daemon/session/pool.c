@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A pool ties a layout to regions. Its regions are pinned before anything else
- * is looked at, so that none can go while the layout is parsed on a helper (a
- * layout may fill a whole line: 1 MiB of JSON). Then each buffer must lie inside
- * its region; after that no code has to ask again whether a checked plan's
- * address exists.
+ * A pool ties a layout to regions. Its regions are pinned first, so that none can be
+ * removed while the layout is parsed on a helper (a layout may fill a whole line: 1 MiB
+ * of JSON). Then each buffer must lie inside its region; later code need not check
+ * whether the address of a checked plan exists.
  *
- * Closing has two conditions that come in any order: no room uses the pool, and
- * no peer can name it any more (the handshake's withdrawal is done). Only then
- * the pins go, and with them perhaps the regions.
+ * Closing has two conditions, in any order: no room uses the pool, and no peer can name
+ * it any more (the handshake's withdrawal is done). Only then the pins are released, and
+ * possibly the regions with them.
  */
 #include "daemon/session/pool.h"
 
@@ -24,7 +23,7 @@
 #include "daemon/session/session.h"
 #include "proto/json.h"
 
-/* a pool and what only this file needs of it */
+/* a pool and the private data of this file */
 struct making {
 	struct pool pool;
 	struct kvd *kvd;
@@ -154,8 +153,8 @@ static int pool_buffers_check(const struct making *m)
 	return 0;
 }
 
-/* A region may have begun to close since it was pinned: the session is over or
- * its memory died. */
+/* A region may have started to close since it was pinned: the session has ended or its
+ * memory was freed. */
 static int making_finish(struct making *m)
 {
 	struct session *session = m->pool.session;

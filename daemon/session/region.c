@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A region's life: IMPORTING on a helper (map, populate, register with the
- * transports), READY, then CLOSING: no look-up finds it, and when the last pin
- * is gone a helper deregisters and unmaps it. Nothing of that blocks the loop,
- * and the object outlives its session's end by session_drain_begin().
+ * A region's life: IMPORTING on a helper (map, populate, register with the transports),
+ * READY, then CLOSING: look-ups do not find it, and after the last pin a helper
+ * deregisters and unmaps it. None of that blocks the loop, and the object outlives its
+ * session's end by session_drain_begin().
  *
- * Same memory, same id. What makes memory the same is the object behind the
- * descriptor (device, inode), the range, and the address the engine gave it,
- * never the descriptor's number or the name. Known memory is recognised before
- * the import; two imports of one memory that run at the same time meet when
- * the second is finished, and that one is dropped again. Of GPU memory it is the
- * driver's handle, or the open file, and the device; several tensors of one
- * allocation are several regions of one import (gpu/import.h).
+ * Same memory, same id. Memory is the same if the object behind the descriptor (device,
+ * inode), the range, and the address that the engine gave are equal; the number of the
+ * descriptor and the name do not matter. Known memory is recognised before the import;
+ * two concurrent imports of one memory are detected when the second is finished, and that
+ * one is dropped again. For GPU memory the driver's handle, or the open file, and the
+ * device are compared; several tensors of one allocation are several regions of one
+ * import (gpu/import.h).
  *
- * The daemon may be allowed more than its client. What it opens in a client's
- * name is judged by the client's rights: a POSIX shm object by its owner and
+ * The daemon may have more rights than its client. Objects that it opens on behalf of a
+ * client are checked against the client's rights: a POSIX shm object by its owner and
  * mode, the address space of a process by the file that the client opened, or that we
  * open for the pid and uid that the kernel gave for the connection (memory/vm.h).
  */
@@ -53,13 +53,13 @@ static const struct sm_state region_states[] = {
 const struct sm_table region_table = {
 	.name = "region", .states = region_states, .count = ARRAY_LEN(region_states)};
 
-/* a region and what only this file needs of it */
+/* a region and the private data of this file */
 struct holding {
 	struct region region;
 	struct kvd *kvd;
 	struct offload_job job; /* import, later close */
 	struct charge charge, filled;
-	uint64_t fill;		   /* most that is filled; then what was */
+	uint64_t fill;		   /* most that is filled; later the actual number */
 	int fd;			   /* of kinds with one, until it is imported */
 	struct gpu_handle gpu;	   /* cuda_*; its fd is `fd` */
 	struct memory_owner owner; /* vm; its pidfd is a duplicate */
@@ -88,7 +88,7 @@ const char *region_kind_name(enum region_kind kind)
 
 /* ---- on helper threads ---- */
 
-/* Undo what import_work() did, also half of it. */
+/* Undo import_work(), complete or partial. */
 static void release_memory(struct region *region)
 {
 	for (unsigned int i = 0; i < TRANSPORTS_MAX; i++) {
@@ -102,7 +102,8 @@ static void release_memory(struct region *region)
 	region->memory = NULL;
 }
 
-/* Without one of the client's own: only what he may do himself, and nobody else may. */
+/* Without a descriptor of the client: only if the client itself may do it, and no
+ * other user may. */
 static bool vm_by_pid(const struct session *session)
 {
 	return session->pid > 0 && session->uid == geteuid();
@@ -177,7 +178,7 @@ static int register_transports(struct holding *h)
 			continue;
 		tried++;
 		r = transport->ops->mem_reg(transport, region->memory, &region->regs[i]);
-		/* one that cannot use it says so each time: want of memory does not */
+		/* a transport without support fails each time; lack of memory does not */
 		if (r < 0 && err_last()->code == ERR_NOMEM)
 			return err_pass(r);
 		if (r < 0)
@@ -245,8 +246,8 @@ static void region_close_begin(struct holding *h)
 	offload_submit(h->kvd->offload, &h->job);
 }
 
-/* Of a READY one, when it is unpinned: deregisters on a helper, unmaps, then on_closed
- * (may be NULL). Look-ups do not find it from now on. */
+/* Close a READY one, when it is unpinned: deregisters on a helper, unmaps, then
+ * on_closed (may be NULL). Look-ups no longer find it. */
 static void region_close(struct region *region, void (*on_closed)(void *arg), void *arg)
 {
 	struct holding *h = holding_of(region);
@@ -259,7 +260,7 @@ static void region_close(struct region *region, void (*on_closed)(void *arg), vo
 	h->on_closed = on_closed;
 	h->arg = arg;
 	region->session->regions_version++;
-	region->pins++; /* ours, while transfers let go of it */
+	region->pins++; /* our pin, while transfers release it */
 	MODULES_EACH(h->kvd, m)
 	{
 		if (m->region_going)
@@ -326,8 +327,8 @@ struct region *region_find(struct session *session, uint64_t id)
 	return NULL;
 }
 
-/* Descriptors of drivers share one inode: only the open file tells them apart.
- * A kernel that cannot say gives the memory two ids, which is no harm. */
+/* Descriptors of drivers share one inode: only the open file distinguishes them. If a
+ * kernel cannot compare those, the memory gets two ids, which is harmless. */
 static bool same_file(const struct holding *known, const struct holding *asked)
 {
 	pid_t pid = getpid();
@@ -350,7 +351,7 @@ static bool same_object(const struct holding *known, const struct holding *asked
 		return strcmp(known->gpu.device, asked->gpu.device) == 0 &&
 		       known->gpu.bytes == asked->gpu.bytes && same_file(known, asked);
 	case REGION_DMABUF:
-	case REGION_FILE: /* what it was opened for counts, too */
+	case REGION_FILE: /* the mode of opening counts, too */
 		return same_file(known, asked);
 	default:
 		return known->dev == asked->dev && known->ino == asked->ino;
@@ -387,7 +388,7 @@ static void import_fail(struct holding *h, const struct err *err)
 	h->on_done(h->arg, NULL, err);
 }
 
-/* The import is sound but nobody wants it: close it like any other. */
+/* The import is valid but not needed: close it like any other. */
 static void import_drop(struct holding *h)
 {
 	sm_move(&h->region.sm, REGION_CLOSING);
@@ -439,7 +440,7 @@ static void import_finish(struct holding *h)
 			  region_kind_name(region->kind), (uintmax_t)region->length);
 		h->on_done(h->arg, region, NULL);
 		MODULES_EACH(h->kvd, m)
-		{ /* behind the answer: nobody waits for it */
+		{ /* after the answer: not urgent */
 			if (m->region_coming)
 				m->region_coming(session);
 		}
@@ -488,7 +489,7 @@ static int vm_take(struct holding *h, int fd)
 		geteuid(), session->uid);
 }
 
-/* As open(2) would judge the client: what the daemon may open is no measure. */
+/* As open(2) would decide for the client: the rights of the daemon do not count. */
 static bool shm_permits(const struct session *session, const struct stat *st, mode_t want)
 {
 	mode_t have = st->st_uid == session->uid   ? st->st_mode >> 6
@@ -579,7 +580,7 @@ static int source_take(struct holding *h, const struct region_args *args)
 		return err_pass(gpu_take(h, args));
 	if (args->kind == REGION_DMABUF || args->kind == REGION_FILE) {
 		h->fd = args->fd;
-		h->writable = true; /* what it is not is known by its open file */
+		h->writable = true; /* its open file tells whether it is */
 		return 0;
 	}
 	if (args->kind == REGION_VM)
@@ -665,8 +666,8 @@ static void holding_undo(struct holding *h, const struct region_args *args)
 	holding_free(h);
 }
 
-/* Small memory that nobody has touched is filled at our expense; how much of it a user
- * may have is one account. Given back is what was not needed. */
+/* Untouched small memory is filled at our expense; its amount per user is one account.
+ * The unused part is returned. */
 static void fill_reserve(struct holding *h)
 {
 	struct account *account = h->region.session->account;
@@ -686,8 +687,8 @@ static void fill_reserve(struct holding *h)
 	}
 }
 
-/* The file, as it came and as it is mapped or held; of other memory also its process or
- * its adapters' handle. */
+/* The file, as received and as mapped or held; of other memory also its process or its
+ * adapters' handle. */
 static unsigned int region_fds(const struct holding *h)
 {
 	return h->region.kind == REGION_MEMFD || h->region.kind == REGION_SHM ||

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An array sorted by start address; of equal starts the longer one first. The
- * innermost region around an address is then the nearest one to the left that
- * reaches far enough. How far left to look is bounded by `reach`: the largest
- * end among all entries up to that place; where even that is too short, nothing
- * further left can hold the span.
+ * An array sorted by start address; of equal starts the longer one first. The innermost
+ * region around an address is then the nearest one to the left that reaches far enough.
+ * The scan to the left is bounded by `reach`: the largest end among all entries up to
+ * that place; where even that is too short, no entry further left can hold the span.
  *
- * Look-ups happen for each descriptor of a transfer, changes when an engine
- * registers memory; so a binary search over one flat array and a memmove at
- * change, not a balanced tree. Nested registrations cost a step each.
+ * There are look-ups for each descriptor of a transfer, and changes when an engine
+ * registers memory; so a binary search over one flat array and a memmove per change, not
+ * a balanced tree. Nested registrations cost a step each.
  */
 #include "daemon/session/region_map.h"
 
@@ -43,7 +42,7 @@ void region_map_free(struct region_map *map)
 	mem_free(map);
 }
 
-/* How many spans begin at or before `start`; those that begin there and are
+/* Number of spans that start at or before `start`; those that start there and are
  * shorter than `end` are not counted (UINT64_MAX: none is counted; 0: all are). */
 static size_t spans_before(const struct region_map *map, uint64_t start, uint64_t end)
 {

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a session owns goes in the order of use: rooms and transfers
- * abort first, then pools, then regions. None of it is waited for in between:
- * every object is told to close at once and waits by itself for what pins it,
- * so the order of the ends follows from the pins. Each object that is not gone
- * yet is counted in objects_draining; the last one lets the session go.
+ * The objects of a session are removed in the order of use: rooms and transfers abort
+ * first, then pools, then regions. This code does not wait in between: every object is
+ * told to close at once and waits itself for its pins, so the order of the ends follows
+ * from the pins. Each remaining object is counted in objects_draining; the last one frees
+ * the session.
  *
- * The status page lives until then, with its heartbeat: an engine that is alive though
- * its session is over (a forked child kept the socket, the client broke the
- * protocol) reads its rooms' terminal words there.
+ * The status page lives until then, with its heartbeat: an engine that is alive after the
+ * end of its session (a forked child kept the socket, the client violated the protocol)
+ * reads the terminal words of its rooms there.
  */
 #include "daemon/session/session.h"
 
@@ -151,7 +151,7 @@ int session_new_own(struct kvd *kvd, const char *name, struct session **session_
 		return err_pass(r);
 	(*session_p)->own = true;
 	(*session_p)->admin = true;
-	(*session_p)->announced = true; /* nobody came */
+	(*session_p)->announced = true; /* no hello was received */
 	snprintf((*session_p)->client, sizeof((*session_p)->client), "%s", name);
 	return 0;
 }
@@ -226,7 +226,7 @@ void session_drain_end(struct session *session)
 		loop_defer(session->kvd->loop, &session->free_defer);
 }
 
-/* Whoever uses its pools and regions is done with them: they go. */
+/* The users of its pools and regions have ended: close them. */
 static void end_rest(struct session *session)
 {
 	assert(session->ending && session->objects_draining > 0);
@@ -235,7 +235,7 @@ static void end_rest(struct session *session)
 	session_drain_end(session);
 }
 
-/* From this one on; one that needs time goes on by session_end_next(). */
+/* From this one on; one that needs time continues by session_end_next(). */
 static void end_modules(struct session *session, const struct module *const *at)
 {
 	for (; at && *at; at++) {
@@ -263,7 +263,7 @@ void session_end(struct session *session, const char *why)
 	if (session->ending)
 		return;
 	session->ending = true;
-	session_drain_begin(session); /* not gone before this returns */
+	session_drain_begin(session); /* not freed before this returns */
 	if (session->announced)
 		log_info("session", session->client, "ends",
 			 "session=%ju pid=%d why=\"%s\"", (uintmax_t)session->id,

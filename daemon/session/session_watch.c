@@ -1,21 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The pid of SO_PEERCRED is the process that connected; by the time we look it
- * may be another one's. SO_PEERPIDFD (Linux 6.5) gives the right process by
- * construction, or none when that is gone. Where there is no such option: open the
- * pidfd, then look whether the process belongs to the peer's uid; what is left open is a
- * pid used again by the same user between connect() and accept(), or by another where
- * /proc is hidden (ProtectProc=).
+ * The pid of SO_PEERCRED is the process that connected; by now it may be another one's.
+ * SO_PEERPIDFD (Linux 6.5) gives the right process by construction, or none when it has
+ * ended. Without that option: open the pidfd, then check whether the process belongs to
+ * the peer's uid. That leaves a pid reused by the same user between connect() and
+ * accept(), or by another where /proc is hidden (ProtectProc=).
  *
- * statm comes with the first region, since processes of others may be hidden from us.
- * The open file stays bound to that process, a pid used again later does not bring it
- * back. An engine that passes another process's betrays nobody but itself. Ours is a
- * description of its own: the kernel reads such a file under a lock of the description,
- * and an engine can sleep with that in a page fault for as long as it likes.
+ * statm is passed with the first region, since processes of other users may be hidden
+ * from us. The open file stays bound to that process; a later reuse of the pid does not
+ * revive it. An engine that passes the file of another process harms only itself. We open
+ * our own file description: the kernel reads such a file under a lock of the description,
+ * and an engine can hold that lock in a page fault for as long as it likes.
  *
- * statm is read, not watched: there is no event for "the address space is gone".
- * A read is one short system call; every 200 ms, only for sessions that own
- * something, from the timer of the status pages' heartbeats anyway.
+ * statm is read, not watched: there is no event for a freed address space. A read is one
+ * short system call; every 200 ms, only for sessions that own objects, from the timer of
+ * the status pages' heartbeats.
  */
 #include "daemon/session/session_watch.h"
 
@@ -43,7 +42,7 @@
 struct session_watch {
 	struct session *session;
 	struct loop_fd pidfd;
-	int statm_fd; /* -1: not told */
+	int statm_fd; /* -1: not passed */
 };
 
 struct session_clock {

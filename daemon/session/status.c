@@ -36,7 +36,7 @@
 #include "proto/kvd_ring.h"
 
 #define REUSE_DEPTH 1024u
-/* Slots of one page of memory, and what they take with their part of next[]. */
+/* Slots in one page of memory, and their bytes with their part of next[]. */
 #define PART_SLOTS (4096u / KVD_STATUS_SLOT_BYTES)
 #define PART_BYTES (4096u + PART_SLOTS * sizeof(uint32_t))
 #define SLOT_NONE UINT32_MAX
@@ -276,8 +276,8 @@ static void slot_begin(struct status_page *page, uint32_t slot, uint32_t gen,
 	struct kvd_status_slot *s = &page->slot[slot];
 
 	page->next[slot] = SLOT_TAKEN;
-	/* The word first: a reader of the old object that meets a new figure then finds
-	 * another generation in the word, and drops what it has read. */
+	/* The word first: a reader of the old object that meets a new value then finds
+	 * another generation in the word, and drops its data. */
 	status_put(&s->word, kvd_word_make(gen, KVD_BOOTSTRAPPING, 0, 0));
 	figures_begin(s);
 	status_put(&s->object, object);
@@ -314,7 +314,7 @@ int status_slot_claim(struct status_page *page, uint32_t slot, uint32_t gen,
 	if (gen != kvd_ring_next_gen(kvd_word_gen(page->slot[slot].word)))
 		return err_raise(ERR_PROTO, "slot %u: generation %u does not follow %u",
 				 slot, gen, kvd_word_gen(page->slot[slot].word));
-	if (!part_is_charged(page, slot)) { /* its engine is told in this slot only */
+	if (!part_is_charged(page, slot)) { /* its engine is notified in this slot only */
 		part_mark(page, slot);
 		charge_more_force(page->charge, PART_BYTES);
 	}

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Why polling: the word is written by a GPU stream or another process, which
- * cannot wake us without a system call of the engine's. One timer looks at
- * words while there are any, and does not exist otherwise. Events have a thread,
- * since asking the driver may block; it wakes the loop when one has changed.
+ * Polling is needed because the word is written by a GPU stream or another process, which
+ * cannot wake us without a system call of the engine's. One timer polls words while there
+ * are any, and does not exist otherwise. Events have a thread, since querying the driver
+ * may block; it wakes the loop when one has changed.
  *
- * What it may cost does not follow from how much engines wait for: a pass looks at
- * LOOKS words at most, some of each session in turn, and the next one goes on behind
- * them. So a session with thousands of words waits longer for its own, and another
- * one's are seen as soon as ever. While no word changes passes come rarer, by a share
- * of the time that none did, so the delay is a hundredth of the wait that it ends.
- * Who is due is called with a look at the loop's time between.
+ * The cost does not depend on the number of waits: a pass polls LOOKS words at most, some
+ * of each session in turn, and the next one continues after them. So a session with
+ * thousands of words waits longer for its own, and the words of others are seen as soon
+ * as before. While no word changes passes become rarer, by a share of the time without
+ * changes, so the delay is a hundredth of the wait that it ends. Between the callbacks of
+ * passed waits the loop's time is checked.
  */
 #include "daemon/session/wait.h"
 
@@ -36,13 +36,13 @@
 struct waits {
 	struct loop *loop;
 	struct gpu *gpu;
-	struct gpu_events *events; /* NULL: nobody has named one yet */
+	struct gpu_events *events; /* NULL: no event was named yet */
 	struct list sessions;	   /* with words: struct session.words_link, in turn */
 	struct list armed_events;
 	struct list due;  /* on_over is to be called */
-	bool look_events; /* one began: it may have come before there was a wait */
+	bool look_events; /* an event was added: it may have passed already */
 	unsigned int words;
-	uint64_t changed_ns; /* when a word was last seen to change, or a wait began */
+	uint64_t changed_ns; /* last time that a word changed, or a wait started */
 	struct loop_timer timer;
 };
 
@@ -75,7 +75,7 @@ int wait_passed(const struct wait_spec *spec)
 	return word_of(spec) >= spec->value;
 }
 
-/* Out of the words that are looked at. */
+/* Remove it from the polled words. */
 static void word_leave(struct wait *wait)
 {
 	struct session *session = wait->spec.region->session;
@@ -127,7 +127,7 @@ static void wait_next(struct waits *waits)
 	}
 }
 
-/* Each looked at goes to the end of its list: the next pass meets the others first. */
+/* Each polled word moves to the end of its list: the next pass polls the others first. */
 static unsigned int session_look(struct waits *waits, struct session *session,
 				 unsigned int most)
 {
@@ -369,7 +369,8 @@ void wait_start(struct waits *waits, struct wait *wait, const struct wait_spec *
 	if (session) {
 		if (list_empty(&session->waiting))
 			list_push_back(&waits->sessions, &session->words_link);
-		/* the newest first: a pass at once sees what has come meanwhile */
+		/* the newest first: the next pass sees a change of the meantime at
+		 * once */
 		list_push_front(&session->waiting, &wait->link);
 		wait->listed = true;
 		session->words++;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lists are kept as they came: an engine that names a grid by one strided entry
- * pays for one entry here, on the wire and at every resolution; one that names
- * a million rows pays for a million entries once, and for indices afterwards.
- * Where they lie: daemon/xfer/search.c.
+ * Lists are kept as given: an engine that names a grid by one strided entry pays for one
+ * entry here, on the wire and at every resolution; one that names a million rows pays for
+ * a million entries once, and for indices afterwards. The location of the rows:
+ * daemon/xfer/search.c.
  */
 #include "daemon/xfer/dlist.h"
 
@@ -15,9 +15,9 @@
 #include "daemon/xfer/search.h"
 
 #define INDEX_ALL UINT32_MAX
-#define GRID_MIN 8u /* rows: fewer are not worth looking for them by binary search */
+#define GRID_MIN 8u /* rows: below, a binary search does not pay off */
 
-/* Bytes from the first row's begin to the last row's end. */
+/* Bytes from the start of the first row to the end of the last. */
 int dlist_entry_span(const struct dlist_entry *e, uint32_t i, uint64_t *span_p)
 {
 	uint64_t span, end;
@@ -308,7 +308,7 @@ void dlist_index_put(struct cursor *out, const struct dlist_pick *pick)
 	}
 }
 
-/* A run of millions costs eight bytes to send: do they give what is said? */
+/* A run of millions costs eight bytes to send: do the runs yield the declared number? */
 static int check_runs(struct cursor in, uint32_t runs, uint64_t count)
 {
 	uint64_t k = 0;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A secret is looked for among the session's own and its grants, each compared in
- * constant time; how far the search went tells how many there are, not what they are. Who
- * has none of them learns neither that nor whether the session exists.
+ * A secret is compared with the session's own and its grants, each in constant time; the
+ * duration of the search reveals their number, not their values. A caller without a valid
+ * secret learns neither that nor whether the session exists.
  *
- * What began by a grant keeps a reference, so that it can be revoked at any time: then it
- * is in no list, and is freed when the last request by it has ended.
+ * An operation that started by a grant keeps a reference, so that it can be revoked at
+ * any time: then it is in no list, and is freed when the last request by it has ended.
  */
 #include "daemon/xfer/grant.h"
 

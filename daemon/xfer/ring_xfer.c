@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Lists, transfers and notifications by the submission ring. Lists and transfers are ops
- * (xfer_op.h). Notifications on their way out are capped, and past the cap the ring waits
- * until some have left.
+ * (xfer_op.h). The number of notifications being sent is limited, and beyond the limit
+ * the ring waits until some have been sent.
  */
 #include "daemon/xfer/ring_xfer.h"
 
@@ -108,7 +108,8 @@ static struct transfer *ring_transfer(const struct session *session, uint64_t id
 	return xs ? idmap_get(&xs->transfers, id) : NULL;
 }
 
-/* Of what was refused when it was made: it fails again, in the next generation. */
+/* A post of a transfer that was refused when it was made: it fails again, in the next
+ * generation. */
 static int post_refused(struct ring *ring, const struct kvd_ring_entry *e)
 {
 	struct status_page *page = ring->session->status;
@@ -155,7 +156,7 @@ static int op_post(struct ring *ring, const struct kvd_ring_entry *e,
 	return 0;
 }
 
-/* Past the cap the ring waits; xfer.submit says so. */
+/* Beyond the limit the ring waits; xfer.submit returns an error. */
 static int op_notify(struct ring *ring, const struct kvd_ring_entry *e,
 		     struct ring_payload *arena)
 {
@@ -178,7 +179,7 @@ static int op_notify(struct ring *ring, const struct kvd_ring_entry *e,
 		attach = attach_find(xs, e->a);
 	if (attach)
 		r = notif_post(attach, data, e->bytes);
-	if (r < 0 || !attach) { /* nobody is there to be told: it is counted */
+	if (r < 0 || !attach) { /* no receiver for the error: it is counted */
 		metrics_add(&ring->session->kvd->metrics,
 			    METRIC_AT(NOTIFS, METRIC_OUT, METRIC_NOTIF_DROPPED), 1);
 		err_clear();

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every entry must lie in one region as a whole. Which region: the innermost that
- * holds it, so that a sub-range registered on its own wins. Buffers are numbered in
- * the order in which the entries need them. Both rules hold for own and for remote
- * lists alike: the daemons at both ends look for the same list, one as the owner of
- * the memory and one as the attached side, and must make the same plan of it.
+ * Every entry must lie in one region as a whole: the innermost that holds it, so that a
+ * sub-range registered on its own takes precedence. Buffers are numbered in the order in
+ * which the entries need them. Both rules hold for own and for remote lists alike: the
+ * daemons at both ends search for the same list, one as the owner of the memory and one
+ * as the attached side, and must make the same plan of it.
  *
- * A search works on a copy of the session's region map, with every region in it
- * pinned, so that a helper can look while the loop goes on; those that no entry
- * needed are let go at the end. A region that is being unregistered meanwhile waits
- * for the pin, and what was found in it does not count any more. A remote list needs
- * no copy: the regions of a remote pool never change, and the pool is held.
+ * A search works on a copy of the session's region map, with every region in it pinned,
+ * so that a helper can search while the loop continues; regions that no entry needed are
+ * unpinned at the end. A region that is being unregistered meanwhile waits for the pin,
+ * and results in it are invalid. A remote list needs no copy: the regions of a remote
+ * pool never change, and the pool is held.
  */
 #include "daemon/xfer/search.h"
 
@@ -90,7 +90,7 @@ static struct places *places_new(const struct dlist *dlist, size_t buffers, bool
 	return places;
 }
 
-/* ---- what is known ---- */
+/* ---- known results ---- */
 
 struct places *search_known_local(const struct dlist *dlist,
 				  const struct session *session,
@@ -157,7 +157,7 @@ static int search_span_compare(const void *a, const void *b)
 	return x->end == y->end ? 0 : x->end > y->end ? -1 : 1;
 }
 
-/* Once for a pool, whose regions never change. */
+/* Once per pool, whose regions never change. */
 static int sort_regions(struct remote_pool *pool)
 {
 	struct search_span *spans;
@@ -360,7 +360,7 @@ void search_free(struct search *search)
 	mem_free(search);
 }
 
-/* Keys are read here: they may not have been there when the search began. */
+/* Keys are read here: they may not have been ready when the search started. */
 static void keep_remote(struct places *places, const struct search *search)
 {
 	places->pool = search->pool;

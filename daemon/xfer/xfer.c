@@ -106,12 +106,13 @@ void xfer_plan_lacks(struct account *account, uint64_t most, struct err *err_p)
 {
 	if (most >= PLAN_RUNS_MAX * (sizeof(struct plan_run) + sizeof(uint64_t)))
 		return; /* it was too large for any */
-	/* not asked of the account: others may have let go of their memory meanwhile */
+	/* not checked against the account: others may have freed their memory
+	 * meanwhile */
 	account_refuse(account, ACCOUNT_PLANS, most + 1);
 	err_take(err_p);
 }
 
-/* Whether there is such a session is told only with its secret. */
+/* The existence of a session is only revealed with its secret. */
 struct session *xfer_admit(struct xfers *xfers, const struct remote *remote,
 			   uint64_t epoch, const uint8_t secret[16],
 			   struct grant **grant_p)
@@ -258,7 +259,7 @@ static void attach_free(struct attach *attach)
 	mem_free(attach);
 }
 
-/* It will never be usable (again): whoever waits for it learns why. */
+/* It will never be usable (again): its waiters get the reason. */
 static void attach_lost(struct attach *attach, const struct err *why)
 {
 	struct err e = *why;
@@ -537,7 +538,7 @@ static int on_attach_ack(struct xfers *xfers, struct remote *remote, struct curs
 	if (!attach)
 		return 0; /* given up meanwhile */
 	take_pool(attach);
-	if (!attach->pool) { /* REGISTER came before, and found no memory here */
+	if (!attach->pool) { /* REGISTER arrived earlier, and found no memory here */
 		err_set(&why, ERR_NOMEM,
 			"%.150s: no memory for the regions of its session",
 			attach->remote->label);
@@ -589,7 +590,7 @@ static void each_attach(struct remote *remote,
 {
 	struct attach *attach;
 
-	remote->reaches++; /* the last attach may go */
+	remote->reaches++; /* the last attach may end */
 	list_foreach_safe(attach, &xfer_remote(remote)->attaches, at_remote)
 		fn(attach, arg);
 	handshake_release(remote);
@@ -606,7 +607,7 @@ static void xfer_lose(struct attach *attach, const void *arg)
 	attach_lost(attach, arg);
 }
 
-/* The owner shared its regions anew: this list goes, the new one is there. */
+/* The owner has shared its regions again: this list is freed, the new one is used. */
 static void change_pool(struct attach *attach, const void *arg)
 {
 	struct remote_pool *old = attach->pool;
@@ -659,7 +660,7 @@ static void xfers_on_down(struct remote *remote, const struct err *why)
 
 	assert(why->code != ERR_OK);
 	each_attach(remote, xfer_lose, why);
-	remote->reaches++; /* the last share may go */
+	remote->reaches++; /* the last share may end */
 	lists_forget_remote(remote);
 	list_foreach_safe(share, &xfer_remote(remote)->shares, at_remote)
 		share_free(share);

@@ -3,17 +3,18 @@
  * Transfers between memory and files of one session, by an attachment to itself: NIXL's
  * FILE section.
  *
- * No transport takes part. One would bring order: requests of a peer, and this daemon is
- * a peer of its own, go in the order of their posts, so the next room would wait for a
- * slow disk. And it would bring the fence: a transfer that has not quiesced in time ends
- * its connection, which for a disk that does not answer is the wrong end. So both lists
- * are looked for in the session's own regions, and the plan goes to the copier, which
- * has threads for files. What that promises is all that is needed here: on_done comes
- * once, when nothing touches the memory and the file any more, also after a cancel.
+ * No transport takes part. With one there would be an order: requests of a peer, and this
+ * daemon is a peer of its own, are served in the order of their posts, so the next room
+ * would wait for a slow disk. There would also be its fence: a transfer that has not
+ * quiesced in time ends its connection, which is wrong for a disk that does not answer.
+ * So both lists are searched in the session's own regions, and the plan is passed to the
+ * copier, which has threads for files. The copier guarantees all that is needed here:
+ * on_done is called once, when the memory and the file are not accessed any more, also
+ * after a cancel.
  *
- * Regions of files are told to nobody, this daemon as its own peer included; so no list
- * of another session finds them, whatever secret it shows. A list is of files or of
- * memory, which its addresses say (REGION_FILE_ADDRESS).
+ * Regions of files are not shared with any daemon, including this one as its own peer; so
+ * no list of another session finds them, with any secret. A list is of files or of
+ * memory, according to its addresses (REGION_FILE_ADDRESS).
  */
 #include <assert.h>
 #include <errno.h>
@@ -111,7 +112,7 @@ int xfer_file_post(struct transfer *t)
 
 void xfer_file_cancel(struct transfer *t)
 {
-	if (t->file) /* else its end is being told */
+	if (t->file) /* else its end is being reported */
 		copier_cancel(t->xs->xfers->kvd->copier, &t->file->job);
 }
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Prepared lists of this side's engines, and notes: requests without bytes, which
- * take lists to the daemons that need them and carry bare notifications.
+ * Prepared lists of local engines, and notes: requests without bytes, which take lists to
+ * the daemons that need them and carry bare notifications.
  *
- * A list goes to another daemon once, for all sessions there, in parts: each is taken
- * there in one turn of the loop, so a part is small. A long list is put into its parts by
- * the helper that plans the first transfer which needs it there.
+ * A list is sent to another daemon once, for all sessions there, in parts: each is
+ * processed there in one turn of the loop, so a part is small. A long list is divided
+ * into its parts by the helper that plans the first transfer that needs it there.
  */
 #include <assert.h>
 #include <errno.h>
@@ -256,7 +256,7 @@ void lists_forget_remote(const struct remote *remote)
 		sent_free(sent);
 }
 
-/* Any thread: nothing of what it reads changes any more. */
+/* Any thread: its input does not change any more. */
 static int part_new(const struct prepared *prepared, const struct attach *attach,
 		    uint32_t begin, uint32_t n, struct list *parts)
 {

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lists and transfers are made in three steps: begin (on the loop: what is named
- * is found and held), work (what is long: rows and indices are read from the
- * payload and checked), end (on the loop: the object gets its number). Small ops
- * take all three at once; of large ones a helper does the work, and whoever
- * took the entry keeps its engine's next request waiting meanwhile, so that an
- * engine that prepares a list and posts on it need not wait in between.
+ * Lists and transfers are made in three steps: begin (on the loop: named objects are
+ * found and held), work (the long part: rows and indices are read from the payload and
+ * checked), end (on the loop: the object gets its number). Small ops take all three at
+ * once; for large ones a helper does the work, and the reader of the entry keeps its
+ * engine's next request waiting meanwhile, so that an engine that prepares a list and
+ * posts on it need not wait in between.
  *
- * Bounds: what lists, indices and notifications of a session take is charged to
- * it (xfer_impl.h) before memory for them is asked for: by what the op names while
- * it is read, then by what is kept.
+ * Bounds: memory for lists, indices and notifications of a session is charged to it
+ * (xfer_impl.h) before it is allocated: first the amount that the op names, then the
+ * amount that is kept.
  */
 #include "daemon/xfer/xfer_op.h"
 
@@ -39,7 +39,7 @@ int payload_notif(const struct ring_payload *payload, uint64_t offset, uint32_t 
 
 /* ---- lists ---- */
 
-/* By its first row; a session without any is not looked at. */
+/* By its first row; a session without any is not searched. */
 static int list_of_files(const struct xfer_op *op, bool *files_p)
 {
 	uint64_t address = 0;
@@ -51,7 +51,7 @@ static int list_of_files(const struct xfer_op *op, bool *files_p)
 	return err_pass(r);
 }
 
-/* What the session exports now, or the attached one. */
+/* The regions that the session exports now, or those of the attached one. */
 static int list_begin(struct xfer_op *op)
 {
 	struct attach *attach;
@@ -111,8 +111,8 @@ static int read_rows(const struct xfer_op *op, struct dlist_entry *entries)
 	return 0;
 }
 
-/* The arena may say something else when it is read again; that is the engine's own
- * affair, everything is checked each time. */
+/* The arena may have changed when it is read again; that is the engine's own affair,
+ * everything is checked each time. */
 static int list_try(struct xfer_op *op, bool squeezed)
 {
 	struct dlist_entry *entries = mem_calloc(op->rows, sizeof(*entries));
@@ -129,9 +129,9 @@ static int list_try(struct xfer_op *op, bool squeezed)
 	return r < 0 ? err_pass(r) : search_run(op->search, op->dlist);
 }
 
-/* Engines give rows where they mean grids: all blocks of a layer. One entry then does
- * for thousands, here, on the wire and there. A grid that goes over from one region
- * into the next is none: then row by row. */
+/* Engines give rows where they mean grids: all blocks of a layer. One entry then
+ * replaces thousands, here, on the wire and there. A grid that crosses from one region
+ * into the next does not qualify: then row by row. */
 static int list_work(struct xfer_op *op)
 {
 	int r = list_try(op, true);
@@ -217,7 +217,7 @@ static int xfer_move_end(struct xfer_op *op)
 
 /* ---- both ---- */
 
-/* What reading the payload takes at most; a list's rows are not squeezed yet. */
+/* Upper limit of memory for reading the payload; a list's rows are not squeezed yet. */
 static uint64_t xfer_op_bytes(const struct xfer_op *op)
 {
 	if (op->kind == XFER_OP_LIST)
@@ -275,7 +275,7 @@ struct xfer_op *xfer_op_new(struct xfer_session *xs, enum xfer_op_kind kind,
 
 static int op_end(struct xfer_op *op)
 {
-	charge_drop(&op->charge); /* what stays charges itself */
+	charge_drop(&op->charge); /* kept memory has its own charge */
 	if (op->job.result < 0)
 		return err_reraise(&op->job.err);
 	if (op->xs->draining)
@@ -298,7 +298,7 @@ static void on_worked(struct offload_job *job)
 	struct xfer_op *op = container_of(job, struct xfer_op, job);
 
 	op->on_done(op, op_end(op));
-	xfer_op_drop(op); /* perhaps the session goes with it, later */
+	xfer_op_drop(op); /* may free the session later */
 }
 
 static bool is_long(const struct xfer_op *op)

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * This side's engines: prepared lists and transfers.
+ * Local engines: prepared lists and transfers.
  *
  * A transfer is checked (indices, lengths, ranges on both sides), planned, and posted
- * behind the lists that it names:
- * everything of one attach goes through one flow, and requests of a peer arrive
- * in the order of their posts, so the other daemon has the lists when the
- * transfer comes. An ended transfer can be posted again.
+ * after the lists that it names: everything of one attach uses one flow, and requests of
+ * a peer arrive in the order of their posts, so the other daemon has the lists when the
+ * transfer arrives. An ended transfer can be posted again.
  */
 #include <assert.h>
 #include <errno.h>
@@ -333,7 +332,7 @@ static bool plan_still_holds(const struct transfer *t)
 	return holds;
 }
 
-/* Where the rows lie: known, looked for, or (long lists) to be looked for. */
+/* The location of the rows: known, found now, or (long lists) to be searched. */
 static int xfer_post_look(struct transfer *t)
 {
 	struct attach *attach = t->attach;
@@ -363,8 +362,8 @@ static bool part_wanted(const struct transfer *t, const struct prepared *prepare
 	       !list_is_sent(prepared, t->attach);
 }
 
-/* Each post has a generation of its own: what is read of the last one can never
- * be taken for this one's. */
+/* Each post has its own generation: values of the last one can never be taken for
+ * those of this one. */
 static void renew(struct transfer *t)
 {
 	if (!t->fresh)

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Requests of other daemons' engines against sessions of this one.
+ * Requests of other daemons' engines for sessions of this one.
  *
- * Every request names the session that it means and presents its secret. The
- * lists that it refers to were sent before it, on the same line (shadows); they
- * are only words until a transfer resolves them against what the session
- * exports at that moment, so memory that was unregistered is refused. The plan
- * is made again here, from this side's own resolution.
+ * Every request names its session and presents the secret. The lists that it refers to
+ * were sent before it, on the same line (shadows). A transfer resolves them against the
+ * current exports of the session, so unregistered memory is refused. The plan is made
+ * again here, from this side's own resolution.
  */
 #include <assert.h>
 #include <errno.h>
@@ -53,7 +52,7 @@ struct kept_plan {
 	size_t bytes;
 	bool write;
 	uint64_t theirs_gid, serial[2];
-	uint8_t *picks; /* the index lists as they came */
+	uint8_t *picks; /* the index lists as received */
 	size_t picks_bytes;
 	struct charge charge; /* to the peer for which it was made */
 };
@@ -85,15 +84,15 @@ struct serve {
 	bool write;
 	struct grant *grant;	 /* by which it may; NULL: by all of the session's */
 	struct shadow *lists[2]; /* FROM, TO; so are all pairs here */
-	uint8_t *picks;		 /* the index lists as they came: a copy for the helper */
+	uint8_t *picks;		 /* the index lists as received: a copy for the helper */
 	size_t picks_bytes;
 	uint32_t *index[2]; /* made of them; NULL: all, or planned */
 	uint64_t count[2];
 	struct located at[2];
-	uint64_t rows; /* as the lists say: few are planned on the loop */
+	uint64_t rows; /* of the lists: few are planned on the loop */
 	bool check;    /* nothing moves, XP_CHECK */
 	struct plan *plan;
-	uint64_t plan_most; /* bytes: what the peer's account has left */
+	uint64_t plan_most; /* bytes: rest of the peer's account */
 	bool plan_lacks;    /* more of them */
 	struct offload_job job;
 	struct sm sm;	     /* enum serve_state */
@@ -320,8 +319,7 @@ static struct plan *kept_take(struct serve *s)
 	return plan;
 }
 
-/* Takes plan and indices from a transfer that ends; what does not fit in is
- * left to it. */
+/* Takes plan and indices from an ending transfer, as far as they fit in. */
 static void kept_put(struct serve *s)
 {
 	struct xfers *xfers = s->xfers;
@@ -536,8 +534,8 @@ static void xfer_serve_plan_done(struct offload_job *job)
 	xfer_serve_land(s, &sides, NULL);
 }
 
-/* Where both lists lie: known, looked for, or (long ones) to be looked for; 1: their
- * keys are not usable yet. */
+/* The location of both lists: known, found now, or (long ones) to be searched; 1:
+ * their keys are not usable yet. */
 static int xfer_serve_look(struct serve *s)
 {
 	struct session *session = xfer_session_by_epoch(s->xfers, s->target);
@@ -567,7 +565,7 @@ static void serve_go(struct serve *s)
 	struct err why;
 
 	if (r == 1)
-		return; /* serve_on_change() looks again */
+		return; /* serve_on_change() checks again */
 	if (r < 0) {
 		err_take(&why);
 		xfer_serve_land(s, NULL, &why);
@@ -645,7 +643,7 @@ static int take_picks(struct serve *s, struct cursor *in)
 	return 0;
 }
 
-/* Its place is taken before a byte moves: success means that it is told, too. */
+/* Its place is reserved before a byte moves: success includes its delivery. */
 static int take_notif(struct serve *s, struct cursor *in)
 {
 	bool given = cursor_get_u8(in) != 0;
@@ -765,7 +763,7 @@ void serve_on_change(struct xfers *xfers, struct remote *remote)
 	}
 }
 
-/* Stop what serves; it ends by xfer_serve_on_served(). */
+/* Stop serving it; it ends by xfer_serve_on_served(). */
 static void serve_stop(struct serve *s, const struct err *why)
 {
 	if (sm_state(&s->sm) == SERVE_LANDED && s->in) {

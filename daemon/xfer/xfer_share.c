@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which daemon knows which regions of a session.
+ * The regions of a session that each daemon knows.
  *
- * The target of an attachment tells the initiator's daemon its regions so that that can
- * name them; the initiator tells its own so that a daemon which copies by itself can
- * reach them. A share is sent again when regions came or went, and what needs the new
- * list waits for its acknowledgement, because REGISTER may travel on the control line and
- * requests on the data line. It is sent as soon as a region came, so that the other
- * daemon maps it while the engine makes its lists; of a session with very many of them
- * once a transfer needs it, because each list tells all.
+ * The target of an attachment sends its regions to the initiator's daemon, which names
+ * them; the initiator sends its own to a daemon that copies by itself and must reach
+ * them. A share is sent again when regions were added or removed, and operations that
+ * need the new list wait for its acknowledgement, because REGISTER may use the control
+ * line and requests the data line. It is sent as soon as a region was added, so that the
+ * other daemon maps it while the engine makes its lists; for a session with very many
+ * regions it is sent when a transfer needs it, because each list contains all.
  *
- * A daemon is told the regions that it was shown secrets for, no more: over RDMA who has
- * a key has the memory. It may have shown several, so a share keeps the grants, and each
- * list is made anew from what they give at that time. The session's own secret gives all,
+ * A daemon only gets the regions whose secrets it has presented: over RDMA, a key gives
+ * access to the memory. It may have presented several, so a share keeps the grants, and
+ * each list is made from their current regions. The session's own secret includes all,
  * and so does attaching to a session of that daemon: its transfers may name any region.
- * Files are told to nobody (xfer_file.c).
+ * Files are not shared (xfer_file.c).
  */
 #include <assert.h>
 #include <errno.h>
@@ -143,7 +143,7 @@ int share_update(struct xfer_session *xs, struct share *share)
 	return share->sent == share->acked ? 0 : 1;
 }
 
-/* Transfers that wait until the remote has this list fail; the next one shares anew. */
+/* Transfers that wait until the remote has this list fail; the next one shares again. */
 static void xfer_share_refused(struct xfer_session *xs, const struct remote *remote,
 			       const struct err *why)
 {
@@ -165,7 +165,8 @@ static void xfer_share_refused(struct xfer_session *xs, const struct remote *rem
 	}
 }
 
-/* The remote must let go of what it cannot be told: else its mapping stays. */
+/* The remote must release regions that a new list cannot report: else its mapping
+ * stays. */
 static void share_without(struct xfer_session *xs, struct share *share)
 {
 	struct err why;
@@ -178,7 +179,7 @@ static void share_without(struct xfer_session *xs, struct share *share)
 		peer_end_later(share->remote->peer, &why);
 }
 
-/* One list on its way at a time: what comes meanwhile goes with the next. */
+/* One list in transit at a time: later changes are sent with the next. */
 static void share_eagerly(struct xfer_session *xs, struct share *share)
 {
 	if (share->sent != share->acked || xs->draining || xs->session->ending ||
@@ -186,7 +187,7 @@ static void share_eagerly(struct xfer_session *xs, struct share *share)
 	    idmap_count(&xs->session->regions) > XFER_EAGER_REGIONS)
 		return;
 	if (share_update(xs, share) < 0)
-		err_clear(); /* out of date: a transfer that needs it shares anew */
+		err_clear(); /* out of date: a transfer that needs it shares again */
 }
 
 void shares_without(struct xfer_session *xs)
