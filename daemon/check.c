@@ -139,7 +139,7 @@ static void check_secret(struct check *check)
 			      path, (unsigned int)st.st_uid, (unsigned int)geteuid());
 }
 
-/* It is made at the first start, in a directory that is there. */
+/* It is created at the first start, in an existing directory. */
 static void check_keys_dir(struct check *check)
 {
 	char dir[CONFIG_PATH_BYTES], *slash;
@@ -185,7 +185,7 @@ static void check_keys(struct check *check)
 
 /* ---- modules ---- */
 
-/* etcd itself is not asked: a daemon starts without it. */
+/* etcd itself is not contacted: a daemon starts without it. */
 static void check_modules(struct check *check)
 {
 	const char *option;
@@ -249,7 +249,7 @@ static void check_reach(const struct check *check)
 
 /* ---- memory, disk ---- */
 
-/* The service's control group may be another one than this process's. */
+/* The service's control group may differ from that of this process. */
 static void check_memory(const struct check *check)
 {
 	if (config_memory_check(check->config, memory_limit()) != 0)

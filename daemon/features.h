@@ -7,7 +7,7 @@
 
 #include "daemon/base/context.h"
 
-/* Names of the transports built in, in default order, up to a NULL. */
+/* Names of the built-in transports, in default order, up to a NULL. */
 void features_transports(const char *names[TRANSPORTS_MAX]);
 void features_print(FILE *out);
 

@@ -70,7 +70,7 @@ static struct kvd_impl *kvd_impl_of(const struct kvd *kvd)
 
 /* ---- the end ---- */
 
-/* Nothing of an engine is in flight any more, nor the message of its success. */
+/* All operations of engines have ended, and the messages of their success are sent. */
 static bool is_quiet(const struct kvd *kvd)
 {
 	return modules_live(kvd) == 0 && handshake_quiet(kvd->handshake);
@@ -278,7 +278,7 @@ static int start_signals(struct kvd_impl *impl)
 	int r;
 
 	signal(SIGPIPE, SIG_IGN); /* a closed peer is an error of its write */
-	signal(SIGXFSZ, SIG_IGN); /* so is a file of an engine's that gets too long */
+	signal(SIGXFSZ, SIG_IGN); /* and a write beyond a file's size limit */
 	r = loop_signal_start(&impl->term, loop, SIGTERM, on_term);
 	if (r == 0)
 		r = loop_signal_start(&impl->intr, loop, SIGINT, on_term);
@@ -477,7 +477,7 @@ static int wind_up(struct kvd *kvd)
 			 kvd->session_count, rooms_count(rooms_of(kvd)));
 }
 
-/* Nothing is loaded or forked any more. */
+/* No library is loaded and no process started from here on. */
 static int close_in(const struct kvd *kvd)
 {
 	if (sandbox_enter(SANDBOX_MAIN) < 0)

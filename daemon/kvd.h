@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kvd: the daemon's life: every part built in one visible order by kvd_new() and
- * torn down in reverse.
+ * kvd: the daemon's life: kvd_new() builds every part in one visible order, and
+ * kvd_free() takes them down in reverse.
  */
 #ifndef KVD_KVD_H
 #define KVD_KVD_H
@@ -10,7 +10,8 @@
 
 int kvd_new(const struct config *config, const struct kvd_sockets *sockets,
 	    struct kvd **kvd_p);
-/* Until drained or stopped; 0, or negative when the daemon must exit with an error. */
+/* Runs until drained or stopped; 0, or negative when the daemon must exit with an
+ * error. */
 int kvd_run(struct kvd *kvd);
 void kvd_free(struct kvd *kvd);
 

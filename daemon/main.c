@@ -32,7 +32,7 @@
 #include "daemon/loop/notify.h"
 #include "gpu/gpu.h"
 
-/* The daemon itself has some 50, more with more processors, transports and options. */
+/* The daemon itself needs some 50, more with more processors, transports and options. */
 #define DESCRIPTORS_LEAST 128u
 
 /* EX_USAGE and EX_CONFIG of sysexits.h: systemd must not restart after these */
@@ -117,7 +117,7 @@ static enum action parse_args(int argc, char **argv, struct args *args)
 	return BAD_USAGE;
 }
 
-/* As compilers write it; the journal takes the priority. */
+/* In the format of compilers; the journal takes the priority. */
 static void on_problem(void *arg, const char *text)
 {
 	unsigned int *told = arg;
@@ -151,7 +151,7 @@ static const char *folder_of(const char *path, char *folder, size_t size)
 	return folder;
 }
 
-/* A driver may be loaded: when the first engine hands over memory of a GPU. */
+/* A driver may be loaded when the first engine passes memory of a GPU. */
 static bool has_gpu(const struct config *config)
 {
 	return strcmp(config->gpu, "off") != 0 &&
@@ -159,7 +159,7 @@ static bool has_gpu(const struct config *config)
 		strcmp(config->cuda_library, GPU_LIBRARY) != 0);
 }
 
-/* Where files are made or changed, from now on. */
+/* Directories where files may be created or changed from now on. */
 static int main_give_up_files(const struct config *config)
 {
 	char socket[CONFIG_PATH_BYTES], metrics[CONFIG_PATH_BYTES], keys[PATH_MAX];
@@ -183,7 +183,7 @@ static int main_give_up_files(const struct config *config)
 	return err_pass(sandbox_files(places));
 }
 
-/* Libraries end the process when they find none left at the start, without a word. */
+/* Libraries end the process without a message when there are none left at start. */
 static int main_check_descriptors(void)
 {
 	struct rlimit limit;
@@ -226,7 +226,7 @@ static int main_serve(const struct config *config)
 		r = main_check_memory(config);
 	if (r == 0)
 		r = sandbox_prepare(config->sandbox);
-	if (r == 0) /* while there is no thread, nor the lock */
+	if (r == 0) /* while there are no threads and no lock */
 		r = warden_fork(&sockets.warden_fd);
 	if (r == 0)
 		r = main_give_up_files(config);

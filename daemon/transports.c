@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The backends that are built in; the first that serves a pair of daemons is preferred.
- */
+/* The built-in backends; the first one that supports a pair of daemons is preferred. */
 #include "daemon/transport/shm/local.h"
 #include "daemon/transport/shm/shm.h"
 #include "daemon/transport/tcp/tcp.h"
@@ -14,7 +13,7 @@ const struct transport_ops *const transport_table[] = {
 	&local_transport,
 	&shm_transport,
 	&verbs_transport,
-	/* without RDMA faster than UCX, with it verbs is; ucx only when named */
+	/* faster than UCX without RDMA, with it verbs is; ucx only when named */
 	&tcp_transport,
 #ifdef KVD_WITH_ucx
 	&ucx_transport,

@@ -41,7 +41,7 @@ static const char *const known_transports[] = {"local", "shm", "verbs",
 struct load {
 	struct config config;
 	const struct config_source *source;
-	const char *path; /* shown in front of each problem */
+	const char *path; /* shown before each fault */
 	const struct setting *options;
 	size_t count;
 	unsigned int problems;
@@ -88,7 +88,7 @@ static size_t config_row_of(const struct load *load, const char *name)
 	return i;
 }
 
-/* Of the options named, the line set last: that one made the combination. */
+/* The last line that set one of the named options: it made the combination. */
 static unsigned int line_of(const struct load *load, const char *a, const char *b)
 {
 	unsigned int line_a = load->config.line[config_row_of(load, a)];
@@ -207,7 +207,7 @@ static int load_file(struct load *load)
 	return 0;
 }
 
-/* Where to read from: load->path, or NULL for defaults only. */
+/* Find the file to read: load->path, or NULL for defaults only. */
 static void find_file(struct load *load, const char *name)
 {
 	struct config *config = &load->config;
@@ -432,7 +432,7 @@ static void check_amounts(struct load *load)
 			"chunk_dir: requires chunk_memory, through which chunks pass");
 }
 
-/* A word that is no device id would silently mean `off`. */
+/* A word that is not a device id would silently mean `off`. */
 static void check_gpu(struct load *load)
 {
 	const char *word = load->config.gpu;

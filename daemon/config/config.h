@@ -49,12 +49,12 @@ struct config {
 	struct setting_ids allow_uids, allow_gids, admin_uids;
 	uint32_t sessions_max;
 	uint32_t session_regions_max, session_pools_max;
-	uint64_t client_queue_bytes; /* replies waiting for a client that reads late */
+	uint64_t client_queue_bytes; /* queued replies of a client that reads late */
 
 	/* [peer] */
 	char listen[CONFIG_ENDPOINT_BYTES];	   /* tcp://ADDRESS:PORT, port 0 = any */
 	char advertise[CONFIG_ENDPOINT_BYTES];	   /* "" = the address of listen */
-	char keys_dir[CONFIG_PATH_BYTES];	   /* "" = link_keydir.c's own places */
+	char keys_dir[CONFIG_PATH_BYTES];	   /* "" = defaults of link_keydir.c */
 	char curve_secret_file[CONFIG_PATH_BYTES]; /* "" = made in keys_dir */
 	char curve_allow_file[CONFIG_PATH_BYTES];
 	bool insecure;
@@ -66,7 +66,7 @@ struct config {
 	uint64_t orphan_ttl_ns;
 
 	/* [cluster] */
-	char cluster[1024];	/* the directory; "": of this daemon alone */
+	char cluster[1024];	/* the directory; "": only this daemon's own sessions */
 	uint32_t cluster_trust; /* enum groups_trust */
 	uint64_t cluster_lease_ns;
 	char cluster_tls_ca[CONFIG_PATH_BYTES]; /* "" = the system's */
@@ -91,13 +91,13 @@ struct config {
 	unsigned int attention_threads; /* 0: none */
 	char attention_isa[16];
 	uint32_t attend_spin_us;   /* 0: auto; 1: none */
-	char chunk_peers[1024];	   /* endpoints, blanks between them; "": none */
+	char chunk_peers[1024];	   /* endpoints separated by blanks; "": none */
 	bool chunk_hedge;	   /* re-issue a slow part to a second holder */
 	char chunk_index[3072];	   /* the same */
-	uint64_t chunk_home_bytes; /* of the directory kept for others; 0: none is */
+	uint64_t chunk_home_bytes; /* memory of the index kept for others; 0: no index */
 
 	/* [transport] */
-	struct setting_words transports; /* in order; all are built in */
+	struct setting_words transports; /* in order of preference; all are built in */
 	bool transports_auto;		 /* default list of transports. Not an option. */
 	struct setting_words require;	 /* names or the class "rdma"; empty = any */
 	char ucx_library[CONFIG_PATH_BYTES];	/* "" = the loader's libucp.so.0 */
@@ -110,18 +110,17 @@ struct config {
 	char gpu_kernels[CONFIG_PATH_BYTES];
 	char verbs_rails[CONFIG_ENDPOINT_BYTES]; /* "" = the port of `listen` */
 	uint32_t verbs_ack_timeout;		 /* 4.096 us << this */
-	uint32_t verbs_traffic_class;		 /* the IP header's; 0 = the system's */
-	uint32_t verbs_request_ns; /* of a work request; 0: measured, 1: nothing is packed
-				    */
-	uint32_t copy_threads;	   /* >= 1 */
+	uint32_t verbs_traffic_class; /* of the IP header; 0 = system default */
+	uint32_t verbs_request_ns;    /* of a work request; 0: measured, 1: no packing */
+	uint32_t copy_threads;	      /* >= 1 */
 	bool vm_direct;
-	uint32_t host_copy_threads; /* >= 1; of all daemons in run_dir */
+	uint32_t host_copy_threads; /* >= 1; sum for all daemons of one run_dir */
 	uint64_t slice_bytes;
 	uint64_t max_inflight_bytes;
 
 	/* file that was read; "" = built-in defaults only. Not an option. */
 	char path[CONFIG_PATH_BYTES];
-	/* Where each row of config_settings() was set. Not an option. */
+	/* The line that set each row of config_settings(). Not an option. */
 	uint32_t line[CONFIG_OPTIONS_MAX];
 };
 
@@ -134,7 +133,7 @@ struct config_source {
 	const char *name; /* --name; NULL: $KVD_NAME, else the file's, else "kvd" */
 	/* names of the backends built in, in default order, NULL-terminated */
 	const char *const *transports;
-	/* optional: every problem found, one line each */
+	/* optional: called for each fault, one line each */
 	void (*on_problem)(void *arg, const char *text);
 	void *arg;
 };
@@ -155,7 +154,7 @@ const struct setting *config_settings(size_t *count_p);
  * ERR_CONFIG: chunk_memory alone, which is allocated at start, exceeds it. Outcome 1:
  * the sum exceeds it. */
 int config_memory_check(const struct config *config, uint64_t limit_bytes);
-/* The line that set an option; CONFIG_LINE_DEFAULT where none did. */
+/* The line that set an option; CONFIG_LINE_DEFAULT if none did. */
 uint32_t config_line_of(const struct config *config, const char *name);
 
 /* Print the effective options as a file, with the source of each. */

@@ -404,7 +404,7 @@ static const struct {
 	[SETTING_WORDS] = {parse_words, format_words, range_of_list},
 };
 
-/* A number that has a word. */
+/* The name of a number, if it has one. */
 static const char *word_of(const struct setting *setting, const void *base)
 {
 	const void *at = (const char *)base + setting->offset;

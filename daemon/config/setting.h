@@ -27,7 +27,7 @@ enum setting_type {
 	SETTING_PATH,	  /* char[size], absolute or empty */
 	SETTING_UIDS,	  /* struct setting_ids: numbers or names */
 	SETTING_GIDS,	  /* the same */
-	SETTING_WORDS,	  /* struct setting_words, no word twice */
+	SETTING_WORDS,	  /* struct setting_words, no duplicates */
 };
 
 struct setting_ids {
@@ -44,19 +44,19 @@ struct setting {
 	const char *section, *name;
 	enum setting_type type;
 	size_t offset, size;	  /* of the field in its struct */
-	const char *preset;	  /* the default, as one would write it */
-	uint64_t min, max;	  /* COUNT … MODE, both allowed */
+	const char *preset;	  /* the default, as in a file */
+	uint64_t min, max;	  /* COUNT … MODE, inclusive */
 	const char *zero, *one;	  /* names of the values 0 and 1, below min; NULL: none */
 	const char *const *words; /* ENUM: NULL-terminated */
 	bool reload;		  /* SIGHUP takes a new value */
-	const char *module;	  /* that it is of; NULL: the daemon's */
+	const char *module;	  /* module of the option; NULL: core */
 	const char *help;	  /* one sentence or more, plain text */
 };
 
 /* Parse `text` into the row's field of `base`. ERR_CONFIG names the fault and the
  * allowed values; the field is unchanged then. */
 int setting_parse(const struct setting *setting, const char *text, void *base);
-/* The field's value, as setting_parse() reads it. */
+/* Print the value of the field as setting_parse() reads it. */
 void setting_format(const struct setting *setting, const void *base,
 		    char buf[SETTING_TEXT_MAX]);
 /* The allowed values: "10 ms to 10 s", "one of error warn", "yes or no". */
@@ -64,7 +64,7 @@ void setting_range(const struct setting *setting, char buf[SETTING_TEXT_MAX]);
 bool setting_equal(const struct setting *setting, const void *a, const void *b);
 void setting_copy(const struct setting *setting, void *dst, const void *src);
 
-/* "error" … as in SETTING_WORDS: is the word in the list? */
+/* "error" … as in SETTING_WORDS: is the name in the list? */
 bool setting_words_have(const struct setting_words *words, const char *word);
 
 #endif

@@ -73,7 +73,7 @@ struct conn {
 
 	struct inbox in;
 	struct offload_job parse;
-	struct request *parsing; /* its line is with a helper */
+	struct request *parsing; /* a helper has its line */
 
 	struct outbox out;
 };
@@ -165,7 +165,7 @@ static void conn_arm(struct conn *conn)
 		return;
 	if (!conn->session->greeted)
 		conn_timeout_set(conn, TIMEOUT_HELLO, conn->host->timeout_ns);
-	else if (conn->in.len && may_read(conn)) /* no timeout while it is not read */
+	else if (conn->in.len && may_read(conn)) /* no timeout while input is suspended */
 		conn_timeout_set(conn, TIMEOUT_LINE, conn->host->timeout_ns);
 	else
 		conn_timeout_set(conn, TIMEOUT_NONE, 0);
@@ -216,7 +216,7 @@ static void conn_give(void *arg, char *owned, size_t len)
 
 /* ---- closing with a reason ---- */
 
-/* The first reason is the one that counts. */
+/* The first reason counts. */
 static void conn_mark_for_close(struct conn *conn)
 {
 	if (sm_state(&conn->sm) == CONN_DEAD || conn->why_close.code != ERR_OK)
@@ -405,7 +405,7 @@ static void line_refuse(struct conn *conn)
 	conn_answer(conn, text, len, NULL, 0);
 }
 
-/* A whole line lies in the buffer, without its newline. */
+/* A complete line is in the buffer, without its newline. */
 static void conn_line(struct conn *conn)
 {
 	struct request *req =

@@ -27,13 +27,13 @@ struct conn_host {
 	uint8_t peek[CONN_PEEK_BYTES];
 };
 
-/* Makes the session too. `fd` (non-blocking) is taken on success. */
+/* Also creates the session. `fd` (non-blocking) is taken on success. */
 int conn_new(struct conn_host *host, int fd, const struct session_peer *peer);
-/* Hang up in the next turn, session and all. */
+/* Close the connection in the next turn, with its session. */
 void conn_end_later(struct conn *conn, const struct err *why);
 /* Its socket. */
 int conn_fd(const struct conn *conn);
-/* The loop will turn no more for them: close and free all at once. */
+/* The loop has stopped: close and free all at once. */
 void conns_free(struct conn_host *host);
 
 #endif

@@ -50,13 +50,13 @@
 #define ADMIN_PART 16u
 #define FEW_PART 32u	  /* 1/32 of the table is for users with few */
 #define GROUPS_MAX 65536u /* the kernel's NGROUPS_MAX */
-/* Sessions that a user may open at once, and one more in each SESSION_NS. */
+/* Sessions that a user may open at once, plus one in each SESSION_NS. */
 #define BURST 256u
 #define SESSION_NS (4 * LOOP_NS_PER_MS)
-#define PACED_NS (2 * LOOP_NS_PER_MS) /* the listener's rest after a refusal for that */
+#define PACED_NS (2 * LOOP_NS_PER_MS) /* pause of the listener after such a refusal */
 #define PACES 64u
 
-/* A user's sessions are paid for until then. */
+/* Rate limit of the sessions of a user: paid until then. */
 struct pace {
 	uid_t uid;
 	uint64_t until_ns;
@@ -74,7 +74,7 @@ struct control {
 	bool listed;	   /* in its access list instead */
 	struct lock *lock; /* of the daemon's name; NULL: not guarded */
 	struct loop_timer look;
-	struct err lost; /* code != OK: why no client reaches it */
+	struct err lost; /* code != OK: why clients cannot connect */
 	struct conn_host host;
 };
 
@@ -104,9 +104,9 @@ struct acl_entry {
 };
 
 /*
- * chown(2) asks for membership of the group, and the unit's filter refuses it. An
- * access list asks for neither: the owner names any group. The entry of the file's own
- * group is empty, and chmod() sets the mask.
+ * chown(2) requires membership of the group, and the unit's filter refuses it. An access
+ * list does not: the owner can name any group. The entry of the file's own group is
+ * empty, and chmod() sets the mask.
  */
 static int path_admit(const char *path, gid_t gid, const char *group)
 {
@@ -133,7 +133,7 @@ static int path_admit(const char *path, gid_t gid, const char *group)
 
 static int path_failed(const char *path, const char *what)
 {
-	/* after the start the sandbox changes no owner and no mode */
+	/* after start the sandbox forbids changes of owner and mode */
 	if (errno == ENOSYS)
 		return err_raise(ERR_IO,
 				 "%s: recreated, but its %s could not be set; restart "
@@ -142,7 +142,7 @@ static int path_failed(const char *path, const char *what)
 	return err_raise_errno(errno, "%s: %s", path, what);
 }
 
-/* Group and mode of the socket's file, where they are not so already. */
+/* Set group and mode of the socket's file, unless they are right already. */
 static int path_own(struct control *control)
 {
 	const struct config *config = control->kvd->config;
@@ -167,7 +167,7 @@ static int path_own(struct control *control)
 	return 0;
 }
 
-/* Until the group is right only this user gets in. */
+/* Until the group is right only this user can connect. */
 static int socket_bind(struct control *control, int fd)
 {
 	const struct config *config = control->kvd->config;
@@ -225,13 +225,13 @@ static void control_refuse(struct control *control, int fd,
 	gate_turn_away(control->kvd->gates, fd);
 }
 
-/* All groups of the peer, as it was when it connected. */
+/* All groups of the peer, as of its connect(). */
 static int peer_groups(const struct session_peer *peer, gid_t **gids_p, size_t *count_p)
 {
 	socklen_t len = 0;
 	gid_t *gids;
 
-	/* asks for the size; a peer without groups needs none */
+	/* query the size; a peer without groups needs none */
 	if (getsockopt(peer->fd, SOL_SOCKET, SO_PEERGROUPS, NULL, &len) < 0 &&
 	    errno != ERANGE)
 		return err_raise_errno(errno, "SO_PEERGROUPS");

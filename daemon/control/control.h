@@ -34,16 +34,16 @@ void control_guard(struct control *control, struct lock *lock);
 bool control_is_lost(const struct control *control, struct err *why_p);
 /* Stop listening, remove the socket's name, end every session. Idempotent. */
 void control_close(struct control *control);
-/* No connection and no session is left: control_free() may be called. */
+/* There are no connections and sessions: control_free() may be called. */
 bool control_idle(const struct control *control);
 /* Closes remaining connections. There must be no sessions. */
 void control_free(struct control *control);
 
-/* allow_uids, allow_gids and admin_uids were read again: sessions of users that are not
- * admitted any more end in the next turn. How many. */
+/* allow_uids, allow_gids and admin_uids were reloaded: sessions of users that are no
+ * longer admitted end in the next turn. Returns their number. */
 unsigned int control_recheck(struct control *control);
-/* How long a client may leave a line half sent, hello not sent, or the last line
- * of the daemon unread. Tests shorten it. */
+/* Timeout for an incomplete request line, a missing hello, and the unread last line of
+ * the daemon. Tests shorten it. */
 void control_set_timeout(struct control *control, uint64_t ns);
 
 #endif

@@ -6,8 +6,8 @@
 struct err;
 struct kvd;
 
-/* Degraded: it serves, and the directory (option cluster) is away, or the disk of
- * chunk_dir does not answer. */
+/* Degraded: it serves, but the directory (option cluster) is unavailable, or the disk
+ * of chunk_dir does not answer. */
 enum health {
 	HEALTH_SERVING,
 	HEALTH_REFUSING,

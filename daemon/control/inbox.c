@@ -119,7 +119,7 @@ const uint8_t *inbox_ahead(const struct inbox *inbox, size_t *len_p)
 	return ahead ? ahead->bytes + ahead->pos : NULL;
 }
 
-/* The descriptors, to the line that now has the last byte. */
+/* Assign the descriptors to the line that has the last byte. */
 static void ahead_end(struct inbox *inbox)
 {
 	struct inbox_ahead *ahead = inbox->ahead;

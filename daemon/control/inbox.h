@@ -23,11 +23,11 @@ struct inbox {
 	int fds[REQUEST_FDS_MAX]; /* owned until taken (set fd_count 0) */
 	unsigned int fd_count;
 	struct err fault;	   /* code != OK: descriptors of this line were lost */
-	struct inbox_ahead *ahead; /* received, but not part of the line yet; NULL */
+	struct inbox_ahead *ahead; /* received, not part of the line yet; NULL: none */
 };
 
 void inbox_init(struct inbox *inbox, int fd);
-/* Forget the line: closes its descriptors, keeps a small buffer. */
+/* Drop the line: closes its descriptors, keeps a small buffer. */
 void inbox_reset(struct inbox *inbox);
 void inbox_fini(struct inbox *inbox);
 /* The line has been read: frees its memory, also on the helper that read it. */
@@ -35,12 +35,12 @@ void inbox_line_free(struct inbox *inbox);
 /* Add data that a gate has received; it precedes the unread data of the socket. Takes
  * the descriptors. */
 int inbox_put(struct inbox *inbox, struct gate_parcel *parcel);
-/* Bytes that are ahead, if there are any. */
+/* Bytes that arrived ahead, if any. */
 const uint8_t *inbox_ahead(const struct inbox *inbox, size_t *len_p);
 /*
- * Take exactly `want` bytes that are ahead, or were seen to be in the socket without
- * descriptors, and that do not reach past the end of the line. ERR_TOOBIG: the line would
- * be longer than `cap` and its newline; ERR_IO: they are not there; ERR_NOMEM.
+ * Take exactly `want` bytes: either bytes that arrived ahead, or bytes peeked from the
+ * socket without descriptors. They must not extend past the end of the line. ERR_TOOBIG:
+ * the line would exceed `cap` and its newline; ERR_IO: the bytes are missing; ERR_NOMEM.
  */
 int inbox_take(struct inbox *inbox, size_t want, uint64_t cap);
 

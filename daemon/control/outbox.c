@@ -26,7 +26,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/request/commands.h"
 
-#define FLUSH_BYTES (64u << 10) /* a system call copies them: some 20 us */
+#define FLUSH_BYTES (64u << 10) /* copied by one system call: some 20 us */
 
 /* a reply, or the rest of one */
 struct out {
@@ -83,7 +83,7 @@ static void outbox_charge(struct outbox *outbox)
 		charge_force(&outbox->charge, outbox->account, ACCOUNT_REPLIES, bytes);
 }
 
-/* Bytes sent, 0 when the socket is full. */
+/* Returns the bytes sent, 0 when the socket is full. */
 static ssize_t send_some(int fd, const char *text, size_t len, const int *fds,
 			 unsigned int fd_count)
 {

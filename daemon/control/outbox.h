@@ -31,15 +31,15 @@ static inline bool outbox_empty(const struct outbox *outbox)
 {
 	return outbox->batched == 0 && list_empty(&outbox->waiting);
 }
-/* Call outbox_flush() when the turn's replies are there. Descriptors are duplicated
- * when they must wait. ERR_LIMIT: more than `cap` bytes would wait; ERR_IO: the client
- * has left; ERR_NOMEM. */
+/* Call outbox_flush() when the replies of the turn are complete. Descriptors of queued
+ * replies are duplicated. ERR_LIMIT: more than `cap` bytes would be queued; ERR_IO:
+ * the client disconnected; ERR_NOMEM. */
 int outbox_send(struct outbox *outbox, const char *text, size_t len, const int *fds,
 		unsigned int fd_count, size_t cap);
-/* The same with a heap text that is taken over, also on failure. */
+/* The same with a heap text, which is taken, also on failure. */
 int outbox_give(struct outbox *outbox, char *owned, size_t len, size_t cap);
-/* Send until the socket is full, but not more than a loop's turn has time for: call
- * again while it is not empty. ERR_IO: the client has left. */
+/* Send until the socket is full, or the time of a turn is used up: call again while it
+ * is not empty. ERR_IO: the client disconnected. */
 int outbox_flush(struct outbox *outbox);
 
 #endif

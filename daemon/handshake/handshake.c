@@ -20,8 +20,8 @@
 #include "daemon/base/context.h"
 #include "proto/json.h"
 
-#define MAX_INFLIGHT_OPS 1024u /* posted to a peer and not yet done */
-#define PROGRESS_BUDGET 64u    /* a turn, so that other sources have theirs */
+#define MAX_INFLIGHT_OPS 1024u /* posted to a peer and not done yet */
+#define PROGRESS_BUDGET 64u    /* per turn, so that other sources get their share */
 
 static bool parts_idle(const struct remote *remote)
 {
@@ -104,7 +104,7 @@ static void handshake_on_request(void *owner, struct xp_inbound *in)
 	struct err why;
 
 	in->owner = NULL;
-	if (remote->closing_xp) { /* the peer may be up again: this line's time is over */
+	if (remote->closing_xp) { /* the peer may be up again: this line is stale */
 		err_set(&why, ERR_PEER, "%s: the data line is closing", remote->label);
 		remote->transport->ops->land(in, NULL, &why);
 	} else if (express_is(in)) {
@@ -130,7 +130,7 @@ static void on_key(void *owner, struct xp_key *key, const struct err *err)
 	pools_key_ready(key, err);
 }
 
-/* An arm that answers busy means: progress again before sleeping. */
+/* An arm that answers busy means: call progress again before sleeping. */
 static bool handshake_on_prepare(struct loop_prepare *prepare)
 {
 	struct handshake *hs = container_of(prepare, struct handshake, before_sleep);
@@ -147,7 +147,7 @@ static bool handshake_on_prepare(struct loop_prepare *prepare)
 	return busy;
 }
 
-/* Would `require` allow it, were it usable? */
+/* Would `require` allow it, if it were usable? */
 static bool could_fulfil(const struct config *config, const char *name)
 {
 	const struct setting_words *req = &config->require;
@@ -192,7 +192,7 @@ static int open_transports(struct handshake *hs)
 			r = ops->open(&env, &callbacks, &t);
 		if (r < 0) {
 			err_take(&why);
-			/* of the one preferred most */
+			/* of the most preferred one */
 			if (hs->transports_why.code == ERR_OK &&
 			    could_fulfil(kvd->config, names->word[i]))
 				hs->transports_why = why;
@@ -274,7 +274,7 @@ static int remote_identify(struct remote *remote)
 	return 0;
 }
 
-/* One that was not used is not lost, nor are those of a daemon that stops. */
+/* An unused one is not lost, nor are those of a stopping daemon. */
 static void figures_end(const struct remote *remote)
 {
 	struct metrics *metrics = &remote->kvd->metrics;
@@ -320,7 +320,7 @@ static void on_up(void *owner, struct peer *peer)
 		peer_kill(peer, &e);
 	} else if (remote->xp) {
 		remote->start_again = true;
-		remote->why.code = ERR_OK; /* rooms of now wait for the new line */
+		remote->why.code = ERR_OK; /* current rooms wait for the new line */
 	} else {
 		line_start(remote);
 	}
@@ -449,7 +449,7 @@ int handshake_new(struct kvd *kvd, const struct handshake_events *events,
 	hs->scratch = mem_alloc(WIRE_FRAME_MAX);
 	hs->blob_scratch = mem_alloc(WIRE_FRAME_MAX);
 	if (hs->scratch && hs->blob_scratch) {
-		/* first touched now, not by a turn of the loop, a fault a page */
+		/* touched now, instead of a page fault each in a turn of the loop */
 		memset(hs->scratch, 1, WIRE_FRAME_MAX);
 		memset(hs->blob_scratch, 1, WIRE_FRAME_MAX);
 		r = sched_new(kvd->loop, MAX_INFLIGHT_OPS,
@@ -503,7 +503,7 @@ unsigned int handshake_plain_peers(const struct handshake *hs)
 	return n;
 }
 
-/* handshake_drained() held: every data line is closed. */
+/* handshake_drained() was true: every data line is closed. */
 void handshake_free(struct handshake *hs)
 {
 	struct remote *remote;
@@ -546,7 +546,7 @@ int handshake_reach(struct handshake *hs, const char *endpoint,
 		peer_release(peer);
 		return err_pass(-ENOMEM);
 	}
-	peer_release(peer); /* remote_new's hold carries it from here */
+	peer_release(peer); /* remote_new's hold keeps it from here on */
 	remote->reaches++;
 	*remote_p = remote;
 	if (remote->refused && sm_state(&peer->sm) != PEER_UP) {

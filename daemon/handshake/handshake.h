@@ -28,8 +28,8 @@ struct handshake;
 #define POOL_BY_NAME 1u
 #define POOL_BY_RANK 2u
 #define POOL_BY_SESSION 4u
-#define POOL_BY_WORDS 8u /* so many combinations of these */
-#define POOL_BY_ID 8u	 /* of a pool that nothing else names */
+#define POOL_BY_WORDS 8u /* number of combinations of these */
+#define POOL_BY_ID 8u	 /* of a pool that has no other name */
 
 struct remote_region {
 	uint64_t id, address, length;
@@ -38,7 +38,7 @@ struct remote_region {
 	bool ready;
 	uint8_t *packed; /* the key as received; length 0: not usable on this data line */
 	size_t packed_len;
-	struct remote_pool *pool; /* set when the key was asked for */
+	struct remote_pool *pool; /* set when the key was requested */
 	bool borrowed;		  /* the key is the replacement's: handshake_keys.c */
 };
 
@@ -48,23 +48,23 @@ struct remote_pool {
 	uint64_t id; /* the owner's pool id (kind pool) or session epoch (kind session) */
 	uint64_t session; /* the owner's session epoch */
 	bool is_session;
-	bool own; /* of its daemon's own: no engine's room chooses it */
+	bool own; /* internal pool of its daemon: no engine's room chooses it */
 	char name[POOL_NAME_MAX];
 	struct layout *layout; /* pools only */
 	struct remote_region *regions;
 	uint32_t region_count;
 	struct search_span
-		*by_address;	   /* search.c: the regions in order, when asked for */
+		*by_address; /* search.c: the regions in address order, made on demand */
 	struct xp_buffer *buffers; /* pools: layout->buffer_count, .key and .offset set */
 	uint32_t *buffer_region;   /* pools: index into regions of each buffer */
-	bool wanted, want_later;   /* keys are (to be) made usable */
+	bool wanted, want_later;   /* keys are requested, or to be requested */
 	bool ready;		   /* every key is usable */
 	struct err refused;	   /* code != OK: keys cannot be used, with the reason */
 	unsigned int uses;	   /* rooms and ops that hold it */
 	struct charge charge;	   /* memory of the decoded pool */
 	bool going;		   /* UNREGISTER received: acknowledged at zero uses */
 	bool dead;		   /* of an earlier epoch of the peer */
-	struct remote_pool *replacement; /* which has its keys: in use */
+	struct remote_pool *replacement; /* the pool that has its keys now: in use */
 };
 
 /* Which side dialled. */
@@ -75,34 +75,34 @@ struct remote {
 	struct kvd *kvd;
 	struct peer *peer;
 	struct transport *transport; /* chosen; NULL until chosen */
-	int told;		     /* the one that the other side chose; -1: not yet */
-	char passed[ERR_TEXT_MAX];   /* those that could not be opened, and why */
+	int told;		     /* chosen by the other side; -1: not yet */
+	char passed[ERR_TEXT_MAX];   /* transports that could not be opened, and why */
 	unsigned int transport_index;
 	struct xp_peer *xp;
 	bool ready;	  /* data line usable, in this epoch of the peer */
 	bool listed;	  /* `pools` is complete: all pools at connection time are known
 			     (POOLS) */
 	bool announced;	  /* the pools, for `transport`, in this peering */
-	uint32_t turn;	  /* attempts to connect that failed in it: handshake_line.c */
+	uint32_t turn;	  /* number of failed attempts to connect: handshake_line.c */
 	uint64_t turn_ns; /* start of the current turn */
 	struct loop_timer again; /* the next */
-	struct err line_why[2];	 /* LINE_HERE, LINE_THERE: of the last that failed */
-	uint64_t lineless_ns;	 /* since when there is no data line; 0: there is one */
-	uint64_t ready_ns;	 /* since when there is, or was */
+	struct err line_why[2];	 /* LINE_HERE, LINE_THERE: of the last failure */
+	uint64_t lineless_ns;	 /* since when the data line is down; 0: it is up */
+	uint64_t ready_ns;	 /* since when it is, or was, up */
 	struct err why;		 /* code != OK: no transport / down */
 	uint64_t downs;		 /* number of times its peer was lost, */
-	struct err down;	 /* and why it did the last time, */
+	struct err down;	 /* and the reason of the last loss, */
 	bool down_dead;		 /* for it was silent */
 	struct sched_line line;
 	struct list pools;	  /* of this epoch */
 	struct idmap pools_by_id; /* those that are not going */
 	struct list dead_pools;
 	struct idmap shares;	 /* struct share by pool: local pools that it knows */
-	struct list announcing;	 /* handshake_pools.c; of one with `announced` */
-	uint64_t announced_to;	 /* the announcement up to which it knows them */
+	struct list announcing;	 /* handshake_pools.c; of a remote with `announced` */
+	uint64_t announced_to;	 /* the last announcement that it knows */
 	bool announced_all;	 /* POOLS was sent */
 	bool refuses;		 /* it has refused a pool */
-	unsigned int unanswered; /* UNREGISTERs that nothing here waits for */
+	unsigned int unanswered; /* UNREGISTERs whose answer is not needed */
 	unsigned int pool_count; /* in both */
 	struct list link;
 	unsigned int reaches; /* handshake_reach() minus handshake_release() */
@@ -115,7 +115,7 @@ struct remote {
 	size_t express_late_bytes;
 	struct loop_timer express_tell;
 	struct account
-		*account; /* since it was up first; else NULL, and nothing is kept */
+		*account; /* set when it is first up; NULL before, and nothing is kept */
 	bool refused;	  /* BYE answered our HELLO, or the keys do not match: `why` */
 	unsigned int figures;	    /* its set in metrics.peers */
 	char label[PEER_LABEL_MAX]; /* peer_label(), for reasons */
@@ -128,7 +128,7 @@ struct handshake_events {
 	/* A remote pool became ready or was refused; a data line became ready or was
 	 * lost (all its ops are done by then). Waiting rooms check their state. */
 	void (*on_change)(void *owner, struct remote *remote);
-	/* The peer is down: everything of it is invalid after this call. */
+	/* The peer is down: all its state is invalid after this call. */
 	void (*on_down)(void *owner, struct remote *remote, const struct err *why);
 	/* The owner withdraws the pool: stop using it (drop `uses`). */
 	void (*on_pool_going)(void *owner, struct remote_pool *pool);
@@ -146,7 +146,7 @@ struct handshake_events handshake_events_of(struct kvd *kvd);
 
 int handshake_new(struct kvd *kvd, const struct handshake_events *events,
 		  struct handshake **hs_p);
-/* BYE to all. Data lines close by themselves; turn the loop until drained. */
+/* BYE to all. Data lines close by themselves; run the loop until drained. */
 void handshake_close(struct handshake *hs);
 bool handshake_drained(const struct handshake *hs);
 /* No message is in flight on a data line. */
@@ -209,7 +209,7 @@ int handshake_share_session(struct handshake *hs, struct remote *remote,
 			    struct session *session,
 			    bool (*tells)(const struct region *region, const void *arg),
 			    const void *arg);
-/* The session is over: the remote may use none of it any more. */
+/* The session has ended: the remote may use none of its regions any more. */
 void handshake_unshare_session(struct remote *remote, const struct session *session);
 
 /* Send a message of a room or transfer. Messages that an engine waits for take the
@@ -217,7 +217,7 @@ void handshake_unshare_session(struct remote *remote, const struct session *sess
  * data line. */
 int handshake_send(struct remote *remote, enum wire_type type, const void *body,
 		   size_t len);
-/* Room for one message body of any type; valid until the next call. */
+/* Buffer for one message body of any type; valid until the next call. */
 void handshake_body(struct handshake *hs, struct cursor *out);
 /* handshake_tell_<name>(): the body written, and sent as its type. */
 #define HANDSHAKE_TELL(num, NAME, name, owner, cap, text)                                \

@@ -344,7 +344,7 @@ static void share_withdraw(struct share *share)
 {
 	struct wire_unregister msg = {.object = share->pub->pool->id};
 
-	/* a queue that is full takes the peer down, which ends the share */
+	/* a full queue takes the peer down, which ends the share */
 	if (handshake_tell_unregister(share->remote, &msg) < 0)
 		err_clear();
 	if (!share_is_ours(share))

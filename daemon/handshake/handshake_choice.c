@@ -55,7 +55,7 @@ static const char *choice_remedy(unsigned int fields, char words[WORDS_MAX])
 	return words;
 }
 
-/* ---- the side that asks ---- */
+/* ---- the requesting side ---- */
 
 static int choice_several(const struct remote *remote, const struct remote_pool *a,
 			  const struct remote_pool *b)
@@ -105,7 +105,7 @@ int handshake_pool(struct remote *remote, const struct pool_wanted *wanted,
 	return 0;
 }
 
-/* ---- the side that owns the pools ---- */
+/* ---- the owner of the pools ---- */
 
 static unsigned int choice_same(const struct pool *a, const struct pool *b)
 {

@@ -104,7 +104,7 @@ static void handshake_express_on_sent(struct xp_op *op)
 	mem_free(out);
 }
 
-/* A copy of `frame`, or `made` with the frame in it. */
+/* Send a copy of `frame`, or `made` with the frame in it. */
 static int express_post(struct remote *remote, const void *frame, uint8_t *made,
 			size_t len)
 {
@@ -144,7 +144,7 @@ static int express_send(void *owner, const void *frame, size_t len)
 	return err_pass(express_post(owner, frame, NULL, len));
 }
 
-/* The transport may keep the memory: no byte of a long message is copied here. */
+/* The transport may keep the memory: long messages are not copied here. */
 static int express_send_made(void *owner, uint8_t *made, size_t len)
 {
 	return err_pass(express_post(owner, NULL, made, len));
@@ -179,7 +179,7 @@ bool handshake_quiet(const struct handshake *hs)
 
 /* ---- in ---- */
 
-/* Answered, or its line is lost. */
+/* Answered, or its line was lost. */
 static void on_gone(struct inbound_owner *inbound, const struct err *err)
 {
 	struct express_in *slot = container_of(inbound, struct express_in, inbound);
@@ -243,7 +243,7 @@ void express_request(struct remote *remote, struct xp_inbound *in)
 	}
 	if (r >= 0)
 		return;
-	/* from the real peer it ends the peering; a forger has gained nothing */
+	/* from the real peer it ends the peering; a forger gains nothing */
 	err_take(&why);
 	remote->transport->ops->land(in, NULL, &why);
 }

@@ -14,7 +14,7 @@ struct handshake {
 	struct handshake_events events;
 	struct sched *sched;
 	struct list remotes;
-	struct idmap published; /* by announcement.number, rising */
+	struct idmap published; /* by announcement.number, ascending */
 	uint64_t numbers;	/* number of announcements so far */
 	/* remotes with complete announcements, and those that lack one or POOLS */
 	struct list current, behind;	  /* struct remote.announcing */
@@ -41,9 +41,10 @@ struct announcement {
 	struct pool *pool;
 	struct list shares;
 	bool going;
-	enum share_stage stage;	   /* going: that its shares are brought to, */
-	struct loop_work bringing; /* each once; those that are there are last */
-	/* by combination of POOL_BY_…: so many other pools of engines are alike in it */
+	enum share_stage stage;	   /* going: stage that its shares are moved to, */
+	struct loop_work bringing; /* each once; finished ones are last */
+	/* by combination of POOL_BY_…: number of other pools that agree in these
+	 * fields */
 	uint32_t alike[POOL_BY_WORDS];
 	struct loop_timer
 		patience; /* of an unregistered pool: peers that use it then are cut */
@@ -62,11 +63,11 @@ struct share {
 /* handshake_announce.c */
 extern const struct pool_publisher pools_publisher;
 void pools_init(struct handshake *hs);
-/* Again, all that it lacks. */
+/* Announce again all pools that it lacks. */
 void pools_announce(struct remote *remote);
 struct share *share_find(const struct announcement *pub, const struct remote *remote);
 void share_end(struct share *share);
-/* In a peering: all, then POOLS. */
+/* In a new peering: announce all, then POOLS. */
 void pools_begin(struct remote *remote);
 /* handshake_pools.c */
 void pools_down(struct remote *remote);
@@ -80,12 +81,12 @@ void choice_remove(struct announcement *pub);
 void pools_line_ready(struct remote *remote);
 void pools_key_ready(struct xp_key *key, const struct err *err);
 void keys_drop(struct remote_pool *pool);
-/* `pool` takes the place of `old`: memory that is in both keeps its key. */
+/* `pool` replaces `old`: memory in both keeps its key. */
 void keys_carry(struct remote_pool *old, struct remote_pool *pool);
 void keys_replacement_release(struct remote_pool *pool); /* no key of it is in use */
 /* handshake_express.c */
-int express_init(struct remote *remote);  /* of a line that is about to open */
-void express_fini(struct remote *remote); /* its line is closed; idempotent */
+int express_init(struct remote *remote);  /* for a line that is about to open */
+void express_fini(struct remote *remote); /* after its line was closed; idempotent */
 void express_line_ready(struct remote *remote);
 void express_request(struct remote *remote, struct xp_inbound *in);
 static inline bool express_is(const struct xp_inbound *in)
@@ -108,7 +109,7 @@ void line_on_ready(void *owner, struct xp_peer *xp);
 void line_on_lost(void *owner, struct xp_peer *xp, const struct err *why);
 /* handshake.c */
 void remote_try_free(struct remote *remote);
-/* Of the data line of this peering, which may not be open yet; NULL: not chosen. */
+/* The transport of this peering, whose line may not be open yet; NULL: not chosen. */
 const struct transport *handshake_transport(const struct remote *remote);
 
 #endif

@@ -124,7 +124,7 @@ static void keys_settle(struct remote_pool *pool)
 	hs->events.on_change(hs->events.owner, pool->remote);
 }
 
-/* Memory or descriptors ran out, here or there: that passes. */
+/* Lack of memory or descriptors, on either side: temporary. */
 static bool passing(const struct err *err)
 {
 	return err->code == ERR_NOMEM || err->code == ERR_LIMIT;

@@ -64,7 +64,7 @@ bool line_allowed(const struct config *config, const struct transport *t)
 	return req->count == 0;
 }
 
-/* Why `t` does not serve this peer, or NULL. */
+/* Why `t` cannot be used for this peer, or NULL. */
 static const char *unfit(const struct handshake *hs, const struct remote *remote,
 			 const struct transport *t)
 {
@@ -168,7 +168,7 @@ static int choose_line(struct handshake *hs, struct remote *remote)
 			 *why ? why : "no transport built in");
 }
 
-/* The other side waits for it. */
+/* The other side waits for this message. */
 static void tell_line(struct remote *remote, const struct err *why)
 {
 	struct wire_line msg = {.code = why->code, .turn = remote->turn};
@@ -177,8 +177,7 @@ static void tell_line(struct remote *remote, const struct err *why)
 	struct err e;
 
 	if (why->code && strncmp(text, remote->label, label) == 0)
-		text += label +
-			strspn(text + label, ": "); /* the peer's own name is redundant */
+		text += label + strspn(text + label, ": "); /* redundant there */
 	if (!why->code)
 		snprintf(msg.transport, sizeof(msg.transport), "%s",
 			 remote->transport->ops->name);
@@ -202,7 +201,7 @@ void line_close(struct remote *remote)
 	remote->transport->ops->peer_close(remote->xp, line_on_closed, remote);
 }
 
-/* ---- an attempt that failed ---- */
+/* ---- failed attempts ---- */
 
 static void note_why(struct remote *remote, unsigned int from, const struct err *why)
 {
@@ -358,7 +357,7 @@ static int take_choice(struct remote *remote, const struct wire_line *msg)
 		log_warn("peer", remote->peer->shown, "no data line", "why='%s'",
 			 remote->why.text);
 		hs->events.on_change(hs->events.owner, remote);
-	} else if (!remote->xp) { /* else the last epoch's is not closed yet */
+	} else if (!remote->xp) { /* else the line of the last epoch is not closed yet */
 		line_start(remote);
 	}
 	return 0;
@@ -391,7 +390,7 @@ static int take_turn(struct remote *remote, const struct wire_line *msg)
 	return 0;
 }
 
-/* The other side's attempt of this turn failed. */
+/* The attempt of the other side in this turn failed. */
 static int take_failure(struct remote *remote, const struct wire_line *msg)
 {
 	uint64_t epoch = remote->peer->epoch;
@@ -496,7 +495,7 @@ void line_forget(struct remote *remote)
 	remote->passed[0] = '\0';
 }
 
-/* ---- why there is none ---- */
+/* ---- reasons for a missing line ---- */
 
 uint64_t handshake_patience(const struct remote *remote, uint64_t since_ns)
 {

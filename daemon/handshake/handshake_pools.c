@@ -31,7 +31,7 @@
 
 /* ---- remote pools ---- */
 
-/* Out of the table, if no other list has its place there. */
+/* Remove it from the table, unless another list has replaced it there. */
 static void pool_unlist(struct remote_pool *pool)
 {
 	struct idmap *by_id = &pool->remote->pools_by_id;
@@ -79,7 +79,7 @@ void handshake_pool_unuse(struct remote_pool *pool)
 	assert(pool->uses > 0);
 	if (--pool->uses > 0 || (!pool->going && !pool->dead))
 		return;
-	remote->reaches++; /* its replacement may be the last that holds it */
+	remote->reaches++; /* its replacement may have the last hold */
 	pool_free(pool);
 	remote->reaches--;
 	remote_try_free(remote);
@@ -117,7 +117,7 @@ bool handshake_pool_is_ours(const struct handshake *hs, uint64_t id)
 	return pub && !pub->going && !pub->pool->session->ending;
 }
 
-/* It is not found any more, and kept for the rooms and ops that use it. */
+/* It is no longer found, but kept for the rooms and ops that use it. */
 static void pool_going(struct handshake *hs, struct remote_pool *pool)
 {
 	pool_unlist(pool);
@@ -254,7 +254,7 @@ static int answer(struct remote *remote, uint64_t object, const struct err *why)
 	return handshake_tell_register_nak(remote, &nak);
 }
 
-/* Decoded: eight bytes of a message may be eighty here. */
+/* In decoded form: eight bytes of a message may take eighty here. */
 static int charge_pool(struct remote_pool *pool)
 {
 	uint64_t bytes = sizeof(*pool);
@@ -280,7 +280,7 @@ static int handshake_pools_check_cap(const struct remote *remote)
 			 remote->pool_count, REMOTE_POOLS_MAX);
 }
 
-/* Kept nowhere: it never was. */
+/* It was never stored. */
 static int refuse_pool(struct remote *remote, struct remote_pool *pool, uint64_t object)
 {
 	struct err why;
@@ -319,7 +319,7 @@ static int on_register(struct handshake *hs, struct remote *remote, struct curso
 	r = build_pool(pool, &msg);
 	if (r >= 0 && charge_pool(pool) < 0)
 		return refuse_pool(remote, pool, msg.object);
-	/* a session shared again: the new list is found in the place of the old one */
+	/* a session shared again: the new list replaces the old one */
 	if (r >= 0 && !idmap_swap(&remote->pools_by_id, pool->id, pool))
 		r = idmap_put(&remote->pools_by_id, pool->id, pool);
 	if (r < 0) {
@@ -374,7 +374,7 @@ static int on_unregister_ack(struct handshake *hs, struct remote *remote,
 		remote->unanswered--;
 	else
 		return 0;
-	if (remote->refuses && remote->announced) { /* it may have been at its cap */
+	if (remote->refuses && remote->announced) { /* it may have been at its limit */
 		remote->refuses = false;
 		pools_announce(remote);
 	}
@@ -413,7 +413,7 @@ static int on_register_nak(struct handshake *hs, struct remote *remote,
 	return 0;
 }
 
-/* A pool's share is known from its sending on; a session's waits for this. */
+/* A pool's share is in use once it is sent; a session's waits for this. */
 static int on_register_ack(struct handshake *hs, struct remote *remote,
 			   struct cursor *body)
 {

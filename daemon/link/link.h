@@ -30,17 +30,17 @@ struct link_refusals;
 /* For `keys`. */
 struct link_keys {
 	const char *public_key;		      /* this daemon's; "": it has none */
-	const char *line;		      /* for the allow-lists of others; "" */
-	const struct curve_allow *allow;      /* link_curve.h; NULL: it has none */
-	struct link_keydir *dir;	      /* link_keydir.h; NULL: it uses none */
+	const char *line;		      /* line for the allow-lists of others; "" */
+	const struct curve_allow *allow;      /* link_curve.h; NULL: none */
+	struct link_keydir *dir;	      /* link_keydir.h; NULL: not used */
 	const struct link_refusals *refusals; /* link_refused.h */
 };
 
 struct link_frame {
 	const uint8_t *data;
 	size_t len;
-	/* the sender, as the link's authentication proved: the CURVE key's
-	 * user id; "" without keys */
+	/* the sender, as authenticated by the link: the CURVE key's user id; ""
+	 * without keys */
 	char user[LINK_USER_MAX];
 };
 
@@ -52,15 +52,16 @@ struct link_ops {
 	 * NULL: any tcp://host:port, unchanged. */
 	int (*canonical)(struct link *link, const char *endpoint,
 			 char canonical_p[LINK_ENDPOINT_MAX]);
-	/* The name by which the daemon is known that has the key of an endpoint that
-	 * canonical() has spelled. False: none. NULL: a link without keys. */
+	/* The name of the daemon that has the key of an endpoint (in the form of
+	 * canonical()). False: none. NULL: a link without keys. */
 	bool (*name)(struct link *link, const char *endpoint, char name_p[LINK_USER_MAX]);
 	/* In on_frame: the sender of the frame is authenticated. While `unproven`,
 	 * frames of a peering are confirmed, too; connections without a confirmed
 	 * frame are closed after a timeout. NULL: the link has no connections. */
 	void (*vouch)(struct link *link);
-	/* Is the daemon at an endpoint (as canonical() has spelled it), which has shown
-	 * `user`, of the same user as this one? NULL: there are no keys, every one is. */
+	/* Is the daemon at an endpoint (in the form of canonical()), which has
+	 * authenticated as `user`, of the same user as this one? NULL: there are no
+	 * keys, every daemon is. */
 	bool (*kin)(struct link *link, const char *endpoint, const char *user);
 	/* NULL: a link without keys. */
 	void (*keys)(struct link *link, struct link_keys *keys_p);
@@ -72,9 +73,9 @@ struct link_ops {
 	 * it, and it is not opened again. NULL: as `dial`. */
 	int (*dial_once)(struct link *link, const char *endpoint, void *owner,
 			 struct link_line **line_p);
-	/* May `user` (of a frame) have itself answered at an endpoint that canonical()
-	 * has spelled? ERR_AUTH: the key there is another's, or the host is not one that
-	 * is known for it. NULL: anywhere. */
+	/* May answers to `user` (of a frame) be sent to this endpoint (in the form of
+	 * canonical())? ERR_AUTH: the key there is another user's, or the host is not
+	 * listed for it. NULL: always. */
 	int (*may_answer)(struct link *link, const char *endpoint, const char *user);
 	/* After a reload: may the daemon at an endpoint (in the form of canonical())
 	 * still connect, as `user` ("": not known yet) and, with `hosts`, from that
@@ -92,14 +93,14 @@ struct link {
 	const struct link_ops *ops;
 	/* the endpoint for peers: `advertise` with the port */
 	char endpoint[LINK_ENDPOINT_MAX];
-	/* Frames are waiting that did not fit into this turn's budget: silence means
-	 * nothing yet. */
+	/* Frames are waiting that exceeded this turn's budget: silence is no evidence
+	 * then. */
 	bool backlog;
 	bool unproven; /* there are connections without an authenticated frame */
 	void *owner;
 	/* Called on the loop within a budget a turn; frame valid during the call. */
 	void (*on_frame)(void *owner, const struct link_frame *frame);
-	/* The line takes frames / takes none (full or broken); hints, not proofs.
+	/* The line accepts frames / accepts none (full or broken); hints, not proofs.
 	 * Never called from inside dial, send or hangup. */
 	void (*on_line)(void *owner, void *line_owner, bool connected);
 	/* A line does not connect; the reason describes the other side: "cannot be
@@ -133,7 +134,7 @@ struct link_vouch {
 void link_zmq_vouch(struct link *link, const struct link_vouch *vouch);
 /* The answer of knows() may have changed. */
 void link_zmq_look(struct link *link);
-/* Counters; `bad_frames` had not exactly [identity][frame]. */
+/* Counters; `bad_frames` were not exactly [identity][frame]. */
 struct link_zmq_stats {
 	uint64_t frames_in, frames_out, bad_frames, refused, revoked;
 };

@@ -78,7 +78,7 @@ int curve_keys_load(const char *path, struct curve_keys *keys_p)
 	else if (lines_next(&lines))
 		r = err_raise(ERR_CONFIG, "%s:%u: a second key", path, lines.number);
 	if (r == 0) {
-		/* not to swap; where the limit forbids it, it is as before */
+		/* avoid swapping; if the limit forbids it, nothing changes */
 		(void)mlock(keys_p, sizeof(*keys_p));
 		memcpy(keys_p->secret_key, key, CURVE_KEY_CHARS);
 		keys_p->secret_key[CURVE_KEY_CHARS] = '\0';
@@ -107,12 +107,12 @@ struct curve_entry {
 	char name[LINK_USER_MAX];
 	char key[CURVE_KEY_CHARS + 1];
 	struct list hosts;
-	unsigned int keys; /* of the name, if it is the first of it */
+	unsigned int keys; /* of the name, in its first entry */
 };
 
 struct curve_allow {
 	struct list entries;
-	struct strmap keys, hosts, names; /* of entries; of a name the first */
+	struct strmap keys, hosts, names; /* of entries; of a name the first one */
 };
 
 static struct curve_entry *find_key(const struct curve_allow *allow, const char *key)
@@ -344,12 +344,12 @@ struct curve_zap {
 	void *socket;
 	struct list waiting; /* struct zap_waiter */
 	unsigned int waiting_count;
-	struct loop_timer timer; /* the first of them has waited long enough */
+	struct loop_timer timer; /* timeout of the oldest */
 };
 
 struct zap_part {
 	size_t len;
-	uint8_t data[256]; /* longer parts are cut: none that we read is longer */
+	uint8_t data[256]; /* longer parts are cut: all valid ones fit */
 };
 
 /* The first two are the envelope of a ROUTER: requests may be answered in any order. */
@@ -370,7 +370,7 @@ static bool part_is(const struct zap_part *part, const char *text)
 	return part->len == strlen(text) && memcmp(part->data, text, part->len) == 0;
 }
 
-/* False when nothing waits. */
+/* False when none is queued. */
 static bool zap_receive(void *socket, struct zap_part parts[ZAP_PARTS_MAX],
 			unsigned int *count_p)
 {
@@ -395,7 +395,7 @@ static bool zap_receive(void *socket, struct zap_part parts[ZAP_PARTS_MAX],
 	return true;
 }
 
-/* A property of ZMTP's metadata (RFC 23): name and value, each behind its length. */
+/* A property of ZMTP's metadata (RFC 23): name and value, each after its length. */
 static size_t put_property(const char *name, const char *value, uint8_t *out)
 {
 	const uint8_t lens[2] = {(uint8_t)strlen(name), (uint8_t)strlen(value)};
@@ -405,7 +405,7 @@ static size_t put_property(const char *name, const char *value, uint8_t *out)
 	out[at++] = lens[0];
 	memcpy(out + at, name, lens[0]);
 	at += lens[0];
-	memset(out + at, 0, 3); /* four bytes, the highest first */
+	memset(out + at, 0, 3); /* four bytes, big-endian */
 	at += 3;
 	out[at++] = lens[1];
 	memcpy(out + at, value, lens[1]);

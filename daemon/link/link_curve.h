@@ -33,22 +33,22 @@ struct curve_allow; /* the allow file, loaded */
 /* ERR_CONFIG: "file:line: fault". The public key is computed from the secret. */
 int curve_keys_load(const char *path, struct curve_keys *keys_p);
 void curve_keys_wipe(struct curve_keys *keys);
-/* 40 characters of the Z85 alphabet? */
+/* Is it 40 characters of the Z85 alphabet? */
 bool curve_key_check(const char *key, size_t len);
 
 int curve_allow_load(const char *path, struct curve_allow **allow_p);
 struct curve_allow *curve_allow_new(void); /* empty; NULL: no memory */
-/* A line; its text is written to. ERR_CONFIG, ERR_NOMEM. */
+/* Parse a line; its text is modified. ERR_CONFIG, ERR_NOMEM. */
 int curve_allow_add(struct curve_allow *allow, char *line);
 void curve_allow_free(struct curve_allow *allow); /* NULL is fine */
 /* The name of a key's owner, NULL when the key is not allowed. */
 const char *curve_allow_name(const struct curve_allow *allow, const char *public_key);
-/* A name with several keys, and how many; NULL: each has one. */
+/* A name with several keys, and their number; NULL: each name has one. */
 const char *curve_allow_shared(const struct curve_allow *allow, unsigned int *keys_p);
 #define CURVE_SHARED_WHY                                                             \
 	"daemons with one name count as one user and share rooms without a ticket; " \
 	"give each its own name, as kvd-ctl keys prints it"
-/* Lines of a list against those of an older one; a changed one has another name or other
+/* Differences of a list from an older one; a changed line has another name or other
  * hosts for its key. */
 struct curve_changes {
 	unsigned int keys, added, removed, changed;
@@ -94,7 +94,7 @@ struct curve_zap_args {
  * made before the first listening socket. */
 int curve_zap_new(const struct curve_zap_args *args, struct curve_zap **zap_p);
 void curve_zap_free(struct curve_zap *zap);
-/* Keys that wait: some may be known now. */
+/* Check waiting keys again: some may be known now. */
 void curve_zap_look(struct curve_zap *zap);
 
 #endif

@@ -67,7 +67,7 @@ struct caller {
 	char user[LINK_USER_MAX];
 };
 
-/* Vouched for before its ACCEPTED was read. */
+/* Authenticated before its ACCEPTED was read. */
 struct early {
 	uint64_t cookie;
 	char user[LINK_USER_MAX];
@@ -77,7 +77,7 @@ struct link_door {
 	struct link_door_args args;
 	struct link_monitor *monitor;
 	struct loop_timer look;
-	const char *why; /* of the connection that ends next */
+	const char *why; /* of the next connection that ends */
 	struct list buckets[BUCKETS], unproven, proven;
 	unsigned int unproven_count, count, unproven_max, max;
 	struct early early[EARLY_MAX]; /* a ring */
@@ -124,7 +124,7 @@ static bool cookie_of(int fd, uint64_t *cookie_p)
 	return getsockopt(fd, SOL_SOCKET, SO_COOKIE, cookie_p, &len) == 0;
 }
 
-/* It is forgotten with its DISCONNECTED. */
+/* It is removed with its DISCONNECTED. */
 static void caller_cut(struct caller *caller)
 {
 	uint64_t cookie;
@@ -134,7 +134,7 @@ static void caller_cut(struct caller *caller)
 	caller->cut = true;
 }
 
-/* Those that were cut are counted until libzmq has closed them: it does so at once. */
+/* Cut connections are counted until libzmq has closed them, which is at once. */
 static void door_make_room(struct link_door *door)
 {
 	unsigned int over = door->unproven_count > door->unproven_max

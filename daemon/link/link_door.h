@@ -20,16 +20,16 @@ struct link_door_args {
 	struct loop *loop;
 	void *context, *router; /* ZeroMQ's */
 	bool curve;		/* this daemon has keys */
-	uint64_t silent_ns;	/* for so long a connection may show nothing */
+	uint64_t silent_ns;	/* timeout of a connection without authentication */
 	struct link_refusals *refusals;
-	bool *unproven; /* kept: is there one that has shown nothing? */
+	bool *unproven; /* updated: is there an unproven connection? */
 };
 
 int link_door_new(const struct link_door_args *args, struct link_door **door_p);
 /* An authenticated frame was received on that descriptor, from that user ("" without
  * keys). */
 void link_door_vouch(struct link_door *door, int fd, const char *user);
-/* That connection must end. */
+/* Close that connection. */
 void link_door_cut(struct link_door *door, int fd);
 /* A complete message was received on that descriptor. */
 void link_door_heard(struct link_door *door, int fd);

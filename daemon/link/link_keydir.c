@@ -75,7 +75,7 @@ struct link_keydir {
 	struct place places[PLACES];
 	char file[FILE_CHARS + 1]; /* "": nothing is shown */
 	char line[LINE_BYTES];
-	char seen[SEEN_MAX][CURVE_KEY_CHARS + 1]; /* those found last, in a ring */
+	char seen[SEEN_MAX][CURVE_KEY_CHARS + 1]; /* found recently, in a ring */
 	unsigned int seen_next;
 	struct placed placed[PLACED_MAX]; /* a ring */
 	unsigned int placed_next;
@@ -153,7 +153,7 @@ static void resolve_paths(struct link_keydir *dir, const struct config *config)
 
 /* ---- the pair ---- */
 
-/* Under its name as a whole, or not at all. */
+/* Write it completely under its name, or not at all. */
 static int file_put(int dir, const char *name, mode_t mode, const char *text)
 {
 	cleanup_close int fd = -1;
@@ -205,7 +205,7 @@ void link_keydir_name(const char *name, char out[LINK_USER_MAX])
 
 	(void)gethostname(host, sizeof(host) - 1);
 	host[strspn(host, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-			  "0123456789_-")] = '\0'; /* the domain, too, is no part */
+			  "0123456789_-")] = '\0'; /* without the domain */
 	room = len + 1 < room ? room - len - 1 : 0;
 	if (*host && room)
 		snprintf(out, LINK_USER_MAX, "%.*s.%s", (int)room, host, name);
@@ -342,7 +342,7 @@ static void place_check(struct link_keydir *dir, struct place *place)
 
 /* ---- look-up ---- */
 
-/* Its daemon has ended. Perhaps the next one with the same key has the name by now. */
+/* Its daemon has ended. The next one with the same key may have the name already. */
 static void shown_remove(struct place *place, const char *file, const struct stat *looked)
 {
 	struct stat now;
@@ -352,7 +352,7 @@ static void shown_remove(struct place *place, const char *file, const struct sta
 		unlinkat(place->dir, file, 0);
 }
 
-/* The file's line as a list of one; NULL: none, or its daemon has ended. */
+/* The line of the file as a list; NULL: none, or its daemon has ended. */
 static struct curve_allow *shown_read(struct place *place, const char *file)
 {
 	cleanup_close int fd = -1;
@@ -509,7 +509,7 @@ bool link_keydir_at(struct link_keydir *dir, const char *host, const char *port,
 }
 
 struct walk {
-	struct curve_allow *seen; /* a daemon is shown in several places */
+	struct curve_allow *seen; /* a daemon may be published in several directories */
 	void (*each)(void *arg, const char *name, const char *key);
 	void *arg;
 };

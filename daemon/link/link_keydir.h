@@ -28,14 +28,14 @@ struct link_keydir;
  * the directory. */
 int link_keydir_new(const struct config *config, struct curve_keys *keys_p,
 		    struct link_keydir **dir_p);
-/* The name that the lists of others should have for a daemon: HOST.NAME, since daemons of
- * many hosts are called alike and a name of a list is a user. */
+/* The name for a daemon in the lists of others: HOST.NAME, since daemons of many hosts
+ * have the same name and a name of a list is a user. */
 void link_keydir_name(const char *name, char out[LINK_USER_MAX]);
-/* Where that is; the option's directory is made if it is missing: before files are given
- * up (gate/sandbox.h). */
+/* The directory of the key; that of the option is created if missing. Before the
+ * sandbox drops file access (gate/sandbox.h). */
 void link_keydir_home(const struct config *config, char *path, size_t size);
-/* Show the key: `line` as in an allow-list, NAME KEY HOST:PORT… A directory that cannot
- * be used is a warning. Until link_keydir_free(), or the end of the process. */
+/* Publish the key: `line` as in an allow-list, NAME KEY HOST:PORT… A directory that
+ * cannot be used is a warning. Until link_keydir_free(), or the end of the process. */
 void link_keydir_show(struct link_keydir *dir, const char *key, const char *line);
 void link_keydir_free(struct link_keydir *dir); /* NULL is fine */
 
@@ -50,7 +50,7 @@ bool link_keydir_at(struct link_keydir *dir, const char *host, const char *port,
 /* May the daemon with that key be dialled at that address? It must have published it. */
 bool link_keydir_tells(struct link_keydir *dir, const char *key, const char *host,
 		       const char *port);
-/* All that run now, this one included. */
+/* All running daemons, including this one. */
 void link_keydir_each(struct link_keydir *dir,
 		      void (*each)(void *arg, const char *name, const char *key),
 		      void *arg);

@@ -22,14 +22,14 @@
 #include "daemon/config/config.h"
 #include "daemon/link/link_keydir.h"
 
-#define MARK_BESIDE "beside"	    /* of a connection that keydir let in, not the list */
-#define MARK_DIRECTORY "directory"  /* that the cluster's directory let in */
-#define USER_DIRECTORY "directory:" /* before the key of such a one */
+#define MARK_BESIDE "beside"	    /* admitted by keydir, not by the list */
+#define MARK_DIRECTORY "directory"  /* admitted by the cluster's directory */
+#define USER_DIRECTORY "directory:" /* prefix of the key of such a daemon */
 #define SCHEME_CHARS 6u		    /* tcp:// */
 
 /* ---- opening ---- */
 
-/* Without a file that was made by hand the pair is in keys_dir, or is made there. */
+/* Without a hand-made file the pair is in keys_dir, or is created there. */
 static int keys_open(struct link_keyring *ring, const struct config *config)
 {
 	if (*config->curve_secret_file)
@@ -46,7 +46,7 @@ static int allow_open(const char *path, struct curve_allow **allow_p)
 	return *allow_p ? 0 : err_pass(-ENOMEM);
 }
 
-/* A list that was pasted together from daemons of one name on many hosts. */
+/* A list that was assembled from daemons of one name on many hosts. */
 static void warn_shared(const struct curve_allow *allow, const char *path)
 {
 	unsigned int keys;
@@ -153,7 +153,7 @@ bool link_keyring_who(void *owner, const char *key, char name[LINK_USER_MAX],
 		return true;
 	if (!ring->vouch || !ring->vouch->knows(ring->vouch->owner, key))
 		return false;
-	/* a user for each key: no line of the list has such a name */
+	/* a user for each key: names in the list cannot look like this */
 	snprintf(name, LINK_USER_MAX, USER_DIRECTORY "%s", key);
 	*mark_p = MARK_DIRECTORY;
 	return true;
@@ -236,7 +236,8 @@ int link_endpoint_key(struct link_keyring *ring, struct link_endpoint *e)
 				 "curve_allow_file here (kvd-ctl keys prints it there)",
 				 e->plain, e->plain + SCHEME_CHARS);
 	if (e->key != ring->keys.public_key &&
-	    !link_keydir_seen(ring->keydir, e->key) && /* most often; no file is opened */
+	    !link_keydir_seen(ring->keydir,
+			      e->key) && /* the usual case; no file is opened */
 	    !link_keyring_who(ring, e->key, name, &mark))
 		return err_raise(
 			ERR_AUTH,

@@ -23,14 +23,14 @@ struct link_keyring {
 	/* for the allow-lists of others: NAME KEY HOST:PORT */
 	char line[LINK_USER_MAX + LINK_ENDPOINT_MAX + CURVE_KEY_CHARS];
 	struct curve_allow *allow;
-	struct link_keydir *keydir;	/* NULL: the keys are those of files */
+	struct link_keydir *keydir;	/* NULL: the keys are from files */
 	const struct link_vouch *vouch; /* link.h; NULL: no attested keys */
 };
 
 struct link_endpoint {
 	char plain[LINK_ENDPOINT_MAX]; /* tcp://host:port, as endpoint_spell() */
 	char host[LINK_ENDPOINT_MAX], port[ENDPOINT_PORT_MAX];
-	const char *key; /* in the caller's text, or found; NULL: none */
+	const char *key; /* from the caller's text, or found; NULL: none */
 	char found[CURVE_KEY_CHARS + 1];
 };
 

@@ -28,7 +28,7 @@ struct link_monitor {
 	struct loop_timer pause;
 	void *context, *socket, *pair;
 	int events;
-	unsigned int full; /* turns on end that left events */
+	unsigned int full; /* consecutive turns that left events */
 	void (*on_event)(void *owner, int event, uint32_t value);
 	void *owner;
 };
@@ -45,12 +45,12 @@ static void monitor_end(struct link_monitor *monitor)
 	monitor->pair = NULL;
 }
 
-/* False when nothing waits. */
+/* False when none is queued. */
 static bool monitor_receive(struct link_monitor *monitor, int *event_p, uint32_t *value_p)
 {
 	uint8_t frame[EVENT_BYTES];
 	uint16_t event;
-	char endpoint; /* of the socket: not wanted */
+	char endpoint; /* of the socket: unused */
 	int n = zmq_recv(monitor->pair, frame, sizeof(frame), ZMQ_DONTWAIT);
 
 	if (n < 0)

@@ -19,7 +19,7 @@
 #include "daemon/loop/question.h"
 
 #define ADDRESSES_MAX 16u
-#define CONNECT_NS (2 * LOOP_NS_PER_S) /* CURVE's handshake included */
+#define CONNECT_NS (2 * LOOP_NS_PER_S) /* including CURVE's handshake */
 /* An address that has worked gets more time: the line may only be full, and a change
  * of address loses its queue. After this time the peer is dead anyway. */
 #define LOST_NS (10 * LOOP_NS_PER_S)
@@ -34,7 +34,7 @@ struct link_name {
 	void (*on_none)(void *owner, const char *host, const char *why);
 	void *owner;
 	uint64_t pause_ns;
-	unsigned int count, next; /* of the last answer's addresses */
+	unsigned int count, next; /* of the addresses of the last answer */
 	bool connected;
 	bool complained;
 	char host[LINK_ENDPOINT_MAX], port[8];

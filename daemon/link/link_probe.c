@@ -133,7 +133,7 @@ static void on_probe_failed(struct loop_defer *defer)
 	probe_tell(probe, PROBE_ERRNO, probe->no);
 }
 
-/* A number, so no name server is asked. */
+/* A numeric address, so the resolver is not used. */
 static int probe_connect(struct link_probe *probe, const char *address)
 {
 	const struct addrinfo hints = {.ai_socktype = SOCK_STREAM,

@@ -20,7 +20,7 @@ enum probe_found {
 	PROBE_ERRNO,	/* not connected: `no` */
 	PROBE_CLOSED,	/* connected, and closed by the other side */
 	PROBE_SILENT,	/* connected; nothing received in time */
-	PROBE_NOT_ZMTP, /* something else listens there */
+	PROBE_NOT_ZMTP, /* another service listens there */
 	PROBE_PLAIN,	/* ZeroMQ without keys */
 	PROBE_CURVE,
 };

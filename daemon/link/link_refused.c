@@ -22,7 +22,7 @@ static struct link_refused *refused_find(struct link_refusals *table, const char
 	return NULL;
 }
 
-/* A free one, else the one that was quiet longest. */
+/* A free entry, else the one that was inactive longest. */
 static struct link_refused *refused_slot(struct link_refusals *table)
 {
 	struct link_refused *oldest = &table->entries[0];

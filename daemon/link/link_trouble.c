@@ -7,7 +7,7 @@
  *                                                    reads first, whose socket is dead;
  *                                                    FAILED_NO_DETAIL, EPIPE at the other
  *   the other side has another key than we expect    FAILED_NO_DETAIL, EPIPE
- *   nobody listens, no route                         CONNECT_RETRIED
+ *   no listener, no route                            CONNECT_RETRIED
  *
  * A dead socket never connects again, so these end the line, and its owner dials again.
  * libzmq retries the others every 20 ms to 1 s. The greeting distinguishes the second row
@@ -41,7 +41,7 @@ struct link_trouble {
 	struct link_monitor *monitor;
 	struct link_probe *probe;
 	uint64_t probed_ns;	 /* 0: never */
-	unsigned int closed;	 /* handshakes that the other side closed, in a row */
+	unsigned int closed;	 /* consecutive handshakes closed by the other side */
 	bool alike;		 /* the greeting shows that both have keys, or neither */
 	bool unlike;		 /* libzmq reports that only one side has keys */
 	struct loop_timer again; /* for a line whose key is unknown */

@@ -26,7 +26,7 @@ struct link_trouble_args {
 	void *owner;
 };
 
-/* Texts of args but `expected` are borrowed. */
+/* Texts of args except `expected` are borrowed. */
 int link_trouble_new(const struct link_trouble_args *args, struct link_trouble **t_p);
 /* The current address of the line: tcp://NUMBER:PORT. */
 void link_trouble_address(struct link_trouble *t, const char *address);

@@ -74,7 +74,7 @@
 #define BACKLOG 512
 #define ZAP_DOMAIN "kvd"
 #define LINE_RECEIVE_FRAMES 16
-#define QUEUE_FRAMES 4096 /* that wait for a peer; past it senders are refused */
+#define QUEUE_FRAMES 4096 /* queued for a peer; beyond, senders are refused */
 #define LINE_RECEIVE_BYTES 1024
 
 struct link_zmq {
@@ -105,7 +105,7 @@ struct link_line {
 	bool unknown;  /* the expected key is unknown: no connection, and a reason is
 			  reported */
 	bool once;     /* one attempt to connect, to the first address of a name */
-	struct link_monitor *monitor; /* of such a one: its connection's end */
+	struct link_monitor *monitor; /* monitors the end of its connection */
 	struct loop_defer ended;
 	struct link_name *name;		 /* NULL: dialled by number */
 	struct link_trouble *trouble;	 /* until it has connected */
@@ -125,7 +125,7 @@ static bool set_int(void *socket, int option, int value)
 
 struct limits {
 	int type, ipv6, send_frames, receive_frames;
-	int64_t receive_bytes; /* of one message; a larger one breaks the connection */
+	int64_t receive_bytes; /* of a message; a larger one breaks the connection */
 };
 
 /* Options of both kinds of sockets. */
@@ -169,7 +169,7 @@ static int watch_socket(struct link_zmq *zmq, void *socket, struct loop_fd *watc
 
 /* ---- receiving ---- */
 
-/* Would its key be let in today, by the same name? */
+/* Would its key be admitted now, with the same name? */
 static bool frame_admitted(struct link_zmq *zmq, const char *user)
 {
 	const char *key = zmq_msg_gets(&zmq->frame, CURVE_KEY);
@@ -301,7 +301,7 @@ static int zmq_canonical(struct link *link, const char *endpoint,
 
 /* ---- lines ---- */
 
-/* Frames for us on a sending socket: drop them, or they fill libzmq's queue. */
+/* Frames received on a sending socket: drop them, or they fill libzmq's queue. */
 static void line_drain(struct link_line *line)
 {
 	char byte;
@@ -357,7 +357,7 @@ static void line_free(struct link_line *line, int linger_ms)
 	mem_free(line);
 }
 
-/* A name's number: the same one again needs no new connection, if it has one. */
+/* The number of a name: an unchanged one needs no new connection, if there is one. */
 static void on_address(void *owner, const char *address)
 {
 	struct link_line *line = owner;
@@ -636,8 +636,8 @@ static const struct link_ops zmq_ops = {
 
 static int context_open(struct link_zmq *zmq, const struct config *config)
 {
-	/* a line for each peer, with two that watch it until it has connected, as many
-	 * again that linger, refusals, ZAP */
+	/* a line for each peer, with two that monitor it until it has connected, as
+	 * many that linger, refusals, ZAP */
 	long sockets = 6 * (long)config->peers_max + 256;
 	long most;
 
@@ -716,8 +716,8 @@ static int endpoint_settle(struct link_zmq *zmq, const struct config *config)
 	return 0;
 }
 
-/* The socket of a predecessor that was killed outlives its lock for a moment: the
- * kernel closes one descriptor after the other. */
+/* The socket of a killed predecessor outlives its lock for a moment: the kernel closes
+ * one descriptor after the other. */
 static int bind_patiently(void *socket, const char *endpoint)
 {
 	for (int tries = 0; zmq_bind(socket, endpoint) != 0; tries++) {
@@ -757,7 +757,7 @@ static int router_open(struct link_zmq *zmq, const struct config *config)
 	const char *colon = strrchr(config->listen, ':');
 	int r;
 
-	/* libzmq takes a port modulo 65536 */
+	/* libzmq truncates a port modulo 65536 */
 	if (strncmp(config->listen, "tcp://", 6) != 0 ||
 	    strtoul(colon + 1, NULL, 10) > 65535)
 		return err_raise(ERR_CONFIG, "listen = %s: must be tcp://ADDRESS:PORT",

@@ -19,7 +19,7 @@ struct kvd;
 #define PLACE_GROUP_MAX 128u /* bytes with the NUL */
 #define PLACE_WORKER_MAX 64u
 #define PLACE_SIZE_MAX 65536u	/* ranks along one axis */
-#define NAMES_HOMES "kvd.homes" /* group of those that keep the directory of chunks */
+#define NAMES_HOMES "kvd.homes" /* group of the index nodes of chunks */
 
 enum place_axis { PLACE_TP, PLACE_PP, PLACE_DP, PLACE_CP, PLACE_AXES };
 
@@ -40,24 +40,24 @@ struct names_wanted {
 
 struct names_member {
 	char endpoint[LINK_ENDPOINT_MAX]; /* to connect to, with its key */
-	char pool[64];			  /* its only one; "": it has none, or several */
+	char pool[64];			  /* its only pool; "": it has none, or several */
 	uint64_t session;		  /* its engine's epoch; 0: not known */
 };
 
 struct names {
-	/* The group is read from now on, once for all its users. ERR_INVAL, ERR_LIMIT. */
+	/* Read the group from now on, once for all its users. ERR_INVAL, ERR_LIMIT. */
 	int (*use)(const struct kvd *kvd, const char *group, struct names_user *user);
 	void (*unuse)(struct names_user *user); /* idempotent */
-	/* 0; outcome 1: there is none yet (on_change follows). ERR_INVAL: the group has
+	/* 0; outcome 1: not found yet (on_change follows). ERR_INVAL: the group has
 	 * several workers, and none is named. */
 	int (*find)(const struct names_user *user, const struct names_wanted *wanted,
 		    struct names_member *member_p);
 	/* Each member that is not draining. Outcome 1: the group is not known yet. */
 	int (*each)(const struct names_user *user,
 		    void (*each)(void *arg, const char *endpoint), void *arg);
-	/* They cannot be read now; why. */
+	/* The names are unavailable; returns why. */
 	bool (*away)(const struct kvd *kvd, char *why, size_t size);
-	/* This daemon is a home of chunks: others shall find it. */
+	/* This daemon is an index node of chunks: publish it. */
 	void (*be_home)(const struct kvd *kvd);
 };
 

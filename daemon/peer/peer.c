@@ -6,8 +6,8 @@
  * held and not up. Its state is written in peer_life.c only (except in peers_close):
  *
  *   DIALING  an attempt is being made, by us (dialled) or towards us
- *   UP `cur` is proven; a new attempt may run in `next`
- *   DOWN held; redialled if this side dialled it
+ *   UP       `cur` is proven; a new attempt may run in `next`
+ *   DOWN     held; redialled if this side dialled it
  *
  * A peer known only by a HELLO is unauthenticated (a "stranger"): it is in a small
  * separate table, in which the newest replaces the oldest (peer_hello.c), and counts for
@@ -42,7 +42,7 @@ static const struct peers_options defaults = {
 	.redial_max_ns = 2 * LOOP_NS_PER_S,
 	.accept_ttl_ns = 5 * LOOP_NS_PER_S,
 	.idle_after_ns = 30 * LOOP_NS_PER_S,
-	.hello_rate = 256, /* a daemon needs one; a name may be many daemons' */
+	.hello_rate = 256, /* a daemon needs one; a name may be shared by many */
 	.strangers_max = 64,
 	.strangers_user_max = 16,
 };
@@ -240,7 +240,7 @@ struct peer_impl *peer_find_endpoint(struct peers *peers, const char *endpoint)
 	return NULL;
 }
 
-/* Dial now, or soon when it just failed. */
+/* Dial now, or soon if it has just failed. */
 static int start_dial(struct peer_impl *impl)
 {
 	struct peers *peers = impl->peers;
@@ -365,8 +365,8 @@ void peer_reached(struct peer_impl *impl)
 	unreached_drop(&peers->sessions, impl->client.session);
 }
 
-/* May it have one more? An eighth of all stays for daemons that dial us; of the rest a
- * user has half, and one session a quarter of that. */
+/* Is one more allowed? An eighth of all is reserved for daemons that dial us; of the
+ * rest a user has half, and one session a quarter of that. */
 static int check_share(const struct peers *peers, const struct peer_client *client)
 {
 	const unsigned int max = peers->options.peers_max, all = max - max / 8;
@@ -538,7 +538,7 @@ int peers_new(const struct peers_args *args, struct peers **peers_p)
 	loop_timer_init(&peers->refusal_timer, peers->loop, peer_on_refusal_timer);
 	loop_work_init(&peers->reap, peers->loop, reap_step, NULL);
 	peers->frame = mem_alloc(peers->options.message_bytes);
-	if (peers->frame) /* first touched now, not by a turn of the loop */
+	if (peers->frame) /* touched now, not in a turn of the loop */
 		memset(peers->frame, 1, peers->options.message_bytes);
 	peers->part = mem_zalloc(peer_part_bytes(peers) + PEER_PART_HEAD);
 	r = peers->frame && peers->part
@@ -606,7 +606,7 @@ void peers_close(struct peers *peers, enum err_code code, const char *text)
 	peers->closing = true;
 	err_set(&why, code, "%s", text);
 	peer_refusals_close(peers);
-	/* objects are freed later: callbacks cannot break this walk */
+	/* objects are freed later: callbacks cannot break this loop */
 	list_foreach(peer, &peers->all, link) {
 		struct peer_impl *impl = impl_of(peer);
 

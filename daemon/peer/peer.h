@@ -33,8 +33,8 @@ struct account;
 struct config;
 struct peers;
 
-/* Feature bits of HELLO; both sides' intersection is in force. Bits 1, 2, 3, 5 and 7 were
- * in use and are not used again. */
+/* Feature bits of HELLO; the intersection of both sides is in effect. Bits 1, 2, 3, 5
+ * and 7 are retired. */
 #define PEER_FEATURE_BASE (UINT64_C(1) << 0)
 #define PEER_FEATURE_CHUNKS (UINT64_C(1) << 4)
 #define PEER_FEATURE_ATTEND (UINT64_C(1) << 6)
@@ -49,7 +49,7 @@ struct peer_address {
 	size_t len;
 };
 
-/* Of a daemon, over all of its instances as long as it is remembered. */
+/* Totals of a daemon, over all of its instances while it is remembered. */
 struct peer_totals {
 	uint64_t bytes_in, bytes_out; /* of rooms and transfers */
 	uint64_t rooms, rooms_failed; /* that ended */
@@ -67,7 +67,7 @@ struct peer_past {
 	struct list link;
 	char endpoint[LINK_ENDPOINT_MAX], known_as[LINK_USER_MAX];
 	char name[64], product[32], instance_text[33];
-	uint64_t since_ns, gone_ns; /* not UP; forgotten by all that held it */
+	uint64_t since_ns, gone_ns; /* not UP; released by all holders */
 	struct peer_totals totals;
 };
 
@@ -82,11 +82,11 @@ struct peer {
 	uint8_t instance[16];
 	char instance_text[33]; /* hex, for logs and records */
 	struct sm sm;		/* enum peer_state */
-	uint64_t epoch;		/* of the peering; rises with each UP */
+	uint64_t epoch;		/* of the peering; incremented with each UP */
 	bool self;
 	bool kin;	/* this daemon itself, or (keys) one of the same user */
 	bool same_host; /* equal boot ids */
-	bool lower;	/* our instance id is the lower one: we dial data lines */
+	bool lower;	/* our instance id is the lower one: this side dials data lines */
 	uint64_t features;
 	uint8_t token_in[16];  /* to be presented by the remote on data connections */
 	uint8_t token_out[16]; /* presented by this side */
@@ -106,10 +106,10 @@ struct peer {
 struct peers_callbacks {
 	void *owner;
 	void (*on_up)(void *owner, struct peer *peer);
-	/* The peer will send nothing more in this epoch. */
+	/* No more messages of the peer follow in this epoch. */
 	void (*on_down)(void *owner, struct peer *peer);
-	/* Optional. A dial was answered with BYE, or can have no success (keys):
-	 * peer->why. While the peer is held it is dialled again. */
+	/* Optional. A dial was answered with BYE, or cannot succeed (keys): peer->why.
+	 * While the peer is held it is dialled again. */
 	void (*on_refused)(void *owner, struct peer *peer);
 	/* Optional. The account for memory that messages of an UP peer take; NULL:
 	 * none. */
@@ -126,15 +126,15 @@ struct peers_options {
 	uint64_t ping_interval_ns, dead_after_ns;
 	unsigned int peers_max;
 	size_t message_bytes;	 /* one frame, header included */
-	size_t part_bytes;	 /* peer_send_owned(): of a body a turn */
+	size_t part_bytes;	 /* peer_send_owned(): bytes of a body per turn */
 	size_t queue_bytes;	 /* peer_send_reliable(), a peer */
 	uint64_t hello_retry_ns; /* doubles up to redial_max_ns, so does redialling */
 	uint64_t redial_max_ns;
 	uint64_t accept_ttl_ns; /* lifetime of a HELLO whose sender proves nothing */
-	uint64_t idle_after_ns; /* dialled, not held, no message for so long: BYE */
+	uint64_t idle_after_ns; /* dialled, not held, no message for this time: BYE */
 	/* HELLOs of unknown senders served a second, of each user */
 	unsigned int hello_rate;
-	/* attempts at a time of senders that have proven nothing; of one user */
+	/* concurrent attempts of unauthenticated senders; of one user */
 	unsigned int strangers_max, strangers_user_max;
 };
 void peers_options_default(struct peers_options *options);
@@ -143,13 +143,13 @@ void peers_options_default(struct peers_options *options);
 struct peers_stats {
 	uint64_t frames_in, frames_out;
 	uint64_t bad_frames;	/* wire_frame_get() refused them */
-	uint64_t stale_frames;	/* another target, an epoch that is over, no peer */
+	uint64_t stale_frames;	/* another target, an ended epoch, no peer */
 	uint64_t replays;	/* a sequence number seen before */
 	uint64_t foreign_user;	/* the sender's instance belongs to another key */
 	uint64_t forged_hellos; /* contradict a peer that is up */
 	uint64_t hellos_limited;
-	uint64_t hellos_misplaced;  /* named an endpoint that is not their sender's */
-	uint64_t strangers_dropped; /* the oldest attempts, for newer ones */
+	uint64_t hellos_misplaced;  /* named an endpoint that its sender may not use */
+	uint64_t strangers_dropped; /* oldest attempts that newer ones replaced */
 	uint64_t refused;	    /* dials of others answered with BYE */
 };
 
@@ -173,7 +173,7 @@ void peers_close(struct peers *peers, enum err_code code, const char *text);
 void peers_free(struct peers *peers);
 const uint8_t *peers_instance(const struct peers *peers); /* 16 bytes, this daemon's */
 
-/* struct peer_past.link, those that were lost first in front. */
+/* struct peer_past.link, earliest loss first. */
 const struct list *peers_past(struct peers *peers);
 void peer_note_error(struct peer *peer, const struct err *why);
 static inline void peer_count_bytes(struct peer *peer, bool out, uint64_t bytes)
@@ -194,14 +194,14 @@ int peers_dial_for(struct peers *peers, const char *endpoint,
 /* The same for this daemon itself. */
 int peers_dial(struct peers *peers, const char *endpoint, struct peer **peer_p);
 void peer_hold(struct peer *peer);
-/* The last one: BYE when we dialled it and it stays idle. */
+/* Release the last hold: BYE when this side dialled it and it stays idle. */
 void peer_release(struct peer *peer);
 /* UP, else NULL. No hold taken. */
 struct peer *peers_by_instance(struct peers *peers, const uint8_t instance[16]);
 /* How many are in a state. */
 unsigned int peers_in(const struct peers *peers, enum peer_state state);
-/* The link has read its keys again: peerings and attempts that it would refuse now end in
- * the next turn, with BYE. How many of them were UP. */
+/* The link has reloaded its keys: peerings and attempts that are no longer allowed end
+ * in the next turn, with BYE. Returns how many of them were UP. */
 unsigned int peers_recheck(struct peers *peers);
 /* SIGHUP: ping interval and dead_after. */
 void peers_reload(struct peers *peers, const struct config *config);
@@ -220,9 +220,9 @@ int peer_send(struct peer *peer, enum wire_type type, const void *body, size_t l
 int peer_send_reliable(struct peer *peer, enum wire_type type, const void *body,
 		       size_t len);
 
-/* Would `len` bytes more leave half of the queue free? Long messages that can wait (lists
- * of pages) or stay unsent (questions for chunks) are sent only then: those of one user
- * must not end the peering, and with it the rooms of others. */
+/* Would `len` more bytes leave half of the queue free? Long messages that can wait
+ * (lists of pages) or be dropped (index queries for chunks) are sent only then: those
+ * of one user must not end the peering, and with it the rooms of others. */
 bool peer_has_spare(const struct peer *peer, size_t len);
 
 /*
@@ -232,8 +232,8 @@ bool peer_has_spare(const struct peer *peer, size_t len);
  * its end. The remote assembles the parts, one message per peer, and delivers the whole.
  */
 int peer_send_owned(struct peer *peer, enum wire_type type, uint8_t *owned, size_t len);
-/* In on_message: the body's memory for the callback to keep; the caller frees it.
- * NULL: it is in a frame that is used again, and has to be copied. */
+/* In on_message: takes the memory of the body, which the caller frees. NULL: it is in
+ * a frame that is reused, and must be copied. */
 uint8_t *peer_body_take(struct peer *peer);
 
 /*
@@ -242,7 +242,7 @@ uint8_t *peer_body_take(struct peer *peer);
  * keeps its own order (its data line). Both paths share one sequence, and the receiver
  * restores the order.
  */
-#define PEER_EXPRESS_MAX 64u	       /* that the remote has not taken */
+#define PEER_EXPRESS_MAX 64u	       /* not accepted by the remote yet */
 #define PEER_EXPRESS_BYTES (16u << 10) /* of a body */
 /* Limit for the bodies of attention messages (query rows and results) in flight; and
  * for all bodies that the remote has not accepted. */
@@ -257,8 +257,8 @@ struct peer_express {
 	void *owner;
 	/* Copies the frame; peer_express_done() follows. Negative: not now. */
 	int (*send)(void *owner, const void *frame, size_t len);
-	/* The same with memory that it takes (mem_free()), if this succeeds: the frame
-	 * is behind a byte that is the line's, at PEER_EXPRESS_LINE. NULL: it cannot. */
+	/* The same with memory that is taken (mem_free()) on success: the frame
+	 * follows one byte of the line, at PEER_EXPRESS_LINE. NULL: not supported. */
 	int (*send_made)(void *owner, uint8_t *made, size_t len);
 };
 /* While UP. Ends with the epoch. */
@@ -292,8 +292,8 @@ const char *peer_label(const struct peer *peer, char text[PEER_LABEL_MAX]);
 /* The error that the peer sent: its code and its text, quoted. */
 void peer_told(const struct peer *peer, uint32_t code, const char *text,
 	       struct err *why_p);
-/* Take it down now (protocol error, transport lost, its key removed): BYE, and
- * on_down inside this call when it was UP. */
+/* Take it down now (protocol error, transport lost, its key removed): BYE, and on_down
+ * inside this call if it was UP. */
 void peer_kill(struct peer *peer, const struct err *why);
 /* The same in the next turn. */
 void peer_end_later(struct peer *peer, const struct err *why);

@@ -31,7 +31,7 @@
 
 #define BEHIND_FRAMES 512u
 #define BEHIND_BYTES (4u << 20)
-/* PINGs and PONGs are sent past the bound */
+/* PINGs and PONGs are sent beyond the limit */
 #define EARLY_FRAMES_MAX (4u * BEHIND_FRAMES)
 
 /* ---- out ---- */
@@ -86,7 +86,7 @@ static void peer_express_sent(struct peer_impl *impl, size_t size)
 	peer_note_use(impl);
 }
 
-/* `made`, where it is not NULL: the body lies in it, and it is taken on success. */
+/* `made`, if not NULL, contains the body, and is taken on success. */
 static int send_express(struct peer_impl *impl, enum wire_type type, const void *body,
 			uint8_t *made, size_t len)
 {
@@ -235,7 +235,7 @@ static bool express_step(struct peer_impl *impl)
 	body = in->body;
 	/* Called before delivery: the handler may end the peering, and with it the
 	 * data line of the message. */
-	in->on_taken(in); /* its bytes live on until the end of this turn's step */
+	in->on_taken(in); /* its bytes are valid until the end of this turn's step */
 	peer_express_hand_up(impl, &h, &body);
 	return true;
 }
@@ -305,10 +305,10 @@ void peer_in_order(struct peer_impl *impl, const struct wire_header *h,
 		peer_bring_down(impl, &why, true);
 		return;
 	}
-	/* While a handler runs the next message waits, too: it must not overtake the one
-	 * that is being handled. */
+	/* While a handler runs the next message waits, too: it must not overtake the
+	 * current one. */
 	if (h->sequence == impl->cur.seq_in + 1 && !impl->delivering) {
-		/* a handler may end this peering, and a new one may even be up by then */
+		/* a handler may end this peering, and a new one may be up already */
 		uint64_t epoch = impl->peer.epoch;
 
 		peer_express_hand_up(impl, h, body);

@@ -116,7 +116,7 @@ void peer_answer(struct peer_impl *impl, struct peering *peering)
 
 /* ---- receiving the remote half ---- */
 
-/* Both sides print it, so it names both, the older one first. */
+/* Both sides log it, so it names both, the older one first. */
 static int version_refuse(const struct peers *peers, const struct wire_hello *m)
 {
 	const char *theirs = *m->product ? m->product : "an older kvd";
@@ -153,7 +153,7 @@ static int judge(const struct peers *peers, const struct wire_hello *m,
 	return 0;
 }
 
-/* Nothing of the peering changes unless all of the half is good. */
+/* Nothing of the peering changes unless the whole half is valid. */
 static int hear(const struct peers *peers, struct peering *peering,
 		const struct wire_header *h, const struct wire_hello *m, const char *user)
 {
@@ -224,8 +224,8 @@ static struct hello_pace *pace_of(struct peers *peers, const char *user)
 	return least;
 }
 
-/* HELLOs of unknown senders make us dial, so there is a rate of them that we serve: each
- * user has its own, a second's worth of it at once, and so takes none of another's. */
+/* HELLOs of unknown senders make us dial, so their rate is limited: each user has its
+ * own limit, with a burst of one second, and does not use up that of others. */
 static bool admit_stranger(struct peers *peers, const char *user)
 {
 	struct hello_pace *pace = pace_of(peers, user);
@@ -277,8 +277,8 @@ static bool hello_placed(struct peers *peers, const struct wire_hello *m,
 	return false;
 }
 
-/* Those that have proven nothing make room for the next one, the oldest first: one of the
- * same user when that has its share. */
+/* Attempts without proof are replaced by the next one, the oldest first: of the same
+ * user if that has used its share. */
 static void strangers_make_room(struct peers *peers, const char *user)
 {
 	struct peer_impl *impl, *oldest = NULL, *own_oldest = NULL;
@@ -323,7 +323,7 @@ static int stranger_create(struct peers *peers, const struct wire_hello *m,
 	return 0;
 }
 
-/* The peer that this HELLO speaks of. 1: dropped. */
+/* The peer that this HELLO names. 1: dropped. */
 static int hello_peer(struct peers *peers, const struct wire_header *h,
 		      const struct wire_hello *m, const char *user,
 		      struct peer_impl **impl_p)
@@ -358,7 +358,7 @@ static int hello_peer(struct peers *peers, const struct wire_header *h,
 	return 0;
 }
 
-/* We dialled ourselves by some other name. */
+/* We dialled ourselves by another name. */
 static void on_own_hello(struct peers *peers, const struct wire_hello *m)
 {
 	struct peering *peering = peering_find_nonce(peers, m->nonce);
@@ -465,7 +465,7 @@ static void on_probed(struct peer_impl *impl, const struct wire_header *h,
 	peer_bring_down(impl, &why, false);
 	if (sm_state(&impl->peer.sm) == PEER_DOWN && impl->peer.holds &&
 	    !impl->peers->closing)
-		peer_tick_in(impl, 0); /* it is there: no reason to wait */
+		peer_tick_in(impl, 0); /* it is there: no need to wait */
 }
 
 void peer_on_welcome(struct peers *peers, const struct wire_header *h,
@@ -484,7 +484,7 @@ void peer_on_welcome(struct peers *peers, const struct wire_header *h,
 	peering = peering_find_nonce(peers, m.nonce);
 	impl = peering ? peering->owner : NULL;
 	if (!impl || (peering == &impl->next && !impl->hellos)) {
-		peers->stats.stale_frames++; /* or a second answer: nothing new in it */
+		peers->stats.stale_frames++; /* or a second answer without news */
 		return;
 	}
 	peer_vouch(peers);

@@ -13,14 +13,14 @@
 #include "daemon/loop/work.h"
 #include "daemon/peer/peer.h"
 
-/* Of a table. The hash is seeded: of the most peers there may be (65536) 64 are in each,
- * or not many more; of their peerings, two a peer, twice as many. */
+/* Buckets of a table. The hash is seeded: with the maximum of peers (65536) about 64
+ * are in each; of their peerings, two a peer, twice as many. */
 #define PEER_BUCKETS 1024u
 #define PEER_REFUSALS_MAX 16u
 #define PEER_REFUSALS_USER 4u /* of them, for the HELLOs of one user */
 #define PEER_PACES 64u
 #define PEER_BYE_FRAME_MAX 512u
-#define PEER_PART_HEAD 32u /* a PART's fields before its bytes, and more */
+#define PEER_PART_HEAD 32u /* a PART's fields before its bytes, rounded up */
 
 struct peer_impl;
 
@@ -30,11 +30,11 @@ struct peer_impl;
  * its HELLO or WELCOME.
  */
 struct peering {
-	struct list link;     /* in peers.epochs, by epoch_in; alone when not live */
+	struct list link;     /* in peers.epochs, by epoch_in; unlinked when not live */
 	struct list by_nonce; /* in peers.nonces, likewise */
 	struct peer_impl *owner;
 	bool live;
-	bool heard; /* the remote's half is here */
+	bool heard; /* the remote's half has arrived */
 	uint64_t begun_ns;
 	uint64_t nonce, epoch_in;
 	uint64_t seq_in;     /* delivered, of both paths */
@@ -48,14 +48,14 @@ struct peering {
 	char endpoint[LINK_ENDPOINT_MAX], user[LINK_USER_MAX];
 	struct peer_address addresses[TRANSPORTS_MAX]; /* until it is UP */
 	unsigned int address_count;
-	/* its HELLO wants (again) a WELCOME with this nonce */
+	/* its HELLO needs (again) a WELCOME with this nonce */
 	bool answer_due;
 	uint64_t answer_nonce;
 };
 
-/* An endpoint by which a peer is found. */
+/* An endpoint under which a peer is found. */
 struct peer_name {
-	struct list link; /* in peers.endpoints; alone: it is not found */
+	struct list link; /* in peers.endpoints; unlinked: not found */
 	struct peer_impl *owner;
 	const char *endpoint;
 };
@@ -73,7 +73,7 @@ struct peer_message {
 	uint64_t sequence; /* of a frame that arrived early */
 	size_t len;
 	size_t sent;	/* of a long message: bytes sent as parts */
-	uint8_t *owned; /* a long one's body; NULL: it is in `body` */
+	uint8_t *owned; /* body of a long message; NULL: it is in `body` */
 	uint8_t body[];
 };
 
@@ -90,10 +90,10 @@ struct peer_impl {
 	struct peers *peers;
 	struct err line_why;	/* code != OK: why the line does not connect */
 	struct link_line *line; /* NULL when hung up */
-	bool line_once;		/* it was opened by dial_once */
+	bool line_once;		/* opened by dial_once */
 	bool line_up;		/* … and is connected */
 	uint64_t line_ns;	/* when it was opened */
-	bool stranger;		/* only a HELLO named it, and nothing of it is proven */
+	bool stranger;		/* only named by a HELLO, nothing is proven */
 	bool unreached;		/* dialled, and never up */
 	bool for_client;	/* … for this one */
 	struct peer_client client;
@@ -117,12 +117,11 @@ struct peer_impl {
 	uint64_t used_ns;    /* last message except PING and PONG */
 	uint64_t pinged_ns, ping_stamp;
 	bool ping_open;	       /* no PONG yet */
-	uint64_t proven_ns;    /* when the latest PING left that was answered */
-	uint64_t pong_pending; /* a PING's stamp, to answer when the line has room
-				*/
+	uint64_t proven_ns;    /* send time of the latest answered PING */
+	uint64_t pong_pending; /* stamp of a PING to answer when the line accepts it */
 	bool line_broke; /* since it last connected: must prove its identity again */
 
-	/* reliable messages that the line did not take; the self peer's inbox */
+	/* reliable messages that the line did not accept; the self peer's inbox */
 	struct list queue;
 	size_t queue_bytes;
 	struct loop_timer flush;
@@ -139,7 +138,7 @@ struct peer_impl {
 	struct {
 		uint64_t sequence;	  /* of the message before it */
 		uint64_t behind;	  /* express_behind then */
-	} express_sent[PEER_EXPRESS_MAX]; /* a ring: those that are out */
+	} express_sent[PEER_EXPRESS_MAX]; /* a ring: unacknowledged ones */
 	unsigned int express_first;	  /* the oldest of them */
 	uint64_t express_behind;	  /* bytes on the control line so far */
 	struct list early_express;	  /* struct peer_express_in, in order */
@@ -152,7 +151,7 @@ struct peer_impl {
 	struct loop_defer later;
 };
 
-/* A BYE to a daemon that is no peer: a line that lives until it is sent. */
+/* A BYE to a daemon that is not a peer: its line lives until it is sent. */
 struct peer_refusal {
 	struct line_owner line_owner;
 	struct peers *peers;
@@ -163,7 +162,7 @@ struct peer_refusal {
 	uint8_t frame[PEER_BYE_FRAME_MAX];
 };
 
-/* A user's HELLOs are paid for until then. */
+/* Rate limit of HELLOs of a user: paid until then. */
 struct hello_pace {
 	char user[LINK_USER_MAX];
 	uint64_t until_ns;
@@ -194,8 +193,8 @@ struct peers {
 	 * peer_name.link, struct peer_impl.by_instance */
 	struct list epochs[PEER_BUCKETS], nonces[PEER_BUCKETS];
 	struct list endpoints[PEER_BUCKETS], instances[PEER_BUCKETS];
-	struct list waiting;	      /* struct peer_impl.waits, in the order of coming */
-	struct idmap users, sessions; /* how many unreached ones were dialled for each */
+	struct list waiting;	      /* struct peer_impl.waits, oldest first */
+	struct idmap users, sessions; /* number of unreachable peers dialled for each */
 	unsigned int unreached;	      /* of all */
 	uint64_t epochs_minted;
 
@@ -215,9 +214,9 @@ static inline struct peer_impl *impl_of(struct peer *peer)
 /* ---- peer.c (objects) ---- */
 /* A new object in state DIALING, not held; ERR_NOMEM. */
 int peer_create(struct peers *peers, const char *endpoint, struct peer_impl **impl_p);
-/* Is there a place among the known ones? ERR_LIMIT. */
+/* Is another known peer allowed? ERR_LIMIT. */
 int peer_check_room(const struct peers *peers);
-/* It is dialled here, or proven: it takes one. */
+/* It is dialled here, or proven: counts as known. */
 void peer_acquaint(struct peer_impl *impl);
 /* Set the shown name: `user` "" or from the allow-list. */
 void peer_show(struct peer *peer, const char *user);
@@ -227,11 +226,11 @@ static inline struct list *peer_bucket(struct list buckets[PEER_BUCKETS], const 
 {
 	return &buckets[idmap_hash(key, len) % PEER_BUCKETS];
 }
-/* It is found by that endpoint, until the link is removed. */
+/* Make it found under that endpoint, until the link is removed. */
 void peer_name_put(struct peer_name *name);
 /* It was up, or was removed: no longer counted as unreachable for its clients. */
 void peer_reached(struct peer_impl *impl);
-/* Before it is dialled again: the spelling that its endpoint has by now. */
+/* Before it is dialled again: update the form of its endpoint. */
 void peer_respell(struct peer_impl *impl);
 void peer_reap_later(struct peer_impl *impl); /* removed if unused by then */
 void peer_move(struct peer_impl *impl, enum peer_state to);
@@ -246,7 +245,7 @@ void peer_past_free(struct peers *peers);
 int peer_open_line(struct peer_impl *impl); /* idempotent */
 void peer_hang_up(struct peer_impl *impl);  /* idempotent */
 void peer_tick_in(struct peer_impl *impl, uint64_t after_ns);
-/* Not UP (any more): redial, wait for the other side, or be freed. */
+/* Not UP (any more): redial, wait for the other side, or free it. */
 void peer_plan_next(struct peer_impl *impl);
 void peer_on_tick(struct loop_timer *timer);
 void peer_on_flush(struct loop_timer *timer);
@@ -260,7 +259,7 @@ bool peer_bring_up(struct peer_impl *impl);
 void peer_bring_down(struct peer_impl *impl, const struct err *why, bool bye);
 /* The attempt has failed (refused, not accepted): retry later while held. */
 void peer_attempt_failed(struct peer_impl *impl, const struct err *why);
-/* The reason that names both instances, the one that was and the new one. */
+/* The reason that names both instances, the old and the new one. */
 void peer_restarted(const struct peer_impl *impl, const uint8_t instance[16],
 		    struct err *why_p);
 /* It is this daemon: UP in the next turn. */
@@ -276,7 +275,7 @@ struct peering *peering_find(struct peers *peers, uint64_t epoch_in);
 struct peering *peering_find_nonce(struct peers *peers, uint64_t nonce);
 int peer_addresses_encode(struct peers *peers, const struct peer_address *addresses,
 			  unsigned int count);
-/* At most TRANSPORTS_MAX are kept. */
+/* Keeps at most TRANSPORTS_MAX. */
 int peer_addresses_decode(const struct wire_blob *blob, struct peer_address *addresses,
 			  unsigned int *count_p);
 void peer_addresses_free(struct peer_address *addresses, unsigned int *count);
@@ -284,7 +283,7 @@ void peer_addresses_free(struct peer_address *addresses, unsigned int *count);
 /* ---- peer_hello.c (HELLO, WELCOME, BYE) ---- */
 int peering_begin_self(struct peer_impl *impl); /* with both halves ours */
 void peer_hello_send(struct peer_impl *impl);
-/* UP: ask again which daemon is there, with the HELLO of the peering that is. */
+/* UP: check which daemon is there, with the HELLO of the current peering. */
 void peer_hello_probe(struct peer_impl *impl);
 void peer_answer(struct peer_impl *impl, struct peering *peering);
 void peer_on_hello(struct peers *peers, const struct wire_header *h, struct cursor *body,
@@ -294,7 +293,7 @@ void peer_on_welcome(struct peers *peers, const struct wire_header *h,
 void peer_on_bye(struct peers *peers, const struct wire_header *h, struct cursor *body,
 		 const char *user);
 
-/* ---- peer_refuse.c (BYE to a daemon that is no peer) ---- */
+/* ---- peer_refuse.c (BYE to a daemon that is not a peer) ---- */
 void peer_refuse(struct peers *peers, const struct wire_header *h, const char *endpoint,
 		 const char *user, enum err_code code, const char *text);
 void peer_refusals_close(struct peers *peers);
@@ -302,13 +301,12 @@ void peer_refusal_send(struct peer_refusal *refusal);
 void peer_on_refusal_timer(struct loop_timer *timer);
 
 /* ---- peer_io.c (frames) ---- */
-void peer_vouch(
-	struct peers *peers); /* the sender of the current frame is authenticated */
+void peer_vouch(struct peers *peers); /* the current frame is authenticated */
 void peer_on_frame(void *owner, const struct link_frame *frame);
-/* Header fields that the peering knows are filled in here. */
+/* Header fields known to the peering are filled in here. */
 int peer_frame_send(struct peer_impl *impl, const struct peering *peering,
 		    const struct wire_header *h, const void *body);
-/* PING, PONG: past the queue. */
+/* PING, PONG: bypass the queue. */
 int peer_send_now(struct peer_impl *impl, enum wire_type type, const void *body,
 		  size_t len);
 /* `peering`: the one that ends; NULL: a refusal, in the epoch of a HELLO. */
@@ -319,7 +317,7 @@ void peer_flush(struct peer_impl *impl);
 /* With the epoch: drop the queued messages. */
 void peer_queue_drop(struct peer_impl *impl);
 void peer_self_deliver(struct peer_impl *impl);
-/* One message of cur, in order: to the layer above. */
+/* Deliver one message of cur, in order, to the layer above. */
 void peer_deliver(struct peer_impl *impl, const struct wire_header *h,
 		  struct cursor *body);
 /* The same; `owned`, which may be NULL, is the body's memory. */
@@ -327,10 +325,11 @@ void peer_deliver_owned(struct peer_impl *impl, const struct wire_header *h,
 			struct cursor *body, uint8_t *owned);
 int peer_check_send(const struct peer_impl *impl, enum wire_type type, size_t len);
 void peer_note_use(struct peer_impl *impl);
-/* The frame of a message of `peering` in peers->frame; its length. ERR_TOOBIG. */
+/* Build the frame of a message of `peering` in peers->frame; returns its length.
+ * ERR_TOOBIG. */
 ssize_t peer_frame_make(struct peer_impl *impl, const struct peering *peering,
 			const struct wire_header *h, const void *body);
-/* The same in the caller's memory, where the body may lie already. */
+/* The same in the caller's memory, which may contain the body already. */
 ssize_t peer_frame_make_in(struct peer_impl *impl, const struct peering *peering,
 			   const struct wire_header *h, const void *body, uint8_t *frame);
 
@@ -356,8 +355,7 @@ bool peer_express_full(const struct peer_impl *impl);
 void peer_in_order(struct peer_impl *impl, const struct wire_header *h,
 		   struct cursor *body);
 bool peer_early_pending(const struct peer_impl *impl);
-void peer_early_deliver(
-	struct peer_impl *impl);	       /* deliver frames that are now in order */
-void peer_express_end(struct peer_impl *impl); /* with the epoch */
+void peer_early_deliver(struct peer_impl *impl); /* frames now in order */
+void peer_express_end(struct peer_impl *impl);	 /* with the epoch */
 
 #endif

@@ -171,7 +171,7 @@ static size_t cost_of(const struct peer_impl *impl, bool owned, size_t len)
 	return sizeof(struct peer_message) + (owned && impl->peer.self ? 0 : len);
 }
 
-/* A body that is owned is the queue's when this succeeds. */
+/* An owned body belongs to the queue on success. */
 static int queue_push(struct peer_impl *impl, enum wire_type type, const void *body,
 		      uint8_t *owned, size_t len)
 {
@@ -231,7 +231,7 @@ void peer_queue_drop(struct peer_impl *impl)
 		message_free(msg);
 }
 
-/* The answer to the latest PING; negative while the line takes nothing. */
+/* The answer to the latest PING; negative while the line is full. */
 static int pong(struct peer_impl *impl)
 {
 	struct wire_pong m = {.stamp = impl->pong_pending};
@@ -415,7 +415,7 @@ static void on_pong(struct peer_impl *impl, struct cursor *body)
 	/* both directions were open then; a ping that was not sent proves nothing */
 	if (pong.stamp > impl->proven_ns && pong.stamp <= impl->ping_stamp)
 		impl->proven_ns = pong.stamp;
-	/* only the last PING's own stamp: the figure is ours, not the peer's */
+	/* only the stamp of the last PING: the measurement is ours, not the peer's */
 	if (!impl->ping_open || pong.stamp != impl->ping_stamp)
 		return;
 	impl->ping_open = false;

@@ -95,7 +95,8 @@ int peer_open_line(struct peer_impl *impl)
 	uint64_t now_ns = loop_now_ns(impl->peers->loop);
 	int r;
 
-	/* dialled here by now; or its one attempt was in vain, and it has asked again */
+	/* dialled here meanwhile; or its single attempt failed, and it has sent HELLO
+	 * again */
 	if (impl->line_once && sm_state(&impl->peer.sm) != PEER_UP &&
 	    (!once || (!impl->line_up && now_ns - impl->line_ns >= ONCE_NS)))
 		peer_hang_up(impl);
@@ -241,8 +242,7 @@ static void ping(struct peer_impl *impl)
 	if (wire_ping_put(&c, &m) < 0 ||
 	    peer_send_now(impl, WIRE_T_PING, body, c.pos) < 0) {
 		err_clear();
-		impl->proven_ns =
-			m.stamp; /* a full line: nothing was asked of the peer */
+		impl->proven_ns = m.stamp; /* a full line: no PING was sent */
 	}
 }
 
@@ -445,7 +445,7 @@ static void tick_up(struct peer_impl *impl)
 	peer_tick_in(impl, left_ns < ping_ns ? left_ns : ping_ns);
 }
 
-/* While it is tried: the reason of the rooms that wait for it. */
+/* While it is dialled: the reason for rooms that wait for it. */
 static void note_why_not(struct peer_impl *impl, enum err_code code, const char *words)
 {
 	char label[PEER_LABEL_MAX];
@@ -577,7 +577,7 @@ void peer_on_trouble(void *owner, void *line_owner, const struct err *why, bool 
 		return; /* it ends by itself */
 	impl = container_of(kind, struct peer_impl, line_owner);
 	if (impl->stranger)
-		return; /* it asks again, or is forgotten */
+		return; /* it sends HELLO again, or is forgotten */
 	if (sm_state(&impl->peer.sm) == PEER_UP) {
 		peer_renew_line(impl);
 		return;

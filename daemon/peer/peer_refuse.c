@@ -56,7 +56,7 @@ void peer_on_refusal_timer(struct loop_timer *timer)
 		loop_timer_start(timer, REFUSAL_TTL_NS);
 }
 
-/* NULL: none is left for that user. */
+/* NULL: that user has no more. */
 static struct peer_refusal *refusal_take(struct peers *peers, const char *user)
 {
 	struct peer_refusal *refusal = NULL;

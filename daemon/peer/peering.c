@@ -20,7 +20,7 @@
 
 #define ADDRESSES_MAX 64u /* records in a HELLO that are read */
 
-/* Epochs and nonces are random numbers of ours. */
+/* Epochs and nonces are our own random numbers. */
 static struct list *bucket_of(struct list buckets[PEER_BUCKETS], uint64_t number)
 {
 	return &buckets[number % PEER_BUCKETS];
@@ -32,7 +32,7 @@ static void peering_index(struct peers *peers, struct peering *peering)
 	list_push_back(bucket_of(peers->nonces, peering->nonce), &peering->by_nonce);
 }
 
-/* Random, and no two alike while they live. */
+/* Random and unique among the live ones. */
 static uint64_t mint_epoch(struct peers *peers)
 {
 	uint64_t epoch;
@@ -152,7 +152,7 @@ void peer_addresses_free(struct peer_address *addresses, unsigned int *count)
 	*count = 0;
 }
 
-/* Transports with longer names, and more than we can keep, are newer than we. */
+/* Transports with longer names, and more than the limit, belong to newer versions. */
 int peer_addresses_decode(const struct wire_blob *blob, struct peer_address *addresses,
 			  unsigned int *count_p)
 {

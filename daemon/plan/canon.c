@@ -24,7 +24,7 @@
 #include "daemon/base/mem.h"
 
 #define PAGE_MIN 16u
-#define AUX_VIEW "aux" /* a request's own, not a chunk's */
+#define AUX_VIEW "aux" /* part of a request, not of a chunk */
 
 void canon_free(struct canon *canon)
 {
@@ -55,7 +55,7 @@ static int by_place(const void *a, const void *b)
 		return x->field->buffer < y->field->buffer ? -1 : 1;
 	if (x->field->offset != y->field->offset)
 		return x->field->offset < y->field->offset ? -1 : 1;
-	return (x->at > y->at) - (x->at < y->at); /* the same bytes twice: in order */
+	return (x->at > y->at) - (x->at < y->at); /* same address: in order */
 }
 
 static size_t count_fields(const struct layout_view *view)
@@ -67,7 +67,7 @@ static size_t count_fields(const struct layout_view *view)
 	return n;
 }
 
-/* In a page of `tokens` tokens, at *end_p, which moves behind it. */
+/* In a page of `tokens` tokens, at *end_p, which is advanced. */
 static int place(struct layout_field *f, const struct layout_view *view, uint32_t tokens,
 		 uint64_t *end_p)
 {
@@ -134,7 +134,7 @@ static int copy_layers(struct layout_view *out, const struct layout_view *view)
 
 /* ---- views ---- */
 
-/* How many tokens of a chunk the view holds. */
+/* Number of tokens of a chunk that the view holds. */
 static int chunk_tokens(const struct layout_view *view, uint32_t tokens, uint32_t *held_p)
 {
 	uint64_t turn = token_shard_turn(&view->shard);

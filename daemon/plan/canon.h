@@ -22,7 +22,7 @@
 #define CANON_TOKENS_MIN 16u
 #define CANON_TOKENS_MAX 4096u
 
-/* Of one view, in the order of layout->views. */
+/* One view, in the order of layout->views. */
 struct canon_view {
 	uint64_t offset;     /* in a slot */
 	uint64_t page_bytes; /* a multiple of the grain */
@@ -33,19 +33,19 @@ struct canon {
 	struct layout *layout; /* one buffer: the memory of the slots */
 	struct canon_view *views;
 	uint64_t slot_bytes;  /* a multiple of the grain */
-	uint64_t chunk_bytes; /* of the pool's own, in a whole chunk */
+	uint64_t chunk_bytes; /* of the pool's data in a complete chunk */
 };
 
 struct canon_args {
 	const struct layout *layout; /* a pool's */
-	const char *const *views;    /* of it, NULL: all but the aux view */
+	const char *const *views;    /* of the pool, NULL: all but the aux view */
 	uint32_t view_count;
 	uint32_t tokens;       /* of a chunk */
 	uint32_t rank;	       /* of the pool of slots */
 	uint64_t memory_bytes; /* of all slots */
 };
 
-/* ERR_NOTFOUND (a view that it has not), ERR_INVAL, ERR_RANGE, ERR_TOOBIG, ERR_NOMEM. */
+/* ERR_NOTFOUND (no such view), ERR_INVAL, ERR_RANGE, ERR_TOOBIG, ERR_NOMEM. */
 int canon_make(const struct canon_args *args, struct canon **canon_p);
 void canon_free(struct canon *canon); /* NULL is fine */
 void canon_freep(struct canon **canon_p);

@@ -31,7 +31,7 @@
 struct source {
 	size_t index; /* in the caller's list */
 	const struct layout *layout;
-	const struct layout_view *view; /* of the destination view at hand */
+	const struct layout_view *view; /* the current destination view */
 	size_t want_cap;
 };
 
@@ -50,7 +50,7 @@ struct work {
 	size_t cut_count;
 	size_t *next_free; /* forest over cells; a root is free */
 	uint64_t room;
-	struct token_shard shard; /* of the sources that count now */
+	struct token_shard shard; /* of the current sources */
 	const struct layout *dst;
 	struct cover *cover;
 };
@@ -293,7 +293,7 @@ static int cover_field(struct work *w, const struct layout_view *view, uint32_t 
 
 /* ---- all of it ---- */
 
-/* The views that sources have of this one, and how they divide its tokens. */
+/* The views that the sources have of this one, and their division of its tokens. */
 static int find_views(struct work *w, const struct layout_view *view)
 {
 	const struct source *first = NULL;

@@ -27,7 +27,7 @@ struct cover {
 		size_t count;
 	} * per_source;
 	size_t source_count;
-	uint32_t contributions; /* sources that send something */
+	uint32_t contributions; /* sources that send any bytes */
 };
 
 /*
@@ -42,9 +42,8 @@ int cover_make(const struct cover_source *sources, size_t source_count,
 void cover_free(struct cover *cover);
 void cover_freep(struct cover **cover_p);
 
-/* A sender's check of wants off the wire: views, layers, fields and unit
- * intervals exist in both layouts and the source holds them; no interval
- * twice. */
+/* A sender's check of received wants: views, layers, fields and unit intervals exist
+ * in both layouts and the source holds them; no interval is repeated. */
 int cover_check_wants(const struct layout *src, const struct layout *dst,
 		      const struct plan_want *wants, size_t want_count);
 

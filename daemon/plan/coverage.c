@@ -102,7 +102,7 @@ static int set_reserve(struct coverage *cov, struct coverage_set *set, uint32_t 
 	return 0;
 }
 
-/* Room for one more was reserved; the interval overlaps nothing. */
+/* Space for one more was reserved; the interval overlaps nothing. */
 static void set_insert(struct coverage_set *set, uint64_t begin, uint64_t end)
 {
 	uint32_t i = set_find(set, begin);
@@ -140,8 +140,7 @@ static int set_cut(struct coverage *cov, struct coverage_set *set, uint64_t begi
 	if (begin > set->at[i].begin && tail > end) {
 		int r = set_reserve(cov, set, set->count + 1);
 
-		set->at[i].end =
-			begin; /* without memory the tail is lost: reports less */
+		set->at[i].end = begin; /* without memory the tail is lost */
 		if (r < 0)
 			return r;
 		memmove(&set->at[i + 2], &set->at[i + 1],
@@ -196,7 +195,7 @@ static int coverage_split(struct coverage *cov)
 	return 0;
 }
 
-/* Wanted layers [*lo, *hi) lie in the range; false when that is not all. */
+/* Wanted layers [*lo, *hi) are in the range; false when that is not all. */
 static bool layer_span(const struct coverage *cov, struct plan_layers layers,
 		       uint32_t *lo, uint32_t *hi)
 {
@@ -209,7 +208,7 @@ static bool layer_span(const struct coverage *cov, struct plan_layers layers,
 	return *lo == 0 && *hi == cov->layer_count;
 }
 
-/* The sets that the layers name, after splitting when needed. */
+/* The sets of the named layers, after splitting if necessary. */
 static int coverage_choose(struct coverage *cov, struct plan_layers layers, uint32_t *lo,
 			   uint32_t *hi)
 {

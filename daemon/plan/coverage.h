@@ -28,8 +28,8 @@ struct coverage_set {
 };
 
 struct coverage {
-	struct token_shard shard; /* which tokens this source holds at all */
-	uint32_t *layers;	  /* the layers wanted of this source, ascending; owned */
+	struct token_shard shard; /* the tokens that this source holds */
+	uint32_t *layers;	  /* the wanted layers of this source, ascending; owned */
 	uint32_t layer_count;
 	bool split; /* sets has layer_count entries, else 1 */
 	struct coverage_set *sets;

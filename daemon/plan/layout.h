@@ -69,7 +69,7 @@ struct layout {
 	uint64_t *buffers; /* length of each, bytes */
 	uint32_t view_count;
 	struct layout_view *views;
-	bool unbounded; /* buffer lengths unknown: fit for a cover, not for a plan */
+	bool unbounded; /* buffer lengths unknown: usable for a cover, not for a plan */
 };
 
 /*
@@ -85,15 +85,15 @@ int layout_parse(const struct cJSON *json, struct layout **layout_p);
 /* The same without "buffers" (the cover needs no addresses): such a layout is
  * `unbounded` and plan_make() refuses it. */
 int layout_parse_ranks(const struct cJSON *json, struct layout **layout_p);
-/* Check a layout that C code has put together; layout_parse() and
- * layout_decode() have done it already. */
+/* Check a layout that C code has built; layout_parse() and layout_decode() include
+ * this check. */
 int layout_check(const struct layout *layout);
 /*
- * May bytes be written here? ERR_LAYOUT when two fields of one view, or two
- * pages, tokens or units of one field, share a byte: a pool that receives is
- * checked at registration, so that it fails there and not at a bind. Views may
- * share a buffer with each other. Layouts too irregular to decide cheaply pass:
- * plan_make() finds every byte that is really reached twice.
+ * May bytes be written here? ERR_LAYOUT when two fields of one view, or two pages, tokens
+ * or units of one field, share a byte: a receiving pool is checked at registration, so
+ * that it fails there and not at a bind. Views may share a buffer with each other.
+ * Layouts that are too irregular for a cheap check pass: plan_make() finds every byte
+ * that is really reached twice.
  */
 int layout_check_target(const struct layout *layout);
 /* The same layout as JSON; the caller owns the result (cJSON_Delete). */
@@ -102,7 +102,7 @@ int layout_print(const struct layout *layout, struct cJSON **json_p);
  * layout_parse(). Encoding into a cursor that is too small is ERR_TOOBIG. */
 int layout_encode(const struct layout *layout, struct cursor *out);
 int layout_decode(struct cursor *in, struct layout **layout_p);
-/* XXH3 of that form: alike layouts, alike digests. ERR_NOMEM. */
+/* XXH3 of that form: equal layouts have equal digests. ERR_NOMEM. */
 int layout_digest(const struct layout *layout, uint64_t *digest_p);
 void layout_free(struct layout *layout); /* NULL is fine */
 void layout_freep(struct layout **layout_p);

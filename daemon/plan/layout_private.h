@@ -25,7 +25,7 @@ static inline void layout_path(char *path, const struct layout_view *view,
 int layout_name_check(const char *name, const char *path);
 /* The same of a format, which may also be empty. */
 int layout_format_check(const char *format, const char *path);
-/* One field against its layer's earlier ones, its units and its buffer. */
+/* Check one field against its layer's earlier ones, its units and its buffer. */
 int layout_field_check(const struct layout *layout, const struct layout_view *view,
 		       const struct layout_layer *layer, uint32_t index,
 		       const char *path);

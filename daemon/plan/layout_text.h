@@ -14,7 +14,7 @@ struct layout_writer {
 	uint32_t view, layer; /* next */
 	bool begun;
 };
-/* A layer at a time. False: that was all. */
+/* Write one layer. False: that was the last. */
 bool layout_write_some(struct layout_writer *writer, const struct layout *layout,
 		       struct text *out);
 

@@ -32,7 +32,7 @@
 #define VIEW_MIN (2 + 1 + 6 * 4)
 #define LAYER_MIN (4 + 1)
 
-/* Alike in all but the place. */
+/* Equal in everything but the position. */
 static bool layers_same(const struct layout_layer *a, const struct layout_layer *b)
 {
 	if (a->field_count != b->field_count)

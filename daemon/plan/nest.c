@@ -17,17 +17,18 @@
  *     stride) and one period holds all of one turn: then the turn is solved
  *     once and holds for all, or
  *   - split: the boxes with the longest outermost strides are divided into
- *     their elements, and the result is solved again. Splitting ends at single rows,
- *     where the answer is exact by sorting; regular layouts never reach that. Strides at
- *     least halve from round to round, so hostile layouts cost O(n log n) per round and
- *     at most some 200 rounds, and a limit on the number of boxes ends growth.
+ *     their elements, and the result is solved again.
+ * Splitting ends at single rows, where the answer is exact by sorting; regular layouts
+ * never reach that. Strides at least halve from round to round, so hostile layouts cost
+ * O(n log n) per round and at most some 200 rounds, and a limit on the number of boxes
+ * ends growth.
  *
  * A solution for one turn must hold in every turn: rows merge only if the *source*
  * strides of the shared outer loops are equal too. Otherwise rows may be adjacent in one
  * turn and not in the next; the frame of that loop is then split (`conflict`).
  *
- * `depth` below is the number of outer loops that the boxes at hand share;
- * dim[depth] is the outermost one still open.
+ * `depth` below is the number of outer loops that the current boxes share;
+ * dim[depth] is the outermost loop that is not shared.
  */
 #include "daemon/plan/nest.h"
 
@@ -44,7 +45,7 @@ struct nest {
 	struct nest_boxes *out;
 	struct nest_clash *clash;
 	uint32_t conflict; /* outermost loop whose source strides differed */
-	size_t alive;	   /* boxes in lists that splitting made */
+	size_t alive;	   /* boxes in lists made by splitting */
 	size_t limit;	   /* for them */
 };
 
@@ -405,7 +406,7 @@ static bool periodic(const struct nest_box *boxes, size_t count, uint32_t depth)
 	return end - boxes[0].dst <= boxes[0].dim[depth].dst;
 }
 
-/* Does the end of a turn meet the start of the next on both sides, ever? */
+/* Can the end of a turn meet the start of the next on both sides? */
 static bool turn_wraps(struct nest *nest, const struct nest_box *first,
 		       const struct nest_box *last, uint32_t depth)
 {

@@ -23,18 +23,18 @@ struct nest_dim {
 struct nest_box {
 	uint64_t src, dst, len;
 	uint32_t src_buffer, dst_buffer;
-	uint32_t tag; /* the caller's name for it, in the outcome NEST_TWICE */
+	uint32_t tag; /* set by the caller; returned with NEST_TWICE */
 	uint32_t dims;
 	struct nest_dim dim[NEST_DIMS]; /* descending by destination stride */
 };
 
 enum nest_shape {
-	NEST_CLEAN,	/* rows ascend, apart, none neighbours of the next */
+	NEST_CLEAN,	/* rows ascend, disjoint and not adjacent */
 	NEST_IRREGULAR, /* rows interleave, touch or overlap: for nest_solve() */
 };
 
-/* Add a dimension, innermost first or last as its stride asks; a count of 1 is
- * left out. At most NEST_DIMS times. */
+/* Add a dimension, innermost first or last according to its stride; a count of 1 is
+ * omitted. At most NEST_DIMS times. */
 void nest_box_add(struct nest_box *box, uint64_t count, uint64_t src, uint64_t dst);
 /* Absorb dimensions whose rows are adjacent on both sides; the `depth` outer ones
  * stay. */
@@ -43,8 +43,7 @@ void nest_box_collapse(struct nest_box *box, uint32_t depth);
  * fewer and longer runs. For finished boxes. */
 void nest_box_unroll(struct nest_box *box);
 enum nest_shape nest_box_shape(const struct nest_box *box, uint32_t depth); /* the same */
-/* From the first byte to one past the last, and the same of the last row's
- * source. */
+/* The end of the destination bytes, and of the last row's source. */
 uint64_t nest_box_dst_end(const struct nest_box *box);
 uint64_t nest_box_src_end(const struct nest_box *box);
 
@@ -67,9 +66,8 @@ struct nest_clash {
 };
 
 /*
- * `in` is consumed (sorted, in place). 0, NEST_TWICE with *clash_p filled, or
- * ERR_LIMIT when the boxes are so irregular that they cannot be kept apart with
- * in->limit pieces.
+ * `in` is consumed (sorted, in place). 0, NEST_TWICE with *clash_p filled, or ERR_LIMIT
+ * when the boxes are so irregular that they cannot be separated with in->limit pieces.
  */
 int nest_solve(struct nest_boxes *in, struct nest_boxes *out, struct nest_clash *clash_p);
 

@@ -17,11 +17,11 @@
 #include "daemon/plan/plan.h"
 
 /* ---- tcp ---- */
-/* A transfer of no more bytes travels inside its request, or the answer. */
+/* A transfer up to this size is sent inside its request, or the answer. */
 #define PACK_EAGER_MAX (64u << 10)
 #define PACK_FRAME_BYTES (256u << 10)
-/* Rows are named to the kernel while a frame has at most so many of them; with more,
- * that is shorter ones, they are packed. */
+/* Rows are passed to the kernel while a frame has at most so many; more, and therefore
+ * shorter, rows are packed. */
 #define PACK_FRAME_ROWS 128u
 /* Does one side of [begin, end) have at most `rows_max` rows, neighbours counted as
  * one? Takes time in proportion to the runs of the range, at most rows_max of them. */
@@ -29,15 +29,15 @@ bool pack_few_rows(const struct plan *plan, bool is_src, uint64_t begin, uint64_
 		   unsigned int rows_max);
 
 /* ---- ucx ---- */
-/* A row from this size on is sent from where it lies. */
+/* A row of this size or more is sent in place. */
 #define PACK_DIRECT_MIN (16u << 10)
 #define PACK_SLICE_BYTES (512u << 10) /* as it is preset */
 /* Rows of a slice that are moved in place where libucp moves bytes by the CPU (tcp);
  * with an adapter it is one. */
 #define PACK_SLICE_ROWS 32u
-/* The slice that the source sends next, from byte `at`, `most` bytes at most, and from at
- * most `rows_max` rows where they lie; false: it is gathered from rows that are no
- * neighbours. It lands in place where it is as few rows at the destination
+/* The slice that the source sends next, from byte `at`, at most `most` bytes; true:
+ * from at most `rows_max` rows in place; false: gathered from rows that are not
+ * adjacent. It is written in place if it is as few rows at the destination
  * (pack_few_rows()). */
 bool pack_slice(const struct plan *plan, uint64_t at, uint64_t most,
 		unsigned int rows_max, uint64_t *length_p);
@@ -49,7 +49,7 @@ bool pack_slice(const struct plan *plan, uint64_t at, uint64_t most,
 uint32_t pack_request_bytes(const struct plan *plan, bool write, uint32_t sge_max);
 /* Are requests so short and so many that the cost of packing should be computed? */
 bool pack_requests(uint64_t bytes, uint32_t request_bytes);
-/* Then it pays where one costs more than copying its bytes at either end. */
+/* Packing pays if a request costs more than copying its bytes at both ends. */
 static inline bool pack_cheaper(double request_ns, double copy_ns)
 {
 	return request_ns > 2 * copy_ns;

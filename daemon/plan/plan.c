@@ -8,7 +8,7 @@
  *   run      rows at one stride                  (runs.c: merge, fold)
  *
  * Strips are sorted by destination and cut into groups whose hulls do not
- * overlap. Three ways lead from a group to runs:
+ * overlap. A group is converted to runs in one of three forms:
  *   alone      A group of one strip, the usual case where every layer has its
  *              own buffer or part of one, is streamed: its segments are in
  *              order of the destination already, so each box is converted to
@@ -16,10 +16,10 @@
  *              (layer after layer) are streamed once and then moved.
  *   by page    Strips whose pages move together (one tensor for all layers)
  *              are solved for one page and then moved from page to page.
- *   solved Everything else goes to nest_solve() as a whole. The first two accept only
- *   provable cases: rows must ascend, and a seam that runs_append() could not merge (the
- *   end of a two-dimensional box) is left to the third, which decides exactly and finds
- *   bytes that are reached twice.
+ *   solved     Everything else is passed to nest_solve() as a whole.
+ * The first two accept only provable cases: rows must ascend, and a seam that
+ * runs_append() could not merge (the end of a two-dimensional box) is left to the third,
+ * which decides exactly and finds bytes that are reached twice.
  *
  * The order of everything is fixed by the inputs alone (no pointers, no hash
  * order), so that two daemons get the same runs and the same digest.
@@ -40,7 +40,7 @@ struct planner {
 	const struct plan_request *req;
 	struct strips strips;
 	struct runs runs;
-	/* the runs of the last streamed strip, to be moved for those like it */
+	/* the runs of the last streamed strip, to be moved for similar ones */
 	struct runs cast;
 	const struct strip *cast_of;
 };
@@ -65,8 +65,8 @@ static int append_line(struct runs *runs, const struct nest_box *box, uint64_t s
 	return runs_append(runs, &run);
 }
 
-/* The two inner loops: the one with more rows becomes the run. The outermost
- * of three never does: its rows are pages apart, which suits no cache. */
+/* The two inner loops: the one with more rows becomes the run. The outermost of three
+ * never does: its rows are pages apart, which defeats the cache. */
 static int append_plane(struct runs *runs, const struct nest_box *box, uint64_t src,
 			uint64_t dst)
 {
@@ -165,7 +165,7 @@ static bool side_alike(const struct strip_side *a, const struct strip_side *b)
 	       a->token_stride == b->token_stride && a->unit_stride == b->unit_stride;
 }
 
-/* Do two strips differ in nothing but their place? */
+/* Do two strips differ only in their position? */
 static bool strips_alike(const struct strip *a, const struct strip *b)
 {
 	return a->list == b->list && a->units == b->units &&
@@ -306,8 +306,8 @@ static int page_make(const struct planner *p, size_t begin, size_t end, size_t s
 	return 0;
 }
 
-/* Page after page: IRREGULAR when pages lie between each other, or meet where
- * runs_append() would not see it. */
+/* Page after page: IRREGULAR when pages interleave, or are adjacent where
+ * runs_append() would not detect it. */
 static int pages_append(struct planner *p, size_t begin, size_t end, struct page *page,
 			struct runs *out)
 {

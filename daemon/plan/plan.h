@@ -41,9 +41,9 @@ struct plan {
 	size_t run_count;
 	uint64_t rows;	     /* sum of the runs' counts */
 	uint64_t bytes;	     /* sum of len * count */
-	uint64_t row_min;    /* shortest row, bytes; 0 when there are none */
+	uint64_t row_min;    /* shortest row, bytes; 0 without rows */
 	uint64_t row_median; /* by row count */
-	uint64_t serial;     /* of this object, in this process: no other ever has it */
+	uint64_t serial;     /* unique number of this object in this process */
 	uint64_t digest;     /* over runs in order; equal plans, equal digests */
 	/* The end of the rows in each buffer, 0: no rows; so bounds are checked per
 	 * buffer, not per run. NULL, both: check the runs (over PLAN_ENDS_MAX buffers,
@@ -86,20 +86,20 @@ struct plan_request {
 	const struct layout *src, *dst;
 	const struct plan_map *maps;
 	size_t map_count;
-	/* NULL: everything both hold; else only these unit intervals */
+	/* NULL: all common units; else only these unit intervals */
 	const struct plan_want *wants;
 	size_t want_count;
 	uint64_t max_rows;  /* 0: no limit; ERR_LIMIT above it */
-	uint64_t max_bytes; /* of plan_memory(), about; the same */
-	/* A plan that needs more than PLAN_RUNS_MAX runs is ERR_LIMIT in any
-	 * case: ask for fewer pages at a time. */
+	uint64_t max_bytes; /* of plan_memory(), approximately; likewise */
+	/* A plan that needs more than PLAN_RUNS_MAX runs is always ERR_LIMIT: request
+	 * fewer pages at a time. */
 };
 
 /*
- * Make the plan. Rows are merged wherever bytes are neighbours on both sides.
- * Errors (ERR_INVAL, ERR_RANGE, ERR_DUP, ERR_LAYOUT, ERR_NOMEM, ERR_LIMIT)
- * name the field and the limit. Nothing in common gives a plan of 0 runs.
- * A destination byte reached twice is ERR_DUP; source pages may repeat.
+ * Make the plan. Rows are merged wherever bytes are neighbours on both sides. Errors
+ * (ERR_INVAL, ERR_RANGE, ERR_DUP, ERR_LAYOUT, ERR_NOMEM, ERR_LIMIT) name the field and
+ * the limit. Sides without common bytes give a plan of 0 runs. A destination byte reached
+ * twice is ERR_DUP; source pages may repeat.
  */
 int plan_make(const struct plan_request *req, struct plan **plan_p);
 void plan_free(struct plan *plan); /* NULL is fine */
@@ -107,7 +107,8 @@ void plan_freep(struct plan **plan_p);
 
 /* Heap bytes that the plan holds. */
 size_t plan_memory(const struct plan *plan);
-/* ERR_PLAN: the other side made another one, or asks for other bytes. */
+/* ERR_PLAN: the plan of the other side differs, or it requests another number of
+ * bytes. */
 int plan_check(const struct plan *plan, uint64_t digest, uint64_t bytes, uint64_t asked);
 
 /*
@@ -124,9 +125,9 @@ int plan_builder_add(struct plan_builder *builder, const struct plan_run *run);
 int plan_builder_finish(struct plan_builder *builder, struct plan **plan_p);
 
 /*
- * Walk a plan's rows in stream order, from any byte position. A span is a
- * piece of one row; `plan_walk_next` gives at most max_bytes of it. Returns
- * false at the end. O(log runs) to seek, O(1) a step.
+ * Iterate over a plan's rows in stream order, from any byte position. A span is a piece
+ * of one row; `plan_walk_next` returns at most max_bytes of it, and false at the end.
+ * O(log runs) to seek, O(1) a step.
  */
 struct plan_span {
 	uint64_t src, dst, len;

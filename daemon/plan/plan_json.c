@@ -131,7 +131,7 @@ static int read_map(const cJSON *json, struct plan_map *map)
 	return 0;
 }
 
-/* As a cover's "sends" are; names become the destination's numbers. */
+/* In the form of a cover's "sends"; names are converted to the destination's numbers. */
 static int read_want(const cJSON *json, const struct layout *dst, struct plan_want *want)
 {
 	const struct layout_field *field = NULL;
@@ -171,7 +171,7 @@ static int read_wants(const cJSON *root, struct input *in)
 
 	if (r < 0 || !list)
 		return err_pass(r);
-	/* one more: an empty list is not all */
+	/* one more: an empty list does not mean all */
 	in->wants = mem_calloc((size_t)cJSON_GetArraySize(list) + 1, sizeof(*in->wants));
 	if (!in->wants)
 		return -err_errno(ERR_NOMEM);
@@ -332,7 +332,7 @@ static int read_cover(const cJSON *root, struct cover_input *in)
 	return 0;
 }
 
-/* Sources in order of rank, as they are written. */
+/* Sources in order of rank, the order of output. */
 struct order {
 	uint32_t rank;
 	size_t index;
@@ -347,7 +347,7 @@ static int order_compare(const void *a, const void *b)
 	return (x->index > y->index) - (x->index < y->index);
 }
 
-/* Ranks of which no source sends, ascending, each once. */
+/* Ranks without any sending source, ascending, each once. */
 static size_t idle_ranks(const struct cover_input *in, const struct cover *cover,
 			 const struct order *order, uint32_t *idle)
 {

@@ -15,7 +15,7 @@ struct runs {
 	uint64_t limit; /* of runs: ERR_LIMIT above it; 0 is PLAN_RUNS_MAX */
 };
 
-/* A limit of runs for plans of at most so many bytes; 0 is 0. */
+/* The limit of runs for plans of at most so many bytes; 0 is 0. */
 uint64_t runs_in(uint64_t max_bytes);
 void runs_fini(struct runs *runs);
 /* The caller has made the checks of plan_builder_add(). */
@@ -32,10 +32,10 @@ struct runs_shift {
 int runs_append_all(struct runs *runs, const struct runs *from,
 		    const struct runs_shift *shift);
 
-/* Order by the destination of the first row, if they are not in that order. */
+/* Sort by the destination of the first row, if necessary. */
 void runs_sort(struct runs *runs);
 
-/* Make a plan of the runs (which are taken). */
+/* Make a plan of the runs, which are taken. */
 int runs_finish(struct runs *runs, struct plan **plan_p);
 
 #endif

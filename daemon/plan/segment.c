@@ -18,7 +18,7 @@
 #include "daemon/plan/layout.h"
 #include "daemon/plan/plan.h"
 
-#define SHARD_CUTS_MAX (1u << 20) /* pieces of a map that shards may make */
+#define SHARD_CUTS_MAX (1u << 20) /* limit of pieces of a map that shards may make */
 
 /* One side of a map. */
 struct side {
@@ -31,7 +31,7 @@ struct side {
 	struct token_shard shard;
 };
 
-/* Where a token lies in the list, of those that are held. */
+/* The position of a token in the list of those that are held. */
 static uint64_t side_slot(const struct side *s, uint64_t token)
 {
 	return token_shard_slot(&s->shard, token - s->first);
@@ -113,7 +113,7 @@ static int segment_by_destination(const void *a, const void *b)
 		return x->dst_page < y->dst_page ? -1 : 1;
 	if (x->dst_token != y->dst_token)
 		return x->dst_token < y->dst_token ? -1 : 1;
-	/* the same token twice: any fixed order will do */
+	/* the same token twice: any fixed order is fine */
 	if (x->src_page != y->src_page)
 		return x->src_page < y->src_page ? -1 : 1;
 	return (x->src_token > y->src_token) - (x->src_token < y->src_token);
@@ -205,7 +205,7 @@ static uint64_t min3(uint64_t a, uint64_t b, uint64_t c)
 	return m < c ? m : c;
 }
 
-/* How many whole pages from here on follow each other on both sides? */
+/* How many complete pages from here on are adjacent on both sides? */
 static size_t whole_pages(const struct side *src, const struct side *dst, size_t si,
 			  size_t di, uint64_t tokens)
 {
@@ -217,9 +217,9 @@ static size_t whole_pages(const struct side *src, const struct side *dst, size_t
 	return n;
 }
 
-/* Cut tokens [t, end), which both sides hold, at every page end; the caller has made
- * room behind the first n. Whole pages that follow each other on both sides are blocks
- * of one segment at once. */
+/* Cut tokens [t, end), which both sides hold, at every page end; the caller has
+ * reserved space after the first n. Complete pages that are adjacent on both sides
+ * become blocks of one segment at once. */
 static size_t segment_cut_run(struct segment *out, size_t n, const struct side *src,
 			      const struct side *dst, uint64_t t, uint64_t end,
 			      bool *sorted_p)
@@ -410,9 +410,9 @@ static bool join_blocks(const struct segment_map *sm, bool src_flat, bool dst_fl
 	return true;
 }
 
-/* Two passes: tokens join first, as one segment may take several cuts (pages
- * of 16 into pages of 64), and only whole segments repeat as blocks. Blocks of
- * whole pages are tokens where both sides are flat. */
+/* Two passes: tokens join first, as one segment may include several cuts (pages of 16
+ * into pages of 64), and only complete segments repeat as blocks. Blocks of complete
+ * pages are tokens where both sides are flat. */
 static void join_all(const struct segment_map *sm, bool src_flat, bool dst_flat,
 		     struct segment_list *list)
 {

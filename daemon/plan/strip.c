@@ -168,8 +168,8 @@ static int want_check(const struct pairing *p, const struct layout_field *f,
 		(unsigned long long)end);
 }
 
-/* Wanted intervals of a field of which both hold [first, end). Intervals that
- * follow each other become one strip. */
+/* Wanted intervals of a field of which both hold [first, end). Adjacent intervals
+ * become one strip. */
 static int pair_wanted(const struct pairing *p, uint16_t field,
 		       const struct layout_field *src, const struct layout_field *dst,
 		       uint32_t first, uint64_t end)

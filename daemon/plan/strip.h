@@ -19,13 +19,13 @@ struct strip_side {
 struct strip {
 	size_t map;
 	uint32_t layer;
-	const struct layout_field *field; /* the destination's, for its name */
+	const struct layout_field *field; /* the destination's, for error texts */
 	uint32_t first_unit, units;
 	uint64_t unit_bytes;
 	struct strip_side src, dst;
 	const struct segment_list *list;
 	uint64_t dst_begin, dst_end; /* hull of all destination bytes */
-	bool ordered;		     /* later segments lie behind earlier ones */
+	bool ordered;		     /* later segments are after earlier ones */
 };
 
 struct strips {
@@ -35,8 +35,8 @@ struct strips {
 	size_t map_count;
 };
 
-/* Intersect the request's layouts, wants and maps. Strips with no token or no
- * unit are left out. Errors are plan_make()'s. */
+/* Intersect the request's layouts, wants and maps. Strips without tokens or units are
+ * omitted. Errors are plan_make()'s. */
 int strips_collect(const struct plan_request *req, struct strips *strips);
 void strips_fini(struct strips *strips);
 /* Ascending by destination. */
@@ -45,7 +45,7 @@ void strips_sort(struct strips *strips);
 /* The rows of one segment, collapsed; `tag` is the caller's. */
 void strip_box(const struct strip *strip, const struct segment *segment, uint32_t tag,
 	       struct nest_box *box_p);
-/* The same for a segment of the tokens and blocks that *box was made for. */
+/* Move *box to a segment with the same tokens and blocks. */
 void strip_box_move(const struct strip *strip, const struct segment *segment,
 		    struct nest_box *box);
 

@@ -104,9 +104,9 @@ uint64_t token_shard_common(const struct token_shard *a, const struct token_shar
 }
 
 /*
- * A token's places in the two turns are equal modulo their common divisor d, and any
- * two such places are of some token. So the runs meet when a multiple of d lies among
- * the differences of their places, which are consecutive numbers.
+ * A token's positions in the two rounds are equal modulo their common divisor d, and any
+ * two such positions belong to some token. So the runs meet when a multiple of d is among
+ * the differences of their positions, which are consecutive numbers.
  */
 bool token_shard_meet(const struct token_shard *a, const struct token_shard *b)
 {
@@ -117,7 +117,7 @@ bool token_shard_meet(const struct token_shard *a, const struct token_shard *b)
 	d = common_divisor(token_shard_turn(a), token_shard_turn(b));
 	a_first = (uint64_t)a->rank * a->run;
 	b_first = (uint64_t)b->rank * b->run;
-	/* a turn of b more, which d divides: never below 0 */
+	/* one more round of b, which d divides: never below 0 */
 	most = a_first + a->run - 1 + token_shard_turn(b) - b_first;
 	least = a_first + token_shard_turn(b) - b_first - (b->run - 1);
 	return most / d > (least - 1) / d;

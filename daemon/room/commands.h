@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* commands: those of rooms. */
+/* commands: tables of the commands of rooms. */
 #ifndef KVD_ROOM_COMMANDS_H
 #define KVD_ROOM_COMMANDS_H
 

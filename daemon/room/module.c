@@ -42,7 +42,8 @@ static int rooms_session_end(struct session *session)
 	assert(session->ending);
 	if (list_empty(&part->rooms))
 		return 0;
-	/* failing moves a room to the end of the session's list: walk that of all */
+	/* failing moves a room to the end of the session's list: iterate over that of
+	 * all */
 	part->end.visit = on_session_room;
 	part->end.done = on_session_swept;
 	room_sweep_begin(rooms_of(session->kvd), &part->end);

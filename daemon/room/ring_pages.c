@@ -63,7 +63,7 @@ static int pages_read(struct ring_pages *pages)
 		pages->head = mem_dup(data, head);
 		r = pages->head ? 0 : -ENOMEM;
 	}
-	/* an OPEN without views in binary may have them in its text: not both */
+	/* an OPEN without binary views may have them in its text: not both */
 	if (r >= 0)
 		r = room_maps_read(data + head, views, e->n1, pages->aux,
 				   pages->pool->layout, &pages->maps);
@@ -103,7 +103,7 @@ static int pages_end(struct ring_pages *pages, struct room *room)
 	return r < 0 ? err_pass(r) : err_pass(pages->kind->end(pages, room));
 }
 
-/* Done, or refused, or too late for either. */
+/* Done, refused, or too late. */
 static void pages_finish(struct ring_pages *pages)
 {
 	struct ring *ring = pages->ring;
@@ -148,7 +148,7 @@ static void ring_pages_on_worked(struct offload_job *job)
 
 	pages_finish(pages);
 	ring_work_end(ring, !pages->payload.data);
-	if (pages->e.n2 > RING_PAGES_INLINE) { /* nor is a long tree freed on the loop */
+	if (pages->e.n2 > RING_PAGES_INLINE) { /* a long tree: not on the loop */
 		pages->job.work = ring_pages_on_tree;
 		pages->job.done = ring_pages_on_freed;
 		offload_submit(ring->session->kvd->offload, &pages->job);

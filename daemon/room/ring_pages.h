@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * ring_pages: entries of the submission ring that name pages of a pool, with a text of
- * further members: reading and checking them, on a helper where they are many. Loop
- * thread.
+ * further members: reads and checks them, on a helper if they are long. Loop thread.
  */
 #ifndef KVD_RING_PAGES_H
 #define KVD_RING_PAGES_H
@@ -60,7 +59,7 @@ struct ring_pages {
  * late. */
 struct room *ring_pages_room(const struct ring *ring, const struct kvd_ring_entry *entry);
 
-/* As a verb; `head_bytes` are before the views. */
+/* Run a verb; `head_bytes` precede the views. */
 int ring_pages_run(struct ring *ring, const struct kvd_ring_entry *entry,
 		   struct ring_payload *arena, const struct ring_pages_kind *kind,
 		   size_t head_bytes);

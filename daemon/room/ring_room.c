@@ -124,7 +124,7 @@ static int op_extend(struct ring *ring, const struct kvd_ring_entry *e,
 	return 0;
 }
 
-/* An opening that was refused has the slot, and nothing else of this generation does. */
+/* A refused opening has the slot, and no other object has this generation. */
 static bool was_refused(const struct ring *ring, const struct kvd_ring_entry *e)
 {
 	const struct status_page *page = ring->session->status;

@@ -9,7 +9,7 @@
 #include "daemon/request/ring_ops.h"
 
 extern const struct ring_verb room_verbs[];
-/* As the hooks of their names (module.h). */
+/* Hooks of the same names (module.h). */
 bool rooms_ring_has(const struct session *session, uint64_t id);
 bool rooms_ring_cancel(struct session *session, uint64_t id);
 bool rooms_ring_release(struct session *session, uint64_t id);

@@ -165,7 +165,8 @@ static void log_end_line(const struct room *room, enum log_level level,
 			      room->error->text);
 }
 
-/* A room that an engine gave up, as when its client left, is no fault. */
+/* A room that an engine gave up, for example because its client disconnected, is not a
+ * fault. */
 static bool room_is_fault(const struct room *room)
 {
 	return sm_state(&room->sm) != ROOM_SUCCESS && room->error->code != ERR_ABORTED &&
@@ -255,7 +256,7 @@ void room_move(struct room *room, enum room_state to)
 		room->waiting_ns = now;
 	if (to == ROOM_MOVING)
 		room->moving_ns = room->moved_ns = now;
-	/* only now does a sender know that no receiver wants more */
+	/* only now a sender knows that no receiver wants more */
 	if (to == ROOM_SUCCESS && room->expected == 0)
 		room->expected = room->bytes;
 	if (room_terminal(room)) {
@@ -302,10 +303,10 @@ static void tell_abort(struct room *room, const struct party *party)
 	if (room_admit_source(&room->admit, party->remote->peer) >= 0)
 		memcpy(msg.ticket, room->admit.ticket, sizeof(msg.ticket));
 	else
-		err_clear(); /* it may know of the end, not of the ticket */
+		err_clear(); /* it may learn the end, but not the ticket */
 	snprintf(msg.text, sizeof(msg.text), "%.300s", room->error->text);
 	if (early && sm_state(&party->remote->peer->sm) != PEER_UP) {
-		/* a room that ends because it cannot be reached does not try on */
+		/* a room that ends for a failed connection does not retry */
 		if (party->remote->peer->why.code != room->error->code)
 			rooms_tell_later(room->rooms, party->remote, &msg,
 					 room->session->account);
@@ -357,7 +358,7 @@ int room_refuse_over(const struct room *room)
 }
 
 static const struct err no_error = {.code = ERR_OK};
-/* For want of memory the reason is that. */
+/* The reason when there is no memory for it. */
 static const struct err error_lost = {.code = ERR_NOMEM,
 				      .scope = ERR_SCOPE_ROOM,
 				      .retryable = true,

@@ -88,7 +88,7 @@ struct move {
 	struct charge charge; /* of the plan */
 	uint8_t *header;
 	size_t header_len;
-	int (*encode)(struct move *move); /* makes it where the plan is made; or NULL */
+	int (*encode)(struct move *move); /* makes the header after the plan; or NULL */
 	struct sched_op op;
 	struct inbound_owner inbound; /* inbound ones */
 	struct xp_inbound *in;
@@ -100,7 +100,7 @@ struct move {
 	void (*planned)(struct move *move);
 	struct wait wait;
 	struct err refused;
-	uint64_t digest, bytes; /* the other side's, from the header */
+	uint64_t digest, bytes; /* of the other side, from the header */
 	uint64_t seq;
 	uint64_t seen_ns; /* posted, as first seen by room_clock.c */
 	bool last, reserved;
@@ -157,7 +157,7 @@ struct room {
 	struct room_leg *leg; /* NULL: an engine's */
 	const struct role_ops *ops;
 	struct list session_link, all_link;
-	struct list state_link; /* in rooms->in_state: the first is there longest */
+	struct list state_link; /* in rooms->in_state: longest in this state first */
 	enum room_role role;
 	enum room_hold hold;
 	uint64_t number;
@@ -191,7 +191,7 @@ struct room {
 	struct loop_defer step;
 	union {
 		struct {
-			struct list chunks; /* that wait or move, in order of room.send */
+			struct list chunks; /* waiting or moving, in order of room.send */
 			struct coverage given; /* numbers of all chunks, as tokens */
 			unsigned int chunks_open, chunks_given; /* in `chunks`; ever */
 			uint64_t latest_seq;			/* of the last one */
@@ -199,14 +199,14 @@ struct room {
 			/* First token that receivers want, of the pool's first view,
 			 * or of any if none wants that one; UINT64_MAX: not known */
 			uint64_t first_token;
-			struct room_heard early; /* that ended without being a party */
+			struct room_heard early; /* ended without being a party */
 		} send;
 		struct { /* the others */
 			struct {
 				struct room_maps maps;
 				enum pages_phase phase;
-				/* recv, pull: before anything lands; offer: is read;
-				 * empty once it is passed */
+				/* recv, pull: passed before any byte is written;
+				 * offer: before it is read; empty once it is passed */
 				struct wait_spec wait;
 				struct wait wait_bind;
 			} pages;
@@ -218,7 +218,7 @@ struct room {
 				} bind;
 				struct {
 					uint64_t lease_ns, lease_epoch, lease_end_ns;
-					/* of the first puller that did; NULL: none */
+					/* of the first puller that gave up; NULL: none */
 					const struct err *gave_up_why;
 					bool receivers_told; /* by the pullers */
 				} offer;
@@ -254,7 +254,7 @@ static inline bool room_planned(const struct room *room)
 {
 	return room->role != ROOM_SEND && room->pages.phase == PAGES_PLANNED;
 }
-/* Does something of its pages wait for its engine's stream? */
+/* Do its pages wait for its engine's stream? */
 static inline bool room_awaits_point(const struct room *room)
 {
 	return room->role != ROOM_SEND && room->pages.wait_bind.armed;
@@ -276,18 +276,18 @@ void room_fail_moving(struct room *room, const struct party *party,
 /* Schedule a step of the room in the next turn. */
 void room_kick(struct room *room);
 void room_progress(struct room *room); /* bytes moved: status page */
-/* Has its engine's stream passed the room's `wait`? Outcome 1; 0: not yet, and the room
- * is kicked when it has. */
+/* Has its engine's stream passed the room's `wait`? Outcome 1; 0: not yet, and a step
+ * is scheduled when it has. */
 int room_await(struct room *room);
 void room_figures(struct room *room); /* the same for the other fields of its slot */
-/* The other side ended it: room_fail() with that in its flags. */
+/* The other side ended it: room_fail(), with that in its flags. */
 void room_fail_remote(struct room *room, const struct err *why, const struct party *but);
 
 /* ---- room_clock.c ---- */
 /* Set the timer of the room's next check, as its phase requires. */
 void room_clock_set(struct room *room);
 void room_on_clock(struct loop_timer *timer);
-/* Is it one without a clock? rooms counts them and tries again. */
+/* Is it a role without a clock? rooms counts them and tries again. */
 
 void room_count(const struct room *room, enum metric metric, uint64_t n);
 
@@ -304,26 +304,26 @@ struct move *move_new(struct room *room, struct party *party);
  * frees it in its next step, so the caller may still read it. */
 void move_end(struct move *move);
 void move_to(struct move *move, enum move_phase phase);
-void move_arrived(struct move *move); /* its request is here and taken */
-/* The transport has moved its bytes: the room's, the party's and the daemon's counts. */
+void move_arrived(struct move *move); /* its request is received and accepted */
+/* The transport has moved its bytes: update the counts of room, party and daemon. */
 void move_done(struct move *move, const struct xp_used *used, const struct xp_way *way);
 static inline bool room_sends(const struct room *room)
 {
 	return room->role == ROOM_SEND || room->role == ROOM_OFFER;
 }
-/* The answer to an inbound move's request: its bytes may land (`why` NULL), or not. The
+/* Answer an inbound move's request: its bytes may be written (`why` NULL), or not. The
  * first answer counts, any later one is ignored. */
 void move_answer(struct move *move, const struct xp_sides *sides, const struct err *why);
 /* For the step: free ended moves. */
 void moves_free_ended(struct room *room);
-/* Pages of both sides; they stay while it does. */
+/* Pair the pages of both sides; they must outlive the move. */
 int move_pair(struct move *move, const struct room_maps *src,
 	      const struct room_maps *dst);
-/* Make move->plan from the pairs and wants, on a helper when large, then `then`
- * (perhaps before this returns). Failure is in move->refused. */
+/* Make move->plan from the pairs and wants, on a helper when large, then call `then`
+ * (possibly before this returns). Failure is in move->refused. */
 void move_plan(struct move *move, const struct plan_want *wants, size_t want_count,
 	       void (*then)(struct move *move));
-/* Where it moves bytes, by its plan; for move_post() and move_answer(). */
+/* The memory of both sides for its plan; for move_post() and move_answer(). */
 int move_sides(const struct move *move, struct xp_sides *sides);
 /* Post its header and plan to the transport. Negative: nothing was posted. */
 int move_post(struct move *move, enum xp_kind kind, void (*on_done)(struct sched_op *op));
@@ -361,7 +361,7 @@ int send_on_info(struct room *room, struct remote *remote,
 		 const struct wire_transfer_info *info, struct room_message *msg);
 void send_on_done(struct room *room, struct party *party);
 int send_chunk(struct room *room, struct chunk *chunk); /* takes it when >= 0 */
-/* Was there a chunk of this number? A retry is no new one. */
+/* Was this chunk sent before? A retry is not a new one. */
 bool send_was_given(const struct room *room, uint64_t seq);
 /* room_recv.c; also of a pull that was opened without pages */
 int recv_bind(struct room *room, struct room_maps *maps, struct wait_spec *wait);
@@ -375,7 +375,7 @@ void offer_on_request(struct room *room, struct remote *remote, struct xp_inboun
 int offer_on_pull_done(struct room *room, struct party *party,
 		       const struct wire_pull_done *done, enum err_code *answer_p);
 void offer_on_lease(struct room *room, struct party *party, uint64_t lease_epoch);
-/* The lease is so long from now on, and as long each time it is extended. ERR_STATE. */
+/* Set the duration of the lease, from now on and for each extension. ERR_STATE. */
 int offer_extend(struct room *room, uint64_t lease_ns);
 /* room_pull.c */
 int pull_on_offer(struct room *room, struct party *party, const struct wire_offer *offer,

@@ -39,7 +39,8 @@ int room_admit_check(const struct room_admit *admit, uint64_t number,
 /* May the ticket be sent to it, and may it be a source? ERR_AUTH, with a text for the
  * own engine. */
 int room_admit_source(const struct room_admit *admit, const struct peer *peer);
-/* `ticket`: whether there is one, and `admits`: the names, if any. False: no memory. */
+/* Add `ticket`: whether there is one, and `admits`: the names, if any. False: no
+ * memory. */
 bool room_admit_record(cJSON *obj, const struct room_admit *admit);
 
 #endif

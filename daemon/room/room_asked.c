@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The room that a command names. */
+/* Finds the room that a command names. */
 #include "daemon/base/context.h"
 #include "daemon/request/commands.h"
 #include "daemon/room/commands_room.h"
@@ -39,8 +39,9 @@ struct room *room_asked(struct session *session, const struct room_key *key,
 	return found;
 }
 
-/* An administrator's tool has no rooms, and means any engine's. An engine means its own,
- * also when it is root's: another engine may have a room of that number. */
+/* An administrator's tool has no rooms, and may name those of any engine. An engine
+ * may name its own only, also when it is root's: another engine may have a room of
+ * that number. */
 struct room *room_asked_any(struct request *req, const struct room_key *key)
 {
 	struct room *room = room_asked(req->session, key, rooms_of(req->kvd)), *it;

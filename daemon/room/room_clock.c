@@ -2,13 +2,13 @@
 /*
  * Every phase of a room has a time limit, for each possible cause of delay.
  *
- *   bootstrapping bootstrap_timeout the other side does not contact us
+ *   bootstrapping      bootstrap_timeout        the other side does not contact us
  *                      connect_timeout          a source's daemon is not connected
- *                      dead_after it was, and was lost
+ *                      dead_after               it was, and was lost
  *   waiting_for_input  waiting_timeout          nothing is bound, offered, sent
  *   transferring       transfer_stall_timeout   posted, and no byte moves
  *                      waiting_timeout          nothing posted: an engine computes
- *   aborting           fence_timeout            cut the peers that hold it
+ *   aborting           fence_timeout            then the peers that hold it are cut
  *   an offer           its lease                no puller, or a slow one
  *
  * A stall means no byte in that time, not slowness: any byte since the last check
@@ -153,7 +153,7 @@ static void room_clock_bootstrap_text(const struct room *room, char *text, size_
 	}
 }
 
-/* Something waits for a point that its engine's stream shall pass. */
+/* Does anything wait for a point of its engine's stream? */
 static bool waits_for_point(const struct room *room)
 {
 	const struct move *move;
@@ -312,14 +312,14 @@ static void look_at_boot(const struct room *room, uint64_t now, struct err *why)
 
 /* ---- the fence ---- */
 
-/* A peer that is up and holds something of the room. */
+/* A peer that is up and has operations of the room. */
 static struct peer *holder(const struct room *room)
 {
 	const struct move *move;
 
 	list_foreach(move, &room->moves, link) {
 		if (move_phase(move) !=
-		    MOVE_POSTED) /* our own helper has it, no peer does */
+		    MOVE_POSTED) /* our own helper has it, not a peer */
 			continue;
 		if (sm_state(&move->party->remote->peer->sm) == PEER_UP)
 			return move->party->remote->peer;

@@ -157,7 +157,7 @@ bool room_booted(struct room *room)
 		return false;
 	}
 	if (all == 0 && (room->role == ROOM_RECV || room_bound(room)))
-		room_move(room, ROOM_WAITING); /* else it asks for the offers first */
+		room_move(room, ROOM_WAITING); /* else it requests the offers first */
 	return all == 0;
 }
 
@@ -176,7 +176,7 @@ bool room_source_lost(struct party *party)
 		return party_state(party) == PARTY_DONE ||
 		       party->due.got == party->due.expected;
 	if (party->line == PARTY_POOL_GOING)
-		return false;	/* another engine's is no substitute */
+		return false;	/* another engine's pool is no substitute */
 	party->line = PARTY_UP; /* it has no message from this room: it may come back */
 	if (party->pool)
 		handshake_pool_unuse(party->pool);
@@ -208,7 +208,7 @@ static int make_cover(struct room *room, struct cover **cover_p)
 			  room->number, cover_p);
 }
 
-/* Of the bound tokens of a view, those that the source holds, too. */
+/* The bound tokens of a view that the source holds, too. */
 struct due {
 	const struct layout_view *view;
 	const struct room_map *map;
@@ -231,7 +231,7 @@ static void due_tokens(const struct room *room, const struct party *party, uint3
 					   due->map->token_begin, due->map->token_end);
 }
 
-/* Bytes that one want makes over them. */
+/* Bytes of one want over these tokens. */
 static int want_bytes(const struct room *room, const struct plan_want *want,
 		      const struct due *due, uint64_t *bytes_p)
 {
@@ -268,7 +268,7 @@ static int room_cover_expect(struct room *room, struct party *party)
 		party->due.expected += bytes;
 	}
 	if (party->due.expected == 0)
-		party->want_count = 0; /* idle: nothing of it is bound */
+		party->want_count = 0; /* idle: nothing is bound that it holds */
 	room->expected += party->due.expected;
 	return 0;
 }
@@ -315,7 +315,7 @@ static int make_coverage(struct room *room, struct party *party)
 
 		if (theirs)
 			party->due.coverage[i].shard = theirs->shard;
-		/* its source decides into how many pieces it falls */
+		/* its source determines the number of pieces */
 		if (r >= 0)
 			r = coverage_charge(&party->due.coverage[i],
 					    party->remote->account, ACCOUNT_PAGES);
@@ -352,7 +352,7 @@ int room_cover(struct room *room)
 	return 0;
 }
 
-/* ---- which pages are whole ---- */
+/* ---- complete pages ---- */
 
 void room_cover_landed(struct party *party)
 {
@@ -367,7 +367,7 @@ void room_cover_landed(struct party *party)
 	}
 }
 
-/* In-flight chunks are reserved, not landed: ask only when terminal. */
+/* Chunks in flight are reserved, but not written: call only when terminal. */
 int room_landed_pages(const struct room *room, size_t map, uint8_t **bits_p)
 {
 	const struct room_map *m = &room->pages.maps.maps[map];

@@ -6,17 +6,17 @@
 
 #include "daemon/room/room.h"
 
-/* Out of BOOT, when every source's data line and pool are usable: pools are taken into
- * use, and asked for their keys. One that never will be fails the room. */
+/* Leave BOOT when every source's data line and pool are usable: takes uses of the
+ * pools and requests their keys. A source that never will be usable fails the room. */
 bool room_booted(struct room *room);
-/* For the bound maps: each party's wants, expected bytes and coverage. */
+/* Compute, for the bound maps, each party's wants, expected bytes and coverage. */
 int room_cover(struct room *room);
-/* All that it was to bring is there, and counts. */
+/* All bytes due from it have arrived: count them. */
 void room_cover_landed(struct party *party);
-/* A source's peer is down: true when the room can do without it. */
+/* A source's peer is down: true when the room can continue without it. */
 bool room_source_lost(struct party *party);
-/* Which pages of a bound map are whole, as a bitmap: bit p % 8 of byte p / 8
- * for pages[p]. *bits_p is heap, (page_count + 7) / 8 bytes. */
+/* The complete pages of a bound map, as a bitmap: bit p % 8 of byte p / 8 for
+ * pages[p]. *bits_p is heap, (page_count + 7) / 8 bytes. */
 int room_landed_pages(const struct room *room, size_t map, uint8_t **bits_p);
 
 /* The common entries of struct role_ops for recv and pull. */

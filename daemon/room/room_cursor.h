@@ -24,7 +24,7 @@ struct room_cursor {
 void room_cursor_begin(struct rooms *rooms, struct room_cursor *cursor, struct list *at,
 		       bool back);
 void room_cursor_end(struct room_cursor *cursor);
-/* `leaving` is about to leave its list. */
+/* `leaving` is about to be removed from its list. */
 void room_cursors_pass(struct rooms *rooms, const struct list *leaving);
 
 struct room_sweep {

@@ -80,7 +80,7 @@ void mails_drop(struct room *room, const struct party *party)
 	struct mail *mail;
 
 	list_foreach_safe(mail, &room->mails, link) {
-		/* the end of a request is its transport's, or the room's */
+		/* the end of a request belongs to its transport, or to the room */
 		if (!party || (mail->party == party && !mail->move))
 			mail_drop(mail);
 	}
@@ -91,7 +91,8 @@ static void room_mail_again(struct mail *mail)
 	loop_defer(rooms_kvd(mail->room->rooms)->loop, &mail->go);
 }
 
-/* Its room has not seen a loss yet (rooms_loss.c), which may end this: its step first. */
+/* Its room has not processed a loss yet (rooms_loss.c), which may end this: its step
+ * first. */
 static bool is_behind(struct mail *mail)
 {
 	if (!rooms_behind(mail->room))

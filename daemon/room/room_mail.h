@@ -43,7 +43,7 @@ struct mail {
 int mail_tell(struct party *party, enum wire_type type,
 	      int (*put)(const struct party *party, struct wire_blob views,
 			 struct wire_blob wants, struct cursor *out));
-/* Is such a message to this party being written? */
+/* Is a message with pages to this party being written? */
 bool mail_telling(const struct party *party);
 
 /*
@@ -59,8 +59,8 @@ int mail_read(struct party *party, struct move *move, struct room_message *msg,
 	      struct room_maps *maps_p, struct mail **mail_p);
 
 void mail_drop(struct mail *mail); /* NULL is fine */
-/* Of one party all but requests that are being read: those must be answered. NULL: all.
- */
+/* Drop the mails of one party except requests that are being read, which must be
+ * answered. NULL: all. */
 void mails_drop(struct room *room, const struct party *party);
 
 #endif

@@ -306,14 +306,14 @@ const struct room_map *room_maps_find(const struct room_maps *maps, const char *
 	return NULL;
 }
 
-/* Where a token lies in a map's pages, or would. */
+/* The position of a token in a map's pages, existing or not. */
 static uint64_t map_slot(const struct room_map *map, const struct layout_view *view,
 			 uint64_t token)
 {
 	return token_shard_slot(&view->shard, token - map->first_token);
 }
 
-/* Are the pages of all its tokens the very ones? A room may have tens of thousands. */
+/* Are the pages of all its tokens identical? A room may have tens of thousands. */
 static bool same_pages(const struct room_map *in, const struct room_map *out,
 		       const struct layout_view *view)
 {

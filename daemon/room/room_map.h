@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * room_map: which pages of which view hold which tokens of a request, on one
- * side. Made from a command's "views" or from a peer's message, checked against
- * a layout, immutable afterwards.
+ * room_map: maps the tokens of a request to pages of views, on one side. Made from a
+ * command's "views" or from a peer's message, checked against a layout, immutable
+ * afterwards.
  */
 #ifndef KVD_ROOM_MAP_H
 #define KVD_ROOM_MAP_H
@@ -75,7 +75,7 @@ int room_map_check_ranges(const struct room_map *map, const struct layout_view *
 size_t room_maps_wire_bytes(const struct room_maps *maps);
 void room_maps_put(struct cursor *out, const struct room_maps *maps);
 
-/* The same piece by piece: for the loop, when there may be many pages. */
+/* The same in parts: for the loop, when there may be many pages. */
 struct maps_writer {
 	struct cursor *out; /* the caller's; bad when it was too small */
 	const struct room_maps *maps;
@@ -87,7 +87,7 @@ struct maps_writer {
 };
 void maps_writer_begin(struct maps_writer *writer, struct cursor *out,
 		       const struct room_maps *maps);
-/* At most about `most` pages more. False: that was all. */
+/* Write at most about `most` more pages. False: that was all. */
 bool maps_write_some(struct maps_writer *writer, size_t most);
 /* Upper limit for any writer, whatever its pages are. */
 size_t maps_writer_most(const struct room_maps *maps);
@@ -106,29 +106,29 @@ struct maps_reader {
 	uint64_t total, filled;
 	bool summed;
 };
-/* Checked like a command's; runs are summed and all is checked before allocation.
- * account: as room_maps_parse(); nothing is allocated over its share. */
+/* Checked like a command's; runs are summed and checked before memory is allocated.
+ * account: as room_maps_parse(); no allocation exceeds its share. */
 int maps_reader_begin(struct maps_reader *reader, const struct cursor *in,
 		      const struct layout *layout, struct account *account);
 /* Read at most about `most` more pages or runs. 0: reader->maps is complete and now
  * the caller's, and reader->in is after it. Outcome 1: more follows. Negative: the
  * parts read are freed. */
 int maps_read_some(struct maps_reader *reader, size_t most);
-/* The bytes moved, from where reader->in.base was. */
+/* The buffer was moved from reader->in.base. */
 void maps_reader_rebase(struct maps_reader *reader, const void *base);
 /* Given up; idempotent. */
 void maps_reader_fini(struct maps_reader *reader);
 
 const struct room_map *room_maps_find(const struct room_maps *maps, const char *view);
-/* Are all pages of `inner` among those of `outer`, and its tokens at the same
- * places? ERR_RANGE names the first that is not. */
+/* Are all pages of `inner` among those of `outer`, with its tokens at the same
+ * positions? ERR_RANGE names the first that is not. */
 int room_maps_within(const struct room_maps *inner, const struct room_maps *outer,
 		     const struct layout *layout);
 
 /* Check that no page of a view is bound twice: each destination needs its own page.
  * ERR_DUP, ERR_NOMEM. */
 int room_maps_check_once(const struct room_maps *maps);
-/* Tokens of `src`, of the view that has most of them, for which `dst` has no place. */
+/* Tokens of `src`, of the view that has most of them, without a position in `dst`. */
 uint64_t room_maps_surplus(const struct room_maps *src, const struct room_maps *dst);
 
 /* Pair the maps of both sides into plan maps: views of both, token ranges cut to those

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pages as an entry of the submission ring carries them (proto/kvd_ring.h). The bytes are
- * a copy, which its engine cannot change any more; every length in it may lie.
+ * Pages in an entry of the submission ring (proto/kvd_ring.h). The bytes are a copy,
+ * which the engine cannot change any more; every length in it may be wrong.
  */
 #include <errno.h>
 #include <stdio.h>

@@ -42,7 +42,7 @@ static uint32_t room_map_wire_runs_of(const struct room_map *map)
 	return runs;
 }
 
-/* A guess by some of them: either form holds any pages. */
+/* An estimate from a sample: either form holds any pages. */
 static bool goes_as_list(const struct room_map *map)
 {
 	size_t step = map->page_count / LOOKS;
@@ -257,7 +257,7 @@ static size_t run_bytes(const struct maps_reader *reader)
 	return reader->list ? LIST_BYTES : RUN_BYTES;
 }
 
-/* The i-th: its first page, and how many. */
+/* Run i: its first page, and its length. */
 static inline uint32_t run_at(const struct maps_reader *reader, uint32_t i,
 			      uint32_t *page_p)
 {
@@ -351,7 +351,7 @@ static int pages_new(struct charge *charge, struct room_map *map, size_t count)
 	return err_pass(-ENOMEM);
 }
 
-/* The runs are in order: is the rest, too? Then its pages. */
+/* The runs are valid: check the rest, then expand the pages. */
 static int summed(struct maps_reader *reader)
 {
 	struct room_map *map = under_way(reader);

@@ -62,7 +62,7 @@ static uint64_t seq_of(const struct move *move)
 	return move->chunk ? move->chunk->seq : move->seq;
 }
 
-/* NULL: it is the peer's, or not made yet; a helper may be making it right now. */
+/* NULL: it belongs to the peer, or is not made yet; a helper may be making it. */
 static const struct plan *plan_of(const struct move *move)
 {
 	return move->job.submitted ? NULL : move->plan;
@@ -366,12 +366,12 @@ static void room_move_plan_done(struct offload_job *job)
 	}
 	rooms_catch_up(move->room);
 	if (move_phase(move) != MOVE_PLANNING)
-		return; /* answered meanwhile, and the transport ends it; or just ended */
-	assert(room_live(move->room)); /* else its stop() had been here */
+		return; /* answered meanwhile (the transport ends it), or ended */
+	assert(room_live(move->room)); /* else its stop() had been called */
 	move->planned(move);
 }
 
-/* Runs that a plan may have: a page of one field is one, or one a head. */
+/* Number of runs that a plan may have: a page of one field is one, or one a head. */
 static uint64_t work_of(const struct move *move)
 {
 	uint64_t runs = 0;

@@ -16,7 +16,7 @@ const char *room_peer_name(const struct remote *remote, char *buf, size_t size)
 {
 	const char *endpoint = remote->peer->endpoint;
 
-	if (remote->peer->name[0]) /* its key is not for people */
+	if (remote->peer->name[0]) /* its key is not shown */
 		snprintf(buf, size, "peer %.63s", remote->peer->name);
 	else
 		snprintf(buf, size, "peer %.*s", (int)strcspn(endpoint, "#"), endpoint);

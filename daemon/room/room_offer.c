@@ -18,8 +18,8 @@
 #include "daemon/room/room_wire.h"
 #include "daemon/room/rooms.h"
 
-/* How long a puller that has its answer waits until a repeated query gets another:
- * twice as long each time. */
+/* Time until a repeated query of an answered puller gets another answer: doubles each
+ * time. */
 #define OFFER_AGAIN_NS LOOP_NS_PER_S
 #define OFFER_AGAIN_DOUBLINGS 20u
 
@@ -39,9 +39,9 @@ static int offer_put(const struct party *party, struct wire_blob views,
 	return err_pass(wire_offer_put(out, &msg));
 }
 
-/* A query is some bytes and its answer may be a MiB, so repeating the one must not make
- * the other at its pace. The line loses nothing, so one answer is enough; a puller that
- * asks again from time to time gets more, at growing intervals. */
+/* A query is small and its answer may be a MiB, so repeated queries must not produce
+ * answers at the same rate. The line loses nothing, so one answer is enough; a puller
+ * that repeats its query from time to time gets more, at growing intervals. */
 static bool may_answer(const struct party *party)
 {
 	uint64_t now = loop_now_ns(rooms_kvd(party->room->rooms)->loop);
@@ -202,8 +202,7 @@ static int room_offer_serve(struct move *move)
 		return err_pass(r);
 	if (sm_state(&room->sm) == ROOM_WAITING)
 		room_move(room, ROOM_MOVING);
-	if (move->in->kind ==
-	    XP_CHECK) { /* the bytes were read: were the pages ours to give? */
+	if (move->in->kind == XP_CHECK) { /* the bytes were read: was the read valid? */
 		move_answer(move, &(struct xp_sides){0}, NULL);
 		return 0;
 	}

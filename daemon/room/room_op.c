@@ -149,7 +149,7 @@ static int parse_open(struct session *session, const struct room_open_args *args
 	return out->pool ? 0 : err_pass(-ENOENT);
 }
 
-/* Members that this role has no use for are a mistake of the caller. */
+/* Members without meaning for this role are a mistake of the caller. */
 static int check_members(const cJSON *args, enum room_role role)
 {
 	static const struct {

@@ -16,13 +16,13 @@ struct session;
 
 #define ROOM_MS_MAX INT64_C(86400000) /* a day */
 
-/* How an engine names a room. */
+/* The name of a room for an engine. */
 struct room_key {
 	uint64_t number;
 	int role; /* enum room_role; -1: not given: the only room of this number */
 };
 
-/* Which pages a command means, and when they may be touched. */
+/* The pages of a command, and the condition for their use. */
 struct pages_args {
 	const cJSON *views;
 	int64_t aux; /* slot of view "aux"; -1: none */
@@ -50,7 +50,7 @@ struct room_open_args {
 };
 extern const struct field room_open_fields[];
 
-/* A slot of the status page that the engine chose and status_slot_claim() gave it. */
+/* A slot of the status page that the engine chose and status_slot_claim() has claimed. */
 struct room_slot {
 	uint32_t slot, gen;
 };
@@ -69,7 +69,8 @@ struct room_slot {
 		 "reached the value; or {kind:\"event\", device, handle}: start after " \
 		 "this CUDA IPC event, which must be recorded already")
 
-/* Of a pool's layout; `lands`: bytes land there. Negative: there is nothing to undo. */
+/* Parse the pages for a pool's layout; `lands`: bytes are written to them. Negative:
+ * there is nothing to undo. */
 int room_pages_parse(struct session *session, const struct pages_args *args,
 		     const struct layout *layout, bool lands, struct room_pages *pages_p);
 void room_pages_fini(struct room_pages *pages);
@@ -84,7 +85,7 @@ int room_op_open(struct session *session, const cJSON *line,
 /* Both always take `pages`. A repeated chunk (seq) is accepted once. */
 int room_op_bind(struct room *room, struct room_pages *pages);
 int room_op_send(struct room *room, uint64_t seq, bool last, struct room_pages *pages);
-/* Is it of this role, or of one that binds? ERR_STATE. */
+/* Is the room of this role, or of one that binds? ERR_STATE. */
 int room_op_want(const struct room *room, int role);
 int room_op_binds(const struct room *room);
 int room_op_extend(struct room *room, uint64_t lease_ms); /* offer */

@@ -38,14 +38,14 @@ struct room_used {
  *   offer   NEW -> ANSWERED -> DONE, or AWAY instead
  */
 enum party_state {
-	PARTY_NEW,	/* recv, pull: nothing was sent to it; offer: it has no answer */
+	PARTY_NEW,	/* recv, pull: no message sent yet; offer: no answer sent yet */
 	PARTY_ASKED,	/* recv, pull: TRANSFER_INFO or OFFER_QUERY is sent or written */
 	PARTY_READING,	/* pull: its OFFER, send: its TRANSFER_INFO is read (room_mail.h)
 			 */
-	PARTY_TAKEN,	/* send: all of that is read, and not acknowledged */
+	PARTY_TAKEN,	/* send: read completely, not acknowledged yet */
 	PARTY_ANSWERED, /* recv, pull: by it; send, offer: by this side */
-	PARTY_CLOSING,	/* recv: its last chunk is here; pull: PULL_ACK is due */
-	PARTY_DONE,	/* nothing more is expected of it */
+	PARTY_CLOSING,	/* recv: its last chunk has arrived; pull: PULL_ACK is due */
+	PARTY_DONE,	/* no more messages of it are expected */
 	PARTY_AWAY,	/* offer: it failed in a way that allows another attempt */
 	PARTY_STATES,
 };
@@ -59,19 +59,19 @@ enum party_line {
 
 /* bits of `abort` */
 #define PARTY_ABORT_HEARD 0x1u /* it waits for our ABORT_ACK */
-#define PARTY_QUIESCED 0x2u    /* its ABORT_ACK is here: quiet on its side, too */
+#define PARTY_QUIESCED 0x2u    /* its ABORT_ACK has arrived */
 
 /* recv, pull: bytes due from it, and bytes received. */
 struct party_due {
 	struct coverage
-		*coverage;	/* one a bound view, in the order of room->pages.maps */
+		*coverage; /* one for each bound view, in the order of room->pages.maps */
 	uint64_t expected, got; /* bytes */
 	uint64_t last_seq;	/* recv: of its last chunk */
 	/* pull */
 	uint64_t lease_epoch, lease_ns;
 	struct cJSON *theirs_json; /* pages named by the engine; read when the pool of
 				      the source is known */
-	size_t json_bytes;	   /* of that, charged to the room */
+	size_t json_bytes;	   /* charged to the room for it */
 };
 
 struct party {
@@ -84,9 +84,9 @@ struct party {
 	uint8_t abort;		  /* PARTY_… bits */
 	uint8_t named;		  /* POOL_BY_…: how the pool was named */
 	uint16_t index;		  /* in the order of joining */
-	uint64_t pool_id;	  /* of the one that was in use last; 0: none was */
-	/* As asked for; once a pool was in use, that one's, and no other is used later.
-	 */
+	uint64_t pool_id;	  /* of the last pool in use; 0: none was */
+	/* As requested; once a pool was in use, the name of that one, and no other is
+	 * used later. */
 	char pool_name[POOL_NAME_MAX]; /* "" = any */
 	int64_t rank;		       /* ROOM_ANY_RANK */
 	uint64_t session;	       /* its engine's epoch; 0 = any */
@@ -98,7 +98,7 @@ struct party {
 	struct room_maps theirs; /* send: receiver's pages; pull: source's pages */
 	struct plan_want *wants; /* units that this source sends / must send */
 	size_t want_count;
-	uint64_t downs; /* remote->downs, as the room has seen them */
+	uint64_t downs; /* remote->downs, as processed by the room */
 	uint64_t joined_ns;
 	struct room_used used;
 	char path[64];	   /* path of its bytes; "": none so far */
@@ -106,7 +106,7 @@ struct party {
 	union {
 		struct party_due due; /* recv, pull */
 		struct {
-			struct list ack_link; /* in rooms->acks: before the loop sleeps */
+			struct list ack_link;	    /* in rooms->acks */
 			struct charge wants_charge; /* on the receiver */
 		} send;
 		struct {
@@ -124,14 +124,14 @@ static inline bool party_lost(const struct party *party)
 {
 	return party->line == PARTY_LOST || party->downs != party->remote->downs;
 }
-/* recv, pull: does its peer know of this room by us? */
+/* recv, pull: does its peer know of this room from our messages? */
 bool party_asked(const struct party *party);
-/* Nothing more is expected of it: a receiver that wants nothing is done once its wants
- * are read. */
+/* No more messages of it are expected: a receiver that wants nothing is done once its
+ * wants are read. */
 bool party_done(const struct party *party);
 
 struct party *room_party_add(struct room *room, struct remote *remote);
-/* The party that this pool, or this generation, of the remote is; or NULL. */
+/* The party with this pool, or this generation, of the remote; or NULL. */
 struct party *room_party_by_pool(struct room *room, const struct remote *remote,
 				 uint64_t pool);
 struct party *room_party_by_gen(struct room *room, const struct remote *remote,

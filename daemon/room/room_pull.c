@@ -47,7 +47,7 @@ static int room_pull_ask(struct room *room, struct party *party)
 
 static void start_beating(struct room *room);
 
-/* All of its pages are read; `maps` is taken. */
+/* All of its pages have been read; `maps` is taken. */
 static int take_offer(struct party *party, const struct wire_offer *offer,
 		      struct room_maps maps)
 {
@@ -71,7 +71,7 @@ static int take_offer(struct party *party, const struct wire_offer *offer,
 		LOOP_NS_PER_MS;
 	sm_move(&party->sm, PARTY_ANSWERED);
 	start_beating(
-		party->room); /* the others' offers may take longer than its lease */
+		party->room); /* the offers of others may take longer than its lease */
 	room_trace(party->room, TRACE_ACK_IN, party, party->gen);
 	room_kick(party->room);
 	return 0;
@@ -97,7 +97,7 @@ int pull_on_offer(struct room *room, struct party *party, const struct wire_offe
 
 	assert(room->role == ROOM_PULL && party->room == room);
 	if (party_state(party) != PARTY_ASKED || !room_live(room))
-		return 0; /* not asked for, twice, or too late */
+		return 0; /* not requested, repeated, or too late */
 	cursor_read(&in, offer->views.data, offer->views.len);
 	r = mail_read(party, NULL, msg, &in, party->pool->layout, room_pull_on_pages,
 		      &maps, &mail);
@@ -198,7 +198,7 @@ static void room_pull_on_read(struct sched_op *op)
 	}
 }
 
-/* Where the plan is made: a room's page lists take as long. */
+/* Called where the plan is made, because page lists of a room take as long. */
 static int room_pull_make_header(struct move *move)
 {
 	const struct room *room = move->room;

@@ -132,7 +132,7 @@ static bool add_way(cJSON *obj, const struct xp_way *way)
 	cJSON *w;
 
 	if (!way->row_bytes)
-		return true; /* nothing to choose, or nothing moved yet */
+		return true; /* no choice, or nothing moved yet */
 	w = cJSON_AddObjectToObject(obj, "way");
 	return w && cJSON_AddBoolToObject(w, "packed", way->packed) &&
 	       cJSON_AddBoolToObject(w, "staged", way->staged) &&
@@ -239,7 +239,7 @@ static bool add_timings(cJSON *obj, const struct room *room)
 	       cJSON_AddNumberToObject(t, "total", ms_between(room->opened_ns, end));
 }
 
-/* Milliseconds, as seen from now. */
+/* Milliseconds relative to now. */
 static bool add_waits(cJSON *obj, const struct room *room)
 {
 	uint64_t now = loop_now_ns(rooms_kvd(room->rooms)->loop);

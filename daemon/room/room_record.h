@@ -10,7 +10,7 @@
 
 struct room_request;
 
-/* All of it, into `obj`. ERR_NOMEM. */
+/* The complete record, into `obj`. ERR_NOMEM. */
 int room_record_full(const struct room *room, cJSON *obj);
 /* A peer's request for a room that is not open here. */
 int room_record_request(const struct room_request *asked, uint64_t now_ns, cJSON *obj);
@@ -19,7 +19,7 @@ int room_record_request(const struct room_request *asked, uint64_t now_ns, cJSON
 int room_record_text(const struct room *room, struct text *out);
 /* Add the names that an engine gave; NULL: nothing. False: no memory. */
 bool room_record_names(cJSON *obj, const struct room_names *names);
-/* A polled room that is not there: {room, error}. */
+/* Answer for a polled room that does not exist: {room, error}. */
 int room_record_missing(const cJSON *asked, const struct err *why, struct text *out);
 
 #endif

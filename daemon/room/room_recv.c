@@ -58,7 +58,7 @@ static int info_put(const struct party *party, struct wire_blob views,
 	return err_pass(wire_transfer_info_put(out, &msg));
 }
 
-/* Each source its part: a message of many pages is a turn's worth. */
+/* Send each source its part: a message of many pages takes a turn. */
 static int tell_all(struct room *room)
 {
 	struct loop *loop = rooms_kvd(room->rooms)->loop;
@@ -349,7 +349,7 @@ void recv_on_request(struct room *room, struct remote *remote, struct xp_inbound
 	}
 	if (r >= 0)
 		r = room_recv_admit(room, remote, &h, &party);
-	/* an unknown sender's or a late chunk is refused and harms no room */
+	/* chunks of unknown senders and late ones are refused without effect on a room */
 	fatal = r == -err_errno(ERR_DUP);
 	if (r >= 0) {
 		r = room_recv_begin(room, party, in, &h, header);

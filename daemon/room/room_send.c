@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The sender's side of a push. Receivers announce themselves (TRANSFER_INFO);
- * when all are there the room is waiting_for_input. Each chunk becomes one move
- * a receiver: pages paired, planned, waited for, posted as a WRITE.
+ * The sender's side of a push. Receivers announce themselves (TRANSFER_INFO); when all
+ * have, the room is waiting_for_input. Each chunk becomes one move per receiver: pages
+ * are paired, planned, wait for their point, and are posted as a WRITE.
  *
- * The chunk marked `last` is the receiver's cue to check that nothing is
- * missing, so it is posted only when every earlier chunk of the room is: plans
- * of large chunks are made on helper threads and could be overtaken.
+ * At the chunk marked `last` the receiver checks that nothing is missing, so it is posted
+ * only when every earlier chunk of the room is: plans of large chunks are made on helper
+ * threads and could be overtaken.
  *
- * Success is every receiver's ROOM_DONE after every move has ended; a receiver
- * that wants nothing (idle) has confirmed from the start.
+ * Success is every receiver's ROOM_DONE after every move has ended; a receiver that wants
+ * nothing (idle) has confirmed from the start.
  */
 #include <assert.h>
 #include <errno.h>
@@ -75,7 +75,7 @@ static uint64_t first_token(const struct room *room)
 	return first != UINT64_MAX ? first : first_wanted(room, NULL);
 }
 
-/* All of its TRANSFER_INFO is read. */
+/* All of its TRANSFER_INFO has been read. */
 static void info_taken(struct party *party)
 {
 	sm_move(&party->sm, PARTY_TAKEN);
@@ -193,7 +193,7 @@ void send_on_done(struct room *room, struct party *party)
 {
 	assert(room->role == ROOM_SEND && party->room == room);
 	if (party_state(party) == PARTY_TAKEN)
-		rooms_ack(party); /* it was quick: it wants nothing */
+		rooms_ack(party); /* finished at once: it wants nothing */
 	if (sm_can(&party->sm, PARTY_DONE))
 		sm_move(&party->sm, PARTY_DONE);
 	room_trace(room, TRACE_DONE_IN, party, party->gen);
@@ -225,7 +225,7 @@ static void room_send_on_sent(struct sched_op *op)
 		room_fail_moving(room, move->party, &op->xp.err);
 }
 
-/* Where the plan is made: a room's page list takes as long. */
+/* Called where the plan is made, because page lists of a room take as long. */
 static int room_send_make_header(struct move *move)
 {
 	struct party *party = move->party;
@@ -263,7 +263,7 @@ static void room_send_on_wait_over(struct wait *wait, const struct err *why)
 
 	rooms_catch_up(move->room);
 	if (move_phase(move) != MOVE_WAITING)
-		return; /* the room has ended, and it with it */
+		return; /* the room has ended, and the move with it */
 	if (why)
 		room_fail(move->room, why, NULL); /* moves_stop() ends the move */
 	else
@@ -354,7 +354,7 @@ bool send_was_given(const struct room *room, uint64_t seq)
 	       coverage_whole(&room->send.given, seq, seq + 1);
 }
 
-/* Numbers that follow each other are one interval, however many chunks they were. */
+/* Consecutive numbers are one interval, for any number of chunks. */
 static int chunk_number(struct room *room, uint64_t seq)
 {
 	int r = 0;
@@ -416,7 +416,7 @@ static bool all_posted(const struct room *room)
 	return true;
 }
 
-/* They are dispatched in order, so those that wait are the list's end. */
+/* They are dispatched in order, so waiting ones are at the end of the list. */
 static struct list *first_waiting(const struct room *room)
 {
 	struct list *at = room->send.chunks.prev;
@@ -436,7 +436,7 @@ static void dispatch_all(struct room *room)
 	     at = next) {
 		struct chunk *chunk = list_entry(at, struct chunk, link);
 
-		next = at->next; /* one of no receiver is over at once */
+		next = at->next; /* one without receivers is finished at once */
 
 		if (chunk->last && !all_posted(room))
 			return;

@@ -27,14 +27,14 @@ struct source_args {
 	uint64_t room;
 };
 
-/* `theirs`: pages of a pull's source, NULL: none. It is a party now, or waits in
+/* `theirs`: pages of a pull's source, NULL: none. It becomes a party, or waits in
  * room->bind.sources. ERR_INVAL: several workers; as names->use(), handshake_reach(). */
 int room_source_add(struct room *room, const struct source_args *args,
 		    const cJSON *theirs);
 /* Look up the missing sources. False: some are still missing, or the room has failed. */
 bool room_sources_find(struct room *room);
 void room_sources_free(struct room *room);
-/* The first that waits, and why: "group 'g' …: it is not in the directory". */
+/* The first missing source, and why: "group 'g' …: not in the directory". */
 void room_sources_text(const struct room *room, char *text, size_t size);
 
 #endif

@@ -60,8 +60,8 @@ extern const char *const trace_names[TRACE_WHAT_END];
 struct trace_event {
 	uint64_t at_ns;
 	uint64_t value; /* of a chunk: bytes; a state; else the party's generation */
-	uint32_t seq;	/* of the chunk; one past 2^32 - 1 shows as that */
-	uint32_t back;	/* so many events before it: this room's previous; 0: none */
+	uint32_t seq;	/* of the chunk; above 2^32 - 1 shown as that */
+	uint32_t back;	/* distance in events to this room's previous one; 0: none */
 	uint16_t party; /* in the order of joining */
 	uint8_t what;
 	bool has_party;
@@ -76,10 +76,10 @@ void trace_ring_fini(struct trace_ring *ring);
 /* Part of a room: the position of its latest event, plus one. 0: none. */
 struct room_trace {
 	uint64_t last;
-	uint32_t events;  /* but states; also those that were left out */
+	uint32_t events;  /* except states; including dropped ones */
 	uint16_t parties; /* that joined */
 };
-/* The event at `place`; NULL: it is overwritten. */
+/* The event at `place`; NULL: overwritten. */
 const struct trace_event *trace_at(const struct trace_ring *ring, uint64_t place);
 bool trace_is_chunk(enum trace_what what);
 

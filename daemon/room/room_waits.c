@@ -70,7 +70,7 @@ static bool source_waits(const struct party *party, struct room_waits *w)
 
 /* ---- chunks ---- */
 
-/* The first tokens of [*begin_p, *end_p) that no chunk has brought. */
+/* The first tokens of [*begin_p, *end_p) that no chunk contained. */
 static bool missing_of(const struct coverage_set *set, uint64_t *begin_p, uint64_t *end_p)
 {
 	uint64_t at = *begin_p;

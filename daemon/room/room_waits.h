@@ -15,12 +15,12 @@ struct room_waits {
 	char what[280]; /* reads after "waits for" */
 	char who[96];	/* "engine 'vllm'", "peer p0", "this daemon" */
 	uint64_t since_ns;
-	uint64_t until_ns; /* then it ends otherwise; on the loop's clock */
+	uint64_t until_ns; /* when it fails otherwise; on the loop's clock */
 };
 
 /* False: it has ended. */
 bool room_waits(const struct room *room, struct room_waits *waits);
-/* "peer p0": by its name, which it has once it was reached, else by its endpoint. */
+/* "peer p0": by its name, once known, else by its endpoint. */
 const char *room_peer_name(const struct remote *remote, char *buf, size_t size);
 
 #endif

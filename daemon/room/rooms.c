@@ -119,7 +119,7 @@ static int may_open(struct rooms *rooms, const struct room_args *args)
 	return 0;
 }
 
-/* Numbers of the daemon's own rooms are no engine's. */
+/* Engines cannot name internal rooms of the daemon by number. */
 static struct room_key session_key(const struct room *room)
 {
 	return (struct room_key){room->session->id,
@@ -152,7 +152,7 @@ static int enter_numbers(struct rooms *rooms, struct room *room)
 	return err_pass(r);
 }
 
-/* A slot that was given stays its giver's when this fails. */
+/* A slot given by the engine stays with the engine when this fails. */
 static int enter_slot(struct rooms *rooms, struct room *room,
 		      const struct room_args *args)
 {
@@ -280,7 +280,7 @@ static void take_abort_back(const struct room *room, uint64_t gen)
 	assert(room->role == ROOM_RECV);
 	untold_take_back(room->rooms, gen);
 	list_foreach(party, &room->parties, link) {
-		/* one that is not up has forgotten it */
+		/* one that is not up has dropped it */
 		if (sm_state(&party->remote->peer->sm) == PEER_UP &&
 		    handshake_tell_abort(party->remote, &msg) < 0)
 			err_clear(); /* it is going down */
@@ -328,7 +328,7 @@ static void room_free(struct room *room, bool keep_slot)
 
 	assert(room->busy == 0);
 	room_counts_close(room);
-	if (room->hold != ROOM_DROPPED) /* else they may be another's */
+	if (room->hold != ROOM_DROPPED) /* else they may be in use by another */
 		leave_numbers(rooms, room);
 	idmap_remove(&rooms->by_gen, room->gen);
 	room_cursors_pass(rooms, &room->all_link);

@@ -56,7 +56,7 @@ struct room_args {
 	uint32_t receivers;    /* offer, recv, pull; 0 = not given */
 	bool receivers_told;   /* offer: by the pullers */
 	uint64_t lease_ns;     /* offer */
-	struct room_leg *leg;  /* it is the daemon's own; else NULL */
+	struct room_leg *leg;  /* owner of an internal room; else NULL */
 	bool slotted;	       /* its slot is claimed already: */
 	uint32_t slot, slot_gen;
 };
@@ -83,8 +83,8 @@ struct room *rooms_by_gen(struct rooms *rooms, uint64_t gen);
 /* The open room of a local pool, in any session. */
 struct room *rooms_by_pool(struct rooms *rooms, uint64_t pool, enum room_role role,
 			   uint64_t number);
-/* Is there something that it has not seen? See it now: it may fail the room, end its
- * moves and drop its mails. */
+/* Are there events that it has not processed? Process them now: this may fail the
+ * room, end its moves and drop its mails. */
 bool rooms_behind(const struct room *room);
 void rooms_catch_up(struct room *room);
 struct kvd *rooms_kvd(const struct rooms *rooms);
@@ -114,10 +114,9 @@ unsigned int rooms_moving(const struct rooms *rooms); /* transferring */
  * connect_timeout. Charged to the account. */
 void rooms_tell_later(struct rooms *rooms, struct remote *remote,
 		      const struct wire_abort *msg, struct account *account);
-/* Its TRANSFER_INFO, read to the end, is no good. */
+/* Its TRANSFER_INFO is invalid. */
 void rooms_refuse_info(const struct party *party, const struct err *why);
-/* Acknowledge the party's TRANSFER_INFO when nothing else is left to do in this turn,
- * or now. */
+/* Acknowledge the party's TRANSFER_INFO at the end of this turn, or now. */
 void rooms_ack_later(struct party *party);
 void rooms_ack(struct party *party);
 

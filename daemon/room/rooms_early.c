@@ -17,7 +17,7 @@
  *   - one that has contacted the number's last room does not affect the next;
  *   - a number that is opened again only gets those that arrived after the end of its
  *     room;
- *   - a receiver that opens the number again takes its last ABORT back (code 0);
+ *   - a receiver that opens the number again revokes its last ABORT (code 0);
  *   - one that names an engine does not affect another engine's room;
  *   - one that the room does not admit (room_admit.h) does not affect it.
  */
@@ -53,7 +53,7 @@ static struct early *early_at(const struct rooms *rooms, uint64_t pool, uint64_t
 	return strmap_get_bytes(&rooms->early_by_key, &key, sizeof(key));
 }
 
-/* The map has the latest of a key, from which `same` leads to the ones before it. */
+/* The map has the latest of a key; `same` links to the earlier ones. */
 static void early_free(struct rooms *rooms, struct early *early)
 {
 	struct early *before = list_entry(early->same.next, struct early, same);
@@ -110,7 +110,7 @@ static bool early_known(const struct remote *remote, const struct wire_abort *m)
 	return false;
 }
 
-/* False: it is not kept, and harms no room that opens later. */
+/* False: it is not kept, and does not affect rooms that open later. */
 static bool early_keep(struct rooms *rooms, struct remote *remote,
 		       const struct wire_abort *m, const struct err *why)
 {
@@ -158,14 +158,14 @@ static bool early_keep(struct rooms *rooms, struct remote *remote,
 	return true;
 }
 
-/* Does it wait for receivers that have not introduced themselves? */
+/* Does it wait for receivers whose TRANSFER_INFO is missing? */
 static bool early_concerns(const struct room *room)
 {
 	return room->role == ROOM_SEND && sm_state(&room->sm) == ROOM_BOOT &&
 	       (room->receivers == 0 || room->party_count < room->receivers);
 }
 
-/* Is it of a receiver of this room, not of the one before or after? */
+/* Does it belong to a receiver of this room, not of the one before or after? */
 static bool early_is_of(const struct early *early, const struct room *room,
 			const struct tombstone *before, uint64_t since_ns)
 {
@@ -219,7 +219,7 @@ void early_take(struct rooms *rooms, struct room *room, const struct tombstone *
 			    since_ns);
 }
 
-/* Those of pool 0 may be any room's of their number. */
+/* Those of pool 0 may be for any room of their number. */
 static void on_early_room(struct room_sweep *sweep, struct room *room)
 {
 	struct room_key key = {room->pool->id, ROOM_SEND, room->number};
@@ -231,7 +231,8 @@ static void on_early_room(struct room_sweep *sweep, struct room *room)
 		    tomb_find(sweep->rooms, &key), room->opened_ns);
 }
 
-/* The number's room has ended here, too: another of that receiver is not its partner. */
+/* The room of the number has ended here, too: a later one of that receiver is not its
+ * partner. */
 static void early_note(struct room *room, struct tombstone *tomb,
 		       const struct remote *remote, const struct wire_abort *m)
 {

@@ -75,7 +75,7 @@ bool heard_before(const struct room_heard *heard, struct heard_one one)
 
 	if (!one.who)
 		return false;
-	if (!gen) /* of more than it remembers it may be one */
+	if (!gen) /* beyond the remembered ones it may be any */
 		return heard->count > ROOM_HEARD_MAX;
 	return gen != one.gen;
 }

@@ -31,7 +31,7 @@ struct ended_room {
 	uint32_t peers;
 	char engine[40];    /* name of its engine */
 	char peer[80];	    /* the first one's name */
-	char transport[16]; /* to or from that one; "" = none was chosen */
+	char transport[16]; /* of that one; "" = none was chosen */
 	char text[200];	    /* the error's */
 };
 
@@ -40,9 +40,9 @@ struct history {
 	uint64_t count;		 /* rooms ended so far; also the number of the next one */
 };
 
-/* A room has ended: remember it, if there is memory. */
+/* Record an ended room, if there is memory. */
 void history_put(struct history *history, const struct room *room);
-/* Its `seq`th, from 0; NULL: it was never there, or is forgotten. */
+/* The record number `seq`, from 0; NULL: not yet there, or overwritten. */
 const struct ended_room *history_at(const struct history *history, uint64_t seq);
 void history_fini(struct history *history);
 

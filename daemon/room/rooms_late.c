@@ -184,7 +184,7 @@ static void give_way(struct rooms *rooms, struct remote *remote)
 	orphan_free(rooms, oldest);
 }
 
-/* One principal's requests do not keep those of others out: daemon/base/share.h. */
+/* Requests of one principal do not displace those of others: daemon/base/share.h. */
 static int late_make_room(struct rooms *rooms, struct remote *remote, size_t bytes,
 			  struct charge *charge)
 {

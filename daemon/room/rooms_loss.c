@@ -48,7 +48,7 @@ void rooms_on_down(struct remote *remote, const struct err *why)
 
 void rooms_on_pool_going(struct remote_pool *pool)
 {
-	if (!pool->is_session) /* a room sees that it is going */
+	if (!pool->is_session) /* a room checks whether it is going */
 		begin_sweep(rooms_of(pool->remote->kvd));
 }
 

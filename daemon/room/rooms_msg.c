@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rooms' peer messages: find the room, check that the sender is the party it
- * claims to be (its peer and generation), then let the role act. A message for
- * a room that is not there is kept (orphans), answered (tombstones, refusals)
- * or counted as late; it never makes or changes another room.
+ * Rooms' peer messages: find the room, check that the sender is the party it claims to be
+ * (its peer and generation), then call the role. A message for a room that does not exist
+ * is kept (orphans), answered (tombstones, refusals) or counted as late; it never creates
+ * or changes another room.
  */
 #include <assert.h>
 #include <stdio.h>
@@ -212,7 +212,7 @@ static int on_offer_query(struct rooms *rooms, struct remote *remote, struct cur
 
 /* ---- answers ---- */
 
-/* The party of my room `gen` (of `role`) that this remote's pool is. */
+/* The party of room `gen` (of `role`) with this remote's pool. */
 static struct party *party_at(struct rooms *rooms, uint64_t gen, enum room_role role,
 			      const struct remote *remote, uint64_t pool)
 {
@@ -425,8 +425,8 @@ static struct party *abort_party(struct room *room, const struct remote *remote,
 	return party;
 }
 
-/* Nothing here is that party's: it is a receiver that this side does not know yet, or
- * too late. */
+/* No party matches: it is from a receiver that this side does not know yet, or too
+ * late. */
 static void abort_of_nobody(struct rooms *rooms, struct remote *remote, struct room *room,
 			    const struct wire_abort *m)
 {
@@ -458,7 +458,7 @@ static int on_abort(struct rooms *rooms, struct remote *remote, struct cursor *b
 	room = abort_target(rooms, &m);
 	if (room)
 		party = abort_party(room, remote, m.from_gen, &unsure);
-	if (!party && !unsure) /* perhaps it waits for another room of the number */
+	if (!party && !unsure) /* it may wait for another room of the number */
 		orphans_drop_gen(rooms, remote, m.from_gen);
 	if ((!party && !unsure) || room_terminal(room)) {
 		abort_of_nobody(rooms, remote, room, &m);
@@ -472,7 +472,8 @@ static int on_abort(struct rooms *rooms, struct remote *remote, struct cursor *b
 	party->abort |= PARTY_ABORT_HEARD;
 	room_trace(room, TRACE_ABORT_IN, party, party->gen);
 	if (room->role == ROOM_OFFER)
-		room->ops->without(party, &why); /* a puller's end is not the offer's */
+		room->ops->without(party,
+				   &why); /* the end of a puller does not end the offer */
 	else
 		room_fail_remote(room, &why, party);
 	return 0;
@@ -520,7 +521,7 @@ int rooms_on_message(struct remote *remote, const struct wire_header *h,
 
 	assert(h->type < WIRE_T_END);
 	if (h->type >= WIRE_T_END || !handlers[h->type])
-		return 0; /* of a newer peer: not for us */
+		return 0; /* of a newer peer: not for this version */
 	return handlers[h->type](rooms_of(remote->kvd), remote, body);
 }
 
@@ -552,7 +553,8 @@ void rooms_on_request(struct remote *remote, struct xp_inbound *in, unsigned int
 	}
 	bytes = in->bytes;
 	metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
-	if (kind == REQUEST_CHUNK && bytes == 0) { /* "that was all", of a closed room */
+	if (kind == REQUEST_CHUNK &&
+	    bytes == 0) { /* "end of chunks", for a closed room */
 		remote->transport->ops->land(in, &(struct xp_sides){0}, NULL);
 		return;
 	}

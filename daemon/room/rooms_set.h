@@ -111,13 +111,13 @@ int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
 /* Deliver the requests that waited for this room and are authorized, oldest first; the
  * others are refused in later turns. */
 void orphans_take(struct rooms *rooms, struct room *room);
-/* Answer all that wait with a refusal. */
+/* Refuse all waiting requests. */
 void orphans_refuse(struct rooms *rooms, const struct err *why);
 void orphans_drop_remote(struct rooms *rooms, const struct remote *remote);
 /* ABORT of a partner that was only an orphan. */
 void orphans_drop_gen(struct rooms *rooms, const struct remote *remote, uint64_t gen);
 void tomb_put(struct rooms *rooms, const struct room *room);
-/* Is the room's end this peer's to know? */
+/* May this peer learn the end of the room? */
 bool tomb_admits(const struct tombstone *tomb, const struct peer *peer,
 		 const uint8_t ticket[TICKET_BYTES]);
 struct tombstone *tomb_find(const struct rooms *rooms, const struct room_key *key);
@@ -166,8 +166,8 @@ void msg_init(struct rooms *rooms);
 /* ---- room_answer.c ---- */
 void answer_init(struct rooms *rooms);
 void answer_fini(struct rooms *rooms);
-/* May the sender of this ticket take part in the room? No (ERR_AUTH): it is counted and
- * logged. */
+/* May the sender of this ticket take part in the room? If not (ERR_AUTH), it is
+ * counted and logged. */
 int answer_admit(const struct room *room, const struct remote *remote,
 		 const uint8_t ticket[TICKET_BYTES]);
 /* The refusal of a message of type TRANSFER_INFO or OFFER_QUERY. */

@@ -31,7 +31,7 @@ struct making {
 	struct charge charge;
 	const cJSON *layout_json;
 	uint32_t buffer_count; /* of pool.buffers, while there is no layout */
-	bool withdrawn;	       /* closing: no peer knows it */
+	bool withdrawn;	       /* closing: peers do not know it any more */
 	void (*on_done)(void *arg, struct pool *pool, const struct err *err);
 	void (*on_closed)(void *arg);
 	void *arg;

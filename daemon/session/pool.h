@@ -33,15 +33,15 @@ struct pool_work {
 };
 
 struct pool {
-	uint64_t id; /* unique in this daemon: it names the pool on the wire */
+	uint64_t id; /* unique in this daemon: its name on the wire */
 	struct session *session;
-	char name[POOL_NAME_MAX]; /* pools of one name are meant to match */
+	char name[POOL_NAME_MAX]; /* pools with one name are expected to match */
 	struct layout *layout;
 	uint64_t digest;	     /* layout_digest() */
 	struct pool_buffer *buffers; /* layout->buffer_count of them */
 	unsigned int rooms;	     /* that use it: pool_use(), pool_unuse() */
 	bool closing;
-	bool can_receive; /* pool_check_target() held: asked once */
+	bool can_receive; /* result of pool_check_target() */
 	struct pool_work work;
 	void *handshake; /* handshake.c's: the peers that know it */
 	/* used by handshake.c: its buffers in the form of each transport, made on
@@ -60,16 +60,16 @@ struct pool_args {
 int pool_register(struct session *session, const struct pool_args *args,
 		  void (*on_done)(void *arg, struct pool *pool, const struct err *err),
 		  void *arg);
-/* The session ends: close all of its pools; each drains on its own. */
+/* The session ends: close all of its pools; each drains by itself. */
 void pools_close(struct session *session);
 
 /* A room starts and ends its use of the pool. The pool must not be closing. */
 void pool_use(struct pool *pool);
-/* Of one that is used already, and may be closing. */
+/* Use of a pool that is in use already, and may be closing. */
 void pool_use_again(struct pool *pool);
 void pool_unuse(struct pool *pool);
 
-/* Bytes land in this pool: no field of a view may lie on another. ERR_LAYOUT. */
+/* Bytes are written to this pool: fields of a view must not overlap. ERR_LAYOUT. */
 int pool_check_target(struct pool *pool);
 
 struct pool *pool_find(struct session *session, uint64_t id); /* or NULL + ERR_NOTFOUND */
@@ -77,7 +77,7 @@ struct pool *pool_find(struct session *session, uint64_t id); /* or NULL + ERR_N
  * Look-ups no longer find it. */
 void pool_close(struct pool *pool, void (*on_closed)(void *arg), void *arg);
 
-/* Peers know of pools by this: handshake's, in kvd->publisher. */
+/* Announces pools to peers: the handshake's, in kvd->publisher. */
 struct pool_publisher {
 	/* It was registered: announce it to peers. Negative: this is not possible. */
 	int (*publish)(struct pool *pool);

@@ -164,7 +164,7 @@ static int import_memory(struct holding *h)
 	return err_pass(import_vm(h));
 }
 
-/* Some transports cannot use some kinds; only none at all is a fault. */
+/* A transport may not support a kind of memory; only no support at all is a fault. */
 static int register_transports(struct holding *h)
 {
 	struct region *region = &h->region;
@@ -202,7 +202,7 @@ static void import_work(struct offload_job *job)
 	if (job->result == 0 && h->region.kind != REGION_FILE) /* no transport's */
 		job->result = register_transports(h);
 	if (job->result < 0) {
-		err_take(&job->err); /* before the clean-up can disturb it */
+		err_take(&job->err); /* before the clean-up replaces it */
 		release_memory(&h->region);
 	}
 }
@@ -397,7 +397,7 @@ static void import_drop(struct holding *h)
 	region_close_begin(h);
 }
 
-/* Why the finished import cannot be used after all. */
+/* Why the finished import cannot be used. */
 static int import_check(struct holding *h)
 {
 	struct region *region = &h->region;
@@ -499,7 +499,7 @@ static bool shm_permits(const struct session *session, const struct stat *st, mo
 	return session->uid == 0 || (have & want) == want;
 }
 
-/* A regular file of that directory's file system. */
+/* Accept only a regular file of that directory's file system. */
 static int shm_reopen(int fd, const char *name, int *fd_p)
 {
 	*fd_p = beneath_open(fd, O_RDWR | O_NONBLOCK);
@@ -626,8 +626,8 @@ static int region_args_check(const struct session *session,
 	return 0;
 }
 
-/* The memory is its engine's; the tables that map it here are not: 8 bytes for each page
- * of 4 KiB. */
+/* The memory belongs to its engine; the tables that map it here do not: 8 bytes for
+ * each page of 4 KiB. */
 static uint64_t region_bytes(const struct holding *h)
 {
 	bool mapped = h->region.kind == REGION_MEMFD || h->region.kind == REGION_SHM;
@@ -658,7 +658,7 @@ static int holding_new(struct session *session, const struct region_args *args,
 	return 0;
 }
 
-/* Forget a holding that was never submitted; the caller keeps its fd. */
+/* Drop a holding that was never submitted; the caller keeps its fd. */
 static void holding_undo(struct holding *h, const struct region_args *args)
 {
 	if (h->fd == args->fd)
@@ -676,7 +676,7 @@ static void fill_reserve(struct holding *h)
 
 	if (h->region.kind != REGION_MEMFD && h->region.kind != REGION_SHM)
 		return;
-	if (h->region.session->own) { /* all of it is ours to make */
+	if (h->region.session->own) { /* its fill is at our own expense */
 		h->fill = h->region.length;
 		return;
 	}

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * region: a piece of engine memory, imported once and registered with every
- * transport in use. Pools, posted ops and exports pin it; it closes at zero
- * pins, never under DMA.
+ * region: a range of engine memory, imported once and registered with every transport in
+ * use. Pools, posted ops and exports pin it; it closes at zero pins, never under DMA.
  */
 #ifndef KVD_REGION_H
 #define KVD_REGION_H
@@ -31,7 +30,7 @@ enum region_state { REGION_IMPORTING, REGION_READY, REGION_CLOSING };
 
 extern const struct sm_table region_table; /* of region.sm */
 
-/* Of files, which have no address: from here on; of memory: below. */
+/* Files have no address and are numbered from here on; memory is below. */
 #define REGION_FILE_ADDRESS (UINT64_C(1) << 62)
 
 struct region {
@@ -46,9 +45,9 @@ struct region {
 	/* index = the transport's place in kvd->transports; NULL = not usable there */
 	struct xp_reg *regs[TRANSPORTS_MAX];
 	unsigned int pins;	 /* pools and ops */
-	unsigned int pools;	 /* of which are pools, each counted once */
+	unsigned int pools;	 /* from pools, each counted once */
 	uint64_t pool_mark;	 /* pool.c's */
-	unsigned int registered; /* how often region.register gave this id */
+	unsigned int registered; /* number of region.register calls with this id */
 	void *impl;
 };
 
@@ -67,20 +66,20 @@ struct region_args {
 };
 
 /*
- * Import on a helper and register with every transport that can use memory of
- * this kind. on_done: a READY region, or NULL and the fault; exactly once, after
- * a return of 0 (perhaps inside the call, when it is registered already). The
- * same memory twice gives the same region and counts. When the session ended
- * meanwhile the fault is ERR_SESSION.
+ * Import on a helper and register with every transport that supports memory of this kind.
+ * on_done: a READY region, or NULL and the fault; exactly once, after a return of 0
+ * (possibly inside the call, when it is registered already). The same memory again gives
+ * the same region and is counted. If the session ended meanwhile the fault is
+ * ERR_SESSION.
  */
 int region_register(struct session *session, const struct region_args *args,
 		    void (*on_done)(void *arg, struct region *region,
 				    const struct err *err),
 		    void *arg);
-/* Take one registration back. ERR_BUSY while a pool uses the region. The last
- * one closes it; on_done when nothing touches the memory any more. */
+/* Undo one registration. ERR_BUSY while a pool uses the region. The last one closes
+ * it; on_done when the memory is not accessed any more. */
 int region_unregister(struct region *region, void (*on_done)(void *arg), void *arg);
-/* The session ends: close all of its regions; each drains on its own. */
+/* The session ends: close all of its regions; each drains by itself. */
 void regions_close(struct session *session);
 
 struct region *region_find(struct session *session,

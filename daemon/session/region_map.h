@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * region_map: a session's regions by the engine's addresses. Regions may
- * overlap and nest: an engine registers an allocation and a piece of it.
- * Regions without an address are not in the map.
+ * region_map: a session's regions by the engine's addresses. Regions may overlap and
+ * nest: an engine registers an allocation and a part of it. Regions without an address
+ * are not in the map.
  */
 #ifndef KVD_REGION_MAP_H
 #define KVD_REGION_MAP_H
@@ -16,16 +16,16 @@ struct region_map;
 
 int region_map_new(struct region_map **map_p);
 void region_map_free(struct region_map *map); /* NULL is fine */
-/* ERR_NOMEM. A region is put once; address + length does not overflow. */
+/* ERR_NOMEM. A region is put once; address + length must not overflow. */
 int region_map_put(struct region_map *map, struct region *region);
 void region_map_remove(struct region_map *map, struct region *region); /* idempotent */
-/* The place in the map of the innermost region that holds all of [address, address +
+/* The index in the map of the innermost region that holds all of [address, address +
  * len), until the map changes; false: none does. */
 bool region_map_index(const struct region_map *map, uint64_t address, uint64_t len,
 		      size_t *at_p);
 size_t region_map_count(const struct region_map *map);
 struct region *region_map_region(const struct region_map *map, size_t at);
-/* A copy for another thread; the regions are the caller's to pin. */
+/* A copy for another thread; the caller must pin the regions. */
 int region_map_copy(const struct region_map *map, struct region_map **copy_p);
 
 #endif

@@ -31,7 +31,7 @@
 #include "daemon/session/status.h"
 #include "proto/json.h"
 
-/* With its connection's buffers and the head of its status page, about. */
+/* Approximately, with its connection's buffers and the head of its status page. */
 #define SESSION_BYTES (UINT64_C(64) << 10)
 #define SESSION_FDS 8u /* connection, process, status page, ring */
 

@@ -24,8 +24,8 @@ struct status_page;
 struct region_map;
 struct session_watch;
 
-/* Of a status page: rooms and moves of chunks that the daemon numbers; behind them those
- * that the engine numbers (proto/kvd_ring.h). */
+/* Slots of a status page: rooms and moves of chunks that the daemon numbers, followed
+ * by those that the engine numbers (proto/kvd_ring.h). */
 #define SESSION_SLOTS 65536u
 #define SESSION_ENGINE_SLOTS 65536u
 
@@ -45,9 +45,9 @@ struct session {
 	uid_t uid;
 	gid_t gid;
 	bool admin;	      /* root, the daemon's uid or admin_uids */
-	bool own;	      /* the daemon's own: no process, no caps */
+	bool own;	      /* internal session of the daemon: no process, no limits */
 	bool greeted;	      /* hello was answered */
-	bool announced;	      /* its beginning was logged at info */
+	bool announced;	      /* its start was logged at info */
 	bool ending;	      /* session_end() has started */
 	struct idmap regions; /* id -> struct region */
 	struct idmap pools;   /* id -> struct pool */
@@ -59,9 +59,9 @@ struct session {
 	unsigned int objects_draining;		 /* must be removed before session_free */
 	unsigned int requests_open;
 	unsigned int
-		walking; /* long replies that are made (reply_walk.h): no line is taken */
+		walking; /* long replies being written (reply_walk.h): no line is read */
 	struct list waiting;	/* words being polled: struct wait.link (wait.c) */
-	struct list words_link; /* among the sessions that have some */
+	struct list words_link; /* in the list of sessions with words */
 	unsigned int words;
 	size_t requests_bytes; /* of the open requests' lines */
 	uint64_t started_ns;
@@ -75,34 +75,35 @@ struct session {
 
 /* Of the connection behind a session; `conn` is session->conn. */
 struct session_conn_ops {
-	/* Send one line with its newline, now or when the client reads. Descriptors are
-	 * duplicated when they must wait. */
+	/* Send one line with its newline, now or when the client reads. Descriptors of
+	 * queued replies are duplicated. */
 	void (*answer)(void *conn, const char *text, size_t len, const int *fds,
 		       unsigned int fd_count);
-	/* The same with a heap text that is taken over. */
+	/* The same with a heap text, which is taken. */
 	void (*give)(void *conn, char *owned, size_t len);
 	/* The session's ring has passed the point that a request line waited for. */
 	void (*resume)(void *conn);
-	/* The session has ended: send why, unless the client has hung up, and close. */
+	/* The session has ended: send the reason, unless the client has disconnected,
+	 * and close. */
 	void (*hangup)(void *conn, const struct err *why);
 };
 
 /* SO_PEERCRED */
 struct session_peer {
-	pid_t pid; /* 0: in a PID namespace that we do not see */
+	pid_t pid; /* 0: in a PID namespace that is hidden from kvd */
 	uid_t uid;
 	gid_t gid;
 	int fd; /* the connection, for SO_PEERPIDFD; not kept */
 };
 
-/* For control: a session for one connection. Not greeted yet. */
+/* For control: a session for one connection. hello follows. */
 int session_new(struct kvd *kvd, const struct session_peer *peer, void *conn,
 		struct session **session_p);
 
-/* One of the daemon's own, for memory and rooms that are no engine's. `name` as a client
- * has one. */
+/* An internal session, for memory and rooms without an engine. `name` as a client has
+ * one. */
 int session_new_own(struct kvd *kvd, const char *name, struct session **session_p);
-/* Of the process that has it; the daemon's own: ours. 0: not visible here. */
+/* Of its process; internal session: this process. 0: not visible here. */
 pid_t session_pid(const struct session *session);
 /* NULL: there is none. */
 struct session *session_by_id(const struct kvd *kvd, uint64_t id);
@@ -117,9 +118,9 @@ uint64_t session_principal(const struct session *session);
 const uint8_t *session_instance(const struct session *session);
 /* hello: make the status page and note its name and role. Once. */
 int session_greet(struct session *session, const char *client, const char *role);
-/* It registers memory: worth a line of the log. Those that only ask are not. */
+/* It registers memory: log it. Sessions that only query are not logged. */
 void session_announce(struct session *session);
-/* An object that drains after session_end() announces itself and its end. */
+/* An object that drains after session_end() reports its start and end. */
 void session_drain_begin(struct session *session);
 void session_drain_end(struct session *session);
 

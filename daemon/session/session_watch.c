@@ -52,8 +52,8 @@ struct session_clock {
 
 /* ---- one session ---- */
 
-/* A process that our PID namespace has no number for (a side car's engine) may
- * have a pidfd all the same. */
+/* A process without a number in our PID namespace (a side car's engine) may still have
+ * a pidfd. */
 static bool has_peer_pidfd(const struct session_peer *peer)
 {
 	cleanup_close int fd = -1;

@@ -22,8 +22,8 @@ struct session_watch;
  * the only signal then. ERR_SESSION: the process has ended already. */
 int session_watch_new(struct session *session, const struct session_peer *peer,
 		      struct session_watch **watch_p);
-/* From now on its memory is watched, too: by a statm that passed a gate. The first
- * counts, and stays the caller's. */
+/* Watch its memory, too: by a statm that passed a gate. The first call counts; the
+ * caller keeps the descriptor. */
 int session_watch_memory(struct session_watch *watch, int statm_fd);
 /* Stop watching: the session ends. NULL is fine in both. */
 void session_watch_stop(struct session_watch *watch);
@@ -37,6 +37,6 @@ int session_watch_pidfd(const struct session_watch *watch);
 /* One timer for all sessions: heartbeats, and checks of statm for those with regions
  * or rooms. Runs only while there are sessions. */
 int session_clock_start(struct kvd *kvd);
-void session_clock_stop(struct kvd *kvd); /* no session is left; idempotent */
+void session_clock_stop(struct kvd *kvd); /* there are no sessions; idempotent */
 
 #endif

@@ -1,21 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One memfd a session, mapped for writing here and nowhere else: the engine gets
- * a descriptor that was opened read-only, and F_SEAL_FUTURE_WRITE keeps it from
- * opening a writable one through /proc. Only this daemon writes, so that seal
- * costs nothing here (an engine's cache must not carry it: a restarted daemon
- * has to map that again).
+ * One memfd a session, mapped for writing here and nowhere else: the engine gets a
+ * descriptor that was opened read-only, and F_SEAL_FUTURE_WRITE keeps it from opening a
+ * writable one through /proc. Only this daemon writes, so that seal costs nothing here
+ * (an engine's cache must not have it: a restarted daemon has to map that again).
  *
- * A slot has one word that decides and figures that inform. The word is stored
- * last with release order; figures change under a sequence that is odd meanwhile.
- * When a slot changes hands the word moves to the new generation before any
- * figure does, so a reader that finds its own generation in the word both before
- * and after reading figures has read its own object's.
+ * A slot has one word that decides and further values for information. The word is stored
+ * last with release order; the values change under a sequence that is odd meanwhile. When
+ * a slot is reused the word moves to the new generation before any value does, so a
+ * reader that finds its own generation in the word both before and after reading the
+ * values has read those of its own object.
  *
- * Slots are reused late, oldest first: a freed slot waits until REUSE_DEPTH others
- * wait behind it, then it is preferred to a slot never used. Reuse keeps the page
- * small (one slot is 64 bytes of memory that stays), lateness lets a reader that
- * lost track see "another generation" rarely and never a wrapped one.
+ * Slots are reused late, oldest first: a freed slot waits until REUSE_DEPTH others wait
+ * after it, then it is preferred to an unused one. Reuse keeps the page small (one slot
+ * is 64 bytes of memory that stays). Late reuse means that a slow reader rarely sees
+ * "another generation", and never a wrapped one.
  */
 #include "daemon/session/status.h"
 
@@ -48,7 +47,7 @@ struct status_page {
 	size_t bytes;
 	int read_fd;
 	uint32_t slots;
-	uint32_t own;	/* slots below this one are ours to number */
+	uint32_t own;	/* the daemon numbers the slots below this one */
 	uint32_t fresh; /* slots below this one were used at least once */
 	/* queue of freed slots; next[i] is SLOT_TAKEN while i is in use, also where
 	 * the engine numbers */
@@ -60,8 +59,8 @@ struct status_page {
 _Static_assert(sizeof(struct kvd_status_slot) == KVD_STATUS_SLOT_BYTES, "slot size");
 _Static_assert(sizeof(struct kvd_status_header) == KVD_STATUS_SLOT_BYTES, "header size");
 
-/* Readers are other processes: every shared store is atomic, and release order
- * keeps each one behind the word or sequence that announces it. */
+/* Readers are other processes: every shared store is atomic, and release order keeps
+ * each one before the word or sequence that announces it. */
 static void status_put(uint64_t *where, uint64_t v)
 {
 	__atomic_store_n(where, v, __ATOMIC_RELEASE);
@@ -69,7 +68,7 @@ static void status_put(uint64_t *where, uint64_t v)
 
 /* ---- the memfd ---- */
 
-/* Seal and map; `fd` stays the caller's. */
+/* Seal and map; `fd` belongs to the caller. */
 static int page_map(struct status_page *page, int fd)
 {
 	char path[32];
@@ -211,7 +210,7 @@ static uint32_t free_pop(struct status_page *page)
 	return slot;
 }
 
-/* Memory of a page that was touched stays until its session ends. */
+/* Touched memory of a page stays until its session ends. */
 static bool part_is_charged(const struct status_page *page, uint32_t slot)
 {
 	uint32_t part = slot / PART_SLOTS;
@@ -226,7 +225,7 @@ static void part_mark(struct status_page *page, uint32_t slot)
 	page->charged[part / 8] |= (uint8_t)(1u << part % 8);
 }
 
-/* The next that was never used; it may not be had for want of account. */
+/* The next unused slot; the account may refuse it. */
 static int slot_fresh(struct status_page *page, uint32_t *slot_p)
 {
 	int r = part_is_charged(page, page->fresh)
@@ -257,8 +256,8 @@ static int slot_choose(struct status_page *page, uint32_t *slot_p)
 	return 0;
 }
 
-/* A sequence lock with one writer: odd while the figures change. Every store is a
- * release, so a reader that loads a new figure also sees the odd sequence before it,
+/* A sequence lock with one writer: odd while the values change. Every store is a
+ * release, so a reader that loads a new value also sees the odd sequence before it,
  * and reads again. */
 static void figures_begin(struct kvd_status_slot *s)
 {
@@ -351,8 +350,8 @@ void status_slot_release(struct status_page *page, uint32_t slot)
 		status_put(&s->word, s->word | kvd_word_make(0, 0, KVD_FLAG_FREE, 0));
 		return;
 	}
-	/* To the end of the queue: a reader that is late finds its last state for as
-	 * long as REUSE_DEPTH others are released. */
+	/* To the end of the queue: a late reader finds its last state until
+	 * REUSE_DEPTH others are released. */
 	page->next[slot] = SLOT_NONE;
 	if (page->tail == SLOT_NONE)
 		page->head = slot;
@@ -404,8 +403,8 @@ void status_slot_set(struct status_page *page, uint32_t slot, unsigned int state
 	figures_begin(s);
 	status_put(&s->changed_ns, clock_ns());
 	figures_end(s);
-	/* The word last: a load of a terminal state (acquire) has all figures with it,
-	 * and every byte that this daemon wrote for the object before. */
+	/* The word last: a load of a terminal state (acquire) includes all values, and
+	 * every byte that this daemon wrote for the object before. */
 	status_put(&s->word, kvd_word_make(kvd_word_gen(s->word), state, flags, error));
 }
 

@@ -26,7 +26,7 @@
 #include "proto/base64.h"
 #include "proto/json.h"
 
-/* A step of an engine takes milliseconds; 50 µs of delay is not seen. */
+/* A step of an engine takes milliseconds; a delay of 50 µs is negligible. */
 #define POLL_NS UINT64_C(50000)
 #define POLL_MOST_NS LOOP_NS_PER_MS
 #define POLL_SHARE 128u /* of the time without a change */
@@ -54,7 +54,7 @@ static int event_passed(const struct gpu_event *event)
 	if (r >= 0)
 		return r;
 	err_take(&why);
-	if (why.scope < ERR_SCOPE_ROOM) /* no command is left that it could be of */
+	if (why.scope < ERR_SCOPE_ROOM) /* its command has ended */
 		why.scope = ERR_SCOPE_ROOM;
 	return err_reraise(&why);
 }
@@ -101,7 +101,7 @@ static void wait_over(struct wait *wait)
 	}
 }
 
-/* A callback may stop other waits, due ones too. */
+/* A callback may stop other waits, including due ones. */
 static void waits_call(struct waits *waits)
 {
 	struct list *link;

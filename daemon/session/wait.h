@@ -5,9 +5,9 @@
  * one of two ways:
  *
  *   word   its stream stores a rising 64-bit sequence word (little-endian, 8-byte
- *          aligned) in a registered region; kvd goes on when word >= value
+ *          aligned) in a registered region; kvd continues when word >= value
  *          (libkvd: kvd_timeline_open)
- *   event it records an event that it made for other processes, before it sends
+ *   event  it records an event that it made for other processes, before it sends
  *          the command, and passes its CUDA IPC handle
  *
  * Words are polled from one timer that runs only while there are waits, with a bounded
@@ -37,7 +37,7 @@ struct region;
 struct session;
 struct waits;
 
-#define WAIT_WORDS_MAX 16384u /* that a session waits for at a time */
+#define WAIT_WORDS_MAX 16384u /* limit of pending waits of a session */
 
 /* neither region nor event: nothing to wait for */
 struct wait_spec {
@@ -51,7 +51,7 @@ struct wait {
 	struct list link;
 	struct waits *waits;
 	struct wait_spec spec; /* borrowed from its owner */
-	/* From the loop's timer or a wake-up. `why`: NULL, or why it never will be. */
+	/* From the loop's timer or a wake-up. `why`: NULL, or why it will never pass. */
 	void (*on_over)(struct wait *wait, const struct err *why);
 	uint64_t seen; /* of a word: its value at the last poll */
 	bool armed;
@@ -68,7 +68,7 @@ int wait_spec_parse(struct waits *waits, const cJSON *json, struct session *sess
 void wait_spec_fini(struct wait_spec *spec);
 /* 1: the point is passed; 0: not yet; negative: it cannot be determined any more. */
 int wait_passed(const struct wait_spec *spec);
-/* on_over follows, never from inside. */
+/* on_over follows, never from inside this call. */
 void wait_start(struct waits *waits, struct wait *wait, const struct wait_spec *spec,
 		void (*on_over)(struct wait *wait, const struct err *why));
 void wait_stop(struct wait *wait); /* idempotent */

@@ -90,7 +90,7 @@ int dlist_new(struct dlist_entry *entries, uint32_t entry_count, uint64_t gid,
 	return 0;
 }
 
-/* How many rows from the first on lie in one grid. */
+/* Number of rows from the first on that form one grid. */
 static uint32_t grid_rows(const struct dlist_entry *e, uint32_t count, uint64_t *stride_p)
 {
 	uint64_t stride;
@@ -142,7 +142,7 @@ void dlist_free(struct dlist *dlist)
 
 /* ---- picking ---- */
 
-/* The entry that holds descriptor `i`; `hint` is where the last one was. */
+/* The entry that holds descriptor `i`; `hint` is the previous result. */
 static uint32_t entry_at(const struct dlist *dlist, uint64_t i, uint32_t hint)
 {
 	uint32_t lo = 0, hi = dlist->entry_count;

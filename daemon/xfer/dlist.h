@@ -30,7 +30,7 @@ struct dlist_entry {
 struct places;
 
 struct dlist {
-	uint64_t gid; /* names it between daemons; random */
+	uint64_t gid; /* its name between daemons; random */
 	struct dlist_entry *entries;
 	uint64_t *first; /* index of each entry's first descriptor; entry_count + 1 */
 	uint32_t entry_count;
@@ -42,20 +42,20 @@ struct dlist {
  * bytes 0, count 0, stride below bytes, wrap-around. */
 int dlist_new(struct dlist_entry *entries, uint32_t entry_count, uint64_t gid,
 	      struct dlist **dlist_p);
-/* Write rows that are a regular grid as one entry each, in place; the entries left.
- * Descriptors keep their numbers. Any thread. */
+/* Replace rows that form a regular grid by one entry each, in place; returns the
+ * number of entries. Descriptors keep their numbers. Any thread. */
 uint32_t dlist_squeeze(struct dlist_entry *entries, uint32_t entry_count);
 /* The same entry by entry, in order; complete when all were put. Any thread. */
 int dlist_begin(uint32_t entry_count, uint64_t gid, struct dlist **dlist_p);
 int dlist_put(struct dlist *dlist, uint32_t i, const struct dlist_entry *e);
 void dlist_free(struct dlist *dlist); /* NULL is fine; loop thread */
-/* Of files? By its first entry: none is of both. */
+/* Is it a list of files? By its first entry: no list has both. */
 bool dlist_of_files(const struct dlist *dlist);
 /* Bytes from the start of the first row to the end of the last; `i` is for the error
  * text. */
 int dlist_entry_span(const struct dlist_entry *e, uint32_t i, uint64_t *span_p);
 
-/* Which descriptors: all in order (index NULL), or by number. */
+/* Selected descriptors: all in order (index NULL), or by number. */
 struct dlist_pick {
 	const struct dlist *dlist;
 	const struct places *places;

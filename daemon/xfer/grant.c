@@ -29,7 +29,7 @@ static bool is_over(const struct grant *grant, uint64_t now_ns)
 	return grant->until_ns && now_ns >= grant->until_ns;
 }
 
-/* The oldest that has had its time makes place. */
+/* The oldest expired one is replaced. */
 static int make_place(struct xfer_session *xs)
 {
 	struct grant *grant;

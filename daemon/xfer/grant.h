@@ -50,19 +50,19 @@ int grant_new(struct xfer_session *xs, const struct grant_args *args,
 	      struct grant **grant_p);
 void grant_ref(struct grant *grant); /* NULL is fine in both */
 void grant_unref(struct grant *grant);
-/* These regions, too, or (NULL) all. ERR_LIMIT: more than GRANT_REGIONS_MAX. */
+/* Add these regions, or (NULL) all. ERR_LIMIT: more than GRANT_REGIONS_MAX. */
 int grant_extend(struct grant *grant, const uint64_t *regions, size_t count);
-/* It opens nothing any more. */
+/* It gives no access any more. */
 void grant_revoke(struct grant *grant);
 struct grant *grant_find(struct xfer_session *xs, uint64_t id); /* NULL: raised */
 
-/* Does the secret open the session to this peer, and (outcome) by which grant? NULL: by
- * its own secret. ERR_AUTH, and *grant_p is NULL. */
+/* Does the secret give this peer access to the session, and (outcome) by which grant?
+ * NULL: by its own secret. ERR_AUTH, and *grant_p is NULL. */
 int grant_check(struct xfer_session *xs, const struct peer *peer,
 		const uint8_t secret[16], struct grant **grant_p);
 /* Does it give any access to this region now? */
 bool grant_covers(const struct grant *grant, uint64_t region, uint64_t now_ns);
-/* May it write there (or read)? NULL is fine. ERR_PERM. */
+/* May the holder write there (or read)? NULL is fine. ERR_PERM. */
 int grant_allows(const struct grant *grant, uint64_t region, bool write);
 
 #endif

@@ -31,7 +31,7 @@ static void ring_xfer_on_done(struct xfer_op *op, int r)
 		ring_work_end(ring, !op->payload.data);
 }
 
-/* A claimed slot, and the op that is to fill it; 1: no memory for one, it is refused. */
+/* Claim a slot, and make the op for it; 1: no memory, the op is refused. */
 static int op_new(struct ring *ring, const struct kvd_ring_entry *e,
 		  struct ring_payload *arena, struct xfer_op **op_p)
 {

@@ -171,7 +171,7 @@ static int sort_regions(struct remote_pool *pool)
 	for (uint32_t i = 0; i < pool->region_count; i++) {
 		const struct remote_region *r = &pool->regions[i];
 
-		/* without an address, or over the end of all: it holds nothing */
+		/* without an address, or past the end of all: it contains nothing */
 		spans[i] = (struct search_span){.start = r->address, .region = i};
 		if (!r->address ||
 		    __builtin_add_overflow(r->address, r->length, &spans[i].end))

@@ -21,12 +21,12 @@ struct search;
 struct session;
 
 #define SEARCH_INLINE 2048u /* entries searched on the loop */
-/* In the place of a transport: files, which no transport has, and nothing else. */
+/* Instead of a transport: files, which no transport supports. */
 #define SEARCH_FILES UINT32_MAX
 
 struct places {
 	int refs;
-	uint64_t serial; /* of this resolution; no other has it */
+	uint64_t serial; /* unique number of this resolution */
 	struct search_place {
 		uint32_t buffer;
 		uint64_t offset; /* of the entry's first row in the buffer */
@@ -36,7 +36,7 @@ struct places {
 	struct xp_buffer *buffers;
 	struct region **regions;  /* pinned, as buffers; NULL for a remote list */
 	struct remote_pool *pool; /* in use; NULL for a local list */
-	uint64_t version;	  /* of the session's regions when it was made */
+	uint64_t version;	  /* of the session's regions at its creation */
 	unsigned int transport_index;
 };
 
@@ -51,7 +51,7 @@ int search_begin_local(struct session *session, unsigned int transport_index,
 		       struct search **search_p);
 /* pool: of a session, ready. */
 int search_begin_remote(struct remote_pool *pool, struct search **search_p);
-/* ERR_NOTFOUND names the entry that no region holds as a whole. Any thread. */
+/* ERR_NOTFOUND names the entry that no region contains completely. Any thread. */
 int search_run(struct search *search, const struct dlist *dlist);
 /* The result; NULL before a successful run. Valid until search_end(). */
 const struct places *search_found(const struct search *search);
@@ -60,7 +60,7 @@ const struct places *search_found(const struct search *search);
 int search_end(struct search *search, struct dlist *dlist, struct places **places_p);
 void search_free(struct search *search); /* without a result; NULL is fine */
 
-/* One list of a transfer, and where it lies. */
+/* One list of a transfer, and its places. */
 struct located {
 	struct dlist *dlist;
 	struct places *places; /* a reference; NULL until it is known */

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sessions of the transfer layer: which are attached to which, and which daemon knows
- * which regions.
+ * Sessions of the transfer layer: their attachments to each other, and the regions that
+ * each daemon knows.
  *
- * An attach is a session's right to another daemon's session: it presented the
- * secret. Both sides then register their session's regions with the other
- * (xfer_share.c).
+ * An attach is a session's right to another daemon's session: it presented the secret.
+ * Both sides then register their session's regions with the other (xfer_share.c).
  */
 #include "daemon/xfer/xfer.h"
 
@@ -214,7 +213,7 @@ void notif_free(struct notif *notif)
 
 /* ---- attaching ---- */
 
-/* It is for its engine's questions only: no peer is dialled again for it. */
+/* It is only for queries of its engine: the peer is not dialled again for it. */
 static void attach_let_go(struct attach *attach)
 {
 	struct remote *remote = attach->remote;
@@ -282,7 +281,7 @@ static void attach_lost(struct attach *attach, const struct err *why)
 	}
 	if (attach->waiter.on_end) {
 		attach_answer(attach, &e);
-		attach_free(attach); /* its number was never given out */
+		attach_free(attach); /* its number was never used */
 	} else {
 		attach_let_go(attach);
 	}
@@ -372,7 +371,7 @@ struct attach *attach_find(struct xfer_session *xs, uint64_t id)
 	return attach;
 }
 
-/* The oldest that is lost makes room, if there is one that no list is of. */
+/* The oldest lost one without lists is replaced. */
 static int attach_place(struct xfer_session *xs)
 {
 	struct idmap_cursor at;
@@ -454,8 +453,8 @@ int attach_open(struct xfer_session *xs, const char *endpoint, uint64_t epoch,
 	return attach_begin(xs, endpoint, epoch, secret, timeout_ns, false, waiter);
 }
 
-/* One more attachment to the same session, for as long as it takes to be answered:
- * the owner sends the regions that it has by now in front of the answer. */
+/* One more attachment to the same session, until it is answered: the owner sends its
+ * current regions before the answer. */
 int attach_refresh(struct xfer_session *xs, const struct attach *attach,
 		   uint64_t timeout_ns, struct xfer_waiter waiter)
 {
@@ -670,7 +669,7 @@ static void xfers_on_down(struct remote *remote, const struct err *why)
 
 /* ---- the end of regions and sessions ---- */
 
-/* None of a remote list's are ours; those of files are. */
+/* A remote list has none of our regions; one of files has. */
 static bool places_have(const struct places *places, const struct region *region)
 {
 	for (uint32_t i = 0; places && places->regions && i < places->buffer_count; i++)

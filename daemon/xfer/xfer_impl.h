@@ -48,7 +48,7 @@ struct share {
 	struct remote *remote; /* held */
 	uint64_t version;      /* of session->regions_version when last sent */
 	unsigned int sent, acked;
-	bool all; /* regions; else those of its grants, each held */
+	bool all; /* all regions; else those of its grants, each held */
 	struct grant **grants;
 	size_t grant_count;
 };
@@ -85,7 +85,7 @@ struct xfer_remote {
 	struct list attaches; /* to its sessions */
 	struct list shares;   /* struct share.at_remote: shares with it */
 	struct list sent;     /* struct sent_list.at_remote: lists that it has */
-	struct list shadows;  /* its lists that are kept here: xfer_serve.c */
+	struct list shadows;  /* lists of it that are kept here: xfer_serve.c */
 };
 
 static inline struct xfer_remote *xfer_remote(const struct remote *remote)
@@ -118,7 +118,7 @@ struct attach {
 	struct list at_remote; /* in its remote's */
 	uint64_t id, cookie;
 	struct xfer_session *xs;
-	struct remote *remote; /* held; NULL: LOST, and nothing uses it any more */
+	struct remote *remote; /* held; NULL: LOST, and unused */
 	unsigned int users;    /* prepared lists, and notes in progress */
 	uint64_t epoch;	       /* of the remote session */
 	uint8_t secret[16];
@@ -128,8 +128,8 @@ struct attach {
 	struct charge charge;
 	struct sched_flow flow;
 	struct list waiting;	   /* struct transfer.link, until the share is acked */
-	struct xfer_waiter waiter; /* until it is attached or never will be */
-	bool asks; /* for another one (peer.attached fresh): over with its waiter */
+	struct xfer_waiter waiter; /* until it is attached, or fails */
+	bool asks; /* on behalf of another (peer.attached fresh): ends with its waiter */
 	struct loop_timer timer;
 	uint64_t until_ns; /* its time to be answered */
 	struct err why;	   /* of LOST */
@@ -141,7 +141,7 @@ struct sent_list {
 	struct list at_remote;
 	struct remote *remote;
 	uint64_t peer_epoch;
-	uint64_t serial; /* of this sending: its parts carry it */
+	uint64_t serial; /* of this transmission: its parts carry it */
 };
 
 /* dlist.prep */
@@ -158,7 +158,7 @@ struct prepared {
 
 enum { LOCAL, REMOTE };
 
-/* of two lists; its number and slot are the engine's choice */
+/* of two lists; the engine chooses its number and slot */
 struct transfer {
 	struct list link; /* in attach->waiting */
 	uint64_t id;
@@ -172,9 +172,9 @@ struct transfer {
 	size_t notif_len;
 	bool has_notif;
 	struct located at[2];
-	struct list parts[2]; /* of a list that is long and to be sent */
+	struct list parts[2]; /* of a long list that must be sent */
 	bool parts_wanted[2];
-	struct plan *plan;   /* stays for the next time; made from these: */
+	struct plan *plan;   /* kept for the next post; made from these: */
 	uint64_t plan_of[2]; /* places.serial */
 	uint64_t plan_most;  /* bytes: rest of its account */
 	bool plan_lacks;     /* more of them */
@@ -182,7 +182,7 @@ struct transfer {
 	struct sched_op op;
 	bool files;		/* a list of it is of files */
 	struct xfer_file *file; /* while such a one is POSTED */
-	uint8_t *picks;		/* both index lists as they travel; made with the plan */
+	uint8_t *picks;		/* both index lists in wire form; made with the plan */
 	size_t picks_bytes;
 	uint8_t *header;
 	struct sm sm; /* enum xfer_state */
@@ -192,7 +192,7 @@ struct transfer {
 	struct charge charge;	   /* indices and notification */
 	struct charge plan_charge; /* plan and picks */
 	uint32_t slot, slot_gen;
-	bool fresh;  /* the next post is the slot's present generation */
+	bool fresh;  /* the next post has the slot's current generation */
 	bool posted; /* ever */
 };
 
@@ -203,18 +203,18 @@ struct note {
 	struct xfer_session *xs;
 	struct attach *attach; /* in use */
 	bool notif;
-	uint64_t dlist, serial; /* a part of this list, of that sending; else 0 */
+	uint64_t dlist, serial; /* a part of this list, of that transmission; else 0 */
 	size_t bytes;
 	uint8_t header[];
 };
 
 /* ---- xfer.c ---- */
-/* A plan needed more than `most` bytes, which its account had left: that one's refusal.
- */
+/* Raise the refusal of its account: a plan needed more than `most` bytes, the rest of
+ * the account. */
 void xfer_plan_lacks(struct account *account, uint64_t most, struct err *err_p);
 struct xfer_session *xfer_session_of(struct session *session); /* NULL + ERR_NOMEM */
 struct session *xfer_session_by_epoch(struct xfers *xfers, uint64_t epoch);
-/* The session of this epoch, which the secret opens to the remote; NULL: raised
+/* The session of this epoch, if the secret gives the remote access; NULL: raised
  * (ERR_AUTH). *grant_p as of grant_check(). */
 struct session *xfer_admit(struct xfers *xfers, const struct remote *remote,
 			   uint64_t epoch, const uint8_t secret[16],
@@ -228,15 +228,15 @@ void attach_unuse(struct attach *attach);
 /* The waiter receives the number of the attachment, or the error. */
 int attach_open(struct xfer_session *xs, const char *endpoint, uint64_t epoch,
 		const uint8_t secret[16], uint64_t timeout_ns, struct xfer_waiter waiter);
-/* The same session again, with the regions that it has by then; no number. */
+/* Attach the same session again, with its current regions; no number. */
 int attach_refresh(struct xfer_session *xs, const struct attach *attach,
 		   uint64_t timeout_ns, struct xfer_waiter waiter);
 /* Maximum bytes of a notification in an answer; and maximum bytes of an answer:
  * requests are served while half of client_queue is in use. */
 size_t notif_answer_bytes(const char *from, size_t len);
 size_t notif_answer_max(const struct xfers *xfers);
-/* One that has its place in the session's queue; then queue it, or drop it (session
- * NULL: it has ended), or, once it is off the queue, free it. ERR_LIMIT. */
+/* A notification with a reserved place in the session's queue; then queue it, or drop
+ * it (session NULL: it has ended), or, once it is off the queue, free it. ERR_LIMIT. */
 int notif_new(const struct remote *remote, struct session *session, const char *from,
 	      const void *data, size_t len, struct notif **notif_p);
 void notif_queue(struct xfers *xfers, struct session *session, struct notif *notif);
@@ -248,11 +248,11 @@ void xfer_session_try_free(struct xfer_session *xs);
 /* Share the regions of the grant with the remote, too; NULL: all regions. */
 int share_open(struct xfer_session *xs, struct remote *remote, struct grant *grant,
 	       struct share **share_p);
-/* Make the remote know the present regions that it may. 1: wait for ack. */
+/* Send the allowed current regions to the remote. 1: wait for the ack. */
 int share_update(struct xfer_session *xs, struct share *share);
 void share_free(struct share *share);
 void shares_without(struct xfer_session *xs); /* a region is being unregistered */
-/* It gives more, or (revoked) nothing any more. */
+/* The grant was extended or revoked. */
 void shares_regrant(struct xfer_session *xs, const struct grant *grant);
 
 /* ---- xfer_list.c ---- */
@@ -260,31 +260,32 @@ int notif_post(struct attach *attach, const void *data, size_t len);
 /* Memory for a list and its search result, for so many entries. */
 uint64_t xfer_list_bytes(uint64_t entries);
 bool list_is_sent(const struct prepared *prepared, const struct attach *attach);
-/* Make its parts (struct note.link); any thread, while `prepared` and `attach` stay. */
+/* Make the parts of a list (struct note.link); any thread, while `prepared` and
+ * `attach` stay. */
 int list_parts(const struct prepared *prepared, const struct attach *attach,
 	       struct list *parts);
 void parts_free(struct list *parts);
-/* The daemon there shall know this list, once a peering. Takes the parts, or makes
- * them when there are none. */
+/* Send this list to the daemon there, once a peering. Takes the parts, or makes them
+ * when there are none. */
 int list_send(struct prepared *prepared, struct attach *attach, struct list *parts);
 void lists_forget_remote(const struct remote *remote);
 /* Takes dlist. `id` 0: the next number of the session. *search_p has run on it, and
  * is taken. */
 int prepared_add(struct xfer_session *xs, struct attach *attach, struct dlist *dlist,
 		 uint64_t id, struct search **search_p, struct prepared **prepared_p);
-/* It has no number any more; transfers keep it. */
+/* Release its number; transfers keep it. */
 void prepared_release(struct prepared *prepared);
-/* Own and remote, as a transfer wants them? */
+/* Are the lists own and remote, as a transfer requires? */
 int lists_fit(const struct prepared *local, const struct prepared *remote);
 struct prepared *prepared_find(struct xfer_session *xs, uint64_t id);
 void prepared_unref(struct prepared *prepared);
 
 /* ---- xfer_file.c ---- */
-/* Is it to a session of itself, by the session's own secret? */
+/* Does it attach a session to itself, by the session's own secret? */
 bool attach_is_own(const struct attach *attach);
-/* Of a transfer that has files: where the rows of both its lists lie. */
+/* For a transfer with files: locate the rows of both its lists. */
 int xfer_file_look(struct transfer *transfer);
-/* Planned: transfer_done() follows, not from within. */
+/* It is planned: transfer_done() follows, not from within. */
 int xfer_file_post(struct transfer *transfer);
 void xfer_file_cancel(struct transfer *transfer);
 uint64_t xfer_file_moved(const struct transfer *transfer);

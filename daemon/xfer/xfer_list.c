@@ -28,7 +28,8 @@ static void sent_free(struct sent_list *sent)
 	mem_free(sent);
 }
 
-/* A part was refused, so the list is not there: the next transfer sends it again. */
+/* A part was refused, so the list does not exist there: the next transfer sends it
+ * again. */
 static void list_unsent(struct xfer_session *xs, const struct note *note)
 {
 	struct prepared *prepared = idmap_get(&xs->dlists, note->dlist);
@@ -196,7 +197,7 @@ static void tell_free(struct prepared *prepared, struct remote *remote)
 			continue;
 		note = note_new(16, &out);
 		if (!note) {
-			err_clear(); /* it stays there until the session ends */
+			err_clear(); /* it exists there until the session ends */
 			return;
 		}
 		cursor_put_u8(&out, REQUEST_DLIST_FREE);
@@ -323,7 +324,7 @@ void parts_free(struct list *parts)
 	}
 }
 
-/* All or nothing: a list of which a part is missing there could never be sent again. */
+/* All or nothing: a list with a missing part there could never be sent again. */
 int list_send(struct prepared *prepared, struct attach *attach, struct list *parts)
 {
 	struct sent_list *sent;

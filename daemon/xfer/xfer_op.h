@@ -16,14 +16,14 @@ int payload_notif(const struct ring_payload *payload, uint64_t offset, uint32_t 
 
 enum xfer_op_kind {
 	XFER_OP_LIST, /* prepare a list */
-	XFER_OP_MOVE, /* make a transfer of two lists, and perhaps post it */
+	XFER_OP_MOVE, /* make a transfer of two lists, and optionally post it */
 };
 
 struct xfer_op {
 	enum xfer_op_kind kind;
 	struct xfer_session *xs; /* held */
-	/* Once. Negative: refused, with err_last(); a transfer that was made all the
-	 * same could not be posted. The op is freed afterwards. */
+	/* Once. Negative: refused, with err_last(); a transfer that was made
+	 * nevertheless could not be posted. The op is freed afterwards. */
 	void (*on_done)(struct xfer_op *op, int r);
 	void *owner;
 	/* the new object's number, with its claimed slot; LIST, 0: the session's next one
@@ -40,7 +40,7 @@ struct xfer_op {
 	/* MOVE */
 	enum xp_kind moves;
 	uint64_t lists[2];
-	uint32_t reads[2]; /* so many u32 of the payload index a list; 0: all rows */
+	uint32_t reads[2]; /* u32 in the payload for each index list; 0: all rows */
 	bool posts, has_notif;
 	size_t notif_len; /* behind the indices */
 
@@ -67,7 +67,7 @@ enum { XFER_OP_LATER = RING_OP_LATER };
 struct xfer_op *xfer_op_new(struct xfer_session *xs, enum xfer_op_kind kind,
 			    void (*on_done)(struct xfer_op *op, int r), void *owner);
 void xfer_op_drop(struct xfer_op *op); /* it was not run */
-/* Takes the op. 0: on_done was called; XFER_OP_LATER: it will be. */
+/* Takes the op. 0: on_done was called; XFER_OP_LATER: it follows. */
 int xfer_op_run(struct xfer_op *op);
 
 #endif

@@ -148,7 +148,7 @@ static void pick(const struct transfer *t, struct dlist_pick *src, struct dlist_
 	*dst = picks[t->kind == XP_WRITE ? REMOTE : LOCAL];
 }
 
-/* The index lists as they travel: with the plan, and for as long. */
+/* The index lists in wire form: with the plan, and with its lifetime. */
 static int make_picks(struct transfer *t, const struct dlist_pick *src,
 		      const struct dlist_pick *dst)
 {
@@ -321,7 +321,7 @@ static void xfer_post_plan_done(struct offload_job *job)
 	go(t);
 }
 
-/* Posted again, and both sides' memory lies where it lay. */
+/* It is posted again, and the memory of both sides is unchanged. */
 static bool plan_still_holds(const struct transfer *t)
 {
 	bool holds = t->plan != NULL;
@@ -485,7 +485,7 @@ int transfer_new(struct xfer_op *op, struct transfer **transfer_p)
 	list_init(&t->link);
 	list_init(&t->parts[LOCAL]);
 	list_init(&t->parts[REMOTE]);
-	t->fresh = op->posts; /* the slot's first generation is the first post's */
+	t->fresh = op->posts; /* the slot's first generation belongs to the first post */
 	t->id = op->id;
 	t->slot = op->slot;
 	t->slot_gen = op->gen;

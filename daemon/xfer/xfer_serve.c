@@ -19,7 +19,7 @@
 
 /*
  * A list that another daemon prepared. One of our session's memory ends with that
- * session; one of the initiator's own memory with the initiator, because it was sent
+ * session; one of the initiator's own memory ends with the initiator, because it was sent
  * here once for all of our sessions.
  */
 struct shadow {
@@ -41,9 +41,9 @@ struct shadow {
 };
 
 /*
- * The last plan of a shadow, for the transfer that is posted again: an engine
- * posts the same one for every layer or step. Planning costs more than copying
- * where rows are short. Owned here; taken out while a transfer uses it.
+ * The last plan of a shadow, for a transfer that is posted again: an engine posts the
+ * same one for every layer or step. Planning costs more than copying where rows are
+ * short. Owned here; removed while a transfer uses it.
  */
 struct kept_plan {
 	struct list link; /* xfers->kept */
@@ -54,7 +54,7 @@ struct kept_plan {
 	uint64_t theirs_gid, serial[2];
 	uint8_t *picks; /* the index lists as received */
 	size_t picks_bytes;
-	struct charge charge; /* to the peer for which it was made */
+	struct charge charge; /* on the peer that it was made for */
 };
 
 struct shadow_key {
@@ -82,7 +82,7 @@ struct serve {
 	struct xp_inbound *in; /* NULL once it is done */
 	uint64_t initiator, target, digest, bytes;
 	bool write;
-	struct grant *grant;	 /* by which it may; NULL: by all of the session's */
+	struct grant *grant;	 /* that allows it; NULL: by the session's own secret */
 	struct shadow *lists[2]; /* FROM, TO; so are all pairs here */
 	uint8_t *picks;		 /* the index lists as received: a copy for the helper */
 	size_t picks_bytes;
@@ -100,7 +100,7 @@ struct serve {
 	struct notif *notif; /* for its end, or NULL */
 	/* to the peer: the request; its plan, which may be kept */
 	struct charge charge, plan_charge;
-	struct charge index_charge; /* while a helper has them spelled out */
+	struct charge index_charge; /* while a helper has them expanded */
 };
 
 /* Which of the lists names memory of our session, and which the initiator's. */
@@ -242,7 +242,7 @@ static int on_dlist(struct xfers *xfers, struct remote *remote, struct cursor *i
 		return err_pass(r < 0 ? r : -err_errno(err_last()->code));
 	if (shadow && begin == 0 && shadow->initiator == initiator) {
 		shadow_remove(xfers,
-			      shadow); /* sent again, as one of its parts was lost */
+			      shadow); /* sent again, because one of its parts was lost */
 		shadow = NULL;
 	}
 	if (!shadow && begin == 0) {
@@ -438,7 +438,7 @@ static int xfer_serve_work(struct serve *s)
 	return r < 0 ? err_pass(r) : 0;
 }
 
-/* Of both lists, spelled out. */
+/* Bytes of both lists in expanded form. */
 static uint64_t index_bytes(const struct serve *s)
 {
 	struct cursor in;
@@ -456,7 +456,7 @@ static uint64_t index_bytes(const struct serve *s)
 	return bytes;
 }
 
-/* Spelled out, a list of some bytes may be 256 MiB: no longer than it takes to plan. */
+/* A small list may expand to 256 MiB: kept no longer than planning takes. */
 static void drop_indices(struct serve *s)
 {
 	for (int i = FROM; i <= TO; i++) {
@@ -475,7 +475,7 @@ static void xfer_serve_plan_work(struct offload_job *job)
 	drop_indices(s);
 }
 
-/* It lives until the other side has taken its bytes, which may be never. */
+/* It lives until the other side has taken its bytes, which may never happen. */
 static int charge_plan(struct serve *s)
 {
 	if (s->plan_charge.account) /* a kept one */
@@ -636,7 +636,7 @@ static int take_picks(struct serve *s, struct cursor *in)
 	r = charge_more(&s->charge, s->picks_bytes);
 	if (r < 0)
 		return err_pass(r);
-	s->picks = mem_dup(src, s->picks_bytes); /* one lies behind the other */
+	s->picks = mem_dup(src, s->picks_bytes); /* one follows the other */
 	if (!s->picks)
 		return err_pass(-ENOMEM);
 	s->rows = src_rows;
@@ -839,7 +839,7 @@ void serve_region_going(struct xfers *xfers, struct region *region)
 void serve_pool_going(struct xfers *xfers, struct remote_pool *pool)
 {
 	assert(pool->remote);
-	/* none in its place: that session has ended */
+	/* not replaced: that session has ended */
 	bool ended = pool->is_session && !handshake_pool_by_id(pool->remote, pool->id);
 	struct shadow *shadow;
 

@@ -38,7 +38,7 @@ static struct share *share_find(struct xfer_session *xs, const struct remote *re
 	return NULL;
 }
 
-/* Those that were revoked give nothing any more. */
+/* Drop revoked ones. */
 static void grants_prune(struct share *share)
 {
 	size_t kept = 0;
