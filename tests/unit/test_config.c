@@ -51,7 +51,7 @@ static void must_load(const char *text, struct config *config)
 		fail_msg("%s", err_last()->text);
 }
 
-/* The file is refused, and the error names line `line` and holds `words`. */
+/* The file is refused, and the error names line `line` and contains `words`. */
 static void must_fail(const char *text, unsigned int line, const char *words)
 {
 	struct config config = {.rooms_max = 12345};
@@ -260,7 +260,7 @@ static void config_possible_combinations_are_taken(void **state)
 	must_load("[peer]\nlisten = tcp://10.0.0.1:0\ncurve_secret_file = /k\n"
 		  "curve_allow_file = /a\n",
 		  &c);
-	/* auto leaves out what listen does not allow */
+	/* auto omits transports that listen does not allow */
 	assert_int_equal(c.transports.count, 1);
 	assert_string_equal(c.transports.word[0], "shm");
 	must_load("[peer]\nlisten = tcp://10.0.0.1:0\ninsecure = yes\n", &c);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The control socket against clients that mean no good: whatever one of them
- * does, it gets an error or is closed with a reason, a well-behaved neighbour is
- * served meanwhile, and no descriptor is left (mini_stop counts them).
+ * The control socket against hostile clients: each gets an error or is closed with a
+ * reason, a well-behaved neighbour is served meanwhile, and no descriptor is left
+ * (mini_stop counts them).
  */
 #include "daemon/control/control.h"
 #include "daemon/request/commands.h"
@@ -126,7 +126,7 @@ static void socket_stale_replaced(void **state)
 }
 
 /* Another name, the same socket_path: the first one keeps its name, its clients and,
- * when a third has taken the path by force, what is not its own. */
+ * after a third has taken the path by force, does not remove that one's socket. */
 static void socket_of_a_living_daemon_refused(void **state)
 {
 	struct control *control = NULL;
@@ -162,7 +162,7 @@ static void socket_inherited_serves(void **state)
 	struct control *control = NULL;
 	struct client client;
 
-	/* the daemon is made anew on a socket that somebody else bound */
+	/* the daemon is started again on an inherited socket */
 	control_free(control_of(&mini->kvd));
 	strcpy(addr.sun_path, mini->config.socket_path);
 	assert_int_equal(bind(fd, (struct sockaddr *)&addr, sizeof(addr)), 0);
@@ -178,9 +178,9 @@ static void socket_inherited_serves(void **state)
 	assert_int_equal(unlink(mini->config.socket_path), 0);
 }
 
-/* ---- who may come in ---- */
+/* ---- admission ---- */
 
-/* Runs as uid 65534 in a child: what the daemon answers to it. */
+/* Runs as uid 65534 in a child: the daemon's answers to it. */
 static void nobody_main(const struct mini *mini)
 {
 	struct sockaddr_un addr = {.sun_family = AF_UNIX};
@@ -248,7 +248,7 @@ static void foreign_uid_admitted_only_by_configuration(void **state)
 	mini_until_sessions(mini, 0);
 }
 
-/* Connects until it is told that this is too often. */
+/* Connects until it is refused for its rate. */
 static void nobody_hurries(const struct mini *mini)
 {
 	struct sockaddr_un addr = {.sun_family = AF_UNIX};
@@ -290,7 +290,7 @@ static void sessions_of_a_user_are_paced(void **state)
 	assert_true(WIFEXITED(child.status));
 	assert_int_equal(WEXITSTATUS(child.status), 12);
 	assert_true(metrics_get(&mini->kvd.metrics, METRIC_SESSIONS_REFUSED) > 0);
-	/* what one user has used up is nobody else's */
+	/* one user's use does not count for others */
 	client_open(&admin, mini);
 	client_call_ok(&admin, "{\"cmd\":\"ping\"}");
 	client_close(&admin);
@@ -486,7 +486,7 @@ static void line_in_pieces_is_served(void **state)
 	client_close(&client);
 }
 
-/* Long lines go to helpers, short ones do not: answers keep the order. */
+/* Long lines are parsed by helpers, short ones are not: answers keep the order. */
 static void commands_keep_their_order(void **state)
 {
 	enum { COUNT = 60 };
@@ -511,7 +511,7 @@ static void commands_keep_their_order(void **state)
 	client_close(&client);
 }
 
-/* A client that leaves while a helper has its line: nobody is answered. */
+/* A client that disconnects while a helper has its line: no answer is sent. */
 static void client_gone_while_its_line_is_parsed(void **state)
 {
 	struct mini *mini = *state;
@@ -536,8 +536,8 @@ static void client_gone_while_its_line_is_parsed(void **state)
 
 /* ---- floods ---- */
 
-/* So many turns in which this process kept its core, of some hundred at most: one that
- * is put aside in the middle finds its turn's time over, and hears fewer clients. */
+/* Turns in which this process kept its core, of about a hundred at most: a turn that
+ * is preempted finds its time over, and serves fewer clients. */
 static void turns_had(struct mini *mini, int count)
 {
 	for (int all = 0; count > 0 && all < 200; all++) {
@@ -588,8 +588,8 @@ static void lines_ten_thousand_at_once_share_the_loop(void **state)
 	client_close(&other);
 }
 
-/* What it asks is not taken, what it has is bounded, and when it reads again (a
- * stopped process runs on) nothing is missing. */
+/* Its requests are not taken, its queue is limited, and when it reads again (a stopped
+ * process continues) nothing is missing. */
 static void client_that_does_not_read_is_not_served_and_lives(void **state)
 {
 	struct mini *mini = *state;
@@ -648,7 +648,7 @@ static void line_half_sent_times_out(void **state)
 	client_close(&client);
 }
 
-/* The last words are not read: the connection goes all the same. */
+/* The last line is not read: the connection is closed nevertheless. */
 static void last_words_unread_time_out(void **state)
 {
 	struct mini *mini = *state;
@@ -721,7 +721,7 @@ static void descriptors_unasked_refused_and_closed(void **state)
 	client_call_fails(&client, "EINVAL",
 			  "{\"cmd\":\"region.register\",\"kind\":\"memfd\",\"fd\":0,"
 			  "\"length\":4096}");
-	/* more than a line may carry; the id is still told */
+	/* more than a line may have; the id is still reported */
 	client_send_fds(&client, "{\"id\":5,\"cmd\":\"ping\"}\n", fds, ARRAY_LEN(fds));
 	cJSON *reply = client_reply(&client);
 
@@ -735,7 +735,7 @@ static void descriptors_unasked_refused_and_closed(void **state)
 	/* with a line that is no JSON */
 	client_send_fds(&client, "}{\n", fds, 3);
 	expect_code(client_reply(&client), "EPROTO");
-	/* with half a line, and gone */
+	/* half a line, and disconnected */
 	client_send_fds(&client, "{\"cmd\"", fds, 4);
 	mini_turn(mini);
 	for (size_t i = 0; i < ARRAY_LEN(fds); i++)
@@ -746,7 +746,7 @@ static void descriptors_unasked_refused_and_closed(void **state)
 	mini_until_sessions(mini, 0);
 }
 
-/* What may sleep when it is closed is not let in, and the reply says which it was. */
+/* Descriptors whose close may block are refused, and the reply names the one. */
 static void descriptors_of_a_kind_that_sleeps_are_named(void **state)
 {
 	struct mini *mini = *state;

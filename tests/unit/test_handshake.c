@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What daemons tell each other of their memory: a list that is too large for one
- * message is refused by name and costs no peering; a pool is found at the
- * same cost however many a peer has. In-process cluster.
+ * Descriptions of memory between daemons: a list that is too large for one message is
+ * refused by name and does not end the peering; a pool is found at the same cost for any
+ * number of pools of a peer. In-process cluster.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -137,10 +137,10 @@ static void session_too_large_to_be_told_is_refused_by_name(void **state)
 	for (unsigned int i = 0; i < MANY / 2; i++)
 		cluster_ok(&p->c, p->me, "{'cmd':'region.unregister','region':%u}",
 			   first + i);
-	assert_attaches(p); /* what is left fits */
+	assert_attaches(p); /* the rest fits */
 }
 
-/* So many buffers, each a region of its own; the first holds its one field. */
+/* So many buffers, each in its own region; the first holds its one field. */
 static void register_wide_pool(struct pair *p, unsigned int first, unsigned int count)
 {
 	const size_t size = 32u * count;
@@ -230,7 +230,7 @@ static void pool_is_found_until_it_goes(void **state)
 	assert_false(handshake_pool_is_ours(hs, 999));
 	assert_non_null(handshake_pool_by_id(remote, p->mine.pool));
 	assert_null(handshake_pool_by_id(remote, 999));
-	/* the session's list is told anew: the newest is found */
+	/* the session's list is sent again: the newest is found */
 	assert_non_null(handshake_pool_by_id(remote, p->me->epoch));
 	assert_int_equal(handshake_pool_by_id(remote, p->me->epoch)->region_count, 1);
 	register_many(p, 2);
@@ -245,7 +245,7 @@ static void pool_is_found_until_it_goes(void **state)
 	cluster_run(&p->c, LOOP_NS_PER_S);
 	assert_null(handshake_pool_by_id(remote, pool));
 	assert_non_null(handshake_pool_by_id(remote, p->mine.pool));
-	/* with its peer all goes, and comes again */
+	/* with its peer all is removed, and announced again */
 	remote->reaches++;
 	fake_link_cut(fake_hub_node(p->c.bytes, 0), fake_hub_node(p->c.bytes, 1));
 	while (sm_state(&remote->peer->sm) == PEER_UP)
@@ -257,7 +257,7 @@ static void pool_is_found_until_it_goes(void **state)
 	handshake_release(remote);
 }
 
-/* The peer has no place for one pool; when another goes, it is told of it again. */
+/* The peer has no place for one pool; when another is removed, it is announced again. */
 /* ---- messages on the data line ---- */
 
 static unsigned int landed;
@@ -338,7 +338,7 @@ static void pool_refused_at_the_cap_is_told_again_when_another_goes(void **state
 	assert_non_null(handshake_pool_by_id(remote, second));
 }
 
-/* An engine's memory is its own again, whatever the peer does. */
+/* An engine gets its memory back, whatever the peer does. */
 static void pool_that_a_peer_does_not_let_go_of_costs_it_the_peering(void **state)
 {
 	struct pair *p = *state;
@@ -360,15 +360,15 @@ static void pool_that_a_peer_does_not_let_go_of_costs_it_the_peering(void **stat
 	assert_int_equal(metrics_get(&p->c.nodes[0].kvd.metrics, METRIC_FENCES_WIDENED),
 			 1);
 	assert_int_equal(remote_at(p, 0)->down.code, ERR_FENCE);
-	/* it may come back, and finds what is there by then */
+	/* it may come back, and finds the current pools */
 	assert_attaches(p);
 	assert_null(handshake_pool_by_id(remote_at(p, 1), pool));
 	assert_non_null(handshake_pool_by_id(remote_at(p, 1), p->mine.pool));
 	handshake_pool_unuse(held);
 }
 
-/* Where only this daemon reaches the memory, nobody is waited for; and what the answers
- * free at the peer is still used. */
+/* If only this daemon accesses the memory, it waits for no peer; and memory that the
+ * answers free at the peer is still used. */
 static void pool_that_only_we_reach_is_not_waited_for(void **state)
 {
 	struct pair *p = *state;
@@ -406,7 +406,7 @@ static void pool_that_only_we_reach_is_not_waited_for(void **state)
 	assert_non_null(handshake_pool_by_id(remote, other));
 }
 
-/* The least that 100 times looking for both take. */
+/* The minimum of 100 measurements of both look-ups. */
 static uint64_t cost_ns(struct pair *p, uint64_t pool)
 {
 	struct remote *remote = remote_at(p, 1);

@@ -114,7 +114,7 @@ static void connect_peer(struct pair *p)
 		   p->c.nodes[1].endpoint);
 }
 
-/* Both daemons have their data line by `transport`, and say what they passed over. */
+/* Both daemons have their data line by `transport`, and report the skipped ones. */
 static void assert_line(struct pair *p, unsigned int a, unsigned int b,
 			const char *transport, const char *passed)
 {
@@ -153,7 +153,7 @@ static void line_that_cannot_be_connected_gives_way_to_the_next(void **state)
 		fail_msg("%s", cJSON_PrintUnformatted(answer));
 	cJSON_Delete(answer);
 	assert_line(p, 0, 1, "fake", "near needs a way");
-	assert_attaches(p); /* keys of that transport are told, both ways */
+	assert_attaches(p); /* keys of that transport are sent, both ways */
 }
 
 static void line_is_the_choice_of_the_side_that_dials(void **state)
@@ -169,7 +169,7 @@ static void line_is_the_choice_of_the_side_that_dials(void **state)
 	/* whether the other could connect is not asked */
 	near_blocked[!lower] = true;
 	other = &p->c.nodes[!lower].kvd;
-	first = other->transports[0]; /* nor what it prefers */
+	first = other->transports[0]; /* nor the one that it prefers */
 	other->transports[0] = other->transports[1];
 	other->transports[1] = first;
 	peer_kill(remote_at(p, 0)->peer,
@@ -195,7 +195,8 @@ static void line_is_chosen_anew_with_each_peering(void **state)
 	assert_line(p, 0, again, "near", "");
 }
 
-/* `transports = shm`, say: no other may be taken, and both say what it needs. */
+/* For example `transports = shm`: no other may be used, and both report its
+ * requirement. */
 static void line_without_another_way_fails_by_name_on_both_sides(void **state)
 {
 	struct pair *p = *state;
@@ -255,7 +256,7 @@ static void cut_peering(struct pair *p)
 	cluster_run(&p->c, LOOP_NS_PER_S);
 }
 
-/* Whichever of the two it is: who has the lower id is a matter of chance. */
+/* For either of the two: the lower id is random. */
 static void line_that_one_side_cannot_dial_is_dialled_by_the_other(void **state)
 {
 	struct pair *p = *state;
@@ -273,7 +274,7 @@ static void line_that_one_side_cannot_dial_is_dialled_by_the_other(void **state)
 	}
 }
 
-/* Both have the reasons of both, and the peering goes on. */
+/* Both have the reasons of both, and the peering continues. */
 static void line_that_nobody_can_dial_is_named_on_both_sides(void **state)
 {
 	struct pair *p = *state;
@@ -299,7 +300,7 @@ static void line_that_nobody_can_dial_is_named_on_both_sides(void **state)
 	assert_int_equal(remote_at(p, 0)->lineless_ns, 0);
 }
 
-/* A turn that the chooser could not even begin is one that the other never heard of. */
+/* If the chooser cannot start a turn, the other side does not learn of it. */
 static void line_turn_that_cannot_begin_costs_no_peering(void **state)
 {
 	struct pair *p = *state;
@@ -344,7 +345,7 @@ static void line_that_starts_in_a_later_turn_announces_pools(void **state)
 	handshake_release(remote);
 }
 
-/* connect_timeout counts from the first loss, whatever the control line does. */
+/* connect_timeout counts from the first loss, for any events of the control line. */
 static void line_that_is_missing_ends_rooms_after_connect_timeout(void **state)
 {
 	struct pair *p = *state;

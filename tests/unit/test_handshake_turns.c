@@ -61,7 +61,7 @@ static bool none_known(void *arg)
 	return known(arg) == 0;
 }
 
-/* Ticks are as good as turns here: what a turn sends arrives in later ones. */
+/* Ticks can replace turns here: messages of a turn arrive in later ones. */
 static void pools_announced_in_turns_reach_all(void **state)
 {
 	struct star s = {.engine = NULL};

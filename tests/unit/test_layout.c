@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layouts: every malformed or hostile one is refused by the name of the field at
- * fault, and both forms, JSON and wire, bring back what was put in. */
+/* Layouts: every malformed or hostile one is refused by the name of the faulty field,
+ * and both forms, JSON and wire, preserve the layout. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -30,7 +30,7 @@ static struct layout *parse(const char *text)
 	return layout;
 }
 
-/* 40 layers of K and V, each in its own buffer: what a pool of a model is. */
+/* 40 layers of K and V, each in its own buffer: the pool of a model. */
 static struct layout *pool(void)
 {
 	struct shape_sglang_kv kv = {.view = "kv",
@@ -93,7 +93,7 @@ static uint8_t *encoded(const struct layout *layout, size_t *size_p)
 	cursor_write(&out, bytes, 1u << 20);
 	assert_int_equal(layout_encode(layout, &out), 0);
 	*size_p = out.pos;
-	return realloc(bytes, out.pos); /* what is read behind its end is seen */
+	return realloc(bytes, out.pos); /* reads past its end are detected */
 }
 
 static void layout_encoded_decodes_to_the_same(void **state)
@@ -439,7 +439,7 @@ static void target_with_fields_that_overlap_is_refused(void **state)
 		const char *needle; /* NULL = fine */
 	} cases[] = {
 		{0, 60, 120, 12, 4, NULL}, /* NHD, K then V in a page */
-		{0, 12, 120, 24, 4, NULL}, /* K and V beside each other in a token */
+		{0, 12, 120, 24, 4, NULL}, /* K and V next to each other in a token */
 		{0, 420, 60, 12, 4, NULL}, /* K of all pages, then V */
 		{0, 4, 4 * 2, 8 * 7, 8 * 35, NULL}, /* pages innermost */
 		{0, 59, 120, 12, 4, "layer 1 field k and layer 1 field v share byte 59"},

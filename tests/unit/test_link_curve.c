@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* CURVE over real loopback sockets: who may speak, to whom, the files, and peers
- * over the whole. */
+/* CURVE over real loopback sockets: authentication, the files, and peers on top. */
 #include <errno.h>
 #include <fcntl.h>
 #include <malloc.h>
@@ -95,7 +94,7 @@ static void curve_key_is_found_by_host(void **state)
 	zmqnet_plain(&a, plain);
 	assert_int_equal(a.link->ops->canonical(a.link, plain, name), 0);
 	assert_string_equal(name, a.link->endpoint);
-	/* a key that is not allowed, wherever it comes from */
+	/* a key that is not allowed, from any source */
 	snprintf(text, sizeof(text), "tcp://10.0.0.1:1#%s", zmqnet_keys[2][0]);
 	assert_true(a.link->ops->canonical(a.link, text, name) < 0);
 	assert_int_equal(err_last()->code, ERR_AUTH);
@@ -120,7 +119,7 @@ static bool vouch_ask(void *owner, const char *key)
 	return true;
 }
 
-/* A client with a key of its own, from that address of loopback. */
+/* A client with its own key, from that address of loopback. */
 static void *unknown_client(void *context, const char *from)
 {
 	void *socket = zmq_socket(context, ZMQ_DEALER);
@@ -138,7 +137,7 @@ static void *unknown_client(void *context, const char *from)
 	return socket;
 }
 
-/* However many keys one address shows, those of others are looked for. */
+/* For any number of keys from one address, those of others are looked up. */
 static void unknown_keys_of_one_address_leave_room(void **state)
 {
 	static const struct link_vouch vouch = {.knows = vouch_knows, .ask = vouch_ask};
@@ -154,7 +153,7 @@ static void unknown_keys_of_one_address_leave_room(void **state)
 	for (unsigned int i = 0; i < 70; i++)
 		clients[i] = unknown_client(context, "127.0.0.1");
 	zmqnet_wait(asked_for >= 16);
-	zmqnet_turn(300 * MS); /* the rest of them is heard */
+	zmqnet_turn(300 * MS); /* the rest of them is received */
 	before = asked_for;
 	clients[70] = unknown_client(context, "127.0.0.2");
 	zmqnet_wait(asked_for > before);
@@ -284,7 +283,7 @@ static void curve_reload_admits_and_strikes(void **state)
 	assert_non_null(strstr(err_last()->text, "allow:1: expected: NAME"));
 	assert_int_equal(zmqnet_send(&b, line, "two"), 0);
 	zmqnet_wait(a.frames == 2);
-	/* to look takes nothing */
+	/* a check changes nothing */
 	zmqnet_allow(false);
 	assert_int_equal(link_zmq_reload(a.link, path, false, &keys), 0);
 	assert_int_equal(keys.removed, 1);
@@ -361,7 +360,7 @@ static void curve_files_are_checked(void **state)
 	zmqnet_write("l", 0600, text);
 	assert_true(curve_allow_load(path, &allow) < 0);
 	assert_non_null(strstr(err_last()->text, "l:2: host H1 is already listed"));
-	/* what would match no daemon is no host */
+	/* a host that would match no daemon is invalid */
 	snprintf(text, sizeof(text), "a %s ::1:7400\n", zmqnet_keys[0][0]);
 	zmqnet_write("l", 0600, text);
 	assert_true(curve_allow_load(path, &allow) < 0);
@@ -467,7 +466,7 @@ static void peers_life_over_sockets(void **state)
 		zmqnet_wait(a.ups == 2 && b.ups == 1);
 		assert_int_equal(a.downs, 1);
 		assert_int_equal(peer->epoch, 2);
-		/* goodbye is heard, not guessed */
+		/* BYE is received, not inferred */
 		peers_close(b.peers, ERR_DRAIN, "evening");
 		zmqnet_wait(a.downs == 2);
 		assert_int_equal(a.why.code, ERR_DRAIN);
@@ -476,7 +475,7 @@ static void peers_life_over_sockets(void **state)
 	}
 }
 
-/* What the list of `a` becomes while it is a peer of `b`, and what is said then. */
+/* A new list of `a` while it is a peer of `b`, and the resulting error. */
 static const struct {
 	const char *format, *words; /* of the keys of a, b, mallory; NULL: it stays up */
 } relists[] = {
@@ -538,7 +537,7 @@ static void peering_ends_with_its_key(void **state)
 	}
 }
 
-/* It goes on asking, is told why not, and is let in when its line is there again. */
+/* It continues to dial, gets the reason, and is admitted when its line is back. */
 static void peering_returns_with_its_key(void **state)
 {
 	struct peer *peer;
@@ -626,7 +625,7 @@ static unsigned int cut_connections_to(const char *endpoint)
 	return cut;
 }
 
-/* Its line was opened for a stranger, and is made again all the same. */
+/* Its line was opened for an unauthenticated peer, and is opened again nevertheless. */
 static void peer_that_was_answered_is_found_again(void **state)
 {
 	char plain[LINK_ENDPOINT_MAX];
@@ -652,7 +651,7 @@ static void peer_that_was_answered_is_found_again(void **state)
 	assert_int_equal(a.downs + b.downs, 0);
 }
 
-/* ---- who shows nothing ---- */
+/* ---- silent connections ---- */
 
 static int raw_connect(const struct zmqnet_node *node)
 {
@@ -709,7 +708,7 @@ static void connections_that_show_nothing_make_room(void **state)
 		if (i % 100 == 0)
 			zmqnet_turn(5 * MS);
 	}
-	/* the oldest have gone, and who comes now gets in */
+	/* the oldest were closed, and a new peer is admitted */
 	for (unsigned int i = 0; i < IDLE - 256; i++)
 		zmqnet_wait(raw_closed(idle[i]));
 	assert_int_equal(peers_dial(a.peers, b.link->endpoint, &peer), 0);
@@ -721,7 +720,7 @@ static void connections_that_show_nothing_make_room(void **state)
 	assert_int_equal(a.downs + b.downs, 0);
 }
 
-/* It has a key that is allowed, and nothing to say. */
+/* It has an allowed key, and sends nothing. */
 static void connection_of_a_known_key_must_speak(void **state)
 {
 	void *context = zmq_ctx_new(), *client, *monitor;
@@ -789,7 +788,7 @@ static void strangers_message_without_end_is_not_kept(void **state)
 	for (size_t i = 0; i < ARRAY_LEN(mechanisms); i++) {
 		int fd = raw_connect(&b);
 
-		/* what the kernel's buffers took; plain sockets would take 256 MB */
+		/* bytes in the kernel's buffers; plain sockets would accept 256 MB */
 		assert_in_range(raw_endless(fd, mechanisms[i]), 0, 32u << 20);
 		zmqnet_wait(raw_closed(fd));
 		close(fd);
@@ -800,7 +799,7 @@ static void strangers_message_without_end_is_not_kept(void **state)
 	assert_int_equal(link_zmq_stats(b.link)->bad_frames, 0);
 }
 
-/* A listener that takes connections and closes them; how many came. */
+/* A listener that accepts and closes connections; returns their number. */
 static unsigned int closes_what_comes(int fd, uint64_t ns)
 {
 	uint64_t end_ns = loop_clock_ns(zmqnet_loop) + ns;
@@ -817,8 +816,8 @@ static unsigned int closes_what_comes(int fd, uint64_t ns)
 	return came;
 }
 
-/* Who has HELLO said for it is dialled once a second at most, and only where its line
- * says that it is. */
+/* An endpoint named in HELLO is dialled once a second at most, and only where its line
+ * allows it. */
 static void peer_hello_dials_once_and_only_its_own_host(void **state)
 {
 	struct sockaddr_in at = {.sin_family = AF_INET,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* link_keydir: pairs that are made, keys that are shown, and whose directory is not
- * used. Then links over the whole, without a file made by hand. */
+/* link_keydir: created pairs, published keys, and directories that are not used. Then
+ * links with both, without a hand-made file. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -89,7 +89,7 @@ static void pair_is_made_once_and_kept(void **state)
 	link_keydir_name("one", user);
 	snprintf(want, sizeof(want), "%s %s\n", user, first.public_key);
 	assert_string_equal(line, want);
-	/* while it runs nobody else of that name has it */
+	/* while it runs no other daemon of that name can use it */
 	struct link_keydir *other;
 
 	assert_true(link_keydir_new(&config, &second, &other) < 0);
@@ -107,7 +107,7 @@ struct starter {
 	int r;
 };
 
-/* Two threads a name: a lock is of who opened the file. */
+/* Two threads a name: a lock belongs to an open file. */
 static void *start_one(void *arg)
 {
 	struct starter *starter = arg;
@@ -181,7 +181,7 @@ static void place_that_cannot_be_is_told(void **state)
 	assert_null(dir);
 }
 
-/* ---- what is shown ---- */
+/* ---- published keys ---- */
 
 struct names {
 	char text[200];
@@ -312,7 +312,7 @@ static void links_of_one_user_find_each_other(void **state)
 	zmqnet_wait(b.frames == 1);
 	link_keydir_name("ann", user);
 	assert_string_equal(b.user, user);
-	/* a list that is read again says nothing of them */
+	/* a reloaded list does not affect them */
 	assert_int_equal(link_zmq_reload(b.link, "", true, &changes), 0);
 	assert_int_equal(zmqnet_send(&a, line, "again"), 0);
 	zmqnet_wait(b.frames == 2);
@@ -347,7 +347,7 @@ static void link_of_another_directory_is_a_stranger(void **state)
 	assert_non_null(strstr(err_last()->text, strchr(b.link->endpoint, '#') + 1));
 	snprintf(want, sizeof(want), "'%s' there", keys.line);
 	assert_non_null(strstr(err_last()->text, want));
-	/* whose key it is may become known: it is looked at, and nothing is connected */
+	/* its key may become known: it is probed, and not connected */
 	trouble.code = ERR_OK;
 	zmqnet_plain(&b, plain);
 	line = zmqnet_dial(&a, plain);

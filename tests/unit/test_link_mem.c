@@ -236,7 +236,7 @@ static void frames_of_killed_node_still_arrive(void **state)
 	assert_true(send_number(&f.a, 5) < 0);
 	run_for(1000000);
 	assert_int_equal(f.b.got, 5);
-	assert_int_equal(f.a.downs, 0); /* nobody is left to be told */
+	assert_int_equal(f.a.downs, 0); /* no callback is left */
 }
 
 static void kill_breaks_lines_power_loss_does_not(void **state)
@@ -300,7 +300,7 @@ static void line_hung_up_in_its_frame_is_safe(void **state)
 	f.b.hangup_on_frame = true;
 	send_numbers(&f.b, 100, 2);
 	send_numbers(&f.a, 0, 2);
-	f.a.link->ops->hangup(f.a.line); /* both frames are on their way */
+	f.a.link->ops->hangup(f.a.line); /* both frames are in transit */
 	f.a.line = NULL;
 	run_for(10000);
 	assert_int_equal(f.b.got, 2);

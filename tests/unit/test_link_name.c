@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* link_name in virtual time; the questions to the resolver end here, and are answered
- * when the case says so. */
+/* link_name in virtual time; queries to the resolver end here, and the case answers
+ * them. */
 #include "daemon/link/link_name.h"
 
 #include <errno.h>
@@ -167,7 +167,7 @@ static void address_that_does_not_connect_gives_way(void **state)
 	pass_time(2 * S / 10);
 	assert_string_equal(seen.address, "tcp://[2001:db8::7]:7400");
 	pass_time(21 * S / 10);
-	assert_int_equal(asked_count, 2); /* all were tried: what is it now? */
+	assert_int_equal(asked_count, 2); /* all were tried: resolved again */
 	answer(0, "10.0.0.8", NULL);
 	assert_string_equal(seen.address, "tcp://10.0.0.8:7400");
 	assert_int_equal(seen.calls, 3);
@@ -184,7 +184,7 @@ static void line_connected_is_left_alone(void **state)
 	pass_time(3600 * S);
 	assert_int_equal(seen.calls, 1);
 	assert_int_equal(asked_count, 1);
-	/* full for a while, many times told: the same line */
+	/* full for a while, reported many times: the same line */
 	for (int i = 0; i < 9; i++) {
 		link_name_line(name, false);
 		pass_time(1 * S);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table of those who were refused: bounded, and quiet in the log. */
+/* The table of refused peers: bounded, and rate-limited in the log. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -35,7 +35,7 @@ static void caller_that_tries_for_ever_is_one_line_a_minute(void **state)
 	assert_int_equal(table.entries[0].count, 600);
 	assert_int_equal(table.entries[0].first_ns, 1000 * LOOP_NS_PER_S);
 	assert_int_equal(table.entries[0].last_ns, 1599 * LOOP_NS_PER_S);
-	assert_true(note(1600, "key", "10.0.0.2")); /* somebody else */
+	assert_true(note(1600, "key", "10.0.0.2")); /* another one */
 	assert_true(note(1600, "other", "10.0.0.1"));
 	assert_int_equal(table.count, 3);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* link_zmq over real loopback sockets. A raw ZeroMQ socket of the test plays the
- * hostile client. What must not happen is waited for behind something that must. */
+/* link_zmq over real loopback sockets. A raw ZeroMQ socket of the test acts as the
+ * hostile client. To show that an event does not happen, the tests wait for a later
+ * one that must. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -75,7 +76,7 @@ static void frames_flood_is_handed_up_in_turns(void **state)
 	zmqnet_listen(&b);
 	line = zmqnet_dial(&a, b.link->endpoint);
 	zmqnet_wait(a.lines_up == 1);
-	/* b's loop stands still while a sends; until that was once too much for b */
+	/* b's loop is stopped while a sends; until b once had a backlog */
 	while (!backlog && sent < 1000000) {
 		for (unsigned int i = 0; i < 4000; i++)
 			sent += a.link->ops->send(line, &word, sizeof(word)) == 0;
@@ -93,7 +94,7 @@ static void frames_flood_is_handed_up_in_turns(void **state)
 	a.link->ops->hangup(line);
 }
 
-/* Whoever asks for a name, libzmq too, asks here: a name server that is down. */
+/* All resolution of names, libzmq's too, ends here: a name server that is down. */
 int getaddrinfo(const char *host, const char *service, const struct addrinfo *hints,
 		struct addrinfo **list_p)
 {
@@ -128,7 +129,7 @@ static void names_hold_no_line_up(void **state)
 	assert_int_equal(zmqnet_send(&a, line, "one"), 0);
 	zmqnet_wait(b.frames == 1);
 	for (unsigned int i = 0; i < ARRAY_LEN(nobody); i++)
-		a.link->ops->hangup(nobody[i]); /* its question may still be open */
+		a.link->ops->hangup(nobody[i]); /* its query may still be open */
 	a.link->ops->hangup(line);
 }
 
@@ -265,8 +266,8 @@ static void queue_of_a_frozen_daemon_is_bounded(void **state)
 	zmqnet_listen(&b);
 	line = zmqnet_dial(&a, b.link->endpoint);
 	zmqnet_wait(a.lines_up == 1);
-	/* nobody turns the loop: b does not receive. Sockets' buffers fill too. It must
-	 * be short: b's missing heartbeats end the connection. */
+	/* the loop does not run: b does not receive. Sockets' buffers fill too. It
+	 * must be short: b's missing heartbeats end the connection. */
 	while (refused < 1000 && sent < 20000) {
 		if (a.link->ops->send(line, frame, sizeof(frame)) == 0) {
 			sent++;
@@ -277,7 +278,7 @@ static void queue_of_a_frozen_daemon_is_bounded(void **state)
 	}
 	assert_true(sent < 20000);
 	assert_true(sent >= 4096);
-	/* it wakes up: the line says so, and what was taken arrives */
+	/* it continues: the line reports it, and accepted frames arrive */
 	zmqnet_wait(b.frames == sent);
 	zmqnet_wait(a.link->ops->send(line, frame, 1) == 0);
 	zmqnet_wait(b.frames == sent + 1);
@@ -320,7 +321,7 @@ static void port_of_a_dying_predecessor_is_waited_for(void **state)
 	assert_int_equal(getsockname(fd, (struct sockaddr *)&addr, &len), 0);
 	snprintf(a.config.listen, sizeof(a.config.listen), "tcp://127.0.0.1:%u",
 		 ntohs(addr.sin_port));
-	/* somebody who stays is an error that names the port */
+	/* a permanent owner of the port is an error that names the port */
 	assert_true(link_zmq_new(zmqnet_loop, &a.config, &a.link) < 0);
 	assert_int_equal(err_last()->code, ERR_IO); /* it may become free */
 	assert_non_null(strstr(err_last()->text, a.config.listen));
@@ -474,7 +475,7 @@ static void message_over_the_cap_closes_its_connection(void **state)
 	zmqnet_wait(b.frames == 1);
 	assert_int_equal(b.last_len, 65536);
 	assert_int_equal(zmq_send(client, big, 65537, 0), 65537);
-	/* the client's library connects again; the next one is heard */
+	/* the client's library connects again; the next one is received */
 	zmqnet_wait(zmq_send(client, "small", 5, ZMQ_DONTWAIT) == 5 &&
 		    (zmqnet_turn(20 * MS), 1) && b.frames >= 2);
 	assert_int_equal(b.last_len, 5);

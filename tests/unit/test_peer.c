@@ -111,7 +111,7 @@ static void dial_twice_gives_one_held_peer(void **state)
 	assert_ptr_equal(peernet_dial(0, 1), peer);
 	assert_int_equal(peer->holds, 3);
 	assert_int_equal(net.n[0].ups, 1);
-	/* the other way round it is the same peering */
+	/* in the other direction it is the same peering */
 	assert_ptr_equal(peernet_dial(1, 0), peernet_only(1));
 	peernet_run(2 * LOOP_NS_PER_S);
 	assert_string_equal(net.log, "0up 1up ");
@@ -165,7 +165,7 @@ static void dial_of_self_loops_back(void **state)
 	assert_int_equal(net.n[0].messages, 2);
 	assert_int_equal(net.n[0].numbers[0], 1);
 	assert_int_equal(net.n[0].numbers[1], 2);
-	/* one that is killed comes again while held */
+	/* a killed one is up again while held */
 	peer_kill(self, &(struct err){.code = ERR_PROTO, .text = "x"});
 	assert_int_equal(net.n[0].downs, 1);
 	assert_true(peernet_lease(self, 3, true) < 0);
@@ -188,7 +188,7 @@ static void dial_of_self_by_another_name_is_found_out(void **state)
 	peernet_run(LOOP_NS_PER_S);
 	assert_int_equal(sm_state(&one->sm), PEER_UP);
 	assert_true(one->self);
-	/* a second name for it is told so */
+	/* a second name for it gets that error */
 	assert_int_equal(peers_dial(net.n[0].peers, "tcp://myself:7400", &two), 0);
 	peernet_run(LOOP_NS_PER_S);
 	assert_int_not_equal(sm_state(&two->sm), PEER_UP);
@@ -359,7 +359,7 @@ static void line_that_loses_frames_ends_the_peering(void **state)
 		peernet_run(300 * MS);
 		assert_true(++breaks < 100);
 	}
-	/* whatever was received is a prefix: 0 1 2 3 4 0 1 2 3 4 0 1 … */
+	/* every received sequence is a prefix: 0 1 2 3 4 0 1 2 3 4 0 1 … */
 	for (unsigned int i = 0; i < net.n[1].messages; i++)
 		assert_int_equal(net.n[1].numbers[i], i % 5);
 	assert_int_equal(net.n[1].why.code, ERR_TRANSPORT);
@@ -412,7 +412,7 @@ static void kill_redials_while_held(void **state)
 	peernet_run(3 * LOOP_NS_PER_S);
 	assert_int_equal(net.n[0].peers->count, 0);
 	assert_int_equal(net.n[1].peers->count, 0);
-	/* nobody is known: nothing wakes the loop any more */
+	/* no peers: nothing wakes the loop any more */
 	assert_false(loop_turn(net.loop, 3600 * LOOP_NS_PER_S));
 }
 
@@ -511,7 +511,7 @@ static void partition_is_learnt_by_both_and_heals(void **state)
 		peernet_run(4 * LOOP_NS_PER_S);
 		assert_int_equal(sm_state(&peer->sm), PEER_UP);
 		assert_int_equal(peer->epoch, way + 2);
-		/* what the partition held came late: nobody hears it */
+		/* frames held by the partition are late: none is delivered */
 		assert_int_equal(net.n[1].messages, before);
 		assert_int_equal(net.n[0].downs, downs);
 		assert_int_equal(net.n[1].downs, downs);
@@ -519,8 +519,8 @@ static void partition_is_learnt_by_both_and_heals(void **state)
 	assert_true(net.n[1].peers->stats.stale_frames > 0);
 }
 
-/* Half open: frames of `from` vanish on the way, those to it arrive. Who hears
- * nothing says BYE, and both know within a second. */
+/* Half open: frames of `from` vanish in transit, those to it arrive. The side that
+ * receives nothing sends BYE, and both know within a second. */
 static void half_open(unsigned int from)
 {
 	struct mem_path cut = {.delay_ns = PEERNET_DELAY_NS, .cut = true};
@@ -538,12 +538,12 @@ static void half_open(unsigned int from)
 	assert_non_null(strstr(net.n[to].why.text, "missed 4 pings"));
 	assert_non_null(strstr(net.n[to].why.text, peernet_endpoint(from)));
 	assert_non_null(strstr(net.n[from].why.text, "reports: \"peer user"));
-	/* it was told why: the other one heard nothing of us */
+	/* it got the reason: the other side received nothing from us */
 	assert_non_null(strstr(net.n[from].why.text, "missed 4 pings"));
 }
 
-/* TCP without ACKs: a little more comes back, then nothing, no BYE either. Who is
- * heard by nobody learns it by the pings that nobody answers. */
+/* TCP without ACKs: a little more arrives, then nothing, and no BYE. A side that is
+ * not received learns it by its unanswered pings. */
 static void half_open_line_that_dries_up_is_learnt_in_time(void **state)
 {
 	struct mem_path cut = {.delay_ns = PEERNET_DELAY_NS, .cut = true};
@@ -554,7 +554,7 @@ static void half_open_line_that_dries_up_is_learnt_in_time(void **state)
 	peernet_run(LOOP_NS_PER_S);
 	mem_hub_set_path(net.hub, peernet_endpoint(0), peernet_endpoint(1), &cut);
 	begin_ns = loop_now_ns(net.loop);
-	/* two pings more, as seen: up to here new bytes still leave */
+	/* two more pings, as seen: up to here new bytes are still sent */
 	peernet_run(600 * MS + PEERNET_DELAY_NS);
 	mem_hub_set_path(net.hub, peernet_endpoint(1), peernet_endpoint(0), &cut);
 	peernet_run(400 * MS);
@@ -640,9 +640,9 @@ static void restart_is_found_when_the_line_connects_again(void **state)
 	peernet_crash(1, MEM_CRASH_KILLED);
 	begin_ns = loop_now_ns(net.loop);
 	peernet_run(40 * MS);
-	peernet_start(1); /* and dials nobody: it knows of no room */
+	peernet_start(1); /* and does not dial: it knows of no room */
 	peernet_run(200 * MS);
-	/* long before its silence could tell */
+	/* long before the dead_after timeout */
 	assert_int_equal(net.n[0].downs, 1);
 	assert_true(net.n[0].down_ns - begin_ns < 100 * MS);
 	assert_int_equal(net.n[0].why.code, ERR_RESTART);
@@ -788,7 +788,7 @@ static void turn_for(uint64_t ns)
 		loop_turn(net.loop, 5 * MS);
 }
 
-/* Both daemons live on this real loop: when it stands still, neither is dead. */
+/* Both daemons run on this real loop: when it is stopped, neither is dead. */
 static void own_stall_kills_nobody(void **state)
 {
 	(void)state;

@@ -60,8 +60,8 @@ static void allocation_failures_cost_time_only(void **state)
 	peernet_open(1, 2);
 }
 
-/* Random dials, breaks, cuts, crashes; each node counts its messages up in each
- * epoch, and a receiver checks that it hears 1, 2, 3 … without a gap. */
+/* Random dials, breaks, cuts, crashes; each node numbers its messages in each epoch,
+ * and a receiver checks that it gets 1, 2, 3 … without a gap. */
 static int chaos_message(void *owner, struct peer *peer, const struct wire_header *h,
 			 struct cursor *body)
 {

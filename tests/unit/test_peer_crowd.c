@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ten thousand peers of one daemon: none is walked to, and those that go leave in turns.
- */
+/* Ten thousand peers of one daemon: look-ups do not scan them, and removals are spread
+ * over turns. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,7 +18,7 @@
 #include "tests/lib/peernet.h"
 
 #define CROWD 10000u
-/* In one bucket: ten on average, so this many come once in 10^25 runs. */
+/* In one bucket: ten on average, so this many occur once in 10^25 runs. */
 #define BUCKET_MAX 64u
 
 static struct peer *crowd[CROWD];
@@ -92,7 +92,7 @@ static void peers_of_a_crowd_are_found_without_a_walk(void **state)
 	assert_int_equal(peers->unreached, 0);
 }
 
-/* What is left of a share needs no count of all that have one. */
+/* The rest of a share is known without counting all of its peers. */
 static void shares_of_a_crowd_come_back(void **state)
 {
 	const struct peer_client clients[] = {{.uid = 1, .session = 1},
@@ -131,7 +131,7 @@ static void shares_of_a_crowd_come_back(void **state)
 	assert_memory_equal(got[0], got[1], sizeof(got[0]));
 }
 
-/* All are let go at once. */
+/* All are released at once. */
 static void peers_of_a_crowd_leave_one_a_turn_when_time_is_short(void **state)
 {
 	struct peers *peers = net.n[0].peers;
@@ -164,7 +164,7 @@ static void welcome(unsigned int i)
 	uint8_t frame[700], body[600];
 	struct cursor c;
 
-	impl->hellos = 1; /* as if somebody had listened */
+	impl->hellos = 1; /* as if there were a listener */
 	memcpy(h.sender, &i, sizeof(i));
 	h.sender[15] = 1;
 	memcpy(h.target, peers_instance(net.n[0].peers), sizeof(h.target));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two ways to a peer and one order: link_mem is the control line, and a queue of this
- * test, which it empties when it likes, the data line. */
+/* Two paths to a peer and one order: link_mem is the control line, and a queue of this
+ * test, which it empties at will, the data line. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,7 +18,7 @@
 #define MS LOOP_NS_PER_MS
 #define LINE_MAX 128u
 
-/* What went by the data line from node 0 to node 1. */
+/* Frames on the data line from node 0 to node 1. */
 struct carried {
 	struct peer_express_in in;
 	size_t len;
@@ -63,7 +63,7 @@ static int arrive_as(struct carried *c, const uint8_t *frame, size_t len)
 	return peer_express_arrived(b, &c->in, frame, len);
 }
 
-/* The next `n` that went come. */
+/* Deliver the next `n` frames. */
 static void arrive(unsigned int n)
 {
 	for (; n > 0; n--, arrived++)
@@ -188,7 +188,7 @@ static void express_without_room_goes_by_the_control_line(void **state)
 	came(2);
 }
 
-/* One that found no memory over there comes again, behind what was sent later. */
+/* One that found no memory at the receiver arrives again, after later ones. */
 static void express_out_of_order_is_refused(void **state)
 {
 	(void)state;
@@ -211,7 +211,7 @@ static void express_that_nobody_takes_is_bounded_and_holds_the_control_line(void
 	(void)state;
 	while (n < PEER_EXPRESS_MAX + 3)
 		assert_int_equal(express(++n), 0);
-	assert_int_equal(sent, PEER_EXPRESS_MAX); /* the rest went the other way */
+	assert_int_equal(sent, PEER_EXPRESS_MAX); /* the rest used the other path */
 	for (; queued == 0 && n < 2000; n += queued == 0)
 		queued = peernet_lease(a, n + 1, false) < 0;
 	assert_true(queued && n < 1000);
@@ -249,7 +249,7 @@ static void express_that_is_never_all_taken_goes_on(void **state)
 
 static void control_frames_without_end_before_an_early_one_end_the_peering(void **state)
 {
-	/* what no honest sender does: nothing of it is ever heard to be taken */
+	/* not sent by any honest sender: none of it is ever acknowledged */
 	(void)state;
 	assert_int_equal(express(1), 0);
 	for (unsigned int i = 0; i < 5000 && !net.n[1].downs; i++) {
@@ -328,7 +328,7 @@ static void express_rows_are_large_and_bounded_by_a_window(void **state)
 			break; /* that one waits for the control line */
 	}
 	assert_int_equal(made_count, PEER_EXPRESS_WINDOW / ((500 << 10) + 512));
-	/* what is taken makes room */
+	/* acknowledged frames free space */
 	peer_express_done(a, made_len[0], NULL);
 	assert_int_equal(net.n[0].downs, 0);
 }
@@ -410,7 +410,7 @@ static void express_of_another_peering_or_kind_is_refused(void **state)
 		else if (i == ARRAY_LEN(never) + 2)
 			h.target[3] ^= 1;
 		else if (i == ARRAY_LEN(never) + 3)
-			h.sequence--; /* what was handed up before */
+			h.sequence--; /* one that was delivered before */
 		wire_frame_put(frame, &h, body.base + body.pos);
 		if (i == ARRAY_LEN(never) + 4)
 			frame[carried[0].len - 1] ^= 1;
@@ -456,7 +456,7 @@ static void end_of_the_peering_forgets_what_came_early(void **state)
 
 enum { LONG = 2000 };
 
-/* What node 0 would send next by the control line, in its name. */
+/* The next frame of node 0 on the control line, in its name. */
 static void inject(struct wire_header *h, enum wire_type type, uint32_t skipped,
 		   const void *body, size_t len)
 {
@@ -472,7 +472,7 @@ static void inject(struct wire_header *h, enum wire_type type, uint32_t skipped,
 		       net.n[1].tap[net.n[1].tap_count - 1].user);
 }
 
-/* LEASE 1 came; 2 will, by the other way, and what is injected waits for it. */
+/* LEASE 1 has arrived; 2 will, by the other path, and injected frames wait for it. */
 static struct wire_header hold_up(void)
 {
 	struct wire_header h;

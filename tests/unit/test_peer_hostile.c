@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * peer against hostile frames and handshakes. Real frames are tapped, replayed and
- * bent; node 2 is raw, a link without peers that says what the test tells it to.
+ * modified; node 2 is raw, a link without peers that sends frames of the test.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -42,7 +42,7 @@ static const struct peernet_tapped *last_of_type(struct peernet_node *node,
 	return NULL;
 }
 
-/* Everything still as peernet_join() left it. */
+/* The state is as peernet_join() left it. */
 static void assert_unmoved(struct peer *peer, unsigned int messages)
 {
 	peernet_run(2 * LOOP_NS_PER_S);
@@ -184,7 +184,7 @@ static void frame_from_the_future_ends_the_peering(void **state)
 	assert_int_equal(net.n[1].messages, 1);
 }
 
-/* ---- hostile handshakes: node 2 is raw, it says what we tell it ---- */
+/* ---- hostile handshakes: node 2 is raw and sends frames of the test ---- */
 
 static struct link_line *raw_start(void (*on_frame)(void *, const struct link_frame *))
 {
@@ -238,7 +238,7 @@ static void raw_hello(struct link_line *line, struct forged forged)
 			 0);
 }
 
-/* a good HELLO but for what the test names */
+/* a valid HELLO except for the fields of the test */
 #pragma GCC diagnostic ignored "-Woverride-init"
 #pragma GCC diagnostic ignored "-Woverride-init-side-effects"
 #define FORGED(...)                                                                   \
@@ -302,7 +302,7 @@ static void hello_in_the_name_of_a_peer_is_dropped(void **state)
 	peernet_run(LOOP_NS_PER_S);
 	assert_int_equal(net.n[0].peers->stats.forged_hellos, 2);
 	assert_int_equal(net.n[0].peers->count, 1);
-	assert_int_equal(net.n[2].tap_count, 0); /* nothing was said to it */
+	assert_int_equal(net.n[2].tap_count, 0); /* nothing was sent to it */
 	assert_unmoved(peer, 0);
 	net.n[2].link->ops->hangup(line);
 }
@@ -359,7 +359,8 @@ static void inject_bye(uint64_t from, uint64_t to)
 	peernet_inject(&net.n[0], frame, WIRE_HEADER_BYTES + c.pos, "mallory");
 }
 
-/* Who dials again before the first peering was proven here meets the same epoch. */
+/* A peer that dials again before the first peering was proven here gets the same
+ * epoch. */
 static void frame_of_an_earlier_peering_is_none_of_the_next(void **state)
 {
 	struct link_line *line = raw_start(NULL);
@@ -389,7 +390,7 @@ static void frame_of_an_earlier_peering_is_none_of_the_next(void **state)
 	net.n[2].link->ops->hangup(line);
 }
 
-/* It says farewell in the first, and comes after the HELLO of the next. */
+/* It sends BYE in the first, which arrives after the HELLO of the next. */
 static void bye_of_an_earlier_peering_does_not_end_the_next(void **state)
 {
 	struct link_line *line = raw_start(NULL);
@@ -430,11 +431,11 @@ static void hello_flood_is_bounded(void **state)
 			most = net.n[0].peers->count;
 	}
 	peernet_run(100 * MS);
-	/* no more than a user's share at a time, and what ends with the turn */
+	/* no more than a user's share at a time, and those that end with the turn */
 	assert_in_range(most, net.options.strangers_user_max,
 			1 + 3 * net.options.strangers_user_max);
 	assert_int_equal(net.n[0].peers->count - 1, net.options.strangers_user_max);
-	/* a second's worth of tokens, and what is earned in 300 ms */
+	/* a second's worth of tokens, and those earned in 300 ms */
 	assert_true(net.n[0].peers->stats.hellos_limited > 19000);
 	assert_true(net.n[0].peers->stats.strangers_dropped > 150);
 	assert_unmoved(peer, 0);
@@ -443,8 +444,8 @@ static void hello_flood_is_bounded(void **state)
 	net.n[2].link->ops->hangup(line);
 }
 
-/* Mallory begins one instance after the other, more than a second's worth; what another
- * user asks for is not hers to spend. */
+/* Mallory starts one instance after the other, more than a second's worth; this does
+ * not use up the limit of another user. */
 static void hello_flood_of_one_user_is_hers(void **state)
 {
 	struct link_line *line = raw_start(NULL);
@@ -511,14 +512,14 @@ static void hello_of_other_version_is_refused_with_bye(void **state)
 	assert_bye(ERR_VERSION, 52, NULL);
 	assert_int_equal(net.n[0].peers->count, 0);
 	assert_int_equal(net.n[0].peers->stats.refused, 3);
-	/* a newer daemon that still speaks our version is welcome */
+	/* a newer daemon that still supports our version is accepted */
 	raw_hello(line, FORGED(.version_min = 1, .version_max = 7, .features = ~0ull));
 	peernet_run(1 * MS);
 	last_of_type(&net.n[2], WIRE_T_WELCOME);
 	net.n[2].link->ops->hangup(line);
 }
 
-/* The dialler hears the same words, by WELCOME or by BYE. */
+/* The dialler gets the same text, by WELCOME or by BYE. */
 static void welcome_of_other_version_ends_the_dial(void **state)
 {
 	struct link_line *line = raw_start(NULL);
@@ -606,14 +607,14 @@ static void refusals_are_bounded(void **state)
 	peernet_run(100 * MS);
 	assert_int_equal(net.n[0].peers->stats.refused, 200);
 	peernet_run(3 * LOOP_NS_PER_S);
-	/* the lines are gone and new ones can be had */
+	/* the lines are closed and new ones possible */
 	raw_hello(line, FORGED(.version_min = 9, .version_max = 9, .epoch = 70));
 	peernet_run(1 * MS);
 	assert_bye(ERR_VERSION, 70, NULL);
 	net.n[2].link->ops->hangup(line);
 }
 
-/* Mallory's refusals leave lines to tell others why. */
+/* Mallory's refusals leave lines for the refusals of others. */
 static void refusals_of_one_user_leave_lines(void **state)
 {
 	struct link_line *line = raw_start(NULL);
@@ -637,7 +638,7 @@ static void refusals_of_one_user_leave_lines(void **state)
 
 static void welcome_without_nonce_is_not_heard(void **state)
 {
-	struct peer *peer = peernet_dial(0, 3); /* nobody is there */
+	struct peer *peer = peernet_dial(0, 3); /* no daemon is there */
 	struct link_line *line = raw_start(NULL);
 	struct wire_header h = {
 		.version = WIRE_VERSION_MAX, .type = WIRE_T_WELCOME, .epoch = 5};
@@ -689,7 +690,7 @@ static void peers_at_their_cap_are_refused(void **state)
 	assert_int_equal(sm_state(&peer->sm), PEER_UP);
 }
 
-/* However many say HELLO, the places are for those that are there. */
+/* For any number of HELLOs, the places are for peers that are up. */
 static void strangers_take_no_place_of_a_peer(void **state)
 {
 	struct link_line *line;
@@ -738,7 +739,7 @@ static unsigned int dial_nobody(uint32_t uid, uint64_t session, unsigned int wan
 			break;
 		}
 	}
-	peernet_run(2 * LOOP_NS_PER_S); /* what begins now counts then */
+	peernet_run(2 * LOOP_NS_PER_S); /* new attempts count then */
 	return n;
 }
 
@@ -762,8 +763,8 @@ static void dials_to_nobody_leave_places(void **state)
 	assert_int_equal(dial_nobody(8, 99, 7), 7); /* another user */
 	assert_int_equal(dial_nobody(0, 100, 200), 7);
 	assert_int_equal(dial_nobody(0, 102, 200), 7);
-	assert_int_equal(dial_nobody(9, 101, 7), 2); /* whoever has few gets in yet */
-	/* an eighth is left for who comes */
+	assert_int_equal(dial_nobody(9, 101, 7), 2); /* users with few are admitted yet */
+	/* an eighth is reserved for incoming peers */
 	peer = peernet_dial(1, 0);
 	peernet_run(10 * MS);
 	assert_int_equal(sm_state(&peer->sm), PEER_UP);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Long messages of peers: they go in parts and come whole, in their place in the order,
- * or not at all; and parts that no peer of ours sends end the peering. Node 1's frames
- * are tapped, so that what it would take next can be forged in its sender's name.
+ * Long messages of peers: they are sent in parts and delivered whole, in order, or not at
+ * all; and invalid parts end the peering. Node 1's frames are tapped, so that its next
+ * expected frame can be forged in its sender's name.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -28,7 +28,7 @@ static struct peer *a;
 static unsigned int came, lease_before;
 static uint8_t *kept;
 
-/* A message came: whole, and behind the LEASEs that were sent before it. */
+/* A message arrived: whole, and after the LEASEs that were sent before it. */
 static void on_other(struct peernet_node *node, struct peer *peer,
 		     const struct wire_header *h, struct cursor *body)
 {
@@ -121,7 +121,7 @@ static void message_to_oneself_comes_whole(void **state)
 	peer_release(a);
 }
 
-/* Rooms of one daemon are told in the same turn: what they hand over they had before. */
+/* Rooms of one daemon send in the same turn: their memory was allocated before. */
 static void messages_to_oneself_beyond_the_queue_come_all(void **state)
 {
 	struct peer *self = peernet_dial(0, 0);
@@ -138,7 +138,7 @@ static void messages_to_oneself_beyond_the_queue_come_all(void **state)
 	peer_release(self);
 }
 
-/* Parts wait for turns; what waits may not end the peering while the line is free. */
+/* Parts wait for turns; waiting ones must not end the peering while the line is free. */
 static void messages_beyond_the_queue_go_at_once(void **state)
 {
 	const size_t len = 4 * BODY;
@@ -296,8 +296,7 @@ static void part_that_is_wrong_ends_the_peering(void **state)
 		assert_ends(wrong[i].f, wrong[i].first);
 }
 
-/* What has not come whole is held in its principal's name, however many daemons that is.
- */
+/* Incomplete messages are charged to their principal, for any number of daemons. */
 static void message_in_parts_is_charged(void **state)
 {
 	const struct forged begins = {WIRE_T_TRANSFER_INFO, 600u << 10, 0, PART};

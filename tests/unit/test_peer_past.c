@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Peers that are gone: who is remembered, for how long, and as one; what is logged of
- * those that never come. */
+/* Former peers: which are remembered, for how long, and as one; log lines for peers
+ * that never come up. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -82,7 +82,7 @@ static void peer_that_restarts_for_ever_is_one(void **state)
 		peernet_run(S);
 		assert_int_equal(sm_state(&peer->sm), PEER_UP);
 		assert_int_equal(past_count(0), 0);
-		assert_int_equal(peer->totals.downs, i); /* its figures go on */
+		assert_int_equal(peer->totals.downs, i); /* its totals continue */
 		assert_true(loop_now_ns(net.loop) - peer->since_ns <= S);
 		peernet_crash(1, MEM_CRASH_KILLED);
 		peernet_run(2 * S);

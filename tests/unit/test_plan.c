@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans by hand: what the property test would find only by luck, and the limits. */
+/* Plans by hand: cases that the property test would find only by luck, and the limits. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
@@ -310,7 +310,7 @@ static void order_of_pages_does_not_change_the_plan(void **state)
 	layout_free(dst);
 }
 
-/* Long lists are sorted another way than short ones; the plan is that of the
+/* Long lists are sorted by another algorithm than short ones; the plan is that of the
  * list in order. */
 static void long_lists_out_of_order_give_the_plan_of_the_ordered(void **state)
 {
@@ -354,7 +354,7 @@ static void long_lists_out_of_order_give_the_plan_of_the_ordered(void **state)
 	assert_int_equal(plans[0]->digest, plans[1]->digest);
 	plan_free(plans[0]);
 	plan_free(plans[1]);
-	/* and a page twice, far apart in the list, is found */
+	/* and a repeated page, distant in the list, is found */
 	dst[1][MANY - 1] = dst[1][0];
 	req.src = req.dst = a;
 	assert_true(plan_make(&req, &plans[0]) < 0);
@@ -477,8 +477,8 @@ static void wants_of_the_same_units_twice_are_refused(void **state)
 	layout_free(a);
 }
 
-/* Fields that lie in each other's gaps in a way no loop describes: exact below
- * the limit, refused above it, never slow and never wrong. */
+/* Fields that interleave in a form no loop describes: exact below the limit, refused
+ * above it, never slow and never wrong. */
 static void fields_that_mesh_beyond_the_limit_are_refused(void **state)
 {
 	struct layout_field f = {.unit_bytes = 1,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The builder, which makes runs of rows as they come, and the walk, which makes the
- * stream of bytes out of runs.
+ * The builder, which makes runs of appended rows, and the walk, which makes the stream of
+ * bytes out of runs.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -147,7 +147,7 @@ static void rows_that_descend_are_one_run(void **state)
 	plan_free(plan);
 }
 
-/* A row that goes on where a folded run ends takes that run's last row. */
+/* A row that continues a folded run takes that run's last row. */
 static void row_after_a_run_merges_with_its_last_row(void **state)
 {
 	const struct plan_run rows[] = {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kvd-ctl plan: the answers, and what is refused.
+ * kvd-ctl plan: the answers, and the refusals.
  *
- * Every refusal is one change to an input that is accepted: `from` becomes
- * `to`, and the message must hold `needle`, which names the field.
+ * Every refusal is one change to an accepted input: `from` becomes `to`, and the message
+ * must contain `needle`, which names the field.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -388,7 +388,7 @@ static void plan_explained_says_why_rows_stay_apart(void **state)
 }
 
 /* Eight heads of `head` bytes of each of 1024 tokens; the destination has half of
- * them, which are rows of their own at the source and neighbours at the destination. */
+ * them, which are separate rows at the source and neighbours at the destination. */
 #define HALF_OF(head, token, dst_token)                                                \
 	"{\"src\":{\"rank\":0,\"buffers\":[33554432],\"views\":{\"kv\":{"              \
 	"\"page_tokens\":1024,\"pages\":1,\"layers\":[{\"layer\":0,\"fields\":[{"      \
@@ -566,7 +566,7 @@ static void file_that_is_not_there_is_refused(void **state)
 	stderr = saved;
 }
 
-/* Whatever allocation fails, the answer is an error and nothing is lost. */
+/* If any allocation fails, the answer is an error and nothing is leaked. */
 static void memory_that_runs_out_is_an_error(void **state)
 {
 	uint64_t count;

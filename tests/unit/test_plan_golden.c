@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What SGLang computed (tests/golden), computed by the planner.
+ * Results of SGLang (tests/golden), computed by the planner.
  *
- * No case has code of its own: layouts come from the shapes of the engine's
- * terms, bytes from plan_make(), and both sides are compared as settled rows.
+ * No case has its own code: layouts are made from the shapes of the engine's terms, bytes
+ * by plan_make(), and both sides are compared as settled rows.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What vLLM computed (tests/golden), computed by the planner.
+ * Results of vLLM (tests/golden), computed by the planner.
  *
- * No case has code of its own: layouts come from the shapes of the engine's
- * terms, bytes from plan_make(), and both sides are compared as settled rows.
+ * No case has its own code: layouts are made from the shapes of the engine's terms, bytes
+ * by plan_make(), and both sides are compared as settled rows.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -159,8 +159,8 @@ static void vllm_mapping(const char *id, const cJSON *in, const cJSON *expect)
 	layout_free(dst);
 }
 
-/* Regions of blocks and, behind them, of logical pages; a descriptor number is
- * its place in that list, so in a buffer that is laid out the same way. */
+/* Regions of blocks, followed by those of logical pages; a descriptor number is its
+ * index in that list, so in a buffer of the same order. */
 static struct layout *desc_side(const cJSON *in, size_t groups)
 {
 	uint32_t n_phys = golden_u32(in, "n_phys"), n_log = golden_u32(in, "n_log");
@@ -272,7 +272,7 @@ static struct layout *ssm_side(struct shape_vllm_ssm *s, const cJSON *sizes)
 	return golden_checked(layout);
 }
 
-/* What upstream moves from one producer to one consumer: remote [off, len] to
+/* Bytes that upstream moves from one producer to one consumer: remote [off, len] to
  * the local one, or to chunk `slice` of `parts` of the local one. */
 static void ssm_want(struct plan_rows *want, const cJSON *remote, const cJSON *local,
 		     uint32_t slice, uint32_t parts)
@@ -584,8 +584,8 @@ static void vllm_blocks(const char *id, const cJSON *in, const cJSON *expect)
 
 /* ---- vLLM over Mooncake ---- */
 
-/* Blocks of `len` bytes, this rank's share of what `most` ranks hold in units
- * of the shortest block. */
+/* Blocks of `len` bytes, this rank's share of those of `most` ranks, in units of the
+ * shortest block. */
 static struct layout *push_side(uint32_t rank, uint32_t tp, uint64_t len, uint64_t unit,
 				uint32_t blocks)
 {

@@ -171,7 +171,7 @@ static void bytes_sent_there_and_back_are_restored(void **state)
 
 		plan_random_init(&pr, seed);
 		plan_random_reverse(&pr, maps, &req);
-		/* repeated pages of the source make the way back impossible */
+		/* repeated pages of the source make the reverse plan impossible */
 		if (plan_make(&pr.req, &there) == 0 && plan_make(&req, &back) == 0) {
 			round_trip(seed, &pr, there, back);
 			done++;

@@ -213,8 +213,7 @@ static void pages_by_pieces_are_the_same_as_at_once(void **state)
 	}
 }
 
-/* Scattered pages beyond what runs could tell in a message go one by one, half as long.
- */
+/* Scattered pages, too many for runs in a message, are sent one by one, half as long. */
 static void many_scattered_pages_fit_a_message(void **state)
 {
 	enum { PAGES = 131072 };
@@ -254,7 +253,7 @@ static void many_scattered_pages_fit_a_message(void **state)
 	memset(bytes + count_at, 0xff, 4);
 	cursor_read(&in, bytes, out.pos);
 	assert_int_equal(maps_get(&in, &back), -err_errno(ERR_PROTO));
-	/* runs of as many go as runs */
+	/* as many in runs are sent as runs */
 	for (uint32_t i = 0; i < PAGES; i++)
 		map.pages[i] = i;
 	assert_true(room_maps_wire_bytes(&maps) < 100);

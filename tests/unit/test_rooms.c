@@ -139,7 +139,7 @@ static void push_sender_first_succeeds(void **state)
 	check_push(p, 42);
 }
 
-/* A receiver waits for its bytes, and for nothing else: no message goes before. */
+/* A receiver waits only for its bytes: no message is sent before them. */
 static void push_queued_chunk_is_posted_before_the_acknowledgement(void **state)
 {
 	struct room_pair *p = *state;
@@ -184,7 +184,7 @@ static void push_receiver_first_succeeds(void **state)
 	cluster_ok(&p->c, p->prefill, "{'cmd':'room.close','room':'43'}");
 }
 
-/* What its slot of the status page says. */
+/* The contents of its slot of the status page. */
 static struct kvd_status_slot slot_of(const struct session *session,
 				      const struct room *room)
 {
@@ -240,7 +240,7 @@ static void push_slot_tells_what_the_sender_needs(void **state)
 	assert_int_equal(kvd_more_rows(slot.more), rx->used.rows);
 }
 
-/* Who failed it shows in both. */
+/* The cause of the failure is visible in both. */
 static void failed_slot_says_that_the_other_side_did(void **state)
 {
 	struct room_pair *p = *state;
@@ -487,7 +487,7 @@ static void abort_fences_before_failed(void **state)
 	free(before);
 }
 
-/* The transport ends a landing by itself, while the room still lives. */
+/* The transport ends an inbound operation by itself, while the room lives. */
 static void transport_error_fails_both_sides(void **state)
 {
 	struct room_pair *p = *state;
@@ -513,8 +513,8 @@ static void transport_error_fails_both_sides(void **state)
 	cluster_until_state(&p->c, p->prefill, "offer", 131, KVD_FAILED);
 }
 
-/* A chunk so large that a helper plans it, which takes its time: the room's end
- * comes first, from either side, by the engine or by the loss of the peer. */
+/* A chunk so large that a helper plans it slowly: the room ends first, from either
+ * side, by the engine or by the loss of the peer. */
 static void end_while_a_helper_plans_is_fenced(void **state)
 {
 	struct room_pair *p = *state;
@@ -639,7 +639,7 @@ static void layouts_that_contradict_are_named(void **state)
 	cache_close(&odd);
 }
 
-/* A pool whose fields overlap may be read, never written. */
+/* A pool with overlapping fields may be read, never written. */
 static void receiving_into_overlapping_fields_is_refused(void **state)
 {
 	struct room_pair *p = *state;

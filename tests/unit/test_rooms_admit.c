@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who may take part in a room: tickets, named peers, the daemons of one user. What others
- * ask costs it nothing, whenever they ask. In-process cluster, virtual time.
+ * Admission to a room: tickets, named peers, the daemons of one user. Requests of others
+ * do not affect it, at any time. In-process cluster, virtual time.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -216,7 +216,8 @@ static void puller_with_another_ticket_is_refused(void **state)
 	cluster_until_state(&p->c, p->engines[PREFILL], "offer", 42, KVD_SUCCESS);
 }
 
-/* One that ends before it has introduced itself fails a sender, a stranger does not. */
+/* A receiver that ends before its TRANSFER_INFO fails a sender, an unauthorized one
+ * does not. */
 static void abort_of_a_stranger_fails_nothing(void **state)
 {
 	struct trio *p = *state;
@@ -317,7 +318,7 @@ static void numbers_squatted_in_advance_help_nobody(void **state)
 	handed_over(p, 1234);
 	said(p, THIEF, ROOM_RECV, 1234, ERR_AUTH,
 	     "ticket: room 1234 does not admit this daemon");
-	/* and one whose receiver comes after it */
+	/* and one whose receiver opens later */
 	open_room(p, PREFILL, "send", 1235, ",'ticket':'" TICKET "'");
 	cluster_run(&p->c, AT_ONCE);
 	open_room(p, DECODE, "recv", 1235, ",'ticket':'" TICKET "'");
@@ -403,7 +404,7 @@ static void only_named_peers_are_admitted(void **state)
 	handed_over(p, 43);
 }
 
-/* A source that is not among the peers is told neither ticket nor pages. */
+/* A source that is not among the peers gets neither ticket nor pages. */
 static void receiver_names_its_sources(void **state)
 {
 	struct trio *p = *state;
@@ -422,7 +423,7 @@ static void receiver_names_its_sources(void **state)
 	handed_over(p, 42);
 }
 
-/* Why a room has ended is no stranger's to know. */
+/* The reason of a room's end is not revealed to unauthorized peers. */
 static void tombstone_answers_those_that_were_admitted(void **state)
 {
 	struct trio *p = *state;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which engine of a daemon a room's source is. Two engines of node 0 have pools of one
- * name, and open rooms of one number; the engine of node 1 asks. Whatever comes first, a
- * room never succeeds with the other engine's bytes. In-process cluster, virtual time.
+ * Selection of the engine for a room's source. Two engines of node 0 have pools of one
+ * name, and open rooms of one number; the engine of node 1 requests one. In any order of
+ * events, a room never succeeds with the other engine's bytes. In-process cluster,
+ * virtual time.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -150,7 +151,7 @@ static const struct room *ended(struct world *w, enum room_role role)
 	return room;
 }
 
-/* The byte that page 7 of the asker has; all of it is of one engine. */
+/* The byte in page 7 of the requester; all of it is of one engine. */
 static unsigned int bytes_of(struct world *w)
 {
 	const uint8_t *first = cache_at(&w->caches[ASKER], 0, 0, 7, 0, 0, 0);
@@ -299,10 +300,10 @@ static void source_that_is_named_twice_in_other_words_fails(void **state)
 	}
 }
 
-/* ---- what comes later ---- */
+/* ---- later events ---- */
 
-/* The request of an endpoint is on its way when its daemon gets another engine of which
- * the asker has not heard. */
+/* The request of an endpoint is in transit when its daemon gets another engine that
+ * the requester does not know. */
 static void pool_that_the_asker_has_not_heard_of_counts(void **state)
 {
 	struct world *w = world_new(5, 2);
@@ -332,7 +333,7 @@ static void pool_that_the_asker_has_not_heard_of_counts(void **state)
 	world_free(w);
 }
 
-/* The room waits for its other source when its engine goes and another comes. */
+/* The room waits for its other source when its engine ends and another one registers. */
 static void room_does_not_move_to_another_engine(void **state)
 {
 	struct world *w = world_new(7, 3);
@@ -356,7 +357,8 @@ static void room_does_not_move_to_another_engine(void **state)
 	world_free(w);
 }
 
-/* Nor while its daemon is away for a moment, when nobody tells that its engine went. */
+/* Nor while its daemon is disconnected for a moment, when the end of its engine is not
+ * reported. */
 static void room_does_not_move_to_another_engine_of_a_new_peering(void **state)
 {
 	struct world *w = world_new(8, 3);
@@ -382,7 +384,7 @@ static void room_does_not_move_to_another_engine_of_a_new_peering(void **state)
 	world_free(w);
 }
 
-/* The other source's daemon is not there; this one's starts anew, with another engine. */
+/* The other source's daemon is missing; this one's is restarted, with another engine. */
 static void room_does_not_move_to_another_instance(void **state)
 {
 	struct world *w = world_new(9, 3);
@@ -455,9 +457,9 @@ static void asks_for(struct world *w, const struct order *o)
 	     o->endpoint ? by_endpoint(w, text) : by_session(w, o->meant, text), ticket);
 }
 
-/* All that happens, in an order in which an engine comes before its room; where the
- * endpoint alone is named, both engines come before either's room, for else the first is
- * the one that is meant. */
+/* All events, in an order in which an engine precedes its room; where only the
+ * endpoint is named, both engines precede both rooms, because otherwise the first one
+ * is meant. */
 static void play(struct world *w, struct order *o)
 {
 	bool came[2] = {false}, served[2] = {false}, done = false;

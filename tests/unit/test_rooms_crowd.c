@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What one event or one peer can make a daemon do for its rooms: ends that concern all
- * of them are seen by some in each turn, by each before anything else happens to it;
- * messages that a peer repeats. In-process cluster, virtual time.
+ * Work that one event or one peer can cause for all rooms of a daemon: events that
+ * concern all rooms are processed by some in each turn, by each before its next event;
+ * repeated messages of a peer. In-process cluster, virtual time.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -143,7 +143,7 @@ static unsigned int live(struct pair *p, unsigned int node)
 	return n;
 }
 
-/* From now on a turn is over when somebody asks whether it is. */
+/* From now on each check finds the turn over. */
 static void short_turns(struct pair *p)
 {
 	loop_virtual_parts(p->c.loop, 1);
@@ -203,8 +203,8 @@ static void peer_that_is_lost_fails_its_rooms_in_turns(void **state)
 	}
 }
 
-/* A message of the peer names a room that has not seen yet that it was lost, as one
- * does that comes with its next line. */
+/* A message of the peer, on its next line, names a room that has not processed the
+ * peer's loss yet. */
 static void confirmation_before_the_loss_is_seen_does_not_count(void **state)
 {
 	const struct wire_header h = {.type = WIRE_T_ROOM_DONE};
@@ -282,7 +282,7 @@ static void chunk_before_the_loss_is_seen_does_not_count(void **state)
 	until_all_have_seen(p, 0);
 }
 
-/* An engine goes on with its room meanwhile: nothing of that leaves. */
+/* An engine uses its room meanwhile: nothing of that is sent. */
 static void chunk_given_before_the_loss_is_seen_is_not_sent(void **state)
 {
 	struct pair *p = *state;
@@ -317,7 +317,7 @@ static void pool_that_is_withdrawn_fails_its_rooms_in_turns(void **state)
 	short_turns(p);
 	cluster_engine_dies(&p->c, p->prefill);
 	until_some_have_seen(p, 0);
-	/* it is not given back before the last has let it go */
+	/* it is not returned before the last has released it */
 	assert_null(handshake_pool_by_id(remote, p->src.pool));
 	assert_int_equal(remote->pool_count, 1);
 	until_all_have_seen(p, 0);
@@ -328,7 +328,7 @@ static void pool_that_is_withdrawn_fails_its_rooms_in_turns(void **state)
 	assert_int_equal(p->c.nodes[1].kvd.session_count, 0);
 }
 
-/* What comes behind the stop, the ends of all sessions, is not the reason. */
+/* Events after the stop, the ends of all sessions, are not the reason. */
 static void daemon_that_stops_tells_it_to_all_rooms(void **state)
 {
 	struct pair *p = *state;
@@ -356,7 +356,7 @@ static void on_visit(struct room_sweep *sweep, struct room *room)
 	visits += room->number == 100 + ROOMS - 1;
 }
 
-/* A peer that makes one begin over and over, faster than it goes. */
+/* A peer that starts a sweep again and again, faster than it proceeds. */
 static void sweep_begun_again_and_again_comes_to_the_last_room(void **state)
 {
 	struct room_sweep sweep = {.visit = on_visit};
@@ -468,7 +468,7 @@ static void queries_that_come_before_their_offer_get_one_answer(void **state)
 #define PAGES "0,2,4,6,8,10,12,14,16,18,20,22,24,26,28,30,32,34,36,38,40,42,44,46,48,50"
 #define LIST_BYTES 350u /* a queued message of these pages, at least */
 
-/* A peer that reads late while many rooms tell it their pages: long lists wait. */
+/* A peer that reads late while many rooms send it their pages: long lists wait. */
 static void lists_of_pages_do_not_end_the_peering(void **state)
 {
 	const struct mem_path cut = {.cut = true}, way = {.delay_ns = MS};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * room.digest: equal after a push between pages of other sizes and other ranks, one byte
- * that differs is named, replies are cut and go on, and a room that is closed meanwhile
- * ends it. In-process cluster, virtual time.
+ * that differs is named, replies are cut and continued, and a room that is closed
+ * meanwhile ends it. In-process cluster, virtual time.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -40,7 +40,7 @@ static int setup_heads(void **state, unsigned int first, unsigned int units)
 	struct pair *t = calloc(1, sizeof(*t));
 
 	cluster_new(&t->c, 7, 2);
-	/* what the loop copies itself: a cluster has no threads */
+	/* copied on the loop: a cluster has no threads */
 	for (unsigned int n = 0; n < 2; n++)
 		assert_int_equal(copier_new(t->c.loop, 1, 0, &t->c.nodes[n].kvd.copier),
 				 0);

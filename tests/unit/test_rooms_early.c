@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A room that cannot start at one side ends at the other, at once and with the same
- * words, also one that opens later; and what was told of one opening of a number harms no
- * other. In-process cluster, virtual time.
+ * A room that cannot start at one side ends at the other, at once and with the same text,
+ * also one that opens later; and messages for one opening of a number do not affect
+ * others. In-process cluster, virtual time.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,7 +22,7 @@
 #include "tests/lib/cluster.h"
 
 #define MS LOOP_NS_PER_MS
-#define AT_ONCE (100 * MS) /* virtual: some messages' way */
+#define AT_ONCE (100 * MS) /* virtual: time of some messages */
 
 /* nodes 0 and 2 prefill, each with half of the heads, node 1 decodes */
 struct trio {
@@ -295,7 +295,7 @@ static void sender_that_opens_later_fails_at_once(void **state)
 	open_send(p, 0, 10);
 	cluster_run(&p->c, AT_ONCE);
 	said(p, 0, ROOM_SEND, 10, ERR_COVER, "no source holds");
-	/* nobody asked the other */
+	/* the other got no request */
 	open_send(p, 2, 10);
 	cluster_run(&p->c, AT_ONCE);
 	waits(p, 2, 10);
@@ -450,7 +450,7 @@ static void tell(struct trio *p, const struct wire_abort *msg)
 	handshake_release(line);
 }
 
-/* What the receiver's daemon told of room `number`, again. */
+/* Repeat the ABORT of the receiver's daemon for room `number`. */
 static struct wire_abort abort_of(struct trio *p, uint64_t number, uint64_t pool)
 {
 	return (struct wire_abort){
@@ -494,7 +494,7 @@ static void abort_that_comes_again_harms_no_other_room(void **state)
 	}
 }
 
-/* It was on its way while the room that it means failed and was closed. */
+/* It was in transit while the room that it means failed and was closed. */
 static void abort_that_comes_late_harms_no_other_room(void **state)
 {
 	struct trio *p = *state;
@@ -538,7 +538,7 @@ static void room_with_all_its_receivers_is_not_harmed(void **state)
 	cluster_until_state(&p->c, p->engines[1], "recv", 70, KVD_SUCCESS);
 }
 
-/* The line ends before the message: nothing is told, and the room has its own clock. */
+/* The line ends before the message: nothing is sent, and the room has its own timeout. */
 static void abort_that_is_lost_leaves_the_clock(void **state)
 {
 	struct trio *p = *state;
@@ -638,7 +638,7 @@ static void receiver_that_is_first_again_waits_for_its_own_sender(void **state)
 	}
 }
 
-/* It ends, too, before its own sender opens: that one hears it. */
+/* It ends, too, before its own sender opens: that one is notified. */
 static void sender_hears_the_end_of_a_receiver_that_was_first_again(void **state)
 {
 	struct trio *p = *state;
@@ -697,7 +697,7 @@ static void abort_of_the_last_rooms_receiver_harms_no_sender(void **state)
 	said(p, 0, ROOM_SEND, 130, ERR_ABORTED, "from the past");
 }
 
-/* A late partner still hears the end of the room that it missed. */
+/* A late partner is still notified of the end of the room that it missed. */
 static void receiver_that_its_ended_sender_never_heard_is_told(void **state)
 {
 	struct trio *p = *state;
@@ -747,7 +747,7 @@ static void end_before_the_connection_is_taken_back(void **state)
 	end(p, 0, "send", 151);
 }
 
-/* Nobody answers the dial: what would be told is few, is charged, and goes. */
+/* The dial is not answered: pending messages are few, charged, and dropped. */
 static void end_that_nobody_can_be_told_is_bounded(void **state)
 {
 	struct trio *p = *state;
@@ -770,7 +770,7 @@ static void end_that_nobody_can_be_told_is_bounded(void **state)
 	assert_true(list_empty(handshake_remotes(p->c.nodes[1].kvd.handshake)));
 }
 
-/* The daemon that the room knew is gone; the next one's rooms are others. */
+/* The daemon that the room knew has ended; the rooms of the next one are others. */
 static void end_is_not_told_to_another_instance(void **state)
 {
 	struct trio *p = *state;
@@ -783,7 +783,7 @@ static void end_is_not_told_to_another_instance(void **state)
 	cluster_until_state(&p->c, p->engines[1], "recv", 170, KVD_WAITING_FOR_INPUT);
 	cluster_crash(&p->c, 0, MEM_CRASH_KILLED);
 	cluster_until_state(&p->c, p->engines[1], "recv", 170, KVD_FAILED);
-	/* that room has failed because the source was lost: it has nothing to tell */
+	/* that room has failed because the source was lost: it has nothing to send */
 	assert_int_equal(rooms_at(p, 1)->untold_count, 0);
 	open_recv(p, 171, FIRST);
 	end(p, 1, "recv", 171);
@@ -822,7 +822,7 @@ static void sender_that_ends_before_all_receivers_came_tells_those_that_did(void
 	end(p, 1, "send", 90);
 	cluster_run(&p->c, AT_ONCE);
 	said(p, 0, ROOM_RECV, 90, ERR_ABORTED, "enough");
-	/* the other one learns it when it would begin */
+	/* the other one is notified when it would start */
 	close_room(p, 1, "send", 90);
 	cluster_ok(&p->c, p->engines[2],
 		   "{'cmd':'room.bind','room':'90','views':{'kv':{'pages':[7,2]}}}");

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every room ends: whoever does not come, does not bind, does not send, does not
- * take, does not move or does not get still. Each end has its time, its code, its
- * words (on both sides) and its counter. In-process cluster, virtual time.
+ * Every room ends: if a side does not connect, bind, send, take, move or quiesce. Each
+ * end has its time, its code, its text (on both sides) and its counter. In-process
+ * cluster, virtual time.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -136,7 +136,7 @@ static void receiver_that_never_binds_times_out(void **state)
 
 	open_send(p, 1, ",'timeouts':{'bootstrap_ms':900}");
 	open_recv(p, 1, ",'timeouts':{'waiting_ms':500}");
-	/* one whose receiver never opens */
+	/* a room whose receiver never opens */
 	cluster_ok(&p->c, p->prefill,
 		   "{'cmd':'room.open','room':'99','role':'send','pool':%llu,'timeouts':"
 		   "{'bootstrap_ms':900}}",
@@ -161,7 +161,7 @@ static uint64_t observed(struct trio *p, unsigned int cell)
 	return p->c.nodes[1].kvd.metrics.histogram[cell].count;
 }
 
-/* A room that fails has no size, and its last phase did not come to its end. */
+/* A room that fails has no size, and its last phase is incomplete. */
 static void ends_of_rooms_are_counted_by_phase_size_and_peer(void **state)
 {
 	struct trio *p = *state;
@@ -214,7 +214,7 @@ static void sender_that_never_sends_times_out_on_all_sides(void **state)
 	until_failed(p, 2);
 	said(why(p, 0, ROOM_SEND, 2), ERR_TIMEOUT,
 	     "700 ms: its engine sent nothing more");
-	/* the receiver says who said so, the other sender, too */
+	/* the receiver names the failed side, the other sender, too */
 	said(why(p, 1, ROOM_RECV, 2), ERR_TIMEOUT, "peer tcp://10.0.0.1:7400 instance ");
 	said(why(p, 1, ROOM_RECV, 2), ERR_TIMEOUT, "its engine sent nothing more");
 	said(why(p, 2, ROOM_SEND, 2), ERR_TIMEOUT, "its engine sent nothing more");
@@ -254,7 +254,7 @@ static void room_that_no_sender_opens_is_refused_in_time(void **state)
 	assert_int_equal(counted(p, 0, METRIC_ORPHANS_EXPIRED), 1);
 }
 
-/* Its room there knows nothing of us yet, so only its pool's end tells. */
+/* Its room there does not know us yet, so only the end of its pool is reported. */
 static void source_engine_that_dies_before_it_knows_us_is_retryable(void **state)
 {
 	struct trio *p = *state;
@@ -283,7 +283,7 @@ static void source_that_is_not_there_is_named(void **state)
 	said(why(p, 1, ROOM_RECV, 5), ERR_TIMEOUT, "cannot be reached");
 }
 
-/* Far before bootstrap_timeout, with the link's words; each room has its own time. */
+/* Long before bootstrap_timeout, with the link's text; each room has its own time. */
 static void source_that_cannot_be_reached_ends_its_rooms_after_connect_timeout(
 	void **state)
 {
@@ -326,7 +326,7 @@ static void offer_that_nobody_takes_ends_with_its_lease(void **state)
 	said(why(p, 0, ROOM_OFFER, 6), ERR_LEASE,
 	     "600 ms expired; of 2 pullers 0 joined");
 	assert_int_equal(counted(p, 0, METRIC_LEASES_EXPIRED), 1);
-	/* who comes now is told at once */
+	/* a later room is notified at once */
 	cluster_ok(&p->c, p->decode,
 		   "{'cmd':'room.open','room':'6','role':'pull','pool':%llu,'sources':['%"
 		   "s'],"
@@ -362,7 +362,7 @@ static void open_pull(struct trio *p, struct session *engine, const struct cache
 		   p->c.nodes[1].endpoint, wait);
 }
 
-/* It has its bytes and the offer's word for it: nobody needs it any more. */
+/* It has its bytes and the offer's confirmation: it is not needed any more. */
 static void puller_that_is_done_may_leave(void **state)
 {
 	struct trio *p = *state;
@@ -377,8 +377,8 @@ static void puller_that_is_done_may_leave(void **state)
 	cluster_until_state(&p->c, p->decode, "offer", 40, KVD_SUCCESS);
 }
 
-/* Its source says that all is well before a byte was read, and then takes its pool
- * back: the room ends with the first, and nothing is planned with the second. */
+/* Its source confirms before any byte was read, and then unregisters its pool: the
+ * room ends with the first, and nothing is planned with the second. */
 static void pull_acknowledged_before_it_read_fails(void **state)
 {
 	struct trio *p = *state;
@@ -405,8 +405,8 @@ static void pull_acknowledged_before_it_read_fails(void **state)
 	handshake_release(puller);
 }
 
-/* Two sources at one daemon have not answered yet, and one of them aborts: which, its
- * generation does not tell. Both are told that the room is over. */
+/* Two sources at one daemon have not answered yet, and one of them aborts: its
+ * generation does not identify it. Both are notified of the end of the room. */
 static void abort_of_one_of_two_silent_sources_is_told_to_both(void **state)
 {
 	struct trio *p = *state;
@@ -432,7 +432,7 @@ static void abort_of_one_of_two_silent_sources_is_told_to_both(void **state)
 	handshake_body(hs, &out);
 	wire_abort_put(&out, &abort);
 	assert_int_equal(handshake_send(receiver, WIRE_T_ABORT, out.base, out.pos), 0);
-	/* the other opens its room meanwhile: its acknowledgement goes behind */
+	/* the other opens its room meanwhile: its acknowledgement is sent after that */
 	cluster_ok(&p->c, p->prefill,
 		   "{'cmd':'room.open','room':'47','role':'send','pool':%llu}",
 		   (unsigned long long)p->src.pool);
@@ -521,7 +521,7 @@ static void nothing_landed(struct trio *p, uint64_t number)
 	cJSON_Delete(record);
 }
 
-/* The lease ends while the last words cross: all bytes were read, they do not count. */
+/* The lease ends while the last messages cross: all bytes were read, but are invalid. */
 static void read_that_ends_after_the_lease_is_in_vain(void **state)
 {
 	struct trio *p = *state;
@@ -529,7 +529,7 @@ static void read_that_ends_after_the_lease_is_in_vain(void **state)
 	struct fake_profile *profile = fake_hub_profile(p->c.bytes);
 	uint64_t pulls;
 
-	profile->check = true; /* the puller reads by itself, nobody can refuse it that */
+	profile->check = true; /* the puller reads by itself, which cannot be refused */
 	pulls = counted(p, 0, METRIC_ROOM_RECEIVED_BYTES);
 	memset(p->src.base, 0xff, 8);
 	while (counted(p, 0, METRIC_ROOM_RECEIVED_BYTES) == pulls)
@@ -543,7 +543,8 @@ static void read_that_ends_after_the_lease_is_in_vain(void **state)
 	cluster_until_state(&p->c, p->decode, "offer", 42, KVD_FAILED);
 }
 
-/* Its heartbeats do not come: the pages go, and the puller hears of it at once. */
+/* Its heartbeats do not arrive: the pages are released, and the puller is notified at
+ * once. */
 static void lease_that_ends_under_a_puller_is_told_to_it(void **state)
 {
 	struct trio *p = *state;
@@ -665,7 +666,7 @@ static void stuck_transfer_is_a_stall_and_a_slow_one_is_not(void **state)
 	assert_int_equal(counted(p, 1, METRIC_FENCES_WIDENED), 0);
 }
 
-/* What comes after a pause longer than stall_ms is not late from its first slice on. */
+/* A chunk after a pause longer than stall_ms is not late from its first slice on. */
 static void chunk_after_a_pause_is_no_stall(void **state)
 {
 	struct trio *p = *state;
@@ -693,8 +694,8 @@ static void chunk_after_a_pause_is_no_stall(void **state)
 	assert_int_equal(counted(p, 1, METRIC_STALLS), 0);
 }
 
-/* A slice is under way for longer than the fence may take: the peer is cut, and
- * until then no engine sees an end. */
+/* A slice is in flight for longer than the fence timeout: the peer is cut, and until
+ * then no engine sees an end. */
 static void fence_not_proven_in_time_cuts_the_peer(void **state)
 {
 	struct trio *p = *state;
@@ -729,12 +730,12 @@ static void fence_not_proven_in_time_cuts_the_peer(void **state)
 	memcpy(before, p->dst.base, p->dst.bytes);
 	assert_int_equal(counted(p, 1, METRIC_FENCES_WIDENED), 1);
 	said(why(p, 1, ROOM_RECV, 9), ERR_ABORTED, "enough"); /* the first reason stays */
-	/* the neighbour pays, and is told for whom, on both sides */
+	/* the neighbour fails, too, with the cause, on both sides */
 	cluster_until_state(&p->c, p->decode, "recv", 10, KVD_FAILED);
 	cluster_until_state(&p->c, p->prefill, "send", 10, KVD_FAILED);
 	said(why(p, 1, ROOM_RECV, 10), ERR_FENCE, "room 9 not quiesced after 2000 ms");
 	said(why(p, 0, ROOM_SEND, 10), ERR_FENCE, "room 9 not quiesced after 2000 ms");
-	/* the late slice has come and gone by now */
+	/* the late slice has arrived by now */
 	cluster_run(&p->c, 70 * LOOP_NS_PER_S);
 	assert_memory_equal(before, p->dst.base, p->dst.bytes);
 	free(before);
@@ -747,7 +748,7 @@ static void fence_not_proven_in_time_cuts_the_peer(void **state)
 	cluster_until_state(&p->c, p->decode, "recv", 11, KVD_SUCCESS);
 }
 
-/* The reason travels: who lost whom is known on the third machine within 1 s. */
+/* The reason is passed on: the third machine knows which peer was lost within 1 s. */
 static void peer_lost_is_told_to_the_other_sources(void **state)
 {
 	struct trio *p = *state;
@@ -766,7 +767,7 @@ static void peer_lost_is_told_to_the_other_sources(void **state)
 	said(why(p, 1, ROOM_RECV, 12), ERR_PEER, "peer tcp://10.0.0.3:7400 instance ");
 	said(why(p, 1, ROOM_RECV, 12), ERR_PEER, "missed 4 pings");
 	said(why(p, 2, ROOM_SEND, 12), ERR_PEER, "peer tcp://10.0.0.2:7400 instance ");
-	/* whoever says it first closes the data line, which the other may see first */
+	/* the first to report closes the data line, which the other may detect first */
 	if (!strstr(why(p, 2, ROOM_SEND, 12)->text, "data line lost"))
 		said(why(p, 2, ROOM_SEND, 12), ERR_PEER, "missed 4 pings");
 	said(why(p, 0, ROOM_SEND, 12), ERR_PEER, "tcp://10.0.0.3:7400 instance ");
@@ -796,8 +797,8 @@ static bool peer_is_up(void *arg)
 	return peer_has(arg, PEER_UP);
 }
 
-/* The peer is back before its old data line has closed: the next room waits for the
- * new line, it does not fail with what ended the old one. */
+/* The peer is back before its old data line was closed: the next room waits for the
+ * new line; it does not fail with the reason of the old one's end. */
 static void room_between_two_data_lines_waits(void **state)
 {
 	struct trio *p = *state;
@@ -834,7 +835,7 @@ static void drain_lets_rooms_end_and_refuses_new_ones(void **state)
 	open_send(p, 13, "");
 	open_recv(p, 13, "");
 	bind(p, 13);
-	open_recv(p, 14, ""); /* waits for a sender that nobody opened yet */
+	open_recv(p, 14, ""); /* waits for a sender that is not opened yet */
 	bind(p, 14);
 	cluster_until_state(&p->c, p->prefill, "send", 13, KVD_WAITING_FOR_INPUT);
 	cluster_until_state(&p->c, p->other, "send", 13, KVD_WAITING_FOR_INPUT);
@@ -849,10 +850,10 @@ static void drain_lets_rooms_end_and_refuses_new_ones(void **state)
 			"{'cmd':'room.open','room':'15','role':'send','pool':%llu}",
 			(unsigned long long)p->src.pool);
 	open_recv(p, 15, "");
-	bind(p, 15); /* asks at once, is told at once */
+	bind(p, 15); /* requests at once, is answered at once */
 	cluster_until_state(&p->c, p->decode, "recv", 15, KVD_FAILED);
 	said(why(p, 1, ROOM_RECV, 15), ERR_DRAIN, "the daemon is draining");
-	/* what ran before ends well */
+	/* earlier rooms end well */
 	send_from(p, p->prefill, 13);
 	send_from(p, p->other, 13);
 	cluster_until_state(&p->c, p->decode, "recv", 13, KVD_SUCCESS);

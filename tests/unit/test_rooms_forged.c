@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a data line's request may name. The line itself is authenticated, so its other
- * end is a daemon of the cluster; but it may be wrong, late, or another's. A chunk
- * counts only from the peer and pool that the room asked, for the pool and in the
- * generations that live, as long as both sides plan the same. In-process cluster; the
- * forger posts requests of its own on its own, rightful, line.
+ * Names in requests on a data line. The line itself is authenticated, so its other end is
+ * a daemon of the cluster; but it may be wrong, late, or another's. A chunk is valid only
+ * from the peer and pool that the room requested, for the pool and in the live
+ * generations, if both sides make the same plan. In-process cluster; the forger posts
+ * requests on its own, valid line.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -68,7 +68,7 @@ static void send_all(struct world *w, unsigned int room, unsigned int from,
 		   room, pages);
 }
 
-/* A room of their own brings the other two together. */
+/* A room of these two connects them. */
 static void meet(struct world *w)
 {
 	open_recv(w, 6, 2);
@@ -102,7 +102,7 @@ static int setup(void **state)
 	bind(w, ROOM, "7,2,8,12");
 	open_send(w, ROOM, 0);
 	cluster_until_state(&w->c, w->engines[0], "send", ROOM, KVD_WAITING_FOR_INPUT);
-	cluster_run(&w->c, LOOP_NS_PER_S); /* the answer has come, too */
+	cluster_run(&w->c, LOOP_NS_PER_S); /* the answer has arrived, too */
 	for (unsigned int i = 0; i < 3; i += 2)
 		assert_int_equal(handshake_reach(w->c.nodes[i].kvd.handshake,
 						 w->c.nodes[1].endpoint, NULL,
@@ -165,7 +165,7 @@ static struct plan *some_bytes(void)
 	return plan;
 }
 
-/* What the request was answered. */
+/* The answer to the request. */
 static struct err request(struct world *w, unsigned int from, enum xp_kind kind,
 			  const void *header, size_t len)
 {
@@ -235,7 +235,7 @@ static void forged_chunk_costs_nobody(void **state)
 		enum err_code code;
 		const char *words;
 	} cases[] = {
-		/* all is right but who says it */
+		/* all is valid except the sender */
 		{2, XP_WRITE, &w->good.seq, 0, ERR_NOTFOUND, "has no source"},
 		/* a pool of the forger's own, which the room has not asked either */
 		{2, XP_WRITE, &w->good.src_pool, w->caches[2].pool, ERR_NOTFOUND,
@@ -269,8 +269,8 @@ static void forged_chunk_costs_nobody(void **state)
 	assert_int_equal(*cache_at(&w->caches[1], 0, 0, 7, 0, 0, 0), 0x11);
 }
 
-/* The rightful sender, of the living generation, whose plan is not ours: the room
- * cannot become what was agreed, and ends; nothing of it was written. */
+/* The right sender, of the live generation, with a plan that differs from ours: the
+ * room cannot reach the agreed result, and ends; nothing of it was written. */
 static void chunk_with_another_plan_fails_the_room_untouched(void **state)
 {
 	struct world *w = *state;
@@ -291,7 +291,7 @@ static void chunk_after_the_end_is_nobodys(void **state)
 	cluster_ok(&w->c, w->engines[1],
 		   "{'cmd':'room.abort','room':'%u','reason':'enough'}", ROOM);
 	cluster_until_state(&w->c, w->engines[1], "recv", ROOM, KVD_FAILED);
-	err = forge(w, 0, XP_WRITE, &w->good); /* the sender has not heard of it yet */
+	err = forge(w, 0, XP_WRITE, &w->good); /* the sender does not know of it yet */
 	refused(&err, ERR_ABORTED, "enough");
 	cluster_ok(&w->c, w->engines[1], "{'cmd':'room.close','room':'%u'}", ROOM);
 	cluster_run(&w->c, LOOP_NS_PER_S);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What SGLang computed (tests/golden) of who talks to whom, which tokens are whose and
- * where a prefill is cut, through real rooms: opened and fed as SGLang says, they
- * succeed, and every byte lies where it says.
+ * Results of SGLang (tests/golden): pairs of ranks, the tokens of each and the cuts of a
+ * prefill, through real rooms: opened and filled as SGLang does, they succeed, and every
+ * byte is at SGLang's address.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -45,8 +45,8 @@ static struct layout *side(bool mla, uint32_t number, struct shape_tp tp, uint32
 }
 
 /* The decode ranks that the case's prefill ranks serve, with the sources that SGLang
- * names: each of those that it wants an answer of carries bytes, and none that only
- * poses. All heads of those ranks are asked for, by as many ranks as SGLang says. */
+ * names: each source whose answer it expects sends bytes, and dummy ones send none.
+ * All heads of those ranks are requested, by as many ranks as in SGLang. */
 static void ranks(const char *id, const cJSON *in, const cJSON *expect)
 {
 	static const uint32_t here[] = {5, 2, 11, 3, 8}, there[] = {7, 10, 4, 6, 0};
@@ -202,8 +202,8 @@ static uint32_t optional(const cJSON *in, const char *name)
 	return cJSON_GetObjectItemCaseSensitive(in, name) ? golden_u32(in, name) : 0;
 }
 
-/* One decode-context rank, whose pages hold every size-th token behind the prefix. The
- * chunks before the case's come from pages 0, 1, … of the source. */
+/* One decode-context rank, whose pages hold every size-th token after the prefix. The
+ * chunks before the case's are from pages 0, 1, … of the source. */
 static void dcp_rank(const char *id, const cJSON *in, const cJSON *rank)
 {
 	uint32_t src_pages[GOLDEN_LIST_MAX], dst_pages[GOLDEN_LIST_MAX];
@@ -261,8 +261,8 @@ static void dcp(const char *id, const cJSON *in, const cJSON *expect)
 #define SLOTS 16384u
 #define TEXT (SLOTS * 8)
 
-/* Tokens [prefix, prompt): token t of the request is in slot t of the source, and as far
- * from the end of the destination. */
+/* Tokens [prefix, prompt): token t of the request is in slot t of the source, and at
+ * the same distance from the end of the destination. */
 static void begin_chunks(struct two *t, uint32_t page, uint64_t prefix, uint64_t prompt)
 {
 	const struct cache k = {.layers = 1,
@@ -314,7 +314,7 @@ static void end_chunks(struct two *t, const char *id, uint64_t prefix, uint64_t 
 	two_free(t);
 }
 
-/* The sends of a chunked prefill; a page list begins where the last one ended. */
+/* The sends of a chunked prefill; a page list starts at the end of the last one. */
 static void sends(const char *id, const cJSON *in, const cJSON *expect)
 {
 	uint64_t prefix = golden_num(in, "decode_prefix_len");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Layouts of two engines that differ, through real rooms: a push and a pull of each, one
- * daemon a rank, and every byte of every rank looked at (tests/lib/handover.h).
+ * daemon a rank, and every byte of every rank is checked (tests/lib/handover.h).
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -436,7 +436,7 @@ static void nemotron_nano_of_tp2_to_tp1(void **state)
 
 /* ---- prefix hits ---- */
 
-/* All of the attention is there; what is per request still comes. */
+/* All of the attention is present; data per request is still sent. */
 static void full_prefix_hit_moves_the_rest_only(void **state)
 {
 	static const struct handover_view views[] = {

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A receiver has all of its own before the others of its room: what becomes of it
- * then is no matter of theirs, and what they still get is none of its. In-process
- * cluster, virtual time.
+ * A receiver gets all of its bytes before the others of its room: its later end does not
+ * affect them, nor do their bytes affect it. In-process cluster, virtual time.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -75,7 +74,7 @@ static void open_half(struct trio *p, struct session *engine, const struct cache
 		   "{'cmd':'room.bind','room':'1','views':{'kv':{'pages':%s}}}", pages);
 }
 
-/* Until the early one has all of its own. */
+/* Until the early one has all of its bytes. */
 static void begin(struct trio *p)
 {
 	cluster_ok(&p->c, p->from,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Moves have one owner and one end, and a request has one answer, at whatever step of
- * its way it ends and whatever ends it. In-process cluster, virtual time.
+ * Moves have one owner and one end, and a request has one answer, at each step where it
+ * may end and for each cause. In-process cluster, virtual time.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -39,7 +39,8 @@ static int setup(void **state)
 	return 0;
 }
 
-/* What an engine's stream stores: in the last page of its cache, which no room names. */
+/* The word stored by an engine's stream: in the last page of its cache, which no room
+ * names. */
 static uint64_t *word_of(const struct cache *cache)
 {
 	return (uint64_t *)(cache->base + cache->bytes - sizeof(uint64_t));
@@ -113,7 +114,7 @@ static void works(struct room_pair *p, uint64_t room)
 }
 
 /* The memory cannot be used with the peer's transport (a dma-buf region whose peer has
- * only tcp): found when the first chunk is to go, behind its wait. */
+ * only tcp): detected when the first chunk is sent, after its wait. */
 static void chunk_of_unusable_memory_fails_its_room_after_the_wait(void **state)
 {
 	struct room_pair *p = *state;
@@ -169,7 +170,7 @@ static bool holds_two(void *arg)
 }
 
 /* Chunks that wait for the receiver's stream, whose memory then cannot be used: the
- * first one that shall land fails the room, which answers both, each once. */
+ * first one that would be written fails the room, which answers both, each once. */
 static void chunks_that_wait_to_land_are_refused_once(void **state)
 {
 	struct room_pair *p = *state;
@@ -196,8 +197,8 @@ static unsigned int pins(const struct cache *cache)
 	return region_find(cache->session, cache->region)->pins;
 }
 
-/* A room that has ended keeps nothing of what it waited for, though it is open: before
- * the wait is over, once it is, and where nothing had to wait. */
+/* An ended room keeps nothing of its wait, even while it is open: before the wait is
+ * over, once it is, and without a wait. */
 static void region_of_a_word_is_free_when_its_room_has_ended(void **state)
 {
 	struct room_pair *p = *state;
@@ -225,8 +226,7 @@ static void region_of_a_word_is_free_when_its_room_has_ended(void **state)
 	}
 }
 
-/* A transfer whose plan a helper makes, at both sides; the node's helper takes its time.
- */
+/* A transfer whose plan a helper makes, on both sides; the node's helper is slow. */
 static void begin_in_planning(struct room_pair *p, struct cache big[2], unsigned int slow)
 {
 	big[0] = big[1] = (struct cache){.layers = 1,
@@ -265,8 +265,8 @@ static void end_in_planning(struct room_pair *p, struct cache big[2], unsigned i
 	cache_close(&big[1]);
 }
 
-/* A helper plans the chunk, and takes its time: the room's end answers the request at
- * once, is not terminal before the helper is done, and what was planned lands nowhere. */
+/* A slow helper plans the chunk: the end of the room answers the request at once, is
+ * not terminal before the helper is done, and the planned bytes are not written. */
 static void chunk_in_planning_when_its_room_fails_ends_with_its_helper(void **state)
 {
 	struct room_pair *p = *state;
@@ -376,7 +376,7 @@ static void chunks_that_ended_take_no_memory(void **state)
 		cluster_ok(&p->c, p->prefill,
 			   "{'cmd':'room.send','room':'1','seq':%u,'views':{'kv':{"
 			   "'pages':[3],'first_token':%u}}}",
-			   i, 4096 + 4 * i); /* nobody has bound those */
+			   i, 4096 + 4 * i); /* no room has bound those */
 		cluster_run(&p->c, MS);
 		if (i == 100)
 			blocks = mem_live();

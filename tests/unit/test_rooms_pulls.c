@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pulls whose engine finds room for the request later, offers that wait for their stream,
- * whose lease is extended, that learn from their pullers how many they are, and that a
- * puller which failed may ask again.
+ * Pulls whose engine allocates pages later; offers that wait for their stream, whose
+ * lease is extended, or that get their number from the pullers; and retries of failed
+ * pullers.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -86,7 +86,7 @@ static void both_succeed(struct room_pair *p, uint64_t room, uint64_t tokens)
 	assert_int_equal(landed(p), tokens * TOKEN_BYTES);
 }
 
-/* ---- pages that come later ---- */
+/* ---- late pages ---- */
 
 static void pull_without_pages_keeps_the_lease_and_reads_what_is_bound(void **state)
 {
@@ -188,7 +188,7 @@ static void pull_that_is_aborted_before_its_pages_lets_the_offer_go(void **state
 	cluster_run(&p->c, 100 * MS);
 	room_failed_with(room_of(p, 0, ROOM_OFFER, 6), ERR_ABORTED, "no room");
 	room_failed_with(room_of(p, 1, ROOM_PULL, 6), ERR_ABORTED, "no room");
-	/* and the other way round */
+	/* and in the other order */
 	open_offer(p, 7, "");
 	open_pull(p, 7, "");
 	cluster_until_state(&p->c, p->decode, "pull", 7, KVD_WAITING_FOR_INPUT);
@@ -323,7 +323,7 @@ static void pullers_tell_how_many_they_are(void **state)
 	pull_as(p, other, &third, 30, 2);
 	cluster_until_state(&p->c, other, "pull", 30, KVD_SUCCESS);
 	cluster_until_state(&p->c, p->prefill, "offer", 30, KVD_SUCCESS);
-	/* one that says nothing is the only one; what the offer says counts, too */
+	/* one that sends no number is the only one; the offer's number counts, too */
 	open_offer(p, 31, ",'receivers_told':true");
 	open_pull(p, 31, ",'views':{'kv':{'pages':[7,2],'tokens':[0,7]}}");
 	cluster_until_state(&p->c, p->prefill, "offer", 31, KVD_SUCCESS);
@@ -342,7 +342,7 @@ static void pullers_tell_how_many_they_are(void **state)
 	cache_close(&third);
 }
 
-/* ---- pullers that come again ---- */
+/* ---- retries of pullers ---- */
 
 static void fault(struct room_pair *p, enum fake_fault kind)
 {
@@ -401,7 +401,7 @@ static void puller_that_does_not_come_again_costs_the_lease(void **state)
 			 "the lease of 1000 ms");
 }
 
-/* Its engine, its daemon or its connection is gone: nobody waits for it. */
+/* Its engine, its daemon or its connection has ended: the offer does not wait. */
 static void puller_that_is_gone_ends_the_offer(void **state)
 {
 	struct room_pair *p = *state;
@@ -423,9 +423,9 @@ static void puller_that_is_gone_ends_the_offer(void **state)
 	room_failed_with(room_of(p, 0, ROOM_OFFER, 44), ERR_SESSION, "is gone");
 }
 
-/* dead_after is enough, connect_timeout is for daemons that were never there: for the
- * pull that is open when its source dies, for one that comes before that is known, and
- * for one that comes later. */
+/* dead_after is enough, connect_timeout is for daemons that were never up: for the
+ * pull that is open when its source ends, for one that starts before that is known,
+ * and for a later one. */
 static void pull_of_a_source_that_is_gone_fails_soon(void **state)
 {
 	struct room_pair *p = *state;
@@ -440,7 +440,7 @@ static void pull_of_a_source_that_is_gone_fails_soon(void **state)
 	cluster_until_state(&p->c, p->decode, "pull", 52, KVD_FAILED);
 	room_failed_with(room_of(p, 1, ROOM_PULL, 51), ERR_PEER, "peer ");
 	room_failed_with(room_of(p, 1, ROOM_PULL, 52), ERR_PEER, "peer ");
-	/* peers are given 50 ms here, and what waits for one that is away 800 ms */
+	/* peers have 50 ms here, and waits for a lost one 800 ms */
 	assert_true(loop_now_ns(p->c.loop) - begin_ns < 200 * MS);
 	for (unsigned int room = 51; room <= 52; room++) /* nothing holds it any more */
 		cluster_ok(&p->c, p->decode, "{'cmd':'room.close','room':'%u'}", room);

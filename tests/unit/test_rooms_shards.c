@@ -123,7 +123,7 @@ static void shards_free(struct shards *s)
 	cluster_free(&s->c);
 }
 
-/* The pages of a cache from place `slot` on, of tokens [begin, end), behind `begin`. */
+/* The pages of a cache from slot `slot` on, of tokens [begin, end), after `begin`. */
 static const char *view_of(const struct cache *k, unsigned int begin, unsigned int end)
 {
 	static char text[256];
@@ -131,7 +131,7 @@ static const char *view_of(const struct cache *k, unsigned int begin, unsigned i
 	unsigned int first = begin / turn * turn, slots[2] = {0};
 	size_t len;
 
-	while (first % (turn * k->page_tokens)) /* the list begins with a page */
+	while (first % (turn * k->page_tokens)) /* the list starts with a page */
 		first -= turn;
 	for (unsigned int t = 0; t < end; t++) {
 		slots[0] += t < first && holds(k, t);
@@ -288,7 +288,7 @@ static void pages_of_a_source_that_confirmed_are_told(void **state)
 	shards_free(&s);
 }
 
-/* A rank whose tokens never came is missed, and the others' pages are told. */
+/* A rank whose tokens never arrive is reported, and the others' pages as complete. */
 static void shard_that_does_not_come_fails_the_room(void **state)
 {
 	struct shards s;

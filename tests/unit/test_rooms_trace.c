@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ring of events: what a room's chain holds, what is forgotten, and what a room may
- * write at most. Names of requests cross with a short and with a long TRANSFER_INFO, and
- * what a daemon that lies says of them is left out. In-process cluster, virtual time.
+ * The ring of events: the contents of a room's chain, overwritten events, and the limit
+ * of a room. Names of requests cross with a short and with a long TRANSFER_INFO, and
+ * invalid names of a hostile daemon are ignored. In-process cluster, virtual time.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -181,7 +181,7 @@ static uint64_t time_of(struct rooms *rooms, const struct room_trace *trace,
 	return found->at_ns;
 }
 
-/* Eight slices, each on its way for 10 ms. */
+/* Eight slices, each in flight for 10 ms. */
 static void first_byte_is_before_the_last(void **state)
 {
 	struct pair *p = *state;
@@ -208,7 +208,7 @@ static void first_byte_is_before_the_last(void **state)
 	assert_true(first[0] + 10 * MS <= first[1]);
 }
 
-/* A peer that says the same for ever writes over its own room's part only. */
+/* A peer that repeats a message forever overwrites its own room's part only. */
 static void room_writes_so_many_events_and_its_states(void **state)
 {
 	struct pair *p = *state;
@@ -266,7 +266,7 @@ static void names_cross_to_the_sender(void **state)
 	}
 }
 
-/* Its own check is what a daemon that lies has left out. */
+/* A hostile daemon omits its own check. */
 static void names_of_a_peer_that_lies_are_left_out(void **state)
 {
 	static const struct {
@@ -451,8 +451,8 @@ static void on_answer(void *arg, const char *text, size_t len)
 	*(char **)arg = strndup(text, len);
 }
 
-/* Each room's head is large enough for a turn's part of its own. And what ends and is
- * closed while the reply is made is not told again as one that has ended. */
+/* Each room's head is large enough to fill a turn. And a room that ends and is closed
+ * while the reply is written is not reported again as an ended one. */
 static void room_closed_between_two_pieces_is_told_once(void **state)
 {
 	struct pair *p = *state;

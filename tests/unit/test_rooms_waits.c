@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every room says what it waits for: each role in each state, and both sides of a room
- * that hangs. Lists can be asked for what hangs, and name the rooms that peers ask for
- * and nobody has opened; what has ended is remembered. In-process cluster, virtual time.
+ * Every room reports what it is blocked on: each role in each state, and both sides of a
+ * blocked room. Lists can select blocked rooms, and name the rooms that peers request and
+ * no engine has opened; ended rooms are remembered. In-process cluster, virtual time.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -90,7 +90,7 @@ static void bind(struct pair *p, uint64_t room, const char *more)
 		   (unsigned long long)room, more);
 }
 
-/* Tokens [begin, end) of pages that lie one behind the other. */
+/* Tokens [begin, end) of consecutive pages. */
 static void send_part(struct pair *p, uint64_t room, unsigned int seq, unsigned int begin,
 		      unsigned int end, bool last)
 {
@@ -123,7 +123,7 @@ static void pull(struct pair *p, uint64_t room, const char *more)
 		   p->c.nodes[0].endpoint, more);
 }
 
-/* A word that never comes. */
+/* A word that never reaches its value. */
 static const char *never(const struct cache *cache)
 {
 	static char text[120];
@@ -367,7 +367,7 @@ static void room_that_is_told_to_fail_waits_for_the_fence(void **state)
 	open_recv(p, 30);
 	bind(p, 30, "");
 	settle(p);
-	/* a slice that nobody can take back */
+	/* a slice that cannot be canceled */
 	assert_int_equal(
 		fake_script(p->c.bytes, &(struct fake_rule){.fault = FAKE_LATE,
 							    .times = 1,
@@ -533,7 +533,7 @@ static void ended_rooms_are_remembered_when_they_are_closed(void **state)
 	cJSON_Delete(history(p, p->prefill, ",'code':'ESHORT'", 0));
 	cJSON_Delete(history(p, p->prefill, ",'since_ms':1000", 1));
 	cJSON_Delete(history(p, p->prefill, ",'room':'60'", 1));
-	/* the receiver's side says the same of what nobody had bound */
+	/* the receiver's side reports the same for tokens that were not bound */
 	reply = history(p, p->decode, ",'room':'60'", 1);
 	room = cJSON_GetArrayItem(cJSON_GetObjectItem(reply, "rooms"), 0);
 	assert_int_equal(
@@ -601,7 +601,7 @@ static void history_forgets_the_oldest(void **state)
 	cJSON_Delete(reply);
 }
 
-/* ---- small words ---- */
+/* ---- short texts ---- */
 
 static void page_that_is_bound_twice_is_refused(void **state)
 {
@@ -655,7 +655,7 @@ static void bind_of_a_failed_room_says_why_it_failed(void **state)
 	cJSON_Delete(reply);
 }
 
-/* ---- what is told of rooms and peers ---- */
+/* ---- records of rooms and peers ---- */
 
 /* A room that is served at once, or after so long. */
 static const char *lines_of_push(struct pair *p, uint64_t room, uint64_t after_ns)
@@ -695,7 +695,7 @@ static void rooms_are_logged_as_the_option_says(void **state)
 	log_set_level((enum log_level)threshold);
 }
 
-/* The record of who aborts says that the other side is quiet, too. */
+/* The record of the aborting side shows that the other side is quiet, too. */
 static void abort_that_was_heard_is_answered(void **state)
 {
 	struct pair *p = *state;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The end of a session however it comes: EOF, kill -9, a socket kept open by a
- * child, memory that goes while the process stays. Engines are child processes;
- * ends are timed against the two seconds that invariant 4 allows.
+ * The end of a session for each cause: EOF, kill -9, a socket kept open by a child,
+ * memory that is freed while the process stays. Engines are child processes; ends are
+ * timed against the two seconds that invariant 4 allows.
  */
 #include "daemon/session/session.h"
 
@@ -67,7 +67,7 @@ static struct session *session_of(struct mini *mini, pid_t pid)
 
 enum ending { ENGINE_WAITS, ENGINE_FORKS };
 
-/* Connect, say hello, hand over a memfd, then wait to be killed. */
+/* Connect, send hello, register a memfd, then wait to be killed. */
 static void engine_main(const char *path, enum ending ending, int ready_fd)
 {
 	static const char hello[] =
@@ -130,8 +130,8 @@ static void engine_start(struct engine *engine, struct mini *mini, enum ending e
 	assert_int_equal(metrics_get(&mini->kvd.metrics, METRIC_REGIONS), 1);
 }
 
-/* Two seconds of turns as long as turns are: a machine that stands still, or lets
- * others run, is not the daemon's fault. */
+/* Two seconds of normal turns: a machine that is stopped, or runs others, is not the
+ * daemon's fault. */
 static void expect_all_gone_within_2s(struct mini *mini)
 {
 	uint64_t spent_ms = 0;
@@ -159,7 +159,8 @@ static void engine_killed_is_gone_within_2s(void **state)
 	close(engine.ready);
 }
 
-/* The child keeps the connection open: no EOF comes. It is told and cut off. */
+/* The child keeps the connection open: no EOF arrives. It is notified and
+ * disconnected. */
 static void engine_killed_while_its_child_keeps_the_socket(void **state)
 {
 	struct mini *mini = *state;
@@ -182,7 +183,7 @@ static void engine_stopped_keeps_its_session(void **state)
 
 	engine_start(&engine, mini, ENGINE_WAITS);
 	kill(engine.pid, SIGSTOP);
-	until_ms = clock_ns() / 1000000 + 700; /* three looks at statm */
+	until_ms = clock_ns() / 1000000 + 700; /* three checks of statm */
 	while (clock_ns() / 1000000 < until_ms)
 		mini_turn(mini);
 	assert_int_equal(mini->kvd.session_count, 1);
@@ -192,14 +193,14 @@ static void engine_stopped_keeps_its_session(void **state)
 	close(engine.ready);
 }
 
-/* The memory's end alone is enough: the pidfd is looked at by nobody here. */
+/* The end of the memory is enough: the pidfd is not watched here. */
 static void memory_gone_ends_the_session(void **state)
 {
 	struct mini *mini = *state;
 	struct engine engine;
 	struct session *session;
 
-	engine_start(&engine, mini, ENGINE_FORKS); /* so that EOF does not come */
+	engine_start(&engine, mini, ENGINE_FORKS); /* so that there is no EOF */
 	session = session_of(mini, engine.pid);
 	session_watch_stop(session->watch);
 	assert_true(session_watch_alive(session->watch));
@@ -237,7 +238,7 @@ static void statm_of_another_kind_is_refused(void **state)
 	mini_until_sessions(mini, 0);
 }
 
-/* A process that is gone before its connection is accepted gets no session. */
+/* A process that has ended before its connection is accepted gets no session. */
 static void client_dead_before_accept_gets_no_session(void **state)
 {
 	struct mini *mini = *state;
@@ -272,8 +273,8 @@ int getsockopt(int fd, int level, int option, void *restrict value,
 	return (int)syscall(SYS_getsockopt, fd, level, option, value, len);
 }
 
-/* Its number may be another's by then. Where the kernel cannot say so, the number is all
- * there is. */
+/* Its number may be reused by then. If the kernel cannot report that, the number is
+ * all there is. */
 static void client_that_the_kernel_calls_gone_gets_no_session(void **state)
 {
 	const struct {
@@ -305,7 +306,7 @@ static void client_that_the_kernel_calls_gone_gets_no_session(void **state)
 	}
 }
 
-/* ---- what a session is ---- */
+/* ---- hello ---- */
 
 static void hello_tells_who_and_brings_the_page(void **state)
 {

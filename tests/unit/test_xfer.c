@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The transfer layer on the in-process cluster: attach by secret, prepared
- * lists, READ and WRITE by index, notifications, and what must be refused.
+ * The transfer layer on the in-process cluster: attach by secret, prepared lists, READ
+ * and WRITE by index, notifications, and refusals.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -178,8 +178,8 @@ static void notifications_are_handed_over_in_answers_that_fit(void **state)
 	assert_in_range(answers, 3, 30);
 }
 
-/* Success means that the other engine is told: a write that cannot be told moves
- * nothing. */
+/* Success includes the notification of the other engine: a write that cannot notify
+ * moves nothing. */
 static void write_whose_notification_finds_no_place_is_refused(void **state)
 {
 	struct pair *p = *state;
@@ -347,7 +347,7 @@ static int no_key(struct xp_reg *reg, struct xp_peer *peer, void *buf, size_t si
 	return err_raise(ERR_IMPORT, "the adapter makes no key of it");
 }
 
-/* "Wrong secret" would send the engine looking where nothing is wrong. */
+/* "Wrong secret" would mislead the engine. */
 static void attach_that_cannot_be_served_says_why(void **state)
 {
 	struct pair *p = *state;
@@ -406,7 +406,7 @@ static void write_by_many_indices_lands_where_told(void **state)
 	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
 }
 
-/* The other daemon has taken its session's regions back, and tells new ones soon. */
+/* The other daemon has withdrawn its session's regions, and sends new ones soon. */
 static void list_of_unreachable_session_is_refused(void **state)
 {
 	struct pair *p = *state;

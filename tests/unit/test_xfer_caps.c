@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lists that other daemons keep here: each daemon has its caps, and what one more list
- * costs does not grow with those that are there. In-process cluster; the lists are put
- * in where a data line's requests arrive.
+ * Lists that other daemons keep here: each daemon has its limits, and the cost of one
+ * more list does not grow with their number. In-process cluster; the lists are injected
+ * where requests of a data line arrive.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -58,7 +58,7 @@ static enum err_code request(struct remote *remote, enum request_kind kind,
 	return answered;
 }
 
-/* A list of `total` entries, of which the first is said. */
+/* A list of `total` entries, of which the first is sent. */
 static enum err_code put_list(struct trio *p, struct remote *remote, uint64_t gid,
 			      uint32_t total)
 {
@@ -141,7 +141,7 @@ static void lists_are_charged_to_the_daemon_that_has_them(void **state)
 	for (uint64_t gid = 1; gid <= 3; gid++)
 		assert_int_equal(put_list(p, p->from[0], gid, 1), ERR_OK);
 	assert_int_equal(put_list(p, p->from[0], 4, 1), ERR_LIMIT);
-	assert_int_equal(put_list(p, p->from[0], 2, 1), ERR_OK); /* said again */
+	assert_int_equal(put_list(p, p->from[0], 2, 1), ERR_OK); /* sent again */
 	assert_int_equal(put_list(p, p->from[0], 4, 1), ERR_LIMIT);
 	assert_int_equal(free_list(p->from[0], 3), ERR_OK);
 	assert_int_equal(free_list(p->from[0], 3), ERR_OK); /* twice frees one */
@@ -168,7 +168,7 @@ static void entries_are_charged_before_they_come(void **state)
 	charge_drop(&filler);
 }
 
-/* The daemon that is gone has nothing here any more, and its next life has its caps. */
+/* A lost daemon has no lists here any more, and its next instance has its own limits. */
 static void lists_go_with_their_daemon(void **state)
 {
 	struct trio *p = *state;
@@ -216,8 +216,8 @@ static void list_costs_the_same_however_many_there_are(void **state)
 			 (uintmax_t)many, (uintmax_t)few);
 }
 
-/* What was left when planning began is the reason, also where others have let go of
- * theirs meanwhile, so that now there would be room. */
+/* The memory left when planning started is the reason, even if others have freed
+ * theirs meanwhile, so that it would fit now. */
 static void plan_that_lacked_memory_says_so(void **state)
 {
 	struct trio *p = *state;

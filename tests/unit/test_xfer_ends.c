@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The transfer layer on the in-process cluster: how transfers, lists and sessions end,
- * on either side, and which regions the other daemon is told of.
+ * The transfer layer on the in-process cluster: how transfers, lists and sessions end, on
+ * either side, and which regions are shared with the other daemon.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -153,7 +153,7 @@ static void initiator_end_in_flight_leaves_nothing(void **state)
 	assert_int_equal(p->c.nodes[0].kvd.session_count, 0);
 }
 
-/* What was said last is still on its way when the session that said it ends. */
+/* The last note is still in transit when the session that sent it ends. */
 static void end_with_notes_under_way_leaves_nothing(void **state)
 {
 	struct pair *p = *state;
@@ -237,7 +237,7 @@ static void lost_peer_fails_transfers(void **state)
 	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint,
 			  true);
 	pair_until(p, x, KVD_FAILED);
-	assert_false(has_sent_lists(p)); /* whoever comes back has none */
+	assert_false(has_sent_lists(p)); /* a returning one has none */
 	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint,
 			  false);
 	cluster_run(&p->c, 5 * LOOP_NS_PER_S);
@@ -248,7 +248,7 @@ static void lost_peer_fails_transfers(void **state)
 	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
 }
 
-/* What the target's daemon knows of the initiator's session. */
+/* The target daemon's view of the initiator's session. */
 static struct remote_pool *known_there(const struct pair *p)
 {
 	struct remote *remote = list_first(handshake_remotes(p->c.nodes[1].kvd.handshake),
@@ -335,7 +335,7 @@ static void memory_told_again_keeps_its_key(void **state)
 	cache_close(&more);
 }
 
-/* Its answer is for whoever has the key by then. */
+/* The answer goes to the current owner of the key. */
 static void key_on_its_way_goes_to_the_next_list(void **state)
 {
 	struct pair *p = *state;
@@ -349,14 +349,14 @@ static void key_on_its_way_goes_to_the_next_list(void **state)
 	add_memory(p, &most);
 	cluster_run(&p->c, LOOP_NS_PER_S);
 	assert_int_equal(known_there(p)->region_count, 3);
-	assert_false(known_there(p)->ready); /* the first one's is still asked for */
+	assert_false(known_there(p)->ready); /* the first one's is still requested */
 	cluster_run(&p->c, 4 * LOOP_NS_PER_S);
 	assert_true(known_there(p)->ready);
 	cache_close(&more);
 	cache_close(&most);
 }
 
-/* All of the lists are held by something when the peer goes. */
+/* All of the lists are held when the peer is lost. */
 static void lists_that_lend_keys_end_with_their_peer(void **state)
 {
 	struct cache more[4];
@@ -382,8 +382,8 @@ static void lists_that_lend_keys_end_with_their_peer(void **state)
 		cache_close(&more[i]);
 }
 
-/* A helper still searched a list of the past when all else of that peer was gone: with
- * the list goes its replacement, and with that the peer. */
+/* A helper still searches an old list when all else of that peer was freed: with the
+ * list its replacement is freed, and with that the peer. */
 static void last_list_that_lends_keys_ends_its_peer_once(void **state)
 {
 	struct pair *p = *state;
@@ -410,8 +410,8 @@ static bool alone(void *arg)
 	return list_empty(handshake_remotes(p->c.nodes[0].kvd.handshake));
 }
 
-/* Its engine may still ask for the reason; nobody dials that peer any more, once no
- * list is of it. */
+/* Its engine may still query the reason; that peer is not dialled any more, once there
+ * are no lists of it. */
 static void lost_attachment_holds_no_peer(void **state)
 {
 	struct pair *p = *state;
@@ -443,7 +443,7 @@ static void attach_to_nobody_ends_after_connect_timeout(void **state)
 
 	p->c.nodes[0].config.connect_timeout_ns = 700 * LOOP_NS_PER_MS;
 	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, "tcp://10.0.0.9:7400",
-			  true); /* a listener that says nothing */
+			  true); /* a listener that sends nothing */
 	cluster_refused(&p->c, p->me, "EPEER",
 			"{'cmd':'peer.attach','endpoint':'tcp://10.0.0.9:7400',"
 			"'session':'1','secret':'%032d','timeout_ms':9000}",
@@ -451,7 +451,7 @@ static void attach_to_nobody_ends_after_connect_timeout(void **state)
 	assert_in_range(loop_now_ns(p->c.loop) - begin_ns, 700 * LOOP_NS_PER_MS,
 			900 * LOOP_NS_PER_MS);
 	begin_ns = loop_now_ns(p->c.loop);
-	/* sooner, where the command says so */
+	/* sooner, if the command sets it */
 	cluster_refused(&p->c, p->me, "ETIMEOUT",
 			"{'cmd':'peer.attach','endpoint':'tcp://10.0.0.9:7400',"
 			"'session':'1','secret':'%032d','timeout_ms':300}",
@@ -486,7 +486,7 @@ static void lost_attachments_make_room_for_others(void **state)
 	for (unsigned int i = 1; i < XFER_ATTACHES_MAX; i++)
 		(void)pair_attach(p, p->me, p->you, 1);
 	attach_refused(p);
-	/* that of the list stayed, and says why it is lost */
+	/* that of the list stayed, and reports why it is lost */
 	cluster_refused(&p->c, p->me, "EPEER", "{'cmd':'peer.attached','attach':%llu}",
 			(unsigned long long)p->attach);
 	cluster_ok(&p->c, p->me, "{'cmd':'dlist.free','dlist':%llu}",

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * xfer_file: transfers between a session's memory and its files, by commands: what they
- * do and whom they are refused, who ends in the middle, want of memory.
+ * xfer_file: transfers between a session's memory and its files, by commands: results,
+ * refusals, ends in the middle, lack of memory.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -169,7 +169,7 @@ static void file_is_of_no_other_session(void **state)
 	cluster_refused(&p->c, p->you, "ENOTFOUND",
 			"{'cmd':'dlist.prep','peer':%llu,'descs':[['%llu',256]]}",
 			(unsigned long long)to_me, (unsigned long long)FILE_AT);
-	/* nor does it go to one */
+	/* nor to one */
 	local = rows_at(w, 0, FILE_AT, 4);
 	pair_fails(p, pair_start(p, "write", local, pair_rows(p, false, 4), NULL),
 		   "EINVAL", "");
@@ -234,7 +234,7 @@ static void file_that_ends_early_fails_and_goes_on(void **state)
 		assert_int_equal(p->mine.base[i], 0);
 }
 
-/* The kernel sleeps in the middle: no end is told before it has left. */
+/* The kernel sleeps in the middle: no end is reported before it has returned. */
 static void unregistered_in_flight_waits_for_the_kernel(void **state)
 {
 	struct world *w = *state;
@@ -253,7 +253,7 @@ static void unregistered_in_flight_waits_for_the_kernel(void **state)
 		skip(); /* userfaultfd that waits for the kernel's own accesses */
 	x = pair_start(p, "read", local, remote, NULL);
 	assert_int_equal(stuck_wait(stuck, 10000), 1);
-	/* the loop, and memory of others, go on; so does another file's transfer */
+	/* the loop, and memory of others, continue; so does another file's transfer */
 	other = file_register(w, FILE_AT + (UINT64_C(1) << 40));
 	pair_give(p, KVD_RING_CANCEL, x);
 	cluster_ok(&p->c, p->me, "{'cmd':'region.unregister','region':%llu}",

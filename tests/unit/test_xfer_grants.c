@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Secrets with bounds: regions, access, time, one daemon; each is looked at when
- * something begins, and what has begun finishes. In-process cluster, virtual time.
+ * Secrets with limits: regions, access, time, one daemon; each is checked when an
+ * operation starts, and a started one completes. In-process cluster, virtual time.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -70,7 +70,7 @@ static void not_attached(struct pair *p, const struct secret *secret)
 static void reading_secret_does_not_write(void **state)
 {
 	struct pair *p = *state;
-	struct secret secret = create(p, ""); /* read is what one gets without asking */
+	struct secret secret = create(p, ""); /* read is the default */
 	uint64_t local = pair_grid(p, true), remote;
 
 	memset(p->yours.base, 7, p->yours.bytes);
@@ -137,7 +137,7 @@ static void secret_that_has_expired_begins_nothing(void **state)
 	attach_by(p, &secret);
 	remote = pair_grid(p, false);
 	pair_until(p, pair_start(p, "write", local, remote, NULL), KVD_SUCCESS);
-	/* one that is under way then finishes */
+	/* a running one then completes */
 	fake_hub_profile(p->c.bytes)->slice_bytes = 256;
 	fake_hub_profile(p->c.bytes)->delay_min_ns = 1200 * LOOP_NS_PER_MS;
 	fake_hub_profile(p->c.bytes)->delay_max_ns = 1500 * LOOP_NS_PER_MS;
@@ -218,7 +218,7 @@ static void secrets_of_a_session_are_bounded(void **state)
 	cluster_refused(&p->c, p->you, "ELIMIT", "{'cmd':'secret.create'}");
 }
 
-/* What node 0's daemon has been told of a session's regions. */
+/* The regions of a session that were sent to node 0's daemon. */
 static const struct remote_pool *told_of(struct pair *p, const struct session *session)
 {
 	struct remote_pool *pool;
@@ -247,7 +247,7 @@ static void tells_only(struct pair *p, const struct session *owner, uint32_t cou
 				 (unsigned long long)pool->regions[i].id);
 }
 
-/* A secret with regions: no key of another one crosses the wire, whatever happens to the
+/* A secret with regions: no key of another region is sent, for any change of the
  * session's regions meanwhile. */
 static void keys_of_other_regions_are_not_told(void **state)
 {
@@ -265,7 +265,7 @@ static void keys_of_other_regions_are_not_told(void **state)
 	first = create(p, bounds);
 	attach_by(p, &first);
 	tells_only(p, p->you, 1, a.region, 0);
-	cluster_cache(&p->c, p->you, "later", 0, &later); /* all is told anew */
+	cluster_cache(&p->c, p->you, "later", 0, &later); /* all is sent again */
 	tells_only(p, p->you, 1, a.region, 0);
 	cluster_refused(&p->c, p->me, "ENOTFOUND",
 			"{'cmd':'dlist.prep','peer':%llu,'descs':[['%llu',256]]}",
