@@ -46,8 +46,7 @@ struct announcement {
 	/* by combination of POOL_BY_…: number of other pools that agree in these
 	 * fields */
 	uint32_t alike[POOL_BY_WORDS];
-	struct loop_timer
-		patience; /* of an unregistered pool: peers that use it then are cut */
+	struct loop_timer patience; /* going: then the peers that use it are cut */
 	struct loop_defer gone;
 	void (*on_gone)(void *arg);
 	void *arg;

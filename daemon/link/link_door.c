@@ -254,7 +254,7 @@ static const char *words_of(const struct link_door *door, uint32_t value)
 		return door->args.curve ? "the peer has no CURVE keys, this daemon has"
 					: "the peer has CURVE keys, this daemon has none";
 	if (value == ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
-		return "the peer expects a different CURVE key of this daemon";
+		return "the peer expects another CURVE key of this daemon";
 	return NULL; /* noise of others */
 }
 

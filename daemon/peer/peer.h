@@ -96,8 +96,7 @@ struct peer {
 	uint64_t rtt_ns;   /* last PING */
 	uint64_t since_ns; /* UP, or not UP */
 	uint64_t up_since_ns, missed_pings, messages_in, messages_out;
-	struct peer_totals
-		totals; /* bytes, rooms: counted by the layers that move them */
+	struct peer_totals totals; /* bytes, rooms: by the layers that move them */
 	unsigned int holds;
 	void *user; /* the handshake layer's */
 	void *impl; /* peer.c's */

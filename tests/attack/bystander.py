@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who stands beside an attack: an engine of another user. It pings both daemons, a process
-each, and a third hands rooms from one daemon to the other and compares the bytes."""
+"""The bystander of an attack: an engine of another user. It pings both daemons, one process
+each, and a third transfers rooms from one daemon to the other and compares the bytes."""
 import contextlib
 import ctypes
 import json
@@ -24,7 +24,7 @@ def become(uid, groups=()):
     os.setgroups(groups)
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-    libc.prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: as a process begun by that user
+    libc.prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: as a process started by that user
 
 
 def quantile(values, q):
@@ -59,9 +59,9 @@ def last_line(why):
 
 
 class Process:
-    """work(said, stopped) as ALICE; said is a dict that comes back at the end."""
+    """work(said, stopped) as ALICE; said is a dict that is returned at the end."""
 
-    stops = set()  # of all of them: who inherits one keeps its process from ending
+    stops = set()  # of all of them: a process that inherits one keeps its owner from ending
 
     def __init__(self, work, *args):
         self.out, out = os.pipe()
@@ -86,7 +86,7 @@ class Process:
             os._exit(0)
         os.close(out)
         os.close(stop)
-        os.read(self.out, 1)  # it has begun
+        os.read(self.out, 1)  # it has started
 
     def end(self):
         self.stops.discard(self.stop)
@@ -113,7 +113,7 @@ def ping(said, stop, begun, path):
         s.sendall(b'{"id":2,"cmd":"ping"}\n')
         while not text.endswith(b"\n"):
             if not has(s.fileno(), 0.05) and has(stop, 0):
-                break  # what the ping took so far counts
+                break  # the duration of the ping so far counts
             if has(s.fileno(), 0):
                 some = s.recv(65536)
                 if not some:
@@ -137,7 +137,7 @@ def one_room(prefill, decode, src, dst, room):
 
 
 class Place:
-    """What Engine wants of a daemon."""
+    """The part of a daemon that Engine uses."""
 
     def __init__(self, path):
         self.socket_path = path

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks of several users in one daemon: none sees, evicts, slows or times what is another's."""
+"""Chunks of several users in one daemon: no user sees, evicts, slows or times those of
+another."""
 import hashlib
 import json
 import statistics
@@ -13,7 +14,7 @@ from kvd_engine import (FAILED, PAGES, PAGE_TOKENS, RING_ENTRY, RING_IDS, SUCCES
 CONFIG = "[chunks]\nchunk_memory = 16 MiB\n"  # 512 chunks of PAGE_TOKENS tokens
 WORDS = dict(model="attacked", scheme="by hand", tokens=PAGE_TOKENS)
 ALICE_S = 20
-GROWN_MIB = 64  # beside what queues of one connection take
+GROWN_MIB = 64  # in addition to the queues of one connection
 
 
 def chain(name, count=PAGES):
@@ -151,7 +152,7 @@ def lines_of(verb, space, ids, count):
 
 
 def answers(sock, lines, batch=500):
-    """Sends them all, and counts the lines that come: as fast as the daemon is."""
+    """Sends them all, and counts the received lines: at the rate of the daemon."""
     count = 0
     for at in range(0, len(lines), batch):
         some = lines[at:at + batch]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A data line over tcp (daemon/transport/tcp/tcp_wire.h) of a hostile daemon, in clear as
-between loopback addresses, and the requests that go over it (transport/kinds.h)."""
+between loopback addresses, and its requests (transport/kinds.h)."""
 import ctypes
 import hashlib
 import hmac
@@ -50,7 +50,7 @@ def read(s, size):
 
 
 class DataLine:
-    """Of a peer that is up and has said LINE tcp. Its streams are read by nobody."""
+    """Of a peer that is up and has sent LINE tcp. Its streams are not read."""
 
     def __init__(self, peer, seconds=20):
         self.xx, self.id, self.done = peer.xx, 0, {}
@@ -94,7 +94,8 @@ class DataLine:
         return self.id
 
     def heard(self):
-        """The next of what comes, as (kind, number). A request of no bytes wants finish()."""
+        """The next received frame, as (kind, number). A request without bytes needs
+        finish()."""
         head = HEAD.unpack(read(self.control, 48)[:40])
         read(self.control, head[7])
         return head[2], head[4]

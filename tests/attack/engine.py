@@ -39,7 +39,7 @@ def linger(house, line, tries=4, nested=False):
     rest(HOLD_S)
 
 
-# ---- what sleeps ----
+# ---- descriptors that block ----
 
 @attack("V1", "a descriptor of a line that is refused stops nobody when it is closed", quick=True)
 def lingering_fd_with_a_refused_line(house):
@@ -94,7 +94,7 @@ def fifo_as_a_shm_name(house):
     try:
         register_shm(house, name)
     finally:
-        # whoever waits in open() is let go
+        # processes that wait in open() continue
         with contextlib.suppress(OSError):
             os.chmod("/dev/shm/" + name, 0o666)
             os.close(os.open("/dev/shm/" + name, os.O_RDWR | os.O_NONBLOCK))
@@ -198,7 +198,7 @@ def buffer(engine, length, seal=True):
 
 
 def transfer(house, source, address, op):
-    """An engine of b's reads or writes 4096 bytes of source's; (state, what it holds)."""
+    """An engine of b's reads or writes 4096 bytes of source's; (state, its contents)."""
     other = Engine(house.b, "mallory2")
     region, mine, mem = buffer(other, 4096)
     mem[:16] = b"written by mallo"
@@ -239,7 +239,7 @@ def vm_region_kept_across_a_setuid_exec(house):
     return vm_by_setuid(house, before=True)
 
 
-# ---- memory that goes away ----
+# ---- memory that is removed ----
 
 @attack("V6", "huge pages that are taken back do not end the daemon", by=ROOT)
 def hugetlb_pages_taken_back(house):
@@ -418,7 +418,7 @@ def sessions_by_many_processes(house):
 @attack("V8", "daemons that do not exist take no place of those that do", by=ROOT,
         config="[peer]\npeers = 256\n")
 def peers_that_do_not_exist(house):
-    """What an engine asks for keeps no daemon out."""
+    """Requests of an engine do not exclude daemons."""
     with House() as other:
         return crowd(house, other)
 
@@ -476,7 +476,7 @@ def helpers_kept_busy(house):
 def vm_region_on_a_silent_file(house):
     fuse = Silent(house.dir + "/fuse", {READ})
     fuse.quiet()
-    for _ in range(8):  # a process each: whose page is waited for maps no more
+    for _ in range(8):  # a process each: one that waits for a page maps no more
         if os.fork() == 0:
             with contextlib.suppress(BaseException):
                 register_silent(house, fuse)
@@ -560,7 +560,7 @@ def room_by_number(house, thief, role=rig.ENGINE):
 
 
 def read_room(thief, endpoint):
-    """As a receiver of its own: the pages of room 42, or None."""
+    """As a receiver with its own pages: the pages of room 42, or None."""
     decode = Engine(thief, "thief")
     dst = Cache(decode)
     try:

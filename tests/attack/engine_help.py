@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the engines' attacks share."""
+"""Shared by the attacks of engines."""
 from rig import ask, raw
 
 HELLO = b'{"id":0,"cmd":"hello","proto":1,"client":"mallory"}\n'

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Attacks by way of files: the run directory, keys, the unit, /proc."""
+"""Attacks by files: the run directory, keys, the unit, /proc."""
 import contextlib
 import fcntl
 import os

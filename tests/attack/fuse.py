@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A FUSE file system by hand (/dev/fuse, as root, in a mount namespace of its own): one
-file, whose server answers until it is told to be silent. Struct: linux/fuse.h."""
+"""A FUSE file system by hand (/dev/fuse, as root, in its own mount namespace): one file, whose
+server answers until it is silenced. Struct: linux/fuse.h."""
 import contextlib
 import os
 import select
@@ -17,10 +17,9 @@ BYTES = 1 << 20
 
 
 class Silent:
-    """Mounted at `folder` for this process and its children. `silent`: opcodes that are
-    never answered once quiet() was called. The server is a process that has no file of it
-    open: with end(), or when the attack's process group is killed, the kernel lets go of
-    whoever waits."""
+    """Mounted at `folder` for this process and its children. `silent`: opcodes that are never
+    answered after quiet() was called. The server is a process that has no file of it open: with
+    end(), or when the attack's process group is killed, the kernel wakes waiting processes."""
 
     bytes = BYTES
 

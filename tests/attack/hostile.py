@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon that is none: it speaks the control line (proto/wire_table.h) with a key that
-the attacked daemon knows, or with one that it does not, and says what an attack wants."""
+"""A fake daemon: it speaks the control line (proto/wire_table.h) with a key that the attacked
+daemon knows, or with an unknown one, and sends the messages of an attack."""
 import contextlib
 import ctypes
 import os
@@ -124,7 +124,7 @@ class Daemon:
 
     def hello_body(self, low=VERSION, high=VERSION, features=None, endpoint=None, name="mallory"):
         place = struct.pack("<IBBBH4s", 0x4154564b, 2, 1, 4, 1, bytes([127, 0, 0, 1]))
-        if self.transport == "ucx":  # a worker that is none: who dials says hello first
+        if self.transport == "ucx":  # a fake worker: the dialler sends hello first
             place = struct.pack("<IHH", 0x4144564b, 1, 64) + bytes(64)
         addresses = text(self.transport) + blob(place)
         if self.shm:
@@ -178,7 +178,7 @@ class Daemon:
         self.sequence, self.their_id, self.alive = 0, bytes(16), True
 
     def serve(self):
-        """PINGs are answered, all else is kept in heard."""
+        """PINGs are answered, all other messages are kept in heard."""
         last = time.monotonic()
         while self.alive:
             said = self.hear()
@@ -204,7 +204,7 @@ class Daemon:
                         struct.pack("<I", 0) + text(""))
 
     def pool(self):
-        """A pool of theirs, told as ours, too: rooms can pair the two by its number."""
+        """A pool of theirs, announced as ours, too: rooms can pair the two by its number."""
         self.line()
         told = self.saw(REGISTER, 5)
         assert told, "no pool is told"
@@ -226,7 +226,7 @@ def known(house, **more):
 @contextlib.contextmanager
 def peered(house, **more):
     one = known(house, **more)
-    if one.shm:  # of the same boot, which its WELCOME says
+    if one.shm:  # of the same boot, as in its WELCOME
         scout = known(house)
         assert scout.up(), "no WELCOME"
         scout.alive, one.boot = False, scout.welcome[20:36]

@@ -201,7 +201,7 @@ def file_of_a_silent_file_system(house):
 @attack("odd", "nor is a statm that its owner reads for ever", by=rig.ROOT, quick=True)
 def statm_held_by_a_reader(house):
     """The kernel locks an open file of /proc while it copies, here to a page that never
-    comes."""
+    arrives."""
     fuse = Silent(house.dir + "/fuse", {READ})
     statm = os.open("/proc/self/statm", os.O_RDONLY)
     page = mmap.mmap(os.open(fuse.path, os.O_RDWR), fuse.bytes)
@@ -215,7 +215,7 @@ def statm_held_by_a_reader(house):
     s, memory = Engine(house.a, "mallory"), os.memfd_create("x", os.MFD_ALLOW_SEALING)
     os.posix_fallocate(memory, 0, 4096)
     s.cmd("region.register", fds=[memory, statm], kind="memfd", fd=0, length=4096, statm=1)
-    rest(2)  # it is looked at every 200 ms
+    rest(2)  # it is checked every 200 ms
     s.cmd("ping")
     fuse.end()
     return None
@@ -395,7 +395,7 @@ def descriptors_of(house):
 
 
 def page_of(engine):
-    """A region of a page, of a file of its own."""
+    """A region of a page, in its own file."""
     fd = os.memfd_create("x", os.MFD_ALLOW_SEALING)
     try:
         os.write(fd, bytes(4096))
@@ -405,7 +405,7 @@ def page_of(engine):
 
 
 def regions_without_end(house, out):
-    """As many as there may be, of a page each; what the last region is refused with."""
+    """As many as the limit allows, of a page each; the refusal of the last region."""
     kept, why = [], ""
     for _ in range(40):
         try:
@@ -504,7 +504,7 @@ def take_number(pid):
 
 @contextlib.contextmanager
 def stopped(daemon):
-    """What comes meanwhile is there at once when it goes on."""
+    """Input in the meantime is available at once when it continues."""
     os.kill(daemon.proc.pid, signal.SIGSTOP)
     try:
         yield
@@ -513,7 +513,7 @@ def stopped(daemon):
 
 
 def passed_on(house, line):
-    """A connection of a process that has said so and passed it on; and that process."""
+    """A connection of a process that has sent hello and passed it on; and that process."""
     ours, theirs = socket.socketpair()
 
     def connect():

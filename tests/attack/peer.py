@@ -22,7 +22,7 @@ from kvd_engine import Cache
 
 HOLD_S, ELIMIT = 2, 9
 SMALL = "[daemon]\nmemory_limit = 64 MiB\n"
-KEPT_MIB = 96  # of that ceiling, what the allocator adds, and messages on their way
+KEPT_MIB = 96  # overhead of the allocator, and messages in transit, above that ceiling
 
 
 def metric(house, name, kind=None):
@@ -36,7 +36,7 @@ def metric(house, name, kind=None):
 
 
 def over_ceiling(house):
-    """What all accounts hold is under the ceiling, which something reached."""
+    """The sum of all accounts is under the ceiling, which was reached."""
     held, limit = (metric(house, "account_" + n) for n in ("bytes", "limit_bytes"))
     if held > limit:
         return "%d of %d bytes are held" % (held, limit)
@@ -51,7 +51,7 @@ def need_plain():
 
 
 def alive(house):
-    """Is a there for a new engine, and do its peers stand?"""
+    """Does a accept a new engine, and are its peers up?"""
     Engine(house.a, "after").cmd("ping")
 
 
@@ -87,8 +87,8 @@ def shm_descriptors_of_a_peer(house):
 # ---- fences ----
 
 def let_go_of(config, transport, least, most):
-    """Of a pool that its peer uses for ever: unregistering takes so many seconds, with what
-    is wrong else. SIGTERM comes while another is held."""
+    """For a pool that its peer uses forever: the duration of unregistering, and other faults.
+    SIGTERM arrives while another is held."""
     with rig.House(keyed=True, config=config) as own:
         with peered(own, transport=transport) as peer:
             engine = Engine(own.a, "victim")
@@ -126,7 +126,7 @@ def a_peer_that_never_lets_go_by_ucx(house):
     return let_go_of("[rooms]\nfence_timeout = 1 s\n[transport]\ntransports = ucx\n", "ucx", 2, 5)
 
 
-# ---- what is kept ----
+# ---- kept memory ----
 
 def session(number, regions, key=b"k" * 26):
     row = b"".join(struct.pack("<QQQB", i + 1, 4096 * i, 4096, 0) + blob(key)
@@ -252,8 +252,8 @@ def bytes_of(i):
 
 
 def attached(house, peer):
-    """(its data line, an engine's memory at a, (session, secret)): as of an agent that
-    was told the secret, and with a session of its own that has some memory, too."""
+    """(its data line, an engine's memory at a, (session, secret)): as of an agent that has the
+    secret, and with its own session that has some memory, too."""
     engine = Engine(house.a, "victim")
     cache = Cache(engine, name="victim")
     own = next(s for s in engine.cmd("session.list")["sessions"] if "secret" in s)
@@ -262,7 +262,7 @@ def attached(house, peer):
     peer.say(REGISTER, struct.pack("<QBQ", 1, 1, 1) + text("s") + text("tcp") + blob(b"") +
              blob(struct.pack("<I", 1) + region) + blob(struct.pack("<I", 0)))
     assert peer.saw(REGISTER_ACK), "its session is not taken"
-    line = dataline.DataLine(peer)  # then answers come there, which peer.saw() does not read
+    line = dataline.DataLine(peer)  # then answers arrive there, which peer.saw() does not read
     return line, cache, (int(own["epoch"]), bytes.fromhex(own["secret"]))
 
 
@@ -287,14 +287,14 @@ def read_rows(line, target, rows, picks, planned=True):
 
 
 def reads(line, cache, target):
-    """The truth: some rows that are asked for come."""
+    """The reference: some requested rows arrive."""
     cache.mem[:LEAST] = bytes(range(LEAST))
     said = line.answer(read_rows(line, target, range(8), dataline.runs(0, 8, 1)))
     assert said and said[0] == 0 and said[1][:LEAST] == bytes(range(LEAST)), said
 
 
 class Grown:
-    """By how much at most, while it was looked at every few milliseconds."""
+    """Maximum growth, checked every few milliseconds."""
 
     def __init__(self, daemon):
         self.daemon, self.begin, self.most, self.goes = daemon, rig.rss_mib(daemon), 0, True
@@ -540,7 +540,7 @@ BENDS = [dict(version=0), dict(version=0xffff), dict(target=os.urandom(16)),
 
 
 def registered(house, seconds, **bend):
-    """Is a session taken that a new peering tells so?"""
+    """Is a session accepted that a new peering announces?"""
     with peered(house) as peer:
         peer.line()
         rest(0.05)
@@ -575,7 +575,7 @@ def headers_that_lie(house):
 @attack("lies", "what was said to one daemon counts nothing at another, nor twice, nor later",
         keyed=True)
 def frames_replayed(house):
-    """With the sequence that is due: only instance and epoch tell that they are old."""
+    """With the next sequence number: only instance and epoch are old."""
     peer = known(house)
     truth, frames = told_anew(peer), []
     for kind, body, answer in truth:
@@ -607,7 +607,7 @@ HELLO_AND_POOL = 4  # PING, LINE, and two of pool()
 
 
 def told_anew(peer):
-    """A peering with a pool; what can be said then, and how it is answered."""
+    """A peering with a pool; possible messages then, and their answers."""
     peer.pongs = False  # they have numbers, too
     assert peer.up(), "no WELCOME"
     pool = peer.pool()
@@ -617,7 +617,7 @@ def told_anew(peer):
 
 
 def replayed(peer, frames):
-    """Is one of them answered that was said before?"""
+    """Is one of the earlier messages answered?"""
     peer.heard.clear()
     for frame in frames * 20:
         peer.put(frame)

@@ -41,7 +41,7 @@ ROOT, ENGINE, STRANGER = "root", "engine", "stranger"
 STOPPED_S, LIMIT_S, END_S = 1.0, 60, 20
 MIB = 1 << 20
 OPEN = os.path.join(HERE, "open.txt")
-PLAIN = os.path.basename(BUILD) == "rel"  # sanitizers have memory of their own
+PLAIN = os.path.basename(BUILD) == "rel"  # sanitizers need more memory
 attacks = []
 
 
@@ -87,7 +87,7 @@ class Forked:
                     os.close(Process.stops.pop())
                 os.close(self.read)
                 become_role(role)
-                libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # gone with the change of user
+                libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # dropped with the change of user
                 said["value"] = run(*args)
             except Skip as why:
                 said["skip"] = str(why)
@@ -99,9 +99,9 @@ class Forked:
         os.close(write)
 
     def result(self, seconds):
-        """What it said in that time; None: nothing. Its process group has ended."""
+        """Its output in that time; None: nothing. Its process group has ended."""
         text, end = b"", time.monotonic() + seconds
-        while not text.endswith(b"\n"):  # its end may not come: it may have children
+        while not text.endswith(b"\n"):  # its end may be missing: it may have children
             if not select.select([self.read], [], [], max(0, end - time.monotonic()))[0]:
                 break
             some = os.read(self.read, 65536)
@@ -194,7 +194,7 @@ class House:
         return self
 
     def end(self):
-        """Ends both; what is wrong with that, in words."""
+        """Ends both; returns the faults as text."""
         wrong = []
         for d in self.daemons:
             status = d.proc.poll()
@@ -272,7 +272,7 @@ def rss_mib(daemon):
 
 
 def grown_mib(daemon, work, seconds=0):
-    """By how much its memory grew at most while work() went on, and was looked at after."""
+    """Maximum growth of its memory during work() and until the check after it."""
     begin = rss_mib(daemon)
     work()
     most, end = rss_mib(daemon), time.monotonic() + seconds
@@ -283,10 +283,10 @@ def grown_mib(daemon, work, seconds=0):
 
 
 class Lingering:
-    """TCP sockets whose close() sleeps for `seconds` while this object lives: unsent bytes
-    and a peer that does not read. send() passes one over a Unix socket with `line`. That is
-    done, and the socket closed, by a process that ends with it: where the receiver was
-    faster, its own end is what sleeps, and not the receiver's close()."""
+    """TCP sockets whose close() blocks for `seconds` while this object lives: unsent bytes and
+    a peer that does not read. send() passes one over a Unix socket with `line`. A process does
+    that, closes the socket and ends: where the receiver was faster, its own end blocks, and not
+    the receiver's close()."""
 
     def __init__(self, seconds=1 << 30):
         self.linger = (1).to_bytes(4, "little") + seconds.to_bytes(4, "little")
@@ -307,8 +307,8 @@ class Lingering:
         return one
 
     def send(self, to, line, count=1, nested=False):
-        """to: a connection, or a path to connect to. nested: in the queue of a Unix
-        socket, which is what is passed."""
+        """to: a connection, or a path to connect to. nested: in the queue of a Unix socket,
+        which is passed instead."""
         pid = os.fork()
         if pid == 0:
             with contextlib.suppress(OSError):
@@ -333,7 +333,7 @@ class Lingering:
 
 
 def raw(path):
-    """A connection to a control socket, nothing said."""
+    """A connection to a control socket, without any request."""
     s = socket.socket(socket.AF_UNIX)
     s.settimeout(5)
     s.connect(path)
@@ -365,7 +365,7 @@ def listed_open():
 
 
 def play_once(one, timed):
-    """(outcome, what was seen, the bystander's figures)."""
+    """(outcome, observations, the bystander's measurements)."""
     with House(**one.options) as house:
         beside = Bystander(house)
         try:

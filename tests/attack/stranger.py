@@ -11,7 +11,7 @@ HOLD_S = 2
 
 
 def linger_at(names, tries=8, nested=False):
-    """Whoever closes the descriptor waits while we live."""
+    """A process that closes the descriptor waits while we live."""
     lingering = Lingering()
     for name in names * tries:
         lingering.send(name, b"x", nested=nested)
@@ -41,7 +41,7 @@ def stranger_lingers_in_a_nested_socket(house):
 
 
 def zmtp(house):
-    """A connection to the control line of daemons, as libzmq begins one without keys."""
+    """A connection to the control line of daemons, as libzmq starts one without keys."""
     endpoint = house.endpoints["a"].split("#")[0].rsplit(":", 1)[1]
     s = socket.create_connection(("127.0.0.1", int(endpoint)))
     s.settimeout(2)

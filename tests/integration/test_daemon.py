@@ -107,8 +107,8 @@ def config_check_opens_what_is_named():
 
 
 def config_check_looks_at_room_and_memory():
-    """What the disk or the control group has not is told before; more memory than there is
-    ends the start."""
+    """Insufficient disk or control group limits are reported in advance; more memory than the
+    limit fails the start."""
     chunks = "[chunks]\nchunk_memory = 64 MiB\n"
     with tempfile.TemporaryDirectory() as where:
         path = in_run_dir(where, chunks + "chunk_dir = %s/none\n" % where)
@@ -201,7 +201,7 @@ def interrupt_ends_with_0():
 
 
 def daemon_of_a_test_goes_with_it():
-    """Where a case failed and nobody stopped its daemons they stayed for ever."""
+    """Where a case failed without stopping its daemons they ran forever."""
     done = subprocess.run(
         [sys.executable, "-c", "import os, sys\nsys.path.insert(0, %r)\n"
          "from kvd_daemon import Daemon\nd = Daemon().start().wait_ready()\n"
@@ -235,7 +235,7 @@ def socket_of_a_living_daemon_is_not_taken_over():
         client = Engine(first, "engine")
         client.cmd("ping")
         client.close()
-        # one that took the name over by force loses it to nobody at the first one's end
+        # one that took the name over by force keeps it after the end of the first one
         os.unlink(first.socket_path)
         other = socket.socket(socket.AF_UNIX)
         other.bind(first.socket_path)
@@ -252,7 +252,7 @@ def closed_standard_descriptors_are_no_others():
                 link = os.readlink("/proc/%d/fd/%d" % (d.proc.pid, fd))
                 assert link == "/dev/null" or "socket" not in link and "eventfd" not in link, link
             Engine(d, "engine").sock.close()
-    # as one may run it from a hook; its answer goes nowhere
+    # as a hook may run it; its answer is not read
     with Daemon() as d:
         done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&-', "sh", BUILD + "/kvd-ctl",
                                "--socket", d.socket_path, "ping"], stderr=subprocess.PIPE)
@@ -373,7 +373,7 @@ def hangup_counts_the_keys_of_the_list():
             d.proc.send_signal(signal.SIGHUP)
             d.wait_ready()
             assert "allow-list reloaded keys=2 added=1 removed=1" in d.log(), d.log()
-            # hosts whose daemons have one name: one user, which may not be meant
+            # hosts whose daemons have one name: one user, possibly unintended
             d.expect("several keys with one name")
             with open(where + "/peers", "w") as peers:
                 peers.write("a %s\na %s\n" % (keys[0], keys[2]))
@@ -390,7 +390,7 @@ def hangup_counts_the_keys_of_the_list():
 
 @contextlib.contextmanager
 def effective(uid):
-    """What connects in here is that user's."""
+    """Any process that connects here belongs to that user."""
     os.setegid(uid)
     os.seteuid(uid)
     try:
@@ -409,7 +409,7 @@ def reload_ends_sessions_of_users_that_are_out():
             engine = Engine(d, "engine")
         admin = Engine(d, "admin")
         engine.cmd("log.level")
-        # an administrator no more, a user still
+        # no longer an administrator, but still a user
         d.write_config(admitted % ("65534", ""))
         assert admin.cmd("config.reload")["ended"] == {"peerings": 0, "sessions": 0}
         engine.refused("EPERM", "log.level")
@@ -513,7 +513,7 @@ def connects_as(uid, gid, path):
             sock = socket.socket(socket.AF_UNIX)
             sock.connect(path)
             sock.sendall(b'{"cmd":"ping","id":1}\n')
-            sock.recv(1)  # it has looked at this process
+            sock.recv(1)  # it has checked this process
             os._exit(0)
         except PermissionError:
             os._exit(13)
@@ -572,14 +572,14 @@ def memory_of_the_daemon_is_nobodys_to_look_at():
             with open(folder + "/limits") as f:
                 soft, hard = [line.split()[4:6] for line in f
                               if line.startswith("Max core file size")][0]
-            # the kernel gives the files of who cannot be looked into to root
+            # files of processes that are not dumpable belong to root
             owner = os.stat(folder + "/mem").st_uid
             assert owner == (64101 if dumps == "yes" else 0), (dumps, owner)
             assert dumps == "yes" or (soft, hard) == ("0", "0"), (soft, hard)
 
 
 def idle_daemon_is_small():
-    """What its libraries' files add to this is the machine's."""
+    """The machine's libraries may add to this."""
     without_sanitizer()
     with Daemon() as d:
         with open("/proc/%d/status" % d.proc.pid) as f:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Who is dead, and who only looks like it: engines that are killed with gigabytes
-mapped, killed while a forked child keeps their socket, stopped; and a daemon that
-is killed and back at the same endpoint. What the other side is told, and when,
-counted from the moment the engine's memory is gone."""
+"""Detection of dead processes: engines that are killed with gigabytes mapped, killed while a
+forked child keeps their socket, stopped; and a daemon that is killed and back at the same
+endpoint. The notification of the other side and its time, from the moment the engine's memory
+is freed."""
 import mmap
 import os
 import signal
@@ -38,7 +38,7 @@ class Child:
                 lines.flush()
             try:
                 body(say, lambda: lines.readline().strip())
-            except BaseException as why:  # noqa: B902 a child must not go on as the test
+            except BaseException as why:  # noqa: B902 a child must not continue as the test
                 say("failed: %r" % why)
             os._exit(0)
         there.close()
@@ -82,7 +82,7 @@ def until(what, holds, deadline_s=None):
 
 
 def spare_mib():
-    """A third of what the machine has left: nobody shall die of this but the victim."""
+    """A third of the free memory of the machine: only the victim may die of this."""
     with open("/proc/meminfo") as lines:
         left = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvail")]
     for limit, used in (("memory.max", "memory.current"),
@@ -107,7 +107,7 @@ def prefill_child(a, ballast_mib, fork_keeper):
         if fork_keeper:
             pid = os.fork()
             if not pid:  # with the socket and the memory of its parent
-                signal.alarm(2 * DEADLINE_S)  # whatever becomes of the test
+                signal.alarm(2 * DEADLINE_S)  # for any result of the test
                 signal.pause()
                 os._exit(0)
             say("%d" % pid)
@@ -160,8 +160,8 @@ def engine_killed_while_its_child_keeps_the_socket_is_dead():
 
 
 def engine_beyond_the_pid_namespace_is_seen_to_die():
-    """The daemon is in a PID namespace of its own, as in a side car: no number names
-    the engine there, and its child keeps the socket."""
+    """The daemon is in its own PID namespace, as in a side car: the engine has no number there,
+    and its child keeps the socket."""
     wrapper = ("unshare", "--pid", "--fork")
     if subprocess.run(wrapper + ("true",), stderr=subprocess.DEVNULL, check=False).returncode:
         raise Skip("needs a PID namespace (CAP_SYS_ADMIN)")
@@ -189,7 +189,7 @@ def engine_beyond_the_pid_namespace_is_seen_to_die():
 
 
 def engine_stopped_still_receives():
-    """A stopped engine is not dead: what it asked for goes on and is done."""
+    """A stopped engine is not dead: its requests continue and complete."""
     with Daemon() as a, Daemon() as b:
         prefill = Engine(a, "prefill")
         src = Cache(prefill)
@@ -233,7 +233,8 @@ def engine_stopped_still_receives():
 
 
 class Watch(threading.Thread):
-    """Sees a room end, whatever else its owner waits for; nobody else uses the engine."""
+    """Waits for the end of a room, in parallel with other waits of its owner; the engine has no
+    other user."""
 
     def __init__(self, engine, room, role):
         super().__init__(daemon=True)
@@ -251,8 +252,8 @@ class Watch(threading.Thread):
 
 
 def daemon_back_at_its_endpoint_is_a_new_instance():
-    """Killed and started again at once: the rooms of the old one fail, with a reason
-    that names it, and new ones work, with nobody told anything."""
+    """Killed and started again at once: the rooms of the old one fail, with a reason that names
+    it, and new ones work without any configuration."""
     config = "[peer]\nlisten = tcp://127.0.0.1:%d\n" % free_port()
     with Daemon(patient=False) as b:
         decode = Engine(b, "decode")
@@ -289,7 +290,7 @@ def daemon_back_at_its_endpoint_is_a_new_instance():
 
 
 def daemon_that_stops_with_rooms_tells_both_sides_why():
-    """The drain's deadline passes with a room still waiting for its engine."""
+    """The drain's deadline expires with a room that waits for its engine."""
     with Daemon() as b:
         decode = Engine(b, "decode")
         dst = Cache(decode)
@@ -316,7 +317,7 @@ def daemon_that_stops_with_rooms_tells_both_sides_why():
 
 
 def daemon_that_drains_lets_its_rooms_end_and_is_gone():
-    """What runs ends well, and nothing waits for the drain's deadline."""
+    """Running rooms end well, without waiting for the drain's deadline."""
     with Daemon() as b:
         decode = Engine(b, "decode")
         dst = Cache(decode)

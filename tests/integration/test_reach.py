@@ -192,7 +192,7 @@ def server_with_another_key_is_said_on_both_sides():
             decode, prefill = Engine(d, "d"), Engine(p, "p")
             failed(decode, prefill.endpoint.split("#")[0], "EAUTH", "peer p0 ",
                    "does not have the expected CURVE key", keys.public["x0"])
-            until_logged(p, "127.0.0.1", "the peer expects a different CURVE key of this daemon")
+            until_logged(p, "127.0.0.1", "the peer expects another CURVE key of this daemon")
             decode.close()
             prefill.close()
 

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Rooms between two real daemons through their public sockets: every transport
-and memory kind, who may talk to whom, and what happens when somebody dies."""
+"""Rooms between two real daemons through their public sockets: every transport and memory kind,
+authentication, and the ends of processes."""
 import os
 import signal
 import subprocess
@@ -239,7 +239,7 @@ def curve_peers_on_the_list_work_strangers_do_not():
             assert prefill.state(2, "send")[0] == BOOTSTRAPPING
             a.expect("unauthorized peer")
             for d in (a, b, c):
-                d.expect("not on")  # whatever is said of the stranger
+                d.expect("not on")  # any log lines of the unauthenticated peer
                 d.expect("refused")
                 d.expect("not reached")
             stranger.refused("EAUTH", "peer.connect", endpoint=prefill.endpoint)
@@ -248,7 +248,7 @@ def curve_peers_on_the_list_work_strangers_do_not():
 
 
 def curve_key_that_is_removed_ends_its_peering():
-    """Two daemons, a room under way: the list of one loses the other's key."""
+    """Two daemons, a running room: the list of one loses the other's key."""
     with tempfile.TemporaryDirectory() as folder:
         keys = [keygen(folder, "key%d" % i) for i in range(2)]
 
@@ -318,7 +318,7 @@ def unprivileged_users_share_a_host():
             a.expect("connection refused")
             b.expect("not reached")
             prefill, decode = Engine(a, "prefill"), Engine(b, "decode")
-            # other users' keys are not found: each says its line, and what is missing where
+            # keys of other users are unknown: errors name the missing line and its host
             line_of_a, line_of_b = (e.cmd("keys")["line"] for e in (prefill, decode))
             message = decode.refused("EAUTH", "peer.connect", endpoint=prefill.endpoint)
             assert line_of_b in message and "here, and" in message, message

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Rooms of others over a real wire: a third daemon, whose engine knows pools and numbers,
-asks for them in advance and while they are open, and gets nothing; who they are for is not
-kept waiting."""
+requests them in advance and while they are open, and gets nothing; the admitted peers do not
+wait."""
 import os
 import sys
 

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator sees of rooms: who is waited for, what peers ask for, what has ended,
-what a drain waits for."""
+"""Rooms as an operator sees them: what each is blocked on, requests of peers, ended rooms, and
+rooms that delay a drain."""
 import json
 import os
 import re
@@ -70,7 +70,7 @@ def room_that_hangs_names_whom_it_waits_for_on_both_sides():
         assert "a receiver to bind its pages (0 of 1)" in out, out
         out = shown(p.a, "rooms", "--state", "unopened")
         assert "5000" in out and "5001" not in out, out
-        # what hangs, and for whom it does not
+        # blocked rooms, and one that is not
         assert len(shown(p.b, "rooms", "--stuck").splitlines()) == 1
         until("stuck", lambda: len(shown(p.b, "rooms", "--stuck", "100ms").splitlines()) == 3)
         assert "5000" in shown(p.b, "rooms", "--stuck=100ms", "--peer", "p0")
@@ -134,7 +134,7 @@ def rooms_that_ended_are_in_the_history():
         status, _, err = ctl(p.a, "room", "3")
         assert status == 1 and "not open" in err, err
         assert ctl(p.a, "history", "--since", "soon")[0] == 2
-        # of one that failed: what came, of what was bound
+        # of a failed one: received tokens, of the bound ones
         p.recv(4)
         p.bind(4, (3, 4))
         p.send(4)
@@ -172,7 +172,7 @@ def ended_rooms_are_logged_as_asked():
 
 
 def until_status(daemon, begins):
-    """Wait until it tells systemd a line that begins so."""
+    """Wait until it sends systemd a line that starts so."""
     until(begins, lambda: any(line.startswith("STATUS=" + begins) for line in daemon.states)
           or select.select([daemon.notify], [], [], 0)[0]
           and daemon.states.extend(daemon.notify.recv(4096).decode().split("\n")))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""close_stress.py SOCKET SECONDS: for each type that has a handle of libkvd's, threads that
-use one while another thread closes it. What they get is a result or an exception; a
-process that dies of a signal has read what was freed."""
+"""close_stress.py SOCKET SECONDS: for each type with a handle of libkvd, threads that use one
+while another thread closes it. They get a result or an exception; a process that dies of a
+signal has read freed memory."""
 import contextlib
 import sys
 import threading
@@ -111,7 +111,7 @@ class Bench:
                               lambda: client.register(kvd.Memory(4096))] + lists.calls()
 
     def lists_case(self):
-        """Attach, Dlist, Xfer have no close of their own: their client's ends them."""
+        """Attach, Dlist, Xfer have no close(): closing their client ends them."""
         client = kvd.Client(self.path, timeout=FEW_S)
         memory, other = kvd.Memory(4096), kvd.Memory(4096)
         regions = [client.register(memory), client.register(other)]

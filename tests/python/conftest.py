@@ -17,8 +17,8 @@ import stalls  # noqa: E402
 
 
 class Stopwatch:
-    """What a promise of seconds is held against: the time that passed, without that for
-    which the machine stood still."""
+    """The clock for promises of seconds: elapsed time without the time for which the machine
+    was stopped."""
 
     def __init__(self):
         self.begin, self.since = time.monotonic(), time.time()
@@ -29,8 +29,8 @@ class Stopwatch:
 
 
 def judging_deaths(test):
-    """Who looks at daemons that lose patience within a second is disturbed by a machine
-    that takes a core away for as long: then the test is played again."""
+    """Tests of timeouts below a second are disturbed by a machine that takes a core away for as
+    long: then the test is repeated."""
     @functools.wraps(test)
     def played(*args, **kwargs):
         for left in range(PLAYS - 1, -1, -1):
@@ -65,7 +65,7 @@ def pair():
 
 @pytest.fixture(scope="session", autouse=True)
 def nixl_on_path():
-    """kvd's nixl, in front of whatever is installed."""
+    """kvd's nixl, before any installed one."""
     import kvd.nixl
     os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")
     sys.path.insert(0, kvd.nixl.path())

@@ -32,7 +32,7 @@ def np_view(memory, at, size):
 
 
 class Worker:
-    """What a peer can do; each method is a command."""
+    """The commands of a peer; each method is one."""
 
     def __init__(self, socket, name, config):
         self.agent = agent_of(socket, name, **config)
@@ -175,7 +175,7 @@ class Peer:
 
 def main():
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints must not be taken for an answer
+    os.dup2(2, 1)  # output of a library must not be taken for an answer
     worker = None
     while True:
         try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kvd's control socket as far as kvd.router needs it: sessions, a directory of groups. Beside
-test_router_members.py, so that what a daemon says can be wrong."""
+"""A kvd's control socket as far as kvd.router needs it: sessions, a directory of groups. Used
+by test_router_members.py, so that answers of a daemon can be wrong."""
 import json
 import os
 import socket
@@ -26,7 +26,7 @@ def page():
 
 
 class Directory:
-    """Daemon at a path. groups: {group: {place: entry}}; changes are told after `since`."""
+    """Daemon at a path. groups: {group: {place: entry}}; changes after `since` are sent."""
 
     def __init__(self, path):
         self.path, self.groups, self.log, self.revision = path, {}, [], 1
@@ -54,7 +54,7 @@ class Directory:
             self.groups, self.log, self.revision = {}, [], 1
 
     def put(self, group, worker, entry, rank=0):
-        """An entry; None: it goes."""
+        """An entry; None: it is removed."""
         with self.lock:
             place = (worker, rank)
             self.revision += 1

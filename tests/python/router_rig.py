@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvd.router as a process, before engines of this file, which refuse what vLLM's and SGLang's
-servers refuse, and note what they were asked."""
+"""kvd.router as a process, before fake engines, which refuse the same requests as vLLM's and
+SGLang's servers, and record their requests."""
 import asyncio
 import contextlib
 import ctypes
@@ -23,7 +23,7 @@ FAST = ["--health-interval", "0.1", "--health-timeout", "2", "--circuit-open", "
 
 
 async def pause(seconds):
-    """Work of so long, or between two looks at a condition."""
+    """Work of this duration, or the time between two checks of a condition."""
     await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=seconds)
 
 
@@ -31,14 +31,14 @@ _libc = ctypes.CDLL(None)
 
 
 async def spawn(*argv, **more):
-    """python -m kvd.router ARGV; it goes with the tests, however they end."""
+    """python -m kvd.router ARGV; it ends with the tests in any case."""
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "kvd.router", *argv, stdin=asyncio.subprocess.DEVNULL,
         preexec_fn=lambda: _libc.prctl(1, signal.SIGKILL), **more)  # PR_SET_PDEATHSIG
 
 
 class World:
-    """What prefill and decode engines have in common: caches by name, each read once, and rooms."""
+    """Shared by prefill and decode engines: caches by name, each read once, and rooms."""
 
     def __init__(self):
         self.caches, self.rooms, self.serial = set(), {}, 0
@@ -51,7 +51,7 @@ class World:
                 "remote_host": "10.0.0.2", "remote_port": 5600, "tp_size": 1}
 
     def take(self, params):
-        """Whether the cache is there; nobody gets it again."""
+        """Whether the cache exists; it is not given out again."""
         try:
             (serial,), = params["remote_block_ids"]
             self.caches.remove(serial)
@@ -98,7 +98,7 @@ class Fake:
         return self
 
     async def kill(self):
-        """As SIGKILL: connections end in the middle, nobody listens."""
+        """As SIGKILL: connections end in the middle, and the port is closed."""
         for line in list(self.runner.server.connections):
             if line.transport:
                 line.transport.abort()
@@ -313,7 +313,7 @@ class Router:
         return sum(map(float, rows))
 
     async def raw(self, text):
-        """What comes back to these bytes until the router closes the connection."""
+        """The answer to these bytes until the router closes the connection."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(text)
         got = await asyncio.wait_for(reader.read(), DEADLINE_S)

@@ -4,7 +4,7 @@ others are not even read: to import them all takes seconds."""
 import functools
 import os
 
-# what a file takes, in seconds of CPU; others: 2. Whether it is right costs time only.
+# CPU seconds of a file; others: 2. A wrong value only costs time.
 SECONDS = dict(router=35, router_limits=25, router_members=25, chunk_pages=20, chunk_far=20,
                attend=20, chunk_hedge=15, chunk_index=13, nixl=12, router_sim=10,
                chunk_files=10, chunk_keep=10, chunk_events=7, nixl_ends=7, attend_flood=6,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What arguments may not be is refused by name, before the daemon hears of it; and every
-public name says what it is."""
+"""Invalid arguments are refused by name, before they reach the daemon; and every public name
+has a description."""
 import ctypes
 import inspect
 import re
@@ -260,7 +260,7 @@ def test_what_is_refused_never_reached_the_daemon(engine):
     assert served() == before + 1
 
 
-# ---- what is public says what it is --------------------------------------------------------
+# ---- public names have descriptions --------------------------------------------------------
 
 def public(thing):
     for name, member in vars(thing).items():

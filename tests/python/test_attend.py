@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Query rows that attend to chunks where they are: here, at another daemon, at several; against
-the same attention in float64. And what becomes of a post when its holder dies, refuses, or its
-engine changes its mind."""
+"""Query rows that attend to chunks in place: here, at another daemon, at several; against the
+same attention in float64. And the end of a request when its holder dies, refuses, or its engine
+cancels it."""
 import contextlib
 import os
 import signal
@@ -83,7 +83,7 @@ class Model:
 
 
 class Engine:
-    """A rank whose cache has the model's KV, and seats."""
+    """A rank whose cache has the model's KV, and buffers."""
 
     def __init__(self, client, model, rows=8, seats=2, **more):
         self.client, self.model = client, model
@@ -126,7 +126,7 @@ class Engine:
 def close(got, want):
     o, m, lsum = got
     assert np.allclose(m, want[1], rtol=0, atol=2e-2)
-    # l is a sum relative to m, so compare what they make together
+    # l is a sum relative to m, so compare their combined result
     assert np.allclose(np.log(lsum) + m, np.log(want[2]) + want[1], rtol=0, atol=2e-2)
     assert np.abs(o - want[0]).max() < 2e-2
 
@@ -185,7 +185,7 @@ def test_rows_attend_to_chunks_of_another_daemon(shape, ways):
                 here.attend.wait(0, timeout=30)
                 close(here.got(0), model.attend(layer, q, np.arange(8 * T)))
             assert here.attend.read(0).daemons == 1
-            # rows of several long messages, each way
+            # rows of several long messages, in each direction
             many = Engine(client, model, rows=2048)
             q = many.ask(0, 1, [kvd.Part(hold)])
             many.attend.wait(0, timeout=30)
@@ -381,8 +381,8 @@ def test_a_session_that_ends_leaves_nothing():
 
 
 def test_posts_are_told_how_many_daemons_asked_with_them():
-    """All that waited while the holder's one thread was at a large post. More than 8 would be
-    helped by another holder; how often each of them asks says nothing of that."""
+    """All that waited while the holder's single thread computed a large request. More than 8
+    would need another holder; the number of queries of each is irrelevant."""
     model, ids = Model(64 * T), ids_of(64, b"crowd")
     small = "[chunks]\nchunk_memory = 1 MiB\nchunk_peers = %s\n"
     with contextlib.ExitStack() as stack:
@@ -460,7 +460,7 @@ def test_what_is_wrong_is_said_by_name():
 
 @pytest.mark.parametrize("pairs", ["halves", "interleaved"])
 def test_chunks_at_another_place_are_turned(pairs):
-    """Keys that were computed at 0 … are attended as if they stood `delta` further on."""
+    """Keys that were computed at 0 … are attended as if they were `delta` later."""
     model, delta, dims = Model(4 * T), 37, 32
     freq = [10000.0 ** (-2 * i / dims) for i in range(dims // 2)]
     ids = ids_of(4, b"turned")

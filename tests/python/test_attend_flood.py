@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon that asks a holder to attend and keeps to no window, as fast as it can: others are
-served between, and what of it waits has a bound."""
+"""A daemon that sends attention requests to a holder without a window, as fast as it can:
+others are served in between, and its queue is bounded."""
 import contextlib
 import os
 import statistics
@@ -15,9 +15,9 @@ from kvd_daemon import BUILD, Daemon
 from kvd_space import attended
 from test_attend import ATTENDS, T, Engine, Model, close, ids_of
 
-TOKENS, ROWS = 512 * T, 512  # of a message: half of what one call of the kernel computes
-WAITS_MOST = 8192 // ROWS + 1  # what may wait of one daemon, and what others ask
-GROWS_MOST_MIB = 96  # rows, answers and what waits in the line
+TOKENS, ROWS = 512 * T, 512  # of a message: half of the rows of one call of the kernel
+WAITS_MOST = 8192 // ROWS + 1  # limit of queued rows of one daemon, and the requests of others
+GROWS_MOST_MIB = 96  # rows, answers and the queue of the line
 ASKS = 15
 
 
@@ -45,7 +45,7 @@ def rss_mib(daemon):
 def test_who_keeps_to_no_window_disturbs_nobody_else(tmp_path, way):
     model, ids = Model(TOKENS), ids_of(TOKENS // T, b"flood")
     with known(tmp_path) as (holder, far, client, keys):
-        holder.expected.append("peer")  # its line may end, and that is told
+        holder.expected.append("peer")  # its line may end, and that is reported
         there, near = Engine(far, model), Engine(client, model)
         there.put(ids)
         hold = near.space.hold(ids, far=10, lease=300)
@@ -55,7 +55,7 @@ def test_who_keeps_to_no_window_disturbs_nobody_else(tmp_path, way):
             return attended(far)
 
         def ask():
-            """Calls of the holder's kernel until it was answered, and what waited."""
+            """Calls of the holder's kernel until the answer, and the queue."""
             before = state()
             near.ask(0, 1, [kvd.Part(hold)], deadline=60)
             near.attend.wait(0, timeout=60)
@@ -84,7 +84,7 @@ def test_who_keeps_to_no_window_disturbs_nobody_else(tmp_path, way):
         # its own, and what is computed while it comes, goes and is asked about; whoever came
         # first being next it would be all that waits
         assert statistics.median(calls) <= 5
-        if os.path.basename(BUILD) == "rel":  # sanitizers have memory of their own
+        if os.path.basename(BUILD) == "rel":  # sanitizers need more memory
             assert max(grown) <= GROWS_MOST_MIB
         until(lambda: state()["queued"] == 0)
         ask()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts and fetches that the daemon does not answer in time: their pages may be in motion, and
-the handle says until when."""
+"""Puts and fetches that the daemon does not answer in time: their pages may be in use, and the
+handle reports until when."""
 import hashlib
 
 import pytest
@@ -41,7 +41,7 @@ class Cache:
 
 
 def in_doubt(daemon, call):
-    """A call that the daemon, which stands still, does not answer."""
+    """A call that the daemon, which is stopped, does not answer."""
     daemon.freeze()
     try:
         move = call()
@@ -53,7 +53,7 @@ def in_doubt(daemon, call):
 
 def ended(cache, move):
     def over():
-        cache.client._kvd.poll()  # the late answer comes with a turn
+        cache.client._kvd.poll()  # the late answer arrives with a turn
         try:
             return move.state in (kvd.FAILED, kvd.SUCCESS)
         except kvd.Error as error:  # its slot is another's already

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events of chunks: what a reader knows is what there is, whatever it has missed."""
+"""Events of chunks: a reader's view equals the actual state, for any missed events."""
 import kvd
 import pytest
 from conftest import until
@@ -121,7 +121,7 @@ def test_numbers_of_another_time_are_lost(client):
         space.drop(chain(4, b"time"))
     until(lambda: not client.command("chunk.list")["spaces"])
     told = client.command("chunk.events", since=known.reader._since)
-    assert told["lost"] and not told["events"]  # the log went with the last space
+    assert told["lost"] and not told["events"]  # the log was removed with the last space
     for since in (1, 2**53 - 1):
         assert client.command("chunk.events", since=since)["lost"]
     with rank.space() as space:
@@ -168,7 +168,7 @@ def test_a_read_that_fails_loses_nothing(client):
         known.reader._client = door = Door()
         for ids in (chain(64, b"fails%d" % i) for i in range(5)):
             rank.put(space, ids)
-        for door.answers in (0, 1):  # the log begins, its list is not had
+        for door.answers in (0, 1):  # the log starts, its list is not available
             with pytest.raises(kvd.TimeoutError):
                 known.read()
         door.answers = 100

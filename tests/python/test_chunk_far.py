@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks of other daemons: who holds them is asked, what they hold is fetched, and what becomes
-of a fetch when they die. Every byte is judged by its id."""
+"""Chunks of other daemons: the holders are queried, their chunks are fetched, and a fetch ends
+when they die. Every byte is verified by its id."""
 import contextlib
 import os
 import signal
@@ -23,7 +23,8 @@ def asking(*holders, more="", own=PLAIN):
 
 @contextlib.contextmanager
 def daemons(count, ways=None, holder=PLAIN, kind=Daemon, own=PLAIN):
-    """A daemon that asks, and those that it asks, each with a client; ways: between them."""
+    """A requesting daemon, and its holders, each with a client; ways: the transports between
+    them."""
     more = "[transport]\nrequire = %s\n" % ways if ways else ""
     with contextlib.ExitStack() as stack:
         holders = [stack.enter_context(kind(holder)) for _ in range(count)]
@@ -61,7 +62,7 @@ def test_chunks_of_another_daemon_are_fetched(ways):
             with reader.hold(ids) as hold:
                 assert (hold.chunks, hold.far) == (0, 0), "nobody was to be asked"
             fetched(here, reader, ids, 12, far=12)
-            if ways == "shm":  # own first, then what follows
+            if ways == "shm":  # own chunks first, then the following ones
                 here.put(reader, ids[:5])
                 fetched(here, reader, ids, 12, far=7)
             until(lambda: lent(h) == 0)
@@ -167,7 +168,7 @@ def test_a_part_in_a_file_there_is_read_for_others(tmp_path):
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 def test_a_holder_that_was_killed_is_followed_by_the_other(when):
-    """The first has a chunk more, so it is asked first; what both have is fetched."""
+    """The first has one more chunk, so it is queried first; common chunks are fetched."""
     ids, big = chain(560, b"kill"), PLAIN.replace("64", "512")
     with daemons(2, "tcp", holder=big, kind=killed) as (own, c, holders, clients):
         here = Rank(c, pages=2240, layers=4)
@@ -202,7 +203,7 @@ def test_a_holder_that_was_killed_is_followed_by_the_other(when):
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 def test_a_lone_holder_that_is_gone_is_known_before_a_fetch_is_late(end):
-    """What is known of the peer ends the fetch, not the 10 minutes of connect_timeout."""
+    """The known state of the peer ends the fetch, not the 10 minutes of connect_timeout."""
     ids = chain(4, b"lone")
     own = "[peer]\nconnect_timeout = 10 min\ndead_after = 5 s\n" + PLAIN
     kind = killed if end == signal.SIGKILL else Daemon
@@ -239,7 +240,7 @@ def test_a_daemon_that_does_not_answer_is_a_miss():
                     assert hold.chunks == 0
             finally:
                 os.kill(there.proc.pid, signal.SIGCONT)
-            # what it says later is told to let go
+            # its later answers are released
             until(lambda: h.command("chunk.list")["far"]["lends"] > 0 and lent(h) == 0)
 
 
@@ -268,7 +269,7 @@ def test_an_engine_that_leaves_lets_go_there():
 
 
 def test_who_holds_a_prompt_is_picked():
-    """By the ids of its chunks alone: whoever asks has none of them."""
+    """By the ids of its chunks alone: a requester has none of them."""
     ids = chain(9, b"pick")
     with daemons(2) as (own, c, _, clients), contextlib.ExitStack() as stack:
         reader = stack.enter_context(Rank(c).space())
@@ -291,7 +292,7 @@ def test_who_holds_a_prompt_is_picked():
             assert pick.near(hold, answer) == []
         rank = Rank(c)
         rank.put(reader, ids[:2])
-        with reader.hold(ids, far=10) as hold:  # others were asked for what follows
+        with reader.hold(ids, far=10) as hold:  # others were queried for the following ones
             assert pick.near(hold, answer) == [
                 ("idle", 2 * T), ("p0", 3 * T), ("p1", 9 * T)]
         with reader.hold(ids) as hold:

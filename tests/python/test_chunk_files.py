@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks in files: what outlives the daemon, whatever happened to the directory meanwhile. A
-chunk that cannot be proven right is a miss."""
+"""Chunks in files: they survive the daemon, and any damage of the directory. A chunk that
+cannot be verified is a miss."""
 import contextlib
 import os
 import random
@@ -52,7 +52,7 @@ def scanned(client):
 
 @contextlib.contextmanager
 def killed(text):
-    """A daemon whose end is SIGKILL."""
+    """A daemon that is ended by SIGKILL."""
     d = Daemon(text)
     d.start().wait_ready()
     try:
@@ -68,7 +68,7 @@ def slabs(folder):
 
 
 def test_durable_chunks_outlive_the_daemon(folder):
-    """Also one that is killed: what was told to last does."""
+    """Also a killed one: durable chunks survive."""
     ids = [chain(6, b"%d" % i) for i in range(4)]
     for i in range(4):
         with (killed if i % 2 else Daemon)(conf(folder)) as d, \

@@ -174,7 +174,7 @@ def namespace():
 
 @contextlib.contextmanager
 def slow_link():
-    """Two namespaces; what the second sends has two megabits a second. -> their pids"""
+    """Two namespaces; the second sends at two megabits a second. -> their pids"""
     with namespace() as a, namespace() as b:
         inside(a, "ip", "link", "add", "name", "e0", "type", "veth", "peer", "name", "e0", "netns",
                str(b))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Homes: daemons that are told who has which chunks, and asked. What they say is a hint: who
-holds chunks is asked himself, and every byte is judged by its id."""
+"""Index nodes: daemons that receive the list of held chunks, and are queried. Their answers are
+hints: the holder itself is queried, and every byte is verified by its id."""
 import contextlib
 
 import kvd
@@ -15,7 +15,7 @@ CHAIN = 40  # chunks
 
 
 class Net:
-    """Daemons, of which some are homes; all but these tell them what they have."""
+    """Daemons, of which some are index nodes; all but these send them their chunks."""
 
     def __init__(self, stack, homes=2, kind=Daemon, more=""):
         self.stack, self.text = stack, ""
@@ -62,7 +62,7 @@ def test_chunks_are_found_by_homes():
             assert hold.chunks == 0, "nobody was to be asked"
         fetched(here, reader, ids, CHAIN, far=CHAIN)
         assert figure(c, "homes", "dials") == 2
-        here.put(reader, ids[:7])  # what follows the own ones, from peers there are
+        here.put(reader, ids[:7])  # chunks after the own ones, from known peers
         fetched(here, reader, ids, CHAIN, far=CHAIN - 7)
         assert figure(c, "homes", "dials") == 2
         until(lambda: lent(a) == lent(b) == 0)
@@ -102,7 +102,7 @@ def test_a_home_is_a_daemon_like_others():
         here, reader = reader_of(stack, b)
         fetched(here, reader, ids, CHAIN, far=CHAIN)
         assert figure(b, "homes", "dials") == 0
-        other, again = reader_of(stack, a)  # it is told of itself, and does not ask
+        other, again = reader_of(stack, a)  # it receives its own entries, and does not query
         with again.hold(ids + chain(3, b"more"), far=10) as hold:
             assert (hold.chunks, hold.far) == (CHAIN, 0)
 

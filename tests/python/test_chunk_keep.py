@@ -19,7 +19,7 @@ NAMES = ("kvd-chunks", "kvd-chunks-index")
 
 
 class Keeper:
-    """What systemd does: fds that a daemon gives are there for the next one."""
+    """As systemd does: fds passed by a daemon are available to the next one."""
 
     def __init__(self):
         self.kept = {}
@@ -131,7 +131,7 @@ def test_another_size_begins_anew(keeper):
 
 
 def test_an_index_of_rubbish_is_none(keeper):
-    """Flipped bits, anywhere in what the index holds: a chunk is right or not there."""
+    """Flipped bits, anywhere in the index: a chunk is right or missing."""
     rng, ids = random.Random(7), chain(12, b"rubbish")
     for turn in range(12):
         with keeper.life("kill") as (d, c):
@@ -163,13 +163,13 @@ def data_of(fd):
 
 
 def tries_of(index):
-    """How often in a row daemons took it, and did not come to have their memory."""
+    """Number of consecutive daemons that took it without restoring its memory."""
     return int.from_bytes(index[12:16], "little")
 
 
 def dies_of_it(keeper, index):
-    """A daemon that takes what is kept, and is killed before its memory is there. False: it
-    was there."""
+    """A daemon that takes the kept memory, and is killed before it is restored. False: it was
+    restored."""
     before = tries_of(index)
     d = keeper.daemon()
     d.start()
@@ -209,7 +209,7 @@ def test_a_daemon_that_dies_of_what_it_was_given_takes_it_no_more(keeper):
 
 
 def test_kills_at_random(keeper):
-    """Puts, drops and evictions under way: what is there is right."""
+    """Running puts, drops and evictions: existing chunks are right."""
     rng, found = random.Random(11), 0
     prompts = [chain(12, b"random%d" % i) for i in range(40)]
     for _ in range(12):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks that stay in their engine's pages: found and read there, and no byte of a page that is
-the engine's again passes for a chunk's. What a chunk's bytes are follows from its id."""
+"""Chunks that stay in their engine's pages: found and read there, and no byte of a withdrawn
+page is taken for a chunk's. A chunk's bytes follow from its id."""
 import contextlib
 import multiprocessing
 import os
@@ -84,13 +84,13 @@ def published(client):
 
 
 def right(rank, pages, ids, tokens):
-    """Of a fetch that failed: what it says is whole."""
+    """Of a failed fetch: the chunks it reports as complete."""
     n = -(-tokens // T)
     return not tokens or rank.holds(pages[:-(-tokens // rank.page)], ids[:n], tokens)
 
 
 def test_two_ranks_publish_and_one_reads(daemon):
-    """Nothing is copied: memory stays free; what is taken back is found no more."""
+    """Nothing is copied: memory stays free; withdrawn chunks are no longer found."""
     ids = chain(9, b"pages")
     with engine(daemon, tp=2, rank=0, order=kvd.HND) as (r0, s0), \
             engine(daemon, tp=2, rank=1, order=kvd.HND) as (r1, s1), \
@@ -165,7 +165,7 @@ def test_a_put_of_what_is_published_is_a_copy(daemon):
         assert withdraw(space, ids) == 6
         overwrite(rank, pages)
         reader.fetch(other, ids)
-        # and the other way round: both are there, the copy is read
+        # and in the other order: both exist, the copy is read
         pages = publish(rank, space, ids)
         overwrite(rank, pages)
         reader.fetch(other, ids)
@@ -181,8 +181,8 @@ def test_a_put_of_what_is_published_is_a_copy(daemon):
 
 
 def test_files_know_nothing_of_them(tmp_path):
-    """What is published is written to no file, also beside a durable put; a copy that has left
-    the memory for a file is read again when the pages go."""
+    """Published chunks are not written to files, also with a durable put; a copy that was moved
+    from memory to a file is read again when the pages are withdrawn."""
     ids = chain(6, b"files")
     text = PLAIN + "chunk_dir = %s\nchunk_dir_size = 256 MiB\n" % tmp_path
     with Daemon(text) as d, engine(d, pages=256, layers=4) as (rank, space), \
@@ -244,8 +244,8 @@ def test_what_may_not_be_published_is_refused(daemon):
 
 
 def test_more_than_the_limit_is_left_out(daemon):
-    """10^5 are asked for: what is over the limit of one user is left out, and all go with their
-    engine."""
+    """10^5 are requested: those over the limit of one user are left out, and all are removed
+    with their engine."""
     with engine(daemon) as (reader, other):
         with engine(daemon, pages=8192, layers=1) as (rank, space):
             pages, left_out = list(range(8192)), 0
@@ -302,7 +302,7 @@ def test_events_tell_of_them(client):
 
 
 class Readers:
-    """Sessions that hold and fetch without a pause, and judge what they got."""
+    """Sessions that hold and fetch without a pause, and verify the result."""
 
     def __init__(self, path, ids, count=2, far=None, **args):
         self.path, self.ids, self.args, self.far = path, ids, args, far
@@ -354,7 +354,7 @@ class Readers:
 
 @pytest.mark.parametrize("grace", [0, 0.1])
 def test_pages_are_written_right_behind_a_withdrawal(daemon, grace):
-    """While others fetch them as fast as they can, and somebody drops them now and then."""
+    """While others fetch them as fast as they can, with drops now and then."""
     ids = chain(64, b"race%d" % bool(grace))
     words = {"pages": 512, "layers": 4}
     with engine(daemon, **words) as (rank, space), \
@@ -377,7 +377,7 @@ def test_pages_are_written_right_behind_a_withdrawal(daemon, grace):
 
 
 def engine_of(path, ids, words, pipe):
-    """Another process: publishes when it is told to, until it is killed."""
+    """Another process: publishes on request, until it is killed."""
     client = kvd.Client(path)
     rank = Rank(client, **words)
     space = rank.space()
@@ -472,7 +472,7 @@ def test_they_are_fetched_by_other_daemons(ways):
 
 
 def test_several_at_another_daemon_have_the_same():
-    """Two engines' pages of one rank, and a copy: any of them may go."""
+    """Two engines' pages of one rank, and a copy: any of them may be removed."""
     ids = chain(6, b"several")
     with daemons(1) as (_, c, (there,), (h,)):
         here, first = Rank(c), Rank(h)
@@ -492,7 +492,7 @@ def test_several_at_another_daemon_have_the_same():
 
 
 def test_a_fetch_goes_on_with_another_holder():
-    """The first withdraws while it is read; what both have is fetched all the same."""
+    """The first withdraws while it is read; common chunks are fetched nevertheless."""
     ids, big = chain(560, b"next"), PLAIN.replace("64", "512")
     words = {"pages": 2240, "layers": 4}
     with daemons(2, "tcp", holder=big) as (_, c, _, clients):

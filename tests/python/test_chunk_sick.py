@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two daemons hold the same chunks, and of one only the data port is dead: it is alive to its
-peers, and a question on the control line waits behind what never arrives on the data line. And the
-only holder stands still: then a connector's fetch has an end of its own."""
+"""Two daemons hold the same chunks, and only the data port of one is dead: it is alive to its
+peers, and a query on the control line waits for a message that never arrives on the data line.
+And the only holder is stopped: then a connector's fetch has its own timeout."""
 import contextlib
 import os
 import sys
@@ -67,7 +67,7 @@ def world(net):
 
 
 def silence(net):
-    """Whatever is sent to the second host's data port, or from it, is dropped on the way."""
+    """All packets to and from the second host's data port are dropped."""
     net.ip(net.router, ["rule add %s 10.77.1.2 ipproto tcp %s 7401 blackhole" % way for way in (
         ("to", "dport"), ("from", "sport"), ("from", "dport"), ("to", "sport"))])
 

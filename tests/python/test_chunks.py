@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chunk store of a real daemon, by engines of numpy: what a chunk's bytes are follows from
-its id, so any reader judges every byte that it gets, whoever wrote it."""
+"""The chunk store of a real daemon, with engines of numpy: a chunk's bytes follow from its id,
+so any reader verifies every byte, whoever wrote it."""
 import contextlib
 import hashlib
 import multiprocessing
@@ -33,7 +33,7 @@ def chain(count, seed=b""):
 
 
 def head_bytes(ids, layer, field, head):
-    """What ids say: [token][byte] of one head of their chunks, one after another."""
+    """The bytes of ids: [token][byte] of one head of their chunks, one after another."""
     at = ((layer * 2 + (field == "v")) * HEADS + head) * T * UNIT // 8
     words = np.arange(at + 1, at + 1 + T * UNIT // 8, dtype=np.uint64)
     words = words * np.uint64(0x9E3779B97F4A7C15) + \
@@ -89,7 +89,7 @@ class Rank:
                 at[pages[whole], :rest] = said[-rest:]
 
     def holds(self, pages, ids, tokens=None):
-        """Are these pages what the ids say, for so many tokens?"""
+        """Do these pages have the bytes of the ids, for so many tokens?"""
         tokens = T * len(ids) if tokens is None else tokens
         return all((at[pages].reshape(-1, UNIT)[:tokens] == said[:tokens]).all()
                    for at, said in self._each(ids))
@@ -192,7 +192,7 @@ def test_an_id_at_another_place_is_not_it(client):
 
 
 def test_ids_without_a_place(daemon, client):
-    """Any run of them is found, whichever calls brought them; tokens begin with a call's."""
+    """Any run of them is found, whichever calls stored them; tokens start with a call's."""
     ids, anywhere = chain(9, b"anywhere"), kvd.chunks.ANYWHERE
     rank = Rank(client)
     space = rank.space()
@@ -298,8 +298,8 @@ def test_another_session_joins_by_the_secret(daemon, client):
 
 
 def test_eviction_takes_what_was_not_asked_for(client):
-    """Far more than fits: the working set that is asked for again stays, and no put ever
-    fails or gives wrong bytes."""
+    """Far more than fits: the repeatedly requested working set stays, and no put ever fails or
+    gives wrong bytes."""
     rank = Rank(client, pages=256, layers=4)  # 64 KiB a chunk and head pair: 256 KiB
     space = rank.space(model="eviction")
     hot = chain(20, b"hot")
@@ -442,7 +442,7 @@ def writer(path, n):
 
 
 def test_many_at_a_time(client):
-    """Puts of the same and of other chunks, and fetches, all under way together."""
+    """Concurrent puts of the same and of other chunks, and fetches."""
     ranks = [Rank(client, pages=128) for _ in range(4)]
     space = ranks[0].space(model="many")
     spaces = [r.space(model="many") for r in ranks]

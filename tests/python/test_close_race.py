@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles that one thread closes while others use them: no call reads what was freed, all
-find a handle closed from the moment that its closing is sent, and memory stays until the
-daemon has answered. KVD_RACE_S: seconds of the stress."""
+"""Handles that one thread closes while others use them: no call reads freed memory, all find a
+handle closed as soon as its close is sent, and memory stays until the daemon has answered.
+KVD_RACE_S: seconds of the stress."""
 import asyncio
 import os
 import signal
@@ -37,7 +37,7 @@ def bench(daemon):
 
 
 class Call(threading.Thread):
-    """A call on a thread of its own, and what came of it."""
+    """A call on its own thread, and its result."""
 
     def __init__(self, call, *args):
         super().__init__(daemon=True)
@@ -132,7 +132,7 @@ def test_handle_is_closed_to_others_while_its_closing_is_under_way(daemon, bench
 
 
 def test_hold_is_closed_to_a_call_that_waits_for_the_lock(daemon, bench):
-    """What is closed in the ring is gone at once: the fetch was looked at before."""
+    """An object closed in the ring is removed at once: the fetch was checked before."""
     hold = bench.space.hold(IDS)
     with frozen(daemon):
         lock = Call(bench.space.find, IDS)
@@ -219,7 +219,7 @@ def test_callback_may_close_the_client_of_the_call_that_runs_it(daemon, bench):
 
 
 def test_signal_handler_may_use_the_client_while_a_session_is_awaited():
-    """A daemon that is gone: the call waits for another, and holds no lock meanwhile."""
+    """A daemon that has ended: the call waits for another, and holds no lock meanwhile."""
     with Daemon() as d:
         client = kvd.Client(d.socket_path)
         d.stop(signal.SIGKILL)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cost page of live daemons: measured by echoes, by pulls, by rows that go and come back;
-decided by; and what a peer that asks too much is told."""
+"""The cost page of live daemons: measured by echoes, by pulls and by rows sent and returned;
+used for decisions; and the refusal of a peer that sends too many requests."""
 import json
 import os
 import socket

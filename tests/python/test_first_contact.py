@@ -47,7 +47,7 @@ def source(engine, by):
 
 
 def contact(daemon, engines, room, meant, way):
-    """What came of it: a value of bytes, or the error's code."""
+    """The result: a value of bytes, or the error's code."""
     by, with_ticket, late = way
     tickets = [secrets.token_hex(16) if with_ticket else None for _ in engines]
     if not late:

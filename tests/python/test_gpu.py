@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of GPUs in both packages, over the fake driver (tests/gpu): sub-ranges of
-allocations, between each other and host memory, over the transports; what cannot be
-shared is refused by name."""
+"""Memory of GPUs in both packages, over the fake driver (tests/gpu): sub-ranges of allocations,
+between each other and host memory, over the transports; unsupported memory is refused by
+name."""
 import concurrent.futures
 import os
 

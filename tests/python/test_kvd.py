@@ -45,7 +45,7 @@ class Side:
 
 
 class Unsealable:
-    """A memfd whose maker forbade seals."""
+    """A memfd created without permission for seals."""
 
     def __init__(self, nbytes):
         try:
@@ -124,8 +124,8 @@ def test_room_pulled_lands(sides):
 
 
 def test_room_pulled_of_two_halves_whose_pages_come_later(pair):
-    """Two prefill ranks of half the heads each, told how many pullers there are, behind
-    a word that their stream writes; a decode rank of all heads, which finds room late."""
+    """Two prefill ranks of half the heads each, which get the number of pullers, after a word
+    of their stream; a decode rank of all heads, which allocates pages late."""
     def side(daemon, rank, size):
         client = kvd.Client(daemon.socket_path, timeout=60)
         shape = kvd.Layout.sglang_mha(page_size=PAGE, pages=8, layers=1, kv_heads=2,
@@ -216,7 +216,7 @@ def test_posted_rooms_land(sides):
     rx.close()
     with pytest.raises(kvd.StateError):
         tx.state
-    # again at once, and what has not ended may be closed
+    # again at once, and unfinished ones may be closed
     for _ in range(3):
         tx = a.client.send(90, a.pool, post=True)
         tx.close()

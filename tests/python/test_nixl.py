@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nixl package: the calls that engines make, between processes over two daemons;
-every byte is looked at, those around the target too."""
+"""The nixl package: the calls that engines make, between processes over two daemons; every byte
+is verified, including those around the target."""
 import gc
 import itertools
 import os
@@ -651,7 +651,7 @@ def test_dropped_handles_leave_nothing(world):
     del local, remote
     gc.collect()
     assert not agent._dlists and transfers()
-    # and the session still works, with nothing written behind its back
+    # and the session still works, and no data was written meanwhile
     local, remote = world.lists()
     world.run(world.agent.make_prepped_xfer("WRITE", local, [400], remote, [400]))
 
@@ -680,7 +680,7 @@ def test_release_in_flight_raises_until_still(pair, B):
                 until(still)
             w.mine[:] = 1
             assert "released=True" in repr(h)
-            # let the daemons do whatever they would still do
+            # let the daemons complete pending work
             w.agent.agent._client.command("ping")
             assert (w.mine == 1).all(), "written after the release"
             if raised:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nixl when things end: engines and daemons killed, stopped and frozen with transfers in
-flight, memory that its owner takes back, forks, exits; and the call sequences of the two
-engines that it was made for."""
+"""nixl when processes end: engines and daemons killed, stopped and frozen with transfers in
+flight, memory that its owner removes, forks, exits; and the call sequences of the two engines
+that it was made for."""
 import os
 import subprocess
 import sys
@@ -19,7 +19,7 @@ from test_nixl import B, GUARD, ROW, SIZE, World, name  # noqa: F401 (B is a fix
 
 
 def failing(agent, handle):
-    """The exception of check_xfer_state, once there is one; what it takes."""
+    """The exception of check_xfer_state, once there is one; and its time."""
     watch = Stopwatch()
 
     def look():

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NIXL's FILE section: between an agent's memory and its files. Every byte is judged, those
-around the rows too; and what an engine may hand over by mistake or in bad faith."""
+"""NIXL's FILE section: between an agent's memory and its files. Every byte is verified, those
+around the rows too; and wrong or malicious arguments of an engine."""
 import contextlib
 import gc
 import os
@@ -36,7 +36,7 @@ def words(count, seed=7):
 
 
 class Store:
-    """An agent with memory and a file, both full of bytes that tell places apart."""
+    """An agent with memory and a file, both full of bytes that identify positions."""
 
     def __init__(self, daemon, folder, size=MIB, flags=os.O_RDWR, **config):
         self.daemon = daemon
@@ -193,7 +193,7 @@ def test_files_by_path(pair, folder, B):
 
 
 def test_newest_registration_of_a_number_counts(store, folder):
-    """Descriptors are closed, and their numbers come again."""
+    """Descriptors are closed, and their numbers are reused."""
     for i in range(3):
         path = os.path.join(folder, "reused%d" % i)
         with open(path, "wb+") as file:
@@ -259,7 +259,7 @@ def test_files_need_their_backend(pair, folder, B):
 # ---- faults ------------------------------------------------------------------------------
 
 def test_file_that_ends_early_is_never_done(store, B):
-    """And the agent goes on, also with the same request."""
+    """And the agent continues, also with the same request."""
     handle = store.start("READ", [(0, 0, MIB)])
     for size in (MIB - 1, 4096, 0):
         os.ftruncate(store.fd, size)
@@ -497,7 +497,7 @@ def test_released_transfer_touches_nothing_any_more(pair, folder, B):
 # ---- others ------------------------------------------------------------------------------
 
 def reaches(agent, mine, remote, at, nbytes):
-    """What becomes of a read of addresses by which another agent knows its file."""
+    """The result of a read at addresses by which another agent knows its file."""
     import kvd._kvd as _kvd
     local = _kvd.Dlist(agent.agent._kvd, None, mine.__array_interface__["data"][0], 1, 3,
                        mine.tobytes())
@@ -513,8 +513,7 @@ def reaches(agent, mine, remote, at, nbytes):
 
 
 def test_file_is_its_own_agents(pair, folder):
-    """Not even who holds the metadata, and knows the numbers, has it: on the same daemon or
-    another."""
+    """Metadata and numbers give no access to it: on the same daemon or another."""
     with Store(pair[0], folder) as s:
         s.agent.create_backend("UCX")
         at = next(iter(s.agent.agent._files.values()))[0][2]
@@ -593,7 +592,7 @@ def test_registrations_leave_no_descriptors(pair, folder):
 
 
 def test_killed_engine_leaves_its_files_alone(folder):
-    """What it began ends, and the daemon holds nothing of it."""
+    """Its operations end, and the daemon keeps nothing of it."""
     import sys
     with Daemon() as own:
         path = os.path.join(folder, "killed")

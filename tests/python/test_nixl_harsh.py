@@ -19,8 +19,8 @@ MIB = 1 << 20
 
 
 def test_memory_unmapped_by_its_owner_is_not_written(pair):
-    """The owner unmaps what it registered, and something else comes to lie there: the
-    daemon still has the old pages, and nobody the new ones."""
+    """The owner unmaps registered memory, and other memory is mapped there: the daemon still
+    has the old pages, and the new ones are not registered."""
     with Peer(pair[1], name("owner")) as peer:
         me = agent_of(pair[0].socket_path, name())
         mine = np.full(4 * MIB, 0x77, np.uint8)
@@ -107,7 +107,7 @@ def test_million_rows_are_one_list(pair, B):  # noqa: F811
 
 
 def test_regular_rows_are_one_stride(world_of_lists):
-    """What goes to the daemon is an entry, not rows."""
+    """The daemon receives one entry, not rows."""
     w, entries = world_of_lists
     base = w.base + GUARD
     assert entries([(base + i * ROW, ROW, 0) for i in range(ROWS)]) == 1

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nixl where the caller, or who speaks to him, is careless or means harm: metadata that
-was cut or changed, threads that all use one agent, forks, exits and collections in odd
-moments; and a daemon that is not asked when it need not be."""
+"""nixl with careless or hostile callers or peers: metadata that was cut or changed, threads
+that all use one agent, forks, exits and collections at odd moments; and a daemon that is not
+queried unnecessarily."""
 import json
 import os
 import pickle
@@ -21,7 +21,7 @@ from test_nixl import B, World, name  # noqa: F401 (B is a fixture)
 
 
 def within(seconds, call):
-    """What call() gives, if it gives it in time; it is left alone otherwise."""
+    """The result of call(), if it returns in time; it is abandoned otherwise."""
     got = []
     thread = threading.Thread(target=lambda: got.append(call()), daemon=True)
     thread.start()
@@ -30,7 +30,7 @@ def within(seconds, call):
 
 
 def test_first_list_asks_the_daemon_nothing():
-    """What lists and transfers share with the daemon is made with the agent."""
+    """Memory that lists and transfers share with the daemon is made with the agent."""
     with Daemon("[peer]\ndead_after = 100 s\n") as own:
         agent = agent_of(own.socket_path, name())
         memory = np.zeros(1 << 16, np.uint8)
@@ -181,8 +181,8 @@ def test_child_of_fork_ends_like_any_process(pair, adopt):
 
 
 def test_metadata_opens_what_it_tells_and_no_more(pair):
-    """Whoever has the metadata of one region reaches no other of that agent, also when he
-    knows its address; the session's own secret is in none."""
+    """The metadata of one region gives no access to others of that agent, even with a known
+    address; the session's own secret is in none."""
     me, you = agent_of(pair[0].socket_path, name()), agent_of(pair[1].socket_path, name())
     mine, told, kept = (np.zeros(1 << 16, np.uint8) for _ in range(3))
     kept[:] = 7

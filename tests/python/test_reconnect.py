@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon that is restarted under clients which do nothing but open rooms: they come
-back by that alone, and are told ELOST, retryable, meanwhile; never ESTATE."""
+"""A daemon that is restarted under clients that only open rooms: they reconnect by that alone,
+and get ELOST, retryable, meanwhile; never ESTATE."""
 import asyncio
 import signal
 import threading

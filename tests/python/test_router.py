@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvd.router between false engines: what each of them is asked, streams, failures before and after
-an answer has begun, clients that leave."""
+"""kvd.router between fake engines: the request to each of them, streams, failures before and
+after the start of an answer, clients that disconnect."""
 import asyncio
 import json
 
@@ -229,7 +229,7 @@ async def test_long_answer_that_is_no_stream():
         assert status == 200 and json.loads(said)["choices"][0]["text"] == "x" * 3000000
 
 
-# ---- failures before an answer has begun ----
+# ---- failures before the start of an answer ----
 
 def failing(router):
     return [line for line in router.log.splitlines() if " again id=" in line]
@@ -238,7 +238,7 @@ def failing(router):
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_killed_engine_is_gone_around(kind, role):
-    """Until its health tells, requests find out by themselves; none fails."""
+    """Until its health is reported, requests detect it by themselves; none fails."""
     @aio
     async def run():
         async with routed(2, 2, kind, ["--health-interval", "30", "--policy", "round-robin"]) as (
@@ -276,7 +276,7 @@ def test_engine_killed_while_it_works(kind, role, stream):
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_cache_that_is_lost_is_computed_by_another_pair(path, stream):
-    """Prefill died after its answer: decode's stream begins with an error."""
+    """Prefill died after its answer: decode's stream starts with an error."""
     @aio
     async def run():
         async with routed(2, 2) as (router, prefills, decodes):

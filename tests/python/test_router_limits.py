@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvd.router and what clients must not do to it; its queue, its end, a thousand streams."""
+"""kvd.router against hostile clients; its queue, its end, a thousand streams."""
 import asyncio
 import gzip
 import json
@@ -119,7 +119,7 @@ async def test_headers_that_are_no_text():
 
 
 class Raw:
-    """A decode server that says these bytes to each POST."""
+    """A decode server that answers each POST with these bytes."""
 
     def __init__(self, text):
         self.text = text
@@ -333,7 +333,7 @@ def workers(router):
 
 @aio
 async def test_large_bodies_are_read_beside_the_loop():
-    """By processes that are frozen here: everything else goes on."""
+    """By processes that are frozen here: everything else continues."""
     numbers = dict(STREAM, prompt=[7] * 100000)
     async with routed() as (router, (prefill,), (decode,)):
         status, _, said = await router.ask(numbers)
@@ -366,7 +366,7 @@ async def test_large_bodies_are_read_beside_the_loop():
 
 @aio
 async def test_announced_bodies_take_nothing():
-    """Whoever says how much comes, and sends nothing, keeps nobody out."""
+    """A client that announces a length, and sends nothing, excludes no other."""
     options = ["--max-bodies", "100000", "--max-in-flight", "2", "--max-queued", "0"]
     async with routed(options=options) as (router, _, _):
         silent = []
