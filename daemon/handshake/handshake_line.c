@@ -531,7 +531,7 @@ const char *handshake_why_not(const struct remote *remote, char text[ERR_TEXT_MA
 	else if (*here)
 		snprintf(text, ERR_TEXT_MAX, "%s", here);
 	else if (*there)
-		snprintf(text, ERR_TEXT_MAX, "reported by the peer: %.300s", there);
+		snprintf(text, ERR_TEXT_MAX, "reported by the peer: %.290s", there);
 	else
 		snprintf(text, ERR_TEXT_MAX, "its data line is not up yet");
 	return text;
