@@ -140,7 +140,7 @@ static int chunk_tokens(const struct layout_view *view, uint32_t tokens, uint32_
 	uint64_t turn = token_shard_turn(&view->shard);
 
 	if (view->layer_count == 0 || view->page_tokens == 0)
-		return err_raise(ERR_INVAL, "view %s: empty", view->name);
+		return err_raise(ERR_INVAL, "view %s: holds nothing", view->name);
 	if (tokens % turn)
 		return err_raise(ERR_INVAL,
 				 "tokens: %u per chunk must be a multiple of one round "
@@ -217,7 +217,7 @@ static int add_views(struct canon *canon, const struct canon_args *args)
 	if (r >= 0 && canon->layout->view_count == 0)
 		r = err_raise(ERR_INVAL, "views: empty");
 	if (r >= 0 && canon->chunk_bytes == 0)
-		r = err_raise(ERR_INVAL, "views: this rank holds no part of them");
+		r = err_raise(ERR_INVAL, "views: this rank holds nothing of them");
 	return r < 0 ? err_pass(r) : 0;
 }
 

@@ -712,7 +712,7 @@ static void canon_that_cannot_be_is_refused_by_name(void **state)
 		{&one, NULL, 0, 4097, MEMORY, ERR_RANGE, "tokens: 4097"},
 		{&one, NULL, 0, UINT32_MAX, MEMORY, ERR_RANGE, "tokens: 4294967295"},
 		{&one, none, 2, 64, MEMORY, ERR_NOTFOUND, "views: "},
-		{&one, twice, 2, 64, MEMORY, ERR_INVAL, "views: kv twice"},
+		{&one, twice, 2, 64, MEMORY, ERR_INVAL, "views: kv named twice"},
 		{&one, none, 0, 64, MEMORY, ERR_INVAL, "views: empty"},
 		{&aux, NULL, 0, 64, MEMORY, ERR_INVAL, "views: empty"},
 		{&empty, NULL, 0, 64, MEMORY, ERR_INVAL, "view kv"},
@@ -720,7 +720,7 @@ static void canon_that_cannot_be_is_refused_by_name(void **state)
 		{&sharded, NULL, 0, 64, MEMORY, ERR_INVAL, "tokens: 64"},
 		{&large, NULL, 0, 16, CANON_MEMORY_MAX, ERR_TOOBIG, "tokens"},
 		{&large, NULL, 0, 4096, CANON_MEMORY_MAX, ERR_TOOBIG, "tokens"},
-		{&one, NULL, 0, 64, 3 * 4096, ERR_TOOBIG, "12288 of chunk_memory"},
+		{&one, NULL, 0, 64, 3 * 4096, ERR_TOOBIG, "chunk_memory 12288"},
 		{&one, NULL, 0, 64, 0, ERR_TOOBIG, "chunk_memory"},
 	};
 

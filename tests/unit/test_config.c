@@ -236,7 +236,7 @@ static void config_impossible_combinations_are_refused(void **state)
 	must_fail("[transport]\ntransports = shm, verbs\n", 2,
 		  "verbs is not built in (make MODULES=); use shm, ucx");
 	must_fail("[transport]\ntransports = shm, carrier\n", 2, "carrier is unknown");
-	must_fail("[transport]\ntransports = shm shm\n", 2, "twice");
+	must_fail("[transport]\ntransports = shm shm\n", 2, "repeated");
 	must_fail("[chunks]\nchunk_memory = 1 MiB\n[transport]\ntransports = ucx\n", 4,
 		  "shm is missing");
 	must_fail("[transport]\ntransports =\n", 2, "the list is empty");

@@ -290,9 +290,10 @@ static void line_that_nobody_can_dial_is_named_on_both_sides(void **state)
 		assert_int_equal(sm_state(&remote->peer->sm), PEER_UP);
 		assert_int_equal(remote->downs, 0);
 		assert_int_not_equal(remote->lineless_ns, 0);
-		assert_string_equal(handshake_why_not(remote, text),
-				    "fake: nobody answers at the address; from there: "
-				    "fake: nobody answers at the address");
+		assert_string_equal(
+			handshake_why_not(remote, text),
+			"fake: nobody answers at the address; reported by the peer: "
+			"fake: nobody answers at the address");
 	}
 	memset(near_dropped, 0, sizeof(near_dropped)); /* the firewall is mended */
 	connect_peer(p);

@@ -316,8 +316,8 @@ static void curve_files_are_checked(void **state)
 		{0600, "# only a comment\n", "expected a secret key"},
 		{0600, "tooshort\n", "s:1: expected a secret key"},
 		{0600, "\n\nBAD KEY\n", "s:3: expected a secret key"},
-		{0640, NULL, "mode 0640 lets others"},
-		{0604, NULL, "mode 0604 lets others"},
+		{0640, NULL, "mode 0640: the secret key must not"},
+		{0604, NULL, "mode 0604: the secret key must not"},
 	};
 	static const char *const lists[] = {
 		"alice\n",

@@ -560,7 +560,7 @@ static void half_open_line_that_dries_up_is_learnt_in_time(void **state)
 	peernet_run(400 * MS);
 	assert_int_equal(net.n[0].downs, 1);
 	assert_true(net.n[0].down_ns - begin_ns < 950 * MS);
-	assert_non_null(strstr(net.n[0].why.text, "missed 4 pings (answered none"));
+	assert_non_null(strstr(net.n[0].why.text, "missed 4 pings (no answer"));
 }
 
 /* An answer may take longer than the next ping: that is no silence. */

@@ -333,7 +333,7 @@ static void offer_that_nobody_takes_ends_with_its_lease(void **state)
 		   "'views':{'kv':{'pages':[7]}}}",
 		   (unsigned long long)p->dst.pool, p->c.nodes[0].endpoint);
 	cluster_until_state(&p->c, p->decode, "pull", 6, KVD_FAILED);
-	said(why(p, 1, ROOM_PULL, 6), ERR_LEASE, "the lease of 600 ms ended");
+	said(why(p, 1, ROOM_PULL, 6), ERR_LEASE, "the lease of 600 ms expired");
 }
 
 static void open_offer(struct trio *p, uint64_t number, unsigned int pullers)
@@ -555,7 +555,7 @@ static void lease_that_ends_under_a_puller_is_told_to_it(void **state)
 	cluster_until_state(&p->c, p->decode, "offer", 43, KVD_FAILED);
 	cluster_run(&p->c, 50 * MS);
 	assert_int_equal(cluster_state(&p->c, p->prefill, "pull", 43), KVD_FAILED);
-	said(why(p, 1, ROOM_OFFER, 43), ERR_LEASE, "of 1 pullers 1 came and 0 took it");
+	said(why(p, 1, ROOM_OFFER, 43), ERR_LEASE, "of 1 pullers 1 joined and 0 finished");
 	said(why(p, 0, ROOM_PULL, 43), ERR_LEASE, "peer tcp://10.0.0.2:7400 instance ");
 	said(why(p, 0, ROOM_PULL, 43), ERR_LEASE, "ms expired");
 	assert_int_equal(counted(p, 1, METRIC_LEASES_EXPIRED), 1);

@@ -420,7 +420,7 @@ static void puller_that_is_gone_ends_the_offer(void **state)
 	cluster_until_state(&p->c, p->decode, "pull", 44, KVD_WAITING_FOR_INPUT);
 	cluster_engine_dies(&p->c, p->decode);
 	cluster_run(&p->c, 500 * MS);
-	room_failed_with(room_of(p, 0, ROOM_OFFER, 44), ERR_SESSION, "is gone");
+	room_failed_with(room_of(p, 0, ROOM_OFFER, 44), ERR_SESSION, "has ended");
 }
 
 /* dead_after is enough, connect_timeout is for daemons that were never up: for the

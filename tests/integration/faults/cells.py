@@ -112,7 +112,7 @@ def fate_of_engine(cell, side):
         # who was not told of the room sees the pool go
         told = cell.phase not in ALONE and cell.phase != "unbound"
         return Fate("fails", r"ESESSION: .*victim-s" if told else
-                    r"ESESSION: .*(victim-s|{peer}.*withdrew pool 'v': the engine)")
+                    r"ESESSION: .*(victim-s|{peer}.*withdrew pool 'v': its engine)")
     return Fate("fails", r"ESESSION: .*victim-" + victim) if linked(cell, side) else LIVES
 
 
