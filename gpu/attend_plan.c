@@ -66,16 +66,15 @@ const char *attend_plan_fault(const struct attend_job *job)
 	const struct attend_shape *shape = job->shape;
 
 	if (shape->q_type != VALUE_BF16 || shape->kv_type != VALUE_BF16)
-		return "q_type, kv_type: the GPU's kernels take bf16";
+		return "q_type, kv_type: must be bf16 on a GPU";
 	if (!kernel_of(shape))
-		return "dqk, dv: the GPU's kernels take MLA of 576 and 512, GQA of 64 or "
-		       "128";
+		return "dqk, dv: must be 576 and 512 (MLA), or 64 or 128 (GQA), on a GPU";
 	if (!field_aligned(&job->kv->k) ||
 	    (shape->kind == ATTEND_GQA && !field_aligned(&job->kv->v)))
-		return "kv: an address or a distance is not a multiple of 16";
+		return "kv: addresses and strides must be multiples of 16";
 	if (job->rope && shape->kind == ATTEND_MLA &&
 	    job->rope->first + ATTEND_KERN_TURN_DIMS < shape->dqk)
-		return "rope: the GPU's kernels turn the last 64 values";
+		return "rope: must be the last 64 values on a GPU";
 	return NULL;
 }
 

@@ -115,10 +115,11 @@ static int event_refused(struct gpu_device *device, int result)
 		return err_prefix(r, "the event is of kvd's own process");
 	if (result == CU_ERROR_NOT_SUPPORTED || result == CU_ERROR_NOT_PERMITTED)
 		return err_prefix(r, "CUDA IPC is not available here (MIG, WSL, some "
-				     "virtual GPUs): wait for a word instead");
-	return err_prefix(r, "the event's process is gone, or in another PID or IPC "
-			     "namespace (--pid=host --ipc=host); or it is no event made "
-			     "with CU_EVENT_INTERPROCESS");
+				     "virtual GPUs): wait for a memory word instead");
+	return err_prefix(
+		r, "the event's process has exited or is in another PID or IPC namespace "
+		   "(--pid=host --ipc=host), or the event was not created with "
+		   "CU_EVENT_INTERPROCESS");
 }
 
 static int opened_new(struct gpu_device *device, const struct gpu_event *event,
@@ -228,7 +229,7 @@ static int query_raise(struct gpu_device *device, int result)
 {
 	int r = gpu_raise(device, result, ERR_FAULT, "cuEventQuery");
 
-	return err_prefix(r, "the event that was to be waited for");
+	return err_prefix(r, "waiting for the event");
 }
 
 static void event_query(struct gpu_event *event)
@@ -455,9 +456,11 @@ static int owner_charge(struct gpu_events *events, uint64_t id)
 	struct owner *owner = event_owner_find(events, id);
 
 	if (events->count >= GPU_EVENTS_MAX)
-		return err_raise(ERR_LIMIT, "%u events are waited for", GPU_EVENTS_MAX);
+		return err_raise(ERR_LIMIT, "too many events pending (limit %u)",
+				 GPU_EVENTS_MAX);
 	if (owner && owner->count >= GPU_EVENTS_OWNER_MAX)
-		return err_raise(ERR_LIMIT, "%u events are waited for in this session",
+		return err_raise(ERR_LIMIT,
+				 "too many events pending in this session (limit %u)",
 				 GPU_EVENTS_OWNER_MAX);
 	if (!owner) {
 		owner = mem_zalloc(sizeof(*owner));

@@ -74,8 +74,7 @@ static int device_look(struct gpu *gpu, int ordinal, struct gpu_device *device)
 	if (result == CU_SUCCESS)
 		result = drv->device_bytes(&bytes, device->handle);
 	if (result != CU_SUCCESS)
-		return cudrv_raise(drv, result, ERR_REQUIRE, "looking at GPU %d",
-				   ordinal);
+		return cudrv_raise(drv, result, ERR_REQUIRE, "querying GPU %d", ordinal);
 	r = attribute(drv, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device->handle,
 		      &major);
 	if (r == 0)
@@ -180,7 +179,7 @@ int gpu_device_find(struct gpu *gpu, const char *name, struct gpu_device **devic
 			continue;
 		if (!gpu->devices[i].allowed)
 			return err_raise(ERR_PERM,
-					 "%s: not for this daemon (gpu = %.80s)",
+					 "%s: not enabled for this daemon (gpu = %.80s)",
 					 gpu->devices[i].id, gpu->allowed);
 		*device_p = &gpu->devices[i];
 		return 0;

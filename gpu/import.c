@@ -42,7 +42,7 @@ static const char *ipc_cause(int result)
 {
 	switch (result) {
 	case CU_ERROR_INVALID_CONTEXT:
-		return "the handle is of kvd's own process";
+		return "the handle was exported by kvd itself";
 	case CU_ERROR_PEER_ACCESS_UNSUPPORTED:
 		return "the memory is on a GPU that this one cannot reach: name the GPU "
 		       "it is on";
@@ -53,13 +53,14 @@ static const char *ipc_cause(int result)
 	case CU_ERROR_OUT_OF_MEMORY:
 		return "no room for the mapping";
 	case CU_ERROR_ALREADY_MAPPED:
-		return "memory of the same process at this place is open here already: "
-		       "of another session, or freed before it was unregistered";
+		return "memory of the same process at this address is already open: "
+		       "another session has it, or it was freed before it was "
+		       "unregistered";
 	default:
-		return "the exporting process is gone; or in another PID or IPC "
-		       "namespace (--pid=host --ipc=host); or the memory is of "
-		       "cuMemCreate (PyTorch's expandable_segments), which kind cuda_vmm "
-		       "takes";
+		return "the exporting process has exited or is in another PID or IPC "
+		       "namespace (--pid=host --ipc=host), or the memory is from "
+		       "cuMemCreate (PyTorch's expandable_segments), which needs kind "
+		       "cuda_vmm";
 	}
 }
 
@@ -144,9 +145,9 @@ static int vmm_refused(struct gpu_device *device, int result, const char *what)
 
 	if (result == CU_ERROR_OUT_OF_MEMORY || cudrv_sticky(result))
 		return err_pass(r);
-	return err_prefix(r,
-			  "the fd is no handle of cuMemExportToShareableHandle, or its "
-			  "allocation is of another size or GPU");
+	return err_prefix(
+		r, "the fd is not a handle from cuMemExportToShareableHandle, or its "
+		   "allocation has another size or GPU");
 }
 
 static int vmm_check(struct gpu_import *im)
@@ -160,18 +161,18 @@ static int vmm_check(struct gpu_import *im)
 	if (result == CU_SUCCESS)
 		result = drv->vmm_granularity(&unit, &prop, CU_MEM_GRANULARITY_MINIMUM);
 	if (result != CU_SUCCESS)
-		return err_pass(
-			vmm_refused(im->device, result, "looking at a VMM handle"));
+		return err_pass(vmm_refused(im->device, result, "querying a VMM handle"));
 	if (prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
 	    prop.location.id != (int)device->number)
 		return err_raise(ERR_IMPORT,
 				 "the memory is not on %s: name the GPU it was made on",
 				 device->id);
 	if (unit == 0 || im->handle.bytes % unit != 0)
-		return err_raise(ERR_IMPORT,
-				 "allocation: %ju bytes is no multiple of %zu: give the "
-				 "size that cuMemCreate was given",
-				 (uintmax_t)im->handle.bytes, unit);
+		return err_raise(
+			ERR_IMPORT,
+			"allocation: %ju bytes is not a multiple of %zu; pass the size "
+			"that was passed to cuMemCreate",
+			(uintmax_t)im->handle.bytes, unit);
 	return 0;
 }
 
@@ -417,7 +418,7 @@ int gpu_import_dmabuf(struct gpu_import *import, int *fd_p)
 	result = drv->device_attribute(&possible, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED,
 				       device->handle);
 	if (result != CU_SUCCESS || !possible)
-		return err_raise(ERR_IMPORT, "%s: the driver makes no dma-bufs here",
+		return err_raise(ERR_IMPORT, "%s: the driver cannot export dma-bufs here",
 				 device->id);
 	r = gpu_enter(device);
 	if (r < 0)

@@ -202,7 +202,7 @@ void gpu_module_off(struct gpu_device *device)
 			 err_last()->text);
 	pthread_mutex_unlock(&device->lock);
 	if (!was)
-		log_info("gpu", device->id, "no kernels: the copy engines move all",
+		log_info("gpu", device->id, "no kernels: copy engines do all copies",
 			 "why=\"%s\"", err_last()->text);
 	err_clear();
 }

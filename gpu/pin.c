@@ -135,7 +135,7 @@ static void pin_registered(struct gpu_pin *pin, struct gpu_device *device, int r
 		return;
 	}
 	pin->refused = device;
-	log_info("gpu", device->id, "memory is not pinned: copies take a step more",
+	log_info("gpu", device->id, "memory is not pinned: copies take an extra step",
 		 "bytes=%llu why=\"%s\"", (unsigned long long)pin->bytes,
 		 err_last()->text);
 	err_clear();

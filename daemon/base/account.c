@@ -134,15 +134,15 @@ int account_refuse(struct account *account, enum account_class class, uint64_t b
 	bool others = accounts->total + bytes <= accounts->limit;
 
 	count_refused(account, class);
-	return err_raise(ERR_LIMIT,
-			 "%s: %s: %llu bytes more; it holds %llu in all, %llu of them "
-			 "%s, and all principals %llu of %llu (memory_limit)%s",
-			 account->name, account_class_names[class],
-			 (unsigned long long)bytes, (unsigned long long)account->total,
-			 (unsigned long long)account->bytes[class],
-			 account_class_names[class], (unsigned long long)accounts->total,
-			 (unsigned long long)accounts->limit,
-			 others ? ", the last eighth for those with little" : "");
+	return err_raise(
+		ERR_LIMIT,
+		"%s: %s: %llu bytes more; it holds %llu in all, %llu of them "
+		"%s, and all principals %llu of %llu (memory_limit)%s",
+		account->name, account_class_names[class], (unsigned long long)bytes,
+		(unsigned long long)account->total,
+		(unsigned long long)account->bytes[class], account_class_names[class],
+		(unsigned long long)accounts->total, (unsigned long long)accounts->limit,
+		others ? ", the last eighth is reserved for principals with little" : "");
 }
 
 int account_check(struct account *account, enum account_class class, uint64_t bytes)
@@ -310,17 +310,18 @@ int charge_fds(struct charge *charge, unsigned int count)
 		cap -= cap / 8;
 	if (cap && accounts->fds + count > cap) {
 		count_refused(account, charge->class);
-		return err_raise(ERR_LIMIT,
-				 "%s: %s: %u descriptors more; it holds about %llu, and "
-				 "all engines %llu of %llu, half of what the daemon may "
-				 "open (LimitNOFILE)%s",
-				 account->name, account_class_names[charge->class], count,
-				 (unsigned long long)account->fds,
-				 (unsigned long long)accounts->fds,
-				 (unsigned long long)accounts->fds_limit,
-				 cap < accounts->fds_limit
-					 ? ", the last eighth for those with few"
-					 : "");
+		return err_raise(
+			ERR_LIMIT,
+			"%s: %s: %u descriptors more; it holds about %llu, and "
+			"all engines %llu of %llu, half of what the daemon may "
+			"open (LimitNOFILE)%s",
+			account->name, account_class_names[charge->class], count,
+			(unsigned long long)account->fds,
+			(unsigned long long)accounts->fds,
+			(unsigned long long)accounts->fds_limit,
+			cap < accounts->fds_limit
+				? ", the last eighth is reserved for users with few"
+				: "");
 	}
 	charge_fds_force(charge, count);
 	return 0;

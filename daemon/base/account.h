@@ -29,15 +29,15 @@ struct metrics;
 	X(LISTS, "lists", "prepared lists and indices of transfers")                \
 	X(PLANS, "plans", "plans of transfers, posted, held or kept")               \
 	X(ROOMS, "rooms", "rooms and their parties")                                \
-	X(PAGES, "pages", "page lists of rooms, and what has landed")               \
+	X(PAGES, "pages", "page lists of rooms, and pages that arrived")            \
 	X(LAYOUTS, "layouts", "pools, and other daemons' pools and sessions")       \
-	X(ORPHANS, "orphans", "requests for rooms that are not open yet")           \
-	X(CHUNKS, "chunks", "chunks, and which numbers have been")                  \
-	X(NOTIFS, "notifs", "notifications that were sent and not read yet")        \
-	X(REPLIES, "replies", "replies that wait to be read")                       \
-	X(PARTS, "parts", "messages of other daemons that cannot be read yet")      \
+	X(ORPHANS, "orphans", "requests for rooms not opened yet")                  \
+	X(CHUNKS, "chunks", "chunks, and numbers already used")                     \
+	X(NOTIFS, "notifs", "notifications sent but not yet read")                  \
+	X(REPLIES, "replies", "replies waiting to be read")                         \
+	X(PARTS, "parts", "incomplete messages from other daemons")                 \
 	X(ATTACHES, "attaches", "attachments to other sessions, and secrets")       \
-	X(ATTENDS, "attends", "query rows that attend, and what is made of them")
+	X(ATTENDS, "attends", "query rows of attention requests, and their results")
 
 enum account_class {
 #define ACCOUNT_ENUM(id, name, help) ACCOUNT_##id,

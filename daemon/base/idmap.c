@@ -144,7 +144,7 @@ static int idmap_do_put(struct idmap *map, const struct probe *probe, void *valu
 
 	assert(value);
 	if (idmap_find(map, probe))
-		return err_raise(ERR_EXIST, "map: the key is there already");
+		return err_raise(ERR_EXIST, "map: duplicate key");
 	r = idmap_reserve(map);
 	if (r < 0)
 		return err_pass(r);
@@ -306,7 +306,7 @@ int strmap_put_bytes(struct strmap *map, const void *key, size_t len, void *valu
 
 	assert(key);
 	if (len > STRMAP_KEY_MAX)
-		return err_raise(ERR_TOOBIG, "map: a key of %zu bytes, at most %u", len,
+		return err_raise(ERR_TOOBIG, "map: key of %zu bytes (limit %u)", len,
 				 STRMAP_KEY_MAX);
 	probe = probe_bytes(key, len);
 	return idmap_do_put(&map->map, &probe, value);

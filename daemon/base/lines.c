@@ -67,7 +67,8 @@ void lines_fini(struct lines *lines)
 int lines_check_writers(const struct lines *lines, const char *path)
 {
 	if (lines->mode & S_IWOTH)
-		return err_raise(ERR_CONFIG, "%s: anybody may write it; chmod o-w", path);
+		return err_raise(ERR_CONFIG,
+				 "%s: must not be writable by others; chmod o-w", path);
 	return 0;
 }
 

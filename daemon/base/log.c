@@ -71,8 +71,8 @@ int log_level_parse(const char *s, enum log_level *level_p)
 			return 0;
 		}
 	}
-	return err_raise(ERR_INVAL, "level '%.32s': one of error warn info debug trace",
-			 s);
+	return err_raise(ERR_INVAL,
+			 "level '%.32s': must be error, warn, info, debug or trace", s);
 }
 
 const char *log_level_name(enum log_level level)

@@ -153,12 +153,12 @@ static void client_fault(struct gate_client *client, struct err *fault,
 		return;
 	case GATE_LOST:
 		err_set(fault, ERR_LIMIT,
-			"descriptors of this line were lost: kvd has no more");
+			"descriptors of this line were lost: kvd is out of descriptors");
 		return;
 	case GATE_NOTHING:
 		break;
 	}
-	err_set(fault, ERR_IO, "bytes that were seen did not come");
+	err_set(fault, ERR_IO, "queued bytes disappeared before they were read");
 	fault->scope = ERR_SCOPE_SESSION;
 }
 
@@ -181,8 +181,8 @@ static void client_on_lost(struct loop_defer *defer)
 
 	client->ask.serial = 0;
 	err_set(&parcel.fault, ERR_TIMEOUT,
-		"user %u: receiving the descriptors of this line failed (%s): none may "
-		"be of a file or a socket whose close() waits",
+		"user %u: receiving the descriptors of this line failed (%s): send none "
+		"whose close() may block",
 		client->uid, client->why);
 	parcel.fault.scope = ERR_SCOPE_SESSION;
 	client->on_parcel(client, &parcel);
@@ -247,7 +247,7 @@ static bool gate_read(struct gate *gate)
 	if (!whole)
 		gate_replace(gate, "it ended");
 	else if (client && !answer_fits(client, &record.answer, count))
-		gate_replace(gate, "its answer is not one");
+		gate_replace(gate, "invalid reply");
 	else if (client && record.answer.begun)
 		client->begun = true;
 	else if (client)
@@ -316,7 +316,7 @@ static void gate_on_timer(struct loop_timer *timer)
 		if (gate->watch.fd >= 0)
 			loop_timer_start(timer, 0);
 	} else if (gate->watch.fd >= 0 && gate_hangs(gate)) {
-		gate_replace(gate, "it did not answer");
+		gate_replace(gate, "no reply");
 	} else if (gate->watch.fd >= 0) {
 		gate_time(gate);
 	}
@@ -445,7 +445,7 @@ static void gate_replace(struct gate *gate, const char *why)
 	struct gate_client *client;
 	struct gate *next = NULL;
 
-	log_warn("gate", NULL, "a process that receives descriptors is replaced",
+	log_warn("gate", NULL, "replacing a process that receives descriptors",
 		 "uid=%u why=\"%s\"", gate->uid, why);
 	gate_abandon(gate, true);
 	while ((client = list_first(&gate->clients, struct gate_client, link))) {
@@ -512,7 +512,7 @@ void gate_receive(struct gate_client *client, enum gate_op op, size_t want,
 			gate_replace(gate, "its queue is full");
 		return;
 	}
-	client_lost(client, "others of this user hang");
+	client_lost(client, "other processes of this user hang");
 }
 
 /* ---- closing ---- */
@@ -543,7 +543,8 @@ static void close_alone(struct gates *gates, int fd)
 		gates->parked[gates->parked_count++] = fd;
 	} else {
 		err_clear();
-		log_warn("gate", NULL, "a socket stays open for ever", "fd=%d", fd);
+		log_warn("gate", NULL, "a socket cannot be closed and stays open",
+			 "fd=%d", fd);
 	}
 }
 

@@ -106,13 +106,13 @@ static int filter_take(scmp_filter_ctx filter, struct sock_fprog *program_p)
 	void *code;
 
 	if (fd < 0 || seccomp_export_bpf(filter, fd) < 0 || fstat(fd, &st) < 0)
-		return err_raise(ERR_NOMEM, "a filter of system calls");
+		return err_raise(ERR_NOMEM, "creating a seccomp filter");
 	code = mem_zalloc((size_t)st.st_size);
 	if (!code)
 		return err_pass(-ENOMEM);
 	if (pread(fd, code, (size_t)st.st_size, 0) != st.st_size) {
 		mem_free(code);
-		return err_raise(ERR_IO, "a filter of system calls: not read back");
+		return err_raise(ERR_IO, "reading back a seccomp filter");
 	}
 	program_p->filter = code;
 	program_p->len =
@@ -122,7 +122,7 @@ static int filter_take(scmp_filter_ctx filter, struct sock_fprog *program_p)
 
 static int filter_done(scmp_filter_ctx filter, int r, struct sock_fprog *program_p)
 {
-	r = r < 0 ? err_raise(ERR_NOMEM, "a filter of system calls: %s", strerror(-r))
+	r = r < 0 ? err_raise(ERR_NOMEM, "creating a seccomp filter: %s", strerror(-r))
 		  : filter_take(filter, program_p);
 	seccomp_release(filter);
 	return r;
@@ -222,9 +222,9 @@ int sandbox_files(const char *const *directories)
 	r = landlock_no_change(directories, devices);
 	sandbox.files = r == 0;
 	if (r < 0)
-		r = err_raise_errno(errno,
-				    "giving up files (Landlock); sandbox = no keeps "
-				    "them");
+		r = err_raise_errno(
+			errno,
+			"restricting file access (Landlock); sandbox = no disables it");
 	globfree(&found);
 	return r;
 }

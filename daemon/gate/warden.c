@@ -358,11 +358,12 @@ static int warden_check(struct warden *warden, uid_t uid)
 	pthread_mutex_unlock(&warden->lock);
 	if (count < HANGING_OF_USER_MAX)
 		return 0;
-	return err_raise(ERR_LIMIT,
-			 "user %u: %u processes hang, or hung a moment ago, in what this "
-			 "user's processes sent or registered: end who serves those "
-			 "files or pages",
-			 uid, count);
+	return err_raise(
+		ERR_LIMIT,
+		"user %u: %u processes hang, or hung a moment ago, on files or memory "
+		"this user's processes sent or registered; end the process that serves "
+		"them",
+		uid, count);
 }
 
 int warden_start(struct warden *warden, enum warden_kind kind, uid_t uid, uint64_t *id_p,

@@ -145,7 +145,9 @@ int lock_take(struct lock *lock, const char *run_dir, const char *name)
 	for (int i = 0; i < TRIES && r == TRY_AGAIN; i++)
 		r = try_take(lock->path, true, &lock->fd);
 	if (r == TRY_AGAIN)
-		return err_raise(ERR_BUSY, "%s: is removed again and again", lock->path);
+		return err_raise(ERR_BUSY,
+				 "%s: removed repeatedly while kvd tried to lock it",
+				 lock->path);
 	if (r < 0)
 		return err_pass(r);
 	r = holder_write(lock->fd, lock->path);
@@ -206,8 +208,8 @@ static int socket_listener(const char *option, const char *path, pid_t *pid_p)
 	} else if (errno == ECONNREFUSED || errno == ENOENT) {
 		*pid_p = -1;
 	} else if (errno != EAGAIN && errno != EPROTOTYPE) {
-		return err_raise(ERR_CONFIG, "%s = %s: does anybody listen? %s", option,
-				 path, strerror(errno));
+		return err_raise(ERR_CONFIG, "%s = %s: cannot check for a listener: %s",
+				 option, path, strerror(errno));
 	}
 	return 0;
 }
@@ -248,13 +250,16 @@ static int socket_clear(const char *option, const char *path)
 		pause_a_moment();
 	}
 	if (r == TRY_AGAIN)
-		return err_raise(ERR_BUSY, "%s: who listens there does not end", path);
+		return err_raise(
+			ERR_BUSY,
+			"%s: the process listening there is exiting but has not ended",
+			path);
 	if (r < 0)
 		return err_pass(r);
 	if (lstat(path, &now) < 0)
 		return errno == ENOENT ? 0 : err_raise_errno(errno, "%s", path);
 	if (now.st_ino != looked.st_ino || now.st_dev != looked.st_dev)
-		return err_raise(ERR_BUSY, "%s: another daemon begins there", path);
+		return err_raise(ERR_BUSY, "%s: another daemon is starting there", path);
 	if (unlink(path) < 0)
 		return err_raise_errno(errno, "removing the old %s", path);
 	return 0;
@@ -271,8 +276,8 @@ int lock_socket_bind(struct lock_socket *made, int fd, const char *option,
 	if (snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", path) >=
 	    (int)sizeof(addr.sun_path))
 		return err_raise(ERR_CONFIG,
-				 "%s = %s: a socket's path has at most %zu bytes", option,
-				 path, sizeof(addr.sun_path) - 1);
+				 "%s = %s: socket path too long (limit %zu bytes)",
+				 option, path, sizeof(addr.sun_path) - 1);
 	r = socket_clear(option, path);
 	if (r < 0)
 		return err_pass(r);
@@ -300,10 +305,10 @@ int lock_socket_look(const struct lock_socket *made)
 				       : err_raise_errno(errno, "%s", made->path);
 	if (st.st_ino == made->made.st_ino && st.st_dev == made->made.st_dev)
 		return 0;
-	return err_raise(ERR_BUSY,
-			 "%s: another process has put a file in place of this daemon's "
-			 "socket; stop that one, or this one",
-			 made->path);
+	return err_raise(
+		ERR_BUSY,
+		"%s: another process replaced this daemon's socket; stop one of the two",
+		made->path);
 }
 
 void lock_socket_drop(struct lock_socket *made)

@@ -241,10 +241,11 @@ int notify_listen_fd(int *fd_p)
 	if (count == 0)
 		return 0;
 	if (count != 1)
-		return err_raise(ERR_CONFIG,
-				 "systemd hands over %llu sockets; kvd takes one, the "
-				 "control socket",
-				 (unsigned long long)count);
+		return err_raise(
+			ERR_CONFIG,
+			"%llu sockets passed by systemd; kvd accepts one, the control "
+			"socket",
+			(unsigned long long)count);
 	r = check_listening(fd);
 	if (r < 0)
 		return err_pass(r);

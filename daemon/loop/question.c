@@ -63,8 +63,8 @@ int question_ask(const char *host, const char *port, struct loop_wake *wake,
 	int r;
 
 	if (atomic_fetch_add(&questions, 1) >= QUESTIONS_MAX)
-		r = err_raise(ERR_BUSY, "%s: %u names are being looked up, the cap", host,
-			      QUESTIONS_MAX);
+		r = err_raise(ERR_BUSY, "%s: too many names being resolved (limit %u)",
+			      host, QUESTIONS_MAX);
 	else
 		r = (q = mem_zalloc(sizeof(*q))) ? 0 : -ENOMEM;
 	if (r < 0) {
@@ -122,8 +122,7 @@ unsigned int question_numbers(const struct question *q,
 		for (const struct addrinfo *ai = q->lookup.list; ai; ai = ai->ai_next)
 			if (count < max && ai->ai_family == families[i])
 				count += question_number(ai, numbers[count]);
-	*why_p = q->lookup.status ? gai_strerror(q->lookup.status)
-				  : "none that can be dialled";
+	*why_p = q->lookup.status ? gai_strerror(q->lookup.status) : "no usable address";
 	return count;
 }
 

@@ -24,10 +24,10 @@ static int copy_check_buffers_check(const struct copy_end *end, bool writing)
 					 "writing only",
 					 i);
 		if (writing && !b->memory->writable)
-			return err_raise(ERR_PERM, "buffer %u is not ours to write", i);
+			return err_raise(ERR_PERM, "buffer %u is read-only", i);
 	}
 	if (!end->buffers && !end->linear)
-		return err_raise(ERR_INVAL, "a copy without an end");
+		return err_raise(ERR_INVAL, "the copy has no source or destination");
 	return 0;
 }
 
@@ -92,7 +92,7 @@ int copy_job_check(const struct copy_job *job)
 	int r;
 
 	if (job->begin > job->end || (job->plan ? job->plan->bytes : 0) < job->end)
-		return err_raise(ERR_RANGE, "bytes %ju to %ju are not in the plan",
+		return err_raise(ERR_RANGE, "bytes %ju to %ju are outside the plan",
 				 (uintmax_t)job->begin, (uintmax_t)job->end);
 	if (job->begin == job->end)
 		return 0;

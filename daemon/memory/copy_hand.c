@@ -259,7 +259,7 @@ static void stretch_copy(void *arg)
 static int memory_gone(struct memory *m)
 {
 	if (m->kind == MEMORY_VM)
-		return err_raise(ERR_FAULT, "process %d, which owns the memory, is gone",
+		return err_raise(ERR_FAULT, "process %d, the memory's owner, has exited",
 				 (int)m->owner.pid);
 	return err_raise(ERR_FAULT, "the memory was truncated by its owner");
 }
@@ -276,7 +276,7 @@ static int stretch_fault(const struct stretch *st)
 		return err_pass(memory_gone(vm));
 	return err_raise(ERR_FAULT, "%s process %d's memory: %s",
 			 vm == st->src_memory ? "reading" : "writing", (int)vm->owner.pid,
-			 st->error == EUSERS ? "too many processes that do so hang"
+			 st->error == EUSERS ? "too many helper processes hang"
 					     : strerror(st->error));
 }
 

@@ -69,7 +69,7 @@ static int memory_check(struct memory *m)
 	if (of_device(m))
 		return err_raise(ERR_FAULT, "the memory on %s is lost: %s",
 				 m->gpu->device->id, m->gpu->device->why.text);
-	return err_raise(ERR_FAULT, "the memory is gone");
+	return err_raise(ERR_FAULT, "the memory was lost");
 }
 
 /* ---- one slice ---- */

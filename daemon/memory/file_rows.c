@@ -116,8 +116,8 @@ static int extent_fault(const struct extent *x, int no)
 	if (no == EINVAL && fcntl(x->file->mem_fd, F_GETFL) & O_DIRECT)
 		return err_raise(
 			ERR_IO,
-			"%ju bytes at %ju cannot be %s past the page cache: with "
-			"O_DIRECT offsets, lengths and addresses are multiples "
+			"%ju bytes at %ju cannot be %s with O_DIRECT: offsets, lengths "
+			"and addresses must be multiples "
 			"of the device's block",
 			(uintmax_t)x->bytes, (uintmax_t)x->at, what);
 	return err_raise(code, "%ju bytes at %ju of the file were not %s: %s",
@@ -156,11 +156,12 @@ static int extent_move(struct extent *x)
 		if (n < 0)
 			return extent_fault(x, errno);
 		if (n == 0)
-			return err_raise(ERR_IO,
-					 "the file ends at %ju or before, where "
-					 "%ju bytes more are to be %s",
-					 (uintmax_t)x->at, (uintmax_t)x->bytes,
-					 x->reading ? "read" : "written");
+			return err_raise(
+				ERR_IO,
+				"the file ends at or before %ju; %ju more bytes were to "
+				"be %s",
+				(uintmax_t)x->at, (uintmax_t)x->bytes,
+				x->reading ? "read" : "written");
 		extent_skip(x, &iov, &count, (uint64_t)n);
 	}
 	return 0;

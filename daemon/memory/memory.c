@@ -261,10 +261,10 @@ static int file_check_holes(int fd, uint64_t offset, uint64_t length, uint64_t *
 		return 0;
 	return err_raise(
 		ERR_IMPORT,
-		"the memory has holes: byte %ju has no page yet, and at most %ju "
-		"bytes more are filled for this user. Touch them all, or "
-		"MADV_POPULATE_WRITE (5.14), before it is registered; "
-		"kvd_memory_alloc() does",
+		"the memory has holes: byte %ju has no page, and kvd fills at most %ju "
+		"more bytes for this user; touch every page, or use MADV_POPULATE_WRITE "
+		"(Linux 5.14), before registering it, or allocate it with "
+		"kvd_memory_alloc()",
 		(uintmax_t)first, (uintmax_t)most);
 }
 
@@ -323,9 +323,8 @@ static int import_touch(struct import *im, uint64_t page)
 			  .write = im->memory.writable};
 
 	if (!memory_guard_run(touch_pages, &t, &im->memory, NULL))
-		return err_raise(ERR_IMPORT,
-				 "the memory has pages that cannot be had: its file "
-				 "system or memory limit is full");
+		return err_raise(ERR_IMPORT, "some pages cannot be allocated: its file "
+					     "system or memory limit is full");
 	return 0;
 }
 
@@ -384,7 +383,7 @@ static int import_populate(struct import *im, uint64_t page)
 			return err_pass(r);
 	} else if (r < 0 && (errno == EFAULT || errno == ENOSPC || errno == EHWPOISON)) {
 		return err_raise(ERR_IMPORT,
-				 "the memory has pages that cannot be had (%s): its file "
+				 "some pages cannot be allocated (%s): its file "
 				 "system or memory limit is full, or it was truncated",
 				 strerror(errno));
 	} else if (r < 0) {
@@ -424,11 +423,11 @@ static int import_map(enum memory_kind kind, int owned_fd, uint64_t offset,
 	if (im->map == MAP_FAILED) {
 		im->map = NULL;
 		if (errno == EPERM || errno == EACCES)
-			r = err_raise(ERR_IMPORT,
-				      "the memory cannot be mapped for %s: it was opened "
-				      "or sealed (F_SEAL_WRITE, F_SEAL_FUTURE_WRITE) "
-				      "against it",
-				      writable ? "writing" : "reading");
+			r = err_raise(
+				ERR_IMPORT,
+				"the memory cannot be mapped for %s: its open mode or "
+				"seals (F_SEAL_WRITE, F_SEAL_FUTURE_WRITE) forbid it",
+				writable ? "writing" : "reading");
 		else
 			r = err_raise_errno(errno, "mapping %ju bytes",
 					    (uintmax_t)length);
@@ -493,7 +492,7 @@ static int memfd_seal(int fd)
 
 	if (seals < 0)
 		return err_raise(ERR_IMPORT,
-				 "the fd is no memfd: it carries no seals (%s)",
+				 "the fd is not a memfd: it has no seals (%s)",
 				 strerror(errno));
 	if (!(seals & F_SEAL_GROW)) /* wanted, not needed */
 		(void)fcntl(fd, F_ADD_SEALS, F_SEAL_GROW);
@@ -555,7 +554,8 @@ int memory_import_sparse_shm(int fd, uint64_t offset, uint64_t length, bool writ
 	if (fstatfs(fd, &fs) < 0)
 		return err_raise_errno(errno, "fstatfs of the memory's fd");
 	if (fs.f_type != TMPFS_MAGIC && fs.f_type != HUGETLBFS_MAGIC)
-		return err_raise(ERR_IMPORT, "the fd is no shared memory: not on tmpfs");
+		return err_raise(ERR_IMPORT,
+				 "the fd is not shared memory: it is not on tmpfs");
 	return err_pass(import_checked(MEMORY_GUARDED, fd, offset, length, writable,
 				       fill_p, memory_p));
 }
@@ -598,15 +598,14 @@ bool memory_owner_alive(struct memory *memory)
 static int vm_refused(int no, const struct memory *memory, uint64_t address)
 {
 	if (no == ESRCH)
-		return err_raise(ERR_IMPORT, "process %d is gone",
+		return err_raise(ERR_IMPORT, "process %d has exited",
 				 (int)memory->owner.pid);
 	if (no == EFAULT)
 		return err_raise(ERR_RANGE, "process %d has nothing mapped at %#jx",
 				 (int)memory->owner.pid, (uintmax_t)address);
 	return err_raise(no == EUSERS ? ERR_LIMIT : ERR_IMPORT,
 			 "reading process %d's memory: %s", (int)memory->owner.pid,
-			 no == EUSERS ? "too many processes that do so hang"
-				      : strerror(no));
+			 no == EUSERS ? "too many helper processes hang" : strerror(no));
 }
 
 /* One byte at each end. */
@@ -716,7 +715,8 @@ int memory_import_dmabuf(int fd, uint64_t offset, uint64_t length,
 	int r;
 
 	if (end < 0)
-		return err_raise(ERR_IMPORT, "the fd is no dma-buf: %s", strerror(errno));
+		return err_raise(ERR_IMPORT, "the fd is not a dma-buf: %s",
+				 strerror(errno));
 	if (length == 0 || offset > (uint64_t)end || length > (uint64_t)end - offset)
 		return err_raise(
 			ERR_RANGE,
@@ -741,9 +741,10 @@ int memory_check_copyable(const struct memory *memory)
 {
 	if (memory->kind != MEMORY_DEVICE || memory->gpu)
 		return 0;
-	return err_raise(ERR_IMPORT,
-			 "a dma-buf is for RDMA adapters alone: register the memory as "
-			 "cuda_ipc or cuda_vmm");
+	return err_raise(
+		ERR_IMPORT,
+		"only RDMA adapters can reach a dma-buf; register the memory as cuda_ipc "
+		"or cuda_vmm");
 }
 
 /* ---- files ---- */
@@ -757,14 +758,17 @@ static int file_check(int fd, int *flags_p)
 	if (*flags_p < 0 || (*flags_p & O_PATH))
 		return err_raise(ERR_IMPORT, "the fd was opened with O_PATH");
 	if (!vet_is_disk(fd, what, sizeof(what)))
-		return err_raise(ERR_IMPORT,
-				 "the fd is %s: a regular file of a local "
-				 "file system, or a block device, is wanted",
-				 what);
+		return err_raise(
+			ERR_IMPORT,
+			"the fd is %s; it must be a regular file of a local file system, "
+			"or a block device",
+			what);
 	/* Linux appends whatever offset is asked for: pwrite(2), BUGS */
 	if ((*flags_p & O_APPEND) && (*flags_p & O_ACCMODE) != O_RDONLY)
-		return err_raise(ERR_IMPORT, "the file was opened with O_APPEND: what is "
-					     "written to it does not go to its place");
+		return err_raise(
+			ERR_IMPORT,
+			"the file was opened with O_APPEND: writes would ignore the "
+			"offset");
 	return 0;
 }
 

@@ -241,7 +241,7 @@ static bool is_all_of(int fd, uid_t uid)
 static int open_failed(pid_t pid, int no)
 {
 	return err_raise(no == EACCES || no == EPERM ? ERR_PERM : ERR_IMPORT,
-			 "kind vm: /proc/%d/mem: %s: let the client pass an fd of its "
+			 "kind vm: /proc/%d/mem: %s: the client must pass an fd of its "
 			 "/proc/self/mem, as libkvd does",
 			 (int)pid, strerror(no));
 }
@@ -287,10 +287,11 @@ int vm_open(const struct memory_owner *owner, int mode, int *fd_p)
 	/* behind the open: what it was opened for is what is judged */
 	if (r == 0 &&
 	    (!is_all_of(fds[OPEN_STATUS], owner->uid) || poll(&gone, 1, 0) != 0))
-		r = err_raise(ERR_PERM,
-			      "kind vm: process %d is not, or not only, user %u's, or "
-			      "may not be dumped",
-			      (int)owner->pid, owner->uid);
+		r = err_raise(
+			ERR_PERM,
+			"kind vm: process %d has a user other than %u, or may not be "
+			"dumped",
+			(int)owner->pid, owner->uid);
 	if (r == 0)
 		*fd_p = mem_steal_fd(&fds[OPEN_MEM]);
 	mem_closep(&fds[OPEN_MEM]);

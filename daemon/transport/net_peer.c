@@ -140,8 +140,8 @@ bool net_peer_watch_fences(struct net_peer *peer, uint64_t now)
 			continue;
 		if (xfer->deadline_ns <= now) {
 			err_set(&err, ERR_FENCE,
-				"%s: a stopped transfer with %s had not quiesced after "
-				"%" PRIu64 " ms: the connection ends",
+				"%s: a stopped transfer with %s was not quiesced after "
+				"%" PRIu64 " ms; closing the connection",
 				net_name(peer), peer->name,
 				peer->transport->fence_ns / LOOP_NS_PER_MS);
 			net_peer_fail(peer, &err);

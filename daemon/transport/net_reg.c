@@ -95,7 +95,7 @@ int net_key_pack(struct xp_reg *xp_reg, struct xp_peer *peer, void *buf, size_t 
 
 	(void)peer;
 	if (size < KEY_BYTES)
-		return err_raise(ERR_TOOBIG, "%s key: %u bytes, room for %zu",
+		return err_raise(ERR_TOOBIG, "%s key: %u bytes, buffer of %zu",
 				 net_of(reg)->base.ops->name, KEY_BYTES, size);
 	cursor_write(&c, buf, size);
 	cursor_put_u32(&c, net_of(reg)->ops->key_magic);
@@ -118,7 +118,7 @@ int net_key_unpack(struct xp_peer *peer, const void *buf, size_t len, void *owne
 	id = cursor_get_u64(&c);
 	if (c.bad || magic != net->transport->ops->key_magic || len != KEY_BYTES ||
 	    id == 0)
-		return err_raise(ERR_PROTO, "%s key: not one", net_name(net));
+		return err_raise(ERR_PROTO, "%s key: malformed", net_name(net));
 	key = mem_zalloc(sizeof(*key));
 	if (!key)
 		return err_pass(-ENOMEM);

@@ -249,9 +249,9 @@ static int post_check(const struct net_peer *peer, const struct xp_op *op)
 	if (!net_peer_live(peer) || !peer->base.ready)
 		return err_raise(ERR_PEER, "%s: no connection to %s", name, peer->name);
 	if (op->kind != XP_WRITE && op->kind != XP_READ)
-		return err_raise(ERR_INVAL, "%s: ops are WRITE or READ", name);
+		return err_raise(ERR_INVAL, "%s: operation must be WRITE or READ", name);
 	if (op->header_len > XP_HEADER_MAX)
-		return err_raise(ERR_TOOBIG, "header: %zu bytes, at most %u",
+		return err_raise(ERR_TOOBIG, "header: %zu bytes (limit %u)",
 				 op->header_len, XP_HEADER_MAX);
 	return 0;
 }
@@ -349,9 +349,7 @@ int net_op_find(struct net_peer *peer, uint64_t id, struct net_xfer **xfer_p)
 {
 	*xfer_p = idmap_get(&peer->ops, id);
 	if (!*xfer_p)
-		return err_raise(ERR_PROTO,
-				 "%s: an answer to transfer %" PRIu64
-				 " that is not there",
+		return err_raise(ERR_PROTO, "%s: answer to unknown transfer %" PRIu64,
 				 net_name(peer), id);
 	return 0;
 }
@@ -447,8 +445,8 @@ int net_inbound_find(struct net_peer *peer, uint64_t id, struct net_xfer **xfer_
 	*xfer_p = idmap_get(&peer->inbounds, id);
 	if (id > peer->inbound_high)
 		return err_raise(ERR_PROTO,
-				 "%s: message on transfer %" PRIu64
-				 " that was never asked",
+				 "%s: message for transfer %" PRIu64
+				 ", which was never requested",
 				 net_name(peer), id);
 	return 0;
 }
@@ -462,8 +460,8 @@ static int accept_sides(struct net_xfer *xfer, const struct xp_sides *sides)
 		return 0; /* "what you read was valid" */
 	if (bytes != xfer->bytes)
 		return err_raise(ERR_PLAN,
-				 "%" PRIu64 " bytes planned by the daemon that asks, "
-				 "%" PRIu64 " by the asked one",
+				 "%" PRIu64 " bytes planned by the requester, %" PRIu64
+				 " by this daemon",
 				 xfer->bytes, bytes);
 	if (bytes && xfer->kind != XP_CHECK)
 		r = ops_of(xfer)->take_sides(xfer, sides);

@@ -48,7 +48,7 @@ int spans_add(struct spans *spans, uint64_t begin, uint64_t length)
 	before = at > 0 ? &spans->items[at - 1] : NULL;
 	after = at < spans->count ? &spans->items[at] : NULL;
 	if (before && before->end > begin)
-		return err_raise(ERR_PROTO, "bytes %llu to %llu came twice",
+		return err_raise(ERR_PROTO, "bytes %llu to %llu received twice",
 				 (unsigned long long)begin, (unsigned long long)end);
 	if (before && before->end == begin) {
 		before->end = end;

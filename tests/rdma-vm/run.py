@@ -542,7 +542,7 @@ def rail_lost(pair):
         try:
             push.succeeded(240)
             for guest, daemon in zip(pair.guests, daemons.running):
-                check(daemon.has("goes on without a rail"),
+                check(daemon.has("continuing without a lost rail"),
                       f"{guest.name} lost no rail: {daemon.text[-2000:]}")
             took = time.monotonic() - push.began
             print(f"# 64 MiB were there {took:.1f} s after the first byte; over "

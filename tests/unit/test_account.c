@@ -99,7 +99,7 @@ static void last_eighth_is_for_those_with_little(void **state)
 		err_last()->text,
 		"uid:1: plans: 2 bytes more; it holds 7167 in all, 0 of them "
 		"plans, and all principals 7167 of 8192 (memory_limit), the last "
-		"eighth for those with little");
+		"eighth is reserved for principals with little");
 	assert_int_equal(charge_take(&more, a, ACCOUNT_PLANS, 1), 0);
 	assert_int_equal(charge_more(&more, 1), -err_errno(ERR_LIMIT));
 	assert_int_equal(charge_take(&little, b, ACCOUNT_LISTS, 31), 0);
@@ -167,10 +167,11 @@ static void descriptors_of_one_leave_some_for_others(void **state)
 	for (int i = 0; i < 14; i++)
 		assert_int_equal(charge_fds(&many[i], 10), 0);
 	assert_int_equal(charge_fds(&many[14], 1), -err_errno(ERR_LIMIT));
-	assert_string_equal(err_last()->text,
-			    "uid:1: regions: 1 descriptors more; it holds about 140, and "
-			    "all engines 140 of 160, half of what the daemon may open "
-			    "(LimitNOFILE), the last eighth for those with few");
+	assert_string_equal(
+		err_last()->text,
+		"uid:1: regions: 1 descriptors more; it holds about 140, and "
+		"all engines 140 of 160, half of what the daemon may open "
+		"(LimitNOFILE), the last eighth is reserved for users with few");
 	assert_int_equal(a->refused, 1);
 	charge_force(&one, b, ACCOUNT_SESSIONS, 1);
 	assert_int_equal(charge_fds(&one, 8), 0);

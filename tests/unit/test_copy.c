@@ -754,7 +754,7 @@ static void copy_of_a_dead_process_fails(void **state)
 	assert_int_equal(copier_submit(t.copier, &tj.job), 0);
 	copy_rig_wait(&t, 2);
 	assert_int_equal(tj.job.err.code, ERR_FAULT);
-	assert_non_null(strstr(tj.job.err.text, "is gone"));
+	assert_non_null(strstr(tj.job.err.text, "has exited"));
 	copy_rig_teardown(&t);
 	memory_unref(src.memory);
 	memory_unref(dst.memory);

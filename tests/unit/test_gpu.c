@@ -175,7 +175,7 @@ static void device_not_allowed_is_refused(void **state)
 	(void)state;
 	assert_int_equal(gpu_device_find(gpu, "0000:3B:00.0", &device), 0);
 	assert_error(gpu_device_find(gpu, "0000:3c:00.0", &device), ERR_PERM,
-		     "not for this daemon");
+		     "not enabled for this daemon");
 	gpu_free(gpu);
 }
 
@@ -261,7 +261,7 @@ static void import_where_one_is_open_is_refused_by_name(void **state)
 	assert_true(gpu_owner_start(&owner, GPU_HANDLE_IPC, 0, MIB));
 	assert_int_equal(gpu_import(gpu, 7, &owner.handle, true, &a), 0);
 	assert_error(gpu_import(gpu, 8, &owner.handle, true, &other), ERR_IMPORT,
-		     "is open here already");
+		     "is already open");
 	gpu_import_unref(a);
 	assert_int_equal(gpu_import(gpu, 8, &owner.handle, true, &other), 0);
 	gpu_import_unref(other);
@@ -329,7 +329,7 @@ static void import_of_gone_exporter_is_refused(void **state)
 	assert_true(gpu_owner_start(&owner, GPU_HANDLE_IPC, 0, MIB));
 	gpu_owner_kill(&owner);
 	assert_error(gpu_import(gpu, 7, &owner.handle, true, &im), ERR_IMPORT,
-		     "the exporting process is gone");
+		     "the exporting process has exited");
 	gpu_owner_end(&owner);
 	gpu_free(gpu);
 }
@@ -375,7 +375,7 @@ static void import_by_fd_of_anything_else_is_refused(void **state)
 	assert_int_equal(gpu_start(gpu), 0);
 	memcpy(handle.device, gpu->devices[0].id, sizeof(gpu->devices[0].id));
 	assert_error(gpu_import(gpu, 7, &handle, true, &im), ERR_IMPORT,
-		     "no handle of cuMemExportToShareableHandle");
+		     "not a handle from cuMemExportToShareableHandle");
 	handle.fd = -1;
 	assert_error(gpu_import(gpu, 7, &handle, true, &im), ERR_IO, "fd");
 	assert_true(gpu_owner_start(&owner, GPU_HANDLE_VMM, 0, 2 * MIB));
@@ -383,7 +383,7 @@ static void import_by_fd_of_anything_else_is_refused(void **state)
 	assert_error(gpu_import(gpu, 7, &owner.handle, true, &im), ERR_IMPORT, "size");
 	owner.handle.bytes = 3 * MIB;
 	assert_error(gpu_import(gpu, 7, &owner.handle, true, &im), ERR_IMPORT,
-		     "no multiple");
+		     "not a multiple");
 	owner.handle.bytes = 0;
 	assert_error(gpu_import(gpu, 7, &owner.handle, true, &im), ERR_RANGE, "0 bytes");
 	assert_int_equal(FAKE(fake_cuda_live)(), 0);

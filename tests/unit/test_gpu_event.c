@@ -275,7 +275,7 @@ static void event_of_dead_process_is_refused(void **state)
 
 	gpu_owner_kill(&stage->owner);
 	event = watch(stage);
-	assert_failed(stage, event, ERR_IMPORT, "process is gone");
+	assert_failed(stage, event, ERR_IMPORT, "process has exited");
 	drop(stage, event);
 }
 

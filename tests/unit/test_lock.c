@@ -239,7 +239,7 @@ static void socket_over_a_file_or_too_long_is_refused(void **state)
 	assert_int_equal(unlink(path_of("f")), 0);
 	memset(far, '/', sizeof(far) - 1);
 	assert_int_equal(socket_at(&made, far), -1);
-	assert_non_null(strstr(err_last()->text, "at most 107 bytes"));
+	assert_non_null(strstr(err_last()->text, "limit 107 bytes"));
 	lock_socket_drop(&made);
 }
 

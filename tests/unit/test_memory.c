@@ -186,7 +186,7 @@ static void fd_that_is_no_memory_is_refused(void **state)
 	(void)state;
 	assert_int_equal(pipe(p), 0);
 	assert_refused(memory_import_memfd(p[0], 0, 1, false, &m), ERR_IMPORT,
-		       "no memfd");
+		       "not a memfd");
 	assert_refused(memory_import_memfd(-1, 0, 1, false, &m), ERR_IMPORT, "");
 	assert_refused(memory_import_shm_fd(p[0], 0, 1, false, &m), ERR_IMPORT, "tmpfs");
 	close(p[0]);

@@ -218,9 +218,9 @@ static void frames_out_of_rule_lose_the_peer(void **state)
 		{.type = TCP_DATA, .id = 1, .length = 9},
 		{.type = TCP_GO, .id = 1, .length = 7},
 	};
-	static const char *const words[] = {"not there", "not there", "never asked",
-					    "kind 9",	 "kind 2",    "brings",
-					    "type 6",	 "7 bytes"};
+	static const char *const words[] = {
+		"unknown transfer", "unknown transfer", "never requested", "kind 9",
+		"kind 2",	    "carries",		"type 6",	   "7 bytes"};
 
 	(void)state;
 	for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
@@ -248,8 +248,13 @@ static void stream_frames_out_of_rule_lose_the_peer(void **state)
 		{.type = TCP_GO, .id = 1},
 		{.type = TCP_DATA, .id = 1, .length = TCP_DATA_MAX + 1},
 	};
-	static const char *const words[] = {"never asked", "never asked", "past", "past",
-					    "past",	   "type 2",	  "bytes"};
+	static const char *const words[] = {"never requested",
+					    "never requested",
+					    "past",
+					    "past",
+					    "past",
+					    "type 2",
+					    "bytes"};
 	uint8_t trailer[TCP_TRAILER_BYTES] = "BADx";
 
 	(void)state;
@@ -277,7 +282,7 @@ static void stream_frames_out_of_rule_lose_the_peer(void **state)
 		 (struct tcp_head){.type = TCP_DATA, .id = 1, .length = 10});
 	raw_send(raw.stream[0], raw_bytes, 10);
 	raw_send(raw.stream[0], trailer, sizeof(trailer));
-	raw_assert_thrown_out("agreed");
+	raw_assert_thrown_out("expected");
 	raw_stream_works(0);
 }
 

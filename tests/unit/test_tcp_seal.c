@@ -425,10 +425,10 @@ static void record_out_of_its_place_is_refused(void **state)
 	pair_begin(&p, true);
 	for (unsigned int i = 0; i < 4; i++)
 		n = sealed(p.seal, "a record", 8, records[i]);
-	assert_refused(opened(p.open, records[1], n), "left out"); /* 0 dropped */
+	assert_refused(opened(p.open, records[1], n), "dropped"); /* 0 dropped */
 	p.open->number = 0;
 	assert_int_equal(opened(p.open, records[0], n), 1);
-	assert_refused(opened(p.open, records[0], n), "repeated");
+	assert_refused(opened(p.open, records[0], n), "replayed");
 	p.open->number = 1;
 	assert_refused(opened(p.open, records[2], n), "record 1"); /* reordered */
 	memcpy(p.open->buf, records[1], n); /* the right one comes too late */
@@ -439,7 +439,7 @@ static void record_out_of_its_place_is_refused(void **state)
 	p.open->number = 1;
 	assert_int_equal(opened(p.open, records[1], n), 1);
 	pair_begin(&other, true); /* another stream's, or direction's */
-	assert_refused(opened(other.open, records[0], n), "put elsewhere");
+	assert_refused(opened(other.open, records[0], n), "reordered");
 	pair_end(&other);
 	pair_end(&p);
 }

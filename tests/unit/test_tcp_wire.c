@@ -218,7 +218,7 @@ static void head_field_out_of_range_is_refused(void **state)
 			refuse_head(HEAD(.type = type, .id = type != TCP_BYE,
 					 .flags = TCP_FLAG_EAGER,
 					 .length = type >= TCP_DATA),
-				    "brings");
+				    "carries");
 	/* data: nothing, too much, around the end */
 	refuse_head(HEAD(.type = TCP_DATA, .id = 1, .length = 0), "0 bytes");
 	refuse_head(HEAD(.type = TCP_SERVE, .id = 1, .length = TCP_DATA_MAX + 1),

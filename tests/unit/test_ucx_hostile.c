@@ -37,17 +37,17 @@ static void frames_out_of_rule_lose_the_peer(void **state)
 
 	(void)state;
 	forge((struct ucx_frame){.type = UCX_GO, .id = 5}, NULL, 0);
-	assert_thrown_out("not there");
+	assert_thrown_out("unknown transfer");
 	forge((struct ucx_frame){.type = UCX_DONE, .id = 1}, NULL, 0);
-	assert_thrown_out("not there");
+	assert_thrown_out("unknown transfer");
 	forge((struct ucx_frame){.type = UCX_CANCEL, .id = 1}, NULL, 0);
-	assert_thrown_out("never asked");
+	assert_thrown_out("never requested");
 	forge((struct ucx_frame){.type = UCX_GO, .id = 1}, bytes, 100);
 	assert_thrown_out("100 bytes");
 	forge((struct ucx_frame){.type = UCX_DATA, .id = 1, .length = 9}, bytes, 9);
-	assert_thrown_out("never asked");
+	assert_thrown_out("never requested");
 	forge((struct ucx_frame){.type = UCX_SERVE, .id = 1, .length = 9}, bytes, 9);
-	assert_thrown_out("never asked");
+	assert_thrown_out("never requested");
 	forge((struct ucx_frame){.type = UCX_REQUEST, .id = 1, .code = 9}, NULL, 0);
 	assert_thrown_out("kind 9");
 	forge((struct ucx_frame){.type = UCX_REQUEST, .id = 0}, NULL, 0);
@@ -123,7 +123,7 @@ static void slices_out_of_rule_lose_the_peer(void **state)
 	forge_slice(100000, 0, 10000, 10000, 2);
 	assert_thrown_out("twice");
 	forge_slice(100000, 0, 100, 100, 1);
-	assert_thrown_out("unasked");
+	assert_thrown_out("unsolicited");
 	forge_slice(100000, 0, 0, 0, 1);
 	assert_thrown_out("slice of 0 bytes");
 }

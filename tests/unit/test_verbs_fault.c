@@ -158,11 +158,11 @@ static const struct {
 	enum err_code code;
 	const char *words;
 } statuses[] = {
-	{IBV_WC_RETRY_EXC_ERR, ERR_PEER, "no answer to any retry"},
+	{IBV_WC_RETRY_EXC_ERR, ERR_PEER, "all retries timed out"},
 	{IBV_WC_RNR_RETRY_EXC_ERR, ERR_PROTO, "no receive posted"},
 	{IBV_WC_REM_ACCESS_ERR, ERR_REVOKED, "remote access error"},
 	{IBV_WC_LOC_PROT_ERR, ERR_INTERNAL, "local protection error"},
-	{IBV_WC_REM_OP_ERR, ERR_TRANSPORT, "could not do a request"},
+	{IBV_WC_REM_OP_ERR, ERR_TRANSPORT, "could not execute a request"},
 	{IBV_WC_FATAL_ERR, ERR_IO, "the adapter is broken"},
 	{IBV_WC_GENERAL_ERR, ERR_TRANSPORT, "a request failed"},
 };
@@ -202,7 +202,7 @@ static void stale_key_is_found_before_it_is_used(void **state)
 	x.dst.local.reg = x.dst.reg;
 	verbs_transport.mem_dereg(old);
 	assert_int_equal(vp_post(&x), 0);
-	vp_failed(&x, ERR_REVOKED, "registered anew");
+	vp_failed(&x, ERR_REVOKED, "re-registered");
 	assert_int_equal(vp_a.lost + vp_b.lost, 0); /* it did not cost the connection */
 	VP_AWAIT(vp_b.dones == vp_b.requests);
 	vp_transfer_fini(&x);
@@ -281,9 +281,9 @@ static void queue_pair_events_lose_the_peer_with_their_words(void **state)
 	} events[] = {
 		{IBV_EVENT_QP_FATAL, "QP fatal"},
 		{IBV_EVENT_QP_REQ_ERR, "invalid request"},
-		{IBV_EVENT_QP_ACCESS_ERR, "may not touch"},
+		{IBV_EVENT_QP_ACCESS_ERR, "may not be accessed"},
 		{IBV_EVENT_PATH_MIG_ERR, "could not migrate"},
-		{IBV_EVENT_CQ_ERR, "overran"},
+		{IBV_EVENT_CQ_ERR, "overrun"},
 	};
 
 	(void)state;

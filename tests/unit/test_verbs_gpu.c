@@ -445,7 +445,7 @@ static void read_without_an_answer_fails_by_the_fence_s_time(void **state)
 		stage_make(&stage, both[i], KIND_HOST, KIND_VMM);
 		fake_verbs_stall_loopback(true);
 		assert_int_equal(vp_post(&stage.x), 0);
-		vp_failed(&stage.x, ERR_IO, "no answer in time");
+		vp_failed(&stage.x, ERR_IO, "timed out");
 		VP_AWAIT(vp_b.dones == vp_b.requests);
 		assert_int_equal(vp_a.lost + vp_b.lost, 0);
 		fake_verbs_stall_loopback(false);
@@ -480,7 +480,7 @@ static void read_that_is_given_up_counts_until_its_queue_pair_is_gone(void **sta
 		vp_spin_ms(20);
 		assert_false(stage.x.done);
 		fake_verbs_free_wait(false);
-		vp_failed(&stage.x, ERR_IO, "no answer in time");
+		vp_failed(&stage.x, ERR_IO, "timed out");
 		VP_AWAIT(vp_b.dones == vp_b.requests);
 		fake_verbs_stall_loopback(false);
 		fake_verbs_land();

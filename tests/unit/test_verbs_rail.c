@@ -607,7 +607,7 @@ static void what_is_in_doubt_costs_the_connection(void **state)
 	costs_the_connection(first_port_is_down, ERR_IO, "the port is down");
 	costs_the_connection(key_is_refused, ERR_REVOKED, "remote access error");
 	costs_the_connection(key_is_refused_and_the_rail_dies, ERR_TRANSPORT,
-			     "memory that it may not touch");
+			     "memory that may not be accessed");
 	costs_the_connection(memory_is_out, ERR_PEER, "retries used up");
 }
 

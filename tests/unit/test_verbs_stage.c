@@ -264,7 +264,7 @@ static void peer_that_stages_nothing_refuses_by_name(void **state)
 		stage_make(&stage, both[i], write ? KIND_VM : KIND_DIRECT,
 			   write ? KIND_DIRECT : KIND_VM);
 		assert_int_equal(vp_post(&stage.x), 0);
-		vp_failed(&stage.x, ERR_REQUIRE, "no buffers for that");
+		vp_failed(&stage.x, ERR_REQUIRE, "no staging buffers");
 		VP_AWAIT(vp_b.dones == vp_b.requests);
 		stage_end(&stage);
 	}

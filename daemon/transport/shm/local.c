@@ -76,7 +76,8 @@ int local_on_key_give(struct shm_peer *peer, const struct shm_frame *f, struct c
 	int r = cursor_check(c, "KEY_GIVE");
 
 	if (r == 0 && !peer->shm->gpu)
-		r = err_raise(ERR_PROTO, "GPU memory on a line that is not for it");
+		r = err_raise(ERR_PROTO,
+			      "GPU memory on a connection that does not support it");
 	if (r == 0)
 		r = shm_key_answered(peer, f->id, &key);
 	if (r < 0)
@@ -127,7 +128,7 @@ static int local_open(const struct xp_env *env, const struct xp_callbacks *callb
 	int r = local_probe(env->config, &caps);
 
 	if (r == 0 && !env->gpu)
-		r = err_raise(ERR_REQUIRE, "local: this daemon uses no GPU");
+		r = err_raise(ERR_REQUIRE, "local: this daemon uses no GPUs");
 	if (r == 0)
 		r = shm_open_as(&local_transport, env, callbacks, transport_p);
 	if (r < 0)

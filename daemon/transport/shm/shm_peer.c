@@ -119,7 +119,7 @@ static const char *path_not_theirs(const struct shm_peer *peer, const char *path
 	struct stat st;
 
 	if (!is_in_run_dir(peer->shm->net.base.env.config->run_dir, path))
-		return "not in our run_dir";
+		return "not in this daemon's run_dir";
 	if (lstat(path, &st) < 0)
 		return strerror(errno);
 	return st.st_dev == address->device && st.st_ino == address->inode
@@ -137,7 +137,7 @@ static int dial_name(const struct shm_peer *peer, const char *name, int *fd_p,
 
 	*no_p = name[0] != '@'			 ? path_not_theirs(peer, name)
 		: strncmp(name, "@kvd-", 5) == 0 ? NULL
-						 : "not a name of kvd";
+						 : "not a kvd socket name";
 	if (*no_p)
 		return 2;
 	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -175,9 +175,10 @@ static int dial_names(const struct shm_peer *peer, int *fd_p)
 					      n ? ", " : "", name, no);
 	}
 	wire_text_clean(text); /* the peer's words are in it */
-	return err_raise(ERR_REQUIRE,
-			 "%s needs a network namespace or run_dir that both have (%s)",
-			 net_name(&peer->net), text);
+	return err_raise(
+		ERR_REQUIRE,
+		"%s needs a network namespace or run_dir shared by both daemons (%s)",
+		net_name(&peer->net), text);
 }
 
 /* ERR_REQUIRE as above; whatever else goes wrong, fails the peer. */
@@ -226,7 +227,7 @@ int shm_on_welcome(struct shm_peer *peer, const struct shm_frame *f, struct curs
 	if (r < 0)
 		return err_pass(r);
 	if (!mem_equal(token, peer->net.token_in, XP_TOKEN_BYTES))
-		return err_raise(ERR_AUTH, "the token is not the handshake's");
+		return err_raise(ERR_AUTH, "the token does not match the handshake's");
 	peer_joined(peer);
 	return 0;
 }
@@ -240,7 +241,8 @@ static void watch_connect(struct shm_peer *peer, uint64_t now)
 	if (now >= peer->deadline_ns) {
 		err_set(&err, ERR_TIMEOUT,
 			"no data connection by shm: the peer %s within %ju ms",
-			peer->net.dial ? "did not welcome us" : "did not connect",
+			peer->net.dial ? "did not accept the connection"
+				       : "did not connect",
 			(uintmax_t)(peer->shm->acceptor.wait_ns / LOOP_NS_PER_MS));
 		net_peer_fail(&peer->net, &err);
 		return;
@@ -248,7 +250,8 @@ static void watch_connect(struct shm_peer *peer, uint64_t now)
 	net_peer_watch(&peer->net, peer->deadline_ns);
 	if (peer->net.dial && sm_state(&peer->net.sm) == NET_PEER_OPENING &&
 	    peer_dial(peer) < 0) { /* it was there before */
-		err_raise(ERR_TRANSPORT, "shm: the peer is gone: %s", err_last()->text);
+		err_raise(ERR_TRANSPORT, "shm: connection to the peer lost: %s",
+			  err_last()->text);
 		net_peer_fail_last(&peer->net);
 	}
 }

@@ -63,8 +63,7 @@ int shm_mem_reg(struct transport *transport, struct memory *memory, struct xp_re
 			     : reopen_read_only(memory);
 	if (reg->ro_fd < 0 && memory->fd >= 0)
 		log_warn("shm", NULL,
-			 "memory will be staged: its file does not open for "
-			 "reading",
+			 "memory will be staged: its file cannot be opened for reading",
 			 "reason=\"%s\"", strerror(errno));
 	pthread_mutex_lock(&shm->regs_lock);
 	reg->id = ++shm->next_reg;
@@ -108,7 +107,7 @@ int shm_key_pack(struct xp_reg *xreg, struct xp_peer *peer, void *buf, size_t si
 
 	(void)peer;
 	if (size < KEY_BYTES)
-		return err_raise(ERR_TOOBIG, "shm: a key has %u bytes, not %zu",
+		return err_raise(ERR_TOOBIG, "shm: key of %u bytes, buffer of %zu",
 				 KEY_BYTES, size);
 	cursor_write(&c, buf, size);
 	cursor_put_u8(&c, SHM_VERSION);
@@ -135,7 +134,7 @@ static int reg_grant(struct shm *shm, uint64_t id, const uint8_t nonce[16],
 		     struct grant *grant_p)
 {
 	struct shm_reg *reg;
-	int r = err_raise(ERR_REVOKED, "shm: the memory is not registered (any more)");
+	int r = err_raise(ERR_REVOKED, "shm: the memory is not registered");
 
 	pthread_mutex_lock(&shm->regs_lock);
 	list_foreach(reg, &shm->regs[id % SHM_REG_BUCKETS], link) {
@@ -221,7 +220,7 @@ int shm_key_unpack(struct xp_peer *xpeer, const void *buf, size_t len, void *own
 	int r;
 
 	if (!net_peer_live(&peer->net))
-		return err_raise(ERR_PEER, "shm: the peer is gone");
+		return err_raise(ERR_PEER, "shm: connection to the peer lost");
 	key = mem_zalloc(sizeof(*key));
 	if (!key)
 		return err_pass(-ENOMEM);
@@ -389,7 +388,7 @@ int shm_key_answered(struct shm_peer *peer, uint64_t handle, struct shm_key **ke
 	struct shm_key *key = list_first(&peer->asked, struct shm_key, link);
 
 	if (!key || key->handle != handle)
-		return err_raise(ERR_PROTO, "for key %ju, which was not asked for",
+		return err_raise(ERR_PROTO, "for key %ju, which was not requested",
 				 (uintmax_t)handle);
 	list_remove(&key->link);
 	list_push_back(&peer->held, &key->link);
@@ -408,7 +407,7 @@ static int given_check(const struct shm_key *key, uint64_t length)
 	if (key->fd < 0 &&
 	    (key->kind != MEMORY_DEVICE || key->gpu.kind == GPU_HANDLE_VMM))
 		return err_raise(ERR_LIMIT,
-				 "shm: no file descriptor left for the peer's memory");
+				 "shm: out of file descriptors for the peer's memory");
 	return 0;
 }
 
@@ -467,7 +466,7 @@ int shm_on_key_deny(struct shm_peer *peer, const struct shm_frame *f, struct cur
 	if (r < 0)
 		return err_pass(r);
 	if (err.code == ERR_OK)
-		err_set(&err, ERR_REVOKED, "shm: the peer does not give the memory");
+		err_set(&err, ERR_REVOKED, "shm: the peer refuses access to the memory");
 	if (key->dropped)
 		key_free(key);
 	else

@@ -223,7 +223,7 @@ static void shm_ring_make(struct offload_job *job)
 		memory_offer(ring->memory, ring->peer->shm->net.base.env.gpu);
 		ring->fd = ring_open(ring);
 		if (ring->fd < 0)
-			r = err_raise_errno(errno, "opening a bounce ring anew");
+			r = err_raise_errno(errno, "reopening a bounce ring");
 	}
 	if (r < 0)
 		err_take(&job->err);
@@ -385,7 +385,7 @@ static int data_xfer(struct shm_peer *peer, const struct shm_frame *f,
 		return err_pass(r);
 	xfer = container_of(net, struct shm_xfer, net);
 	if (xfer->way != SHM_WAY_SCATTER || (ours && !net->asked))
-		return err_raise(ERR_PROTO, "for a transfer that asked for none");
+		return err_raise(ERR_PROTO, "for a transfer that requested none");
 	if (sm_state(&net->sm) == NET_XFER_MOVING)
 		*xfer_p = xfer;
 	return 0;
@@ -407,7 +407,7 @@ int shm_on_data(struct shm_peer *peer, const struct shm_frame *f, struct cursor 
 	if (r < 0)
 		return err_pass(r);
 	if (xfer && (offset != xfer->next || len > xfer->net.bytes - offset))
-		return err_raise(ERR_PROTO, "bytes from %ju, not from %ju",
+		return err_raise(ERR_PROTO, "bytes at %ju, expected at %ju",
 				 (uintmax_t)offset, (uintmax_t)xfer->next);
 	slot = &ring->slots[index];
 	slot->busy = true;
@@ -478,7 +478,7 @@ int shm_on_ring(struct shm_peer *peer, const struct shm_frame *f, struct cursor 
 
 	(void)f;
 	if (sm_state(&ring->sm) != SHM_RING_NONE)
-		return err_raise(ERR_PROTO, "a second one");
+		return err_raise(ERR_PROTO, "a second ring");
 	if (slots == 0 || slots > SHM_RING_SLOTS_MAX || bytes == 0 ||
 	    bytes > SHM_SLOT_BYTES_MAX)
 		return err_raise(ERR_PROTO, "%u slots of %u bytes", slots, bytes);

@@ -59,7 +59,7 @@ int shm_on_key_give_vm(struct shm_peer *peer, const struct shm_frame *f, struct 
 	int r = shm_key_answered(peer, f->id, &key);
 
 	if (r == 0 && !key->vm)
-		r = err_raise(ERR_PROTO, "private memory for a key of a file");
+		r = err_raise(ERR_PROTO, "private memory for a key that names a file");
 	if (r < 0)
 		return err_pass(r);
 	key->kind = MEMORY_VM;
@@ -75,7 +75,7 @@ void shm_vm_map(struct shm_key *key)
 		key->memory->writable = false;
 		return;
 	}
-	log_debug("shm", NULL, "private memory goes through the ring", "why=\"%s\"",
-		  err_last()->text);
+	log_debug("shm", NULL, "private memory is copied through the bounce ring",
+		  "why=\"%s\"", err_last()->text);
 	err_clear();
 }

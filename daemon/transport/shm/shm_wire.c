@@ -108,8 +108,8 @@ static int out_reserve(struct shm_wire *wire, size_t more)
 		wire->out_len = unsent;
 	}
 	if (unsent + wire->tail_bytes + more > SHM_OUT_HARD)
-		return err_raise(ERR_PEER,
-				 "the peer does not read: %zu bytes wait for it", unsent);
+		return err_raise(ERR_PEER, "the peer does not read: %zu bytes are queued",
+				 unsent);
 	while (size - unsent < more)
 		size = size ? 2 * size : IN_BYTES;
 	if (size == wire->out_size)
@@ -139,7 +139,8 @@ static int out_add_fd(struct shm_wire *wire, int fd)
 {
 	if (wire->out_fd_count == ARRAY_LEN(wire->out_fds)) {
 		close(fd);
-		return err_raise(ERR_PROTO, "the peer asks for more than %u fds at once",
+		return err_raise(ERR_PROTO,
+				 "too many fds requested by the peer at once (limit %u)",
 				 SHM_KEYS_ASKED);
 	}
 	wire->out_fds[wire->out_fd_count].fd = fd;
@@ -269,10 +270,11 @@ int shm_hello_body(struct cursor *c, const void **token_p)
 	cursor_get_u16(c);
 	*token_p = cursor_get_bytes(c, XP_TOKEN_BYTES);
 	if (!*token_p || magic != SHM_MAGIC)
-		return err_raise(ERR_PROTO, "shm: this is not kvd's protocol");
+		return err_raise(ERR_PROTO, "shm: not kvd's protocol");
 	if (version != SHM_VERSION)
-		return err_raise(ERR_VERSION, "shm: the peer's version %u, ours %u",
-				 version, SHM_VERSION);
+		return err_raise(ERR_VERSION,
+				 "shm: the peer's version %u, this daemon's %u", version,
+				 SHM_VERSION);
 	return 0;
 }
 
@@ -289,8 +291,7 @@ int shm_hello_parse(const uint8_t buf[SHM_HELLO_BYTES], uint8_t token_p[XP_TOKEN
 	type = cursor_get_u8(&c);
 	cursor_get_bytes(&c, SHM_FRAME_BYTES - 5);
 	if (len != SHM_HELLO_BYTES - SHM_FRAME_BYTES || type != SHM_HELLO)
-		return err_raise(ERR_PROTO,
-				 "shm: the connection does not begin with HELLO");
+		return err_raise(ERR_PROTO, "shm: the first frame is not HELLO");
 	r = shm_hello_body(&c, &token);
 	if (r == 0)
 		memcpy(token_p, token, XP_TOKEN_BYTES);
@@ -447,7 +448,7 @@ static int frame_handle(struct shm_peer *peer, const uint8_t *p, size_t body_len
 	row = &rows[f.type];
 	greeting = sm_state(&peer->net.sm) == NET_PEER_JOINING;
 	if (greeting != (f.type == SHM_WELCOME))
-		return err_raise(ERR_PROTO, "shm: %s in the wrong place", row->name);
+		return err_raise(ERR_PROTO, "shm: unexpected %s", row->name);
 	if (row->fd && peer->wire.in_fd_count == 0)
 		return err_raise(ERR_PROTO, "shm: %s without its fd", row->name);
 	r = row->on_frame(peer, &f, &c);

@@ -313,11 +313,13 @@ int shm_on_done(struct shm_peer *peer, const struct shm_frame *f, struct cursor 
 	if (err.code != ERR_OK)
 		return err_pass(net_xfer_done(net, &err));
 	if (net->kind == XP_WRITE && !shm_xfer_is_whole(net))
-		return err_raise(ERR_PROTO, "success of bytes that we did not confirm");
+		return err_raise(ERR_PROTO,
+				 "success reported for bytes that were not confirmed");
 	if (sm_state(&net->sm) == NET_XFER_MOVING &&
 	    shm_xfer_of(net)->way == SHM_WAY_SCATTER &&
 	    shm_xfer_of(net)->next < net->bytes)
-		return err_raise(ERR_PROTO, "success of bytes that did not come");
+		return err_raise(ERR_PROTO,
+				 "success reported for bytes that did not arrive");
 	return err_pass(net_xfer_done(net, NULL));
 }
 
@@ -342,7 +344,7 @@ int shm_on_request(struct shm_peer *peer, const struct shm_frame *f, struct curs
 	if (r == 0 && cursor_left(c) > 0)
 		r = err_raise(ERR_PROTO, "%zu bytes too many", cursor_left(c));
 	if (r == 0 && peer->held_bytes + len > NET_HEADERS_MAX)
-		r = err_raise(ERR_PROTO, "over %u bytes of headers at once",
+		r = err_raise(ERR_PROTO, "too many bytes of headers at once (limit %u)",
 			      NET_HEADERS_MAX);
 	if (r < 0)
 		return err_pass(r);

@@ -83,8 +83,7 @@ static int take_stream(struct tcp_peer *peer, struct net_pending *pending,
 	stream =
 		hello->number < peer->stream_count ? &peer->streams[hello->number] : NULL;
 	if (!stream || stream->up)
-		return err_raise(ERR_PROTO, "tcp: stream %u is not wanted",
-				 hello->number);
+		return err_raise(ERR_PROTO, "tcp: unexpected stream %u", hello->number);
 	memcpy(asked, pending->hello, sizeof(asked));
 	tcp_join_stream(stream, net_pending_take(pending), asked);
 	return 0;
@@ -101,7 +100,7 @@ static int meet_stream(struct net_pending *pending, const struct tcp_hello *hell
 		    tcp_keys_session_named(&peer->keys, hello))
 			return err_pass(take_stream(peer, pending, hello));
 	}
-	return err_raise(ERR_AUTH, "tcp: a stream of no session");
+	return err_raise(ERR_AUTH, "tcp: stream of an unknown session");
 }
 
 static int tcp_door_meet(struct net_pending *pending)

@@ -66,8 +66,7 @@ void tcp_dial_stop(struct tcp_peer *peer)
 static int dial_timed_out(const struct tcp_dial *dial)
 {
 	return err_raise(ERR_TIMEOUT, "%s",
-			 dial->connected ? "it did not answer with the right proof"
-					 : "timed out");
+			 dial->connected ? "wrong proof in its answer" : "timed out");
 }
 
 void tcp_dial_why(const struct tcp_peer *peer, struct err *why_p)
@@ -365,7 +364,7 @@ static int welcome_get(const struct tcp_dial *dial, struct tcp_hello *hello_p)
 				 hello_p->streams, hello_p->verify);
 	if (hello_p->crypto < dial->wish.crypto)
 		return err_raise(ERR_AUTH,
-				 "it answers with tcp_crypto %s, %s is wanted here",
+				 "it answers with tcp_crypto %s; this daemon requires %s",
 				 tcp_crypto_word(hello_p->crypto),
 				 tcp_crypto_word(dial->wish.crypto));
 	return 0;
@@ -407,7 +406,7 @@ static int take_stream_ok(struct tcp_dial *dial)
 		r = tcp_keys_take_stream_ok(&stream->peer->keys, dial->said, dial->in,
 					    &traffic);
 	if (r == 0 && hello.role != TCP_STREAM_OK)
-		r = err_raise(ERR_PROTO, "a stream has the wrong answer");
+		r = err_raise(ERR_PROTO, "wrong answer on a stream");
 	if (r == 0) {
 		fd = mem_steal_fd(&dial->fd);
 		dial_free(&stream->dial);
@@ -426,8 +425,8 @@ static int dial_read(struct tcp_dial *dial)
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
 		return 0;
 	if (n <= 0)
-		return err_raise(ERR_PEER, "it hung up%s%s", n < 0 ? ": " : "",
-				 n < 0 ? strerror(errno) : "");
+		return err_raise(ERR_PEER, "it closed the connection%s%s",
+				 n < 0 ? ": " : "", n < 0 ? strerror(errno) : "");
 	dial->got += (size_t)n;
 	if (dial->got < TCP_HELLO_BYTES)
 		return 0;

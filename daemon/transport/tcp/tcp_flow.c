@@ -46,8 +46,7 @@ static int take_buffer(struct tcp_flow *flow, const struct xp_buffer *buffer)
 	}
 	if (!flow->side.is_src && reg->memory->kind != MEMORY_VM &&
 	    !reg->memory->writable)
-		return err_raise(ERR_PERM, "buffer %u is not ours to write",
-				 flow->side.count);
+		return err_raise(ERR_PERM, "buffer %u is read-only", flow->side.count);
 	own->memory = memory_ref(reg->memory);
 	flow->guarded |= own->memory->kind == MEMORY_GUARDED;
 	flow->side.count++;
@@ -330,7 +329,7 @@ int tcp_flow_admit(struct tcp_peer *peer, struct tcp_half *half)
 	if (!flow && head->id > peer->sink_high[ours])
 		return err_raise(ERR_PROTO,
 				 "tcp: bytes for transfer %" PRIu64
-				 " that was never asked",
+				 ", which was never requested",
 				 head->id);
 	if (!flow)
 		return TCP_NOBODYS;

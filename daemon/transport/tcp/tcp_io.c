@@ -38,8 +38,7 @@ static void tcp_io_wake(struct tcp_thread *thread)
 
 	/* full counter: it is awake anyway */
 	if (write(thread->event_fd, &one, sizeof(one)) < 0 && errno != EAGAIN)
-		log_error("tcp", NULL, "an I/O thread cannot be woken", "errno=%d",
-			  errno);
+		log_error("tcp", NULL, "cannot wake an I/O thread", "errno=%d", errno);
 }
 
 void tcp_io_kick(struct tcp_stream *stream)

@@ -124,7 +124,7 @@ static void tcp_line_queue(struct tcp_peer *peer, struct tcp_chunk *owned, size_
 	list_push_back(&line->out, &owned->link);
 	line->unsent += len + owned->tail_len;
 	if (line->unsent > TCP_OUT_HARD) {
-		err_raise(ERR_PEER, "tcp: %s does not read: %zu bytes wait for it",
+		err_raise(ERR_PEER, "tcp: %s does not read: %zu bytes are queued",
 			  peer->net.name, line->unsent);
 		peer->net.broken = true;
 		net_peer_fail_last(&peer->net);
@@ -239,8 +239,10 @@ static int tcp_line_entry_new(struct tcp_peer *peer, const struct tcp_head *head
 	struct tcp_entry *entry;
 
 	if (peer->held_bytes + head->length > TCP_HELD_MAX)
-		return err_raise(ERR_PROTO, "tcp: headers of unfinished requests over %u",
-				 NET_HEADERS_MAX);
+		return err_raise(
+			ERR_PROTO,
+			"tcp: headers of unfinished requests too large (limit %u bytes)",
+			NET_HEADERS_MAX);
 	if (part < head->length && net_peer_half(&peer->net, head->length) < 0)
 		return err_pass(-ENOMEM);
 	entry = mem_alloc(sizeof(*entry) + head->length);
@@ -390,7 +392,7 @@ static void receive(struct tcp_peer *peer)
 			return;
 		}
 		if (n <= 0) {
-			tcp_peer_break(peer, n == 0 ? "it hung up" : "read",
+			tcp_peer_break(peer, n == 0 ? "it closed the connection" : "read",
 				       n == 0 ? 0 : errno);
 			return;
 		}

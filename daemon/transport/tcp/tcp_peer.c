@@ -84,7 +84,7 @@ static void watch_join(struct tcp_peer *peer, uint64_t now)
 		tcp_dial_why(peer, &err);
 	else
 		err_set(&err, ERR_TIMEOUT,
-			"no data connection %s %s%s: %u of %u streams were made",
+			"no data connection %s %s%s: %u of %u streams connected",
 			peer->net.dial ? "to" : "from", peer->place,
 			peer->net.dial ? " (tcp_listen)" : "", peer->streams_up,
 			peer->stream_count);

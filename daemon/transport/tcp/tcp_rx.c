@@ -54,7 +54,7 @@ static enum outcome nothing_came(struct tcp_stream *stream, ssize_t n, int no)
 	if (n < 0 && stream->peer->crypto != TCP_CRYPTO_NONE && is_kernels(no))
 		err_raise(ERR_AUTH,
 			  "tcp: authentication failed: a record of a stream to %s was "
-			  "changed, left out, repeated or put elsewhere under way",
+			  "changed, dropped, replayed or reordered in transit",
 			  stream->peer->net.name);
 	else
 		broke(stream, n, no);
@@ -133,10 +133,9 @@ static int tcp_rx_place(struct tcp_stream *stream, const struct tcp_trailer *tra
 			stage_iov(&rx->flow->side, begin, end, thread->iov, TCP_ROWS_MAX,
 				  &count);
 		if (tcp_sum(trailer->kind, thread->iov, count) != trailer->sum)
-			return err_raise(
-				ERR_TRANSPORT,
-				"tcp: the checksum of %u bytes is not the sender's",
-				rx->head.length);
+			return err_raise(ERR_TRANSPORT,
+					 "tcp: checksum mismatch in %u bytes",
+					 rx->head.length);
 	}
 	if (rx->bounce)
 		return err_pass(stage_unpack(thread->hand, &rx->flow->side, begin, end,
@@ -155,7 +154,7 @@ static int tcp_rx_end_frame(struct tcp_stream *stream)
 	int r = tcp_trailer_get(rx->trailer_bytes, &trailer);
 
 	if (r == 0 && trailer.good && trailer.kind != peer->verify)
-		r = err_raise(ERR_PROTO, "tcp: a checksum of kind %u, %u was agreed",
+		r = err_raise(ERR_PROTO, "tcp: checksum of kind %u, expected %u",
 			      trailer.kind, peer->verify);
 	if (r < 0)
 		return err_pass(r);

@@ -245,8 +245,7 @@ static int forged(struct tcp_seal *seal)
 	OPENSSL_cleanse(seal->buf, seal->size);
 	return err_raise(ERR_AUTH,
 			 "tcp: authentication failed: record %" PRIu64 " of a connection "
-			 "to %s was changed, left out, repeated or put elsewhere under "
-			 "way",
+			 "to %s was changed, dropped, replayed or reordered in transit",
 			 seal->number - 1, seal->name);
 }
 

@@ -85,10 +85,11 @@ int tcp_hello_get(const uint8_t buf[TCP_HELLO_BYTES], struct tcp_hello *hello_p)
 	memcpy(h->nonce, cursor_get_bytes(&c, TCP_NONCE_BYTES), TCP_NONCE_BYTES);
 	memcpy(h->proof, cursor_get_bytes(&c, TCP_PROOF_BYTES), TCP_PROOF_BYTES);
 	if (magic != HELLO_MAGIC)
-		return err_raise(ERR_PROTO, "tcp: this is not kvd's protocol");
+		return err_raise(ERR_PROTO, "tcp: not kvd's protocol");
 	if (version != WIRE_VERSION)
-		return err_raise(ERR_VERSION, "tcp: the peer's version %u, ours %u",
-				 version, WIRE_VERSION);
+		return err_raise(ERR_VERSION,
+				 "tcp: the peer's version %u, this daemon's %u", version,
+				 WIRE_VERSION);
 	return err_pass(hello_check(h));
 }
 
@@ -144,7 +145,8 @@ static int head_check(const struct tcp_head *h, bool data)
 		return err_raise(ERR_PROTO, "tcp frame: type %u of transfer %llu",
 				 h->type, (unsigned long long)h->id);
 	if (eager && h->type != TCP_REQUEST && h->type != TCP_DONE)
-		return err_raise(ERR_PROTO, "tcp frame: type %u brings bytes", h->type);
+		return err_raise(ERR_PROTO, "tcp frame: type %u carries unexpected bytes",
+				 h->type);
 	if (h->type == TCP_REQUEST &&
 	    (eager ? h->at == 0 || h->at > TCP_EAGER_MAX || h->at > h->length ||
 			     h->length - h->at > XP_HEADER_MAX
@@ -182,7 +184,7 @@ int tcp_head_get(const uint8_t buf[TCP_HEAD_BYTES], bool data, struct tcp_head *
 		return err_raise(ERR_PROTO, "tcp frame: magic %08x version %u", magic,
 				 version);
 	if (cursor_get_u64(&c) != check_of(buf, TCP_HEAD_BYTES))
-		return err_raise(ERR_PROTO, "tcp frame: checksum of its head");
+		return err_raise(ERR_PROTO, "tcp frame: header checksum mismatch");
 	return err_pass(head_check(h, data));
 }
 
@@ -244,11 +246,11 @@ int tcp_address_get(const void *buf, size_t len, struct tcp_address *address_p)
 	version = cursor_get_u8(&c);
 	address_p->count = cursor_get_u8(&c);
 	if (c.bad || magic != ADDRESS_MAGIC)
-		return err_raise(ERR_PROTO, "tcp address: not one");
+		return err_raise(ERR_PROTO, "tcp address: malformed");
 	if (version != WIRE_VERSION)
 		return err_raise(ERR_VERSION,
-				 "tcp address: the peer's version %u, ours %u", version,
-				 WIRE_VERSION);
+				 "tcp address: the peer's version %u, this daemon's %u",
+				 version, WIRE_VERSION);
 	if (address_p->count == 0 || address_p->count > TCP_ADDRESSES_MAX)
 		return err_raise(ERR_PROTO, "tcp address: %u places", address_p->count);
 	for (uint32_t i = 0; i < address_p->count && !c.bad; i++)

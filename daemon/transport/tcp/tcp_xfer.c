@@ -258,8 +258,7 @@ static int tcp_xfer_place(struct tcp_xfer *xfer, uint64_t sum)
 	if (tcp_sum(xfer->peer->verify, &(struct iovec){bytes, xfer->net.bytes}, 1) !=
 	    (xfer->peer->verify == TCP_VERIFY_NONE ? 0 : sum))
 		return err_raise(ERR_TRANSPORT,
-				 "tcp: the checksum of %" PRIu64
-				 " bytes is not the sender's",
+				 "tcp: checksum mismatch in %" PRIu64 " bytes",
 				 xfer->net.bytes);
 	if (at_hand(xfer)) {
 		r = stage_unpack(transport->hand, &xfer->flow.side, 0, xfer->net.bytes,
@@ -447,7 +446,7 @@ static int tcp_xfer_take_request(struct tcp_peer *peer, const struct tcp_head *h
 	int r;
 
 	if (head->code != XP_WRITE && (head->flags & TCP_FLAG_EAGER))
-		return err_raise(ERR_PROTO, "tcp: a READ that brings bytes");
+		return err_raise(ERR_PROTO, "tcp: a READ that carries bytes");
 	r = net_inbound_new(&peer->net, head->id, head->code, head->at, !*entry, &net);
 	if (r < 0)
 		return err_pass(r);

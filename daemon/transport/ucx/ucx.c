@@ -169,10 +169,11 @@ static int choose_tls(struct choice *choice, const char *wanted)
 	for (char *t = strtok_r(copy, ", ", &save); t; t = strtok_r(NULL, ", ", &save))
 		for (size_t i = 0; i < ARRAY_LEN(banned); i++)
 			if (!strcmp(t, banned[i]))
-				return err_raise(ERR_REQUIRE,
-						 "UCX_TLS: %s goes around the network; "
-						 "name tcp, rc, dc or ud",
-						 t);
+				return err_raise(
+					ERR_REQUIRE,
+					"UCX_TLS: %s does not cross a network; name tcp, "
+					"rc, dc or ud",
+					t);
 	snprintf(choice->tls, sizeof(choice->tls), "%s", wanted);
 	return 0;
 }
@@ -192,10 +193,11 @@ static int ucx_choose(const struct config *config, struct choice *choice)
 		return err_pass(r);
 	classify(choice);
 	if (!choice->loopback && !config->insecure)
-		return err_raise(ERR_REQUIRE,
-				 "ucx: its connections are not authenticated and %s is "
-				 "not loopback: only with insecure = yes",
-				 choice->devices);
+		return err_raise(
+			ERR_REQUIRE,
+			"ucx: connections are not authenticated and %s is not loopback; "
+			"set insecure = yes to allow it",
+			choice->devices);
 	return err_pass(choose_tls(choice, tls ? tls : ""));
 }
 

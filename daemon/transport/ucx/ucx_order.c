@@ -129,8 +129,10 @@ static int ucx_order_admit(struct ucx_peer *peer, const struct ucx_frame *frame,
 				 (unsigned long long)frame->seq,
 				 (unsigned long long)peer->in_seq);
 	if (peer->held_bytes + len > UCX_HELD_MAX)
-		return err_raise(ERR_PROTO, "ucx: headers of unfinished requests over %u",
-				 NET_HEADERS_MAX);
+		return err_raise(
+			ERR_PROTO,
+			"ucx: headers of unfinished requests too large (limit %u bytes)",
+			NET_HEADERS_MAX);
 	return 0;
 }
 
@@ -142,7 +144,7 @@ static int ucx_order_place(struct ucx_peer *peer, struct ucx_entry *entry)
 		const struct ucx_entry *e = list_entry(at, struct ucx_entry, link);
 
 		if (e->frame.seq == entry->frame.seq)
-			return err_raise(ERR_PROTO, "ucx: sequence %llu came twice",
+			return err_raise(ERR_PROTO, "ucx: sequence %llu received twice",
 					 (unsigned long long)entry->frame.seq);
 		if (e->frame.seq < entry->frame.seq)
 			break;

@@ -115,7 +115,8 @@ void ucx_peer_trouble(struct ucx_peer *peer, const struct ucx_trouble *trouble)
 	if (!net_peer_live(&peer->net))
 		return;
 	if (trouble->flood) {
-		err_set(&err, ERR_PROTO, "ucx: over %u messages, or %u bytes, at once",
+		err_set(&err, ERR_PROTO,
+			"ucx: too many messages at once (limit %u, or %u bytes)",
 			UCX_UNREAD_MAX, UCX_UNREAD_BYTES);
 		net_peer_fail(&peer->net, &err);
 	} else if (trouble->no_memory) {
@@ -216,7 +217,7 @@ void ucx_peer_hello(struct ucx_peer *peer, const struct ucx_frame *frame)
 static int follow(struct ucx_peer *peer)
 {
 	if (peer->out_seq > 0 || !list_empty(&peer->net.xfers))
-		return err_raise(ERR_PEER, "ucx: %s connects anew", peer->net.name);
+		return err_raise(ERR_PEER, "ucx: %s reconnects", peer->net.name);
 	climb(peer, peer->hello_number, false);
 	return 0;
 }
@@ -277,7 +278,7 @@ static void nag(struct ucx_peer *peer, uint64_t now)
 {
 	if (now >= peer->nag_at_ns) {
 		log_error("ucx", peer->net.name,
-			  "a closed endpoint's requests do not end",
+			  "requests of a closed endpoint do not complete",
 			  "requests=%u why=\"%s\"", peer->busy, peer->net.err.text);
 		peer->nag_at_ns = now + NAG_NS;
 	}

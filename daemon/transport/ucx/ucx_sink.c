@@ -214,12 +214,12 @@ static int ucx_sink_admit(const struct ucx_xfer *xfer, const struct ucx_frame *f
 				 "ucx: slice at %" PRIu64 " of %zu bytes, past %" PRIu64,
 				 frame->offset, len, xfer->net.bytes);
 	if (!rndv && len > UCX_EAGER_MAX)
-		return err_raise(ERR_PROTO, "ucx: %zu bytes unasked, at most %u", len,
+		return err_raise(ERR_PROTO, "ucx: %zu unsolicited bytes (limit %u)", len,
 				 UCX_EAGER_MAX);
 	if (!rndv && len != xfer->net.bytes)
-		return err_raise(ERR_PROTO, "ucx: part of a transfer unasked");
+		return err_raise(ERR_PROTO, "ucx: unsolicited part of a transfer");
 	if (xfer->peer->receiving >= UCX_FETCHES_MAX)
-		return err_raise(ERR_PROTO, "ucx: over %u slices at once",
+		return err_raise(ERR_PROTO, "ucx: too many slices at once (limit %u)",
 				 UCX_FETCHES_MAX);
 	return 0;
 }
@@ -312,7 +312,7 @@ void ucx_sink_entry(struct ucx_peer *peer, struct ucx_entry *entry)
 		r = xfer ? ucx_sink_admit(xfer, frame, entry->len, entry->desc)
 			 : err_raise(ERR_PROTO,
 				     "bytes for transfer %" PRIu64
-				     " that was never asked",
+				     ", which was never requested",
 				     frame->id);
 	if (r < 0)
 		net_peer_fail_last(&peer->net);

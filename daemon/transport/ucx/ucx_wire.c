@@ -63,7 +63,7 @@ int ucx_frame_get(const void *buf, size_t len, struct ucx_frame *frame_p)
 		return err_raise(ERR_PROTO, "ucx frame: magic %08x version %u", magic,
 				 version);
 	if (cursor_get_u64(&c) != checksum(buf))
-		return err_raise(ERR_PROTO, "ucx frame: checksum");
+		return err_raise(ERR_PROTO, "ucx frame: checksum mismatch");
 	if (f->type == 0 || f->type >= UCX_TYPE_END)
 		return err_raise(ERR_PROTO, "ucx frame: type %u", f->type);
 	return 0;
@@ -75,7 +75,7 @@ int ucx_address_put(const void *worker, size_t len, uint8_t buf[XP_ADDRESS_MAX],
 	struct cursor c;
 
 	if (len > XP_ADDRESS_MAX - UCX_ADDRESS_HEADER)
-		return err_raise(ERR_LIMIT, "ucx worker address: %zu bytes, at most %u",
+		return err_raise(ERR_LIMIT, "ucx worker address: %zu bytes (limit %u)",
 				 len, XP_ADDRESS_MAX - UCX_ADDRESS_HEADER);
 	cursor_write(&c, buf, XP_ADDRESS_MAX);
 	cursor_put_u32(&c, ADDRESS_MAGIC);
@@ -99,11 +99,11 @@ int ucx_address_get(const void *buf, size_t len, const void **worker_p,
 	version = cursor_get_u16(&c);
 	worker_len = cursor_get_u16(&c);
 	if (c.bad || magic != ADDRESS_MAGIC)
-		return err_raise(ERR_PROTO, "ucx address: not one");
+		return err_raise(ERR_PROTO, "ucx address: malformed");
 	if (version != WIRE_VERSION)
 		return err_raise(ERR_VERSION,
-				 "ucx address: the peer's version %u, ours %u", version,
-				 WIRE_VERSION);
+				 "ucx address: the peer's version %u, this daemon's %u",
+				 version, WIRE_VERSION);
 	if (worker_len == 0 || worker_len != cursor_left(&c))
 		return err_raise(ERR_PROTO, "ucx address: %zu bytes, %zu announced",
 				 cursor_left(&c), worker_len);

@@ -107,7 +107,7 @@ static void ucx_worker_wake(struct ucx_worker *worker)
 	uint64_t one = 1;
 
 	if (write(worker->event_fd, &one, sizeof(one)) < 0 && errno != EAGAIN)
-		log_error("ucx", NULL, "the thread cannot be woken", "errno=%d", errno);
+		log_error("ucx", NULL, "cannot wake the thread", "errno=%d", errno);
 }
 
 static bool take_sleep(struct ucx_worker *worker)

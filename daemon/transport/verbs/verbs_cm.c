@@ -317,7 +317,7 @@ static const char *verbs_cm_expect(struct verbs_peer *peer,
 	if (hello->rail != rail->index || hello->rail >= rails)
 		return "another rail than announced";
 	if (sm_state(&peer->qps[hello->qp].sm) != VERBS_QP_IDLE)
-		return "this queue pair is taken";
+		return "this queue pair is in use";
 	return NULL;
 }
 

@@ -308,8 +308,8 @@ int verbs_rails_open(struct verbs_transport *transport)
 		if (r == 0 && transport->rail_count == before && config->verbs_rails[0])
 			r = err_raise(
 				ERR_REQUIRE,
-				"verbs_rails: '%s' is no RDMA port with an address of "
-				"its own here",
+				"verbs_rails: '%s' is not an RDMA port with an address "
+				"on this host",
 				word);
 	}
 	lib->free_addresses(list);

@@ -19,20 +19,22 @@ static const struct {
 	const char *text;
 } statuses[] = {
 	{IBV_WC_RETRY_EXC_ERR, ERR_PEER,
-	 "no answer to any retry: the peer or the path to it is gone"},
+	 "all retries timed out: the peer or the path to it is down"},
 	{IBV_WC_RNR_RETRY_EXC_ERR, ERR_PROTO,
-	 "the peer has no receive posted, in spite of its credits"},
+	 "the peer has no receive posted despite its credits"},
 	{IBV_WC_REM_ACCESS_ERR, ERR_REVOKED,
-	 "remote access error: the peer's key is not valid for that any more"},
-	{IBV_WC_REM_INV_REQ_ERR, ERR_PROTO, "the peer's adapter calls a request invalid"},
-	{IBV_WC_REM_OP_ERR, ERR_TRANSPORT, "the peer's adapter could not do a request"},
+	 "remote access error: the peer's key is no longer valid for that access"},
+	{IBV_WC_REM_INV_REQ_ERR, ERR_PROTO,
+	 "the peer's adapter rejected a request as invalid"},
+	{IBV_WC_REM_OP_ERR, ERR_TRANSPORT,
+	 "the peer's adapter could not execute a request"},
 	{IBV_WC_REM_ABORT_ERR, ERR_PEER, "the peer aborted the connection"},
 	{IBV_WC_LOC_PROT_ERR, ERR_INTERNAL,
-	 "local protection error: a key of ours does not cover its memory"},
+	 "local protection error: a local key does not cover its memory"},
 	{IBV_WC_LOC_LEN_ERR, ERR_PROTO, "a message longer than its receive"},
 	/* rxe says so, too, when its interface goes down under a request */
 	{IBV_WC_LOC_QP_OP_ERR, ERR_TRANSPORT,
-	 "a request that this adapter cannot do, or not any more"},
+	 "a request that this adapter cannot execute"},
 	{IBV_WC_LOC_ACCESS_ERR, ERR_INTERNAL, "local access error"},
 	{IBV_WC_FATAL_ERR, ERR_IO, "the adapter is broken"},
 	{IBV_WC_WR_FLUSH_ERR, ERR_PEER, "the connection broke"},
@@ -147,7 +149,7 @@ static void verbs_event_take_event(struct verbs_device *device,
 		return;
 	case IBV_EVENT_DEVICE_FATAL:
 		device->fatal = true;
-		log_error("verbs", device->name, "device is gone", "type=%d",
+		log_error("verbs", device->name, "device removed", "type=%d",
 			  (int)event->event_type);
 		fail_all(device, "the device was removed or reset");
 		return;
@@ -161,17 +163,17 @@ static void verbs_event_take_event(struct verbs_device *device,
 		      "the adapter reports a fatal error (QP fatal)");
 		return;
 	case IBV_EVENT_QP_REQ_ERR:
-		on_qp(event->element.qp, false, "an invalid request came over it");
+		on_qp(event->element.qp, false, "invalid request received");
 		return;
 	case IBV_EVENT_QP_ACCESS_ERR:
 		on_qp(event->element.qp, false,
-		      "a request came over it for memory that it may not touch");
+		      "request received for memory that may not be accessed");
 		return;
 	case IBV_EVENT_PATH_MIG_ERR:
 		on_qp(event->element.qp, true, "its path could not migrate");
 		return;
 	case IBV_EVENT_CQ_ERR:
-		fail_all(device, "a completion queue overran");
+		fail_all(device, "completion queue overrun");
 		return;
 	default: /* LID, GID, SM, P_Key changes, path migrated, last WQE: no harm */
 		log_info("verbs", device->name, "event", "type=%d",

@@ -119,7 +119,8 @@ static void look_device(const struct verbs_lib *lib, struct ibv_device *device,
 
 	if (!context || lib->query_device(context, &attr) != 0) {
 		err_set(&look->err, ERR_REQUIRE,
-			"verbs: %s does not open (is /dev/infiniband/uverbs* allowed?)",
+			"verbs: %s cannot be opened (is /dev/infiniband/uverbs* "
+			"allowed?)",
 			lib->get_device_name(device));
 		if (context)
 			lib->close_device(context);
@@ -169,7 +170,7 @@ bool verbs_look_use(const struct verbs_look_port *port, const struct config *con
 		    strcmp(rail->device->name, port->device) != 0)
 			continue;
 		snprintf(why, size, "rail %u%s", i,
-			 rail->device->fatal ? ", but the device is gone"
+			 rail->device->fatal ? ", but the device was removed"
 			 : rail->down	     ? ", but the port is down"
 					     : "");
 		return true;

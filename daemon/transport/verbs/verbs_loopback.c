@@ -351,8 +351,8 @@ static void verbs_loopback_end(struct verbs_loopback *lb, const struct err *why)
 static void read_err(const struct verbs_loopback *lb, const char *text, struct err *err_p)
 {
 	err_set(err_p, ERR_IO,
-		"verbs: %s: reading back what was written into a GPU's memory: "
-		"%s; the GPU may not see it",
+		"verbs: %s: reading back a write to GPU memory: %s; the write may not be "
+		"visible to the GPU",
 		lb->rail->name, text);
 }
 
@@ -397,7 +397,7 @@ static void verbs_loopback_on_event(struct loop_fd *watch, int events)
 	while (lib->get_cq_event(lb->channel, &cq, &owner) == 0)
 		lib->ack_cq_events(cq, 1);
 	if (lib->req_notify_cq(lb->cq, 0) != 0) { /* before the look that finds all */
-		read_err(lb, "its completions give no events any more", &err);
+		read_err(lb, "its completions no longer raise events", &err);
 		verbs_loopback_end(lb, &err);
 		return;
 	}
@@ -468,7 +468,7 @@ static void verbs_loopback_on_pump(struct loop_defer *defer)
 	if (list_empty(&lb->waiting))
 		return;
 	if (lb->rail->device->fatal) {
-		read_err(lb, "the device is gone", &err);
+		read_err(lb, "the device was removed", &err);
 		fail_list(&lb->waiting, &err);
 	} else if (sm_state(&lb->sm) == LOOPBACK_IDLE) {
 		sm_move(&lb->sm, LOOPBACK_MAKING);
@@ -487,7 +487,7 @@ static void verbs_loopback_on_timer(struct loop_timer *timer)
 	uint64_t now = now_ns(lb);
 	struct err err;
 
-	read_err(lb, "no answer in time", &err);
+	read_err(lb, "timed out", &err);
 	if (flush && flush->deadline_ns <= now)
 		verbs_loopback_end(lb, &err);
 	while ((flush = list_first(&lb->waiting, struct verbs_flush, link)) &&

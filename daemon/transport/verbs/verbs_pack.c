@@ -69,7 +69,7 @@ void verbs_pack_open(struct verbs_transport *transport)
 	if (!transport->net.base.env.copier)
 		return;
 	if (verbs_pool_open(transport, &transport->pack_pool) < 0) {
-		log_warn("verbs", NULL, "nothing is packed or staged", "why=\"%s\"",
+		log_warn("verbs", NULL, "packing and staging are disabled", "why=\"%s\"",
 			 err_last()->text);
 		err_clear();
 		return;
@@ -134,9 +134,10 @@ static void way_is(struct verbs_xfer *xfer)
 
 static int lacks_pool(void)
 {
-	return err_raise(ERR_REQUIRE,
-			 "verbs: memory that no adapter can have is staged, and "
-			 "there are no buffers for that (see the log)");
+	return err_raise(
+		ERR_REQUIRE,
+		"verbs: memory that no adapter can register must be staged, and there "
+		"are no staging buffers (see the log)");
 }
 
 /* Slots for what will come, if nobody has asked for them yet. */
@@ -188,9 +189,10 @@ int verbs_pack_choose(struct verbs_xfer *xfer)
 int verbs_pack_check(struct verbs_xfer *xfer)
 {
 	if (xfer->local.staged && !xfer->wants_pack)
-		return err_raise(ERR_IMPORT,
-				 "verbs: no adapter here can have that memory, and "
-				 "the peer does not send it packed");
+		return err_raise(
+			ERR_IMPORT,
+			"verbs: no local adapter can register that memory, and the peer "
+			"cannot send it packed");
 	if ((xfer->local.staged || xfer->must_pack) && !xfer->peer->transport->pack_pool)
 		return lacks_pool();
 	xfer->must_pack |= xfer->local.staged;
@@ -257,8 +259,8 @@ int verbs_pack_agree(struct verbs_xfer *xfer, bool agreed, const void *key, size
 {
 	if (!xfer->pack && agreed)
 		return err_raise(ERR_PROTO,
-				 "verbs: transfer %" PRIu64
-				 " is to be packed, which it did not ask for",
+				 "verbs: the peer packs transfer %" PRIu64
+				 ", which did not request it",
 				 xfer->net.id);
 	if (!agreed) {
 		verbs_pack_drop(xfer);

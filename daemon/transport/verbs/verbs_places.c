@@ -30,7 +30,7 @@ static int verbs_places_remote_check(const struct xp_buffer *buffer,
 	const struct verbs_key *key = (const struct verbs_key *)buffer->key;
 
 	if (!key)
-		return err_raise(ERR_NOTFOUND, "verbs: no key of the peer's buffer %u",
+		return err_raise(ERR_NOTFOUND, "verbs: no key for the peer's buffer %u",
 				 number);
 	if (key->base.peer != (const struct xp_peer *)peer)
 		return err_raise(ERR_INVAL,

@@ -180,10 +180,11 @@ int verbs_qp_make(struct verbs_qp *qp)
 		qp->sq_depth = (uint32_t)attr->max_cqe - qp->rq_depth;
 	if (qp->rq_depth < (qp->index ? VERBS_GRANTS : VERBS_DEPTH) ||
 	    qp->sq_depth < 2 * VERBS_SEND_BUFFERS)
-		return err_raise(ERR_REQUIRE,
-				 "verbs: %s: queues of %u and %u requests are "
-				 "too short",
-				 qp->rail->name, qp->sq_depth, qp->rq_depth);
+		return err_raise(
+			ERR_REQUIRE,
+			"verbs: %s: send and receive queues of %u and %u requests are "
+			"too short",
+			qp->rail->name, qp->sq_depth, qp->rq_depth);
 	qp->sq_free = qp->sq_depth;
 	qp->sent = mem_calloc(qp->sq_depth, sizeof(*qp->sent));
 	if (!qp->sent)

@@ -130,8 +130,8 @@ void verbs_rail_watch(struct verbs_peer *peer, uint64_t now)
 		return;
 	}
 	err_set(&err, ERR_FENCE,
-		"verbs: queue pairs to %s on a lost rail were not dead after %" PRIu64
-		" ms: the connection ends",
+		"verbs: queue pairs to %s on a lost rail were not reset after %" PRIu64
+		" ms; closing the connection",
 		peer->net.name, peer->net.transport->fence_ns / LOOP_NS_PER_MS);
 	net_peer_fail(&peer->net, &err);
 }
@@ -204,7 +204,7 @@ int verbs_rail_told(struct verbs_peer *peer, const struct verbs_frame *frame)
 			qp = &peer->qps[i];
 	if (!qp || qp->rail == peer->qps[0].rail || peer->rails_told & bit)
 		return err_raise(ERR_PROTO, "verbs: the loss of rail %u", rail);
-	err_set(&err, ERR_PEER, "verbs: %s gave it up", peer->net.name);
+	err_set(&err, ERR_PEER, "verbs: closed by %s", peer->net.name);
 	if (!verbs_rail_fail(qp, &err))
 		return 0;
 	peer->rails_told |= bit;
@@ -249,6 +249,6 @@ void verbs_rail_step(struct verbs_peer *peer)
 		busy |= !verbs_rail_settle(container_of(net, struct verbs_xfer, net));
 	peer->rails_busy = busy || unsettled(peer);
 	if (!peer->rails_busy)
-		log_warn("verbs", peer->net.name, "goes on without a rail", "path=\"%s\"",
-			 peer->net.base.path);
+		log_warn("verbs", peer->net.name, "continuing without a lost rail",
+			 "path=\"%s\"", peer->net.base.path);
 }

@@ -105,7 +105,7 @@ static int register_piece(struct verbs_reg *reg, struct verbs_device *device, ui
 			       device->pd, memory->base + begin, length, access);
 	if (!mr)
 		return err_raise(errno == ENOMEM ? ERR_NOMEM : ERR_IMPORT,
-				 "verbs: %s does not register %ju bytes: %s%s",
+				 "verbs: %s cannot register %ju bytes: %s%s",
 				 device->name, (uintmax_t)length, strerror(errno),
 				 remedy(memory, errno));
 	reg->mr[device->index][i] = mr;
@@ -185,12 +185,11 @@ static int register_direct(struct verbs_reg *reg)
 static const char *why_never(const struct memory *memory)
 {
 	if (memory->kind == MEMORY_GUARDED && !memory->sealed)
-		return "a POSIX shm object can be cut by its owner under the adapter: a "
-		       "sealed memfd cannot";
+		return "the owner can truncate a POSIX shm object while the adapter uses "
+		       "it; use a sealed memfd";
 	if (memory->kind == MEMORY_VM)
-		return "another process's private memory cannot be registered: a memfd "
-		       "can "
-		       "(kvd_adopt makes one in place)";
+		return "another process's private memory cannot be registered; use a "
+		       "memfd (kvd_adopt makes one in place)";
 	return NULL;
 }
 

@@ -72,7 +72,7 @@ int verbs_frame_get(const void *buf, size_t len, struct verbs_frame *frame_p)
 				 magic, version);
 	if (f->length != cursor_left(&c))
 		return err_raise(ERR_PROTO,
-				 "verbs frame: %zu bytes behind it, %u announced",
+				 "verbs frame: %zu bytes of body, %u announced",
 				 cursor_left(&c), f->length);
 	if (f->type == 0 || f->type >= VERBS_TYPE_END)
 		return err_raise(ERR_PROTO, "verbs frame: type %u", f->type);
@@ -129,13 +129,12 @@ int verbs_hello_get(const void *buf, size_t len, struct verbs_hello *hello_p)
 	hello_p->depth = cursor_get_u16(&c);
 	if (c.bad || magic != HELLO_MAGIC)
 		return err_raise(ERR_PROTO,
-				 "verbs connect: private data of %zu bytes is not "
-				 "ours",
+				 "verbs connect: %zu bytes of private data are not kvd's",
 				 len);
 	if (version != WIRE_VERSION)
 		return err_raise(ERR_VERSION,
-				 "verbs connect: the peer's version %u, ours %u", version,
-				 WIRE_VERSION);
+				 "verbs connect: the peer's version %u, this daemon's %u",
+				 version, WIRE_VERSION);
 	memcpy(hello_p->token, token, XP_TOKEN_BYTES);
 	if (hello_p->total == 0 || hello_p->total > VERBS_QPS_MAX ||
 	    hello_p->qp >= hello_p->total || hello_p->rail >= VERBS_RAILS_MAX ||
@@ -178,11 +177,11 @@ int verbs_address_get(const void *buf, size_t len, struct verbs_address *address
 	address_p->rails = cursor_get_u8(&c);
 	address_p->qps = cursor_get_u8(&c);
 	if (c.bad || magic != ADDRESS_MAGIC)
-		return err_raise(ERR_PROTO, "verbs address: not one");
+		return err_raise(ERR_PROTO, "verbs address: malformed");
 	if (version != WIRE_VERSION)
 		return err_raise(ERR_VERSION,
-				 "verbs address: the peer's version %u, ours %u", version,
-				 WIRE_VERSION);
+				 "verbs address: the peer's version %u, this daemon's %u",
+				 version, WIRE_VERSION);
 	if (address_p->rails == 0 || address_p->rails > VERBS_RAILS_MAX ||
 	    address_p->qps == 0 || address_p->qps > VERBS_QPS_MAX)
 		return err_raise(ERR_PROTO, "verbs address: %u rails, %u queue pairs",
@@ -256,7 +255,7 @@ int verbs_remote_get(const void *buf, size_t len, struct verbs_remote *remote_p)
 	remote_p->address = cursor_get_u64(&c);
 	remote_p->length = cursor_get_u64(&c);
 	if (c.bad || magic != KEY_MAGIC || version != WIRE_VERSION)
-		return err_raise(ERR_PROTO, "verbs key: not one");
+		return err_raise(ERR_PROTO, "verbs key: malformed");
 	r = verbs_wire_remote_check(remote_p);
 	if (r < 0)
 		return err_pass(r);

@@ -354,8 +354,8 @@ static void check_go(struct verbs_xfer *xfer, const struct verbs_frame *frame)
 	if (frame->digest !=
 	    verbs_places_digest(&xfer->remote, xfer->plan, !net_is_source(&xfer->net)))
 		err_raise(ERR_REVOKED,
-			  "verbs: the peer's memory is registered anew: its old "
-			  "key is of no use");
+			  "verbs: the peer re-registered its memory: its old key is "
+			  "invalid");
 	else if (xfer->must_pack && !xfer->pack)
 		err_raise(ERR_REQUIRE,
 			  "verbs: the memory must be staged, and the peer has no "
@@ -457,7 +457,8 @@ static int admit_request(struct verbs_peer *peer, const struct verbs_frame *fram
 				 "verbs: a header of %u bytes, %u of them here",
 				 frame->total, frame->length);
 	if (peer->held_bytes > NET_HEADERS_MAX)
-		return err_raise(ERR_PROTO, "verbs: over %u bytes of unfinished requests",
+		return err_raise(ERR_PROTO,
+				 "verbs: unfinished requests too large (limit %u bytes)",
 				 NET_HEADERS_MAX);
 	return 0;
 }

@@ -339,11 +339,11 @@ static void event_of_nothing(void)
 	recv = room_recv(&o.dst, &o.src, 1, 3, NULL);
 	send = room_send(&o.src, 1, 5, &o.wait);
 	room_failed(send, KVD_E_IMPORT, "cuIpcOpenEventHandle");
-	room_failed(recv, KVD_E_IMPORT, on_the_fake("process is gone"));
+	room_failed(recv, KVD_E_IMPORT, on_the_fake("process has exited"));
 	recv = room_recv(&o.dst, &o.src, 2, 3, &o.wait);
 	send = room_send(&o.src, 2, 5, NULL);
 	room_failed(recv, KVD_E_IMPORT, "cuIpcOpenEventHandle");
-	room_failed(send, KVD_E_IMPORT, on_the_fake("process is gone"));
+	room_failed(send, KVD_E_IMPORT, on_the_fake("process has exited"));
 	order_stop(&o, &o.dst, 3, 0);
 }
 
@@ -534,7 +534,7 @@ static void refusals(void)
 	helper_hear(&helper, &in, sizeof(in));
 	helper_kill(&helper);
 	refused(other.client, &in.memory, cuda.uuid,
-		on_the_fake("the exporting process is gone"));
+		on_the_fake("the exporting process has exited"));
 	engine_open(&vmm, &rig, 0, AT_GPU_VMM, 2 * MIB);
 	result = cuda.ipc_handle(&handle, vmm.base);
 	printf("    cuIpcGetMemHandle of VMM memory: %s\n", said(result));
