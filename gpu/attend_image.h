@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attend_image: what nvcc made of attend.cu, inside the programs that ask for it. */
+/* attend_image: the image that nvcc made of attend.cu, linked into programs that use
+ * it. */
 #ifndef KVD_GPU_ATTEND_IMAGE_H
 #define KVD_GPU_ATTEND_IMAGE_H
 

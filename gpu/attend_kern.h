@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * attend_kern: what attend.cu is told, as nvcc and a C compiler both read it. Attention,
- * merge and splice mean what daemon/math/{attend,merge,splice}.h say; q, K and V are
- * bf16 here.
+ * attend_kern: the arguments of attend.cu, for nvcc and a C compiler. Attention, merge
+ * and splice are defined in daemon/math/{attend,merge,splice}.h; q, K and V are bf16
+ * here.
  *
  * A *tile* is up to 16 rows of one KV head that attend to the same tokens. A block takes
- * a tile and one of `splits` parts of its tokens, and leaves a partial: a plane of o, m
+ * a tile and one of `splits` parts of its tokens, and writes a partial: a plane of o, m
  * and l for each split, which kvd_merge makes into one. attend_plan.h makes tiles.
  *
  * Addresses are of the device. In tests the same text runs on a CPU
@@ -54,7 +54,7 @@ struct attend_kern_tile {
 
 /* kvd_attend_mla, _gqa64, _gqa128 (one argument): a grid of tiles by splits. */
 struct attend_kern {
-	struct attend_kern_field k, v; /* MLA: v is not looked at */
+	struct attend_kern_field k, v; /* MLA: v is ignored */
 	struct attend_kern_pages in;
 	struct attend_kern_turns turns;
 	uint64_t tiles;
@@ -65,7 +65,7 @@ struct attend_kern {
 	float scale, softcap;
 };
 
-/* kvd_merge: a grid of any size. merge_rows(), bit by bit but for what a NaN says. */
+/* kvd_merge: a grid of any size. merge_rows(), bit by bit except for a NaN's payload. */
 struct attend_kern_merge {
 	uint64_t o, m, l;    /* of the first part, and from part to part … */
 	uint64_t part_plane; /* … so many bytes */

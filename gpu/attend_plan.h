@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * attend_plan: an attention job (daemon/math/attend.h) as the launches of attend.cu that
- * do it. One image holds all that kernels read beside the KV: tiles, turns, selections
- * and q; it is written here and copied to the device as it is. One block of planes takes
- * what they write: o, m and l of each split, and of their merge. The last plane is the
- * result, copied back and handed out.
+ * do it. One image holds all inputs of the kernels except the KV: tiles, turns,
+ * selections and q; it is written here and copied to the device unchanged. One block of
+ * planes holds their output: o, m and l of each split, and of their merge. The last plane
+ * is the result, copied back and returned.
  *
- * What the job points to is host memory, but for kv: its bases and its page table are
- * addresses of the device, which are not looked at. Pure; any thread, with a scratch of
- * its own.
+ * The job's pointers are to host memory, except kv: its bases and its page table are
+ * device addresses, which are not read here. Pure; any thread, each with its own scratch.
  */
 #ifndef KVD_GPU_ATTEND_PLAN_H
 #define KVD_GPU_ATTEND_PLAN_H
@@ -36,10 +35,10 @@ struct attend_plan_bytes {
 	size_t image, planes, scratch;
 };
 
-/* Why the kernels do not take a job that attend_job_fault() has nothing against: words
- * that name the member. NULL: they do. */
+/* Why the kernels reject a job that attend_job_fault() accepts: a text that names the
+ * member. NULL: they accept it. */
 const char *attend_plan_fault(const struct attend_job *job);
-/* What it needs at most; 1 to MERGE_PARTS_MAX splits. */
+/* Its maximum needs; 1 to MERGE_PARTS_MAX splits. */
 struct attend_plan_bytes attend_plan_size(const struct attend_job *job, uint32_t splits);
 /* `image` and `scratch` are 64-byte aligned, so are `image_at` and `planes_at`, where
  * image and planes are for the device. A job without rows has no tiles: no launch. */

@@ -2,15 +2,15 @@
 /*
  * cudrv: the CUDA driver API, loaded when it is first needed.
  *
- * No CUDA header or library takes part in the build: the few types and numbers
- * are declared here (from cuda.h 13.0, whose ABI the versioned symbol names
- * fix), and libcuda.so.1 is opened with dlopen. Symbols come in tiers. Without
- * a required one there is no driver; an optional group that is not complete
- * switches its feature off and nothing else.
+ * No CUDA header or library takes part in the build: the few types and numbers are
+ * declared here (from cuda.h 13.0, whose ABI the versioned symbol names fix), and
+ * libcuda.so.1 is opened with dlopen. Symbols are in tiers. Without a required one there
+ * is no driver; an optional group that is not complete switches its feature off and
+ * nothing else.
  *
- * Every function may block and none is for the loop's thread, except where the
- * caller knows better. Results are the driver's own numbers; cudrv_raise() maps
- * them to kvd's codes, with the driver's name for them in the text.
+ * Every function may block and none is for the loop's thread, except where noted. Results
+ * are the driver's own numbers; cudrv_raise() maps them to kvd's codes, with the driver's
+ * name for them in the text.
  */
 #ifndef KVD_GPU_CUDRV_H
 #define KVD_GPU_CUDRV_H
@@ -42,7 +42,7 @@ struct cu_ipc_event {
 	uint8_t reserved[CU_IPC_BYTES];
 };
 
-/* CUresult: those that kvd tells apart. */
+/* CUresult: those that kvd distinguishes. */
 enum {
 	CU_SUCCESS = 0,
 	CU_ERROR_INVALID_VALUE = 1,
@@ -290,16 +290,16 @@ struct cudrv {
 	CUDRV_OPTIONAL(CUDRV_GROUP_FIELD)
 };
 
-/* Open `path` ("libcuda.so.1") and start the driver (cuInit: tenths of a second
- * on real machines). ERR_REQUIRE: no driver, or one without what is required.
- * The library is never closed again: the driver leaves threads behind. */
+/* Open `path` ("libcuda.so.1") and start the driver (cuInit: tenths of a second on real
+ * machines). ERR_REQUIRE: no driver, or one without a required symbol. The library is
+ * never closed: the driver leaves threads behind. */
 int cudrv_load(const char *path, struct cudrv *drv);
 const char *cudrv_group_name(enum cudrv_group group);
 
 /*
- * Raise what the driver said: "<message>: CUDA_ERROR_INVALID_VALUE (invalid
- * argument)". out of memory is ERR_NOMEM, no or another device ERR_REQUIRE,
- * what only ends with the process ERR_IO of scope device, all else `code`.
+ * Raise the driver's error: "<message>: CUDA_ERROR_INVALID_VALUE (invalid argument)". out
+ * of memory is ERR_NOMEM, no or another device ERR_REQUIRE, errors that only a new
+ * process clears ERR_IO of scope device, all else `code`.
  */
 int cudrv_raise(const struct cudrv *drv, int result, enum err_code code, const char *fmt,
 		...) __attribute__((format(printf, 4, 5)));

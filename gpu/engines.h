@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * engines: rows by the device's copy engines, in as few calls of the driver as their
- * shape allows. Copies of one stretch (up to _flush()) go in any order.
+ * shape allows. Copies of one stretch (up to _flush()) are unordered.
  */
 #ifndef KVD_GPU_ENGINES_H
 #define KVD_GPU_ENGINES_H
@@ -47,7 +47,7 @@ uint64_t gpu_engines_at_once(const struct gpu_engines *engines,
 /* The context is current in both. */
 int gpu_engines_copy(struct gpu_engines *engines, const struct gpu_rows *rows);
 int gpu_engines_flush(struct gpu_engines *engines);
-/* Forget what is not queued; a stretch begins. */
+/* Forget unqueued rows and start a stretch. */
 void gpu_engines_drop(struct gpu_engines *engines);
 
 #endif

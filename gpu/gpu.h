@@ -2,16 +2,14 @@
 /*
  * gpu: the GPUs of this machine, as this daemon uses them.
  *
- * Nothing touches the driver before the first engine hands GPU memory over: a
- * daemon without one pays nothing. Devices have names, never numbers: a number
- * means another device in each process (CUDA_VISIBLE_DEVICES). The name is the
- * UUID or the PCI id.
+ * Nothing touches the driver before the first engine registers GPU memory: a daemon
+ * without one pays nothing. Devices have names, never numbers: a number means another
+ * device in each process (CUDA_VISIBLE_DEVICES). The name is the UUID or the PCI id.
  *
- * A device's primary context is retained with its first user and released with
- * its last one: it costs hundreds of MiB of the device's memory.
- * After a fault that the driver does not recover from the device is broken: all
- * memory on it counts as gone, and when the last user has left, the context is
- * reset and the device can be used again.
+ * A device's primary context is retained with its first user and released with its last
+ * one: it costs hundreds of MiB of the device's memory. After a fault that the driver
+ * does not recover from the device is broken: all memory on it counts as lost, and when
+ * the last user has left, the context is reset and the device can be used again.
  *
  * All functions but those marked may block: helper and copy threads only.
  */
@@ -83,11 +81,11 @@ struct gpu {
 	char library[256];
 	char allowed[GPU_ALLOWED_MAX];
 	char kernels[256];	   /* "auto", "off", or a file */
-	uint64_t kernel_row_bytes; /* shorter rows go by kernel; 0: none */
+	uint64_t kernel_row_bytes; /* the kernel copies shorter rows; 0: none */
 	unsigned int streams;	   /* at work on one device at once */
 	pthread_mutex_t pins_lock;
 	struct list pins;     /* pin.c's */
-	pthread_mutex_t lock; /* of what follows */
+	pthread_mutex_t lock; /* of the following fields */
 	bool started;
 	atomic_bool ready; /* devices may be read without the lock */
 	struct cudrv drv;
@@ -106,12 +104,12 @@ int gpu_tune(struct gpu *gpu, const char *kernels, uint64_t kernel_row_bytes,
 /* No device has a user any more, no pin is left. */
 void gpu_free(struct gpu *gpu);
 
-/* Load the driver and look at its devices, once. ERR_REQUIRE when there is none;
- * the next call tries again. */
+/* Load the driver and list its devices, once. ERR_REQUIRE when there is none; the next
+ * call tries again. */
 int gpu_start(struct gpu *gpu);
 /* It was: gpu_device_find() does not block. Any thread. */
 bool gpu_started(const struct gpu *gpu);
-/* By UUID or PCI id; starts. ERR_IMPORT tells which devices there are. */
+/* By UUID or PCI id; starts. ERR_IMPORT lists the available devices. */
 int gpu_device_find(struct gpu *gpu, const char *name, struct gpu_device **device_p);
 
 /* Use the device: its context lives until as many _put()s. ERR_IO: broken. */
@@ -128,14 +126,13 @@ void gpu_leave(struct gpu_device *device);
 /* Raise a driver's result of a call on this device; marks it broken if it is. */
 int gpu_raise(struct gpu_device *device, int result, enum err_code code, const char *fmt,
 	      ...) __attribute__((format(printf, 4, 5)));
-/* The device is broken, with this thread's error; nothing new begins on it. */
+/* The device is broken, with this thread's error; nothing new starts on it. */
 void gpu_device_break(struct gpu_device *device);
 /* Any thread. */
 bool gpu_device_broken(const struct gpu_device *device);
-/* May copies in this device's context reach memory that the other's context has opened
- * or allocated (not what was mapped: gpu_import_reach()) by themselves? Asked for, and
- * switched on, when first needed; else the driver takes them through host memory. Both
- * have a user. */
+/* May copies in this device's context reach memory that the other's context has opened or
+ * allocated (not mapped memory: gpu_import_reach()) directly? Queried, and enabled, when
+ * first needed; else the driver takes them through host memory. Both have a user. */
 bool gpu_device_pair(struct gpu_device *device, const struct gpu_device *other);
 
 #endif

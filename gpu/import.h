@@ -2,10 +2,10 @@
 /*
  * import: an allocation of an engine on a GPU, opened once in this process.
  *
- * An engine's tensors are pieces of a few large allocations, and a handle names
- * the allocation. So regions share one import of it, by reference; the import
- * closes with the last of them. Shared only among one owner's regions: numbers
- * in handles come round again when processes do.
+ * An engine's tensors are pieces of a few large allocations, and a handle names the
+ * allocation. So regions share one import of it, by reference; the import closes with the
+ * last of them. Shared only among one owner's regions: numbers in handles are reused by
+ * later processes.
  *
  * Opening and the last unref block (helper threads). Both are done when they
  * return: the engine may free its memory after that.
@@ -44,14 +44,14 @@ struct gpu_import {
 	bool writable;
 	uint64_t address, bytes; /* of the allocation in this process */
 	uint64_t vmm;		 /* the driver's handle */
-	int access;		 /* VMM: what the device got */
+	int access;		 /* VMM: the device's address */
 	unsigned int refs;	 /* under device->imports_lock */
 	/* under device->lock */
 	uint32_t asked, open; /* VMM: bit n: device n was tried, has access too */
 };
 
-/* ERR_IMPORT says why not and what to do about it. `writable` is kept by the
- * hardware for VMM memory and by the callers for IPC memory. */
+/* ERR_IMPORT has the reason and the remedy. The hardware enforces `writable` for VMM
+ * memory, the callers for IPC memory. */
 int gpu_import(struct gpu *gpu, uint64_t owner, const struct gpu_handle *handle,
 	       bool writable, struct gpu_import **import_p);
 /* A dma-buf of the whole allocation, for adapters; the caller closes it. ERR_IMPORT: this

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * keep: lists for the kernel (list.h) that stay on a device, beside the plan that they
- * were made of, for when it is posted again: then its rows cost a launch.
+ * keep: lists for the kernel (list.h) that stay on a device with the plan that they were
+ * made from, for when it is posted again: then its rows cost a launch.
  *
- * A list holds addresses, so it is known by the plan, by where in it the list begins,
- * and by where each buffer of the plan lies. What it was checked against is not kept:
- * the finder of a list has checked the plan against the buffers, as for any other post.
+ * A list holds addresses, so it is known by the plan, by the list's start in it, and by
+ * the address of each buffer of the plan. The result of its check is not kept: the finder
+ * of a list has checked the plan against the buffers, as for any other post.
  *
- * For threads that are users of the device with its context current; all goes with the
- * context.
+ * For threads that are users of the device with its context current; all is freed with
+ * the context.
  */
 #ifndef KVD_GPU_KEEP_H
 #define KVD_GPU_KEEP_H
@@ -69,7 +69,7 @@ int gpu_keep_copy(struct gpu_device *device, struct gpu_kept *kept,
 /* A use has ended. `good`: and so has the making, if it was that. NULL is fine. */
 void gpu_keep_release(struct gpu_device *device, struct gpu_kept *kept, bool good);
 
-/* gpu.c's: the context goes, nothing is in flight. */
+/* For gpu.c: the context is being released, nothing is in flight. */
 void gpu_keep_drop(struct gpu_device *device);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kern: what kernels do, as nvcc and a C compiler both read it.
+ * kern: the work of kernels, for nvcc and a C compiler.
  *
  * One kind of work serves gathering, scattering, packing, unpacking and the
  * exchange of tokens and heads: rows at two levels of strides. A list of them
@@ -8,12 +8,12 @@
  * inner rows are tokens and whose outer ones are heads, with the strides of
  * source and destination exchanged.
  *
- * What a thread of a warp does is written here and nowhere else: kernels.cu runs
- * it on a device, kernels_ref.c runs every lane of it in turn on the CPU. So all
- * of the arithmetic but the launch is tested without a GPU.
+ * The work of one thread of a warp is written only here: kernels.cu runs it on a device,
+ * kernels_ref.c runs every lane of it in turn on the CPU. So all of the arithmetic but
+ * the launch is tested without a GPU.
  *
- * The other kernels fill memory with a pattern that can be told from any other
- * position's, and count the bytes that differ from it: for tests and benches.
+ * The other kernels fill memory with a pattern that differs at each position, and count
+ * the bytes that differ from it: for tests and benches.
  */
 #ifndef KVD_GPU_KERN_H
 #define KVD_GPU_KERN_H
@@ -40,8 +40,8 @@ typedef uint16_t __attribute__((may_alias)) kern_u16;
 #define KERN_V2 kern_u16
 #endif
 
-/* `outer` times `count` rows of `len` bytes. Row (o, c) is at src + o * src_outer
- * + c * src_stride, and likewise in dst. Rows of one launch go in any order. */
+/* `outer` times `count` rows of `len` bytes. Row (o, c) is at src + o * src_outer + c *
+ * src_stride, and likewise in dst. Rows of one launch are unordered. */
 struct kern_rows {
 	uint64_t dst, src;
 	int64_t dst_stride, src_stride;
@@ -50,8 +50,8 @@ struct kern_rows {
 	uint32_t flags; /* KERN_ROWS_… */
 };
 #define KERN_ROWS_ALIGNED 1u /* all addresses and `len` are multiples of 16 */
-/* Row c, of KERN_PLACES_MAX at most, is where places[dst + c] says; outer is 1,
- * nothing else is used. */
+/* Row c, of KERN_PLACES_MAX at most, is at places[dst + c]; outer is 1, nothing else is
+ * used. */
 #define KERN_ROWS_PLACES 2u
 
 /* of one row that has no order with others */
@@ -66,7 +66,7 @@ struct kern_place {
 #define KERN_LANES 32u
 #define KERN_WARPS (KERN_THREADS / KERN_LANES)
 #define KERN_PER_BLOCK_MAX 32u /* a multiple of KERN_WARPS */
-/* An entry should have no more: it is what one warp does by itself. */
+/* An entry should have no more: it is the work of one warp. */
 #define KERN_ENTRY_BYTES 8192u
 
 /* How many lanes share a row: as many as it has 16 bytes. */
@@ -79,7 +79,7 @@ KERN_FN uint32_t kern_lanes(uint32_t len)
 	return lanes;
 }
 
-/* Four loads are on their way before the first store waits for one. */
+/* Four loads are in flight before the first store waits for one. */
 #define KERN_MOVE(type)                                        \
 	do {                                                   \
 		type *to = (type *)dst;                        \
@@ -101,9 +101,8 @@ KERN_FN uint32_t kern_lanes(uint32_t len)
 			to[i] = from[i];                       \
 	} while (0)
 
-/* The part of lane `lane` of `lanes` in one row. The widest access is the one by
- * which both ends can be aligned together; what is before and behind it goes byte
- * by byte. */
+/* The part of lane `lane` of `lanes` in one row. The widest access is the one by which
+ * both ends can be aligned together; bytes before and after it are copied singly. */
 KERN_FN void kern_row(uint8_t *dst, const uint8_t *src, uint32_t len, uint32_t lane,
 		      uint32_t lanes)
 {
@@ -164,8 +163,8 @@ KERN_FN int kern_has_places(const struct kern_rows *rows)
 /* How many rows a group of lanes takes at a time. */
 #define KERN_AT_ONCE 4u
 
-/* Rows of which each lane has one vector at most: as many loads are under way as there
- * are rows, where kern_row() would wait for one before it begins the next. */
+/* Rows of which each lane has one vector at most: as many loads are in flight as there
+ * are rows, where kern_row() would wait for one before it starts the next. */
 KERN_FN int kern_short(const struct kern_rows *rows)
 {
 	return (rows->flags & KERN_ROWS_ALIGNED) && rows->len <= 16 * KERN_LANES;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kernels_image: what nvcc made of kernels.cu, inside this program. */
+/* kernels_image: the image that nvcc made of kernels.cu, linked into this program. */
 #ifndef KVD_GPU_KERNELS_IMAGE_H
 #define KVD_GPU_KERNELS_IMAGE_H
 

@@ -2,13 +2,13 @@
 /*
  * lane: copies on one device, in order, without waiting for them.
  *
- * A lane is a stream of the lowest priority and a ring of marks (events). One
- * thread uses it at a time, with the device's context current (gpu_enter()).
- * Whoever takes a lane keeps the device in use meanwhile (the memory of the
- * copies does): idle lanes go with the context.
+ * A lane is a stream of the lowest priority and a ring of marks (events). One thread uses
+ * it at a time, with the device's context current (gpu_enter()). The user of a lane keeps
+ * the device in use meanwhile (the memory of the copies does): idle lanes are freed with
+ * the context.
  *
- * What was queued runs until lane_drain() says otherwise, whatever the results
- * of calls were: after any fault, drain before the memory is given back.
+ * Queued copies run until lane_drain() returns, whatever the results of calls were: after
+ * any fault, drain before the memory is given back.
  */
 #ifndef KVD_GPU_LANE_H
 #define KVD_GPU_LANE_H
@@ -24,8 +24,8 @@ struct gpu_lane;
 struct kern_place;
 
 #define GPU_LANE_MARKS 8u /* outstanding at once */
-/* What stands between two marks uses one set of the lane's own pinned memory: a list
- * for the kernels, and a bounce buffer. So two such stretches can be under way. */
+/* The copies between two marks use one set of the lane's own pinned memory: a list for
+ * the kernels, and a bounce buffer. So two such stretches can be in flight. */
 #define GPU_LANE_SETS 2u
 
 int gpu_lane_take(struct gpu_device *device, struct gpu_lane **lane_p);
@@ -38,18 +38,18 @@ void gpu_lane_give(struct gpu_lane *lane);
  * run in any order among themselves up to the next mark; bytes that are reached twice
  * are undefined. */
 int gpu_lane_copy(struct gpu_lane *lane, const struct gpu_rows *rows);
-/* The same for rows of `len` bytes without order, which the kernel can take: the
- * caller writes their places, *room_p at most, and says how many it wrote and the OR
- * of all their addresses. NULL: there is no room, or no kernel: gpu_lane_copy(). */
+/* The same for rows of `len` bytes without order, which the kernel can take: the caller
+ * writes their places, *room_p at most, and passes their number and the OR of all their
+ * addresses. NULL: no space, or no kernel: use gpu_lane_copy(). */
 struct kern_place *gpu_lane_places(struct gpu_lane *lane, uint64_t len, bool host,
 				   uint32_t *room_p);
 void gpu_lane_placed(struct gpu_lane *lane, uint64_t len, uint32_t count, uint64_t bits);
 /* If all of the stretch that is being queued is for the kernel, keep its list (keep.h),
  * which is the caller's to release when the next mark was waited for. */
 void gpu_lane_keep(struct gpu_lane *lane, struct gpu_kept *kept);
-/* Queue what a kept list says, as a stretch of its own. 1: there is no kernel now. */
+/* Queue the rows of a kept list, as a separate stretch. 1: there is no kernel now. */
 int gpu_lane_again(struct gpu_lane *lane, const struct gpu_kept *kept);
-/* Everything queued so far is done when the mark is. */
+/* All copies queued before are done when the mark is. */
 int gpu_lane_mark(struct gpu_lane *lane, uint64_t *mark_p);
 /* Blocks. 0, or the fault of the copies. Marks are waited for in order. */
 int gpu_lane_wait(struct gpu_lane *lane, uint64_t mark);
@@ -61,7 +61,7 @@ int gpu_lane_bounce(struct gpu_lane *lane, unsigned int index, void **bounce_p);
  * that is sure; leaves no error. */
 void gpu_lane_drain(struct gpu_lane *lane);
 
-/* Idle ones, before the context goes (gpu.c, the device's lock held). */
+/* Frees idle lanes, before the context is released (gpu.c, the device's lock held). */
 void gpu_lanes_free(struct gpu_device *device);
 
 #endif

@@ -2,9 +2,9 @@
 /*
  * list: rows for the kernel, as kern.h has them, built up in memory that the device
  * reads: entries, and the places that some of them name. A list is one launch, in any
- * order; nothing in it depends on where it lies, so a copy of it elsewhere is as good.
+ * order; it does not depend on its own address, so a copy of it works as well.
  *
- * Lists do not look at addresses: what rows name is the caller's to have checked.
+ * Lists do not check addresses: the caller must have checked the rows.
  */
 #ifndef KVD_GPU_LIST_H
 #define KVD_GPU_LIST_H
@@ -37,7 +37,8 @@ static inline bool gpu_list_empty(const struct gpu_list *list)
 	return list->count == 0 && list->open.count == 0;
 }
 
-/* Add rows at equal distances. False: the list is full, what is left is in *rows. */
+/* Add rows at equal distances. False: the list is full, the remaining rows are in
+ * *rows. */
 bool gpu_list_rows(struct gpu_list *list, struct gpu_rows *rows);
 
 /* Where the caller writes the places of rows that have no order: *room_p of them at

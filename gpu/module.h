@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * module: the kernels on one device: loaded when first wanted, by a thread of
- * their own, and gone with the context.
+ * module: the kernels on one device: loaded when first needed, by a separate thread, and
+ * unloaded with the context.
  *
- * Nobody waits for them: until they are there, and if they never are, copies go
- * by the copy engines. What keeps them away (no nvcc at build time, a device or
- * driver that has no use for the image, a fault) is logged once a context and
- * told by gpu_module_text().
+ * No copy waits for them: until they are loaded, and if they never are, copy engines do
+ * the copies. The reason for missing kernels (no nvcc at build time, a device or driver
+ * that cannot use the image, a fault) is logged once per context and returned by
+ * gpu_module_text().
  */
 #ifndef KVD_GPU_MODULE_H
 #define KVD_GPU_MODULE_H
@@ -34,14 +34,14 @@ enum gpu_module_state {
 struct gpu_module {
 	atomic_int state;
 	pthread_t thread;
-	bool started; /* a thread that nobody has joined */
+	bool started; /* a thread not joined yet */
 	struct cu_module *handle;
 	struct cu_function *rows;
 	char why[160]; /* OFF: under the device's lock */
 };
 
-/* Begin to load, unless that was done in this context. Does not block; the device
- * has a user. */
+/* Start to load, unless that was done in this context. Does not block; the device has a
+ * user. */
 void gpu_module_want(struct gpu_device *device);
 bool gpu_module_ready(const struct gpu_device *device);
 /* No more launches in this context: "<why>", or with this thread's error. */
@@ -55,8 +55,8 @@ int gpu_module_rows(struct gpu_device *device, uint64_t entries, uint64_t places
 /* "yes", or "no: …". The driver is started. Any thread. */
 void gpu_module_text(struct gpu *gpu, char *text, size_t size);
 
-/* gpu.c's: the context goes (the device's lock is held, nothing is in flight);
- * and the last thread's end. */
+/* For gpu.c: the context is being released (the device's lock is held, nothing is in
+ * flight); and the last thread's end. */
 void gpu_module_drop(struct gpu_device *device);
 void gpu_module_fini(struct gpu_device *device);
 

@@ -15,7 +15,7 @@
 
 struct nvml_use {
 	double busy; /* 0 to 1: the part of the last second in which kernels ran; below 0:
-			the device does not tell (a part of a GPU, MIG) */
+			the device does not report it (a part of a GPU, MIG) */
 	uint64_t used, total; /* bytes of its memory */
 };
 
@@ -28,7 +28,7 @@ struct nvml {
 	int (*memory)(void *device, unsigned long long bytes_p[3]);
 };
 
-/* `driver`: the driver's library; where it is a path, nvml is looked for beside it.
+/* `driver`: the driver's library; where it is a path, nvml is searched in its directory.
  * ERR_REQUIRE: there is none. */
 int nvml_load(const char *driver, struct nvml *nvml);
 void nvml_unload(struct nvml *nvml); /* one of zeros is fine */

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * account: what the daemon keeps in the name of one principal, in bytes and in objects.
+ * account: memory that the daemon uses for one principal, in bytes and in objects.
  *
- * A principal is an engine's user ("uid:1000"), or another daemon: by the name of its
- * key ("peer:decode"), or without keys by its address ("addr:192.0.2.7"). So one that
- * comes as many processes, sessions or daemons is one. An object that is kept carries a
- * `struct charge`, which remembers whose it is and how much, so that what is given back
- * is what was taken.
+ * A principal is an engine's user ("uid:1000"), or another daemon: by the name of its key
+ * ("peer:decode"), or without keys by its address ("addr:192.0.2.7"). So many processes,
+ * sessions or daemons of one principal count as one. An object that is kept carries a
+ * `struct charge`, which remembers its account and amount, so that exactly the charged
+ * amount is released.
  *
- * All accounts share one ceiling, the option `memory_limit`; the last eighth of it is for
- * principals of little (share.h). The loop's thread only: what a helper makes is charged
- * before it begins or when it is back.
+ * All accounts share one ceiling, the option `memory_limit`; the last eighth of it is
+ * reserved for principals with little (share.h). The loop's thread only: memory that a
+ * helper allocates is charged before the job starts or after it ends.
  */
 #ifndef KVD_BASE_ACCOUNT_H
 #define KVD_BASE_ACCOUNT_H
@@ -52,7 +52,7 @@ struct account {
 	struct account *next;
 	struct accounts *accounts;
 	char name[ACCOUNT_NAME_MAX];
-	unsigned int refs; /* sessions, peers; it is gone at 0 with nothing charged */
+	unsigned int refs; /* sessions, peers; freed at 0 with nothing charged */
 	uint64_t objects[ACCOUNT_CLASS_END], bytes[ACCOUNT_CLASS_END];
 	uint64_t total; /* of bytes */
 	uint64_t refused;
@@ -86,17 +86,18 @@ void account_unref(struct account *account);
 
 /*
  * One object of so many bytes, which *charge (all zero) is to remember. ERR_LIMIT names
- * the principal, the class, what is held, the ceiling and the option. No account (NULL)
- * is charged nothing.
+ * the principal, the class, the amount held, the ceiling and the option. No account
+ * (NULL) is charged nothing.
  */
 int charge_take(struct charge *charge, struct account *account, enum account_class class,
 		uint64_t bytes);
-/* The same, never refused: of what has a cap of its own, and must be had by those who
- * come to see who has all the rest. */
+/* The same, never refused: for objects with their own cap that must stay available for
+ * diagnosis, when one principal holds all the rest. */
 void charge_force(struct charge *charge, struct account *account,
 		  enum account_class class, uint64_t bytes);
-/* The object keeps so many descriptors, too, of what engines have of RLIMIT_NOFILE, until
- * charge_drop(); the last eighth is for who has a few. ERR_LIMIT, or not refused. */
+/* The object keeps so many descriptors, too, of the engines' part of RLIMIT_NOFILE, until
+ * charge_drop(); the last eighth is reserved for principals with few. ERR_LIMIT, or not
+ * refused. */
 int charge_fds(struct charge *charge, unsigned int count);
 void charge_fds_force(struct charge *charge, unsigned int count);
 /* So many bytes more of the same object. A charge of no account takes nothing. */
@@ -104,10 +105,10 @@ int charge_more(struct charge *charge, uint64_t bytes);
 void charge_more_force(struct charge *charge, uint64_t bytes); /* never refused */
 void charge_less(struct charge *charge, uint64_t bytes);
 /*
- * So many bytes of a message that has come in part, of the class `parts`: a principal
- * makes them by saying little and nothing refuses them later, so that besides
- * account_check() it may hold a sixteenth of the ceiling of them, or `least` bytes
- * where that is more. *charge may hold some already.
+ * So many bytes of a partly received message, of the class `parts`: a principal can
+ * create them with little traffic and nothing refuses them later, so that besides
+ * account_check() it may hold a sixteenth of the ceiling of them, or `least` bytes where
+ * that is more. *charge may hold some already.
  */
 int charge_parts(struct charge *charge, struct account *account, uint64_t bytes,
 		 uint64_t least);
@@ -122,26 +123,27 @@ static inline struct charge charge_steal(struct charge *charge)
 	return stolen;
 }
 
-/* It is at its cap: who can wait does. NULL is fine. */
+/* It is at its cap: a caller that can wait should. NULL is allowed. */
 bool account_is_full(const struct account *account);
 /* Would a principal's account have room for so many bytes more? As charge_take(). */
 int account_check(struct account *account, enum account_class class, uint64_t bytes);
-/* Its refusal, for who has found out in another way that there is no room: ERR_LIMIT. */
+/* Raises its refusal, for callers that detected the lack of space themselves:
+ * ERR_LIMIT. */
 int account_refuse(struct account *account, enum account_class class, uint64_t bytes);
 
-/* How many bytes more would pass, for who cannot ask in time. At least 1, so that it is
- * a limit to those to whom 0 is none; UINT64_MAX: any. */
+/* How many bytes more would pass, for callers that cannot check in time. At least 1,
+ * because 0 means "no limit" to some of them; UINT64_MAX: any. */
 uint64_t account_room(const struct account *account);
 
-/* What one principal may hold in all while others hold nothing. */
+/* The most that one principal may hold while others hold nothing. */
 uint64_t accounts_share(const struct accounts *accounts);
-/* Nothing is charged, nobody holds one. */
+/* Nothing is charged, nothing holds a reference. */
 bool accounts_idle(const struct accounts *accounts);
 
 extern const char *const account_class_names[ACCOUNT_CLASS_END];
 
-/* The option's preset: a sixteenth of the machine's memory, or of what the control group
- * may have where that is less; 256 MiB to 8 GiB. */
+/* The option's default: a sixteenth of the machine's memory, or of the control group's
+ * limit where that is less; 256 MiB to 8 GiB. */
 uint64_t accounts_preset(void);
 
 #endif

@@ -4,13 +4,13 @@
 #define KVD_BASE_BENEATH_H
 
 /*
- * An O_PATH descriptor of what has that name, one part, in the directory: not of what it
- * links to. -1 and errno; EXDEV: another file system is mounted there, whose server may
- * never answer, and which was not entered. Nothing is opened by it: a FIFO, a device or a
- * leased file may wait.
+ * An O_PATH descriptor of the entry with that name (one component) in the directory;
+ * symbolic links are not followed. -1 and errno; EXDEV: another file system is mounted
+ * there, whose server may never answer, and which was not entered. It opens nothing: a
+ * FIFO, a device or a leased file may wait.
  */
 int beneath_look(const char *dir, const char *name);
-/* What it found, opened by open(2); `flags` besides O_CLOEXEC. */
+/* The entry found, opened by open(2); `flags` besides O_CLOEXEC. */
 int beneath_open(int path_fd, int flags);
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * breaker: a circuit breaker. What was late is left out for a while; then it is tried
- * once, and nothing waits for that. Each time that it opens without a success in between
- * it stays open twice as long. Pure; all zeros: closed, which its owner makes it again at
- * a success.
+ * breaker: a circuit breaker. A late target is skipped for a while, then tried once, and
+ * nothing waits for that trial. Each time that it opens without a success in between it
+ * stays open twice as long. Pure; all zeros means closed; the owner resets it after a
+ * success.
  */
 #ifndef KVD_BASE_BREAKER_H
 #define KVD_BASE_BREAKER_H
@@ -27,10 +27,11 @@ struct breaker {
 };
 
 enum breaker_state breaker_state(const struct breaker *breaker, uint64_t now_ns);
-/* It was late, or its trial begins: until that has a result there is no other. */
+/* The target was late, or its trial starts: no other trial starts until that one has a
+ * result. */
 void breaker_trip(struct breaker *breaker, uint64_t now_ns);
-/* A trial was answered, which is half a success: what is asked of it may be waited for
- * again, and the next trip counts as one more. */
+/* A trial was answered, which is half a success: requests to it may be waited for again,
+ * and the next trip counts as one more. */
 void breaker_close(struct breaker *breaker);
 
 #endif

@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 /* The least of the limits of its group and those above, of cgroup v2 and of v1's memory
- * controller, which may be mounted beside each other. UINT64_MAX: none. */
+ * controller, which may be mounted at the same time. UINT64_MAX: none. */
 uint64_t cgroup_memory_limit(void);
 /* The same with other folders than /proc/self and /sys/fs/cgroup. */
 uint64_t cgroup_memory_limit_in(const char *self, const char *mounts);

@@ -35,7 +35,7 @@ struct pool_publisher;
 struct session_clock;
 struct transport;
 
-/* What main() opened before. */
+/* Opened earlier by main(). */
 struct kvd_sockets {
 	int control_fd;	   /* listening, handed over by systemd, or -1 */
 	int warden_fd;	   /* of warden_fork(); taken */
@@ -72,7 +72,8 @@ struct kvd {
 	uint8_t boot_id[16]; /* of this kernel: equal = same host */
 	uint64_t started_ns; /* loop_now_ns at start */
 	struct metrics metrics;
-	struct accounts accounts; /* by principal; freed with what they are charged for */
+	struct accounts accounts; /* by principal; freed with the objects charged to
+				   * them */
 	void *impl;		  /* kvd.c's own */
 };
 
@@ -81,16 +82,16 @@ struct kvd {
 void kvd_drain(struct kvd *kvd, uint64_t deadline_ns);
 void kvd_stop(struct kvd *kvd);
 
-/* What a reload ends: peerings of keys that were removed or changed, and sessions of
- * users that are not admitted any more. */
+/* Ends peerings of keys that a reload removed or changed, and sessions of users that are
+ * no longer admitted. */
 struct kvd_ended {
 	unsigned int peerings, sessions;
 };
 
-/* Read the configuration again; each option that differs goes to on_differ, with the
- * value of the file in `fresh`, and what differs in the allow-list to keys_p. With
- * `apply` the reloadable ones and the allow-list
- * are taken. ERR_CONFIG: the file's first error; nothing is taken then. */
+/* Read the configuration again; each option that differs is passed to on_differ, with the
+ * value of the file in `fresh`, and differences in the allow-list to keys_p. With `apply`
+ * the reloadable ones and the allow-list are taken. ERR_CONFIG: the file's first error;
+ * nothing is taken then. */
 struct config;
 struct setting;
 struct curve_changes;

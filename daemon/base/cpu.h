@@ -11,11 +11,11 @@
 /* The calling thread, and those that it starts: short turns, so it is let in as
  * soon as it wakes, also before a thread that uses its core fully. */
 void cpu_prompt(void);
-/* The calling thread: throughput work (SCHED_BATCH) in long turns, behind
- * whoever wakes. */
+/* The calling thread: throughput work (SCHED_BATCH) in long time slices, behind waking
+ * threads. */
 void cpu_bulk(void);
 /* That thread, between two pieces of its work: gives its core away for a moment, now and
- * then, and seldom where it does not come back soon. Costs a look at the clock. */
+ * then, and rarely where it is not returned soon. Costs one clock read. */
 void cpu_breathe(void);
 /* How long the core is kept after it was away for so long. */
 uint64_t cpu_keep_ns(uint64_t away_ns);

@@ -39,15 +39,15 @@ const void *cursor_get_bytes(struct cursor *c, size_t len);
 void cursor_get_str(struct cursor *c, char *dst, size_t cap);
 /* u32 length + bytes in place; bad when over cap. */
 const void *cursor_get_blob(struct cursor *c, size_t cap, size_t *len_p);
-/* A u32 count of records of at least `min_record` bytes: bad when over cap or
- * more than what is left could hold. */
+/* A u32 count of records of at least `min_record` bytes: bad when over cap or more than
+ * the remaining bytes could hold. */
 uint32_t cursor_get_count(struct cursor *c, uint32_t cap, size_t min_record);
 
 void cursor_put_u8(struct cursor *c, uint8_t v);
 void cursor_put_u16(struct cursor *c, uint16_t v);
 void cursor_put_u32(struct cursor *c, uint32_t v);
 void cursor_put_u64(struct cursor *c, uint64_t v);
-/* They may lie where they go already. */
+/* Source and destination may be the same. */
 void cursor_put_bytes(struct cursor *c, const void *p, size_t len);
 /* Room for `len` bytes that the caller writes in place, or NULL (then bad). */
 uint8_t *cursor_put_room(struct cursor *c, size_t len);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * err: one record of what went wrong, made by the first function that knows.
+ * err: one record of what went wrong, made by the first function that knows the cause.
  *
- * A function returns 0 (ok), a negative errno (unexpected: the record is set)
- * or a positive outcome that its own header names. Whoever finds the fault
- * calls err_raise(), which fills this thread's record and returns the negative
- * errno of the code; callers hand the number on with err_pass(). A reply, a
- * room or an op that must keep the fault copies the record with err_take().
+ * A function returns 0 (ok), a negative errno (unexpected: the record is set) or a
+ * positive outcome that its own header names. The function that finds the fault calls
+ * err_raise(), which fills this thread's record and returns the negative errno of the
+ * code; callers hand the number on with err_pass(). A reply, a room or an op that must
+ * keep the fault copies the record with err_take().
  *
  * Codes are stable: they appear in replies, in `failed` rooms and in the
  * reference page as "E" + name. Add at the end, never renumber: the number
@@ -29,7 +29,7 @@ enum err_scope {
 };
 
 /* X(number, name, errno, scope, retryable, meaning, remedy): the remedy is for operators,
- * in one line; who programs against kvd finds theirs in docs/clients.md. */
+ * in one line; docs/clients.md has those for client programmers. */
 #define ERR_CODES(X)                                                                    \
 	X(1, INVAL, EINVAL, OP, false, "a field has a value outside its limits",        \
 	  "the message names the field and what it may be")                             \
@@ -127,10 +127,10 @@ struct err {
  * retryable come from the code's table row. */
 int err_raise(enum err_code code, const char *fmt, ...)
 	__attribute__((format(printf, 2, 3)));
-/* The same, from a failed system call: "<what>: <strerror(no)>", ERR_IO, or
- * ERR_NOMEM / ERR_LIMIT when `no` says so. */
+/* The same, from a failed system call: "<what>: <strerror(no)>", ERR_IO, or ERR_NOMEM /
+ * ERR_LIMIT depending on `no`. */
 int err_raise_errno(int no, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* Hand a negative result on; asserts that somebody raised it. */
+/* Hand a negative result on; asserts that an error was raised. */
 void err_assert_raised(int r);
 static inline int err_pass(int r) /* inline: analysers see that r stays r */
 {
@@ -152,7 +152,7 @@ void err_set(struct err *dst, enum err_code code, const char *fmt, ...)
 int err_reraise(const struct err *src);
 
 #ifdef __clang_analyzer__
-/* An analyser cannot see into err.c: tell it that a fault is negative. */
+/* An analyser cannot see into err.c: this states that a fault is negative. */
 #define ERR_NEGATIVE(call)                       \
 	({                                       \
 		int negative_ = (call);          \
@@ -175,12 +175,12 @@ const char *err_scope_name(enum err_scope scope);
 enum err_scope err_default_scope(enum err_code code);
 bool err_default_retryable(enum err_code code);
 int err_errno(enum err_code code); /* positive errno of the table */
-/* Of a connect() that failed, with what may be done. */
+/* For a failed connect(), with the remedy. */
 const char *err_connect_words(int no);
 /* A number off the wire to a code; unknown numbers become ERR_INTERNAL. */
 enum err_code err_from_wire(uint32_t n);
-/* The record of a fault that another daemon tells of: what is the matter with its
- * device, or with all of it, costs a room here and nothing else of ours. */
+/* The record of a fault reported by another daemon: a fault of its device, or of the
+ * whole daemon, costs one room here and nothing else. */
 void err_foreign(struct err *err);
 
 #endif

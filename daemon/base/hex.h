@@ -15,7 +15,7 @@
 void hex_write(const void *bytes, size_t len, char *text);
 /* Of either case; -1: not a digit. */
 int hex_digit(char c);
-/* From exactly 2 * len digits of either case, whatever follows. False: not digits. */
+/* From exactly 2 * len digits of either case, ignoring the rest. False: not digits. */
 bool hex_read(const char *text, void *bytes, size_t len);
 
 void uuid_write(const uint8_t uuid[UUID_BYTES], char text[UUID_CHARS + 1]);

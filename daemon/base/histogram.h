@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * histogram: how often what was how long or large, in buckets that double: of times up
- * to 1 us, 2 us, 4 us … One writer; whoever reads in another thread reads each figure
- * whole, not all of one moment.
+ * histogram: counts of durations or sizes, in buckets that double: of times up to 1 us, 2
+ * us, 4 us … One writer; a reader in another thread reads each value atomically, but not
+ * all at one moment.
  */
 #ifndef KVD_BASE_HISTOGRAM_H
 #define KVD_BASE_HISTOGRAM_H
@@ -25,8 +25,8 @@ static inline void histogram_add(struct histogram *h, uint64_t ns)
 }
 /* Upper end of a bucket; UINT64_MAX for the last. */
 uint64_t histogram_end(unsigned int bucket, uint64_t first);
-/* What `permille` of all were not above: the upper end of its bucket, or the largest of
- * all where that is less. 0 when empty. */
+/* The value that `permille` of all samples do not exceed: the upper end of its bucket, or
+ * the maximum where that is less. 0 when empty. */
 uint64_t histogram_quantile(const struct histogram *h, unsigned int permille,
 			    uint64_t first);
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * idmap: pointers by 64-bit number; strmap: pointers by string or byte string
- * (the key is copied). Values are never NULL and stay their owner's.
+ * idmap: pointers by 64-bit number; strmap: pointers by string or byte string (the key is
+ * copied). Values are never NULL and remain owned by the caller.
  *
- * A walk goes in the order of insertion, so a simulation repeats, and survives
- * the removal of any entry. It must not put: that may move entries.
+ * A walk follows the order of insertion, so a simulation repeats, and survives the
+ * removal of any entry. It must not put: that may move entries.
  */
 #ifndef KVD_BASE_IDMAP_H
 #define KVD_BASE_IDMAP_H
@@ -51,8 +51,8 @@ static inline size_t idmap_count(const struct idmap *map)
 }
 /* Start with a zeroed cursor. */
 bool idmap_next(const struct idmap *map, struct idmap_cursor *cursor);
-/* The first behind `key` (0: of all) in a map whose keys were put in rising order, which
- * a walk over many turns goes by: the map may change meanwhile. */
+/* The first behind `key` (0: of all) in a map whose keys were put in rising order, for
+ * walks over many loop iterations, while the map may change. */
 bool idmap_next_above(const struct idmap *map, uint64_t key, struct idmap_cursor *cursor);
 #define idmap_foreach(map, cursor) \
 	for ((cursor) = (struct idmap_cursor){0}; idmap_next((map), &(cursor));)
@@ -79,7 +79,7 @@ static inline size_t strmap_count(const struct strmap *map)
 }
 #define strmap_foreach(strmap, cursor) idmap_foreach(&(strmap)->map, cursor)
 
-/* The seeded hash of these maps, for tables whose entries lie in their objects. */
+/* The seeded hash of these maps, for tables with entries embedded in their objects. */
 uint64_t idmap_hash(const void *bytes, size_t len);
 
 #endif

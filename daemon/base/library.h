@@ -16,7 +16,7 @@ struct library_function {
 	bool optional;
 };
 
-/* ERR_REQUIRE says what is missing. */
+/* ERR_REQUIRE names the missing library or function. */
 int library_load(const char *path, const struct library_function *functions,
 		 size_t count);
 

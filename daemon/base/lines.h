@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * lines: a file that an operator writes, an entry a line: keys, members of a cluster.
- * Lines that begin with '#' and empty lines are skipped; words are between blanks.
+ * Lines starting with '#' and empty lines are skipped; blanks separate the fields.
  */
 #ifndef KVD_BASE_LINES_H
 #define KVD_BASE_LINES_H
@@ -19,13 +19,13 @@ struct lines {
 
 /* ERR_CONFIG: it cannot be read, is no file, or has more than 1 MiB. */
 int lines_load(const char *path, struct lines *lines_p);
-/* The next line with words, which may be written to; NULL at the end. */
+/* The next line with fields, which may be written to; NULL at the end. */
 char *lines_next(struct lines *lines);
 /* Wipes the text. Of one that was not loaded: fine, if it is zero. */
 void lines_fini(struct lines *lines);
 /* ERR_CONFIG: anybody may write the file. */
 int lines_check_writers(const struct lines *lines, const char *path);
-/* Cuts a line into words; how many, or most + 1: there are more. */
+/* Splits a line into fields. Returns their number, or most + 1 if there are more. */
 unsigned int lines_words(char *line, char **words, unsigned int most);
 
 #endif

@@ -54,7 +54,7 @@ static inline void list_remove(struct list *n)
 	list_init(n);
 }
 
-/* Moves all of `from` behind what is in `head`. */
+/* Moves all of `from` to the end of `head`. */
 static inline void list_append(struct list *head, struct list *from)
 {
 	if (list_empty(from))

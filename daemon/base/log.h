@@ -5,10 +5,9 @@
  *   log_warn("peer", "10.0.0.2:7400", "missed pings", "missed=%d", n);
  *   -> "<4>peer 10.0.0.2:7400: missed pings missed=4"
  *
- * error = something died; warn = odd but served; info = room and peer life;
- * debug, trace = grows with objects, with chunks. Every call site is limited
- * to LOG_BURST lines a second; what was dropped is counted in its next line.
- * Any thread may log.
+ * error = something died; warn = odd but served; info = room and peer life; debug, trace
+ * = grows with objects, with chunks. Every call site is limited to LOG_BURST lines a
+ * second; its next line carries the number of dropped lines. Any thread may log.
  */
 #ifndef KVD_BASE_LOG_H
 #define KVD_BASE_LOG_H
@@ -42,8 +41,8 @@ enum log_format log_format_of_stderr(void);
 int log_level_parse(const char *s, enum log_level *level_p); /* ERR_INVAL */
 const char *log_level_name(enum log_level level);
 /*
- * Fields of the journal's own, for `journalctl KVD_ROOM=42`: a line that has some goes to
- * journald's socket as one datagram, if that is there, else to stderr as any other.
+ * Fields of the journal's own, for `journalctl KVD_ROOM=42`: a line that has some is sent
+ * to journald's socket as one datagram, if it exists, else to stderr like any other.
  * Called when stderr is the journal's stream; `path` NULL: journald's. At most once.
  */
 void log_journal_open(const char *path);

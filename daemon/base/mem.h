@@ -2,9 +2,9 @@
 /*
  * mem: heap memory, and the cleanup attributes of owning locals.
  *
- * Every allocation of kvd goes through here so that tests can make the n-th
- * one fail. A failed allocation raises ERR_NOMEM and returns NULL: it costs an
- * op or a room, never the daemon.
+ * Every allocation of kvd is made here so that tests can make the n-th one fail. A failed
+ * allocation raises ERR_NOMEM and returns NULL: it costs an op or a room, never the
+ * daemon.
  */
 #ifndef KVD_BASE_MEM_H
 #define KVD_BASE_MEM_H
@@ -21,7 +21,7 @@ void *mem_calloc(size_t count, size_t size);
 void *mem_regrow(void *old, size_t count, size_t size);
 char *mem_strdup(const char *s);
 void *mem_dup(const void *p, size_t len);
-/* Of secrets and tokens: takes the same time whatever differs. */
+/* Of secrets and tokens: takes the same time wherever they differ. */
 bool mem_equal(const void *a, const void *b, size_t len);
 char *mem_printf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void mem_free(void *p);
@@ -80,10 +80,10 @@ static inline int mem_steal_fd(int *fd)
 	((type *)(void *)((char *)(ptr)-offsetof(type, member)))
 
 /*
- * For the daemon, once: memory comes back in small pieces. By default glibc learns from
- * what is freed: its thresholds rise to 32 MiB, then large buffers grow by copying and
- * one free() gives megabytes back to the kernel; and thousands of small pieces that were
- * freed are joined by whoever frees next. Each of that holds the loop for milliseconds.
+ * For the daemon, once: memory is returned in small pieces. By default glibc adapts to
+ * frees: its thresholds rise to 32 MiB, then large buffers grow by copying and one free()
+ * gives megabytes back to the kernel; and the next free() may merge thousands of small
+ * freed blocks. Each of these blocks the loop for milliseconds.
  */
 void mem_tune(void);
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * metrics: what the daemon counts. One row a family says name, type, unit, labels and
- * help; `stats`, the metrics endpoint and the reference follow from the table. A family
- * has a cell for each value of its labels, so counting is one addition. Counters only
- * rise; gauges are levels. Any thread may add to a cell; histograms and peers are the
- * loop's.
+ * metrics: the daemon's counters and gauges. One row per family has its name, type, unit,
+ * labels and help; `stats`, the metrics endpoint and the reference follow from the table.
+ * A family has a cell for each value of its labels, so counting is one addition. Counters
+ * only rise; gauges are levels. Any thread may add to a cell; histograms and peers are
+ * the loop's.
  */
 #ifndef KVD_METRICS_H
 #define KVD_METRICS_H
@@ -21,14 +21,14 @@ enum metric_type { METRIC_COUNTER, METRIC_GAUGE, METRIC_HISTOGRAM };
 /* Cells of seconds hold nanoseconds. */
 enum metric_unit { METRIC_NUMBER, METRIC_BYTES, METRIC_SECONDS };
 
-/* Peers that have figures of their own; the rest share a last set, "other". */
+/* Peers with their own set of values; the rest share a last set, "other". */
 #define METRIC_PEERS_MAX 64u
 #define METRIC_PEER_OTHER METRIC_PEERS_MAX
 #define METRIC_PEER_NAME 208u
 
 /*
- * Labels. X(NAME, values, "label", "second label"): the second is told by the same
- * value as the first. What the values are called is known above: daemon/metrics/words.c.
+ * Labels. X(NAME, values, "label", "second label"): the same value selects both.
+ * daemon/metrics/words.c has the names of the values.
  */
 #define METRIC_LABELS(X)                                   \
 	X(NONE, 1, NULL, NULL)                             \
@@ -72,8 +72,8 @@ enum metric_xfer_end { METRIC_XFER_SUCCESS, METRIC_XFER_FAILED, METRIC_XFER_CANC
 enum metric_notif_end { METRIC_NOTIF_PASSED, METRIC_NOTIF_DROPPED };
 enum metric_command_end { METRIC_COMMAND_OK, METRIC_COMMAND_ERROR };
 
-/* X(NAME, type, unit, label, label, "name", "help"). The exported name is kvd_NAME, but
- * for those that begin with process_, which are called alike in every program. */
+/* X(NAME, type, unit, label, label, "name", "help"). The exported name is kvd_NAME,
+ * except names starting with process_, which are the same in every program. */
 #define METRICS(X)                                                                       \
 	X(SESSIONS, GAUGE, NUMBER, NONE, NONE, "sessions",                               \
 	  "connected engines (control sessions)")                                        \
@@ -247,7 +247,7 @@ enum metric_histogram {
 #undef METRIC_ENUM
 		METRIC_HISTOGRAMS_END,
 };
-/* Values of a family's second label, and what begins a histogram's buckets. */
+/* Values of a family's second label, and the start of a histogram's buckets. */
 enum {
 #define METRIC_ENUM(id, type, unit, one, two, name, help) \
 	METRIC_STEP_##id = METRIC_VALUES_##two,
@@ -267,7 +267,7 @@ enum {
 
 struct metric_peer {
 	char name[METRIC_PEER_NAME]; /* "" = never used */
-	const void *owner;	     /* who is connected; NULL: nobody */
+	const void *owner;	     /* the connected peer; NULL: none */
 	uint64_t left;		     /* order of going */
 };
 
@@ -276,7 +276,7 @@ struct metrics {
 	struct histogram histogram[METRIC_HISTOGRAMS_END];
 	struct metric_peer peers[METRIC_PEERS_MAX];
 	uint64_t peers_left;
-	bool peers_other; /* somebody had no set of his own */
+	bool peers_other; /* a peer had no set of its own */
 };
 
 static inline void metrics_add(struct metrics *m, unsigned int cell, uint64_t n)
@@ -305,9 +305,9 @@ uint64_t metrics_sum(const struct metrics *m, unsigned int first, unsigned int l
 #define METRICS_OBSERVE(m, id, i, j, v) \
 	histogram_put(&(m)->histogram[METRIC_AT(id, i, j)], v, METRIC_FIRST_##id)
 
-/* The set of figures of a peer that is connected from now on (`owner`); one of that name
- * goes on with its counts. The set of the peer that left first is taken when there is no
- * other. METRIC_PEER_OTHER: all are connected. */
+/* The set of a newly connected peer (`owner`); a set of that name continues with its
+ * counts. If no set is free, the one of the peer that disconnected first is reused.
+ * METRIC_PEER_OTHER: all are connected. */
 unsigned int metrics_peer(struct metrics *m, const char *name, const void *owner);
 /* It has left. METRIC_PEER_OTHER is fine. */
 void metrics_peer_left(struct metrics *m, unsigned int peer, const void *owner);

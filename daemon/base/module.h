@@ -60,30 +60,30 @@ struct module {
 	/* Read files that options name again; not `apply`: only whether they are good.
 	 * ERR_CONFIG: all is as it was. */
 	int (*reload)(void *part, bool apply);
-	void (*drain)(void *part);		/* what is new is refused */
+	void (*drain)(void *part);		/* new work is refused */
 	unsigned int (*live)(const void *part); /* a drain waits until all are 0 */
-	/* Fail what runs, begin nothing. Idempotent. */
+	/* Fail running work, start nothing. Idempotent. */
 	void (*close)(void *part, const struct err *why);
-	/* free() may follow. False: *why_p may say what does not come. */
+	/* free() may follow. False: *why_p may name the work that is not finished. */
 	bool (*drained)(const void *part, struct err *why_p);
 	void (*free)(void *part);
 
 	/* ---- sessions, their regions and pools ---- */
 
 	size_t session_bytes; /* of session->part[id]: zero, it lives as long as the
-			       * session. 0: what the module puts there */
+			       * session. 0: the value that the module stores there */
 	void (*session_init)(struct session *session);
-	/* It begins to end: at once its pages and seats are the engine's again. */
+	/* It starts to end: its pages and slots belong to the engine again at once. */
 	void (*session_closing)(struct session *session);
-	/* End what it has. 0; outcome 1: later, by session_end_next(). Then the next
-	 * module has its turn, at last the session's pools and regions go. */
+	/* End its objects. 0; outcome 1: later, by session_end_next(). Then the next
+	 * module is called; the session's pools and regions are freed last. */
 	int (*session_end)(struct session *session);
 	void (*session_gone)(struct session *session); /* about to be freed */
 	void (*region_coming)(struct session *session);
 	void (*region_going)(struct region *region); /* drop pins */
 	void (*pool_coming)(struct pool *pool);
 	void (*pool_going)(struct pool *pool);
-	/* Of pool->rooms, those that end when the pool goes. */
+	/* Of pool->rooms, those that end with the pool. */
 	unsigned int (*pool_lends)(const struct pool *pool);
 
 	/* ---- objects that an engine numbered: KVD_RING_IDS + slot ---- */
@@ -124,9 +124,9 @@ struct module {
 	unsigned int metric_count;	  /* at most METRIC_OWN_MAX */
 	/* At a scrape: all cells, which are 0. */
 	void (*figures)(const void *part, uint64_t *cells);
-	/* False: degraded, *why_p says why. */
+	/* False: degraded, *why_p has the reason. */
 	bool (*health)(const void *part, struct err *why_p);
-	/* A member of `health`; false: nothing to say. */
+	/* A member of `health`; false: nothing to report. */
 	struct {
 		const char *member;
 		bool (*text)(const void *part, char *text, size_t size);
@@ -138,8 +138,8 @@ struct module {
 	for (const struct module *const *m##_at = (kvd)->modules, *m; \
 	     m##_at && (m = *m##_at) != NULL; m##_at++)
 
-/* What each module keeps with an object, in the object's own block, behind it. `member`:
- * offsetof(struct module, session_bytes), or of remote_bytes. */
+/* Data that each module keeps with an object, in the object's own block, behind it.
+ * `member`: offsetof(struct module, session_bytes), or of remote_bytes. */
 size_t modules_part_bytes(const struct kvd *kvd, size_t member);
 /* Sets the parts that have bytes; `at`: aligned as memory that was allocated is. */
 void modules_part_place(const struct kvd *kvd, size_t member, void *at,
@@ -151,7 +151,7 @@ int modules_reload(struct kvd *kvd, bool apply);
 void modules_drain(struct kvd *kvd);
 unsigned int modules_live(const struct kvd *kvd);
 void modules_close(struct kvd *kvd, const struct err *why);
-/* False: *why_p, if its code is not OK, says what does not come. */
+/* False: *why_p, if its code is not OK, names the work that is not finished. */
 bool modules_drained(const struct kvd *kvd, struct err *why_p);
 void modules_free(struct kvd *kvd);
 

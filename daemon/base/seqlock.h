@@ -3,12 +3,12 @@
  * seqlock: words that one thread writes and others, of this or another process, read
  * without a lock: all of one moment.
  *
- * The writer makes the sequence odd, stores the words, makes it even. A reader takes the
- * words between two looks at the sequence. All shared words are atomic, the writer's
+ * The writer makes the sequence odd, stores the words, makes it even. A reader copies the
+ * words between two reads of the sequence. All shared words are atomic, the writer's
  * stored with release and the reader's loaded with acquire order: so a reader that has
- * got one word of a new row has the odd sequence before it, too, and finds it at its
- * second look, and a sequence found even has all words of its row behind it. Fences would
- * say the same with less on weakly ordered processors, but thread sanitizers do not
+ * got one word of a new row also sees the odd sequence before it, and detects it at its
+ * second read, and a sequence found even has all words of its row behind it. Fences would
+ * do the same at lower cost on weakly ordered processors, but thread sanitizers do not
  * understand them; on x86-64 these loads and stores are plain.
  */
 #ifndef KVD_BASE_SEQLOCK_H

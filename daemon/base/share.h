@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * share: may an owner take more of what all share, a table or bytes. The last eighth is
- * kept for owners of little (less than a 256th of all), so that one who takes
- * whatever there is does not keep everybody else out. A table too small to share so
- * is first come, first served.
+ * share: may an owner take more of a shared resource, a table or bytes. The last eighth
+ * is reserved for small owners (less than a 256th of all), so that one greedy owner does
+ * not exclude all others. A table too small to share so is first come, first served.
  */
 #ifndef KVD_SHARE_H
 #define KVD_SHARE_H
@@ -21,7 +20,7 @@ static inline size_t share_cap(size_t cap, size_t own)
 	return cap - cap / 8;
 }
 
-/* How many more an owner of `own` may have and still be one of little. */
+/* How many more an owner of `own` may have and remain a small owner. */
 static inline size_t share_few(size_t cap, size_t own)
 {
 	if (cap < SHARE_FROM)

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * sm: checked state machines. A table names the states and, for each, the
- * states it may move to; only sm_move() writes a state. A move that the table
- * does not allow, or after which the invariant does not hold, is a fault of
- * kvd itself: it is logged by name and ends the process. What comes from
- * outside is asked with sm_can() first.
+ * sm: checked state machines. A table names the states and, for each, the states it may
+ * move to; only sm_move() writes a state. A move that the table does not allow, or after
+ * which the invariant does not hold, is a fault of kvd itself: it is logged by name and
+ * ends the process. Events from outside are checked with sm_can() first.
  *
  *   enum { OPEN, BUSY, CLOSED };
  *   static const struct sm_state door_states[] = {
@@ -53,7 +52,7 @@ static inline unsigned int sm_state(const struct sm *sm)
 	return sm->state;
 }
 bool sm_can(const struct sm *sm, unsigned int to);
-/* Tests: told of each move, after it. NULL: nobody listens. */
+/* For tests: called after each move. NULL: none. */
 void sm_watch(void (*on_move)(const struct sm *sm, unsigned int from));
 const char *sm_name(const struct sm *sm);
 const char *sm_name_of(const struct sm_table *table, unsigned int state);

@@ -3,9 +3,9 @@
 #ifndef KVD_BASE_STDIO_H
 #define KVD_BASE_STDIO_H
 
-/* Those that the program was started without are /dev/null from now on: a socket or a
- * file that was given such a number would get what is printed. First in main(). Ends the
- * program with 1 where there is no /dev/null: nothing can be said then. */
+/* Opens missing standard descriptors as /dev/null: a socket or file that got such a
+ * number would receive printed output. First in main(). Ends the program with 1 where
+ * there is no /dev/null: nothing can be reported then. */
 void stdio_open(void);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* thread: a thread that leaves signals to the loop's. Only faults of its own (SIGBUS,
+/* thread: a thread that leaves signals to the loop's. Only synchronous faults (SIGBUS,
  * SIGSEGV, SIGILL, SIGFPE) reach it. */
 #ifndef KVD_BASE_THREAD_H
 #define KVD_BASE_THREAD_H

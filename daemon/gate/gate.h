@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gate: descriptors of strangers, received, judged and closed in a disposable process.
+ * gate: descriptors of clients, received, checked and closed in a disposable process.
  *
- * close(), fstat() and most other calls on a descriptor that a stranger made may sleep
- * for as long as he likes: a socket that lingers, a file of a FUSE server that does not
- * answer. So the daemon never receives a descriptor from a stranger's socket itself, and
- * is never the last to close such a socket, in whose queue more of them may lie. For each
- * user there is a process that does: it holds every connection of that user, receives
- * what comes with descriptors, and passes on those that can do no harm (vet.h).
- * Bytes without descriptors the daemon reads by itself: a peek tells (gate_peek()).
+ * close(), fstat() and most other calls on a descriptor that a client made may sleep for
+ * as long as the client likes: a socket that lingers, a file of a FUSE server that does
+ * not answer. So the daemon never receives a descriptor from a client's socket itself,
+ * and is never the last to close such a socket, in whose queue more of them may lie. Each
+ * user has one process that does this: it holds every connection of that user, receives
+ * messages with descriptors, and passes on harmless ones (vet.h). Bytes without
+ * descriptors the daemon reads by itself: a peek detects this (gate_peek()).
  *
- * A gate that hangs is killed and replaced; only what it was just receiving is lost. A
+ * A gate that hangs is killed and replaced; only the message being received is lost. A
  * user whose gates hang even so (some sleeps end for no signal) gets no further one until
  * they have ended, and can send no descriptors till then.
  */
@@ -31,7 +31,7 @@ struct gate;
 struct gates;
 struct warden;
 
-/* What came. */
+/* A received message. */
 struct gate_parcel {
 	const uint8_t *bytes;
 	size_t len;
@@ -42,7 +42,7 @@ struct gate_parcel {
 			  scope SESSION: bytes are lost, the connection is done for */
 };
 
-/* A stranger's socket, held by a gate. Embedded in its owner. */
+/* A client's socket, held by a gate. Embedded in its owner. */
 struct gate_client {
 	struct list link;
 	struct gates *gates;
@@ -53,13 +53,13 @@ struct gate_client {
 	struct gate_ask ask; /* serial 0: nothing is asked for */
 	bool begun;
 	uint64_t asked_ns;
-	struct loop_defer lost; /* why[0]: tells of it */
+	struct loop_defer lost; /* why[0]: set if refused */
 	char why[64];
 	void (*on_parcel)(struct gate_client *client, struct gate_parcel *parcel);
 };
 
-/* Takes the socket of warden_fork(). When that process ends, on_lost says so once: no
- * gate can be started any more. */
+/* Takes the socket of warden_fork(). When that process ends, on_lost is called once: no
+ * gate can be started after that. */
 int gates_new(struct loop *loop, int socket, void (*on_lost)(void *arg), void *arg,
 	      struct gates **gates_p);
 void gates_free(struct gates *gates); /* NULL is fine; no client may be left */
@@ -71,9 +71,9 @@ bool gates_full(struct gates *gates);
 /* From now on the gate of `uid` holds `fd`, too. ERR_LIMIT: that user's gates hang. */
 int gate_hold(struct gates *gates, struct gate_client *client, int fd, uid_t uid);
 /*
- * Before the daemon reads from a stranger's socket. *with_p: descriptors come with what
- * is there, or behind it; then gate_receive() is the way, else as many bytes may be read
- * plainly. As recv(2) with MSG_PEEK.
+ * Called before the daemon reads from a client's socket. *with_p: the queue has
+ * descriptors; then use gate_receive(), else this many bytes may be read directly. As
+ * recv(2) with MSG_PEEK.
  */
 ssize_t gate_peek(int fd, void *buf, size_t size, bool *with_p);
 /* Once, before anything is read: out-of-band bytes would pass the peek by. */
@@ -89,10 +89,10 @@ static inline bool gate_receiving(const struct gate_client *client)
 void gate_close(struct gate_client *client, int *fd_p);
 /* The gate's only; the daemon's stays open. Idempotent, also of one never held. */
 void gate_release(struct gate_client *client);
-/* Of one that nobody holds: a stranger who is not let in. */
+/* For a socket without a gate: a client that is refused. */
 void gate_turn_away(struct gates *gates, int owned_fd);
-/* A listening socket: on Linux 6.16 and later nobody sends descriptors to a connection
- * before a gate holds it. */
+/* A listening socket: on Linux 6.16 and later no client can send descriptors to a
+ * connection before a gate holds it. */
 void gate_listen(int fd);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * open_child: the process that opens /proc/PID/mem for the daemon where its sandbox
- * forbids it that (memory/vm.c), and the records between the two. What the daemon judges
- * the process by comes along, since /proc may hide it, too.
+ * forbids it that (memory/vm.c), and the records between the two. The reply carries the
+ * facts that the daemon checks about the process, since /proc may hide them, too.
  */
 #ifndef KVD_GATE_OPEN_CHILD_H
 #define KVD_GATE_OPEN_CHILD_H

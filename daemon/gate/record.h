@@ -15,7 +15,7 @@
 ssize_t record_send(int socket, const void *head, size_t head_bytes, const void *body,
 		    size_t body_bytes, const int *fds, unsigned int fd_count);
 /* As recvmsg(2), waits; up to `room` descriptors, others are closed. *count_p (may be
- * NULL): how many came. */
+ * NULL): the number received. */
 ssize_t record_receive(int socket, void *buf, size_t size, int *fds, unsigned int room,
 		       unsigned int *count_p);
 

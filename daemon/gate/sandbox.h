@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * sandbox: what the daemon's processes give up for good, so that one that is taken over
- * can do no more than its work: system calls that it does not need (seccomp), and files
- * (Landlock).
+ * sandbox: privileges that the daemon's processes drop permanently, so that a compromised
+ * one can do no more than its work: system calls that it does not need (seccomp), and
+ * files (Landlock).
  *
- * A process of the gate that makes another call is killed, which its owner sees as any
- * other end. In the main process, where libraries and drivers run, such a call fails with
- * ENOSYS, as on a kernel that does not have it; the kernel's log names it (type=1326).
+ * A process of the gate that makes another call is killed, which its owner handles like
+ * any other exit. In the main process, where libraries and drivers run, such a call fails
+ * with ENOSYS, as on a kernel that does not have it; the kernel's log names it
+ * (type=1326).
  */
 #ifndef KVD_GATE_SANDBOX_H
 #define KVD_GATE_SANDBOX_H
@@ -24,21 +25,22 @@ enum sandbox_kind {
 
 /*
  * Before the first fork and the first thread: makes the filters. `wanted` false, or a
- * kernel without seccomp: nothing is given up, sandbox_lacks() says so.
+ * kernel without seccomp: nothing is restricted, sandbox_lacks() gives the reason.
  */
 int sandbox_prepare(bool wanted);
-/* The main process, behind the warden's fork and before its first thread: of files it may
- * change only what lies in these directories (NULL at the end; one that is not there is
- * passed over), shared memory and devices of NICs and GPUs. Memory of processes that are
- * not its own it opens no more. */
+/* The main process, behind the warden's fork and before its first thread: it may change
+ * only files in these directories (NULL at the end; missing ones are skipped), shared
+ * memory and devices of NICs and GPUs. It can no longer open the memory of other
+ * processes. */
 int sandbox_files(const char *const *directories);
 /* Not for this process, and why: sandbox_lacks(). */
 void sandbox_no_files(const char *why);
 /* Is this process one of those that cannot open the memory of others? */
 bool sandbox_hides_processes(void);
-/* For good. -1: errno; the process must not go on. 0 if there is nothing to give up. */
+/* Permanent. -1: errno; the process must not continue. 0 if there is nothing to
+ * restrict. */
 int sandbox_enter(enum sandbox_kind kind);
-/* What is in force: "seccomp landlock", one of them, "" for none. */
+/* The restrictions in force: "seccomp landlock", one of them, "" for none. */
 const char *sandbox_words(void);
 /* Why that is not all; "" if it is. */
 const char *sandbox_lacks(void);

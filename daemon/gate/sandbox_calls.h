@@ -11,8 +11,8 @@
 
 struct sandbox_call {
 	unsigned int kinds; /* bits of enum sandbox_kind */
-	const char *
-		names; /* words; what this libseccomp or machine has not is passed over */
+	const char *names;  /* names; those unknown to this libseccomp or machine are
+			     * skipped */
 	bool asked;
 	struct scmp_arg_cmp where; /* asked: only so; more rows of one name: or so */
 };

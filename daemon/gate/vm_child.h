@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * vm_child: the process that reads and writes other processes' memory, and what passes
+ * vm_child: the process that reads and writes other processes' memory, and the messages
  * between it and one thread of the daemon (memory/vm.c). One program, so these are
  * structures as the compiler lays them out.
  */
@@ -32,7 +32,7 @@ struct vm_ask {
 
 struct vm_answer {
 	uint64_t moved; /* bytes, from the first on */
-	int32_t error;	/* errno of what stopped it, 0 */
+	int32_t error;	/* errno of the error that stopped it, 0 */
 	uint32_t zero;
 };
 

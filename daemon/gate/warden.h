@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * warden: a small process, forked before the daemon has threads, that forks the
- * disposable processes in which calls are made that may sleep for as long as a stranger
- * likes (gate.h). It touches nothing foreign itself.
+ * disposable processes that make calls which may sleep for as long as a client likes
+ * (gate.h). It touches no client object itself.
  *
- * It also keeps what the daemon must never be the last to close, and ends when the
- * daemon has ended, however that was.
+ * It also keeps descriptors that the daemon must never be the last to close, and ends
+ * when the daemon has ended, for any reason.
  */
 #ifndef KVD_GATE_WARDEN_H
 #define KVD_GATE_WARDEN_H
@@ -20,8 +20,9 @@ struct warden;
 /* Before the first thread: the warden's process, and the socket to it. */
 int warden_fork(int *socket_p);
 
-/* The daemon's side. Takes the socket. When the warden's process ends, on_lost says so
- * once: nothing can be forked any more. on_freed: one that had been abandoned has ended.
+/* The daemon's side. Takes the socket. When the warden's process ends, on_lost is called
+ * once: nothing can be forked after that. on_freed: one that had been abandoned has
+ * ended.
  */
 struct warden_events {
 	void (*on_lost)(void *arg);
@@ -40,7 +41,7 @@ enum warden_kind {
 
 /*
  * Any thread. Forks a process that serves `uid`; *socket_p is a SOCK_SEQPACKET to it.
- * Never waits: the process reads what is sent meanwhile, and ends at end of file.
+ * Never waits: the process reads messages sent meanwhile, and ends at end of file.
  * ERR_LIMIT: too many of this user's hang.
  */
 int warden_start(struct warden *warden, enum warden_kind kind, uid_t uid, uint64_t *id_p,

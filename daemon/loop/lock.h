@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * lock: one daemon a name. <run_dir>/<name>.lock holds the pid and an flock(2)
- * for the life of the daemon; the kernel lets go of it however the daemon ends,
- * so a file left behind blocks nobody.
+ * lock: one daemon a name. <run_dir>/<name>.lock holds the pid and an flock(2) for the
+ * life of the daemon; the kernel releases it however the daemon ends, so a stale file
+ * blocks no daemon.
  */
 #ifndef KVD_LOCK_H
 #define KVD_LOCK_H
@@ -20,7 +20,7 @@ void lock_init(struct lock *lock);
  * names the pid of the daemon that holds it; ERR_CONFIG: run_dir does not exist or
  * may not be written; ERR_IO names the path. */
 int lock_take(struct lock *lock, const char *run_dir, const char *name);
-/* Is the file still there? A removed one is made again, and locked: positive outcome.
+/* Does the file exist? A removed one is created again, and locked: positive outcome.
  * ERR_BUSY: another daemon has the name by now. Waits for nothing. */
 #define LOCK_MADE_AGAIN 1
 int lock_look(struct lock *lock);
@@ -29,13 +29,13 @@ void lock_drop(struct lock *lock); /* idempotent; removes the file, if it is its
 /* The name of a listening Unix socket. */
 struct lock_socket {
 	char path[sizeof(((struct sockaddr_un *)0)->sun_path)]; /* "" = none is ours */
-	struct stat made;					/* what was bound there */
+	struct stat made;					/* the bound socket */
 };
 
-/* Bind `fd` to `path`, which has `mode` then, and listen, after removing what an ended
- * daemon left there. `option` names the path in the words of a failure. ERR_CONFIG:
- * somebody listens there (the pid is named), it is no socket, or it is too long.
- * ERR_BUSY: somebody else takes the path just now. */
+/* Bind `fd` to `path`, with `mode`, and listen, after removing an ended daemon's socket.
+ * `option` names the path in errors. ERR_CONFIG: another process listens there (the pid
+ * is named), it is not a socket, or it is too long. ERR_BUSY: another process is taking
+ * the path now. */
 int lock_socket_bind(struct lock_socket *socket, int fd, const char *option,
 		     const char *path, mode_t mode, int backlog);
 /* Is the name there, and the one that was made here? ERR_BUSY: another is; positive

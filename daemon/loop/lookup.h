@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * lookup: one question to the resolver (getaddrinfo), on a thread of its own, because
- * it may wait ten seconds for a name server and cannot be called off.
+ * lookup: one query to the resolver (getaddrinfo), on its own thread, because it may wait
+ * ten seconds for a name server and cannot be called off.
  */
 #ifndef KVD_LOOKUP_H
 #define KVD_LOOKUP_H
@@ -13,7 +13,7 @@ struct lookup {
 	/* On that thread, once; may free the lookup. */
 	void (*done)(struct lookup *lookup);
 	int status;	       /* getaddrinfo's: 0 or EAI_… */
-	struct addrinfo *list; /* of streams, IPv4 and IPv6; whoever has it frees it */
+	struct addrinfo *list; /* of streams, IPv4 and IPv6; the owner frees it */
 };
 
 /* ERR_*: no thread; done() is not called then. */

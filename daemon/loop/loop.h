@@ -35,21 +35,21 @@ void loop_free(struct loop *loop); /* NULL is fine; all watches must be stopped 
 /* Run until loop_stop(). A virtual loop returns also when nothing is left. */
 void loop_run(struct loop *loop);
 void loop_stop(struct loop *loop);
-/* One turn: deferred calls, then events; waits at most max_wait_ns (virtual:
- * advances at most so far). Returns true when something ran. */
+/* One turn: deferred calls, then events; waits at most max_wait_ns (virtual: advances by
+ * at most that). Returns true when something ran. */
 bool loop_turn(struct loop *loop, uint64_t max_wait_ns);
 
 /* Monotonic time in ns of the current turn; loop_clock_ns reads the clock. */
 uint64_t loop_now_ns(const struct loop *loop);
 uint64_t loop_clock_ns(const struct loop *loop);
-/* How late this turn began after its earliest timer was due, and the longest
- * time since `since_ns` that the loop did not return to its poll: a busy
- * daemon must not declare healthy peers dead. */
+/* How late this turn started after its earliest timer was due, and the longest time since
+ * `since_ns` that the loop did not return to its poll: a busy daemon must not declare
+ * healthy peers dead. */
 uint64_t loop_lag_ns(const struct loop *loop, uint64_t since_ns);
 
-/* Of each turn since the start: how long the loop did not look at its poll, what of
- * that its thread had a core for (a shared machine takes turns, too), and how late
- * it looked after its earliest timer was due. Virtual loops: empty. */
+/* Of each turn since the start: how long the loop did not poll, for how much of that its
+ * thread had a core (the machine may be shared), and how late it polled after its
+ * earliest timer was due. Virtual loops: empty. */
 struct loop_stats {
 	struct histogram busy, cpu, late;
 	uint64_t over; /* turns whose cpu was over LOOP_TURN_NS */
@@ -57,9 +57,9 @@ struct loop_stats {
 #define LOOP_TURN_NS UINT64_C(200000) /* no turn shall be longer */
 const struct loop_stats *loop_stats(const struct loop *loop);
 
-/* Has this part of the turn had its time? Who has many small things to do in one
- * callback does one, asks between them, and goes on in the next turn. On a virtual
- * loop time does not pass in a turn: never, or after so many times that it was asked. */
+/* Has this part of the turn used up its time? A callback with many small steps checks
+ * this after each, and continues in the next turn. On a virtual loop time does not pass
+ * in a turn: never, or after that many calls. */
 bool loop_enough(struct loop *loop);
 void loop_virtual_parts(struct loop *loop, unsigned int asks); /* 0: never */
 
@@ -91,9 +91,9 @@ struct loop_fd {
 	int fd;
 	int events;
 	void *impl; /* the library's watcher, NULL when stopped */
-	/* When turns are short of time, whose fds were served longest ago comes first: a
-	 * word that all fds of one owner share (it outlives this, or is taken back with
-	 * NULL); NULL: this fd alone. */
+	/* When turns are short of time, the owner served longest ago is first: a variable
+	 * shared by all fds of one owner (it outlives this, or is reset with NULL); NULL:
+	 * this fd alone. */
 	uint64_t *served;
 	uint64_t own_served;
 };
@@ -103,10 +103,10 @@ int loop_fd_set(struct loop_fd *watch, int events); /* 0 stops; ERR_NOMEM */
 void loop_fd_stop(struct loop_fd *watch);	    /* idempotent; does not close */
 
 /*
- * ---- work after the current callback, before the next wait; once ----
- * What a deferred call defers runs in the same turn, too, if it has not run in it
- * and the turn is short so far; so a chunk goes from its room through the scheduler to
- * the transport in one turn, and what yields by deferring itself does yield.
+ * ---- work after the current callback, before the next wait; once ---- A call deferred
+ * by a deferred call runs in the same turn, too, if it has not yet run in it and the turn
+ * is short; so a chunk passes from its room through the scheduler to the transport in one
+ * turn, and a call that yields by deferring itself does yield.
  */
 struct loop_defer {
 	struct list link; /* list_init()ed when idle */

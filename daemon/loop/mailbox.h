@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * mailbox: what other threads have for the loop. A list under a lock and one wake-up
- * for all that is in it: items are embedded in their owners, handed over in the order
- * they were put in, some a turn (loop_enough()), and may be put in again from then on.
+ * mailbox: items that other threads pass to the loop. A list under a lock and one wake-up
+ * for all its items: items are embedded in their owners, handed over in the order they
+ * were put in, some a turn (loop_enough()), and may be put in again from then on.
  */
 #ifndef KVD_LOOP_MAILBOX_H
 #define KVD_LOOP_MAILBOX_H
@@ -23,19 +23,20 @@ struct mailbox {
 
 int mailbox_init(struct mailbox *box, struct loop *loop,
 		 void (*on_item)(struct mailbox *box, struct list *item));
-/* Nobody puts any more; what is in it is dropped. A zeroed one is fine. */
+/* No more puts; remaining items are dropped. A zeroed one is allowed. */
 void mailbox_fini(struct mailbox *box);
 
 /* Nothing happens to an item that is in it. Any thread: */
 void mailbox_put(struct mailbox *box, struct list *item);
-/* The same in two steps, for who has many: true of one of them, then a wake-up is due. */
+/* The same in two steps, for callers with many items: if one returns true, a wake-up is
+ * due. */
 bool mailbox_add(struct mailbox *box, struct list *item);
 void mailbox_wake(struct mailbox *box);
 /* The loop's: handed over in this turn, without a wake-up. */
 void mailbox_post(struct mailbox *box, struct list *item);
 /* Not in it any more: its owner ends. */
 void mailbox_forget(struct mailbox *box, struct list *item);
-/* Hand over what is there, as far as the turn's time goes. Loop's thread. */
+/* Hand over the items, as far as the turn's time allows. Loop's thread. */
 void mailbox_deliver(struct mailbox *box);
 
 #endif

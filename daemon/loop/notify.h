@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * notify: what systemd is told and what it hands over: sd_notify(3) states, the
- * watchdog, listening sockets. Spoken directly (both protocols are a page long
- * and stable), so the daemon needs no libsystemd. Without systemd every call is
- * a cheap nothing.
+ * notify: messages to systemd, and descriptors passed by it: sd_notify(3) states, the
+ * watchdog, listening sockets. Spoken directly (both protocols are a page long and
+ * stable), so the daemon needs no libsystemd. Without systemd every call is a cheap
+ * nothing.
  */
 #ifndef KVD_NOTIFY_H
 #define KVD_NOTIFY_H
@@ -22,15 +22,14 @@ void notify_watchdog(void);
 /* The watchdog's limit for this process; 0 = none. */
 uint64_t notify_watchdog_ns(void);
 
-/* The listening Unix stream socket handed over for this process, close-on-exec
- * and non-blocking; *fd_p = -1 when there is none. ERR_CONFIG when what was
- * handed over is something else, or more than one. The environment is cleared:
- * children must not take it for theirs. What is named "kvd-…" is no socket, but what
- * notify_keep_fd() gave away. */
+/* The listening Unix stream socket handed over for this process, close-on-exec and
+ * non-blocking; *fd_p = -1 when there is none. ERR_CONFIG for any other descriptor, or
+ * more than one. The environment is cleared, so that children do not use it. Descriptors
+ * named "kvd-…" are not sockets, but those of notify_keep_fd(). */
 int notify_listen_fd(int *fd_p);
 
-/* What outlives this process (FileDescriptorStoreMax= of the unit). */
-bool notify_keeps(void); /* is there somebody who might? */
+/* Keep a descriptor beyond this process (FileDescriptorStoreMax= of the unit). */
+bool notify_keeps(void); /* is a service manager present? */
 void notify_keep_fd(const char *name, int fd);
 void notify_forget_fd(const char *name);
 /* That of the process before, once, the caller's; -1: there is none. */

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * offload: what would block the loop runs on helper threads: registration,
+ * offload: work that would block the loop runs on helper threads: registration,
  * populating maps, opening devices, long JSON, large plans.
  *
- * A job is embedded in its owner and submitted from the loop; `work` runs on a
- * helper and touches only what the job owns; `done` runs on the loop. A
- * simulation uses offload_new_inline(): work runs in offload_submit(), done as
- * a deferred call, so the order is deterministic.
+ * A job is embedded in its owner and submitted from the loop; `work` runs on a helper and
+ * touches only data owned by the job; `done` runs on the loop. A simulation uses
+ * offload_new_inline(): work runs in offload_submit(), done as a deferred call, so the
+ * order is deterministic.
  *
- * A job carries the principal that it is done for: the user of a session, a peer, or
- * the daemon itself (0). Those with jobs take turns, and one of them has at most half
- * of the helpers (at least one), so nobody's long jobs hold up another's.
+ * A job carries the principal that it is done for: the user of a session, a peer, or the
+ * daemon itself (0). Those with jobs take turns, and one of them has at most half of the
+ * helpers (at least one), so long jobs of one do not delay another's.
  */
 #ifndef KVD_OFFLOAD_H
 #define KVD_OFFLOAD_H
@@ -42,7 +42,7 @@ static inline uint64_t offload_uid(uid_t uid)
 	return UINT64_C(1) << 62 | uid;
 }
 
-/* The object that stands for the peer where the job is made. */
+/* The object that represents the peer where the job is created. */
 static inline uint64_t offload_peer(const void *peer)
 {
 	return UINT64_C(1) << 63 | (uintptr_t)peer;
@@ -50,16 +50,16 @@ static inline uint64_t offload_peer(const void *peer)
 
 int offload_new(struct loop *loop, unsigned int threads, struct offload **offload_p);
 int offload_new_inline(struct loop *loop, struct offload **offload_p);
-/* The inline kind: until it is let go, what is submitted counts as begun and its
- * `done` does not come: a helper that takes its time. */
+/* The inline kind: until it is resumed, submitted jobs count as started and their `done`
+ * is not called, like a slow helper. */
 void offload_hold(struct offload *offload, bool hold);
-/* Runs what is queued to its end first; `done`s are called. */
+/* Completes queued jobs first; `done`s are called. */
 void offload_free(struct offload *offload);
 
 /* Never fails, never blocks; jobs of a principal start in order of submission. */
 void offload_submit(struct offload *offload, struct offload_job *job);
-/* True: it had not begun and never will, `done` is not called. False: it has
- * begun (or is not submitted); `done` comes. */
+/* True: it had not started and never will; `done` is not called. False: it has started
+ * (or is not submitted); `done` will be called. */
 bool offload_cancel(struct offload *offload, struct offload_job *job);
 /* Free a block on a helper (mem_large_to(); arg: the offload). */
 void offload_discard(void *arg, void *owned);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * question: a lookup (lookup.h) whose asker may go before the answer comes. Loop thread.
+ * question: a lookup (lookup.h) whose requester may end before the reply. Loop thread.
  */
 #ifndef KVD_QUESTION_H
 #define KVD_QUESTION_H
@@ -20,7 +20,7 @@ int question_ask(const char *host, const char *port, struct loop_wake *wake,
 /* False: the wake-up was that of an older question. */
 bool question_answered(struct question *q);
 /* Of an answer: its addresses as text, IPv4 first, IPv6 in brackets; at most `max`. 0:
- * there is none, *why_p says why. */
+ * there is none, *why_p has the reason. */
 unsigned int question_numbers(const struct question *q,
 			      char (*numbers)[QUESTION_NUMBER_MAX], unsigned int max,
 			      const char **why_p);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * work: many small steps on the loop's thread, as many a turn as there is time for.
- * Whatever walks over a count that a peer, an engine or growth decides is one of these.
- * Embedded in its owner. Between two turns the owner's objects change: a step looks up
- * what it goes on with, or keeps a place that removals move.
+ * work: many small steps on the loop's thread, as many per turn as time allows. Every
+ * walk over a count that a peer, an engine or growth decides is one of these. Embedded in
+ * its owner. Between two turns the owner's objects change: a step looks up where it
+ * continues, or keeps a position that removals adjust.
  */
 #ifndef KVD_WORK_H
 #define KVD_WORK_H
@@ -17,7 +17,7 @@ struct loop_work {
 	 * free it. */
 	bool (*step)(struct loop_work *work);
 	/* After the last step, never after loop_work_stop(); may free the work and may
-	 * start it anew. NULL: nothing follows. */
+	 * restart it. NULL: nothing follows. */
 	void (*done)(struct loop_work *work);
 	/* private */
 	struct loop *loop;
@@ -30,8 +30,8 @@ struct loop_work {
 void loop_work_init(struct loop_work *work, struct loop *loop,
 		    bool (*step)(struct loop_work *work),
 		    void (*done)(struct loop_work *work));
-/* Runs steps at once, the rest in later turns; done() may have run on return. One that
- * runs goes on, and makes one more step at least. */
+/* Runs steps at once, the rest in later turns; done() may have run on return. A running
+ * one continues, and makes at least one more step. */
 void loop_work_start(struct loop_work *work);
 /* The same, but the first step is deferred. */
 void loop_work_defer(struct loop_work *work);

@@ -3,13 +3,12 @@
  * copy: the copy threads. The only code of the daemon that moves engine bytes
  * by CPU, and the only code that knows how each kind of memory is touched.
  *
- * A job copies a byte range of a plan's stream from one end to the other. An
- * end is either a table of buffers (as the plan's src_buffer / dst_buffer
- * numbers name them) or one linear stretch of memory (pack: dst is linear;
- * unpack: src is linear). Threads take jobs in turn, one slice at a time, so a
- * large job does not starve a small one and a cancel is seen within a slice. Jobs with
- * bytes of a GPU or of files have threads of their own; a cancel of these waits for what
- * the device has.
+ * A job copies a byte range of a plan's stream from one end to the other. An end is
+ * either a table of buffers (as the plan's src_buffer / dst_buffer numbers name them) or
+ * one linear stretch of memory (pack: dst is linear; unpack: src is linear). Threads take
+ * jobs in turn, one slice at a time, so a large job does not starve a small one and a
+ * cancel is seen within a slice. Jobs with bytes of a GPU or of files have separate
+ * threads; a cancel of these waits for the operations that the device has started.
  */
 #ifndef KVD_TRANSPORT_COPY_H
 #define KVD_TRANSPORT_COPY_H
@@ -39,7 +38,7 @@ struct copy_buffer {
 struct copy_end {
 	const struct copy_buffer *buffers; /* NULL: linear */
 	uint32_t buffer_count;
-	uint8_t *linear; /* stream byte `begin` of the job lies here */
+	uint8_t *linear; /* stream byte `begin` of the job is here */
 };
 
 struct copy_job {
@@ -88,7 +87,7 @@ static inline bool copy_rows_fit(uint64_t offset, uint64_t len, uint64_t count,
 #define COPY_SLICE_BYTES (UINT64_C(256) << 10)
 int copier_new(struct loop *loop, unsigned int threads, uint64_t slice_bytes,
 	       struct copier **copier_p);
-/* Jobs still there are canceled and their on_done is called. */
+/* Remaining jobs are canceled and their on_done is called. */
 void copier_free(struct copier *copier);
 
 /* Share a budget of threads with the other daemons of this host (tokens.h); before
@@ -108,7 +107,7 @@ int copier_submit(struct copier *copier, struct copy_job *job);
  * with ERR_CANCELED unless the last byte was already copied. */
 void copier_cancel(struct copier *copier, struct copy_job *job);
 
-/* What a thread of its own needs to copy by itself: one each. */
+/* State for a caller's thread that copies by itself: one each. */
 struct copy_hand;
 int copy_hand_new(struct copy_hand **hand_p);
 void copy_hand_free(struct copy_hand *hand); /* NULL is fine */
@@ -120,7 +119,7 @@ void copy_hand_free(struct copy_hand *hand); /* NULL is fine */
  * `streaming` are read; `canceled` must be initialised and may be set meanwhile.
  */
 int copy_now(struct copy_hand *hand, struct copy_job *job);
-/* The same, where the range has no device memory, whatever else the tables have. */
+/* The same, where the range has no device memory, even if the tables have other kinds. */
 int copy_host(struct copy_hand *hand, const struct copy_job *job);
 
 #endif

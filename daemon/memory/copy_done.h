@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * copy_done: how a copy job ends, whoever copied it. The copy threads and the
- * GPU's have one each: the lock of their jobs, and the way back to the loop.
+ * copy_done: the end of a copy job. The copy threads and the GPU's threads have one each:
+ * the lock of their jobs, and the queue back to the loop.
  */
 #ifndef KVD_TRANSPORT_COPY_DONE_H
 #define KVD_TRANSPORT_COPY_DONE_H
@@ -24,16 +24,16 @@ struct copy_done {
 int copy_done_init(struct copy_done *done, struct loop *loop);
 void copy_done_fini(struct copy_done *done); /* everything is delivered */
 
-/* Both with the lock held. If nothing of the job is left to begin and nothing is
- * running, it goes to the loop; canceled, if bytes are missing. */
+/* Both with the lock held. If no slice of the job is left to start and none is running,
+ * it is passed to the loop; as canceled, if bytes are missing. */
 void copy_done_settle(struct copy_done *done, struct copy_job *job);
-/* A slice failed, with this thread's error: no more of them begin. */
+/* A slice failed, with this thread's error: no further slice starts. */
 void copy_done_fail(struct copy_job *job, int r);
 
 /* A slice is copied. Any thread. */
 void copy_done_slice(struct copy_job *job, uint64_t bytes, bool bounced);
 
-/* Call on_done of what is there. The loop's thread, without the lock. */
+/* Call on_done of the finished jobs. The loop's thread, without the lock. */
 void copy_done_deliver(struct copy_done *done);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * copy_file: the part of the copy threads that waits for disks. copy.c hands jobs here
- * that have rows in files on either end; nobody else calls it.
+ * copy_file: the part of the copy threads that waits for disks. copy.c passes jobs here
+ * that have rows in files on either end; it is the only caller.
  */
 #ifndef KVD_MEMORY_COPY_FILE_H
 #define KVD_MEMORY_COPY_FILE_H
@@ -13,8 +13,8 @@ struct copy_job;
 struct loop;
 
 int copy_file_new(struct loop *loop, uint64_t slice_bytes, struct copy_file **file_p);
-/* Jobs still there are canceled and their on_done is called; waits for what a disk has
- * of them. NULL is fine. */
+/* Remaining jobs are canceled and their on_done is called; waits for disk requests in
+ * flight. NULL is allowed. */
 void copy_file_free(struct copy_file *file);
 
 /* As copier_submit() and copier_cancel(); the job is checked and not empty. ERR_NOMEM,

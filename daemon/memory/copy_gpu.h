@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * copy_gpu: the part of the copy threads that knows GPUs. copy.c hands jobs here
- * that have memory of a device on either end; nobody else calls it.
+ * copy_gpu: the part of the copy threads that knows GPUs. copy.c passes jobs here that
+ * have device memory on either end; it is the only caller.
  */
 #ifndef KVD_TRANSPORT_COPY_GPU_H
 #define KVD_TRANSPORT_COPY_GPU_H
@@ -20,7 +20,7 @@ struct loop;
 struct gpu_device *copy_gpu_device(const struct copy_job *job);
 
 int copy_gpu_new(struct loop *loop, uint64_t slice_bytes, struct copy_gpu **gpu_p);
-/* Jobs still there are canceled and their on_done is called. NULL is fine. */
+/* Remaining jobs are canceled and their on_done is called. NULL is allowed. */
 void copy_gpu_free(struct copy_gpu *gpu);
 
 /* As copier_submit() and copier_cancel(); the job is checked and not empty. */

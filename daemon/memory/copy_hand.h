@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * copy_hand: what a thread has to copy with, and a range of a job copied by it (copy.h
- * has the rest of its functions, which others use too). Any thread, one at a time.
+ * copy_hand: a thread's state for copying, and the copy of a range of a job (copy.h has
+ * the rest of its functions, which others use too). Any thread, one at a time.
  */
 #ifndef KVD_TRANSPORT_COPY_HAND_H
 #define KVD_TRANSPORT_COPY_HAND_H

@@ -2,9 +2,9 @@
 /*
  * copy_pipe: slices of copy jobs, queued on the streams of one device.
  *
- * A pipe is what one thread has of a device while it has work there: a user of
- * it, with its context current, and a few lanes. Slices go to the lanes in turn,
- * two at most to each, and end in the order in which they began.
+ * A pipe is a thread's state for a device while it has work there: a user of it, with its
+ * context current, and a few lanes. Slices are queued on the lanes in turn, two at most
+ * on each, and end in the order in which they started.
  */
 #ifndef KVD_TRANSPORT_COPY_PIPE_H
 #define KVD_TRANSPORT_COPY_PIPE_H
@@ -21,7 +21,7 @@ struct gpu_kept;
 
 #define COPY_PIPE_SLICES (GPU_STREAMS_MAX * GPU_LANE_SETS)
 
-/* How the bytes of a slice go. */
+/* The path of a slice's bytes. */
 enum copy_way {
 	COPY_WAY_NONE,
 	COPY_WAY_DIRECT, /* the device reaches both ends */
@@ -58,9 +58,8 @@ static inline bool copy_pipe_full(const struct copy_pipe *pipe)
 	return pipe->count == pipe->lane_count * GPU_LANE_SETS;
 }
 
-/* Queue a slice of [begin, end), `most` bytes of it at most. How far it reaches:
- * *reached_p. After a fault nothing of the pipe moves, and its earlier slices are
- * still to be waited for. */
+/* Queue a slice of [begin, end), `most` bytes of it at most. Its end is in *reached_p.
+ * After a fault the pipe accepts nothing, and its earlier slices must be waited for. */
 int copy_pipe_begin(struct copy_pipe *pipe, struct copy_job *job, uint64_t begin,
 		    uint64_t end, uint64_t most, uint64_t *reached_p);
 /* Wait for the oldest slice, which has left the pipe also when this fails. */

@@ -7,17 +7,17 @@
  * unmapped under a copy or a DMA. Importing and releasing map, populate and
  * unmap: both may block and belong on helper threads.
  *
- * Kinds differ in what may touch them:
+ * Kinds differ in permitted access:
  *   sealed  a memfd that cannot shrink, populated: any thread, any library
- *   guarded memory that its owner may cut (POSIX shm): only copy threads, under
- *           the SIGBUS guard, which kills this memory and nothing else
- *   vm      another process's private memory: only copy threads, by its
- *           /proc/PID/mem, in a process of our own (vm.h); gone when the process is
+ *   guarded memory that its owner may truncate (POSIX shm): only copy threads, under the
+ *           SIGBUS guard, which kills this memory and nothing else
+ *   vm      another process's private memory: only copy threads, by its /proc/PID/mem, in
+ *           a helper process (vm.h); lost when the process ends
  *   linear  memory of this daemon itself (bounce buffers, tests)
- *   device  memory of a GPU: the GPU's own copies, by copy threads, and adapters;
- *           no processor. `base` is NULL. Memory that came as a dma-buf has no
- *           address here either: only adapters reach it
- *   file    no memory: bytes of a file that an engine opened, read and written by the
+ *   device  memory of a GPU: the GPU's own copies, by copy threads, and adapters; no
+ *           processor. `base` is NULL. Memory registered as a dma-buf has no address here
+ *           either: only adapters reach it
+ *   file    not memory: bytes of a file that an engine opened, read and written by the
  *           threads of copy_file.h; no transport has it. `base` is NULL
  */
 #ifndef KVD_TRANSPORT_MEMORY_H
@@ -48,8 +48,8 @@ enum memory_kind {
 
 /* Of private memory of another process. */
 struct memory_owner {
-	struct warden *warden; /* forks who reads and writes it */
-	uid_t uid;	       /* on whose account that hangs */
+	struct warden *warden; /* forks the processes that read and write it */
+	uid_t uid;	       /* the user charged for hanging processes */
 	pid_t pid;	       /* as we see it; 0: not */
 	int pidfd;	       /* -1: none */
 };
@@ -62,7 +62,7 @@ struct memory {
 	bool write_only;    /* file: it was opened so */
 	bool sealed;	    /* a memfd: its file cannot shrink, whatever the kind */
 	int fd;		    /* memfd or shm object, -1: cannot be passed on */
-	uint64_t fd_offset; /* where `base` begins in it */
+	uint64_t fd_offset; /* the offset of `base` in it */
 	struct memory_owner owner; /* vm; file: its user only */
 	int mem_fd;		   /* vm: the owner's /proc/PID/mem; file: the file */
 	uint64_t address;	/* vm: first byte in the owner's address space; device: in
@@ -72,7 +72,7 @@ struct memory {
 	struct gpu_import *gpu; /* device: NULL: a dma-buf only */
 	int dmabuf_fd;		/* device: the whole of it for adapters, -1: none */
 	uint64_t dmabuf_offset; /* of byte 0 in it */
-	atomic_bool dead;	/* faulted, or its process is gone: no use any more */
+	atomic_bool dead;	/* faulted, or its process has ended: unusable */
 	atomic_int refs;
 };
 
@@ -89,7 +89,7 @@ int memory_import_memfd(int fd, uint64_t offset, uint64_t length, bool writable,
 /* An already open shm object (from a peer daemon), guarded. */
 int memory_import_shm_fd(int fd, uint64_t offset, uint64_t length, bool writable,
 			 struct memory **memory_p);
-/* The same of memory with holes of up to *fill_p bytes, which are filled and told. */
+/* The same of memory with holes of up to *fill_p bytes, which are filled and reported. */
 int memory_import_sparse(int fd, uint64_t offset, uint64_t length, bool writable,
 			 uint64_t *fill_p, struct memory **memory_p);
 int memory_import_sparse_shm(int fd, uint64_t offset, uint64_t length, bool writable,
@@ -98,40 +98,40 @@ int memory_import_sparse_shm(int fd, uint64_t offset, uint64_t length, bool writ
  * duplicated. Checks that one byte at each end can be read. */
 int memory_import_vm(const struct memory_owner *owner, int mem_fd, uint64_t address,
 		     uint64_t length, struct memory **memory_p);
-/* [offset, offset + length) of the allocation that the handle names; shared with
- * what else `owner` has of it (import.h). */
+/* [offset, offset + length) of the allocation that the handle names; shared with other
+ * ranges of it that `owner` has (import.h). */
 int memory_import_device(struct gpu *gpu, uint64_t owner, const struct gpu_handle *handle,
 			 uint64_t offset, uint64_t length, bool writable,
 			 struct memory **memory_p);
 /* A dma-buf of a device's memory, for adapters alone. */
 int memory_import_dmabuf(int fd, uint64_t offset, uint64_t length,
 			 struct memory **memory_p);
-/* [offset, offset + length) of a file or block device that a gate let in (gate/vet.h);
- * it may reach past the end. `uid`: on whose account its threads are. ERR_IMPORT: no such
- * file; a file that is only appended to. */
+/* [offset, offset + length) of a file or block device that a gate let in (gate/vet.h); it
+ * may reach past the end. `uid`: the user charged for its threads. ERR_IMPORT: no such
+ * file, or an append-only file. */
 int memory_import_file(int fd, uint64_t offset, uint64_t length, uid_t uid,
 		       struct memory **memory_p);
-/* Can copy threads reach it? ERR_IMPORT says why not. */
+/* Can copy threads reach it? ERR_IMPORT has the reason. */
 int memory_check_copyable(const struct memory *memory);
 /* An anonymous memfd of our own, sealed, mapped and populated. */
 int memory_new_linear(uint64_t length, struct memory **memory_p);
-/* Such a one whose pages come with their use, or with memory_populate(). */
+/* Such memory, with pages allocated on use, or with memory_populate(). */
 int memory_new_empty(uint64_t length, struct memory **memory_p);
 /* Mapped memory with a file. Takes long; any thread, also while it is used. */
 int memory_populate(struct memory *memory);
-/* While it is set whatever fills memory gives up, for the process is to end. */
+/* While it is set, filling memory stops, because the process is ending. */
 void memory_hurry(bool hurry);
 
-/* Mapped memory: if nobody can cut it, GPUs may reach it by themselves from now on until
- * it goes (pin.h). Where that fails, they copy a step more. */
+/* Mapped memory: if it cannot be truncated, GPUs may reach it directly from now on until
+ * it is unmapped (pin.h). Where that fails, they need an extra copy. */
 void memory_offer(struct memory *memory, struct gpu *gpu);
 
 struct memory *memory_ref(struct memory *memory);
 /* The last reference unmaps and closes (may take long: helper thread). */
 void memory_unref(struct memory *memory);
 
-/* Nobody has found that a vm memory's address space is gone, that the memory was cut, or
- * its device failed. */
+/* No access has found that a vm memory's address space has ended, that the memory was
+ * truncated, or that its device failed. */
 bool memory_owner_alive(struct memory *memory);
 
 /* Install the SIGBUS guard of this process, once, before threads start. */

@@ -20,8 +20,8 @@ struct numa {
 	} nodes[NUMA_NODES_MAX];
 };
 
-/* What `root` (/sys/devices/system/node) tells, within `allowed`. Nothing there:
- * count 0. */
+/* The nodes listed in `root` (/sys/devices/system/node), within `allowed`. None: count
+ * 0. */
 void numa_read(const char *root, const cpu_set_t *allowed, struct numa *numa_p);
 /* The place in `nodes` of the page that holds the address; -1: not known, or a
  * node without processors. One system call. */

@@ -27,14 +27,14 @@ struct rows_lanes {
 	struct rows next; /* its count 0: none */
 };
 
-/* In all of these rows may overlap; their bytes are then undefined, and in which
- * order rows are copied is not told. `streaming`: past the caches, for copies
- * larger than they are; rows_fence() must follow before anybody is told. */
+/* In all of these rows may overlap; their bytes are then undefined, and the order of rows
+ * is unspecified. `streaming`: bypassing the caches, for copies larger than they are;
+ * rows_fence() must follow before completion is reported. */
 void rows_copy(const struct rows *rows, bool streaming);
 void rows_fence(void);
 
 /* As rows_copy(rows, true), but rows may wait in `lanes` for later calls:
- * rows_stream_end() copies what is left. */
+ * rows_stream_end() copies the remaining ones. */
 void rows_stream(const struct rows *rows, struct rows_lanes *lanes);
 void rows_stream_end(struct rows_lanes *lanes);
 

@@ -7,8 +7,8 @@
  * call that moves it without a copy of ours. Which of the two pays is a matter
  * of how many rows the stretch has.
  *
- * Any thread, with a copy_hand of its own; memory of other processes and memory
- * that its owner may cut are served too, by packing.
+ * Any thread, with a copy_hand of its own; memory of other processes and memory that its
+ * owner may truncate are supported too, by packing.
  */
 #ifndef KVD_STAGE_STAGE_H
 #define KVD_STAGE_STAGE_H
@@ -29,8 +29,8 @@ struct stage_side {
 	bool plain;	/* stage_plain() */
 };
 
-/* Both: 0, or ERR_FAULT when the memory is gone. The rows are inside the
- * buffers: the maker of the side has checked that. */
+/* Both: 0, or ERR_FAULT when the memory was lost. The creator of the side has checked
+ * that the rows are inside the buffers. */
 int stage_pack(struct copy_hand *hand, const struct stage_side *side, uint64_t begin,
 	       uint64_t end, void *to);
 int stage_unpack(struct copy_hand *hand, const struct stage_side *side, uint64_t begin,
@@ -45,8 +45,8 @@ bool stage_mapped(const struct stage_side *side);
  * Takes time with the runs of the stretch, and no more than rows_max of them. */
 bool stage_few_rows(const struct stage_side *side, uint64_t begin, uint64_t end,
 		    unsigned int rows_max);
-/* Name the bytes from `begin` on, up to `end` or as many as `max` iovecs hold;
- * returns how many bytes that is. Only for a side that is mapped. */
+/* Name the bytes from `begin` on, up to `end` or as many as `max` iovecs hold; returns
+ * their number. Only for a side that is mapped. */
 uint64_t stage_iov(const struct stage_side *side, uint64_t begin, uint64_t end,
 		   struct iovec *iov, unsigned int max, unsigned int *count_p);
 

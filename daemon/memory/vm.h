@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * vm: private memory of other processes, read and written by processes of our own that
- * may hang (gate/vm_child.h): one for each thread of ours and each user whose memory it
- * moves. A thread waits for its own with a deadline and gives it up when it is canceled.
+ * vm: private memory of other processes, read and written by helper processes that may
+ * hang (gate/vm_child.h): one for each thread of ours and each user whose memory it
+ * moves. A thread waits for its process with a deadline and gives it up when it is
+ * canceled.
  */
 #ifndef KVD_MEMORY_VM_H
 #define KVD_MEMORY_VM_H
@@ -17,7 +18,7 @@ struct memory;
 struct memory_owner;
 struct warden;
 
-#define VM_USERS 4u /* whose processes a thread keeps */
+#define VM_USERS 4u /* users whose processes a thread keeps */
 
 struct vm_channel {
 	struct warden *warden;
@@ -38,18 +39,18 @@ void vm_hand_fini(struct vm_hand *hand);
 /*
  * The first of `count` stretches, or more: `far` are addresses in the owner's process,
  * `near` ours, with the same lengths. The bytes moved, or -1 with errno: ESRCH (its
- * address space is gone), EFAULT, ECANCELED (*canceled was set), ETIMEDOUT (it hangs),
- * EUSERS (too much of this user hangs), ENOMEM.
+ * address space has ended), EFAULT, ECANCELED (*canceled was set), ETIMEDOUT (it hangs),
+ * EUSERS (too many processes of this user hang), ENOMEM.
  */
 ssize_t vm_move(struct vm_hand *hand, const struct memory *memory, bool reading,
 		const struct iovec *near, const struct iovec *far, unsigned int count,
 		const atomic_bool *canceled);
 
 /*
- * The memory of a process that passed none: opened by its number (in the sandbox by
- * another process, gate/open_child.h), and kept only where the process is, after that,
- * alive by its pidfd and still all its user's: a program that it executed with other
- * rights is not. `mode`: O_RDWR or O_RDONLY. Waits. ERR_PERM, ERR_IMPORT, ERR_LIMIT.
+ * The memory of a process that passed no fd: opened by its number (in the sandbox by
+ * another process, gate/open_child.h), and kept only if the process is then alive, by its
+ * pidfd, and belongs entirely to its user: a program executed with other rights does not.
+ * `mode`: O_RDWR or O_RDONLY. Waits. ERR_PERM, ERR_IMPORT, ERR_LIMIT.
  */
 int vm_open(const struct memory_owner *owner, int mode, int *fd_p);
 

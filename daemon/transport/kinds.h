@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kinds: what travels as a request on a data line, and what answers it here.
+ * kinds: the requests on a data line, and their handlers.
  */
 #ifndef KVD_KINDS_H
 #define KVD_KINDS_H
@@ -34,7 +34,7 @@ static inline enum wire_owner request_owner(unsigned int kind)
 	return kind < REQUEST_END ? owners[kind] : WIRE_OWNER_NONE;
 }
 
-/* Whoever answers a request puts this into xp_inbound.owner. */
+/* The handler of a request stores this in xp_inbound.owner. */
 struct inbound_owner {
 	void (*on_done)(struct inbound_owner *inbound, const struct err *err);
 };

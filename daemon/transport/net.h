@@ -1,34 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * net: what the backends (shm, tcp, ucx, verbs) have in common. Two lives are told
- * here, once, so that their fences and limits are the same and are proven in one
- * place; how bytes and messages cross is the backend's. The simulation's transport
- * (tests/sim/fake.h) is one of them.
+ * net: the common part of the backends (shm, tcp, ucx, verbs). It implements two life
+ * cycles once, so that their fences and limits are the same and are proven in one place;
+ * the backend moves bytes and messages. The simulation's transport (tests/sim/fake.h) is
+ * one of them.
  *
- * A connection's (net_peer.c): states, the first fault that counts, deadlines, the
- * BYE, the end, and what the daemon is told of it.
+ * A connection's (net_peer.c): states, the first fault that counts, deadlines, the BYE,
+ * the end, and the reports to the daemon.
  *
- * A transfer's (net_xfer.c), on the side that asks (an op) and on the side that
- * answers (an inbound):
+ * A transfer's (net_xfer.c), on the requester (an op) and on the responder (an inbound):
  *
  *     REQUEST -> on_request, land() -> begin -> bytes … -> DONE
  *
  * A backend whose destination reads the source's memory by itself (shm) has the bytes
- * before a READ's request, which is a CHECK then, and asks at the end of a WRITE
+ * before a READ's request, which is a CHECK then, and checks at the end of a WRITE
  * whether they count (speak, is_over).
  *
- * Every request that left is answered by exactly one DONE, and with it the id is
- * dead on both sides; ids rise and are never used again, so messages and bytes that
- * come later are nobody's. Stopping (cancel, revoke, refusal, a fault, a lost peer)
- * takes one path: STOPPING, the backend halts, and when it says that the transfer
- * is over (`is_over`: nothing of it moves or will count) the side is told. What is
- * not over by the fence's deadline costs the connection.
+ * Every request sent is answered by exactly one DONE, and with it the id is dead on both
+ * sides; ids rise and are never used again, so later messages and bytes match no
+ * transfer. Stopping (cancel, revoke, refusal, a fault, a lost peer) takes one path:
+ * STOPPING, the backend halts, and when it reports that the transfer is over (`is_over`:
+ * nothing of it moves or will count) the side is notified. A transfer not over by the
+ * fence's deadline costs the connection.
  *
  * Done callbacks are called by net_peer_tell() only, out of the peer's step: a
  * transfer that is over waits in peer->finished.
  *
- * A backend's transport, peer and transfer begin with the structs here. All of it
- * runs on the loop's thread.
+ * A backend's transport, peer and transfer start with the structs here. All of it runs on
+ * the loop's thread.
  */
 #ifndef KVD_TRANSPORT_NET_H
 #define KVD_TRANSPORT_NET_H
@@ -55,8 +54,8 @@ struct net_ops {
 	const struct sm_table *peer_table, *xfer_table;
 	bool checks;	    /* a request may be a CHECK: it has bytes, but none move */
 	uint32_t key_magic; /* of net_key_pack() */
-	/* What the fabric has of a memory, also of one that is half registered; any
-	 * thread. NULL: nothing. */
+	/* Releases the fabric's registration of a memory, also a partial one; any thread.
+	 * NULL: nothing. */
 	void (*reg_release)(struct net_reg *reg);
 
 	/* -- of a peer -- */
@@ -79,13 +78,13 @@ struct net_ops {
 	 */
 	int (*prepare)(struct net_xfer *xfer);
 	size_t (*request_bytes)(const struct net_xfer *xfer); /* that the peer keeps */
-	/* Send the REQUEST. 1: its bytes are under way, or may come, without an answer.
+	/* Send the REQUEST. 1: its bytes are in flight, or may arrive, without an answer.
 	 * Negative: nothing left. */
 	int (*ask)(struct net_xfer *xfer);
-	/* The answerer has taken a transfer with bytes: say GO, or move them. */
+	/* The responder has accepted a transfer with bytes: send GO, or move them. */
 	int (*begin)(struct net_xfer *xfer);
 	void (*halt)(struct net_xfer *xfer); /* no new bytes; once */
-	/* The messages that are due as it stands: CANCEL … Called again and again. */
+	/* Sends the messages due in its state: CANCEL … Called repeatedly. */
 	void (*speak)(struct net_xfer *xfer);
 	/* Is it over? In STOPPING: can nothing of it move, or count, any more? */
 	bool (*is_over)(struct net_xfer *xfer);
@@ -109,7 +108,7 @@ enum net_peer_state {
 	NET_PEER_JOINING, /* tcp: the control line is there, streams are being made */
 	NET_PEER_READY,
 	NET_PEER_FLUSHING, /* BYE leaves */
-	NET_PEER_ENDING,   /* whoever may still touch memory lets go */
+	NET_PEER_ENDING,   /* all that may touch memory release it */
 	NET_PEER_ENDED,	   /* nothing is left but peer_close() */
 	NET_PEER_STATES,
 };
@@ -135,13 +134,13 @@ struct net_peer {
 	struct idmap ops, inbounds; /* net_xfer by id: ours; the peer's */
 	struct list xfers;	    /* net_xfer.link: all */
 	struct list queued;	    /* .queue_link: requests that wait for room */
-	struct list finished;	    /* .queue_link: done is to be told */
+	struct list finished;	    /* .queue_link: done is to be reported */
 	uint64_t next_id, inbound_high;
 	unsigned int asked;   /* our requests without an answer */
 	uint64_t asked_bytes; /* that the peer keeps for them */
 
 	struct account *account;
-	struct charge half; /* of what it has begun to say */
+	struct charge half; /* of partly received messages */
 };
 
 enum net_xfer_state {
@@ -149,14 +148,14 @@ enum net_xfer_state {
 	NET_XFER_ASKED,	   /* no answer yet */
 	NET_XFER_MOVING,   /* both sides have agreed */
 	NET_XFER_STOPPING, /* err is set; no new bytes */
-	NET_XFER_OVER,	   /* told, or about to be */
+	NET_XFER_OVER,	   /* reported, or about to be */
 	NET_XFER_STATES,
 };
 extern const struct sm_state net_xfer_states[NET_XFER_STATES];
 
 struct net_xfer {
 	struct xp_inbound in; /* theirs */
-	struct xp_op *op;     /* ours; NULL once it is told */
+	struct xp_op *op;     /* local; NULL once it is reported */
 	struct net_peer *peer;
 	struct list link, queue_link;
 	struct sm sm;
@@ -164,8 +163,8 @@ struct net_xfer {
 	enum xp_kind kind;
 	struct xp_used used; /* the backend's to fill */
 	bool ours;
-	bool asked;	      /* ours: the request is out, an answer must come */
-	bool answered;	      /* ours: it came */
+	bool asked;	      /* local: the request was sent, an answer must arrive */
+	bool answered;	      /* local: it arrived */
 	bool refused;	      /* ours: it was an error */
 	bool stop_said;	      /* the other side knows, or need not know, that it stops */
 	bool finishing;	      /* in peer->finished */
@@ -183,8 +182,8 @@ void net_settle(struct net_transport *net); /* no helper is at it any more */
 void net_fini(struct net_transport *net);   /* its peers are closed */
 void net_run(struct net_transport *net);    /* step the kicked peers, now */
 
-/* How long one side tries to connect, `most_ns` at most: within connect_timeout either
- * has its turn, and what the second finds still comes in time. */
+/* How long one side tries to connect, `most_ns` at most: within connect_timeout each side
+ * has its turn, and the second one's result arrives in time. */
 uint64_t net_connect_ns(const struct config *config, uint64_t most_ns);
 
 /* ---- a peer ---- */
@@ -192,10 +191,10 @@ void net_peer_init(struct net_peer *peer, struct net_transport *net,
 		   const struct xp_peer_args *args,
 		   void (*on_timer)(struct loop_timer *timer));
 void net_peer_fini(struct net_peer *peer);
-/* It has begun to say something of so many bytes, 0: ended to. ERR_LIMIT: its principal
- * has as many as one may have; then it has begun nothing. */
+/* It has started a message of so many bytes; 0: it has completed it. ERR_LIMIT: its
+ * principal is at its limit; then nothing has started. */
 int net_peer_half(struct net_peer *peer, size_t bytes);
-/* transport_ops.peer_close, but for the way there: net_peer_settle() ends it. */
+/* transport_ops.peer_close, but only starts it: net_peer_settle() completes it. */
 void net_peer_close_ask(struct net_peer *peer, void (*on_closed)(void *arg), void *arg);
 static inline bool net_peer_live(const struct net_peer *peer)
 {
@@ -214,14 +213,14 @@ void net_peer_fail_last(struct net_peer *peer); /* with err_last() */
 void net_peer_watch(struct net_peer *peer, uint64_t deadline_ns);
 /* Fences of stopped transfers: true when one is late, which ends the peer. */
 bool net_peer_watch_fences(struct net_peer *peer, uint64_t now);
-void net_peer_ready(struct net_peer *peer); /* its path is known: tell the daemon */
+void net_peer_ready(struct net_peer *peer); /* its path is known: notify the daemon */
 /* FLUSHING: transfers stop, and `err_p` is the reason in the BYE, which the
  * backend sends and has `flush_ns` for. */
 void net_peer_flush(struct net_peer *peer, uint64_t flush_ns, struct err *err_p);
 void net_peer_end(struct net_peer *peer);  /* ENDING: transfers stop */
-void net_peer_tell(struct net_peer *peer); /* calls what is finished done */
-/* Where the step ends. In ENDED: tells the daemon, or ends what it closes, which
- * frees the peer. */
+void net_peer_tell(struct net_peer *peer); /* calls done of finished transfers */
+/* Where the step ends. In ENDED: notifies the daemon, or completes a close, which frees
+ * the peer. */
 void net_peer_settle(struct net_peer *peer);
 
 /* ---- a transfer: transport_ops ---- */
@@ -249,9 +248,9 @@ void net_xfers_drop(struct net_peer *peer); /* those that only wait for an answe
 int net_op_find(struct net_peer *peer, uint64_t id, struct net_xfer **xfer_p);
 /* Theirs; NULL when our DONE crosses the message; ERR_PROTO when it was never asked. */
 int net_inbound_find(struct net_peer *peer, uint64_t id, struct net_xfer **xfer_p);
-/* A DONE came (err NULL: success). It frees a transfer that was told before. */
+/* A DONE arrived (err NULL: success). It frees a transfer that was reported before. */
 int net_xfer_done(struct net_xfer *xfer, const struct err *err);
-/* A REQUEST came. Negative: it breaks the protocol. xfer_p NULL: it was refused for
+/* A REQUEST arrived. Negative: it breaks the protocol. xfer_p NULL: it was refused for
  * allocation failure (so it must be when there was `no_memory` to receive it). Else the
  * backend fills in.header and calls net_request(). */
 int net_inbound_new(struct net_peer *peer, uint64_t id, unsigned int kind, uint64_t bytes,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * net_acceptor: the listening sockets on which other daemons connect (shm, tcp), and the
- * connections whose hello has not shown yet which peer they are of.
+ * connections whose hello has not identified their peer yet.
  */
 #ifndef KVD_TRANSPORT_NET_ACCEPTOR_H
 #define KVD_TRANSPORT_NET_ACCEPTOR_H
@@ -27,7 +27,7 @@ struct net_pending {
 	uint8_t hello[NET_HELLO_MAX];
 	size_t got;
 	bool complete;
-	bool unread; /* whoever it is may not knock yet */
+	bool unread; /* this user may not connect yet */
 	uint64_t deadline_ns;
 };
 
@@ -38,7 +38,7 @@ struct net_listener {
 	bool resting; /* out of fds: accepts again at the next tick */
 };
 
-enum { NET_PENDING_WAITS = 1 }; /* nobody knows it yet */
+enum { NET_PENDING_WAITS = 1 }; /* its peer is unknown yet */
 
 struct net_acceptor {
 	struct net_transport *net;
@@ -46,7 +46,8 @@ struct net_acceptor {
 	int (*meet)(struct net_pending *pending);
 	void (*want_tick)(
 		struct net_acceptor *acceptor); /* call net_acceptor_tick() soon */
-	/* Of Unix sockets: who may knock at all, before a byte is read. Else NULL. */
+	/* For Unix sockets: which users may connect, checked before a byte is read. Else
+	 * NULL. */
 	bool (*admits)(struct net_acceptor *acceptor, int fd);
 	size_t hello_bytes;
 	uint64_t wait_ns; /* tests make it short */
@@ -61,7 +62,7 @@ void net_acceptor_close(struct net_acceptor *acceptor); /* idempotent */
 /* Takes `owned_fd`, which listens. */
 int net_acceptor_listen(struct net_acceptor *acceptor, unsigned int at, int owned_fd);
 void net_acceptor_tick(struct net_acceptor *acceptor, bool *wanted_p);
-/* There is a new peer: who may knock now is read. */
+/* There is a new peer: connections that it permits are read now. */
 void net_acceptor_look(struct net_acceptor *acceptor);
 int net_pending_take(struct net_pending *pending); /* its fd; the pending is freed */
 

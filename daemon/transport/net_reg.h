@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * net_reg: registered memory, as backends have it in common (tcp, ucx, verbs), and keys
- * of those whose peers need none: where bytes land and come from is each side's own
- * plan, and a packed key is a number, for the bookkeeping of the daemon above.
+ * net_reg: registered memory, common to backends (tcp, ucx, verbs), and keys for backends
+ * whose peers need none: each side's own plan gives the addresses, and a packed key is a
+ * number, for the bookkeeping of the daemon above.
  *
- * A registration lives while its owner or a transfer holds it. What the fabric has of it
- * is given back by net_ops.reg_release, on any thread; that may block, so when a
- * transfer's end drops the last reference, a helper does it.
+ * A registration lives while its owner or a transfer holds it. net_ops.reg_release
+ * releases the fabric's part, on any thread; that may block, so when a transfer's end
+ * drops the last reference, a helper does it.
  */
 #ifndef KVD_TRANSPORT_NET_REG_H
 #define KVD_TRANSPORT_NET_REG_H
@@ -18,12 +18,12 @@
 #include "daemon/loop/offload.h"
 #include "daemon/transport/transport.h"
 
-/* A backend's begins with it. */
+/* A backend's struct starts with it. */
 struct net_reg {
 	struct xp_reg_base base;
 	atomic_int refs; /* the owner's, and one for each table that names it */
 	uint64_t id;
-	struct offload_job job; /* the last reference went on the loop */
+	struct offload_job job; /* the last reference was dropped on the loop */
 };
 
 /* Zeroed, `size` bytes; ends by net_mem_dereg(). */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * net_wire: what the wires of several backends have in common: a fault's numbers and
- * words, and an IP address with its port. Pure.
+ * net_wire: wire formats common to several backends: a fault's numbers and text, and an
+ * IP address with its port. Pure.
  */
 #ifndef KVD_TRANSPORT_NET_WIRE_H
 #define KVD_TRANSPORT_NET_WIRE_H
@@ -15,7 +15,7 @@
 
 #define NET_TEXT_MAX (ERR_TEXT_MAX - 1u) /* bytes of a fault's text */
 
-/* Its scope, and 256 for retryable; the code goes as it is. */
+/* Its scope, and 256 for retryable; the code is sent unchanged. */
 uint16_t net_fault_flags(const struct err *err);
 /* A peer's: numbers checked, the text cut and made printable. */
 void net_fault_get(uint32_t code, uint16_t flags, const void *text, size_t len,

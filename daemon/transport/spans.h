@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * spans: which bytes of a stream have come, so that each counts once.
+ * spans: the received bytes of a stream, so that each counts once.
  *
- * A sorted array of half-open intervals. Slices come nearly in order, so there
- * are one or two intervals; a peer that scatters them past SPANS_MAX breaks
- * the protocol.
+ * A sorted array of half-open intervals. Slices arrive nearly in order, so there are one
+ * or two intervals; a peer that scatters them past SPANS_MAX breaks the protocol.
  */
 #ifndef KVD_TRANSPORT_SPANS_H
 #define KVD_TRANSPORT_SPANS_H
@@ -23,8 +22,8 @@ struct spans {
 };
 
 void spans_fini(struct spans *spans); /* a zeroed one is fine */
-/* ERR_PROTO when a byte of [begin, begin + length) came before or there would
- * be too many intervals; ERR_NOMEM. The caller has checked for overflow. */
+/* ERR_PROTO when a byte of [begin, begin + length) was received before or there would be
+ * too many intervals; ERR_NOMEM. The caller has checked for overflow. */
 int spans_add(struct spans *spans, uint64_t begin, uint64_t length);
 
 #endif

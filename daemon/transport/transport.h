@@ -1,29 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * transport: how bytes cross between two daemons. One contract, one
- * conformance suite (tests/conform), several backends.
+ * transport: moves bytes between two daemons. One contract, one conformance suite
+ * (tests/conform), several backends.
  *
- * Everything runs on the loop's thread except mem_reg / mem_dereg (helper
- * threads) and what a backend does inside itself.
+ * Everything runs on the loop's thread except mem_reg / mem_dereg (helper threads) and a
+ * backend's internal threads.
  *
- * A transfer has a header (opaque to the transport, at most XP_HEADER_MAX) and
- * a plan. Its two sides each hand the transport their own checked copy of that
- * plan; no address ever comes from a message. The plan's rows in order are one
- * byte stream, so a backend may gather it on one side and scatter it on the
- * other.
+ * A transfer has a header (opaque to the transport, at most XP_HEADER_MAX) and a plan.
+ * Its two sides each hand the transport their own checked copy of that plan; no address
+ * is ever taken from a message. The plan's rows in order are one byte stream, so a
+ * backend may gather it on one side and scatter it on the other.
  *
  *   WRITE  post() on the source side -> on_request(WRITE) at the destination,
  *          which answers land() -> bytes -> on_inbound_done() there, then
  *          on_done() at the initiator.
- *   READ   post() on the destination side -> on_request(READ) at the source,
- *          which answers land(): the source serves from its plan; or, where the
- *          destination reads the source's memory by itself, on_request(CHECK)
- *          after the bytes: land() without a plan says "what you read was
- *          valid" -> on_done() at the initiator.
+ *   READ   post() on the destination side -> on_request(READ) at the source, which
+ *          answers land(): the source serves from its plan; or, where the destination
+ *          reads the source's memory by itself, on_request(CHECK) after the bytes: land()
+ *          without a plan confirms the bytes that were read -> on_done() at the
+ *          initiator.
  *
  * Promises of every backend:
- *   order    on_request()s of a peer come in the order of its post()s. A WRITE
- *            with no bytes is an ordered message.
+ *   order    on_request()s of a peer are called in the order of its post()s. A WRITE with
+ *            no bytes is an ordered message.
  *   once     on_done() and on_inbound_done() are called exactly once for each
  *            accepted post / request, never from inside post(), land() or
  *            cancel().
@@ -34,9 +33,9 @@
  *            cancel and a lost peer alike.
  *   all      success means every byte of the plan, as the source had it while
  *            its side of the transfer was live; never a part.
- *   bounds   the destination's daemon checks every header and length that
- *            comes from a peer before it acts; a peer that breaks the protocol
- *            is lost (ERR_PROTO), nothing else is.
+ *   bounds   the destination's daemon checks every header and length from a peer before
+ *            it acts; a peer that breaks the protocol is lost (ERR_PROTO), nothing else
+ *            is.
  *   visible  data is in the destination's memory before on_inbound_done /
  *            on_done.
  *
@@ -64,7 +63,7 @@ struct config;
 struct gates;
 struct gpu;
 struct transport;
-struct xp_peer; /* backend's own; begins with struct xp_peer_base */
+struct xp_peer; /* the backend's; starts with struct xp_peer_base */
 struct xp_reg;	/* memory registered with one backend */
 struct xp_key;	/* a peer's registered memory, as this daemon may use it */
 
@@ -76,18 +75,18 @@ struct xp_key;	/* a peer's registered memory, as this daemon may use it */
 	4096u /* unfinished inbound transfers a peer; more is ERR_PROTO \
 	       */
 
-/* What probe() finds on this machine. */
+/* The result of probe() on this machine. */
 enum {
 	XP_CAP_SAME_HOST = 1 << 0, /* only between daemons of one boot id */
 	XP_CAP_RDMA = 1 << 1,	   /* a NIC writes: counts as class "rdma" */
 	XP_CAP_SELF = 1 << 2,	   /* can open a peer that is this daemon itself */
-	/* Nothing of a peer's can change memory here or count without this daemon: when
-	 * memory goes, no peer has to be asked. Not of a GPU's memory, which the other
-	 * process has mapped. */
+	/* A peer can neither change memory here nor complete a transfer without this
+	 * daemon: no peer has to be asked before memory is released. Not of a GPU's
+	 * memory, which the other process has mapped. */
 	XP_CAP_ALONE = 1 << 3,
 };
 
-/* what every backend may use; outlives it */
+/* resources of all backends; outlives them */
 struct xp_env {
 	struct loop *loop;
 	struct offload *offload;
@@ -119,13 +118,13 @@ struct xp_sides {
  * an adapter cannot have its memory. All zero where there was nothing to choose. */
 struct xp_way {
 	uint32_t row_bytes;  /* of one request, on average */
-	uint32_t request_ns; /* what one costs; the mover's */
-	uint32_t copy_ns;    /* what copying it costs, at each end */
+	uint32_t request_ns; /* the cost of one; the mover's */
+	uint32_t copy_ns;    /* the cost of copying it, at each end */
 	bool packed;
-	bool staged; /* packed for want of another way */
+	bool staged; /* packed because no other path exists */
 };
 
-/* What a transfer did on this side; final in its done callback. Zero where the other
+/* A transfer's statistics on this side; final in its done callback. Zero where the other
  * side's daemon, or its adapter, moved all bytes. */
 struct xp_used {
 	/* bytes that passed a buffer of this daemon's; a kernel's and a library's own
@@ -143,23 +142,23 @@ struct xp_op {
 	const void *header;
 	size_t header_len;
 	/* The memory that the header lies in, or NULL. A backend may take it (sets NULL,
-	 * mem_free()) for what it would copy else: a long one is a turn's worth. */
+	 * mem_free()) instead of copying: copying a long one takes a whole turn. */
 	uint8_t *owned;
 	void (*on_done)(struct xp_op *op); /* result and err are set */
 	/* Once, when this side knows that bytes have moved, and before on_done: the first
-	 * did at `at_ns` (CLOCK_MONOTONIC). To look only; NULL: nobody does. */
+	 * did at `at_ns` (CLOCK_MONOTONIC). Must only observe; NULL: none. */
 	void (*on_first)(struct xp_op *op, uint64_t at_ns);
 	int result; /* 0; negative: the fault in err (the peer's text when it
 		       refused, ERR_CANCELED, ERR_PEER, ERR_TRANSPORT …) */
 	struct err err;
-	uint64_t moved; /* bytes so far (a WRITE: sent), for progress and stalls */
+	uint64_t moved; /* bytes moved (a WRITE: sent), for progress and stalls */
 	struct xp_way way;
 	struct xp_used used;
 	void *impl;  /* the backend's, NULL when not posted */
 	void *owner; /* the caller's */
 };
 
-/* Made by the backend when a request arrives; gone after on_inbound_done(). */
+/* Made by the backend when a request arrives; freed after on_inbound_done(). */
 struct xp_inbound {
 	struct xp_peer *peer;
 	enum xp_kind kind;
@@ -178,7 +177,7 @@ struct xp_callbacks {
 	void *owner;
 	/* Answer once with land(), now or later. */
 	void (*on_request)(void *owner, struct xp_inbound *in);
-	/* Once for every request, whatever land() said. err NULL: landed / served /
+	/* Once for every request, whatever land() returned. err NULL: landed / served /
 	 * checked; else the refusal, the revocation or the loss. */
 	void (*on_inbound_done)(void *owner, struct xp_inbound *in,
 				const struct err *err);
@@ -198,11 +197,11 @@ struct xp_peer_args {
 	bool dial; /* we connect (the lower instance id); else we are connected to */
 	const void *address; /* the remote's, out of HELLO/WELCOME */
 	size_t address_len;
-	struct account *account; /* of its principal; NULL: nobody's */
+	struct account *account; /* of its principal; NULL: none */
 	void *owner;
 };
 
-/* Backends' xp_peer, xp_reg and xp_key begin with these. */
+/* Backends' xp_peer, xp_reg and xp_key start with these. */
 struct xp_peer_base {
 	struct transport *transport;
 	void *owner;
@@ -210,7 +209,7 @@ struct xp_peer_base {
 	/* filled by the backend for `health` and room records, e.g.
 	 * "tcp lo" or "memfd"; never empty once ready */
 	char path[64];
-	/* what protects its bytes on their way; NULL: nothing */
+	/* the protection of its bytes in transit; NULL: none */
 	const char *crypto;
 	bool encrypts; /* that keeps them from being read */
 };
@@ -228,7 +227,7 @@ struct xp_key_base {
 struct transport_ops {
 	const char *name; /* as in the option `transports` */
 
-	/* 1. What can it do here? 0 and caps, or ERR_REQUIRE with the reason. */
+	/* 1. Probe this machine. 0 and caps, or ERR_REQUIRE with the reason. */
 	int (*probe)(const struct config *config, uint32_t *caps_p);
 	/* 2. Make it. Fills transport->address; callbacks outlive it. */
 	int (*open)(const struct xp_env *env, const struct xp_callbacks *callbacks,
@@ -253,8 +252,8 @@ struct transport_ops {
 			  struct xp_key **key_p);
 	void (*key_drop)(struct xp_key *key);
 	/* 11., 12. Connect / tear down. ERR_REQUIRE: it cannot serve this pair of
-	 * daemons, another transport may. peer_close ends every op and inbound
-	 * first (their done callbacks come before it calls on_closed). */
+	 * daemons, another transport may. peer_close ends every op and inbound first
+	 * (their done callbacks are called before on_closed). */
 	int (*peer_open)(struct transport *transport, const struct xp_peer_args *args,
 			 struct xp_peer **peer_p);
 	void (*peer_close)(struct xp_peer *peer, void (*on_closed)(void *arg), void *arg);
@@ -264,7 +263,7 @@ struct transport_ops {
 	 * is CHECK), or refuse with err (then on_inbound_done follows too). */
 	void (*land)(struct xp_inbound *in, const struct xp_sides *sides,
 		     const struct err *err);
-	/* 15. Stop an op; on_done follows when it has quiesced. Idempotent. */
+	/* 15. Stop an op; on_done follows when it is quiesced. Idempotent. */
 	void (*cancel)(struct xp_op *op, const struct err *why);
 	/* 16. Stop accepting for an inbound: on_inbound_done follows (with `why`)
 	 * when nothing more can land. The stream and the peer live on. */
@@ -276,7 +275,7 @@ struct transport {
 	struct xp_env env;
 	struct xp_callbacks callbacks;
 	uint32_t caps;
-	uint8_t address[XP_ADDRESS_MAX]; /* goes into HELLO/WELCOME */
+	uint8_t address[XP_ADDRESS_MAX]; /* sent in HELLO/WELCOME */
 	size_t address_len;
 	char about[512]; /* for `health`: devices and why these; may be empty */
 };

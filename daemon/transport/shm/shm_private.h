@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * shm_private: what the parts of the shm backend share. shm.c has the essay.
+ * shm_private: shared by the parts of the shm backend. shm.c has the essay.
  *
  *   shm.c        the transport: listening, pending connections, the tick
- *   shm_reg.c    registered memory, keys, and how fds are asked for
- *   shm_peer.c   a connection's life, as net.h tells it
+ *   shm_reg.c    registered memory, keys, and requests for fds
+ *   shm_peer.c   a connection's life cycle (net.h)
  *   shm_wire.c   frames: buffers, fds, the table, checks
- *   shm_xfer.c   a transfer's life, as net.h tells it
+ *   shm_xfer.c   a transfer's life cycle (net.h)
  *   shm_flow.c   the bytes of one transfer: buffers, a direct copy
- *   shm_vm.c     private memory of a peer's engine, where we may read it
- *   shm_ring.c   ... and the bounce ring, where fds cannot do
+ *   shm_vm.c     private memory of a peer's engine, where this daemon may read it
+ *   shm_ring.c   ... and the bounce ring, where fds cannot be used
  */
 #ifndef KVD_TRANSPORT_SHM_PRIVATE_H
 #define KVD_TRANSPORT_SHM_PRIVATE_H
@@ -60,13 +60,13 @@ enum shm_type {
 	SHM_STAGE,     /* of a WRITE: "I cannot map your memory, use the ring" */
 	SHM_DATA,      /* a slot of the sender's ring is full */
 	SHM_FREE,      /* ... and empty again; id = slot */
-	SHM_PROGRESS,  /* of a WRITE: bytes so far */
+	SHM_PROGRESS,  /* of a WRITE: bytes copied */
 	SHM_COPIED,    /* of a WRITE: all bytes are here; do they count? */
 	SHM_CONFIRM,   /* they do: the source was live all the time */
 	SHM_CANCEL,    /* they do not, and will not */
 	SHM_DONE,      /* the last message on a request */
 	SHM_RING,      /* + fd: the sender's bounce ring */
-	SHM_KEY_ASK,   /* reg and nonce; id = the asker's handle */
+	SHM_KEY_ASK,   /* reg and nonce; id = the requester's handle */
 	SHM_KEY_GIVE,  /* + fd */
 	SHM_KEY_DENY,
 	SHM_KEY_GIVE_IPC, /* of GPU memory: the exporter's handle */
@@ -120,7 +120,7 @@ enum shm_key_state {
 
 struct shm_key {
 	struct xp_key_base base;
-	struct shm_peer *peer; /* NULL when it is gone */
+	struct shm_peer *peer; /* NULL when it has ended */
 	struct list link;      /* one of the peer's four lists */
 	struct sm sm;
 	bool dropped; /* by its owner, while an answer or a helper holds it */
@@ -154,7 +154,7 @@ struct shm_xfer {
 	struct shm_peer *peer;
 	uint8_t *header; /* theirs: memory that net.in.header lies in */
 	bool copied;	 /* their WRITE: COPIED is sent */
-	bool confirmed;	 /* a WRITE: the source says that its bytes count */
+	bool confirmed;	 /* a WRITE: the source reports that its bytes count */
 	/* the bytes */
 	enum shm_way way;
 	const struct plan *plan;
@@ -166,7 +166,7 @@ struct shm_xfer {
 	struct list slots; /* gather: filled or being filled, in stream order */
 	unsigned int slots_busy;
 	uint64_t next;	 /* gather: first byte not given a slot; scatter: expected */
-	uint64_t landed; /* gather: told to the peer; else in place */
+	uint64_t landed; /* gather: reported to the peer; else in place */
 };
 
 /* ---- the bounce ring ---- */
@@ -176,7 +176,7 @@ struct shm_slot {
 	struct shm_xfer *xfer;
 	uint32_t index, len;
 	uint64_t offset; /* in the stream */
-	bool busy;	 /* ours: until FREE; theirs: until we said FREE */
+	bool busy;	 /* ours: until FREE arrives; theirs: until FREE is sent */
 	bool running;	 /* a job is submitted */
 	bool full;	 /* ours: gathered */
 	struct list link;
@@ -204,7 +204,7 @@ struct shm_frame {
 	const void *body, *tail; /* tail: a second part of the body */
 	size_t body_len, tail_len;
 	uint8_t *owned; /* the tail lies in it, taken instead of copied; or NULL */
-	int fd;		/* given away, whatever happens; only types that carry one */
+	int fd;		/* passed on in every case; only types that carry one */
 };
 
 #define SHM_TAILS 4u
@@ -218,7 +218,7 @@ struct shm_wire {
 		size_t pos; /* of its frame in `out` */
 	} out_fds[SHM_KEYS_ASKED + 2];
 	unsigned int out_fd_count;
-	struct { /* bytes that go between those of `out`, at `pos` of it */
+	struct { /* bytes sent between those of `out`, at `pos` of it */
 		uint8_t *owned;
 		const uint8_t *bytes; /* in it */
 		size_t pos, len, sent;
@@ -241,7 +241,7 @@ struct shm_peer {
 	uint64_t deadline_ns;	    /* of connecting */
 	int fd;
 	struct loop_fd watch;
-	struct gate_client gate; /* receives what comes with fds */
+	struct gate_client gate; /* receives messages with fds */
 	struct shm_wire wire;
 	uint64_t held_bytes; /* headers of the peer's requests */
 
@@ -261,7 +261,7 @@ int shm_probe(const struct config *config, uint32_t *caps_p);
 int shm_open_as(const struct transport_ops *ops, const struct xp_env *env,
 		const struct xp_callbacks *callbacks, struct transport **transport_p);
 void shm_close(struct transport *transport);
-/* What shm and local have in common: all but their names and beginnings. */
+/* The common part of shm and local: all but their names and constructors. */
 #define SHM_SLOTS                                                               \
 	.close = shm_close, .mem_reg = shm_mem_reg, .mem_dereg = shm_mem_dereg, \
 	.key_pack = shm_key_pack, .key_unpack = shm_key_unpack,                 \
@@ -284,11 +284,12 @@ int shm_key_pack(struct xp_reg *xreg, struct xp_peer *peer, void *buf, size_t si
 int shm_key_unpack(struct xp_peer *xpeer, const void *buf, size_t len, void *owner,
 		   struct xp_key **key_p);
 void shm_key_drop(struct xp_key *xkey);
-/* An answer to KEY_ASK is here: map on a helper, or say why not. Takes the fd. */
+/* An answer to KEY_ASK has arrived: map on a helper, or record the reason. Takes the
+ * fd. */
 void shm_key_given(struct shm_key *key, uint64_t length, int fd);
-/* The key that the answer is for; answers come in the order of the questions. */
+/* The key that the answer is for; answers arrive in the order of the requests. */
 int shm_key_answered(struct shm_peer *peer, uint64_t handle, struct shm_key **key_p);
-void shm_keys_pump(struct shm_peer *peer);   /* ask for what waits */
+void shm_keys_pump(struct shm_peer *peer);   /* request the waiting keys */
 void shm_keys_end(struct shm_peer *peer);    /* the peer is lost: on_key(err) */
 void shm_keys_detach(struct shm_peer *peer); /* the peer is freed */
 int shm_on_key_ask(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
@@ -321,7 +322,7 @@ static inline bool shm_peer_ready(const struct shm_peer *peer)
 {
 	return net_peer_live(&peer->net) && sm_state(&peer->net.sm) == NET_PEER_READY;
 }
-/* Frames may go and come: it has greeted, or was greeted. */
+/* Frames may be exchanged: HELLO was sent or received. */
 static inline bool shm_peer_speaks(const struct shm_peer *peer)
 {
 	return net_peer_live(&peer->net) && sm_state(&peer->net.sm) != NET_PEER_OPENING;
@@ -329,12 +330,13 @@ static inline bool shm_peer_speaks(const struct shm_peer *peer)
 int shm_on_welcome(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
 
 /* shm_wire.c */
-/* What receiving needs, so that its want costs no connection that is up. */
+/* Memory for receiving, allocated early so that its lack costs no established
+ * connection. */
 int shm_wire_reserve(struct shm_peer *peer);
 void shm_wire_init(struct shm_wire *wire);
 int shm_wire_prepare(struct shm_wire *wire); /* self: both buffers at once */
 void shm_wire_fini(struct shm_wire *wire);   /* closes fds; idempotent */
-/* Queue a frame; what fails, fails the peer. */
+/* Queue a frame; an error fails the peer. */
 void shm_send(struct shm_peer *peer, const struct shm_frame *frame);
 void shm_send_err(struct shm_peer *peer, enum shm_type type, uint64_t id,
 		  const struct err *err);
@@ -342,12 +344,12 @@ static inline size_t shm_unsent(const struct shm_peer *peer)
 {
 	return peer->wire.out_len - peer->wire.out_pos + peer->wire.tail_bytes;
 }
-/* Write what the socket takes / read and handle what is there. The peer may be
+/* Write until the socket is full / read and handle available frames. The peer may be
  * failed afterwards. False: nothing more to do now. */
 bool shm_wire_flush(struct shm_peer *peer);
 void shm_wire_receive(struct shm_peer *peer);
 void shm_wire_on_parcel(struct gate_client *client, struct gate_parcel *parcel);
-bool shm_wire_loop_back(struct shm_peer *peer); /* self: hand over what was sent */
+bool shm_wire_loop_back(struct shm_peer *peer); /* self: deliver sent frames */
 int shm_wire_take_fd(struct shm_peer *peer);	/* of the frame at hand */
 /* The memory of the frame at hand, if it is long and has a buffer to itself: then the
  * caller's. NULL: it is to be copied. */
@@ -364,7 +366,7 @@ int shm_hello_parse(const uint8_t buf[SHM_HELLO_BYTES], uint8_t token_p[XP_TOKEN
 extern const struct net_ops shm_net_ops;
 /* Bytes of it have moved, or will not. */
 void shm_xfer_changed(struct shm_xfer *xfer);
-/* Shows how far it is, here and to a WRITE's source. False: it is not watched. */
+/* Reports progress, here and to a WRITE's source. False: it is not watched. */
 bool shm_xfer_progress(struct shm_xfer *xfer);
 int shm_on_request(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
 int shm_on_stage(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
@@ -375,7 +377,7 @@ int shm_on_cancel(struct shm_peer *peer, const struct shm_frame *f, struct curso
 int shm_on_done(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
 
 /* shm_flow.c */
-/* References on the memories that this side's threads touch, and the way to go. */
+/* References on the memories that this side's threads touch, and the path. */
 int shm_flow_take(struct shm_xfer *xfer, const struct xp_sides *sides);
 void shm_flow_drop(struct shm_xfer *xfer); /* not busy; idempotent */
 int shm_flow_direct(struct shm_xfer *xfer);
@@ -392,9 +394,9 @@ static inline bool shm_flow_complete(const struct shm_xfer *xfer)
 
 /* shm_ring.c */
 void shm_ring_init(struct shm_peer *peer);
-int shm_ring_gather(struct shm_xfer *xfer); /* begin to send */
-/* Begin to receive. Room for the peer's ring is made before it is asked to fill one:
- * running out of memory for it costs that transfer. */
+int shm_ring_gather(struct shm_xfer *xfer); /* start to send */
+/* Start to receive. Memory for the peer's ring is allocated before the peer is asked to
+ * fill one: running out of memory for it costs that transfer. */
 int shm_ring_scatter(struct shm_xfer *xfer);
 void shm_ring_leave(struct shm_xfer *xfer);	  /* no new slots; stop jobs */
 bool shm_rings_idle(const struct shm_peer *peer); /* no helper holds them */

@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tcp_impl: what the files of the tcp backend know of each other.
+ * tcp_impl: the interfaces between the files of the tcp backend.
  *
  *   tcp.c        probe, open, close, the tick; the table of operations
  *   tcp_accept.c the data port: accepting, and addresses
- *   tcp_crypto.c what protects a connection, and its seals
- *   tcp_peer.c   a connection's life, as net.h tells it
+ *   tcp_crypto.c a connection's protection, and its seals
+ *   tcp_peer.c   a connection's life cycle (net.h)
  *   tcp_dial.c   making its control line and streams, from either side
  *   tcp_line.c   the control line: frames out and in, on the loop
- *   tcp_xfer.c   a transfer's life, as net.h tells it
+ *   tcp_xfer.c   a transfer's life cycle (net.h)
  *   tcp_flow.c   a transfer's bytes as loop and I/O threads share them
  *   tcp_io.c     the I/O threads
  *   tcp_tx.c     a stream's sending half, tcp_rx.c its receiving one
- *   tcp_wire, tcp_sum, tcp_keys, tcp_seal, tcp_ktls, spans, daemon/stage: parts without
- *   a view of this
+ *   tcp_wire, tcp_sum, tcp_keys, tcp_seal, tcp_ktls, spans, daemon/stage: parts that do
+ *   not include this
  *
- * Two worlds. The loop's thread has peers, transfers and control lines to itself.
- * I/O threads have the streams; what both touch, flows and the halves' hold on
- * them, is under the peer's lock, which nobody holds over a system call that
- * moves bytes or over a copy. A thread with events puts them into the peer's lists
- * and wakes the loop; the loop with work kicks a stream's thread.
+ * Two worlds. The loop's thread owns peers, transfers and control lines. I/O threads own
+ * the streams; shared state, flows and the halves' pins on them, is under the peer's
+ * lock, which no thread holds over a system call that moves bytes or over a copy. A
+ * thread with events puts them into the peer's lists and wakes the loop; the loop with
+ * work kicks a stream's thread.
  */
 #ifndef KVD_TRANSPORT_TCP_IMPL_H
 #define KVD_TRANSPORT_TCP_IMPL_H
@@ -97,7 +97,7 @@ struct tcp_flow {
 	bool open;	   /* threads may take hold of it */
 	bool spoiled;	   /* source: some of its bytes will not count */
 	unsigned int pins; /* system calls and copies that touch its memory */
-	uint64_t next;	   /* source: claimed so far */
+	uint64_t next;	   /* source: claimed */
 	uint64_t moved;	   /* source: sent; sink: landed */
 	uint64_t first_ns; /* when the first of them were */
 	struct xp_used used;
@@ -116,13 +116,13 @@ struct tcp_bounce {
 
 struct tcp_half {
 	/* under the peer's lock */
-	struct tcp_flow *flow; /* the current frame's; NULL: none, or let go */
+	struct tcp_flow *flow; /* the current frame's; NULL: none, or released */
 	bool busy;	       /* a call or copy touches its memory right now */
 	/* the thread's */
 	bool active; /* in a frame */
 	struct tcp_head head;
 	uint64_t pos;	   /* of the frame: head, payload, trailer */
-	bool direct, over; /* over: payload comes from, goes to, nowhere */
+	bool direct, over; /* over: payload is padding, or is discarded */
 	struct tcp_bounce *bounce;
 	struct tcp_seal *seal;	   /* NULL: the socket's bytes are as they are */
 	struct tcp_bounce *record; /* the seal's buffer, while it needs one */
@@ -165,17 +165,18 @@ struct tcp_thread {
 };
 
 /* ---- the control line ---- */
-/* A frame, or other bytes, on its way out. */
+/* A frame, or other bytes, to be sent. */
 struct tcp_chunk {
 	struct list link;
 	size_t len, pos;     /* pos: of both together */
-	const uint8_t *tail; /* what follows, in memory of its own: `owned`; or NULL */
+	const uint8_t *tail; /* the following bytes, in separate memory: `owned`; or
+			      * NULL */
 	uint8_t *owned;
 	size_t tail_len;
 	uint8_t bytes[];
 };
 
-/* A frame's payload that came. A request's lives on in its transfer. */
+/* A received frame's payload. A request's is kept by its transfer. */
 struct tcp_entry {
 	struct tcp_peer *peer;
 	struct tcp_head head;
@@ -189,7 +190,7 @@ struct tcp_line {
 	int events; /* watched */
 	struct list out;
 	size_t unsent;
-	struct tcp_seal *seal, *open; /* of what leaves, and of what comes; or NULL */
+	struct tcp_seal *seal, *open; /* of sent and of received bytes; or NULL */
 	uint8_t *records;	      /* their buffers, a record each */
 	uint8_t *in;		      /* TCP_IN_BYTES */
 	size_t in_len;
@@ -250,35 +251,35 @@ void tcp_socket_tune(const struct tcp_transport *transport, int fd, bool stream)
 
 /* ---- tcp_accept.c ---- */
 int tcp_port_open(struct tcp_transport *transport);
-/* Connections with its token that came before the peer was opened join it now. */
+/* Connections with its token that arrived before the peer was opened join it now. */
 void tcp_accept_match(struct tcp_peer *peer);
 
 /* ---- tcp_crypto.c ---- */
-/* What this side wants for a connected socket. */
+/* This side's requirement for a connected socket. */
 enum tcp_crypto tcp_crypto_wish(const struct tcp_transport *transport, int fd);
-/* Both sides' hellos are there: what holds for all connections of the peer. */
+/* Both hellos have arrived: sets the result for all connections of the peer. */
 void tcp_crypto_agree(struct tcp_peer *peer, const struct tcp_hello *dialer,
 		      const struct tcp_hello *dialed);
 const char *tcp_crypto_word(enum tcp_crypto crypto);
 /* The line's, once both hellos are there; a stream's. */
 int tcp_crypto_line(struct tcp_peer *peer);
 int tcp_crypto_stream(struct tcp_stream *stream, const struct tcp_traffic *traffic);
-/* For base.crypto. A kernel's is what its kernel seals and opens on every stream. */
+/* For base.crypto. With kernel TLS, the kernel seals and opens every stream. */
 const char *tcp_crypto_tell(const struct tcp_peer *peer);
-/* A BEAT behind what left since the last call; true: there was something. */
+/* Sends a BEAT after data sent since the last call; true: there was some. */
 bool tcp_crypto_beat(struct tcp_peer *peer);
 /* A half's buffer, from its thread: false: none, raised. And back, when it is empty. */
 bool tcp_half_lend(struct tcp_thread *thread, struct tcp_half *half);
 void tcp_half_reclaim(struct tcp_thread *thread, struct tcp_half *half);
 
 /* ---- tcp_dial.c ---- */
-/* Begin to connect the control line (the dialer). */
+/* Start to connect the control line (the dialer). */
 void tcp_dial_start(struct tcp_peer *peer);
-/* Somebody has proven to be this peer. Takes the fd. */
+/* A connection has proven to be this peer's. Takes the fd. */
 void tcp_join_control(struct tcp_peer *peer, int owned_fd, const struct tcp_hello *hello);
 void tcp_join_stream(struct tcp_stream *stream, int owned_fd,
 		     const uint8_t asked[TCP_HELLO_BYTES]);
-void tcp_dial_stop(struct tcp_peer *peer); /* whatever is being made; idempotent */
+void tcp_dial_stop(struct tcp_peer *peer);		 /* every attempt; idempotent */
 void tcp_dial_look(struct tcp_peer *peer, uint64_t now); /* another try, if one is due */
 /* Why there was no control line when the time was over. */
 void tcp_dial_why(const struct tcp_peer *peer, struct err *why_p);
@@ -287,7 +288,7 @@ void tcp_dial_why(const struct tcp_peer *peer, struct err *why_p);
 int tcp_peer_open(struct transport *base, const struct xp_peer_args *args,
 		  struct xp_peer **peer_p);
 void tcp_peer_close(struct xp_peer *base, void (*on_closed)(void *arg), void *arg);
-/* The control line, or a stream, is gone. */
+/* The control line, or a stream, was lost. */
 void tcp_peer_break(struct tcp_peer *peer, const char *what, int no);
 void tcp_peer_joined(struct tcp_peer *peer); /* all its streams are up */
 extern const struct sm_table tcp_peer_table;
@@ -298,12 +299,12 @@ void tcp_peer_free(struct net_peer *net);
 void tcp_line_init(struct tcp_line *line);
 void tcp_line_fini(struct tcp_peer *peer); /* closes it; idempotent */
 int tcp_line_open(struct tcp_peer *peer, int owned_fd);
-/* Read frames as they come; before that, its bytes are tcp_dial.c's. */
+/* Read frames as they arrive; before that, its bytes belong to tcp_dial.c. */
 void tcp_line_listen(struct tcp_peer *peer);
 void tcp_line_resume(struct tcp_peer *peer);  /* frames that the last turn left over */
 struct tcp_chunk *tcp_chunk_new(size_t size); /* NULL: raised */
-/* Queue a frame; owns the chunk, which has room for it. The payload is `err`'s
- * text, or what the caller has put at tcp_chunk_payload() and into the tail, together
+/* Queue a frame; owns the chunk, which has room for it. The payload is `err`'s text, or
+ * the bytes that the caller has put at tcp_chunk_payload() and into the tail, together
  * `head->length` long. */
 void tcp_line_send(struct tcp_peer *peer, struct tcp_chunk *owned, struct tcp_head *head,
 		   const struct err *err);
@@ -317,8 +318,8 @@ void tcp_entry_free(struct tcp_entry *entry);	 /* NULL is fine */
 
 /* ---- tcp_xfer.c ---- */
 extern const struct net_ops tcp_net_ops;
-/* A frame came. REQUESTs and eager answers have their payload in an entry, which
- * is taken; without memory for one it is NULL, and the error recorded. */
+/* A frame arrived. REQUESTs and eager answers have their payload in an entry, which is
+ * taken; without memory for one it is NULL, and the error recorded. */
 void tcp_xfer_frame(struct tcp_peer *peer, const struct tcp_head *head,
 		    const uint8_t *payload, struct tcp_entry *owned);
 void tcp_xfer_progress(struct tcp_xfer *xfer);
@@ -328,7 +329,7 @@ void tcp_xfer_progress(struct tcp_xfer *xfer);
  * (xp_sides_check). */
 int tcp_flow_init(struct tcp_flow *flow, struct tcp_peer *peer, const struct plan *plan,
 		  const struct xp_buffer *buffers, uint32_t count, bool is_src);
-void tcp_flow_fini(struct tcp_flow *flow); /* quiesced, or never begun; idempotent */
+void tcp_flow_fini(struct tcp_flow *flow); /* quiesced, or never started; idempotent */
 int tcp_flow_send(struct tcp_flow *flow);
 int tcp_flow_receive(struct tcp_flow *flow);
 void tcp_flow_stop(struct tcp_flow *flow); /* idempotent */
@@ -347,18 +348,18 @@ struct tcp_flow *tcp_flow_next_event(struct tcp_peer *peer);
 bool tcp_flow_dead(const struct tcp_flow *flow);
 
 /* For I/O threads, with the peer's lock held: */
-/* Take hold of the half's flow for a call or a copy; false: it is closed, and
- * the half has let go of it. */
+/* Pin the half's flow for a call or a copy; false: it is closed, and the half has
+ * released it. */
 bool tcp_half_hold(struct tcp_half *half, bool sending);
-/* Let go after the call; false: the flow was closed meanwhile, and is let go. */
+/* Unpin after the call; false: the flow was closed meanwhile, and is released. */
 bool tcp_half_release(struct tcp_half *half, bool sending);
 /* The frame is done with it. */
 void tcp_half_leave(struct tcp_half *half);
 void tcp_flow_fault(struct tcp_flow *flow); /* with this thread's error */
 void tcp_flow_moved(struct tcp_flow *flow, const struct tcp_half *half); /* its frame */
-/* The next stretch to send of whose turn it is: 0 when there is none. */
+/* The next stretch to send, of the flow whose turn it is: 0 when there is none. */
 uint32_t tcp_flow_claim(struct tcp_peer *peer, struct tcp_half *half);
-/* A head came: find its flow and note its bytes. Positive: nobody's any more. */
+/* A head arrived: find its flow and record its bytes. Positive: its flow has ended. */
 #define TCP_NOBODYS 1
 int tcp_flow_admit(struct tcp_peer *peer, struct tcp_half *half);
 
@@ -367,10 +368,11 @@ int tcp_io_open(struct tcp_transport *transport);
 void tcp_io_close(struct tcp_transport *transport);
 /* The stream's fd is ready: a thread takes it. */
 void tcp_io_add(struct tcp_stream *stream);
-/* The thread shall let go; stream->gone is set, with events, when it has. */
+/* Asks the thread to release the stream; stream->gone is set, with events, when it
+ * has. */
 void tcp_io_remove(struct tcp_stream *stream);
 void tcp_io_kick(struct tcp_stream *stream);
-void tcp_io_notify(struct tcp_peer *peer); /* have the loop look at it; lock held */
+void tcp_io_notify(struct tcp_peer *peer); /* have the loop check it; lock held */
 struct tcp_bounce *tcp_bounce_take(struct tcp_thread *thread); /* NULL: raised */
 void tcp_bounce_give(struct tcp_thread *thread, struct tcp_bounce **bounce);
 /* The stream is broken, with this thread's error. */

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tcp_keys: how the two ends of a data connection prove who they are, and the keys of
- * what they send. Pure but for OpenSSL; the caller brings the random bytes.
+ * tcp_keys: how the two ends of a data connection authenticate each other, and the keys
+ * of their records. Pure but for OpenSSL; the caller brings the random bytes.
  *
- * Both tokens of a peering came by the handshake, each from the side that minted it, so
- * both ends know both and nobody else does (without CURVE: whoever read it). No token is
- * ever sent. All keys are HKDF-SHA256's (RFC 5869), each with a label of its own:
+ * Both tokens of a peering were exchanged in the handshake, each from the side that
+ * minted it, so only the two ends know them (without CURVE: also an eavesdropper). No
+ * token is ever sent. All keys are HKDF-SHA256's (RFC 5869), each with its own label:
  *
  *   peering  = extract("kvd tcp 2", dialer's token, dialed's token)
  *     id     = expand(peering, "id"): names the peering in CONTROL and WELCOME
@@ -14,10 +14,10 @@
  *   stream   = extract(SHA-256(STREAM, STREAM_OK), session)
  *   traffic  = expand(session or stream, "dialer" or "dialed", connection's number)
  *
- * Every hello has 32 random bytes of its sender, and ends with an HMAC under a key of
- * what is known by then, over it and the one that it answers. So a hello that was
- * changed, also in what it wishes, is refused; and as both sides' random bytes are in
- * every key, no key of a connection is one of another's.
+ * Every hello has 32 random bytes of its sender, and ends with an HMAC under the key
+ * available by then, over it and the one that it answers. So a modified hello, also one
+ * with changed requirements, is refused; and as both sides' random bytes are in every
+ * key, no key of a connection is one of another's.
  */
 #ifndef KVD_TRANSPORT_TCP_KEYS_H
 #define KVD_TRANSPORT_TCP_KEYS_H
@@ -35,9 +35,9 @@ struct tcp_secret {
 	uint8_t bytes[TCP_SECRET_BYTES];
 };
 
-/* What a connection's two directions are sealed with. */
+/* The keys of a connection's two directions. */
 struct tcp_traffic {
-	struct tcp_secret dialer, dialed; /* by who sends */
+	struct tcp_secret dialer, dialed; /* by sender */
 };
 
 struct tcp_keys {
@@ -47,9 +47,10 @@ struct tcp_keys {
 	struct tcp_traffic line;
 };
 
-/* Once, before anything else here; ERR_REQUIRE: this OpenSSL lacks what is needed. */
+/* Once, before anything else here; ERR_REQUIRE: this OpenSSL lacks a required
+ * algorithm. */
 int tcp_keys_open(void);
-/* All others: 0, ERR_NOMEM (OpenSSL fails for nothing else), or what their remark says.
+/* All others: 0, ERR_NOMEM (OpenSSL fails for nothing else), or as their comment states.
  */
 int tcp_keys_begin(struct tcp_keys *keys, const uint8_t dialer[XP_TOKEN_BYTES],
 		   const uint8_t dialed[XP_TOKEN_BYTES]);
@@ -60,8 +61,8 @@ void tcp_traffic_wipe(struct tcp_traffic *traffic);
 /* The dialer's first. `hello` has its wishes and random bytes; id and proof are set. */
 int tcp_keys_control(struct tcp_keys *keys, struct tcp_hello *hello,
 		     uint8_t buf[TCP_HELLO_BYTES]);
-/* Is it for this peering? Then tcp_keys_take_control() says whether that is true:
- * ERR_AUTH when it is not. */
+/* Is it for this peering? Then tcp_keys_take_control() verifies that: ERR_AUTH when it is
+ * not. */
 bool tcp_keys_named(const struct tcp_keys *keys, const struct tcp_hello *hello);
 int tcp_keys_take_control(struct tcp_keys *keys, const uint8_t buf[TCP_HELLO_BYTES]);
 /* The dialed side's answer; the session and its line's keys are there then. */

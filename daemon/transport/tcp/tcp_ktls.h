@@ -11,10 +11,10 @@
 
 #include "daemon/transport/tcp/tcp_keys.h"
 
-/* Has this kernel what it takes? */
+/* Does this kernel support it? */
 bool tcp_ktls_there(void);
 /* Once for a connection, before the other two. These: false, if the kernel does not take
- * the key: then tcp_seal.h is the way. */
+ * the key: then use tcp_seal.h. */
 bool tcp_ktls_begin(int fd);
 bool tcp_ktls_send(int fd, const struct tcp_secret *secret);
 bool tcp_ktls_receive(int fd, const struct tcp_secret *secret);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tcp_openssl: OpenSSL's headers, one of whose types has the name of a code of err.h. */
+/* tcp_openssl: OpenSSL's headers, because one of its types has the name of a code of
+ * err.h. */
 #ifndef KVD_TRANSPORT_TCP_OPENSSL_H
 #define KVD_TRANSPORT_TCP_OPENSSL_H
 

@@ -10,13 +10,13 @@
  *   up to 16384 bytes, 17        encrypted
  *   tag (16 bytes)
  *
- * Its number is in the nonce, from 0 up, and is not sent: one that is missing, repeated
- * or out of its place has a wrong tag, as has one of another stream, connection or
- * direction, which has another key. Where no kernel has the key it serves for
- * TCP_KEY_RECORDS records; then the next one is derived.
+ * Its number is in the nonce, from 0 up, and is not sent: a missing, repeated or
+ * reordered one has a wrong tag, as has one of another stream, connection or direction,
+ * which has another key. Without kernel TLS a key serves for TCP_KEY_RECORDS records;
+ * then the next one is derived.
  *
- * One thread at a time. Buffers are the owner's, who lends them while there is something
- * in them.
+ * One thread at a time. Buffers belong to the owner, which provides them while they hold
+ * data.
  */
 #ifndef KVD_TRANSPORT_TCP_SEAL_H
 #define KVD_TRANSPORT_TCP_SEAL_H
@@ -47,9 +47,9 @@ struct tcp_seal {
 	uint64_t number;      /* of the next record */
 	bool broken;	      /* opening: one was wrong, so no other is right */
 	uint64_t key_records; /* of a key; 0: one serves for all */
-	uint8_t *buf;	      /* lent; NULL: none */
+	uint8_t *buf;	      /* the owner's; NULL: none */
 	size_t size;	      /* of it, TCP_RECORD_BYTES or more */
-	size_t pos, end;      /* sealing: to be sent; opening: came, and not opened */
+	size_t pos, end;      /* sealing: to be sent; opening: received, not opened */
 	const uint8_t *plain; /* opening: of the last record, not taken yet */
 	size_t plain_len;
 };
@@ -57,7 +57,7 @@ struct tcp_seal {
 /* The key and nonce of a secret's first records. */
 int tcp_seal_key(const struct tcp_secret *secret, uint8_t key_p[TCP_KEY_BYTES],
 		 uint8_t iv_p[TCP_IV_BYTES]);
-/* `rekeys`: both ends derive new keys as they go. `name` lives as long as the seal. */
+/* `rekeys`: both ends derive new keys when due. `name` lives as long as the seal. */
 int tcp_seal_new(const struct tcp_secret *secret, bool rekeys, const char *name,
 		 struct tcp_seal **seal_p);
 void tcp_seal_free(struct tcp_seal *seal); /* NULL is fine */
@@ -75,21 +75,23 @@ static inline bool tcp_seal_busy(const struct tcp_seal *seal)
 }
 
 /* ---- sealing ---- */
-/* One record of the first bytes that `msg` names, TCP_RECORD_MAX at most, behind what is
- * in the buffer; there is room for it. How many bytes, which `msg` names no more: 0 for
- * none, negative: raised. They may change meanwhile: the record is of what was read. */
+/* One record of the first bytes that `msg` names, TCP_RECORD_MAX at most, after the
+ * content of the buffer, which has room for it. Returns the number of bytes, removed from
+ * `msg`: 0 for none, negative: raised. They may change meanwhile: the record has the
+ * bytes that were read. */
 ssize_t tcp_seal_put(struct tcp_seal *seal, struct msghdr *msg);
 /* As sendmsg(2) with MSG_DONTWAIT: bytes taken, in so many records as the buffer holds;
- * what the socket does not take of these waits for the next call, which may name no more
- * bytes. -1 and errno, EAGAIN while earlier records still wait. */
+ * records that the socket does not take wait for the next call, which may name no more
+ * bytes. -1 and errno, EAGAIN while earlier records wait. */
 ssize_t tcp_seal_sendmsg(struct tcp_seal *seal, int fd, struct msghdr *msg);
 
 /* ---- opening ---- */
 /* Read on: as recv(2). */
 ssize_t tcp_seal_fill(struct tcp_seal *seal, int fd);
-/* Opens the next record; what was in the last one was taken. 1: `plain` has its bytes,
- * whose tag is right: at `to`, if it has room for them, else in the buffer. 0: it is not
- * whole yet. Negative: ERR_AUTH, the connection is to end; `to` may have been written. */
+/* Opens the next record; the content of the last one was taken. 1: `plain` has its bytes,
+ * whose tag is right: at `to`, if it has room for them, else in the buffer. 0: it is
+ * incomplete. Negative: ERR_AUTH, the connection is to end; `to` may have been
+ * written. */
 int tcp_seal_open(struct tcp_seal *seal, uint8_t *to, size_t room);
 static inline void tcp_seal_taken(struct tcp_seal *seal, size_t n)
 {

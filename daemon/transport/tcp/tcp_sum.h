@@ -21,10 +21,10 @@ enum tcp_verify {
 /* Of the bytes that the iovecs name, one after the other; NONE gives 0. */
 uint64_t tcp_sum(enum tcp_verify kind, const struct iovec *iov, unsigned int count);
 
-/* CRC-32C (Castagnoli), continued from `crc` (0 to begin): with the processor's
+/* CRC-32C (Castagnoli), continued from `crc` (0 at the start): with the processor's
  * instruction where it has one. */
 uint32_t crc32c(uint32_t crc, const void *buf, size_t len);
-/* The same without it: what the other is tested against. */
+/* The same without it: the reference for tests. */
 uint32_t crc32c_table(uint32_t crc, const void *buf, size_t len);
 
 #endif

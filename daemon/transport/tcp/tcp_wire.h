@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tcp_wire: the bytes of the tcp backend: how a connection begins, the head of
- * every frame, the trailer of a data frame, and an address as HELLO carries it.
+ * tcp_wire: the bytes of the tcp backend: the start of a connection, the head of every
+ * frame, the trailer of a data frame, and an address as HELLO carries it.
  *
- * Pure. Little-endian, read and written by the bounded cursor; every length is
- * held against its cap here, before anybody allocates or waits for it.
+ * Pure. Little-endian, read and written by the bounded cursor; every length is checked
+ * against its cap here, before any allocation or wait.
  */
 #ifndef KVD_TRANSPORT_TCP_WIRE_H
 #define KVD_TRANSPORT_TCP_WIRE_H
@@ -32,7 +32,7 @@
 #define TCP_TEXT_MAX NET_TEXT_MAX
 #define TCP_ADDRESSES_MAX 16u
 
-/* ---- how a connection begins ---- */
+/* ---- the start of a connection ---- */
 enum tcp_role {
 	TCP_CONTROL = 1, /* dialer's, first */
 	TCP_WELCOME,	 /* its answer */
@@ -41,15 +41,15 @@ enum tcp_role {
 	TCP_ROLE_END,
 };
 
-/* What protects a connection's bytes, as in the option `tcp_crypto`, weaker ones first:
- * of two wishes the larger one wins. */
+/* The protection of a connection's bytes, as in the option `tcp_crypto`, weaker ones
+ * first: of two requirements the larger one applies. */
 enum tcp_crypto {
 	TCP_CRYPTO_NONE,
 	TCP_CRYPTO_AES128GCM,
 	TCP_CRYPTO_END,
 };
 
-/* `verify` and `crypto`: CONTROL: what its sender wants; WELCOME: what holds. */
+/* `verify` and `crypto`: CONTROL: its sender's requirement; WELCOME: the result. */
 struct tcp_hello {
 	enum tcp_role role;
 	enum tcp_verify verify;

@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ucx_impl: what the files of the ucx backend know of each other.
+ * ucx_impl: the interfaces between the files of the ucx backend.
  *
  *   ucx.c        probe, open, close; the table of operations
- *   ucx_worker.c libucp's worker: the loop has it, or its thread
- *   ucx_line.c   a connection as the holder of the worker sees it: endpoint, messages in
+ *   ucx_worker.c libucp's worker: owned by the loop or by its thread
+ *   ucx_line.c   a connection as seen by the owner of the worker: endpoint, received
+ *                messages
  *   ucx_reg.c    registered memory
- *   ucx_peer.c   a connection's life: hello, loss, close
+ *   ucx_peer.c   a connection's life cycle: hello, loss, close
  *   ucx_order.c  sequenced frames, out and in
- *   ucx_xfer.c   a transfer's life on either side
- *   ucx_source.c the side of a transfer that its bytes leave
- *   ucx_sink.c   the side where they land
- *   ucx_pool, spans, ucx_wire, ucx_lib: parts without an own view of this
+ *   ucx_xfer.c   a transfer's life cycle on either side
+ *   ucx_source.c the sending side of a transfer
+ *   ucx_sink.c   the receiving side
+ *   ucx_pool, spans, ucx_wire, ucx_lib: parts that do not include this
  *
- * All state is the loop's, but for what a struct says: struct ucx_line. What `start`
+ * All state belongs to the loop, except as struct ucx_line documents. Data that `start`
  * of a call reads does not change until it is done. `done` of a call changes state and
- * kicks the peer; what calls up into the daemon happens in ucx_peer_step() only.
+ * kicks the peer; only ucx_peer_step() calls up into the daemon.
  */
 #ifndef KVD_TRANSPORT_UCX_IMPL_H
 #define KVD_TRANSPORT_UCX_IMPL_H
@@ -41,27 +42,27 @@
 #include "daemon/transport/ucx/ucx_wire.h"
 #include "daemon/transport/ucx/ucx_worker.h"
 
-/* Slices up to this size are sent eagerly; only the single slice of a small
- * transfer may be, so what a peer makes us hold unasked is bounded. */
+/* Slices up to this size are sent eagerly; only the single slice of a small transfer may
+ * be, so the unsolicited bytes that a peer can make this daemon hold are bounded. */
 #define UCX_EAGER_MAX 8192u
 #define UCX_SLICE_MIN 65536u
 #define UCX_SLICE_MAX (16u << 20)
 #define UCX_WINDOW_SLICES 64u /* posted at once to a peer */
 /* A transfer of no more is small. Posted at once of a large one: alone; and for a while
- * after a small one began, beside which it is little. */
+ * after a small one started, next to which it is little. */
 #define UCX_SMALL_BYTES (4u << 20)
 #define UCX_SHARE_BYTES (4u << 20)
 #define UCX_SHARE_BESIDE_BYTES (256u << 10)
 #define UCX_BESIDE_NS (50 * LOOP_NS_PER_MS)
 #define UCX_FETCHES_MAX (4u * UCX_WINDOW_SLICES) /* as the receiver may see it */
 #define UCX_AM_ID 0x6bu				 /* 'k': all our messages */
-#define UCX_POOL_BYTES (16u << 20)		 /* bounce buffers, each way */
+#define UCX_POOL_BYTES (16u << 20)		 /* bounce buffers, each direction */
 #define UCX_HELD_MAX (NET_HEADERS_MAX + 4u * XP_HEADER_MAX)
 /* Sequenced frames that wait for an earlier one: two each of the transfers
  * that either side may have unfinished, and a BYE. */
 #define UCX_ORDER_MAX (4u * XP_INBOUND_MAX + 1u)
-/* Messages of a peer that the loop has not looked at: what it may have under way, that
- * is, and small transfers' bytes. */
+/* Messages of a peer that the loop has not handled: its limit in flight, plus bytes of
+ * small transfers. */
 #define UCX_UNREAD_MAX (UCX_ORDER_MAX + 2u * XP_INBOUND_MAX + UCX_FETCHES_MAX)
 #define UCX_UNREAD_BYTES (UCX_HELD_MAX + 2u * XP_INBOUND_MAX * UCX_EAGER_MAX)
 
@@ -84,7 +85,7 @@ struct ucx_pairing {
 	atomic_ullong count;
 };
 
-/* What comes of a connection unasked. */
+/* Unsolicited events of a connection. */
 struct ucx_trouble {
 	ucs_status_t status; /* of the endpoint */
 	uint64_t number;     /* which one; 0: none failed */
@@ -100,7 +101,7 @@ struct ucx_line {
 	struct ucx_call climb, flush, end;
 	uint64_t wanted; /* by climb: an endpoint of that number, or higher */
 	/* its own; and the loop's after a climb is done */
-	ucp_ep_h ep;	 /* NULL: none yet, or its close began */
+	ucp_ep_h ep;	 /* NULL: none yet, or its close has started */
 	uint64_t number; /* of those made here to that worker, from 1 up */
 	char path[64];
 	unsigned int rows_max; /* of a slice, in place */
@@ -110,7 +111,7 @@ struct ucx_line {
 	struct ucx_call event;
 	struct ucx_trouble trouble; /* under worker.lock */
 	struct ucx_entry *reserve;  /* under worker.lock: for want of memory */
-	atomic_uint unread;	    /* messages on their way to the loop */
+	atomic_uint unread;	    /* messages queued for the loop */
 	atomic_ullong unread_bytes;
 };
 
@@ -127,9 +128,9 @@ struct ucx_peer {
 	uint64_t failed_number; /* while opening: the next hello takes another */
 	bool climbing;		/* another is being made */
 	bool asking;		/* and by it we ask */
-	void *address;		/* the remote worker's, as it came in HELLO */
+	void *address;		/* the remote worker's, from HELLO */
 	bool answer_came, answer_due, flushed;
-	unsigned int hellos;	 /* that came */
+	unsigned int hellos;	 /* received */
 	uint64_t hello_again_ns; /* wait before the next one */
 	uint64_t hello_number;	 /* the endpoint that the last one names */
 	uint64_t slice_bytes;	 /* largest that both sides take */
@@ -145,32 +146,32 @@ struct ucx_peer {
 	/* bytes */
 	struct list sources; /* ucx_xfer.source_link, in turn */
 	uint64_t sending_bytes;
-	uint64_t beside_until_ns; /* small transfers come and go */
+	uint64_t beside_until_ns; /* small transfers start and end */
 	unsigned int sending;
 	bool starved;		/* a source waits for a send buffer */
 	unsigned int receiving; /* pieces of rendezvous not fetched yet */
 };
 
-/* A message on its way in. A request's lives on in its transfer. */
+/* A received message. A request's is kept by its transfer. */
 struct ucx_entry {
-	struct ucx_call call; /* it came; then: its payload is fetched, or let go */
+	struct ucx_call call; /* it arrived; then: its payload is fetched, or released */
 	struct list link;
 	struct ucx_peer *peer;
 	struct ucx_frame frame;
-	void *desc;	/* libucp's, of a payload that is still there */
-	bool receiving; /* its payload is on the way */
+	void *desc;	/* libucp's, of a payload not yet fetched */
+	bool receiving; /* its payload is being fetched */
 	bool orphan;	/* peer ended meanwhile: free when received */
 	bool starved;	/* without memory for its payload */
 	size_t len, held;
-	uint8_t *payload; /* `bytes`, or a block of its own */
+	uint8_t *payload; /* `bytes`, or a separate block */
 	uint8_t bytes[];
 };
 
-/* A frame on its way out, with a text at most. */
+/* A frame to be sent, with a text at most. */
 struct ucx_send {
 	struct ucx_call call;
 	struct ucx_peer *peer;
-	uint64_t ep_number;    /* it went by */
+	uint64_t ep_number;    /* it was sent over */
 	struct ucx_xfer *xfer; /* of a request: it stays until this is out */
 	const void *payload;
 	size_t len;
@@ -207,7 +208,7 @@ struct ucx_xfer {
 	uint64_t sending_bytes; /* source: posted and not back */
 	uint64_t turn_bytes;	/* source: posted in this turn */
 	/* sink */
-	struct spans spans; /* came */
+	struct spans spans; /* received */
 	uint64_t landed;    /* done with */
 	struct list pieces; /* ucx_piece.xfer_link */
 };
@@ -220,10 +221,10 @@ struct ucx_piece {
 	struct ucx_xfer *xfer;
 	uint64_t offset, length;   /* of the stream */
 	struct ucx_buffer *buffer; /* bounce, or NULL */
-	struct ucx_rows rows;	   /* what libucp sends, or fills */
+	struct ucx_rows rows;	   /* the memory that libucp sends, or fills */
 	bool refused;		   /* libucp was not asked: its transfer is halted */
 	bool copying;
-	bool packed; /* by way of a buffer, or `data` */
+	bool packed; /* through a buffer, or `data` */
 	struct copy_job job;
 	struct ucx_entry *entry;	 /* sink: its message */
 	uint8_t header[UCX_FRAME_BYTES]; /* source */
@@ -249,11 +250,11 @@ void ucx_line_deafen(struct ucx_line *line); /* idempotent */
 /* Calls of the peer; their `done`s are in ucx_peer.c. */
 void ucx_line_climb(struct ucx_line *line, uint64_t number);
 void ucx_line_flush(struct ucx_line *line);
-/* Closes the endpoint by force: libucp gives back what it has of the line. Behind it
- * nothing comes of the line any more. */
+/* Closes the endpoint by force: libucp returns its requests of the line. After that no
+ * event of the line arrives. */
 void ucx_line_end(struct ucx_line *line);
 int ucx_line_reserve(struct ucx_line *line); /* refill it */
-/* Submit a call of the peer's. Its `done` begins with ucx_call_back(). */
+/* Submit a call of the peer's. Its `done` starts with ucx_call_back(). */
 void ucx_call(struct ucx_peer *peer, struct ucx_call *call,
 	      void (*start)(struct ucx_call *call), void (*done)(struct ucx_call *call));
 static inline void ucx_call_back(struct ucx_peer *peer)
@@ -277,7 +278,7 @@ static inline struct ucx_rows ucx_row(uint8_t *at, uint64_t length, ucp_mem_h me
 {
 	return (struct ucx_rows){.count = 1, .memh = memh, .at[0] = {at, length}};
 }
-/* For libucp: adds to its parameters, and says what to pass. */
+/* For libucp: adds to its parameters, and returns the value to pass. */
 void ucx_rows_pass(struct ucx_rows *rows, ucp_request_param_t *param, void **buffer_p,
 		   size_t *count_p);
 
@@ -302,12 +303,12 @@ struct ucx_send *ucx_send_new(struct ucx_peer *peer); /* NULL: raised */
  * `payload`, which must stay until xfer->busy falls. */
 void ucx_send_frame(struct ucx_send *send, struct ucx_frame *frame, const struct err *err,
 		    struct ucx_xfer *xfer, const void *payload, size_t len);
-/* A sequenced frame came; owns it. */
+/* A sequenced frame arrived; owns it. */
 void ucx_order_entry(struct ucx_peer *peer, struct ucx_entry *entry);
 /* The next entry in order, or NULL. The caller owns it. */
 struct ucx_entry *ucx_order_next(struct ucx_peer *peer);
 void ucx_entry_free(struct ucx_entry *entry); /* NULL is fine */
-/* What libucp has of its payload is not wanted, either. */
+/* Releases libucp's part of its payload, too. */
 void ucx_entry_drop(struct ucx_entry *entry);
 void ucx_order_drop(struct ucx_peer *peer); /* all that wait */
 
@@ -329,7 +330,7 @@ static inline bool ucx_source_complete(const struct ucx_xfer *xfer)
 }
 
 /* ---- ucx_sink.c ---- */
-/* A slice came; owns it. */
+/* A slice arrived; owns it. */
 void ucx_sink_entry(struct ucx_peer *peer, struct ucx_entry *entry);
 void ucx_sink_stop(struct ucx_xfer *xfer);
 static inline bool ucx_sink_complete(const struct ucx_xfer *xfer)

@@ -51,14 +51,15 @@ struct ucx_lib {
 #undef UCX_LIB_MEMBER
 	const char *(*ucs_status_string)(ucs_status_t status);
 	const char *version; /* "1.13.1" */
-	bool threads;	     /* built so that mem_map may run beside the worker */
+	bool threads;	     /* built so that mem_map may run concurrently with the
+			      * worker */
 };
 
 /*
- * Load `library` (NULL or "": libucp.so.0 of the system), once in a process:
- * asking for another one later is ERR_STATE. ERR_REQUIRE says what is missing.
- * Puts a new environment in the place of this process's first, with UCX_* variables:
- * safe beside threads that read it; one thread at a time, and none that changes it.
+ * Load `library` (NULL or "": libucp.so.0 of the system), once per process: requesting
+ * another one later is ERR_STATE. ERR_REQUIRE names the missing part. First replaces this
+ * process's environment with a new one, with UCX_* variables: safe with concurrent
+ * readers; one thread at a time, and no concurrent writer.
  */
 int ucx_lib_load(const char *library, const struct ucx_lib **lib_p);
 

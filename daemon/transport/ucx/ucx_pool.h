@@ -3,9 +3,9 @@
  * ucx_pool: bounce buffers of one slice each, made and registered once, filled at the
  * first peer.
  *
- * Sending and receiving have pools of their own: were they shared, two daemons
- * whose buffers are all full of what the other shall take could wait for each
- * other for ever. A receive buffer is always freed by our own copy threads.
+ * Sending and receiving have separate pools: were they shared, two daemons whose buffers
+ * are all full of bytes for the other could deadlock. A receive buffer is always freed by
+ * local copy threads.
  */
 #ifndef KVD_TRANSPORT_UCX_POOL_H
 #define KVD_TRANSPORT_UCX_POOL_H
@@ -31,7 +31,7 @@ struct ucx_pool {
 	const struct ucx_lib *lib;
 	ucp_context_h context;
 	struct memory *memory; /* of all buffers */
-	ucp_mem_h memh;	       /* NULL: libucp registers what it must */
+	ucp_mem_h memh;	       /* NULL: libucp registers as needed */
 	struct ucx_buffer *buffers;
 	struct list free;
 	uint64_t slice_bytes;

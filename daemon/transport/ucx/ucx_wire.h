@@ -2,10 +2,10 @@
 /*
  * ucx_wire: the fixed header of every active message of the ucx backend.
  *
- * A worker takes messages from whoever reaches its port, so each one carries
- * the token that its receiver minted for that peer, and a checksum that tells a
- * foreign or cut message from ours. Little-endian, read and written by the
- * bounded cursor; nothing here trusts a length.
+ * A worker accepts messages from anyone who reaches its port, so each one carries the
+ * token that its receiver minted for that peer, and a checksum that detects foreign or
+ * truncated messages. Little-endian, read and written by the bounded cursor; nothing here
+ * trusts a length.
  */
 #ifndef KVD_TRANSPORT_UCX_WIRE_H
 #define KVD_TRANSPORT_UCX_WIRE_H

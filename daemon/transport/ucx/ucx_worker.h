@@ -73,7 +73,7 @@ int ucx_worker_open(struct ucx_worker *worker, const struct ucx_lib *lib,
 /* No call is under way. */
 void ucx_worker_close(struct ucx_worker *worker);
 void ucx_submit(struct ucx_worker *worker, struct ucx_call *call);
-/* Wake the thread for what was submitted; else that is done in the next turn. */
+/* Wake the thread for submitted calls; else that is done in the next turn. */
 void ucx_submitted(struct ucx_worker *worker);
 /* As transport_ops: the loop's share, before it sleeps. */
 unsigned int ucx_worker_progress(struct ucx_worker *worker, unsigned int budget);
@@ -81,12 +81,12 @@ bool ucx_worker_arm(struct ucx_worker *worker);
 
 /* ---- for the holder of the worker: `start`, and callbacks of libucp ---- */
 void ucx_call_over(struct ucx_call *call, ucs_status_t status, size_t length);
-/* With what ucp_*_nbx gave: over, unless the callback comes. */
+/* With the result of ucp_*_nbx: over, unless the callback follows. */
 void ucx_call_began(struct ucx_call *call, ucs_status_ptr_t ptr, size_t length);
 /* For ucp_request_param_t.cb; user_data is the call. */
 void ucx_on_sent(void *request, ucs_status_t status, void *user_data);
 void ucx_on_received(void *request, ucs_status_t status, size_t length, void *user_data);
-/* Only `done` of it: something happened. Nothing while it is on its way there. */
+/* Queues only its `done`: an event occurred. Does nothing while that is queued. */
 void ucx_tell(struct ucx_worker *worker, struct ucx_call *call);
 
 #endif

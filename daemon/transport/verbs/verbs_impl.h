@@ -1,29 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * verbs_impl: what the files of the verbs backend know of each other.
+ * verbs_impl: the interfaces between the files of the verbs backend.
  *
  *   verbs.c       probe, open, close, progress; the table of operations
  *   verbs_dev.c   devices and rails: found, opened, explained
- *   verbs_look.c  the machine's ports, for people
+ *   verbs_look.c  the machine's ports, for operators
  *   verbs_topo.c  which adapter is near which memory
  *   verbs_reg.c   registered memory, and keys
  *   verbs_places.c  a transfer's tables of them
  *   verbs_cm.c    the connection manager: dial, accept, refuse
  *   verbs_qp.c    a queue pair: queues, completions, its death
- *   verbs_event.c what an adapter reports, as text and with a scope
- *   verbs_rail.c  a rail that dies while others live
+ *   verbs_event.c an adapter's reports, as text and with a scope
+ *   verbs_rail.c  loss of one of several rails
  *   verbs_frame.c frames over queue pair 0: credits, order, pieces of headers
  *   verbs_peer.c  a connection: ready, lost, closed
- *   verbs_xfer.c  a transfer's life on either side
+ *   verbs_xfer.c  a transfer's life cycle on either side
  *   verbs_post.c  plans become chains of work requests
  *   verbs_pack.c  or one request a slice: rows that are short, memory that is staged
- *   verbs_cost.c  what either way costs
- *   verbs_loopback.c  reading back what was written into a GPU
- *   verbs_pool, verbs_wire, verbs_lib: parts with headers of their own
+ *   verbs_cost.c  the cost of either path
+ *   verbs_loopback.c  reading back writes to GPU memory
+ *   verbs_pool, verbs_wire, verbs_lib: parts with separate headers
  *
- * Everything but registration is on the loop's thread. Completions and events
- * change state and kick the peer; what calls up into the daemon happens in
- * verbs_peer_step() only (on_request: when its frame is taken, there too).
+ * Everything but registration is on the loop's thread. Completions and events change
+ * state and kick the peer; only verbs_peer_step() calls up into the daemon (on_request:
+ * when its frame is taken, there too).
  */
 #ifndef KVD_TRANSPORT_VERBS_IMPL_H
 #define KVD_TRANSPORT_VERBS_IMPL_H
@@ -45,11 +45,11 @@
 #include "daemon/transport/verbs/verbs_lib.h"
 #include "daemon/transport/verbs/verbs_wire.h"
 
-#define VERBS_MSG_BYTES 4096u  /* a frame and what is behind it */
-#define VERBS_RAIL_QPS 2u      /* wanted on each rail; large rooms go over all */
-#define VERBS_RETRIES 7u       /* of what is not acknowledged; then the peer is lost */
+#define VERBS_MSG_BYTES 4096u  /* a frame and the bytes behind it */
+#define VERBS_RAIL_QPS 2u      /* requested on each rail; large rooms use all */
+#define VERBS_RETRIES 7u       /* of unacknowledged messages; then the peer is lost */
 #define VERBS_DEPTH 64u	       /* receives for frames a peer */
-#define VERBS_SEND_BUFFERS 32u /* frames on their way out a peer */
+#define VERBS_SEND_BUFFERS 32u /* queued frames per peer */
 #define VERBS_SQ_DEPTH 512u    /* work requests a queue pair */
 #define VERBS_CHAIN_WRS 32u    /* under one doorbell */
 #define VERBS_CHAIN_BYTES (1u << 20)
@@ -65,7 +65,7 @@ struct verbs_device {
 	struct loop_fd cq_watch, async_watch;
 	struct ibv_device_attr attr;
 	uint32_t index;
-	bool fatal; /* gone until the daemon starts again */
+	bool fatal; /* lost until the daemon restarts */
 	char name[32];
 };
 
@@ -75,7 +75,7 @@ struct verbs_rail {
 	struct sockaddr_storage address; /* with the port it listens on */
 	uint32_t index;
 	uint8_t port;
-	bool down; /* the port has said so */
+	bool down; /* reported by the port */
 	int node;  /* NUMA; -1: not known, or there is one only */
 	int gid;   /* index of its address's; -1: it has none */
 	struct verbs_loopback *loopback;
@@ -105,10 +105,10 @@ struct verbs_transport {
 	uint32_t device_count, rail_count;
 	struct list active;    /* verbs_qp.active_link: completions may be there */
 	struct strmap tokens;  /* token_in -> verbs_peer that waits to be dialled */
-	struct list lingering; /* verbs_linger.link: farewells under way */
+	struct list lingering; /* verbs_linger.link: disconnects in progress */
 	struct loop_timer linger_timer;
 	uint64_t window_max;
-	uint64_t spin_ns, spin_until_ns; /* how long an empty queue is still polled */
+	uint64_t spin_ns, spin_until_ns; /* how long an empty queue is polled */
 	uint8_t tos, ack_timeout;
 	uint32_t sge_max, wr_bytes;
 	struct verbs_pool *pack_pool; /* movers' buffers; NULL: nothing is packed */
@@ -138,10 +138,10 @@ struct verbs_key {
 /* ---- queue pairs ---- */
 
 enum verbs_qp_state {
-	VERBS_QP_IDLE,	     /* not dialled; nobody has called */
+	VERBS_QP_IDLE,	     /* not dialed; no connection received */
 	VERBS_QP_CONNECTING, /* the connection manager is at it */
 	VERBS_QP_UP,
-	VERBS_QP_DYING, /* in state ERR; what was posted comes back */
+	VERBS_QP_DYING, /* in state ERR; posted requests are flushed */
 	VERBS_QP_DEAD,	/* destroyed: nothing of it moves any more */
 };
 
@@ -172,19 +172,19 @@ struct verbs_qp {
 	uint64_t inflight_bytes;
 	/* receive queue */
 	uint32_t rq_depth, rq_posted;
-	bool armed;    /* an event will come */
-	bool spinning; /* empty, not armed: looked at again soon */
+	bool armed;    /* an event will follow */
+	bool spinning; /* empty, not armed: polled again soon */
 	uint64_t die_deadline_ns;
-	uint64_t dial_ns; /* when it began to connect */
+	uint64_t dial_ns; /* when it started to connect */
 };
 
 /* ---- peers ---- */
 
 #define VERBS_METER_KEPT 8u
 
-/* What a request costs with a peer: the least of the last measurements. */
+/* The cost of a request with a peer: the least of the last measurements. */
 struct verbs_meter {
-	uint64_t begin_ns, next_ns; /* of the one under way (0: none); of the next */
+	uint64_t begin_ns, next_ns; /* of the current one (0: none); of the next */
 	double kept[VERBS_METER_KEPT];
 	uint32_t count; /* of measurements, in all */
 };
@@ -197,7 +197,8 @@ struct verbs_peer {
 	bool waiting;		      /* in transport->tokens */
 	struct verbs_qp *qps;	      /* qp_count */
 	uint32_t qp_count, qps_up;
-	uint32_t rails, bad_rails; /* dial: that both sides have; bits of no way there */
+	uint32_t rails, bad_rails; /* dial: rails that both sides have; bits of rails
+				    * without a path */
 	uint64_t dial_deadline_ns, dial_again_ns;
 
 	/* frames */
@@ -207,7 +208,7 @@ struct verbs_peer {
 	uint32_t credits, credits_due; /* frames we may send; credits to return */
 	uint32_t peer_depth;
 	struct list out;	       /* verbs_out.link */
-	struct verbs_xfer *assembling; /* its header is on its way in */
+	struct verbs_xfer *assembling; /* its header is being received */
 	uint64_t held_bytes; /* of request headers that the peer makes us keep */
 	uint64_t skip_bytes; /* of the header of a request without memory */
 	bool bye_out;	     /* it has left, or nothing more can */
@@ -224,12 +225,12 @@ struct verbs_peer {
 	uint64_t inflight_bytes, window_bytes;
 	uint64_t rate_begin_ns, rate_bytes;
 	uint64_t progress_ns; /* next PROGRESS frames */
-	uint64_t knock_ns;    /* next look whether the other end is there */
+	uint64_t knock_ns;    /* next check of the other end */
 
 	/* rails that died, as bits (verbs_rail.c) */
 	uint32_t rails_lost; /* our queue pairs on them are in ERR, or dead */
-	uint32_t rails_dead; /* ours are dead, and the peer was told */
-	uint32_t rails_told; /* the peer's are dead: it has said so */
+	uint32_t rails_dead; /* the local ones are dead, and the peer was notified */
+	uint32_t rails_told; /* the peer's are dead, as it has reported */
 	bool rails_busy;     /* some of that is not settled yet */
 	uint64_t rails_deadline_ns;
 	struct verbs_out *rail_out[VERBS_RAILS_MAX]; /* RAIL, when due */
@@ -239,7 +240,7 @@ struct verbs_peer {
 	struct verbs_meter meter;
 };
 
-/* A frame on its way out. */
+/* A frame to be sent. */
 struct verbs_out {
 	struct list link;
 	struct verbs_frame frame;
@@ -266,7 +267,7 @@ struct verbs_places {
 	bool staged, device, guarded;
 };
 
-/* What a transfer may have to say, each once. */
+/* A transfer's messages, each sent once. */
 enum verbs_spare {
 	VERBS_SPARE_FIRST, /* REQUEST; GO */
 	VERBS_SPARE_STOP,  /* CANCEL; REVOKE */
@@ -279,7 +280,7 @@ struct verbs_xfer {
 	struct verbs_peer *peer;
 	struct list mover_link, grant_link;
 	uint64_t digest;
-	bool go;    /* GO was sent, or came */
+	bool go;    /* GO was sent, or received */
 	bool ended; /* the mover's last messages (marks, FIN) are out */
 	bool fin_came;
 	unsigned int busy; /* entries in send queues, requests in `out` */
@@ -287,36 +288,36 @@ struct verbs_xfer {
 	struct verbs_places local, remote;
 	struct verbs_out *spare[VERBS_SPARES]; /* so that a message needs no allocation */
 	uint8_t *header;		       /* theirs */
-	uint32_t header_len, header_have;      /* bytes of it; that came */
-	/* mover, which posts work requests: the asker; of a packed one the source */
+	uint32_t header_len, header_have;      /* bytes of it; received bytes */
+	/* mover, which posts work requests: the requester; of a packed one the source */
 	struct plan_walk walk;
 	struct plan_span span; /* cut from the walk, not posted yet */
 	uint64_t posted_bytes, done_bytes, said_bytes;
-	uint64_t
-		rewind; /* where what a lost rail did not confirm begins, or UINT64_MAX */
-	bool again;	/* a rail was lost: marks, and maybe bytes, once more */
-	uint32_t used;	/* queue pairs with bytes of it: bits */
+	uint64_t rewind;    /* the first byte that a lost rail did not confirm, or
+			     * UINT64_MAX */
+	bool again;	    /* a rail was lost: marks, and maybe bytes, once more */
+	uint32_t used;	    /* queue pairs with bytes of it: bits */
 	uint32_t used_lost; /* ... that were on rails that are lost */
 	uint32_t marked;    /* of those: the mark is posted */
 	uint32_t home;	    /* a small one stays there */
 	uint32_t near;	    /* queue pairs that it may use: bits */
 	bool may_inline;
 	struct verbs_pack *pack;       /* NULL: row by row */
-	bool pack_agreed;	       /* ours: the answerer has said so */
-	bool wants_pack;	       /* theirs: the asker has asked for it */
+	bool pack_agreed;	       /* local: the responder has decided so */
+	bool wants_pack;	       /* remote: the requester has requested it */
 	bool must_pack;		       /* it is staged: packed, or not at all */
 	struct verbs_flushes *flushes; /* to be read before it is over; NULL: none */
 	/* a granted inbound WRITE */
 	uint32_t slot; /* GO's; VERBS_GRANTS: none */
 	uint16_t generation;
 	uint8_t rounds; /* of marks, before this one */
-	uint32_t marks; /* that came: bits */
+	uint32_t marks; /* received: bits */
 	uint8_t marks_due;
 	bool marks_aborted;
 };
 
 /* ---- verbs_dev.c ---- */
-/* Finds, opens and listens on the rails. ERR_REQUIRE says why there is none. */
+/* Finds, opens and listens on the rails. ERR_REQUIRE has the reason if there is none. */
 int verbs_rails_open(struct verbs_transport *transport);
 void verbs_rails_close(struct verbs_transport *transport);
 bool verbs_gid_is(const union ibv_gid *gid, const struct sockaddr_storage *address);
@@ -332,8 +333,8 @@ int verbs_topo_node(const struct verbs_lib *lib, const char *device);
 /* Rails that are nearest to that memory, as bits; all, where nothing is known. */
 uint32_t verbs_topo_near(const struct verbs_transport *transport,
 			 const struct memory *memory);
-/* How far a PCI device ("0000:3b:00.0") is from an adapter: 0 on one switch, 1 on
- * one root complex, 2 on one NUMA node, 3 farther, or not known. */
+/* The distance of a PCI device ("0000:3b:00.0") from an adapter: 0 on one switch, 1 on
+ * one root complex, 2 on one NUMA node, 3 more, or unknown. */
 unsigned int verbs_topo_pci(const struct verbs_lib *lib, const char *pci,
 			    const char *device);
 
@@ -363,12 +364,12 @@ uint64_t verbs_places_digest(const struct verbs_places *places, const struct pla
 void verbs_on_cm(struct loop_fd *watch, int events);
 /* Dial every queue pair that is idle. */
 void verbs_dial(struct verbs_peer *peer);
-/* Those that still connect although another rail has come up long ago: dial them
- * over that one. */
+/* Queue pairs that are still connecting long after another rail came up: dial them over
+ * that one. */
 void verbs_dial_elsewhere(struct verbs_peer *peer, uint64_t now);
 
-/* The queue pair is gone, but the other side may not have heard it yet: keeps the
- * id until it has, or LINGER_NS. */
+/* The queue pair is destroyed, but the other side may not have noticed: keeps the id
+ * until it has, or LINGER_NS. */
 void verbs_linger(struct verbs_transport *transport, struct rdma_cm_id *id);
 void verbs_on_linger(struct loop_timer *timer);
 void verbs_linger_end(struct verbs_transport *transport); /* all of them, now */
@@ -380,11 +381,12 @@ void verbs_qp_init(struct verbs_qp *qp, struct verbs_peer *peer, uint32_t index)
 /* Queues and receives, for the connection qp->id. */
 int verbs_qp_make(struct verbs_qp *qp);
 void verbs_qp_up(struct verbs_qp *qp);
-/* Take back a connection that did not come to be. */
+/* Undo a failed connection. */
 void verbs_qp_reset(struct verbs_qp *qp);
-/* ERR: it takes and gives nothing; what is posted comes back. Idempotent. */
+/* Moves it to ERR: it neither sends nor receives; posted requests are flushed.
+ * Idempotent. */
 void verbs_qp_kill(struct verbs_qp *qp);
-/* Destroyed; what did not come back is given back here. */
+/* Destroyed; requests that were not flushed are returned here. */
 void verbs_qp_reap(struct verbs_qp *qp);
 /* Post a chain: `entry` is the account of its last work request. On failure
  * nothing of the chain is accounted and the queue pair is broken. */
@@ -397,14 +399,14 @@ void verbs_on_cq(struct loop_fd *watch, int events);
 
 /* ---- verbs_event.c ---- */
 void verbs_on_async(struct loop_fd *watch, int events);
-/* A work request failed: what that means, and for what. True: it is the way to the
- * peer that failed, not the request. */
+/* A work request failed: its meaning and scope. True: the path to the peer failed, not
+ * the request. */
 bool verbs_wc_err(const struct verbs_qp *qp, const struct ibv_wc *wc, struct err *err_p);
 const char *verbs_wc_text(enum ibv_wc_status status);
 
 /* ---- verbs_rail.c ---- */
-/* The queue pair's way to the peer is gone. True: its rail is given up and the
- * connection goes on over the others; false: the peer has failed, with `err`. */
+/* The queue pair's path to the peer is lost. True: its rail is given up and the
+ * connection continues over the others; false: the peer has failed, with `err`. */
 bool verbs_rail_fail(struct verbs_qp *qp, const struct err *err);
 int verbs_rail_told(struct verbs_peer *peer, const struct verbs_frame *frame);
 /* Queue pairs (bits) on lost rails that are not dead at both sides yet. */
@@ -420,7 +422,7 @@ void verbs_rails_forget(struct verbs_peer *peer);
 
 /* ---- verbs_frame.c ---- */
 struct verbs_out *verbs_out_new(void); /* NULL: raised */
-/* Queues and owns `out`; `err`'s text goes behind it. */
+/* Queues and owns `out`; `err`'s text follows it. */
 void verbs_send(struct verbs_peer *peer, struct verbs_out *out,
 		const struct verbs_frame *frame, const struct err *err);
 /* With at most VERBS_TEXT_MAX bytes behind it. */
@@ -444,7 +446,7 @@ int verbs_peer_buffers(struct verbs_peer *peer, const struct verbs_device *devic
 extern const struct sm_table verbs_peer_table;
 void verbs_peer_step(struct net_peer *net);
 void verbs_peer_free(struct net_peer *net);
-void verbs_peer_bye(struct verbs_peer *peer, const struct err *err); /* it came */
+void verbs_peer_bye(struct verbs_peer *peer, const struct err *err); /* it arrived */
 
 /* ---- verbs_xfer.c ---- */
 extern const struct net_ops verbs_net_ops;
@@ -453,7 +455,7 @@ int verbs_xfer_frame(struct verbs_peer *peer, const struct verbs_frame *frame,
 		     const uint8_t *payload);
 int verbs_xfer_mark(struct verbs_peer *peer, const struct verbs_qp *qp,
 		    const struct verbs_mark *mark);
-void verbs_xfer_progress(struct verbs_peer *peer);     /* tell how far movers are */
+void verbs_xfer_progress(struct verbs_peer *peer);     /* report the movers' progress */
 void verbs_xfer_drop_partial(struct verbs_peer *peer); /* a request not whole yet */
 void verbs_xfer_grant(struct verbs_peer *peer);	       /* slots to a waiting one */
 
@@ -463,7 +465,7 @@ void verbs_cost_learn(struct verbs_transport *transport, uint8_t *memory,
 		      uint64_t (*time_ns)(void));
 double verbs_cost_copy_ns(const struct verbs_transport *transport, uint32_t row);
 double verbs_cost_request_ns(const struct verbs_peer *peer);
-/* Measure what a request costs, if it is time. */
+/* Measure the cost of a request, if due. */
 void verbs_cost_measure(struct verbs_peer *peer);
 /* The last of a measurement's requests is back; or (not good) never will be. */
 void verbs_cost_probed(struct verbs_peer *peer, bool good);
@@ -473,21 +475,22 @@ void verbs_meter_end(struct verbs_meter *meter, uint64_t now_ns, uint32_t reques
 double verbs_meter_ns(const struct verbs_meter *meter); /* 0: not measured */
 
 /* ---- verbs_pack.c ---- */
-/* Without memory for it nothing is packed, and the log says so. */
+/* Without memory for it nothing is packed, and this is logged. */
 void verbs_pack_open(struct verbs_transport *transport);
 void verbs_pack_close(struct verbs_transport *transport);
 void verbs_pack_peer_free(struct verbs_peer *peer);
-/* An op that is about to ask: shall it, or must it, be packed? Fills op->way. */
+/* An op that is about to send its request: shall it, or must it, be packed? Fills
+ * op->way. */
 int verbs_pack_choose(struct verbs_xfer *xfer);
-/* An inbound whose places are known: can it be done the way that was asked for? */
+/* An inbound whose places are known: can it be done as requested? */
 int verbs_pack_check(struct verbs_xfer *xfer);
-/* An inbound that is about to say GO: it has to wait for slots; the peer is kicked. */
+/* An inbound that is about to send GO: it has to wait for slots; the peer is kicked. */
 bool verbs_pack_waits(struct verbs_xfer *xfer);
-/* It says GO now: the slots' key (of a WRITE), or false: row by row. */
+/* It sends GO now: the slots' key (of a WRITE), or false: row by row. */
 bool verbs_pack_accept(struct verbs_xfer *xfer, size_t *len_p, uint8_t *key);
-/* GO's answer to an op that asked. */
+/* Handles GO for an op that requested packing. */
 int verbs_pack_agree(struct verbs_xfer *xfer, bool agreed, const void *key, size_t len);
-/* There will be no slots: a waiting transfer goes row by row, or is stopped. */
+/* There will be no slots: a waiting transfer is sent row by row, or is stopped. */
 void verbs_pack_no_slots(struct verbs_peer *peer, struct verbs_pool *pool,
 			 const struct err *err);
 void verbs_pack_stop(struct verbs_xfer *xfer); /* new state: STOPPING */
@@ -496,7 +499,7 @@ void verbs_pack_feed(struct verbs_peer *peer); /* slots to destinations that wai
 int verbs_pack_slice(struct verbs_xfer *xfer, const struct verbs_frame *frame);
 int verbs_pack_slot(struct verbs_xfer *xfer, const struct verbs_frame *frame,
 		    const void *payload);
-/* Every slice has come, or was cut. */
+/* Every slice has arrived, or was cut. */
 bool verbs_pack_whole(const struct verbs_xfer *xfer);
 /* A source's turn: false when it waits. `room` for requests on queue pair 0. */
 bool verbs_pack_move(struct verbs_xfer *xfer, uint32_t room);
@@ -505,9 +508,9 @@ void verbs_pack_sent(struct slice *slice);	      /* its request is over */
 
 /* ---- verbs_post.c ---- */
 void verbs_move_start(struct verbs_xfer *xfer);
-/* Once more, of what the lost rails did not confirm, or of the marks alone. */
+/* Post again the bytes that the lost rails did not confirm, or the marks alone. */
 int verbs_move_again(struct verbs_xfer *xfer, uint32_t lost);
-/* Post what fits, of each mover in turn. */
+/* Post as much as fits, of each mover in turn. */
 void verbs_move_pump(struct verbs_peer *peer);
 
 #endif

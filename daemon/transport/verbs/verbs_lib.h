@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * verbs_lib: the functions of libibverbs and librdmacm that the verbs backend
- * calls, in one table, loaded when they are wanted: a host without them, or
- * without a NIC, starts all the same. Tests put a table of their own in place,
- * so posting, accounting and failure are tested without hardware.
+ * verbs_lib: the functions of libibverbs and librdmacm that the verbs backend calls, in
+ * one table, loaded when first needed: a host without them, or without a NIC, starts
+ * anyway. Tests install their own table, so posting, accounting and failure are tested
+ * without hardware.
  */
 #ifndef KVD_TRANSPORT_VERBS_LIB_H
 #define KVD_TRANSPORT_VERBS_LIB_H
@@ -56,7 +56,7 @@ struct verbs_lib {
 	int (*modify_qp)(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask);
 	int (*query_qp)(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask,
 			struct ibv_qp_init_attr *init);
-	/* inline in verbs.h: they go through the context's own table */
+	/* inline in verbs.h: they use the context's own table */
 	int (*post_send)(struct ibv_qp *qp, struct ibv_send_wr *wr,
 			 struct ibv_send_wr **bad);
 	int (*post_recv)(struct ibv_qp *qp, struct ibv_recv_wr *wr,
@@ -91,7 +91,7 @@ struct verbs_lib {
 			  size_t size);
 };
 
-/* Loaded once. ERR_REQUIRE names what is missing. */
+/* Loaded once. ERR_REQUIRE names the missing library or function. */
 int verbs_lib_load(const struct verbs_lib **lib_p);
 /* Tests: use this table from now on; NULL: the real one. */
 void verbs_lib_use(const struct verbs_lib *lib);

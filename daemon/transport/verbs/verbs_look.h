@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * verbs_look: what RDMA hardware this machine has, whether the verbs backend uses it
- * or not, and why not. For people (`kvd-ctl devices`); the backend itself does not
- * depend on it.
+ * verbs_look: the machine's RDMA hardware, whether or not the verbs backend uses it, and
+ * why not. For operators (`kvd-ctl devices`); the backend itself does not depend on it.
  */
 #ifndef KVD_TRANSPORT_VERBS_LOOK_H
 #define KVD_TRANSPORT_VERBS_LOOK_H

@@ -30,7 +30,8 @@ struct slice {
 
 struct verbs_pool {
 	struct verbs_transport *transport;
-	struct verbs_peer *peer; /* whose slots; NULL: movers' buffers, or closed */
+	struct verbs_peer *peer; /* the peer of the slots; NULL: movers' buffers, or
+				  * closed */
 	struct memory *memory;
 	struct xp_reg *reg;
 	struct slice slices[VERBS_SLOTS];
@@ -38,7 +39,7 @@ struct verbs_pool {
 	struct list waiting; /* verbs_pack.wait_link: receivers without a slot */
 	bool ready;	     /* its memory is registered */
 	struct offload_job open, close;
-	atomic_int phase; /* of `open`: which side releases what it made */
+	atomic_int phase; /* of `open`: which side releases the pool */
 };
 
 /* Here and now: when a transport opens. */
@@ -46,7 +47,7 @@ int verbs_pool_open(struct verbs_transport *transport, struct verbs_pool **pool_
 /* On a helper. When it is `ready` the peer is kicked; when that fails, the peer has no
  * pool any more, those that wait there are stopped, and the peer is kicked, too. */
 int verbs_pool_order(struct verbs_peer *peer);
-/* Every slot is free. A helper lets go of the memory. NULL is fine. */
+/* Every slot is free. A helper releases the memory. NULL is allowed. */
 void verbs_pool_close(struct verbs_pool *pool);
 
 uint8_t *verbs_pool_at(const struct verbs_pool *pool, uint32_t index);

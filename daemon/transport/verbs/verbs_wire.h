@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * verbs_wire: what daemons with the verbs backend say to each other: the words
- * on a connection's first queue pair (frames), the private data of its connection
- * requests, the address in HELLO, packed keys, and immediate values. Pure.
+ * verbs_wire: the wire formats of the verbs backend: the messages on a connection's first
+ * queue pair (frames), the private data of its connection requests, the address in HELLO,
+ * packed keys, and immediate values. Pure.
  */
 #ifndef KVD_TRANSPORT_VERBS_WIRE_H
 #define KVD_TRANSPORT_VERBS_WIRE_H
@@ -20,7 +20,7 @@
 #define VERBS_QPS_MAX 16u    /* of a peer */
 #define VERBS_PIECES_MAX 16u /* of a region, registered one by one */
 #define VERBS_FRAME_BYTES 56u
-#define VERBS_HELLO_BYTES 32u /* private data: 56 is what RDMA_PS_TCP leaves */
+#define VERBS_HELLO_BYTES 32u /* private data: RDMA_PS_TCP leaves 56 bytes */
 #define VERBS_TEXT_MAX 256u   /* of a fault's text */
 
 enum verbs_type {
@@ -32,7 +32,7 @@ enum verbs_type {
 	VERBS_DONE,	   /* the answerer's last message */
 	VERBS_CANCEL,	   /* the initiator's: stop */
 	VERBS_REVOKE,	   /* the answerer's: stop */
-	VERBS_PROGRESS,	   /* bytes moved so far */
+	VERBS_PROGRESS,	   /* bytes moved */
 	VERBS_CREDIT,	   /* nothing but credits */
 	VERBS_BYE,
 	VERBS_SLOT,  /* the destination's: a packed transfer may write there */
@@ -41,10 +41,10 @@ enum verbs_type {
 	VERBS_TYPE_END,
 };
 
-/* REQUEST: how it shall be sent; GO: how it will be */
+/* REQUEST: the requested packing; GO: the granted one */
 enum verbs_packing {
 	VERBS_ROWS,
-	VERBS_PACK,	 /* in slices; behind a WRITE's GO the slots' key follows */
+	VERBS_PACK,	 /* in slices; the slots' key follows a WRITE's GO */
 	VERBS_PACK_MUST, /* ... or not at all */
 };
 
@@ -55,16 +55,18 @@ struct verbs_frame {
 	uint16_t flags;	  /* of a fault: scope, retryable */
 	uint16_t credits; /* receives posted again since the last frame */
 	uint32_t code;	  /* of a fault; ERR_OK: none */
-	uint32_t slot;	  /* GO: the mark to send; MARK: that mark; SLOT, SLICE: which */
+	uint32_t slot;	  /* GO: the mark to send; MARK: that mark; SLOT, SLICE: its
+			   * number */
 	uint32_t total;	  /* REQUEST: bytes of the header; SLICE: of it */
 	uint64_t id;
-	uint64_t bytes;	 /* REQUEST: of the plan; PROGRESS: so far; SLICE: before it */
+	uint64_t bytes;	 /* REQUEST: of the plan; PROGRESS: bytes moved; SLICE: bytes
+			  * before it */
 	uint64_t digest; /* REQUEST: of the plan; GO: of the written or read buffers */
 	uint32_t length; /* bytes behind the frame */
 };
 
 void verbs_frame_put(const struct verbs_frame *frame, uint8_t buf[VERBS_FRAME_BYTES]);
-/* ERR_PROTO: not one of ours, or `len` is not what it announces. */
+/* ERR_PROTO: malformed, or `len` differs from the announced length. */
 int verbs_frame_get(const void *buf, size_t len, struct verbs_frame *frame_p);
 /*
  * The immediate of a WRITE_WITH_IMM: "behind my last byte of that transfer on this
