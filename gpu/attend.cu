@@ -1,31 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Attention over a chunk where it lies in GPU memory, the merge of partials, and the
- * splice. What they are told is in attend_kern.h. The text is C and C++ at once: nvcc
- * makes it for devices, and tests run it on a CPU, a fiber a thread.
+ * splice. Their arguments are in attend_kern.h. The text is C and C++ at once: nvcc makes
+ * it for devices, and tests run it on a CPU, a fiber a thread.
  *
  * A block of four warps takes a tile of 16 rows and walks over its tokens, 16 at a time:
  *
  *   find    a thread a token: its address, by the page table or the selection; 0: none
- *   stage   K (and V) to shared memory; what has no address becomes zeros, unread
+ *   stage   K (and V) to shared memory; rows without an address become zeros, unread
  *   logits  S = Q K^T: a warp takes 8 of the tokens and every other step of 16 values
- *   weights eight lanes a row: online softmax in fp32; l sums what P is before it is
- *           rounded to bf16. A token without address gets no logit, so no weight
+ *   weights eight lanes a row: online softmax in fp32; l sums P before it is rounded to
+ *           bf16. A token without address gets no logit, so no weight
  *   outputs O += P V: a warp takes a quarter of the values, in registers
  *
- * with a barrier before each but the first. Masks are addresses: what a row may not see
- * is never loaded, so a NaN there is multiplied by nothing. That all rows of a tile see
- * the same tokens is for whoever makes tiles.
+ * with a barrier before each but the first. Masks are addresses: tokens that a row may
+ * not see are never loaded, so a NaN there is multiplied by nothing. The maker of tiles
+ * ensures that all rows of a tile see the same tokens.
  *
- * q turned by a delta is no bf16: what its rounding leaves is rounded, too, and multiplied
- * with the same K, as in attend_amx.c. With the same limit: an infinite rope value in K is
- * a NaN for all rows of a tile in which some row is turned.
+ * q turned by a delta is not bf16: its rounding error is rounded, too, and multiplied
+ * with the same K, as in attend_amx.c. With the same limit: an infinite rope value in K
+ * is a NaN for all rows of a tile in which some row is turned.
  *
- * Two values of V that lie beside each other go to two products, so that a lane reads
- * words: column g of the one is value 2g, of the other 2g + 1; and then a lane's outputs
- * are four values in a row.
+ * Two neighbouring values of V belong to two products, so that a lane reads 32-bit words:
+ * column g of the one is value 2g, of the other 2g + 1; and then a lane's outputs are
+ * four values in a row.
  *
- * Not done for speed: copies that run beside the products, more than 16 rows a block.
+ * Not done for speed: copies that overlap the products, more than 16 rows a block.
  * Compiled without contraction, for the merge's and the splice's bits.
  */
 #include <math.h>
@@ -45,7 +45,7 @@
 #define TOKENS ATTEND_KERN_TOKENS
 #define THREADS ATTEND_KERN_THREADS
 #define WARPS (THREADS / KERN_LANES)
-#define PAD 8u /* halves behind a row: lanes that read a column's words meet no bank twice */
+#define PAD 8u /* halves behind a row: lanes that read a column have no bank conflicts */
 #define PER_ROW (THREADS / ROWS)
 
 /* Halves of a block's matrices, each row padded. */
@@ -55,11 +55,12 @@
 	 sizeof(uint16_t) / sizeof(KERN_V16))
 
 struct block {
-	KERN_V2 *q, *low; /* [ROWS]: bf16 of q, and of what that leaves of its last values */
+	KERN_V2 *q, *low; /* [ROWS]: bf16 of q, and of the rounding error of its last
+			   * values */
 	KERN_V2 *k, *v;	  /* [TOKENS] */
 	KERN_V2 *p;	  /* [ROWS]: weights */
 	float *s;	  /* [2][ROWS][TOKENS] */
-	float *scale;	  /* [ROWS]: by what o is multiplied */
+	float *scale;	  /* [ROWS]: the factor of o */
 	uint64_t *k_at, *v_at;
 };
 
@@ -186,7 +187,7 @@ INLINE void load_a(uint32_t a[4], const KERN_V2 *matrix, uint32_t stride, uint32
 					  2 * t + i / 2 * 8);
 }
 
-/* c += rows of x times rows of y, `dims` long, from where this warp begins. */
+/* c += rows of x times rows of y, `dims` long, from this warp's start. */
 INLINE void product(float c[4], const KERN_V2 *x, const KERN_V2 *y, uint32_t dims,
 		    uint32_t y_stride)
 {
@@ -412,9 +413,9 @@ ATTEND(kvd_attend_gqa128, 128, 128, 128, 1)
 
 /* ---- merge ---- */
 
-/* A block a row: its shares by one thread, in the order of the parts. What the shares of
- * the next row are made of may be there before all are done with these: that is other
- * memory, and its barrier comes before new shares. */
+/* A block a row: its shares by one thread, in the order of the parts. The inputs of the
+ * next row's shares may be stored before all threads are done with these: that is other
+ * memory, and its barrier precedes new shares. */
 KERNEL void __launch_bounds__(ATTEND_KERN_THREADS) kvd_merge(const struct attend_kern_merge a)
 {
 	__shared__ float m[MERGE_PARTS_MAX], l[MERGE_PARTS_MAX], share[MERGE_PARTS_MAX];

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rows become groups of equal tokens and KV head as for every kernel of a CPU
- * (attend.c), by one that only writes down what it is given: 16 rows of a group are a
- * tile. So a tile needs no mask of rows, and what one row may not see is in no tile of
- * it.
+ * Rows become groups of equal tokens and KV head as for every kernel of a CPU (attend.c),
+ * by a kernel that only records its input: 16 rows of a group are a tile. So a tile needs
+ * no mask of rows, and tokens that a row may not see are in none of its tiles.
  *
  * Places are counted from sizes that are enough for any order of rows: a tile a row, a
  * turn a span.
@@ -24,7 +23,7 @@ struct places {
 };
 
 struct maker {
-	struct attend_job job; /* first: what attend.c hands round */
+	struct attend_job job; /* first: the scratch that attend.c passes */
 	struct attend_plan *plan;
 	uint8_t *image;
 	uint64_t image_at;
@@ -215,7 +214,7 @@ static bool on_group(struct attend_work *work, const struct attend_group *group)
 
 static const struct attend_kernel writer = {.name = "gpu", .group = on_group};
 
-/* ---- what kernels are told ---- */
+/* ---- arguments of kernels ---- */
 
 static struct attend_kern_field plan_field(const struct attend_field *field)
 {

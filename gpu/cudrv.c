@@ -6,9 +6,9 @@
  * parameter that 13.0 took away. A driver that has only the plain name is a
  * driver without that feature.
  *
- * Which results end a context for good is not to be had from the driver; the
- * list follows cuda.h, which says of each "leaves the process in an
- * inconsistent state" or "the context cannot be used".
+ * The driver does not report which results end a context permanently; the list follows
+ * cuda.h, which states for each "leaves the process in an inconsistent state" or "the
+ * context cannot be used".
  */
 #include "gpu/cudrv.h"
 
@@ -36,7 +36,7 @@ bool cudrv_sticky(int result)
 	case CU_ERROR_DEVICE_UNAVAILABLE:
 	case CU_ERROR_ECC_UNCORRECTABLE:
 	case CU_ERROR_NVLINK_UNCORRECTABLE:
-	case CU_ERROR_CONTAINED: /* another GPU's memory, gone under an access by NVLink
+	case CU_ERROR_CONTAINED: /* another GPU's memory, lost during an access by NVLink
 				  */
 	case CU_ERROR_ILLEGAL_ADDRESS:
 	case CU_ERROR_CONTEXT_IS_DESTROYED:

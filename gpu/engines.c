@@ -6,19 +6,18 @@
  *   - rows at equal distances, both of them forward and not overlapping, are one
  *     pitched copy (cuMemcpy2DAsync), as long as the pitch is one the device takes;
  *   - as many such rows again at a distance that is a whole number of pitches, on both
- *     sides: planes of one volume (cuMemcpy3DAsync), a call for all of them. The pages
- *     of each layer of a cache in one allocation are of this form. The volume waits
- *     for the next rows until something else comes;
+ *     sides: planes of one volume (cuMemcpy3DAsync), a call for all of them. The pages of
+ *     each layer of a cache in one allocation are of this form. The volume waits for the
+ *     next rows until other rows follow;
  *   - everything else is single copies, gathered and given to the driver together
  *     (cuMemcpyBatchAsync of CUDA 13), or one by one where it has no such call.
  *
  * A batch refuses the legacy stream and is not ordered within itself; the lane's
  * stream is its own, and rows of a plan do not depend on each other.
  *
- * cuda.h says of pitched copies within a device that they "may fail for pitches not
- * computed by cuMemAllocPitch", and an engine's strides are what they are. Such a
- * refusal (an invalid value, where nothing was queued) costs the one call: the rows
- * go singly.
+ * cuda.h states that pitched copies within a device "may fail for pitches not computed by
+ * cuMemAllocPitch", and an engine's strides are fixed. Such a refusal (an invalid value,
+ * where nothing was queued) costs the one call: the rows are copied singly.
  */
 #include "gpu/engines.h"
 
@@ -178,7 +177,7 @@ static int group_flush(struct gpu_engines *e)
 			 depth > 1 ? "cuMemcpy3DAsync" : "cuMemcpy2DAsync");
 }
 
-/* Is a plane this far away one of the same volume? */
+/* Is a plane at this distance part of the same volume? */
 static bool plane_fits(int64_t outer, int64_t stride, uint64_t count)
 {
 	return outer > 0 && outer % stride == 0 && (uint64_t)(outer / stride) >= count;

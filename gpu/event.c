@@ -1,28 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Threads for events, because the driver's calls are not for the loop: opening takes a
- * lock that a call of another thread may hold for long, and cuEventQuery may take long,
- * too. A thread a device: the first event on one that nobody uses makes a context,
- * which takes tenths of a second, and an engine that has such events made again and again
- * shall not keep those of others waiting. Names become devices at once where the driver
- * has been started; else one more thread starts it, and hands events on.
+ * Threads for events, because the driver's calls may block the loop: opening takes a lock
+ * that a call of another thread may hold for long, and cuEventQuery may take long, too. A
+ * thread a device: the first event on an unused one makes a context, which takes tenths
+ * of a second, and an engine that causes this repeatedly must not delay the events of
+ * others. Names become devices at once where the driver has been started; else one more
+ * thread starts it, and passes events on.
  *
  * Polling, not cuEventSynchronize (a thread an event, and none of them can be
  * called back) and not cuStreamWaitEvent (a stream that waits for a dead engine's
  * event cannot be drained, so a fence would wait for it, too). A host function on
  * a stream behind the event has the same fault.
  *
- * Watches are shared with the loop and opens are not: what one handle of one owner
- * opened is shared by all that watch it meanwhile, since the driver does not say
- * whether a process may open a handle twice. A watch looks for itself, though: that
- * another one found the event reached may have been before the engine recorded it
- * again. When nobody watches, the event is closed at once and not kept for the next
- * time: cuda.h calls any use of an imported event undefined after the engine has
- * destroyed it, and an engine that was told of the end may do that.
+ * Watches are shared with the loop and opens are not: an event opened by a handle of one
+ * owner is shared by all that watch it meanwhile, since the driver does not document
+ * whether a process may open a handle twice. A watch queries for itself, though: that
+ * another one found the event reached may have been before the engine recorded it again.
+ * Without a watch, the event is closed at once and not kept for the next time: cuda.h
+ * calls any use of an imported event undefined after the engine has destroyed it, and an
+ * engine that was notified of the end may do that.
  *
- * An engine that dies leaves its events behind without that order. Its session
- * closes, which drops the watches; a query in between is refused or answered, either
- * way of a room that is being aborted.
+ * An engine that dies leaves its events behind without that order. Its session closes,
+ * which drops the watches; a query in between is refused or answered, in both cases for a
+ * room that is being aborted.
  */
 #include "gpu/event.h"
 
@@ -67,7 +67,7 @@ struct gpu_event {
 	struct cu_ipc_event handle;
 	atomic_bool dropped;
 	atomic_int state;
-	struct err why;	       /* before `state` says failed */
+	struct err why;	       /* before `state` becomes failed */
 	struct opened *opened; /* the thread's */
 };
 
@@ -192,8 +192,8 @@ static int event_open(struct watcher *watcher, struct gpu_event *event)
 	return 0;
 }
 
-/* What the driver says to the end of an event is of earlier work, or of a context
- * that is broken: it is gone either way. */
+/* An error when destroying an event is from earlier work, or from a broken context: the
+ * event is destroyed in both cases. */
 static void event_close(struct gpu_event *event)
 {
 	struct opened *o = mem_steal(event->opened);
@@ -205,7 +205,7 @@ static void event_close(struct gpu_event *event)
 	device = o->device;
 	entered = gpu_enter(device) == 0;
 	if (!entered)
-		err_clear(); /* tried all the same; else it goes with the context */
+		err_clear(); /* tried anyway; else it is freed with the context */
 	(void)device->gpu->drv.event_destroy(o->event);
 	if (entered)
 		gpu_leave(device);
@@ -214,7 +214,7 @@ static void event_close(struct gpu_event *event)
 	gpu_device_put(device);
 }
 
-/* ---- looking: the thread ---- */
+/* ---- polling: the thread ---- */
 
 static void event_settle(struct gpu_event *event, int state)
 {
@@ -259,7 +259,7 @@ static void event_free(struct gpu_event *event)
 
 static int watcher_hand(struct watcher *watcher, struct gpu_event *event);
 
-/* The finder's part: where it goes. */
+/* The finder's part: the target device. */
 static int event_find(struct gpu_events *events, struct gpu_event *event)
 {
 	struct gpu_device *device = NULL;
@@ -278,7 +278,7 @@ static int event_find(struct gpu_events *events, struct gpu_event *event)
 	return err_pass(r);
 }
 
-/* Is it still pending, here? */
+/* Is it pending on this thread? */
 static bool event_look(struct watcher *watcher, struct gpu_event *event)
 {
 	struct gpu_events *events = watcher->events;
@@ -340,7 +340,7 @@ static void *watcher_main(void *arg)
 		pause_ns = fresh ? PAUSE_MIN_NS : pause_ns + pause_ns / 16;
 		if (pause_ns > PAUSE_MAX_NS)
 			pause_ns = PAUSE_MAX_NS;
-		/* what came while the lock was free has been signalled to nobody */
+		/* events added while the lock was free were signalled to no thread */
 		if (!list_empty(&watcher->fresh) || watcher->look)
 			continue;
 		if (pending > 0)
@@ -486,7 +486,7 @@ static void owner_discharge(struct gpu_events *events, uint64_t id)
 	mem_free(owner);
 }
 
-/* Who watches events of a device; what is wrong with its name, the finder tells. */
+/* The watcher of a device's events; the finder reports a wrong name. */
 static struct watcher *watcher_of(struct gpu_events *events, const char *name)
 {
 	struct gpu_device *device = NULL;

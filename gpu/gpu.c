@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Finding devices, and what all calls of the driver in a device's context need: entering
+ * Finding devices, and the common part of driver calls in a device's context: entering
  * it, and its faults. gpu_life.c makes and ends contexts.
  */
 #include "gpu/gpu.h"
@@ -243,7 +243,7 @@ int gpu_raise(struct gpu_device *device, int result, enum err_code code, const c
 	if (cudrv_sticky(result)) {
 		gpu_device_break(device);
 	} else if (err_last()->scope == ERR_SCOPE_DEVICE) {
-		err_take(&why); /* the device goes on: it costs what asked for it */
+		err_take(&why); /* the device continues: only the requester fails */
 		why.scope = ERR_SCOPE_ROOM;
 		r = err_reraise(&why);
 	}

@@ -2,21 +2,21 @@
 /*
  * Devices and their primary contexts.
  *
- * The primary context is the one that an engine's own runtime would use in this
- * process; there is no engine here, so it is ours alone, and there can be only
- * one: a handle may be opened by one context of a process only.
+ * The primary context is the one that an engine's own runtime would use in this process;
+ * there is no engine here, so only kvd uses it, and there can be only one: a handle may
+ * be opened by one context of a process only.
  *
- * Two locks: the gpu's, for loading the driver, and each device's, for its
- * context and its lists. A device's lock is held while the driver makes or
- * releases the context (a second), which only other users of the same device
- * wait for. None is held while bytes move. (Imports have one more, so that copies
- * do not wait for a large allocation that somebody registers.)
+ * Two locks: the gpu's, for loading the driver, and each device's, for its context and
+ * its lists. A device's lock is held while the driver makes or releases the context (a
+ * second), which only other users of the same device wait for. None is held while bytes
+ * move. (Imports have one more, so that copies do not wait for a large allocation that is
+ * being registered.)
  *
- * What a broken context is good for: nothing. Every call in it returns the first
- * error. So `broken` is set by whoever sees such a result, memory on the device
- * counts as dead from then on, its regions' rooms fail, sessions close, and
- * with the last user the context is reset. (Rejected: resetting at once, which
- * would pull addresses from under other threads' calls.)
+ * A broken context is useless: every call in it returns the first error. So `broken` is
+ * set by the first caller that gets such a result, memory on the device counts as dead
+ * from then on, its regions' rooms fail, sessions close, and with the last user the
+ * context is reset. (Rejected: resetting at once, which would pull addresses from under
+ * other threads' calls.)
  */
 #include "gpu/gpu.h"
 
@@ -88,8 +88,8 @@ static int ctx_look(struct gpu_device *device)
 	int least = 0, greatest = 0;
 	int result;
 
-	/* The driver keeps a stack for each thread that the device can run, 1 KiB unless
-	 * told otherwise: half of a context. Kernels of ours have none. */
+	/* The driver keeps a stack for each thread that the device can run, 1 KiB by
+	 * default: half of a context. Kvd's kernels use none. */
 	(void)drv->ctx_limit(CU_LIMIT_STACK_SIZE, STACK_BYTES);
 	result = drv->ctx_priorities(&least, &greatest);
 
@@ -132,7 +132,7 @@ static int broken_raise(const struct gpu_device *device)
 			 device->why.text);
 }
 
-/* The two results that tell what to do about it. */
+/* The two results with a known remedy. */
 static int ctx_refused(const struct gpu_device *device, int result)
 {
 	int r = cudrv_raise(&device->gpu->drv, result, ERR_IO, "%s: making a context",

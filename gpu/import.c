@@ -1,28 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The driver says little about why a handle cannot be opened ("invalid
- * argument"), and an engineer needs the cause. What can be known is checked
- * beforehand (the device, MIG, sizes); of the rest the refusal lists the causes
- * that lead to this very result, with the remedy of each.
+ * The driver gives little detail on why a handle cannot be opened ("invalid argument"),
+ * and an engineer needs the cause. Conditions that can be known are checked first (the
+ * device, MIG, sizes); for the rest the refusal lists the causes that lead to this very
+ * result, with the remedy of each.
  *
  * Opening the same IPC handle again gives the same address with a count in newer drivers
- * and an error in older ones; the share here makes that no matter but for two owners. An
- * error, too, is what a new handle gives while memory that was there before is still
- * open. A second opener waits for the first: a lock of the device's is held meanwhile,
- * which copies do not need. That keeps "closed" simple, too: the handle is closed before
- * the lock is let go, so nobody can find an import that is about to go.
+ * and an error in older ones; sharing hides that except for two owners. A new handle also
+ * gives an error while earlier memory at its address is open. A second opener waits for
+ * the first: a lock of the device's is held meanwhile, which copies do not need. That
+ * keeps "closed" simple, too: the handle is closed before the lock is released, so no
+ * thread can find an import that is about to be freed.
  *
- * VMM memory is mapped whole, at one address, read-only unless it is to be
- * written: that the hardware keeps. IPC memory is always open for writing; that
- * nobody writes a peer's memory is copier_submit()'s check.
+ * VMM memory is mapped whole, at one address, read-only unless it is to be written,
+ * enforced by the hardware. IPC memory is always open for writing; copier_submit() checks
+ * that a peer's memory is not written.
  *
  * Another device reaches memory of cuMemAlloc when its context was given access to the
- * context that opened it, all at once (gpu_device_pair()). Memory of cuMemCreate has
- * nothing of that: each mapping is opened to each device by itself.
+ * context that opened it, all at once (gpu_device_pair()). Memory of cuMemCreate works
+ * differently: each mapping is opened to each device by itself.
  *
- * On which device memory of an IPC handle lies is asked after opening: an
- * engine that counts devices another way than kvd (CUDA_VISIBLE_DEVICES) would
- * else have its memory reached across the wrong GPU, slowly and silently.
+ * On which device memory of an IPC handle lies is queried after opening: an engine that
+ * numbers devices differently from kvd (CUDA_VISIBLE_DEVICES) would otherwise have its
+ * memory reached across the wrong GPU, slowly and silently.
  */
 #include "gpu/import.h"
 
@@ -95,9 +95,9 @@ static int ipc_check_device(const struct gpu_import *im)
 		im->device->id);
 }
 
-/* Of what allocation the address is. Documented of memory of this process alone, as is
- * the other way of asking; a driver that answers neither cannot be trusted with offsets
- * that an engine gives. */
+/* The allocation of an address. Documented for memory of this process only, like the
+ * other query; a driver that answers neither cannot be trusted with offsets that an
+ * engine gives. */
 static int ipc_range(const struct gpu_import *im, uint64_t *base_p, size_t *bytes_p)
 {
 	const struct cudrv *drv = &im->device->gpu->drv;
@@ -258,7 +258,7 @@ static void import_close_step(const struct gpu_import *im, const char *what,
 	int result = step(im);
 
 	if (result == CU_SUCCESS || gpu_device_broken(im->device))
-		return; /* with a broken context everything is gone already */
+		return; /* with a broken context everything is already freed */
 	(void)gpu_raise(im->device, result, ERR_IO, "%s", what);
 	log_warn("gpu", im->device->id, "closing an import", "why=\"%s\"",
 		 err_last()->text);
@@ -266,8 +266,8 @@ static void import_close_step(const struct gpu_import *im, const char *what,
 	(void)step(im);
 }
 
-/* Undo what was done, in reverse; the context is current. What the driver keeps
- * in spite of it goes with the context. */
+/* Undo the steps done, in reverse; the context is current. Remaining memory of the driver
+ * is freed with the context. */
 static void import_close(struct gpu_import *im)
 {
 	if (im->handle.kind == GPU_HANDLE_IPC) {
@@ -342,7 +342,7 @@ static struct gpu_import *import_find(struct gpu_device *device, uint64_t owner,
 	struct gpu_import *im;
 
 	if (handle->kind != GPU_HANDLE_IPC)
-		return NULL; /* an fd does not tell what it is of */
+		return NULL; /* an fd does not identify its allocation */
 	list_foreach(im, &device->imports, link)
 		if (im->handle.kind == GPU_HANDLE_IPC && im->owner == owner &&
 		    im->writable == writable &&
@@ -377,7 +377,7 @@ int gpu_import(struct gpu *gpu, uint64_t owner, const struct gpu_handle *handle,
 	if (r == 0)
 		r = handle_check(gpu, handle);
 	if (r == 0)
-		r = gpu_device_get(device); /* ours; goes with the import */
+		r = gpu_device_get(device); /* kvd's; closed with the import */
 	if (r < 0)
 		return err_pass(r);
 	pthread_mutex_lock(&device->imports_lock);

@@ -4,13 +4,13 @@
  * once. To write a list of 40960 rows without order takes a processor 100 us and the
  * bus 15 us, while the GPU copies their 10 MiB in five.
  *
- * A plan seen once is not worth keeping: rooms make a plan each. With the second post
- * the list that is written anyway is copied to the device first and launched from
- * there; later posts launch it as it is. It counts as there only when the first launch
- * from it was waited for, since later ones are on other streams.
+ * A plan seen once is not worth keeping: rooms make a plan each. With the second post the
+ * list that is written anyway is copied to the device first and launched from there;
+ * later posts launch it as it is. It counts as present only when the first launch from it
+ * was waited for, since later ones are on other streams.
  *
- * Bounded in bytes and in number; what was used least lately makes room, never what a
- * launch may be reading.
+ * Bounded in bytes and in number; the least recently used list is evicted, never one that
+ * a launch may be reading.
  */
 #include "gpu/keep.h"
 
@@ -85,7 +85,7 @@ static void keep_kept_free(struct gpu_device *device, struct gpu_kept *kept)
 	mem_free(kept);
 }
 
-/* False: what is there is all in use. */
+/* False: all lists are in use. */
 static bool room_make(struct gpu_device *device, uint64_t bytes)
 {
 	struct gpu_keep *keep = &device->keep;

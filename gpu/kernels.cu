@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The kernels. What a lane does is in kern.h; here is which thread does which part.
+ * The kernels. kern.h has the work of a lane; this file assigns parts to threads.
  *
  * The list of kvd_rows lies in pinned host memory, or on the device where it is kept
  * for a plan that is posted again. A block fetches its entries together, in one
@@ -9,13 +9,13 @@
  * so a warp takes every KERN_WARPSth of its block. Places are fetched by the lanes of
  * the warp that needs them, a place each, and handed round by shuffles.
  *
- * No barrier, flag or order between blocks: the stream's event says that all is
- * done, and makes stores to host memory visible to the CPU.
+ * No barrier, flag or order between blocks: the stream's event signals completion, and
+ * makes stores to host memory visible to the CPU.
  */
 #include "gpu/kern.h"
 
-/* What one warp does. All its lanes stay together: each may hold a place that others
- * ask for. */
+/* The work of one warp. All its lanes stay together: each may hold a place that others
+ * need. */
 struct warp_rows {
 	const struct kern_rows *rows;
 	uint32_t lane, lanes, groups, group, total;

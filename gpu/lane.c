@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rows become driver calls in two ways: short ones (gpu->kernel_row_bytes), where
- * there are kernels, go into a list in pinned memory (list.h), one launch for all of
- * them at the next mark; the others by copy engine (engines.h). A copy engine takes
- * about a microsecond for any row, a warp as long as its bytes take.
+ * Rows become driver calls in two forms: short ones (gpu->kernel_row_bytes), if kernels
+ * are loaded, are put into a list in pinned memory (list.h), one launch for all of them
+ * at the next mark; the others by copy engine (engines.h). A copy engine takes about a
+ * microsecond for any row, a warp as long as its bytes take.
  *
- * Streams do not synchronise with the legacy stream (CU_STREAM_NON_BLOCKING):
- * nothing else in this process could be waiting there. They have the lowest
- * priority, so that an engine's kernels in the same context group go first;
- * between processes the driver decides by time slices.
+ * Streams do not synchronise with the legacy stream (CU_STREAM_NON_BLOCKING): nothing
+ * else in this process could be waiting there. They have the lowest priority, so that an
+ * engine's kernels in the same context group have priority; between processes the driver
+ * decides by time slices.
  *
- * Marks are events that block the waiting thread, for cores belong to engines. But to be
- * woken takes many times what a kernel takes for a request's pages: so the thread asks
- * for about as long first.
+ * Marks are events that block the waiting thread, for cores belong to engines. But a
+ * wake-up takes many times as long as a kernel for a request's pages: so the thread polls
+ * for about that long first.
  *
- * Drain is the fence. A stream that cannot be synchronised is tried again; when
- * the driver calls the context dead, nothing runs in it any more. It does so by a result
- * that is known to last, or by the same result, again and again, to a question that has
- * nothing to do with the stream ("any further CUDA work will return the same error").
- * While it says neither, drain does not return: a transfer stays aborting, its memory
- * held, the device begins nothing new and the log says why. (Rejected: resetting the
- * context, which ends all its work, but under the calls of other threads.)
+ * Drain is the fence. A stream that cannot be synchronised is tried again; when the
+ * driver reports the context dead, nothing runs in it any more. It does so by a result
+ * that is known to be permanent, or by repeating one result for a query that is unrelated
+ * to the stream ("any further CUDA work will return the same error"). Until it reports
+ * either, drain does not return: a transfer stays aborting, its memory held, the device
+ * starts nothing new and the log has the reason. (Rejected: resetting the context, which
+ * ends all its work, but under the calls of other threads.)
  */
 #include "gpu/lane.h"
 
@@ -50,7 +50,7 @@ struct gpu_lane {
 	/* for the kernel: rows within the device, calls of others; 0: none */
 	uint64_t kernel_below, kernel_host_below;
 	bool host;	       /* some of the list's are others */
-	struct gpu_list list;  /* where they go */
+	struct gpu_list list;  /* their destination */
 	struct gpu_kept *kept; /* where the list shall stay; NULL: nowhere */
 	struct gpu_engines engines;
 };
@@ -131,7 +131,7 @@ int gpu_lane_take(struct gpu_device *device, struct gpu_lane **lane_p)
 	return 0;
 }
 
-/* What is not queued yet never is. */
+/* Unqueued rows are never queued. */
 static void stretch_drop(struct gpu_lane *lane)
 {
 	lane->begun = false;
@@ -179,7 +179,7 @@ static void *lane_list_memory(struct gpu_lane *lane)
 	int result;
 
 	if (lane->marks - lane->waited >= GPU_LANE_SETS)
-		return NULL; /* a launch may still read it */
+		return NULL; /* a launch may be reading it */
 	if (list)
 		return list;
 	result =
@@ -193,8 +193,8 @@ static void *lane_list_memory(struct gpu_lane *lane)
 	return NULL;
 }
 
-/* What does not change before the next mark is looked up once: a plan of short rows
- * comes here ten thousands of times, and the device waits for it. */
+/* Values that do not change before the next mark are looked up once: a plan of short rows
+ * calls this tens of thousands of times, and the device waits for it. */
 static void stretch_begin(struct gpu_lane *lane)
 {
 	const struct gpu *gpu = lane->device->gpu;
@@ -293,7 +293,7 @@ static int list_rows(struct gpu_lane *lane, const struct gpu_list *list)
 			       lane->stream);
 }
 
-/* A kernel that was not to be launched: its rows go by the engines. */
+/* A kernel that was not to be launched: copy engines copy its rows. */
 static int list_launch(struct gpu_lane *lane, struct gpu_list *list)
 {
 	int result, r;
@@ -335,7 +335,7 @@ int gpu_lane_again(struct gpu_lane *lane, const struct gpu_kept *kept)
 	return 1;
 }
 
-/* The stretch is over: what is not queued of it now never is. */
+/* The stretch is over: its unqueued rows are never queued. */
 static int stretch_end(struct gpu_lane *lane)
 {
 	int r = lane->list.entries ? list_launch(lane, &lane->list) : 0;
@@ -404,7 +404,7 @@ int gpu_lane_bounce(struct gpu_lane *lane, unsigned int index, void **bounce_p)
 	return 0;
 }
 
-/* Does the driver answer the whole context in this way? */
+/* Does the driver return this for the whole context? */
 static bool answered_alike(const struct gpu_lane *lane, int result)
 {
 	size_t free_bytes, bytes;

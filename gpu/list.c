@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a launch costs the GPU is the bytes it moves and the list it reads, over the
- * bus where the list is in host memory; what it costs the processor is to write the
- * list, while the GPU waits for it. So three forms, by what rows have in common:
+ * A launch costs the GPU the bytes it moves and the list it reads, over the bus if the
+ * list is in host memory; it costs the processor the writing of the list, while the GPU
+ * waits for it. So three forms, by the common structure of rows:
  *
  *   - rows at equal distances, at two levels, share an entry of 64 bytes up to the
  *     work of one warp (KERN_ENTRY_BYTES): tokens of a page, heads of tokens;
  *   - rows without order have a place each, 16 bytes, and an entry for each
- *     KERN_PLACES_MAX of them. The caller writes the places (gpu_list_places()) in a
- *     loop of its own over what it knows, two stores a row: to pass each as an object
- *     from function to function took ten times as long;
+ *     KERN_PLACES_MAX of them. The caller writes the places (gpu_list_places()) in its
+ *     own loop, two stores per row: to pass each as an object from function to function
+ *     took ten times as long;
  *   - rows longer than an entry are cut: parts of a row are rows, too.
  *
- * Regular rows seldom come here singly: a plan has folded them into runs.
+ * Regular rows are seldom passed singly: a plan has folded them into runs.
  */
 #include "gpu/list.h"
 

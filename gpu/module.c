@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Loading kernels takes from milliseconds to half a minute (a driver that has no
- * code for its device in the image compiles the PTX), so neither the loop nor a
- * copy waits for it: a thread does it, as a user of the device, and tells by one
- * atomic store. Copies that come before go by the copy engines.
+ * Loading kernels takes from milliseconds to half a minute (a driver that has no code for
+ * its device in the image compiles the PTX), so neither the loop nor a copy waits for it:
+ * a thread does it, as a user of the device, and signals by one atomic store. Copy
+ * engines do copies that are queued before.
  *
- * The image is the program's own, or, where an administrator names one, a file's:
- * for a device that came after this build, or code of another compiler.
+ * The image is the program's own, or, where an administrator names one, a file's: for a
+ * device newer than this build, or code of another compiler.
  *
- * A kernel that cannot be launched is given up for this context, not the copy:
- * its rows go by the engines. What a running kernel breaks, breaks the context, as
- * a copy's fault does.
+ * A kernel that cannot be launched is given up for this context, not the copy: copy
+ * engines copy its rows. A fault of a running kernel breaks the context, as a copy's
+ * fault does.
  */
 #include "gpu/module.h"
 
@@ -32,8 +32,8 @@
 
 #define IMAGE_MAX (64u << 20)
 #define MANY_ENTRIES 8192u /* from here on, full blocks keep every processor busy */
-/* As many use the bus up, those of several streams together; where an engine's kernels
- * run beside ours (MPS), more would take processors from them to let them wait. */
+/* This number saturates the bus, summed over streams; if an engine's kernels run at the
+ * same time (MPS), more would take multiprocessors from them only to wait. */
 #define HOST_BLOCKS 4u
 
 /* ---- the image ---- */
@@ -141,7 +141,7 @@ static void *load_main(void *arg)
 	}
 	if (r < 0)
 		gpu_module_off(device);
-	gpu_device_put(device); /* the last touch: the context may go with it */
+	gpu_device_put(device); /* the last touch: it may release the context */
 	return NULL;
 }
 
@@ -246,7 +246,7 @@ int gpu_module_rows(struct gpu_device *device, uint64_t entries, uint64_t places
 				       1, 0, stream, params, NULL);
 }
 
-/* ---- telling ---- */
+/* ---- reports ---- */
 
 void gpu_module_text(struct gpu *gpu, char *text, size_t size)
 {

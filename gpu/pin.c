@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory that is mapped for reading alone is registered where the driver can do that
+ * Read-only memory is registered where the driver can do that
  * (CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED).
  *
- * A registration belongs to a context. So a pin has one owner at most, the device
- * that came first; contexts go away (with the last engine), and their pins are
- * offers again.
+ * A registration belongs to a context. So a pin has one owner at most, the first device;
+ * contexts are released (with the last engine), and their pins become offers again.
  *
  * The list's lock is held for a look-up only: registering pins pages, which takes
  * milliseconds, and the loop makes and frees pins. A pin is not freed
  * while a copy uses its memory, so its finder may use it without the list.
  *
  * Memory for which a copy would have to wait is registered by a thread, a user of the
- * device; copies take the step more until that is done.
+ * device; copies take the extra step until that is done.
  */
 #include "gpu/pin.h"
 
@@ -113,7 +112,7 @@ static struct gpu_pin *pin_find(struct gpu *gpu, const uint8_t *at, uint64_t byt
 	return found;
 }
 
-/* The context is current. How it went: pin_registered() takes that. */
+/* The context is current. pin_registered() takes the result. */
 static int pin_register(const struct gpu_pin *pin, struct gpu_device *device)
 {
 	unsigned int flags = CU_MEMHOSTREGISTER_DEVICEMAP; /* kernels reach it, too */
@@ -156,12 +155,12 @@ static void *pin_main(void *arg)
 	pin_registered(pin, device, r);
 	pin->busy = false;
 	pthread_mutex_unlock(&pin->lock);
-	gpu_device_put(device); /* the last touch: the context may go with it */
+	gpu_device_put(device); /* the last touch: it may release the context */
 	return NULL;
 }
 
-/* No lock is held, for a context that goes takes the pin's under the device's; `busy`
- * keeps others away. */
+/* No lock is held, because a context being released takes the pin's under the device's;
+ * `busy` excludes others. */
 static void pin_start(struct gpu_pin *pin, struct gpu_device *device)
 {
 	int r = gpu_device_get(device);
@@ -194,7 +193,7 @@ bool gpu_pin_here(struct gpu_pin *pin, struct gpu_device *device)
 
 	if (!device->host_pointers)
 		return false;
-	/* A context that goes waits for this lock in gpu_pins_drop(). */
+	/* A context being released waits for this lock in gpu_pins_drop(). */
 	pthread_mutex_lock(&pin->lock);
 	if (!pin->owner && pin->refused != device && !pin->busy) {
 		if (pin->bytes <= INLINE_BYTES)

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Bounds of one table, one session or one message do not bound what somebody can have:
- * there are many tables, and one user opens many sessions. So everything that outlives
- * the turn in which it came, and whose size its sender chooses, is charged to the
- * principal in whose name it is kept, and all of it together to one ceiling.
+ * Bounds of one table, one session or one message do not bound one user's total: there
+ * are many tables, and one user opens many sessions. So everything that outlives the loop
+ * iteration in which it arrived, and whose size its sender chooses, is charged to the
+ * principal that owns it, and all of it together to one ceiling.
  *
- * One number is shared, and not each class capped: a cap a class would either be too
- * small for who needs one class only, or, summed over classes and principals, say nothing
- * of the daemon's size. The rule of share.h keeps one who takes all there is from keeping
- * the others out: they have the last eighth.
+ * One number is shared, and not each class capped: a cap per class would either be too
+ * small for a principal that needs one class only, or, summed over classes and
+ * principals, not bound the daemon's size. The rule of share.h keeps one greedy principal
+ * from excluding the others: the last eighth is reserved for them.
  *
- * Accounts are found by name when a session or a peering begins, never on the way of a
- * byte: a charge costs two additions and two comparisons. So a list will do. An account
- * lives as long as somebody refers to it or has something charged; a peering that ends
- * while its objects are still in use leaves its account to them.
+ * Accounts are found by name when a session or a peering starts, never on the data path:
+ * a charge costs two additions and two comparisons. So a list is enough. An account lives
+ * as long as it is referenced or has something charged; a peering that ends while its
+ * objects are still in use leaves its account to them.
  *
  * Invariants: an account's total is the sum of its classes, the ceiling's that of the
  * accounts; the limit is held at each charge, so a limit that is lowered refuses until
@@ -33,7 +33,9 @@
 #include "daemon/base/share.h"
 
 #define FEW_FDS_PART 16u /* of all engines': some sessions with their regions */
-#define PARTS_PART 16u	 /* of the ceiling: what one may hold of messages in part */
+#define PARTS_PART                                                 \
+	16u /* of the ceiling: one principal's part for incomplete \
+	     * messages */
 #define PRESET_PART 16u
 #define PRESET_MOST (UINT64_C(8) << 30)
 #define PRESET_LEAST (UINT64_C(256) << 20)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * systemd lets no openat2() pass where RestrictSUIDSGID= is set, since a filter cannot
- * see its flags. There a look by openat() is judged by the number of its mount; it enters
- * the other file system no further than to its root.
+ * see its flags. There openat() is used and its result checked by mount id; it reaches
+ * the root of the other file system at most.
  */
 #include "daemon/base/beneath.h"
 

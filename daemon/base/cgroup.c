@@ -2,7 +2,7 @@
 /*
  * /proc/self/cgroup has a line for each hierarchy: "0::PATH" of v2, "N:CONTROLLERS:PATH"
  * of v1. A host may have both: then v2 has no memory controller, and the limit is v1's.
- * In a container PATH may be the host's and not be mounted: what is mounted then begins
+ * In a container PATH may be the host's and not be mounted: the mounted tree then starts
  * at the container's own group, which the walk to the top reaches.
  */
 #include "daemon/base/cgroup.h"
@@ -20,7 +20,7 @@
 #define PATH_BYTES 4096u
 #define NO_LIMIT (UINT64_C(1) << 60) /* v1 writes about 2^63 */
 
-/* The number that a file begins with; UINT64_MAX: it has none ("max"). */
+/* The number at the start of a file; UINT64_MAX: it has none ("max"). */
 static uint64_t file_number(const char *path)
 {
 	char text[64] = "";

@@ -13,12 +13,12 @@
 #define PROMPT_NS UINT64_C(100000) /* the shortest that the kernel takes */
 #define BULK_NS UINT64_C(3000000)
 
-/* Who wakes is let in at once only while it has had no more than its share lately; and
- * an engine that polls and yields does not wake. Both then wait for the tick that takes
- * the core from a bulk thread, 4 ms with HZ=250. So a bulk thread yields by itself. Who
- * looks and yields, or handles a message and sleeps, gives the core back in
+/* A waking thread preempts at once only while it has used no more than its share lately;
+ * and an engine that polls and yields does not wake. Both then wait for the tick that
+ * takes the core from a bulk thread, 4 ms with HZ=250. So a bulk thread yields by itself.
+ * A thread that polls and yields, or handles a message and sleeps, gives the core back in
  * microseconds; a thread that computes keeps it until its own tick. Where that happens
- * the core is kept KEEP_TIMES as long as it was away: so much, at most, yielding costs.
+ * the core is kept KEEP_TIMES as long as it was away, which bounds the cost of yielding.
  */
 #define KEEP_NS UINT64_C(200000)
 #define KEEP_MOST_NS UINT64_C(500000000)

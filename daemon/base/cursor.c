@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every access goes through take(), the one place that compares with the end,
- * and compares what is left, never a sum that could wrap. Words are copied, so
- * alignment does not matter, and turned where the host's order is another.
- * After the first fault a cursor gives zeros: a decoder can read a whole
- * message without a test a field and ask once at the end.
+ * Every access goes through take(), the one place that compares with the end, and
+ * compares the remaining length, never a sum that could wrap. Integers are copied, so
+ * alignment does not matter, and byte-swapped on big-endian hosts. After the first fault
+ * a cursor gives zeros: a decoder can read a whole message without a test per field and
+ * check once at the end.
  */
 #include "daemon/base/cursor.h"
 

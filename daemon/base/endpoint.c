@@ -2,9 +2,9 @@
 /*
  * An endpoint is written by people, and by daemons that were given it by people: a host
  * in capitals, a name with the root's dot, [0::1], 127.1. Each of these is one place, and
- * what compares endpoints as text would miss it: an allow-list that lets nobody in, two
- * peers of one daemon. So there is one spelling, all comparing is done in it, and this
- * file alone knows it: names in lower case without a dot at the end, numbers as
+ * a comparison of endpoints as text would miss that: an allow-list would admit no peer,
+ * one daemon would have two peers. So there is one spelling, all comparing is done in it,
+ * and this file alone knows it: names in lower case without a dot at the end, numbers as
  * inet_ntop() writes them, an IPv4 address in an IPv6 one as the former, ports without
  * zeros before them. Names are not resolved: two names of one host are two hosts.
  *
@@ -32,7 +32,7 @@ static bool port_spell(const char *s, char port[ENDPOINT_PORT_MAX])
 	return s[digits] == '\0' && number >= 1 && number <= 65535;
 }
 
-/* What is between the brackets; an address that stands for one of IPv4 is that one. */
+/* The text between the brackets; an IPv4-mapped address becomes the IPv4 address. */
 static bool six_spell(const char *s, char host[ENDPOINT_MAX])
 {
 	char text[ENDPOINT_MAX];
@@ -52,7 +52,8 @@ static bool six_spell(const char *s, char host[ENDPOINT_MAX])
 	return snprintf(host, ENDPOINT_MAX, "[%s%s]", text, s + len) < ENDPOINT_MAX;
 }
 
-/* What the resolver takes for an address, as 127.1, is not asked of a name server. */
+/* Text that the resolver accepts as an address, such as 127.1, is not sent to a name
+ * server. */
 static bool name_spell(const char *s, char host[ENDPOINT_MAX])
 {
 	size_t len = strlen(s);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One record a thread, filled from one table. The record is of fixed size, so
- * that telling a fault never allocates: "out of memory" must be tellable too.
- * An argument of err_raise() may be the old record's own text, so a new text is
- * made beside it first. Numbers are for the wire and the status page, names for
- * replies, errno values for callers in C; the table holds all three together.
+ * One record a thread, filled from one table. The record is of fixed size, so that
+ * reporting a fault never allocates: "out of memory" must be reportable too. An argument
+ * of err_raise() may be the old record's own text, so the new text is built in a separate
+ * buffer first. Numbers are for the wire and the status page, names for replies, errno
+ * values for callers in C; the table holds all three together.
  */
 #include "daemon/base/err.h"
 
@@ -55,7 +55,7 @@ static void err_fill(struct err *e, enum err_code code)
 
 #define WORD_MAX 64u
 
-/* What does not fit ends behind a whole word, with dots: half a word misleads. */
+/* Text that does not fit is cut after a whole word, with dots: half a word misleads. */
 static void err_fit(char text[ERR_TEXT_MAX], const char *whole)
 {
 	const size_t most = ERR_TEXT_MAX - sizeof("...");
@@ -114,7 +114,7 @@ int(err_raise_errno)(int no, const char *fmt, ...)
 			 strerror_r(no, reason, sizeof(reason)));
 }
 
-/* systemd's filter drops packets, and connect() hears nothing of it. systemd(1) sets
+/* systemd's filter drops packets, and connect() gets no error. systemd(1) sets
  * INVOCATION_ID in units only. */
 const char *err_connect_words(int no)
 {

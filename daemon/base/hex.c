@@ -15,8 +15,8 @@ void hex_write(const void *bytes, size_t len, char *text)
 	*text = '\0';
 }
 
-/* Each digit plus one; 0: none. Digits of ids come in no order that a branch could be
- * foretold by, and a command has up to 2^18 of them. */
+/* Each digit plus one; 0: none. Digits of ids are random, so branches on them would be
+ * mispredicted, and a command has up to 2^18 of them. */
 static const uint8_t values[256] = {
 	['0'] = 1,  ['1'] = 2,	['2'] = 3,  ['3'] = 4,	['4'] = 5,  ['5'] = 6,
 	['6'] = 7,  ['7'] = 8,	['8'] = 9,  ['9'] = 10, ['a'] = 11, ['b'] = 12,
@@ -36,7 +36,7 @@ bool hex_read(const char *text, void *bytes, size_t len)
 	for (size_t i = 0; i < len; i++) {
 		int high = hex_digit(text[2 * i]), low;
 
-		if (high < 0) /* perhaps the end: nothing behind it is looked at */
+		if (high < 0) /* may be the end: nothing behind it is read */
 			return false;
 		low = hex_digit(text[2 * i + 1]);
 		if (low < 0)

@@ -26,7 +26,7 @@ uint64_t histogram_end(unsigned int bucket, uint64_t first)
 uint64_t histogram_quantile(const struct histogram *h, unsigned int permille,
 			    uint64_t first)
 {
-	/* rounded up: the slowest of ten is what 950 of 1000 were not longer than */
+	/* rounded up: with ten samples, the 950 per mille value is the slowest */
 	uint64_t rank = (h->count * permille + 999) / 1000, seen = 0, end;
 
 	for (unsigned int i = 0; i < HISTOGRAM_BUCKETS && h->count; i++) {

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Entries lie in one dense array in the order of insertion; an index of
- * 32-bit numbers, open addressing with linear probing, leads to them. Removal
- * leaves a hole in the array and closes the gap in the index at once (backward
- * shift), so look-ups never wade through tombstones, and a walk over the array
- * is not disturbed. When the array is full it is compacted if at least half of
- * it are holes, else doubled: rooms that come and go cost no memory that grows.
+ * Entries lie in one dense array in the order of insertion; an index of 32-bit numbers,
+ * open addressing with linear probing, leads to them. Removal leaves a hole in the array
+ * and closes the gap in the index at once (backward shift), so look-ups never wade
+ * through tombstones, and a walk over the array is not disturbed. When the array is full
+ * it is compacted if at least half of it are holes, else doubled: so creating and
+ * removing rooms does not grow memory.
  *
- * uthash was the other choice: a handle and six pointers inside each object,
- * walks in order too, but one object can then be in a map once per handle, and
- * its out-of-memory path needs a macro in every including file. Keys come from
- * clients, so the hash is seeded per process.
+ * uthash was the other choice: a handle and six pointers inside each object, also walks
+ * in order, but one object can then be in a map once per handle, and its out-of-memory
+ * path needs a macro in every including file. Keys are chosen by clients, so the hash is
+ * seeded per process.
  */
 #include "daemon/base/idmap.h"
 

@@ -13,7 +13,7 @@ int library_load(const char *path, const struct library_function *functions, siz
 	if (!handle)
 		return err_raise(ERR_REQUIRE, "%s", dlerror());
 	for (size_t i = 0; i < count; i++) {
-		/* the default version is what the headers describe */
+		/* the default version matches the headers */
 		void *fn = dlsym(handle, functions[i].name);
 
 		if (!fn && !functions[i].optional)

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lines are for stderr, which the journal reads: what becomes of it there is
- * the reader's matter. Only a line that has fields goes to journald's own socket,
- * in its native protocol, which is NAME=value lines in a datagram: no library is worth
- * that. Nothing waits for journald; a line that it does not take at once is one of
- * stderr.
+ * Lines are for stderr, which the journal reads: which then handles them. Only a line
+ * that has fields is sent to journald's own socket, in its native protocol, which is
+ * NAME=value lines in a datagram: no library is worth that. Nothing waits for journald; a
+ * line that it does not take at once is one of stderr.
  */
 #include "daemon/base/log.h"
 
@@ -80,7 +79,7 @@ const char *log_level_name(enum log_level level)
 	return levels[level].name;
 }
 
-/* False when the site has used up this second; *dropped_p = what it left out. */
+/* False when the site has used up this second; *dropped_p = lines dropped before. */
 static bool log_admit(struct log_site *site, uint32_t *dropped_p)
 {
 	struct timespec now;
@@ -104,7 +103,7 @@ static size_t log_clamp(int n)
 	return n < 0 ? 0 : (size_t)n;
 }
 
-/* What stands in front of the text. */
+/* The prefix of the text. */
 static size_t put_prefix(char *line, size_t cap, enum log_level level)
 {
 	struct timespec now;

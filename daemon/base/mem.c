@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * malloc, with three things that it does not have.
+ * malloc, with three additions.
  *
  * Failures to order: the n-th allocation of a thread fails, so a test can walk through
  * every one of an operation. Counts are a thread's own: helpers do not disturb them.
@@ -9,10 +9,10 @@
  * which a session uses ten. calloc() of half a megabyte clears it, and each of its pages
  * is a fault.
  *
- * Freeing elsewhere. What glibc gives back to the kernel (blocks that it had mapped, the
- * top of a heap) takes 50 ns a KiB and more; the loop's thread names a helper for that.
- * It is a thread's choice, not a block's: the same list may end on a helper, which then
- * frees it itself.
+ * Freeing elsewhere. Memory that glibc returns to the kernel (blocks that it had mapped,
+ * the top of a heap) takes 50 ns a KiB and more; the loop's thread names a helper for
+ * that. It is a thread's choice, not a block's: the same list may end on a helper, which
+ * then frees it itself.
  */
 #include "daemon/base/mem.h"
 
@@ -190,8 +190,8 @@ uint64_t mem_count(void)
 
 void mem_tune(void)
 {
-	/* a room's page lists, messages of them: mapped afresh, each page of each would
-	 * cost the loop a fault, and again when it goes */
+	/* a room's page lists, messages of them: mapped each time, each page would cost
+	 * the loop a fault, and again when freed */
 	mallopt(M_MMAP_THRESHOLD, 1 << 20);
 	mallopt(M_TRIM_THRESHOLD, 2 << 20);
 	mallopt(M_MXFAST, 0);

@@ -44,7 +44,7 @@ uint64_t metrics_sum(const struct metrics *m, unsigned int first, unsigned int l
 	return sum;
 }
 
-/* Its counts begin at zero: it stands for another peer now. */
+/* Counts restart at zero: the set now belongs to another peer. */
 static void peer_clear(struct metrics *m, unsigned int peer)
 {
 	metrics_set(m, METRIC_AT(PEER_BYTES, peer, METRIC_IN), 0);

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One gate for each user, started with his first connection and ended some seconds after
- * his last. All that goes over a gate's socket is one record each (gate_child.h), and
- * nothing here waits: a socket that takes no more is a gate that hangs.
+ * his last. Each message on a gate's socket is one record (gate_child.h), and nothing
+ * here waits: a socket that takes no more is a gate that hangs.
  *
  * Facts of the kernel that this rests on:
- *   - A peek that leaves no room for control data says MSG_CTRUNC when descriptors lie
- *     anywhere in the queue, also behind what it was asked for; it takes and drops none.
- *     A plain read of bytes that were seen so frees buffers without descriptors only.
+ *   - A peek without space for control data reports MSG_CTRUNC when descriptors lie
+ *     anywhere in the queue, also behind the requested bytes; it takes and drops none. A
+ *     plain read of bytes peeked this way frees only buffers without descriptors.
  *   - Except out-of-band bytes, which a peek passes by and a read drops, with their
  *     descriptors: SO_OOBINLINE makes them bytes like others.
- *   - The last close of a socket drops what lies in its queue, in the context of whoever
- *     closes; a duplicate in another process makes ours not the last. A listening socket
- *     drops so the connections that were not accepted.
- *   - SIGKILL ends some sleeps in close() (SO_LINGER) and not others (FUSE's flush).
- *     Whatever is killed runs no instruction of its own afterwards, so a socket from
- *     which it had not begun to receive is as it was.
+ *   - The last close of a socket drops the content of its queue, in the context of the
+ *     closing process; a duplicate in another process makes ours not the last. In the
+ *     same way, a listening socket drops connections that were not accepted.
+ *   - SIGKILL ends some sleeps in close() (SO_LINGER) and not others (FUSE's flush). A
+ *     killed process runs no further instruction, so a socket from which it had not
+ *     started to receive is unchanged.
  */
 #include "daemon/gate/gate.h"
 
@@ -37,9 +37,9 @@
 
 #define GATE_HANG_NS (5 * LOOP_NS_PER_S) /* on a loaded machine all take long */
 #define GATE_IDLE_NS (10 * LOOP_NS_PER_S)
-#define GATE_PARKED_MAX 256u /* sockets that nobody can close now */
+#define GATE_PARKED_MAX 256u /* sockets that no process can close now */
 #define GATE_STRANGERS ((uid_t)-1)
-#define GATE_LOST_SERIAL UINT64_MAX /* of no request: its client will be told */
+#define GATE_LOST_SERIAL UINT64_MAX /* of no request: its client gets an error */
 
 struct gate {
 	struct list link;
@@ -115,7 +115,8 @@ static void gates_on_reap(struct loop_defer *defer)
 		gate_free(list_entry(gate, struct gate, link));
 }
 
-/* What it still holds goes when its process ends. The object goes after this callback. */
+/* Its process closes the remaining descriptors when it ends. The object is freed after
+ * this callback. */
 static void gate_abandon(struct gate *gate, bool hung)
 {
 	warden_abandon(gate->gates->warden, gate->id, gate->uid, hung);
@@ -188,7 +189,7 @@ static void client_on_lost(struct loop_defer *defer)
 	client->on_parcel(client, &parcel);
 }
 
-/* Its bytes are gone, or nobody can receive them. */
+/* Its bytes are lost, or cannot be received. */
 static void client_lost(struct gate_client *client, const char *why)
 {
 	snprintf(client->why, sizeof(client->why), "%s", why);
@@ -206,8 +207,8 @@ static struct gate_client *client_by_serial(struct gate *gate, uint64_t serial)
 	return NULL;
 }
 
-/* It may have been taken over: more than it was asked for, or nothing at all, is not what
- * clients expect. */
+/* The process may be compromised: a reply that exceeds the request, or is empty, breaks
+ * the protocol. */
 static bool answer_fits(const struct gate_client *client,
 			const struct gate_answer *answer, unsigned int fd_count)
 {
@@ -217,7 +218,7 @@ static bool answer_fits(const struct gate_client *client,
 	       (answer->bytes > 0 || answer->fault == GATE_NOTHING);
 }
 
-/* A whole record; `n` is what was read of it. */
+/* A whole record; `n` is the number of bytes read. */
 static bool answer_whole(const struct gate_answer *answer, ssize_t n)
 {
 	return n >= (ssize_t)sizeof(*answer) && answer->bytes <= GATE_BYTES &&
@@ -311,7 +312,7 @@ static void gate_on_timer(struct loop_timer *timer)
 		gate_abandon(gate, false);
 		return;
 	}
-	/* what was answered while this daemon had no time */
+	/* replies that arrived while this daemon was busy */
 	if (gate_hangs(gate) && gate_read(gate)) {
 		if (gate->watch.fd >= 0)
 			loop_timer_start(timer, 0);
@@ -517,19 +518,19 @@ void gate_receive(struct gate_client *client, enum gate_op op, size_t want,
 
 /* ---- closing ---- */
 
-/* Nothing lies in its queue that a close could sleep on, nor can come any more. */
+/* Its queue has nothing that a close could sleep on, and nothing more can arrive. */
 static bool is_harmless(int fd)
 {
 	bool with = false;
 	char byte = 0;
 
 	(void)shutdown(fd, SHUT_RDWR);
-	/* unix_stream_read_generic() looks for descriptors through the whole queue */
+	/* unix_stream_read_generic() searches the whole queue for descriptors */
 	(void)gate_peek(fd, &byte, 1, &with);
 	return !with;
 }
 
-/* Nobody else holds it. */
+/* No other process holds it. */
 static void close_alone(struct gates *gates, int fd)
 {
 	struct gate_client client = {.fd = -1};
@@ -596,7 +597,7 @@ bool gates_full(struct gates *gates)
 
 void gate_listen(int fd)
 {
-	pass_rights(fd, 0); /* accepted sockets begin so, too */
+	pass_rights(fd, 0); /* accepted sockets inherit it */
 }
 
 /* ---- all of them ---- */

@@ -2,12 +2,12 @@
 /*
  * The process of a gate: it receives, judges and closes, and may sleep in any of it.
  *
- * What it refuses it closes only after it has answered, so that the stranger reads why
- * even where the close takes for ever. What it passes on it closes, too, and the daemon
- * holds a descriptor that passed vet_fd().
+ * It closes refused descriptors only after it has answered, so that the client gets the
+ * reason even if the close never returns. It closes accepted ones after passing them on,
+ * too, and the daemon holds a descriptor that passed vet_fd().
  *
- * "begun" goes out before bytes are taken: when the daemon kills a gate that hangs, it
- * knows from it whose bytes are lost and whose are still in their socket.
+ * "begun" is sent before bytes are taken: when the daemon kills a gate that hangs, it
+ * knows which client's bytes are lost and which are untouched in their socket.
  */
 #include "daemon/gate/gate_child.h"
 
@@ -19,7 +19,7 @@
 #include "daemon/gate/record.h"
 #include "daemon/gate/vet.h"
 
-/* In the data segment: pages come with use. */
+/* In the data segment: pages are allocated on use. */
 static int held[GATE_SLOTS_MAX]; /* descriptor + 1 */
 
 struct parcel {
@@ -29,7 +29,7 @@ struct parcel {
 	unsigned int fd_count;
 };
 
-/* As much as goes with one line, or all of it. */
+/* As many as one line may carry, or all of it. */
 static size_t piece_bytes(int fd, const struct gate_ask *ask, uint8_t *at, size_t want)
 {
 	ssize_t n;

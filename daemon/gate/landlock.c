@@ -2,11 +2,10 @@
 /*
  * Numbers and structures are written down here: libc has no functions for it, and headers
  * of Debian 12 know a part. A version of the kernel's that is newer has more rights,
- * which are not asked for; an older one is not asked for what it does not know.
+ * which are not requested; rights unknown to an older one are not requested.
  *
- * Reading is not taken from the main process: memory that an engine opened in another
- * mount namespace is opened again for reading (shm_reg.c), and below no directory of
- * ours.
+ * The main process keeps read access: memory that an engine opened in another mount
+ * namespace is opened again for reading (shm_reg.c), and below no directory of ours.
  */
 #include "daemon/gate/landlock.h"
 

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The filters are compiled once, before the first fork, by libseccomp, and loaded by the
- * kernel's own call: a child then needs no memory, no file and no other call to give up
- * the rest.
+ * kernel's own call: a child then needs no memory, file or other call to drop the rest.
  *
- * They lie over each other: a call must pass the filter of each ancestor, too. So the
- * warden's allows what its children need.
+ * They stack: a call must pass the filter of each ancestor, too. So the warden's allows
+ * the calls of its children.
  */
 #include "daemon/gate/sandbox.h"
 
@@ -28,8 +27,8 @@
 #include "daemon/gate/landlock.h"
 #include "daemon/gate/sandbox_calls.h"
 
-/* Sanitizers make calls of their own: a leak is looked for by a process that traces
- * this one. */
+/* Sanitizers make additional calls: leaks are searched by a process that traces this
+ * one. */
 #ifdef __has_feature
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || \
 	__has_feature(memory_sanitizer)
@@ -48,7 +47,8 @@
 
 static struct {
 	struct sock_fprog filters[KINDS];
-	struct sock_fprog quiet; /* what the main process is refused without a line */
+	struct sock_fprog quiet; /* calls refused to the main process without a log
+				  * line */
 	bool seccomp;
 	bool landlock; /* there is: gates are in it */
 	bool files;    /* so is this process */
@@ -57,7 +57,7 @@ static struct {
 
 /* ---- filters ---- */
 
-/* Bits of those whose calls pass through the filter of `kind`. */
+/* Bits of those whose calls pass the filter of `kind`. */
 static unsigned int kinds_under(enum sandbox_kind kind)
 {
 	return kind == SANDBOX_WARDEN ? 1u << SANDBOX_WARDEN | 1u << SANDBOX_GATE |
@@ -129,7 +129,7 @@ static int filter_done(scmp_filter_ctx filter, int r, struct sock_fprog *program
 }
 
 /*
- * libc asks for clone3 at each thread, and goes back to clone(), whose flags a filter
+ * libc asks for clone3 at each thread, and falls back to clone(), whose flags a filter
  * can see. By TIOCSTI a daemon that was started at a terminal would type there.
  */
 static int filter_make_quiet(void)
@@ -164,7 +164,7 @@ static int filter_make(enum sandbox_kind kind)
 
 /* ---- interface ---- */
 
-/* A kernel that has none, or whose container does not let it be used. */
+/* The kernel lacks it, or the container forbids it. */
 static bool kernel_filters(void)
 {
 	uint32_t action = SECCOMP_RET_KILL_PROCESS;
@@ -229,7 +229,7 @@ int sandbox_files(const char *const *directories)
 	return r;
 }
 
-/* SPEC_ALLOW: nobody's code runs here that would read the rest of the process by
+/* SPEC_ALLOW: no foreign code runs here that could read the rest of the process by
  * speculation; before Linux 5.16 a filter slows all loads and stores down against that.
  */
 static int filter_load(const struct sock_fprog *program, unsigned int flags)
@@ -237,7 +237,7 @@ static int filter_load(const struct sock_fprog *program, unsigned int flags)
 	long r = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER,
 			 flags | SECCOMP_FILTER_FLAG_SPEC_ALLOW, program);
 
-	if (r > 0) /* a thread has a filter of its own */
+	if (r > 0) /* each thread has its own filter */
 		errno = EBUSY;
 	return r == 0 ? 0 : -1;
 }

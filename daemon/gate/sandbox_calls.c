@@ -2,11 +2,11 @@
 /*
  * The main process's calls are its own and those of its libraries and drivers: libc,
  * libev, ZeroMQ, UCX, rdma-core, CUDA, libmicrohttpd, on every architecture, hence also
- * calls that one of them has and another has not. What it has no use for, and is not
- * here: other programs (execve) and processes (fork, kill, ptrace, process_vm_*),
- * namespaces, mounts, users, modules, bpf, perf, keyrings, new rings of io_uring,
- * userfaultfd, SysV IPC, clocks; devices, owners and attributes of files. The unit's
- * SystemCallFilter= has all that is here, too (tests/integration/test_sandbox.py).
+ * calls that one of them has and another has not. Not needed, and not listed here: other
+ * programs (execve) and processes (fork, kill, ptrace, process_vm_*), namespaces, mounts,
+ * users, modules, bpf, perf, keyrings, new rings of io_uring, userfaultfd, SysV IPC,
+ * clocks; devices, owners and attributes of files. The unit's SystemCallFilter= has all
+ * that is here, too (tests/integration/test_sandbox.py).
  *
  * Calls of the hot path have no condition on their arguments: for such a call the
  * kernel does not run the filter at all (Linux 5.11, its bitmap of allowed calls).
@@ -78,7 +78,7 @@ const struct sandbox_call sandbox_calls[] = {
 	 "get_mempolicy set_mempolicy move_pages",
 	 ANY},
 
-	/* what is asked of the machine and of itself */
+	/* queries about the machine and the process */
 	{M,
 	 "getrandom uname sysinfo getrusage getrlimit ugetrlimit getuid geteuid getgid "
 	 "getegid getresuid getresgid getgroups getppid getpgrp getpgid getsid capget "
@@ -120,7 +120,7 @@ const struct sandbox_call sandbox_calls[] = {
 	 "timerfd_gettime",
 	 ANY},
 
-	/* sockets. Netlink tells of interfaces and RDMA devices. */
+	/* sockets. Netlink lists interfaces and RDMA devices. */
 	{M, "socket", WHERE_INT(0, AF_UNIX)},
 	{M, "socket", WHERE_INT(0, AF_INET)},
 	{M, "socket", WHERE_INT(0, AF_INET6)},

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Judged by the file system first, since its number cannot be chosen by whoever opened
- * the file, and a file of a file system that others serve (FUSE, NFS) is none of these.
- * Of file systems on disks those count whose mounting takes the host's administrator, and
- * that lie on nothing but disks: an overlay may have FUSE beneath it, and any user can
- * mount one. A pipe, a socket or a terminal may sleep when it is closed, and nothing of
- * kvd needs one.
+ * The file system is checked first, since its number cannot be chosen by the process that
+ * opened the file, and a file of a file system that others serve (FUSE, NFS) is none of
+ * these. Of file systems on disks, those are accepted that only the host's administrator
+ * can mount and that use only disks: an overlay may have FUSE beneath it, and any user
+ * can mount one. A pipe, a socket or a terminal may sleep when it is closed, and nothing
+ * of kvd needs one.
  */
 #include "daemon/gate/vet.h"
 

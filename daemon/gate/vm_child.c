@@ -2,8 +2,8 @@
 /*
  * The memory of a process is reached through its /proc/PID/mem: that stays bound to the
  * address space it was opened for, also when the process executes another program or its
- * number goes to another process. A read or write may sleep for as long as whoever serves
- * that page likes (a FUSE file, userfaultfd); hence this process, which can be given up.
+ * pid is reused. A read or write may sleep for as long as the server of that page likes
+ * (a FUSE file, userfaultfd); hence this process, which can be given up.
  */
 #include "daemon/gate/vm_child.h"
 
@@ -13,7 +13,7 @@
 
 #include "daemon/gate/record.h"
 
-/* Bytes of one row; errno is of what stopped it. */
+/* Bytes of one row; errno is the error that stopped it. */
 static uint64_t row_move(int mem, const struct vm_row *row, uint8_t *at, int write)
 {
 	uint64_t done = 0;
@@ -27,7 +27,7 @@ static uint64_t row_move(int mem, const struct vm_row *row, uint8_t *at, int wri
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n == 0)
-			errno = ESRCH; /* the address space is gone */
+			errno = ESRCH; /* the address space no longer exists */
 		else if (n < 0 && errno == EIO)
 			errno = EFAULT;
 		if (n <= 0)

@@ -5,10 +5,10 @@
  * The warden is the daemon as it was before all that.
  *
  * Orders are one record each on a SOCK_SEQPACKET pair, so that none is half read and a
- * descriptor belongs to its record. What the warden says back is the id of a process
- * that has ended. It ends at end of file, with SIGKILL for its children: they cannot
- * serve anybody any more. SIGTERM and its like are the daemon's to interpret: systemd
- * sends them to all processes of the service, and the daemon drains.
+ * descriptor belongs to its record. The warden replies with the id of each process that
+ * has ended. It ends at end of file, with SIGKILL for its children: they serve no one
+ * after that. SIGTERM and its like are the daemon's to interpret: systemd sends them to
+ * all processes of the service, and the daemon drains.
  */
 #include "daemon/gate/warden.h"
 
@@ -73,8 +73,8 @@ static void keeper_no_output(void)
 		(void)dup2(null, fd);
 }
 
-/* Of the daemon's descriptors none stays but these two: its sockets, its lock and what a
- * service manager passed would outlive it here. */
+/* All of the daemon's descriptors are closed but these two: its sockets, its lock and
+ * descriptors from a service manager would outlive it here. */
 static void keeper_close_rest(int socket, int other)
 {
 	int one = other < 0 ? socket : other; /* there may be no other */
@@ -137,7 +137,7 @@ static _Noreturn void child_run(int socket, const struct order *order)
 
 static void keeper_gone(const struct keeper *keeper, uint64_t id)
 {
-	/* the daemon reads them all: what does not fit means that it hangs */
+	/* the daemon reads them all: a full queue means that it hangs */
 	(void)send(keeper->socket, &id, sizeof(id), MSG_NOSIGNAL);
 }
 

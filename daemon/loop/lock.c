@@ -3,13 +3,13 @@
  * One daemon a name. The kernel drops a flock with its holder, so a crash leaves
  * nothing to clean up; only the file, which is taken over.
  *
- * A killed daemon with gigabytes mapped takes up to seconds to die, and its lock
- * lasts as long as it does. Who starts the next one at once shall not be refused for
- * that: a holder whose address space is gone already (`statm` reads 0) is waited for.
- * Under the unit /proc hides it; there systemd starts none before the last has ended.
+ * A killed daemon with gigabytes mapped takes up to seconds to die, and its lock lasts as
+ * long as it does. An immediate restart must not be refused for that: a holder whose
+ * address space is already freed (`statm` reads 0) is waited for. Under the unit /proc
+ * hides it; there systemd starts none before the last has ended.
  *
  * The lock belongs to the name; a daemon's sockets may lie anywhere, so that two names
- * can mean one socket. Whether somebody lives behind it is asked by connecting.
+ * can mean one socket. A connection attempt shows whether a process listens there.
  */
 #include "daemon/loop/lock.h"
 
@@ -42,7 +42,7 @@ static void pause_a_moment(void)
 	nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
 }
 
-/* Killed, its memory gone, and on its way to close what it holds? */
+/* Killed, its memory freed, and about to close its descriptors? */
 static bool process_is_dying(const char *pid)
 {
 	cleanup_close int statm = -1;
@@ -81,7 +81,7 @@ static int busy(int fd, const char *path)
 			 *text ? text : "unknown");
 }
 
-/* Is the locked file still the one that the path names? */
+/* Does the path name the locked file? */
 static int check_same(int fd, const char *path)
 {
 	struct stat by_fd, by_path;
@@ -163,7 +163,7 @@ int lock_look(struct lock *lock)
 
 	if (r == TRY_AGAIN)
 		r = try_take(lock->path, false, &fd);
-	if (r == TRY_AGAIN) /* the next look tells */
+	if (r == TRY_AGAIN) /* the next check finds out */
 		return 0;
 	if (r < 0 || fd < 0)
 		return err_pass(r);
@@ -179,7 +179,7 @@ void lock_drop(struct lock *lock)
 {
 	if (lock->fd < 0)
 		return;
-	/* while it is ours; a successor's goes only with it */
+	/* while it is ours; a successor's is removed only by the successor */
 	if (check_same(lock->fd, lock->path) == 0)
 		unlink(lock->path);
 	close(lock->fd);
@@ -188,8 +188,8 @@ void lock_drop(struct lock *lock)
 
 /* ---- a socket's name ---- */
 
-/* The pid of who listens at `path`; 0: somebody, it cannot be said who; -1: nobody.
- * A full backlog and a socket of another type are somebody, too. */
+/* The pid of the process that listens at `path`; 0: its pid is unknown; -1: no listener.
+ * A full backlog and a socket of another type count as listeners. */
 static int socket_listener(const char *option, const char *path, pid_t *pid_p)
 {
 	cleanup_close int fd =
@@ -214,7 +214,7 @@ static int socket_listener(const char *option, const char *path, pid_t *pid_p)
 	return 0;
 }
 
-/* 0, or TRY_AGAIN while who listens is dying. */
+/* 0, or TRY_AGAIN while the listener is exiting. */
 static int socket_unused(const char *option, const char *path)
 {
 	char text[32] = "unknown";
@@ -288,7 +288,7 @@ int lock_socket_bind(struct lock_socket *made, int fd, const char *option,
 	if (r < 0 || lstat(path, &made->made) < 0)
 		return err_raise_errno(errno, "%s = %s", option, path);
 	memcpy(made->path, addr.sun_path, sizeof(made->path));
-	/* at once: a name that nobody listens on is taken for an old one */
+	/* at once: a name without a listener is treated as stale */
 	if (listen(fd, backlog) < 0)
 		return err_raise_errno(errno, "%s = %s", option, path);
 	return 0;

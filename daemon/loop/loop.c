@@ -1,27 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The loop is a thin layer over libev that keeps three things in its own hands.
+ * The loop is a thin layer over libev that handles three aspects itself.
  *
- * Time. `now_ns` is read once when the poll returns (libev's acquire hook, so
- * that it is right before the first callback) and holds for the whole turn.
- * Every timer lies in one binary heap ordered by (due, start order); libev only
- * sees one ev_timer, armed for the earliest. The heap is what makes a virtual
- * loop possible: the same code with a clock that jumps to the heap's root. The heap's
- * links lie in the timers, so starting one cannot fail. It also gives ties a fixed order,
- * which ev_timer does not, and a seed replays.
+ * Time. `now_ns` is read once when the poll returns (libev's acquire hook, so that it is
+ * right before the first callback) and holds for the whole turn. Every timer lies in one
+ * binary heap ordered by (due, start order); libev only sees one ev_timer, armed for the
+ * earliest. The heap makes a virtual loop possible: the same code with a clock that jumps
+ * to the heap's root. The heap's links lie in the timers, so starting one cannot fail. It
+ * also gives ties a fixed order, which ev_timer does not, and a seed replays.
  *
- * Order. A turn is: deferred calls, prepare hooks, wait, fds, timers. Fds come
- * before timers so that an answer that waits in a socket is seen before the
- * timer that would declare its sender dead. Deferred calls and timers run in
- * batches: what a batch starts anew belongs to the next turn, which then does
- * not wait. So nothing in one turn can starve the poll.
+ * Order. A turn is: deferred calls, prepare hooks, wait, fds, timers. Fds precede timers
+ * so that an answer that waits in a socket is seen before the timer that would declare
+ * its sender dead. Deferred calls and timers run in batches: calls added during a batch
+ * belong to the next turn, which then does not wait. So nothing in one turn can starve
+ * the poll.
  *
- * Time. Each part of a turn (calls, fds, timers) may take PART_NS; what is left of
- * it waits for the next turn, first in line there, behind a poll that does not
- * wait. Each part runs one callback at least, so none can starve another. Fds that
- * were ready and had no turn stand in a queue of their own: which of them libev
- * tells first must not decide what is served. A callback that has many small things
- * to do asks loop_enough() between them.
+ * Time. Each part of a turn (calls, fds, timers) may take PART_NS; the rest runs first in
+ * the next turn, after a poll that does not wait. Each part runs one callback at least,
+ * so none can starve another. Ready fds that were not served are queued: libev's order
+ * must not decide which are served. A callback with many small steps calls loop_enough()
+ * between them.
  *
  * Lag. A daemon that was kept from its poll (a long callback, a stopped
  * process, a starved core) must not declare its peers dead. Two kinds of stall are
@@ -30,8 +28,8 @@
  * some moment, so the notes form a monotonic stack: from oldest to newest the
  * lengths fall, and the first note that ended after that moment is the answer.
  *
- * libev aborts the process when it cannot grow its fd table; a loop_fd costs it
- * 16 bytes of array, our own memory fails long before and answers ERR_NOMEM.
+ * libev aborts the process when it cannot grow its fd table; a loop_fd costs it 16 bytes
+ * of array, our own allocations fail long before and return ERR_NOMEM.
  */
 #include "daemon/loop/loop.h"
 
@@ -55,7 +53,7 @@
 #define STALL_MIN_NS LOOP_NS_PER_MS /* epoll's own granularity */
 /* libev keeps time as a double: aim a little late rather than wake twice */
 #define ALARM_SLACK_NS UINT64_C(2000)
-/* a fifth of what a turn may take is left for the last callback of each part */
+/* a fifth of a turn's time is left for the last callback of each part */
 #define PART_NS (LOOP_TURN_NS / 6)
 #define RANDOM_WORDS 64u
 #define CPU_CALM 4u
@@ -68,10 +66,10 @@ struct stall {
 struct loop {
 	struct ev_loop *ev; /* NULL when virtual */
 	ev_timer alarm;
-	uint64_t alarm_ns; /* what it is armed for, NEVER when stopped */
+	uint64_t alarm_ns; /* the time it is armed for, NEVER when stopped */
 	bool stop;
 	uint64_t now_ns;
-	uint64_t ran; /* callbacks so far */
+	uint64_t ran; /* callbacks until now */
 
 	struct loop_timer *root; /* of the heap: the earliest */
 	size_t heap_count;
@@ -85,7 +83,7 @@ struct loop {
 	unsigned int part_asks, asks_left; /* loop_virtual_parts() */
 
 	uint64_t polled_ns; /* the poll last returned */
-	uint64_t due_ns;    /* earliest timer when the poll began */
+	uint64_t due_ns;    /* earliest timer when the poll started */
 	struct stall stalls[STALL_NOTES];
 	size_t stall_count;
 	uint64_t cpu_ns; /* of this thread, when it was last read; 0: never */
@@ -137,7 +135,7 @@ uint64_t loop_lag_ns(const struct loop *loop, uint64_t since_ns)
 	uint64_t lag = 0;
 
 	if (!loop->ev)
-		return 0; /* virtual time stands still in callbacks */
+		return 0; /* virtual time does not advance in callbacks */
 	for (size_t i = 0; i < loop->stall_count; i++) {
 		if (loop->stalls[i].end_ns > since_ns) {
 			lag = loop->stalls[i].len_ns;
@@ -179,7 +177,7 @@ static bool timer_before(const struct loop_timer *a, const struct loop_timer *b)
 	return a->at_ns != b->at_ns ? a->at_ns < b->at_ns : a->order < b->order;
 }
 
-/* Where the n-th timer of the heap hangs: the bits of n below the highest say left or
+/* Where the n-th timer of the heap hangs: the bits of n below the highest mean left or
  * right, from the root down. */
 static struct loop_timer **heap_slot(struct loop *loop, size_t n,
 				     struct loop_timer **up_p)
@@ -300,8 +298,8 @@ static void run_timers(struct loop *loop)
 	while (loop->root) {
 		struct loop_timer *timer = loop->root;
 
-		/* one that was started in this batch can only be due now, so
-		 * all that are older come before it */
+		/* one that was started in this batch can only be due now, so all older
+		 * ones precede it */
 		if (timer->at_ns > loop->now_ns || timer->order > batch)
 			return;
 		loop_timer_stop(timer);
@@ -381,7 +379,7 @@ void loop_prepare_remove(struct loop_prepare *prepare)
 	list_remove(&prepare->link);
 }
 
-/* Each hook once, whatever hooks add or remove meanwhile. True: do not sleep. */
+/* Each hook once, even if hooks add or remove others. True: do not sleep. */
 static bool run_prepares(struct loop *loop)
 {
 	struct list batch, *link;
@@ -422,8 +420,8 @@ static void on_io(struct ev_loop *ev, ev_io *impl, int revents)
 	struct io *io = container_of(impl, struct io, ev);
 	int events = 0;
 
-	/* libev gives EV_ERROR (a bad fd) with both bits: the owner's next
-	 * read or write then tells it */
+	/* libev gives EV_ERROR (a bad fd) with both bits: the owner's next read or write
+	 * then returns it */
 	if (revents & EV_READ)
 		events |= LOOP_READ;
 	if (revents & EV_WRITE)
@@ -618,7 +616,7 @@ static void alarm_arm(struct loop *loop, uint64_t at_ns, uint64_t clock_ns)
 	loop->alarm_ns = at_ns;
 	if (at_ns == NEVER)
 		return;
-	ev_now_update(loop->ev); /* libev counts from its own last look */
+	ev_now_update(loop->ev); /* libev counts from its last clock read */
 	ev_timer_set(&loop->alarm, (double)(at_ns - clock_ns + ALARM_SLACK_NS) * 1e-9,
 		     0.);
 	ev_timer_start(loop->ev, &loop->alarm);

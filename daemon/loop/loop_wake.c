@@ -10,8 +10,8 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 
-/* `pending` saves the system call while one is on its way. The exchange on
- * both sides orders what the waker wrote before what on_wake reads. */
+/* `pending` saves the system call while one is pending. The exchange on both sides orders
+ * the waker's writes before the reads of on_wake. */
 static void wake_take(struct loop_wake *wake)
 {
 	(void)__atomic_exchange_n(&wake->pending, false, __ATOMIC_ACQ_REL);
@@ -70,14 +70,14 @@ void loop_wake(struct loop_wake *wake)
 
 	assert(wake->on_wake);
 	/* Set already: the loop has not taken it yet, and its exchange (acquire) will
-	 * make visible what was stored before this one (release). */
+	 * make visible the stores before this one (release). */
 	if (__atomic_exchange_n(&wake->pending, true, __ATOMIC_ACQ_REL))
 		return;
 	if (loop_is_virtual(wake->watch.loop)) {
 		loop_defer(wake->watch.loop, &wake->defer);
 		return;
 	}
-	/* a count of 1 always fits: nobody else writes while pending is set */
+	/* a count of 1 always fits: no other thread writes while pending is set */
 	if (write(wake->watch.fd, &one, sizeof(one)) != (ssize_t)sizeof(one))
 		assert(errno == EAGAIN);
 	errno = saved;

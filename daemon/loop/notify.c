@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Everything systemd says comes in environment variables, which are checked as
- * any other input: numbers must be whole, the pid must be ours, the fd must be
- * what a control socket is. What goes out is one datagram a message, sent from
- * a socket of its own: messages are rare, and an fd that is kept would have to
- * be guarded over a fork.
+ * Input from systemd is in environment variables, which are checked like any other input:
+ * numbers must be whole, the pid must be ours, the fd must be a valid control socket.
+ * Each message is one datagram, sent from a new socket: messages are rare, and an fd that
+ * is kept would have to be guarded over a fork.
  */
 #include "daemon/loop/notify.h"
 
@@ -79,7 +78,7 @@ static void send_text(const char *text, size_t len, int with)
 		msg.msg_control = control;
 		msg.msg_controllen = sizeof(control);
 	}
-	/* lost when nobody listens any more; see the header */
+	/* lost without a receiver; see the header */
 	(void)sendmsg(fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 

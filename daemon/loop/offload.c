@@ -2,10 +2,10 @@
 /*
  * A fixed pool of helper threads, a queue in for each principal and one queue out.
  *
- * `queue` holds the first job of each principal that has any; the others lie behind
- * it, in the job, so submitting allocates nothing. Who is served goes to the end. A
- * principal with half of the helpers at work is passed over until one comes back,
- * which then looks again itself.
+ * `queue` holds the first job of each principal that has any; the others lie behind it,
+ * in the job, so submitting allocates nothing. A served principal moves to the end. A
+ * principal that occupies half of the helpers is skipped until one finishes, which then
+ * checks again itself.
  *
  * The lock covers only the lists and `started`; a job's own fields belong
  * to the helper between the moment it is taken and the moment it lies in the
@@ -14,9 +14,8 @@
  * start in the order of submission; with more than one helper they may end in
  * another.
  *
- * The inline kind has no threads: work runs in offload_submit() and `done`
- * comes through the same loop_wake, which a virtual loop runs as a deferred
- * call.
+ * The inline kind has no threads: work runs in offload_submit() and `done` uses the same
+ * loop_wake, which a virtual loop runs as a deferred call.
  */
 #include "daemon/loop/offload.h"
 
@@ -35,7 +34,7 @@ struct offload {
 	struct loop_wake wake;
 	pthread_mutex_t lock;
 	pthread_cond_t more;
-	struct list queue;    /* not begun: the first of each principal */
+	struct list queue;    /* not started: the first of each principal */
 	struct list finished; /* done not yet called */
 	bool stopping;
 	bool held;	      /* inline only */
@@ -130,7 +129,7 @@ static void *helper_main(void *arg)
 	struct offload_job *job;
 
 	pthread_setname_np(pthread_self(), "kvd-offload");
-	/* plans and page faults by the thousand: the loop's thread goes first */
+	/* plans and page faults by the thousand: the loop's thread has priority */
 	cpu_bulk();
 	pthread_mutex_lock(&o->lock);
 	while ((job = take_job(o))) {
@@ -141,7 +140,7 @@ static void *helper_main(void *arg)
 		pthread_mutex_lock(&o->lock);
 		helper->working = false;
 		list_push_back(&o->finished, &job->link);
-		/* not under the lock, or who is woken waits for it */
+		/* not under the lock, or the woken thread would wait for it */
 		pthread_mutex_unlock(&o->lock);
 		loop_wake(&o->wake);
 		pthread_mutex_lock(&o->lock);
@@ -150,14 +149,14 @@ static void *helper_main(void *arg)
 	return NULL;
 }
 
-/* Call `done` of what had finished when this began. */
+/* Call `done` of jobs that had finished when this was called. */
 static void run_finished(struct offload *o)
 {
 	struct offload_job *job;
 	struct list batch, *link;
 
 	/* One batch: a `done` that submits again, or frees its job, meets no list of ours
-	 * under the lock, and what finishes meanwhile waits for the next turn. */
+	 * under the lock, and jobs that finish meanwhile wait for the next turn. */
 	list_init(&batch);
 	pthread_mutex_lock(&o->lock);
 	while ((link = list_pop_front(&o->finished)))
@@ -269,7 +268,7 @@ void offload_free(struct offload *o)
 	pthread_mutex_unlock(&o->lock);
 	for (unsigned int i = 0; i < o->threads; i++)
 		pthread_join(o->helpers[i].tid, NULL);
-	o->threads = 0; /* what `done` submits now runs here */
+	o->threads = 0; /* jobs submitted by `done` now run here */
 	run_finished(o);
 	while (o->pending) {
 		while ((job = queue_pick(o)))

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A lookup cannot be called off. So an asker that goes leaves its own running: the last
- * of the two frees the question. What runs is counted, also beyond the lives of the
- * askers, and bounded.
+ * A lookup cannot be called off. So a requester that ends leaves its lookup running: the
+ * last of the two frees the question. Running lookups are counted, also after their
+ * requesters have ended, and bounded.
  *
- * IPv4 goes first: a daemon that listens on one kind of address listens on that.
+ * IPv4 is first: a daemon that listens on one kind of address listens on that.
  */
 #include "daemon/loop/question.h"
 
@@ -24,9 +24,9 @@
 struct question {
 	struct lookup lookup;
 	pthread_mutex_t lock;	/* of the two below */
-	struct loop_wake *wake; /* of the asker; NULL: it is gone */
+	struct loop_wake *wake; /* of the requester; NULL: it has ended */
 	bool answered;
-	atomic_int refs; /* the asker's, and the thread's */
+	atomic_int refs; /* the requester's, and the thread's */
 	char host[QUESTION_HOST_MAX], port[8];
 };
 

@@ -2,13 +2,13 @@
 /*
  * The copy threads.
  *
- * Jobs wait in one ring. A thread takes the first job, claims its next slice
- * under the lock, puts the job back at the end while it has slices left, and
- * copies without the lock. So jobs share the threads fairly, one job can use
- * them all, and a cancel waits for one slice at most. A job is done when no
- * slice of it is left to claim and none is running; then it moves to the done
- * list and the loop calls on_done. Nothing else hands a job back, which is the
- * whole proof behind "quiesced": after on_done no thread holds its addresses.
+ * Jobs wait in one ring. A thread takes the first job, claims its next slice under the
+ * lock, puts the job back at the end while it has slices left, and copies without the
+ * lock. So jobs share the threads fairly, one job can use them all, and a cancel waits
+ * for one slice at most. A job is done when no slice of it is left to claim and none is
+ * running; then it moves to the done list and the loop calls on_done. No other path
+ * completes a job, which is the whole proof behind "quiesced": after on_done no thread
+ * holds its addresses.
  *
  * A short job is not worth a thread: the loop's own copies it in copier_submit(), one
  * such job a turn, and its on_done follows as a deferred call. So a room of one page
@@ -47,8 +47,8 @@
 #include "daemon/memory/tokens.h"
 
 #define COPY_STREAM_BYTES (UINT64_C(2) << 20) /* about a core's own cache */
-/* What the loop's own thread copies, a turn: 5 us, a third of what it takes to wake
- * another thread and to be woken by it. */
+/* The most that the loop's own thread copies in a turn: 5 us, a third of the time to wake
+ * another thread and be woken by it. */
 #define COPY_AT_ONCE_BYTES (UINT64_C(64) << 10)
 #define COPY_AT_ONCE_ROWS 1024u
 
@@ -67,13 +67,13 @@ struct copier {
 	pthread_cond_t more;
 	struct list ready;		    /* jobs with slices to claim */
 	struct loop_defer deliver;	    /* those of the loop's own */
-	uint64_t at_once_ns, at_once_bytes; /* the turn, and what was copied in it */
+	uint64_t at_once_ns, at_once_bytes; /* the turn, and the bytes copied in it */
 	bool stopping;
 	struct tokens *tokens;	/* NULL: as many threads as there are */
 	unsigned int running;	/* threads in a slice */
 	struct numa *numa;	/* NULL: one node */
-	struct copy_gpu *gpu;	/* NULL: no job had device memory so far */
-	struct copy_file *file; /* NULL: no job had a file so far */
+	struct copy_gpu *gpu;	/* NULL: no job had device memory yet */
+	struct copy_file *file; /* NULL: no job had a file yet */
 	unsigned int worker_count;
 	struct worker *workers;
 };
@@ -93,7 +93,7 @@ static void slice_run(struct worker *worker, struct copy_job *job)
 	list_remove(&job->link);
 	if (end < job->end)
 		list_push_back(&copier->ready, &job->link);
-	/* before the lock goes: a cancel must find this slice under way */
+	/* before the lock is released: a cancel must find this slice running */
 	atomic_fetch_add(&job->slices_running, 1);
 	copier->running++;
 	pthread_mutex_unlock(&copier->done.lock);
@@ -316,7 +316,7 @@ static uint64_t job_slice(const struct copier *copier, const struct copy_job *jo
 	return row > 0 && row < bytes / IOV_MAX ? row * IOV_MAX : bytes;
 }
 
-/* Memory that neither faults nor waits, whatever its owner does. */
+/* Memory that neither faults nor waits, regardless of its owner. */
 static bool is_for_loop(const struct copy_end *end)
 {
 	for (uint32_t i = 0; end->buffers && i < end->buffer_count; i++) {
@@ -426,7 +426,7 @@ void copier_cancel(struct copier *copier, struct copy_job *job)
 	}
 	pthread_mutex_lock(&copier->done.lock);
 	/* With all slices taken the job is in no queue, or in that of finished ones: the
-	 * last slice settles it, or on_done is on its way. */
+	 * last slice settles it, or on_done is pending. */
 	if (!atomic_exchange(&job->canceled, true) && job->next_byte < job->end) {
 		list_remove(&job->link);
 		copy_done_settle(&copier->done, job);

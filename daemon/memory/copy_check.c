@@ -63,7 +63,7 @@ static int runs_check(const struct copy_job *job)
 				&job->src) &&
 	    copy_check_ends_fit(job->plan->dst_ends, job->plan->dst_ends_count,
 				&job->dst))
-		return 0; /* all of the plan does: no look at its runs */
+		return 0; /* the whole plan does: no need to check its runs */
 	r = plan_walk_seek(&at, job->plan, job->begin);
 	if (r < 0)
 		return err_pass(r);

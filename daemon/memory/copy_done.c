@@ -29,10 +29,10 @@ void copy_done_fini(struct copy_done *done)
 }
 
 /*
- * The lock is held. Called by each slice's end and by a cancel: only the call that
- * finds no slice running, and none to come, queues the job, so it is queued once. A job
- * that failed or was canceled is in no queue of ready ones, so no thread begins another
- * slice of it: after on_done no thread has its addresses.
+ * The lock is held. Called by each slice's end and by a cancel: only the call that finds
+ * no slice running, and none left, queues the job, so it is queued once. A job that
+ * failed or was canceled is in no queue of ready ones, so no thread starts another slice
+ * of it: after on_done no thread has its addresses.
  */
 void copy_done_settle(struct copy_done *done, struct copy_job *job)
 {

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Copies that wait for a disk, on threads of their own: a copy thread that waited would
- * be missed by everybody whose bytes are in memory.
+ * Copies that wait for a disk, on separate threads: a copy thread that waited would be
+ * missing for all jobs whose bytes are in memory.
  *
  * Rejected: the disk of the store (store/disk.h). It lies above this layer; its ring of
- * io_uring is made before the sandbox is entered and is one for all, with 32 pieces in
- * flight, which a single file that does not answer would keep. Engines bring files of
- * disks that this daemon's operator did not choose, so what counts here is that one of
- * them holds up nobody else: a job has at most JOB_SLICES slices under way, a user
- * USER_SLICES. Threads are made when work finds none idle, THREADS_MAX in all, and stay.
+ * io_uring is made before the sandbox is entered and is shared, with 32 requests in
+ * flight, which a single file that does not respond would occupy. Engines pass files on
+ * disks that this daemon's operator did not choose, so one of them must not delay the
+ * others: a job has at most JOB_SLICES slices in flight, a user USER_SLICES. Threads are
+ * made when work finds none idle, THREADS_MAX in all, and stay.
  *
- * A slice is one to a few system calls (file_rows.h). Nothing ends a call that a disk
- * does not answer, so neither cancel nor deadline ends its job before: "canceled" says
- * that nothing touches the memory or the file any more. If the daemon is to end
- * meanwhile, it does not wait for it (kvd.c, `abandoned`).
+ * A slice is one to a few system calls (file_rows.h). A call to a disk that does not
+ * respond cannot be ended, so neither cancel nor deadline ends its job earlier:
+ * "canceled" means that nothing touches the memory or the file any more. If the daemon is
+ * to end meanwhile, it does not wait for it (kvd.c, `abandoned`).
  */
 #include "daemon/memory/copy_file.h"
 
@@ -30,7 +30,7 @@
 
 /* Of the CPU's slices: a call costs more than a thread's turn. */
 #define SLICE_FACTOR 4u
-/* Scattered rows are a call each, which a device does beside each other. */
+/* Scattered rows are a call each, which a device executes in parallel. */
 #define SLICE_ROWS 8u
 #define JOB_SLICES 16
 #define USER_SLICES 64u
@@ -42,11 +42,11 @@ struct file_thread {
 	struct file_hand *hand;
 };
 
-/* Of whom there is a job. */
+/* Users with a job. */
 struct file_user {
 	struct list link;
 	uid_t uid;
-	struct list ready;    /* jobs of which another slice may begin */
+	struct list ready;    /* jobs with another slice to start */
 	unsigned int running; /* slices */
 	unsigned int jobs;
 };
@@ -54,7 +54,7 @@ struct file_user {
 struct copy_file {
 	struct copy_done done; /* its lock is that of all here */
 	pthread_cond_t more;
-	struct list users; /* who had a turn goes to the end */
+	struct list users; /* a served user moves to the end */
 	uint64_t slice_bytes;
 	unsigned int idle, thread_count;
 	bool stopping;
@@ -83,7 +83,7 @@ static int copy_file_thread_start(struct copy_file *file)
 	return 0;
 }
 
-/* There is a slice to begin. The lock is held. A failure costs nothing while there is a
+/* There is a slice to start. The lock is held. A failure costs nothing while there is a
  * thread at all. */
 static int copy_file_wake(struct copy_file *file, const struct file_user *user)
 {
@@ -151,7 +151,8 @@ static bool job_over(const struct copy_job *job)
 		atomic_load(&job->canceled));
 }
 
-/* The lock is held. What copy_done_settle() hands back is its user's no more. */
+/* The lock is held. A job passed on by copy_done_settle() no longer counts for its
+ * user. */
 static void job_settle(struct copy_file *file, struct copy_job *job)
 {
 	struct file_user *user = job->file_user;
@@ -170,7 +171,7 @@ static bool job_may_begin(const struct copy_job *job)
 	       atomic_load(&job->slices_running) < JOB_SLICES;
 }
 
-/* The next job, and who it is of goes behind all others. */
+/* The next job; its user moves behind all others. */
 static struct copy_job *job_pick(struct copy_file *file)
 {
 	struct file_user *user;
@@ -338,8 +339,8 @@ int copy_file_submit(struct copy_file *file, struct copy_job *job)
 void copy_file_cancel(struct copy_file *file, struct copy_job *job)
 {
 	pthread_mutex_lock(&file->done.lock);
-	/* its slices are waited for; with all of them begun the last one settles it. One
-	 * that is over waits for on_done. */
+	/* its slices are waited for; with all of them started the last one settles it. A
+	 * finished job waits for on_done. */
 	if (!atomic_exchange(&job->canceled, true) && job->file_user &&
 	    job->next_byte < job->end) {
 		list_remove(&job->link);

@@ -6,11 +6,11 @@
  * for it: jobs take turns, a slice each. A job is done when none of its slices is
  * queued.
  *
- * While the thread has work it is a user of its device and holds lanes; when it has
- * none, it holds nothing: the context may go with the last engine.
+ * While the thread has work it is a user of its device and holds lanes; when it has none,
+ * it holds nothing: the context may be released with the last engine.
  *
- * tcp's I/O threads copy a frame at a time (copy_now()), on a lane of their own
- * each; what a frame waits for, the kernel's socket buffers hide from the wire.
+ * tcp's I/O threads copy a frame at a time (copy_now()), on their own lane each; the
+ * kernel's socket buffers hide a frame's waiting time from the wire.
  */
 #include "daemon/memory/copy_gpu.h"
 
@@ -298,7 +298,7 @@ int copy_gpu_submit(struct copy_gpu *gpu, struct copy_job *job)
 void copy_gpu_cancel(struct copy_gpu *gpu, struct copy_job *job)
 {
 	pthread_mutex_lock(&gpu->done.lock);
-	/* its slices are waited for; a job that is being begun settles after that */
+	/* its slices are waited for; a job that is being started settles after that */
 	if (!atomic_exchange(&job->canceled, true) && job->next_byte < job->end) {
 		list_remove(&job->link);
 		copy_done_settle(&gpu->done, job);

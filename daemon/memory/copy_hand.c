@@ -2,16 +2,16 @@
 /*
  * Copying a range of a job in the calling thread.
  *
- * A slice is found in the plan by a seek, then walked run by run, not row by
- * row: a run's head (a row that began in the slice before), its whole rows, its
- * tail. Whole rows are one call into rows.c. A job larger than a core's cache
- * goes past it (non-temporal stores), a small one stays where the engine's next
- * read finds it; linear ends (bounce slots) are read again at once.
+ * A slice is found in the plan by a seek, then walked run by run, not row by row: a run's
+ * head (a row started in the previous slice), its whole rows, its tail. Whole rows are
+ * one call into rows.c. A job larger than a core's cache bypasses it (non-temporal
+ * stores), a small one stays where the engine's next read finds it; linear ends (bounce
+ * slots) are read again at once.
  *
- * Slices are cut into stretches, during which neither end's memory changes: a
- * stretch is what runs under one SIGBUS guard, and for vm memory what goes into
- * one list of iovecs. Where both ends are other processes' memory, a bounce
- * buffer of the thread's own, small enough for its cache, stands between.
+ * Slices are cut into stretches, during which neither end's memory changes: a stretch
+ * runs under one SIGBUS guard, and for vm memory the content of one iovec list. Where
+ * both ends are other processes' memory, a bounce buffer per thread, small enough for its
+ * cache, is between them.
  *
  * Rows may overlap where an engine asked for it (the xfer layer allows that);
  * such bytes are then undefined, but never a fault: hence memmove.
@@ -44,7 +44,7 @@ struct side {
 	uint64_t origin;
 };
 
-/* Where a thread is in the plan, and what it may touch until `end`. */
+/* A thread's position in the plan, and the memory that it may touch until `end`. */
 struct stretch {
 	struct copy_hand *hand;
 	const struct plan *plan;
@@ -89,8 +89,8 @@ static uint64_t side_address(const struct side *side, uint32_t buffer, uint64_t 
 	       b->offset + offset;
 }
 
-/* The next piece of the current run, at most `most` bytes: the rest of a row
- * that was begun, or whole rows, or the beginning of a row. */
+/* The next piece of the current run, at most `most` bytes: the rest of a started row, or
+ * whole rows, or the first part of a row. */
 static uint64_t piece_take(struct stretch *st, uint64_t most, struct piece *piece_p)
 {
 	const struct plan_run *run = &st->plan->runs[st->at.run];
@@ -167,7 +167,7 @@ static void iov_flush(struct stretch *st)
 			st->error = n < 0 ? errno : EFAULT;
 			return;
 		}
-		/* a part: go on after it, the next call says why it stopped */
+		/* a part: continue after it, the next call returns the reason */
 		while (count > 0 && (size_t)n >= near->iov_len) {
 			n -= (ssize_t)near->iov_len;
 			near++;
@@ -270,7 +270,7 @@ static int stretch_fault(const struct stretch *st)
 
 	if (st->error == ECANCELED)
 		return err_raise(ERR_CANCELED, "the copy was canceled");
-	if (st->error != EFAULT) /* gone, or it hangs */
+	if (st->error != EFAULT) /* exited, or it hangs */
 		atomic_store(&vm->dead, true);
 	if (st->error == ESRCH)
 		return err_pass(memory_gone(vm));
@@ -328,7 +328,7 @@ bool copy_has_vm(const struct copy_end *end)
 	return false;
 }
 
-/* Neither end may be an iovec of ours: chunks go through the thread's bounce. */
+/* Neither end may be an iovec of ours: chunks pass through the thread's bounce buffer. */
 static int bounce_copy(struct copy_hand *hand, const struct copy_job *job, uint64_t begin,
 		       uint64_t end)
 {

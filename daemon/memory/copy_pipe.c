@@ -1,23 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A slice is bounded in bytes and in rows, so that a cancel waits for no more than
- * what is queued, and so that the device has begun while the rest of the rows is
- * still being looked up.
+ * A slice is bounded in bytes and in rows, so that a cancel waits only for queued slices,
+ * and so that the device works while the remaining rows are being looked up.
  *
- * What the two ends are decides how a slice goes. Device memory and pinned memory
- * (pin.h: the buffers between engine memory and the wire, and memfds that nobody can
- * cut) the device reaches by itself: by kernel or copy engine, as the lane sees fit. All
- * other host memory passes through the lanes' pinned buffers, which the CPU fills or
- * empties under the same guards as ever: memory of other processes, memory that its
- * owner may cut, and what is not pinned yet. Rows between
- * two ends in host memory (a table may mix kinds) are the CPU's alone. A slice is
- * cut where that changes.
+ * The kinds of the two ends decide a slice's path. Device memory and pinned memory
+ * (pin.h: the buffers between engine memory and the wire, and memfds that cannot be
+ * truncated) the device reaches by itself: by kernel or copy engine, as the lane sees
+ * fit. All other host memory passes through the lanes' pinned buffers, which the CPU
+ * fills or empties under the usual guards: memory of other processes, memory that its
+ * owner may truncate, and memory not pinned yet. Rows between two ends in host memory (a
+ * table may mix kinds) are the CPU's alone. A slice is cut where that changes.
  *
- * So a staged transfer goes: kernel to pinned memory, wire, pinned memory, kernel;
- * and while one slice is on the wire, others are on the streams of both devices.
+ * So the path of a staged transfer is: kernel to pinned memory, wire, pinned memory,
+ * kernel; and while one slice is on the wire, others are on the streams of both devices.
  *
- * A slice is over when its mark was waited for, or, after any fault, when all lanes
- * are drained. So what copy.c promises of "quiesced" holds here too.
+ * A slice is over when its mark was waited for, or, after any fault, when all lanes are
+ * drained. So copy.c's promise of "quiesced" holds here too.
  */
 #include "daemon/memory/copy_pipe.h"
 
@@ -35,7 +33,7 @@
 /* Bytes of a slice within the device are so many times those of another: the launch
  * shall be a small part of it here, too. (A list has room for 32 MiB of any rows.) */
 #define SLICE_INSIDE_FACTOR 4u
-/* Runs of fewer rows are not worth an entry of their own in a list for the kernel. */
+/* Runs of fewer rows are not worth a separate entry in a list for the kernel. */
 #define SCATTERED_ROWS 4u
 
 /* ---- where the bytes are ---- */
@@ -83,7 +81,7 @@ struct slice {
 	uint64_t host_most;	   /* where an end is in host memory */
 	uint64_t rows, rows_most;
 	enum copy_way way;
-	const struct memory *src, *dst; /* last looked at */
+	const struct memory *src, *dst; /* last checked */
 	bool pinned;			/* the job's linear end */
 	bool flat, host, engines;	/* as gpu_rows has them */
 };
@@ -106,7 +104,7 @@ static enum copy_way way_of(const struct slice *s, const struct memory *src,
 	return of_device(dst) ? COPY_WAY_IN : COPY_WAY_OUT;
 }
 
-/* Like piece_take() in copy.c: the rest of a row, whole rows, or a row's begin. */
+/* Like piece_take() in copy.c: the rest of a row, whole rows, or the start of a row. */
 static uint64_t rows_take(struct slice *s, uint64_t most, struct gpu_rows *rows_p)
 {
 	const struct plan_run *run = &s->at.plan->runs[s->at.run];
@@ -172,7 +170,7 @@ static bool in_reach(const struct copy_pipe *pipe, const struct memory *m)
 	return !of_device(m) || gpu_import_reach(m->gpu, pipe->device);
 }
 
-/* At most how much of it, now that its way is known. */
+/* The most of it, now that its path is known. */
 static void slice_bound(struct slice *s)
 {
 	uint64_t most = s->most;
@@ -185,8 +183,8 @@ static void slice_bound(struct slice *s)
 		s->most = most;
 }
 
-/* Look at the memory of the run at hand. 0; 1: the slice so far is one of its own, for
- * this goes another way. */
+/* Classify the memory of the current run. 0; 1: the slice ends before it, because this
+ * run takes another path. */
 static int slice_look(struct slice *s)
 {
 	const struct plan_run *run = &s->at.plan->runs[s->at.run];
@@ -216,7 +214,7 @@ static int slice_look(struct slice *s)
 	return s->pos - s->begin >= s->most ? 1 : 0;
 }
 
-/* A part of a job, with a linear end in the place of one of its own. */
+/* A part of a job, with a linear end in place of its own. */
 static struct copy_job part_of(const struct copy_job *job, uint64_t begin, uint64_t end)
 {
 	struct copy_job part = {.plan = job->plan,
@@ -247,7 +245,7 @@ static int bounce_take(struct copy_pipe *pipe, unsigned int index, struct copy_e
 	return err_pass(r);
 }
 
-/* Stream bytes that may still be queued. */
+/* Stream bytes that may be queued. */
 static uint64_t slice_room(const struct slice *s, uint64_t end)
 {
 	uint64_t room = s->most - (s->pos - s->begin);
@@ -255,8 +253,8 @@ static uint64_t slice_room(const struct slice *s, uint64_t end)
 	return room < end - s->pos ? room : end - s->pos;
 }
 
-/* A side's byte 0 for the run's buffer, and how far a stream byte is from the next one
- * there, if it is linear: so that a row's address is one addition. */
+/* A side's byte 0 for the run's buffer, and the distance between consecutive stream
+ * bytes, if it is linear: so that a row's address is one addition. */
 struct side {
 	uint64_t base, step;
 };
@@ -270,11 +268,11 @@ static struct side copy_pipe_side_of(const struct slice *s, const struct copy_en
 }
 
 /*
- * Rows at the run at hand that have no order, as places for the kernel: those of it
- * and of what follows, as long as they are of one length and in the same buffers. A
- * plan has folded what is regular, so two rows of a run mean nothing here. This loop
- * is what a transfer of short rows costs the processor: two addresses a row, no call.
- * How many rows; 0: they are not of that kind.
+ * Irregular rows from the current run on, as addresses for the kernel: rows of it and of
+ * following runs, as long as they are of one length and in the same buffers. A plan has
+ * folded regular rows, so two rows of a run mean nothing here. This loop is the
+ * processor's cost of a transfer of short rows: two addresses per row, no call. How many
+ * rows; 0: they are not of that kind.
  */
 static uint32_t scattered_rows(struct slice *s, uint64_t end)
 {
@@ -332,7 +330,7 @@ static int rows_queue(struct slice *s, uint64_t end)
 	return err_pass(gpu_lane_copy(s->lane, &rows));
 }
 
-/* Queue what can be queued of [begin, end): how far that is in flight->end. */
+/* Queue as much as possible of [begin, end): flight->end is the end of that. */
 static int slice_rows(struct slice *s, uint64_t end)
 {
 	int r = plan_walk_seek(&s->at, s->job->plan, s->begin);
@@ -399,7 +397,7 @@ static int slice_out(struct copy_pipe *pipe, const struct slice *s, unsigned int
 	return err_pass(r);
 }
 
-/* After a fault: what was queued without a mark must have ended, too. */
+/* After a fault: copies queued without a mark must have ended, too. */
 static int pipe_fault(struct copy_pipe *pipe)
 {
 	struct err why;

@@ -2,22 +2,22 @@
 /*
  * Rows between files and memory.
  *
- * A stretch is cut where the way of its bytes changes. Between a file and memory that is
- * mapped here and cannot be cut, the kernel moves them: rows that are neighbours in the
- * file are one call, with as many pieces of memory as one call takes, so small pages that
- * lie one behind the other in a file cost one system call for many. All else (memory of
- * other processes, of a GPU, that its owner may cut, another file) goes by a buffer of
- * the thread's: one half is such calls, the other copy_now(). The buffer begins a page,
- * which a file past the page cache (O_DIRECT) wants; the rest of what that wants is its
- * engine's part.
+ * A stretch is cut where the path of its bytes changes. Between a file and memory that is
+ * mapped here and cannot be truncated, the kernel moves them: rows that are neighbours in
+ * the file are one call, with as many pieces of memory as one call takes, so small pages
+ * that are contiguous in a file cost one system call for many. All else (memory of other
+ * processes, of a GPU, that its owner may truncate, another file) passes through a buffer
+ * of the thread: one half is such calls, the other copy_now(). The buffer is
+ * page-aligned, as O_DIRECT requires; the engine must meet the other requirements of
+ * O_DIRECT.
  *
- * What was moved in part is gone on with, from where it stopped; a call that moves
- * nothing ends the job. A file that ends before the bytes that are read of it does: no
- * byte is made up, and nothing is called done of which a part is missing. A write past
- * the end makes the file longer, as pwrite(2) does.
+ * A partial transfer continues where it stopped; a call that moves nothing ends the job.
+ * A file that ends before the bytes that are read of it does: no byte is invented, and no
+ * incomplete part is reported as done. A write past the end makes the file longer, as
+ * pwrite(2) does.
  *
- * Nothing here says that a byte is on the disk: that is its engine's fsync() (the
- * descriptor is one open file for both), or its O_DSYNC.
+ * Nothing here guarantees that a byte is on the disk: that needs the engine's fsync()
+ * (the descriptor is one open file for both), or its O_DSYNC.
  */
 #include "daemon/memory/file_rows.h"
 
@@ -50,7 +50,7 @@ struct extent {
 	unsigned int pieces;
 };
 
-/* ---- what there is ---- */
+/* ---- ends and stretches ---- */
 
 static bool is_file(const struct memory *m)
 {
@@ -167,7 +167,7 @@ static int extent_move(struct extent *x)
 	return 0;
 }
 
-/* One piece more, or the extent that was so far goes, and this one begins the next. */
+/* Add a piece, or submit the current extent and start the next with this one. */
 static int extent_add(struct extent *x, struct memory *file, uint64_t at, uint8_t *memory,
 		      uint64_t len)
 {
@@ -199,7 +199,8 @@ static int extent_add(struct extent *x, struct memory *file, uint64_t at, uint8_
 
 /* ---- stretches ---- */
 
-/* Where a byte of an end lies; of a linear one, whose byte 0 is `origin` of the stream.
+/* The address of a byte of an end; of a linear one, whose byte 0 is `origin` of the
+ * stream.
  */
 struct spot {
 	struct memory *memory; /* NULL: linear */
@@ -252,7 +253,7 @@ static int stretch_direct(struct file_hand *hand, const struct copy_job *job,
 	return err_pass(r);
 }
 
-/* How a stretch goes. */
+/* The path of a stretch. */
 struct way {
 	bool src_file, dst_file;
 	bool plain; /* the end that is no file: any thread may touch it, without a guard
@@ -282,7 +283,7 @@ static bool same_way(const struct way *a, const struct way *b)
 	       a->plain == b->plain;
 }
 
-/* One half of a way by the buffer, whose first byte is `begin` of the stream. */
+/* One half of a path through the buffer, whose first byte is `begin` of the stream. */
 static int stretch_half(struct file_hand *hand, const struct copy_job *job, bool in,
 			bool file, uint64_t begin, uint64_t end)
 {
@@ -311,7 +312,7 @@ static int stretch_bounce(struct file_hand *hand, const struct copy_job *job,
 	return err_pass(r);
 }
 
-/* Rows of memory alone, beside others of the same job. */
+/* Rows in memory only, next to file rows of the same job. */
 static int stretch_memory(struct file_hand *hand, const struct copy_job *job,
 			  uint64_t begin, uint64_t end)
 {

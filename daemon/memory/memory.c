@@ -1,35 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Engine memory, imported once and then trusted only as far as its kind allows.
+ * Engine memory, imported once and then trusted only to the extent that its kind allows.
  *
- * The danger is SIGBUS: a page of a file mapping that cannot be had, because the
- * file was cut or its file system is full, kills whoever touches it. Four
- * answers, one for each way in:
+ * The danger is SIGBUS: a page of a file mapping that cannot be provided, because the
+ * file was truncated or its file system is full, kills the process that touches it. Four
+ * answers, one for each kind:
  *
- *   - A memfd of ordinary pages must be sealed against shrinking, by its owner or by
- *     us, so that it cannot be cut. (Not F_SEAL_FUTURE_WRITE: a daemon that was
+ *   - A memfd of ordinary pages must be sealed against shrinking, by its owner or by us,
+ *     so that it cannot be truncated. (Not F_SEAL_FUTURE_WRITE: a daemon that was
  *     restarted could not map it again.) Every page is mapped at import, by
- *     MADV_POPULATE_*, which reports what a touch would have died of. A hole that is
- *     punched later is filled by the next touch.
+ *     MADV_POPULATE_*, which reports the error that a touch would have died of. A hole
+ *     that is punched later is filled by the next touch.
  *   - A memfd of huge pages (MFD_HUGETLB) does not fill it: punching gives the page and
- *     its reservation back to a pool of fixed size, and a touch that finds the pool
- *     empty is SIGBUS. It is guarded as shm is. Adapters may have it: their pages
- *     are pinned and stay theirs.
- *   - POSIX shm cannot be sealed. It is touched only inside memory_guard_run():
- *     a jump out of the SIGBUS handler, with the state in the thread, so that
- *     two copy threads may fault at once. The handler marks the memory dead
- *     and puts zero pages in the place of its mapping, because another thread
- *     may be about to touch the next cut page. `dead` is set before the zero
- *     pages appear: a reader of zeros finds `dead` when it looks afterwards.
- *     A SIGBUS that belongs to no guard keeps its default action.
+ *     its reservation back to a pool of fixed size, and a touch that finds the pool empty
+ *     is SIGBUS. It is guarded as shm is. Adapters may use it: their pages are pinned.
+ *   - POSIX shm cannot be sealed. It is touched only inside memory_guard_run(): a jump
+ *     out of the SIGBUS handler, with per-thread state, so that two copy threads may
+ *     fault at once. The handler marks the memory dead and puts zero pages in the place
+ *     of its mapping, because another thread may be about to touch the next cut page.
+ *     `dead` is set before the zero pages appear: a reader of zeros finds `dead` when it
+ *     checks afterwards. A SIGBUS that belongs to no guard keeps its default action.
  *   - Another process's private memory is never mapped, nor touched by this process
  *     (vm.h).
  *
- * Huge pages: first touch of a 4 KiB-page memfd costs 1 us a page, so a mapping
- * is placed such that it and its file agree modulo 2 MiB, and collapsed before it
- * is populated: that makes a huge page of what is there, and copies it, so memory of
- * our own is made huge at once. Collapsing an empty range is EINVAL (6.18), so it gets
- * one page first; it is cheap when the owner did it before. Collapsing is an attempt
+ * Huge pages: first touch of a 4 KiB-page memfd costs 1 us a page, so a mapping is placed
+ * such that it and its file agree modulo 2 MiB, and collapsed before it is populated:
+ * that makes a huge page of the existing content, and copies it, so the daemon's own
+ * memory is made huge at once. Collapsing an empty range is EINVAL (6.18), so it gets one
+ * page first; it is cheap when the owner did it before. Collapsing is an attempt
  * (settle.c): without huge pages everything works, slower.
  */
 #include "daemon/memory/memory.h"
@@ -59,8 +57,8 @@
 #define HUGE_BYTES (UINT64_C(2) << 20)
 #define POPULATE_BYTES ((size_t)16 << 20)
 
-/* What the header shows, and the mapping behind it: `base` may lie inside the
- * first page, hugetlb rounds lengths up. */
+/* The public struct, and the mapping behind it: `base` may lie inside the first page,
+ * hugetlb rounds lengths up. */
 struct import {
 	struct memory memory;
 	void *map;
@@ -229,10 +227,10 @@ static uint64_t file_holes(int fd, uint64_t offset, uint64_t end, uint64_t most,
 }
 
 /*
- * A page that is made here is charged to this process's control group, for as long as
- * the file has it, whoever wanted it: so its owner has to have made them, but for *fill_p
- * bytes (in: the most; out: how many; NULL: none). SEEK_HOLE of shared memory finds what
- * nobody has touched yet, also where fallocate() set it aside (mm/filemap.c,
+ * A page that is made here is charged to this process's control group, for as long as the
+ * file has it, regardless of the requester: so its owner must have made them, but for
+ * *fill_p bytes (in: the most; out: how many; NULL: none). SEEK_HOLE of shared memory
+ * finds pages that were never touched, also where fallocate() set it aside (mm/filemap.c,
  * mapping_seek_hole_data). hugetlbfs has no SEEK_HOLE: its blocks are counted.
  */
 static int file_check_holes(int fd, uint64_t offset, uint64_t length, uint64_t *fill_p)
@@ -246,7 +244,7 @@ static int file_check_holes(int fd, uint64_t offset, uint64_t length, uint64_t *
 	if (fstatfs(fd, &fs) < 0 || fstat(fd, &st) < 0)
 		return err_raise_errno(errno, "fstatfs of the memory's fd");
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	/* a position of our own; not waiting for who holds a lease */
+	/* a separate file position; does not wait for a lease holder */
 	own = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 	if (fs.f_type == HUGETLBFS_MAGIC)
 		holes = (uint64_t)st.st_blocks * 512 < length
@@ -336,8 +334,8 @@ void memory_hurry(bool on)
 	settle_hurry(on);
 }
 
-/* In slices: the kernel holds the address space's lock all through one, and whoever
- * maps memory waits for it, then all that fault behind. */
+/* In slices: the kernel holds the address space's lock all through one, and every mmap()
+ * waits for it, then all page faults behind that. */
 static int import_advise(const struct import *im, int advice)
 {
 	size_t at = 0;
@@ -355,7 +353,7 @@ static int import_advise(const struct import *im, int advice)
 	return at < im->map_bytes ? -1 : 0;
 }
 
-/* What fails here is told by populating. */
+/* Populating reports errors of this. */
 static void import_collapse(const struct import *im, uint64_t page, int advice)
 {
 	uintptr_t first = ((uintptr_t)im->map + HUGE_BYTES - 1) & ~(HUGE_BYTES - 1);
@@ -457,7 +455,7 @@ int memory_populate(struct memory *memory)
 	return err_pass(r);
 }
 
-/* `r`: of what mapped it. */
+/* `r`: the result of mapping it. */
 static int import_filled(int r, struct memory *memory, struct memory **memory_p)
 {
 	if (r == 0)
@@ -627,7 +625,7 @@ static int vm_probe(const struct memory *memory)
 	return r;
 }
 
-/* What a gate lets in of /proc, or vm_open() opened, is a process's memory or its statm.
+/* A /proc file from a gate or vm_open() is a process's memory or its statm.
  */
 static int mem_check(int fd)
 {
@@ -749,7 +747,7 @@ int memory_check_copyable(const struct memory *memory)
 
 /* ---- files ---- */
 
-/* Kind and rights of the descriptor, whatever path it came by. */
+/* Kind and rights of the descriptor, however it was obtained. */
 static int file_check(int fd, int *flags_p)
 {
 	char what[128];
@@ -763,7 +761,7 @@ static int file_check(int fd, int *flags_p)
 			"the fd is %s; it must be a regular file of a local file system, "
 			"or a block device",
 			what);
-	/* Linux appends whatever offset is asked for: pwrite(2), BUGS */
+	/* Linux appends regardless of the offset: pwrite(2), BUGS */
 	if ((*flags_p & O_APPEND) && (*flags_p & O_ACCMODE) != O_RDONLY)
 		return err_raise(
 			ERR_IMPORT,
@@ -817,7 +815,8 @@ void memory_offer(struct memory *memory, struct gpu *gpu)
 struct memory *memory_ref(struct memory *memory)
 {
 	assert(atomic_load_explicit(&memory->refs, memory_order_relaxed) > 0);
-	/* relaxed: whoever takes one has one, which orders it against the last unref */
+	/* relaxed: a caller that takes a reference has one, which orders it against the
+	 * last unref */
 	atomic_fetch_add_explicit(&memory->refs, 1, memory_order_relaxed);
 	return memory;
 }
@@ -826,8 +825,8 @@ void memory_unref(struct memory *memory)
 {
 	if (!memory)
 		return;
-	/* release: what was done with the memory stays before this; acquire: the last one
-	 * unmaps after all that the others did */
+	/* release: earlier accesses to the memory stay before this; acquire: the last one
+	 * unmaps after the accesses of all others */
 	if (atomic_fetch_sub_explicit(&memory->refs, 1, memory_order_acq_rel) == 1)
 		memory_import_free(container_of(memory, struct import, memory));
 }

@@ -21,7 +21,7 @@ static void release_release_work(struct offload_job *job)
 static void release_fill_work(struct offload_job *job)
 {
 	if (memory_populate(container_of(job, struct release, job)->memory) < 0)
-		err_clear(); /* pages come with their use, slower */
+		err_clear(); /* pages are allocated on use, slower */
 	release_release_work(job);
 }
 
@@ -36,8 +36,8 @@ void memory_release(struct offload *offload, struct memory *memory)
 	struct release *release;
 
 	assert(refs > 0);
-	/* Not a plain subtraction: the last reference must not go here, on the loop, and
-	 * whether it is the last may change until the exchange succeeds. */
+	/* Not a plain subtraction: the last reference must not be dropped here, on the
+	 * loop, and whether it is the last may change until the exchange succeeds. */
 	while (refs > 1)
 		if (atomic_compare_exchange_weak(&memory->refs, &refs, refs - 1))
 			return;

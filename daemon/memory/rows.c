@@ -5,21 +5,19 @@
  * Rows of 16 to 256 bytes, which KV caches are made of, have loops with the
  * length built in: a call of memmove a row costs as much as the row.
  *
- * A copy that is larger than the caches pays for each byte three times: the
- * source is read, the destination's line is read to be owned, then written
- * back. Non-temporal stores leave the second out. glibc does that for one large
- * memcpy only, never for many small ones. They need whole lines: a row that
- * begins or ends inside one has ordinary stores there. Copies that fit the caches
- * are better off in them, so the caller decides.
+ * A copy that is larger than the caches pays for each byte three times: the source is
+ * read, the destination's line is read to be owned, then written back. Non-temporal
+ * stores leave the second out. glibc does that for one large memcpy only, never for many
+ * small ones. They need whole lines: a row that starts or ends inside one has ordinary
+ * stores there. Copies that fit the caches are better off in them, so the caller decides.
  *
- * One core has then one stream of misses to wait for, and at each page's first
- * line a walk of the page table that prefetch does not do for it. So four rows (or
- * four pages of one long row) are copied side by side, a line of each in turn.
- * A longer row waits for the next one: while it is copied, the walks for the other's
- * first pages go on. Rows that lie in many buffers in turn, as those of a page with a
- * buffer a field, walk past what the processor keeps of the page table's upper levels.
- * Below 1 KiB the walks dominate whatever the order is. Stores of 64 bytes (AVX-512)
- * are no faster than of 32. Figures: docs/runs.
+ * One core has then one stream of misses to wait for, and, at the first line of each
+ * page, a page walk that prefetch does not do for it. So four rows (or four pages of one
+ * long row) are copied in parallel, a line of each in turn. A longer row waits for the
+ * next one: while it is copied, the walks for the other's first pages proceed. Rows that
+ * lie in many buffers in turn, as those of a page with a buffer a field, exceed the
+ * processor's cache of the page table's upper levels. Below 1 KiB the walks dominate in
+ * any order. Stores of 64 bytes (AVX-512) are no faster than of 32. Figures: docs/runs.
  */
 #include "daemon/memory/rows.h"
 
@@ -70,7 +68,7 @@ static void rows_copy_any(const struct rows *r)
 }
 
 #if HAVE_STREAMING
-/* What follows is compiled twice, for 16 and for 32 bytes a store. */
+/* The following is compiled twice, for 16 and for 32 bytes a store. */
 static inline void line_sse2(uint8_t *dst, const uint8_t *src)
 {
 	__m128i a = _mm_loadu_si128((const void *)src);
@@ -215,8 +213,8 @@ static void rows_stream_lanes(const struct rows *r, struct rows_lanes *lanes)
 	}
 }
 
-/* Page walks of a long row's source: one begins with each prefetch, so that they are over
- * when its turn comes. */
+/* Page walks of a long row's source: one starts with each prefetch, so that they are done
+ * when the row is copied. */
 static void rows_walk(const struct rows *r)
 {
 	uint64_t len = r->len < WALKS * PAGE ? r->len : WALKS * PAGE;

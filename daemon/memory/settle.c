@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * MADV_COLLAPSE begins with a visit to each core (lru_add_drain_all(), under one
- * lock of the whole machine), whatever there is to do. Where each core has other work
- * that takes seconds, in which a room would wait for the key of its peer's pool.
- * So a thread of its own does it, and the asker waits a moment only: long enough that
- * a mapping usually has its huge pages before an adapter pins it.
+ * MADV_COLLAPSE starts with a visit to each core (lru_add_drain_all(), under one lock of
+ * the whole machine), even if there is nothing to do. Where each core has other work that
+ * takes seconds, in which a room would wait for the key of its peer's pool. So a separate
+ * thread does it, and the caller waits only briefly: long enough that a mapping usually
+ * has its huge pages before an adapter pins it.
  */
 #include "daemon/memory/settle.h"
 
@@ -26,7 +26,7 @@
 #define RANGES_MAX 256u /* more are left as they are */
 #define PIECE_BYTES ((size_t)64 << 20)
 #define WAIT_NS UINT64_C(300000000)
-#define WAIT_NS_PER_BYTE 2u /* 2 s a GiB; twice what it takes */
+#define WAIT_NS_PER_BYTE 2u /* 2 s a GiB; twice the usual time */
 
 static struct {
 	pthread_mutex_t lock;
@@ -85,7 +85,7 @@ static bool settle_start(void)
 	return no == 0;
 }
 
-/* False: nobody is to wait any more. */
+/* False: callers must not wait any more. */
 static bool settle_piece(void *first, size_t bytes)
 {
 	const struct timespec until = clock_after(WAIT_NS + bytes * WAIT_NS_PER_BYTE);
@@ -126,7 +126,7 @@ void settle(void *first, size_t bytes)
 void settle_hurry(bool hurry)
 {
 	pthread_mutex_lock(&all.lock);
-	all.hurry = hurry; /* what waits is left as it is */
+	all.hurry = hurry; /* pending ranges are left unchanged */
 	pthread_cond_broadcast(&all.done);
 	pthread_mutex_unlock(&all.lock);
 }

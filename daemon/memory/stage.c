@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Packing and unpacking run in the caller's thread: a sender that has just packed
- * rows finds them in its cache. Unpacking, and packing of memory that wants a guard
- * or another process's, are the copy threads' own inner loops (copy_now).
+ * Packing and unpacking run in the caller's thread: a sender that has just packed rows
+ * finds them in its cache. Unpacking, and packing of guarded memory or another process's
+ * memory, use the copy threads' inner loops (copy_now).
  *
- * Packing scattered rows out of cold memory is a matter of latency: a row of 256
- * bytes is four misses, and what a processor finds to do behind them by itself ends
- * at the next row's address. So rows are looked up AHEAD of the one being copied and
- * their lines asked for at once (docs/runs). Longer rows the hardware's own
- * prefetcher follows.
+ * Packing scattered rows out of cold memory is a matter of latency: a row of 256 bytes is
+ * four misses, and out-of-order execution behind them ends at the next row's address. So
+ * rows are looked up AHEAD of the one being copied and their lines prefetched at once
+ * (docs/runs). Longer rows the hardware's own prefetcher follows.
  *
- * Naming rows goes run by run. A run whose rows touch each other on this side is
- * one stretch of memory however many rows it has, and rows of different runs
- * that happen to be neighbours are joined, so an iovec is as long as it can be.
+ * Rows are named run by run. A run whose rows touch each other on this side is one
+ * stretch of memory however many rows it has, and rows of different runs that happen to
+ * be neighbours are joined, so an iovec is as long as it can be.
  */
 #include "daemon/memory/stage.h"
 
@@ -57,7 +56,7 @@ struct row {
 	uint64_t len;
 };
 
-/* The rows to come. */
+/* The upcoming rows. */
 struct queue {
 	const struct stage_side *side;
 	struct plan_walk at;
@@ -168,8 +167,8 @@ bool stage_mapped(const struct stage_side *side)
 	return true;
 }
 
-/* The next rows of one run: the rest of one that was begun, whole ones, or the
- * beginning of one; at most `most` bytes. False at the plan's end. */
+/* The next rows of one run: the rest of a started one, whole ones, or the first part of
+ * one; at most `most` bytes. False at the plan's end. */
 static bool piece_next(const struct stage_side *side, struct plan_walk *at, uint64_t most,
 		       struct piece *piece_p)
 {

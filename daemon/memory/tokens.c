@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tokens are bytes 0 … count-1 of a file, held by an exclusive OFD lock. A
- * daemon that goes without says so by a shared lock on one byte far behind them:
- * a daemon that holds tokens for long asks for that byte (F_OFD_GETLK names a lock of
- * another description only) and gives one back, then rests before it takes
- * again, so that the other, which looks every millisecond, finds it.
+ * Tokens are bytes 0 … count-1 of a file, held by an exclusive OFD lock. A daemon without
+ * a token signals this by a shared lock on one byte well behind them: a daemon that holds
+ * tokens for long queries that byte (F_OFD_GETLK names a lock of another description
+ * only) and gives one back, then rests before it takes again, so that the other, which
+ * polls every millisecond, gets it.
  *
- * Rejected: a counter in shared memory (a daemon that is killed keeps what it
- * took), robust mutexes (any process with the file mapped can overwrite them),
- * waiting in F_OFD_SETLKW (a thread there cannot be told to end).
+ * Rejected: a counter in shared memory (a killed daemon keeps its tokens), robust mutexes
+ * (any process with the file mapped can overwrite them), waiting in F_OFD_SETLKW (a
+ * thread there cannot be stopped).
  *
- * A daemon that misuses the locks takes its neighbours' speed, never their
- * progress: the first thread needs no token.
+ * A daemon that misuses the locks slows its neighbours down, but never stops them: the
+ * first thread needs no token.
  */
 #include "daemon/memory/tokens.h"
 
@@ -51,7 +51,7 @@ int tokens_open(const char *path, unsigned int count, struct tokens **tokens_p)
 	t->count = count < TOKENS_MAX ? count : TOKENS_MAX;
 	t->fd = -1;
 	if (count > 0) {
-		/* daemons of one group share it, whatever their umask */
+		/* daemons of one group share it, regardless of umask */
 		t->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0660);
 		if (t->fd < 0) {
 			mem_free(t);
@@ -96,7 +96,7 @@ static bool wanted_by_others(const struct tokens *t)
 	return fcntl(t->fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-/* Each daemon begins elsewhere, so that they rarely try what another has. */
+/* Each daemon starts at another token, so that they rarely try one that is taken. */
 static bool tokens_take(struct tokens *t)
 {
 	unsigned int start = (unsigned int)getpid() * 2654435761u;
@@ -153,7 +153,7 @@ void tokens_settle(struct tokens *t, unsigned int running, bool more, uint64_t n
 	}
 	if (t->held == 0 || now_ns < t->took_ns + TOKENS_HOLD_NS)
 		return;
-	t->took_ns = now_ns; /* also where nobody waits: one look per TOKENS_HOLD_NS */
+	t->took_ns = now_ns; /* also without a waiter: one poll per TOKENS_HOLD_NS */
 	if (!wanted_by_others(t))
 		return;
 	give(t);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Bytes pass a window that both processes map: a second copy, which stays in a core's
- * cache. Rejected: a thread of this process, which could hang in a page of a file that
- * nobody serves, in a state that no signal ends; process_vm_readv(), which takes a number
- * for a process.
+ * Bytes pass through a window that both processes map: a second copy, which stays in a
+ * core's cache. Rejected: a thread of this process, which could hang in a page of a file
+ * without a server, in a state that no signal ends; process_vm_readv(), which takes a
+ * pid, which may be reused.
  *
- * Giving up a process that was asked to write: the bytes of that request may still land,
- * in memory of the user who made it hang, and nowhere else. Its memory is dead to us.
+ * A process that is given up during a write may complete that request later, but only in
+ * memory of the user that made it hang. That memory is marked dead.
  */
 #include "daemon/memory/vm.h"
 
@@ -30,8 +30,8 @@
 #include "daemon/gate/warden.h"
 #include "daemon/memory/memory.h"
 
-#define VM_LOOK_MS 20	/* between looks at `canceled` */
-#define VM_LEAVE_MS 200 /* that a canceled one may still take */
+#define VM_LOOK_MS 20	/* between checks of `canceled` */
+#define VM_LEAVE_MS 200 /* that a canceled one may take */
 #define VM_HANG_MS 5000
 
 /* ---- channels ---- */
@@ -284,7 +284,7 @@ int vm_open(const struct memory_owner *owner, int mode, int *fd_p)
 	int r = sandbox_hides_processes() ? open_elsewhere(owner, mode, fds)
 					  : open_here(owner->pid, mode, fds);
 
-	/* behind the open: what it was opened for is what is judged */
+	/* after the open: the check applies to the process that was opened */
 	if (r == 0 &&
 	    (!is_all_of(fds[OPEN_STATUS], owner->uid) || poll(&gone, 1, 0) != 0))
 		r = err_raise(

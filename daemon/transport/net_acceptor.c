@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A connection is pending until its hello shows which peer it is of. One of a peer that
- * is not known yet may be early, since the peer is opened a moment later: it waits, but
- * no longer than wait_ns. Of those without a whole hello, and of those of unknown peers,
+ * A connection is pending until its hello identifies its peer. One of a peer that is not
+ * known yet may be early, since the peer is opened a moment later: it waits, but no
+ * longer than wait_ns. Of those without a whole hello, and of those of unknown peers,
  * there are `max` at most, and the oldest is closed for the next: a flood of one kind
  * evicts that kind only. An evicted dialler dials again.
  *
- * On Unix sockets (`admits`) only users may knock whose daemons are peers, or will be in
- * a moment: till then their connection is not read. No descriptor may come before the
+ * On Unix sockets (`admits`) only users whose daemons are peers, or are about to be, may
+ * connect: until then their connection is not read. No descriptor may arrive before the
  * hello is done; sockets with some in their queue are closed by a gate.
  *
  * A daemon out of descriptors leaves connections in the backlog until the next tick.
@@ -95,7 +95,7 @@ static void net_pending_introduce(struct net_pending *pending)
 	}
 }
 
-/* As recv(2); 0 also when descriptors come, which none may have to send yet. */
+/* As recv(2); 0 also when descriptors arrive, which no client may send yet. */
 static ssize_t net_pending_recv(struct net_pending *pending)
 {
 	size_t want = pending->acceptor->hello_bytes - pending->got;

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A connection's life, as net.h tells it.
+ * A connection's life cycle (net.h).
  *
- * Whatever goes wrong only marks the peer (net_peer_fail): nothing ends inside the
- * callback that found it. From then on it is not live, takes nothing in and starts
- * nothing; its step, which is called soon, ends it. While messages can still leave,
- * that goes by FLUSHING: transfers stop, the last answers and BYE with the
- * reason go out. In ENDING the backend takes away from everybody (queue pairs,
- * endpoints, threads) what may still touch memory. Only when that is proven the
- * transfers are over, the state is ENDED, and the daemon is told, behind the done
- * callback of every transfer.
+ * Every fault only marks the peer (net_peer_fail): nothing ends inside the callback that
+ * found it. From then on it is not live, takes nothing in and starts nothing; its step,
+ * which is called soon, ends it. While messages can be sent, it passes through FLUSHING:
+ * transfers stop, the last answers and BYE with the reason are sent. In ENDING the
+ * backend revokes all access to memory (queue pairs, endpoints, threads). Only when that
+ * is proven are the transfers over, the state is ENDED, and the daemon is notified, after
+ * the done callback of every transfer.
  */
 #include "daemon/transport/net.h"
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A transfer's life, as net.h tells it.
+ * A transfer's life cycle (net.h).
  *
- * What holds whatever comes: an op is in peer->xfers from its post to its end and
- * in peer->ops as long as an answer may name it; an inbound in peer->inbounds until
- * its DONE leaves. An op that is over before its answer came (the backend knows
- * that none of its bytes can count any more) is told at once; what is left of it
- * waits for the answer alone, without memory of the engine's.
+ * Invariants: an op is in peer->xfers from its post to its end and in peer->ops as long
+ * as an answer may name it; an inbound in peer->inbounds until its DONE is sent. An op
+ * that is over before its answer arrived (the backend knows that none of its bytes can
+ * count any more) is reported at once; the rest of it waits only for the answer, without
+ * memory of the engine's.
  */
 #include "daemon/transport/net.h"
 
@@ -83,7 +83,7 @@ bool net_xfer_moved(struct net_xfer *xfer, uint64_t moved, uint64_t first_ns)
 	return true;
 }
 
-/* ---- stop, over, told ---- */
+/* ---- stop, over, reported ---- */
 
 void net_xfer_check(struct net_xfer *xfer)
 {
@@ -132,7 +132,7 @@ void net_xfers_stop(struct net_peer *peer)
 
 	list_foreach_safe(xfer, &peer->xfers, link)
 		net_xfer_stop(xfer, &peer->err);
-	/* what stopped before waits for no answer any more */
+	/* stopped transfers no longer wait for an answer */
 	list_foreach_safe(xfer, &peer->xfers, link)
 		net_xfer_check(xfer);
 }
@@ -158,7 +158,7 @@ static void tell_op(struct net_xfer *xfer)
 {
 	struct xp_op *op = xfer->op;
 
-	/* What was canceled too late has succeeded, and says so. */
+	/* A transfer that was canceled too late has succeeded, and reports that. */
 	if (xfer->answered && !xfer->refused && ops_of(xfer)->is_whole(xfer)) {
 		op->result = 0;
 		op->err = (struct err){0};
@@ -168,8 +168,8 @@ static void tell_op(struct net_xfer *xfer)
 		op->result = -err_errno(xfer->err.code);
 	}
 	op->used = xfer->used;
-	/* Both pointers, before on_done: the op is its owner's again. Where an answer is
-	 * still to come, the transfer stays for it, without the memory: its id counts
+	/* Both pointers, before on_done: the op belongs to its owner again. If an answer
+	 * is outstanding, the transfer stays for it, without the memory: its id counts
 	 * against the peer's limits until then. */
 	op->impl = NULL;
 	xfer->op = NULL;
@@ -190,8 +190,9 @@ static void tell_inbound(struct net_xfer *xfer, bool ok)
 	struct err err = xfer->err;
 
 	idmap_remove(&xfer->peer->inbounds, xfer->id);
-	/* DONE leaves before the layer above is told: what that sends in the callback
-	 * must not overtake it. A success that cannot be told is none on either side. */
+	/* DONE is sent before the layer above is notified: messages sent in the callback
+	 * must not overtake it. A success that cannot be sent is a failure on both
+	 * sides. */
 	if (ok && live && ops_of(xfer)->say_done(xfer, NULL) < 0) {
 		err_take(&err);
 		ok = false;
@@ -287,7 +288,7 @@ int net_post(struct xp_peer *base, struct xp_op *op)
 	if (xfer->bytes && ops_of(xfer)->prepare && ops_of(xfer)->prepare(xfer) < 0)
 		net_xfer_stop_last(xfer);
 	(void)mem_steal(xfer);
-	net_peer_kick(peer); /* behind what it has deferred */
+	net_peer_kick(peer); /* after its deferred calls */
 	return 0;
 }
 
@@ -390,7 +391,7 @@ static int net_xfer_admit(const struct net_peer *peer, uint64_t id, unsigned int
 	return 0;
 }
 
-/* No memory for it: that costs the request, not the peer, if a message still fits. */
+/* No memory for it: that costs the request, not the peer, if a message fits. */
 static void net_xfer_refuse(struct net_peer *peer, uint64_t id)
 {
 	struct err err;
@@ -457,7 +458,7 @@ static int accept_sides(struct net_xfer *xfer, const struct xp_sides *sides)
 	int r = 0;
 
 	if (xfer->kind == XP_CHECK && !bytes)
-		return 0; /* "what you read was valid" */
+		return 0; /* confirms the bytes that were read */
 	if (bytes != xfer->bytes)
 		return err_raise(ERR_PLAN,
 				 "%" PRIu64 " bytes planned by the requester, %" PRIu64
@@ -475,7 +476,7 @@ void net_land(struct xp_inbound *in, const struct xp_sides *sides, const struct 
 
 	assert(!xfer->ours);
 	if (sm_state(&xfer->sm) != NET_XFER_ASKED)
-		return; /* stopped meanwhile: its end is on the way */
+		return; /* stopped meanwhile: its end is pending */
 	if (err) {
 		net_xfer_stop(xfer, err);
 		return;

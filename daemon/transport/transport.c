@@ -70,7 +70,7 @@ static int rows_check(const struct plan_run *run, size_t number, uint64_t offset
 	return 0;
 }
 
-/* Without a look at the runs, of which there may be a million. */
+/* Without checking the runs, of which there may be a million. */
 static bool transport_ends_fit(const uint64_t *ends, uint32_t ends_count,
 			       const struct xp_buffer *buffers, uint32_t count)
 {

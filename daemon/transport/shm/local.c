@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * local is shm where keys of GPU memory can be had, too.
+ * local is shm with keys of GPU memory, too.
  *
- * All that shm promises rests on one thing: the destination's daemon does every
- * copy. That is as true when its GPU copies, so requests, answers and fences are
- * shm's, on a socket of local's own, and memory of hosts goes between the same
- * two daemons as it does there. What is new is how the destination's daemon
- * comes to reach the source: it is told the engine's own handle (an IPC handle,
- * or the fd of VMM memory), opens it on a helper thread, and reads. A handle is
- * given only to a daemon that shows the nonce of a registration, on the socket that the
- * handshake's token opened; never in the key that REGISTER carries.
+ * All that shm promises rests on one thing: the destination's daemon does every copy.
+ * That is as true when its GPU copies, so requests, answers and fences are shm's, on a
+ * socket of local's own, and host memory is copied between the same two daemons as in
+ * shm. The difference is how the destination's daemon reaches the source: it receives the
+ * engine's own handle (an IPC handle, or the fd of VMM memory), opens it on a helper
+ * thread, and reads. A handle is given only to a daemon that shows the nonce of a
+ * registration, on the socket that the handshake's token opened; never in the key that
+ * REGISTER carries.
  *
  * CUDA IPC opens memory for writing, too. That a peer's memory is only read is
  * copier_submit()'s promise; VMM memory is mapped for reading where the device
  * can do that.
  *
- * A handle that cannot be opened here fails its key with the reason, and so the
- * room that needs it: staged it would go, slower, and nobody would know why.
- * Without peer access between two GPUs the driver copies through host memory;
- * the log says so once.
+ * A handle that cannot be opened here fails its key with the reason, and so the room that
+ * needs it: staging would work, but slower, and the reason would be hidden. Without peer
+ * access between two GPUs the driver copies through host memory; the log reports that
+ * once.
  */
 #include "daemon/transport/shm/local.h"
 

@@ -8,35 +8,33 @@
  * stopping a transfer into an engine is a local matter (join the threads), and
  * a peer can hurt no engine's memory but its own.
  *
- * What a shared mapping cannot tell is whether the source was still valid while
- * it was read; that is asked after the copy. A WRITE counts when the initiator,
- * told COPIED, answers CONFIRM; a READ when the source, asked CHECK, says so.
- * Both fail by default: silence, a cancel or a lost peer counts nothing. The rest of
- * a transfer's and a connection's life is net.h's.
+ * A shared mapping cannot show whether the source was valid while it was read; this is
+ * checked after the copy. A WRITE counts when the initiator answers COPIED with CONFIRM;
+ * a READ when the source answers CHECK. Both fail by default: silence, a cancel or a lost
+ * peer counts nothing. The rest of a transfer's and a connection's life is net.h's.
  *
  *   WRITE   A: REQUEST -> B: land, copy -> COPIED -> A: CONFIRM -> B: inbound
  *           done, DONE -> A: done
  *   READ    A: copy; REQUEST(check) -> B: land -> DONE -> A: done
  *
- * Memory that has no file to pass is read in its process, where that may be
- * (shm_vm.c). What is left, or whose mapping is not there yet, goes through a bounce
- * ring (shm_ring.c): after REQUEST, B says STAGE and A fills slots; of a READ, A sends
+ * Memory that has no file to pass is read in its process, where that may be (shm_vm.c).
+ * All other memory, and memory whose mapping is not ready, is copied through a bounce
+ * ring (shm_ring.c): after REQUEST, B sends STAGE and A fills slots; of a READ, A sends
  * REQUEST(read) and B fills slots.
  *
- * Requests, answers and fds travel on a Unix stream socket that the daemon with
- * the lower instance id dials. It is found by the address in HELLO, an abstract
- * name and, where the run directory is shared, a path: containers share the one
- * or the other. The same path may be another daemon's in the dialler's files, so the
- * address says which file it is. The connecting daemon is known by the token that the
- * handshake gave it; a connection without one that somebody here waits for is a pending
- * connection for some seconds, the oldest of too many goes first. (Rejected: a socketpair
- * passed over the handshake's connection, which may be TCP; SOCK_SEQPACKET, whose packets
- * hold no 2 MiB header.)
+ * Requests, answers and fds travel on a Unix stream socket that the daemon with the lower
+ * instance id dials. It is found by the address in HELLO, an abstract name and, where the
+ * run directory is shared, a path: containers share the one or the other. The same path
+ * may be another daemon's in the dialler's files, so the address identifies the file. The
+ * connecting daemon is known by the token that the handshake gave it; a connection
+ * without an expected token stays pending for some seconds, and the oldest is closed when
+ * there are too many. (Rejected: a socketpair passed over the handshake's connection,
+ * which may be TCP; SOCK_SEQPACKET, whose packets hold no 2 MiB header.)
  *
- * A passed fd is read-only, but an engine that leaves its memfd's mode at 0777
- * lets any process that holds an fd of it open it anew for writing. Daemons
- * trust each other so far by the handshake; F_SEAL_FUTURE_WRITE would help and
- * would keep a restarted daemon from mapping the memory.
+ * A passed fd is read-only, but an engine that leaves its memfd's mode at 0777 lets any
+ * process that holds an fd of it reopen it for writing. Daemons trust each other to that
+ * extent by the handshake; F_SEAL_FUTURE_WRITE would help and would keep a restarted
+ * daemon from mapping the memory.
  */
 #include "daemon/transport/shm/shm_private.h"
 

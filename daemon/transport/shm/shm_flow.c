@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The bytes of one transfer, on one side of it: which memory they are in (with
- * a reference on each), and what moves them: a direct copy, when this daemon
- * can read the source and write the destination; else one half of the ring.
+ * The bytes of one transfer, on one side: their memories (with a reference on each), and
+ * the mover: a direct copy, when this daemon can read the source and write the
+ * destination; else one half of the ring.
  *
- * What moves tells shm_xfer_changed(). Memory is given back only when nothing is
- * busy with it, so a transfer that waits for that has quiesced when it says so.
+ * The mover calls shm_xfer_changed(). Memory is given back only when nothing is busy with
+ * it, so a transfer that waits for that is quiesced when it reports it.
  */
 #include "daemon/transport/shm/shm_private.h"
 
@@ -40,7 +40,7 @@ static int buffer_take(const struct xp_buffer *from, struct copy_buffer *to)
 	return 0;
 }
 
-/* By what the destination's daemon reaches the source: of the first buffer with rows. */
+/* How the destination's daemon reaches the source: of the first buffer with rows. */
 static const char *path_of(const struct shm_xfer *xfer)
 {
 	uint32_t buffer = xfer->plan->runs[0].src_buffer;

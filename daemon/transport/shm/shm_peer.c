@@ -2,15 +2,15 @@
 /*
  * A connection of the shm backend: one stream socket, on the loop.
  *
- * The side that dials connects to a name of the address, says HELLO with its token and
- * is ready when it is welcomed with the right one; the other waits for a pending
- * connection with its token (shm.c). A daemon's connection to itself has no socket.
+ * The side that dials connects to a name of the address, sends HELLO with its token and
+ * is ready when WELCOME has the right one; the other waits for a pending connection with
+ * its token (shm.c). A daemon's connection to itself has no socket.
  *
- * Loss. There is no BYE, so no FLUSHING: what a lost connection means for its
- * transfers each side knows by itself. The socket is closed; every copy is canceled and
- * joined; then each op and inbound has its done, each waiting key its on_key; then
- * on_peer_lost, or on_closed where the user asked for the end. So "lost" is said when
- * no byte moves.
+ * Loss. There is no BYE, so no FLUSHING: each side knows by itself the effect of a lost
+ * connection on its transfers. The socket is closed; every copy is canceled and joined;
+ * then each op and inbound has its done, each waiting key its on_key; then on_peer_lost,
+ * or on_closed where the user requested the end. So "lost" is reported when no byte
+ * moves.
  *
  * shm_peer_step() is where done, key and lost callbacks are called from; requests are
  * handed up as their frames are read.
@@ -62,7 +62,7 @@ static void shm_peer_on_ready(struct loop_fd *watch, int events)
 	net_peer_kick(&peer->net); /* also writes */
 }
 
-/* Descriptors of all daemons of one user go through one gate. */
+/* Descriptors of all daemons of one user pass through one gate. */
 static int peer_hold(struct shm_peer *peer)
 {
 	struct ucred cred;
@@ -95,14 +95,14 @@ static bool peer_attach(struct shm_peer *peer, int fd)
 	return r == 0;
 }
 
-/* What may be otherwise a moment later, here. */
+/* Conditions that may change soon, on this host. */
 static int dial_failed(int no)
 {
 	return err_raise(ERR_TRANSPORT, "shm: connecting: %s", strerror(no));
 }
 
-/* Nothing is looked up outside of our own run_dir: where else a peer's name leads,
- * somebody may hold us up. */
+/* No path outside this daemon's run_dir is used: elsewhere, the file system behind a
+ * peer's name may block. */
 static bool is_in_run_dir(const char *run_dir, const char *path)
 {
 	size_t len = strlen(run_dir);
@@ -156,8 +156,8 @@ static int dial_name(const struct shm_peer *peer, const char *name, int *fd_p,
 	return 2;
 }
 
-/* The same, or ERR_REQUIRE: no name leads to the peer from here. That stays so, since it
- * listened before it told them. */
+/* The same, or ERR_REQUIRE: no name reaches the peer from here. That is final, since it
+ * listened before it sent them. */
 static int dial_names(const struct shm_peer *peer, int *fd_p)
 {
 	const char *no = "";
@@ -174,14 +174,14 @@ static int dial_names(const struct shm_peer *peer, int *fd_p)
 			n += (size_t)snprintf(text + n, sizeof(text) - n, "%s%.80s: %s",
 					      n ? ", " : "", name, no);
 	}
-	wire_text_clean(text); /* the peer's words are in it */
+	wire_text_clean(text); /* it contains the peer's text */
 	return err_raise(
 		ERR_REQUIRE,
 		"%s needs a network namespace or run_dir shared by both daemons (%s)",
 		net_name(&peer->net), text);
 }
 
-/* ERR_REQUIRE as above; whatever else goes wrong, fails the peer. */
+/* ERR_REQUIRE as above; every other fault fails the peer. */
 static int peer_dial(struct shm_peer *peer)
 {
 	int fd = -1, r = dial_names(peer, &fd);
@@ -327,7 +327,7 @@ void shm_peer_step(struct net_peer *net)
 	}
 	if (net_peer_live(net))
 		peer_send(peer);
-	/* what this step itself has kicked for is sent: no turn for that alone */
+	/* requests of this step to run again are satisfied: no extra turn for that */
 	if (net_peer_live(net) && !peer->self && list_empty(&net->finished) &&
 	    list_empty(&net->queued))
 		list_remove(&net->ready_link);
@@ -421,7 +421,7 @@ void shm_peer_close(struct xp_peer *base, void (*on_closed)(void *arg), void *ar
 
 	net_peer_close_ask(&peer->net, on_closed, arg);
 	if (shm_peer_ready(peer) && !peer->self)
-		(void)shm_wire_flush(peer); /* what the socket has room for */
+		(void)shm_wire_flush(peer); /* up to the space in the socket */
 	if (sm_state(&peer->net.sm) < NET_PEER_ENDING)
 		shm_peer_begin_end(peer);
 }

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Registered memory, and how a peer comes to map it.
+ * Registered memory, and how a peer maps it.
  *
- * A packed key is the number of a registration and a random nonce: a right to
- * ask, which only daemons have that were given the key in REGISTER. The asker
- * gets the file, opened anew for reading only (a new open file description, so
- * no F_SETFL or reopening through ours changes that; whether the file's mode
- * lets the asker open it for writing by itself is the engine's choice of mode).
- * The asker maps and populates it on a helper thread, and from then on reads it by
- * itself; whether what it read counts, the transfers settle.
+ * A packed key is the number of a registration and a random nonce: a right to request,
+ * which only daemons have that received the key in REGISTER. The requester gets the file,
+ * reopened for reading only (a new open file description, so no F_SETFL or reopening
+ * through ours changes that; whether the file's mode lets the requester open it for
+ * writing is the engine's choice). The requester maps and populates it on a helper
+ * thread, and from then on reads it by itself; the transfers decide whether the bytes
+ * read count.
  *
- * Memory without a file, or with one that we may not open for reading, has a
- * key too: it says that the bytes come through the ring, or that its process may be
- * asked for (shm_vm.c).
+ * Memory without a file, or with one that we may not open for reading, has a key too: it
+ * states that the bytes pass through the ring, or that its process may be requested
+ * (shm_vm.c).
  *
- * Registering runs on helper threads, hence the one lock; the rest is the
- * loop's. A key outlives its drop while an answer or a helper still holds it.
+ * Registering runs on helper threads, hence the one lock; the rest is the loop's. A key
+ * outlives its drop while an answer or a helper holds it.
  */
 #include "daemon/transport/shm/shm_private.h"
 
@@ -122,7 +122,7 @@ int shm_key_pack(struct xp_reg *xreg, struct xp_peer *peer, void *buf, size_t si
 	return 0;
 }
 
-/* What a registration lets others have; copied out under the lock, because a
+/* The parts of a registration that others may get; copied out under the lock, because a
  * helper may deregister at any time. */
 struct grant {
 	struct memory *memory; /* a reference */

@@ -1,21 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The bounce ring: bytes of memory that cannot be passed as an fd (another
- * process's private memory), or whose mapping is not there yet.
+ * The bounce ring: bytes of memory that cannot be passed as an fd (another process's
+ * private memory), or whose mapping is not ready.
  *
- * The source's side makes a small memfd of slots, once for a peer and on
- * first use, and passes it, for reading alone where GPUs are switched off. Its copy
- * threads gather the stream slice by slice into free slots; DATA names a full one; the
- * other daemon's threads scatter it into its engine's memory and FREE gives the slot
- * back. So both copies run at the same time, in memory that stays in the caches, and the
- * slots themselves are the flow control. Transfers that want slots take turns.
+ * The source's side makes a small memfd of slots, once for a peer and on first use, and
+ * passes it, read-only where GPUs are switched off. Its copy threads gather the stream
+ * slice by slice into free slots; DATA announces a full one; the other daemon's threads
+ * scatter it into its engine's memory and FREE gives the slot back. So both copies run at
+ * the same time, in memory that stays in the caches, and the slots themselves are the
+ * flow control. Transfers that need slots take turns.
  *
- * DATA leaves in stream order although several slots of one transfer are filled
- * at once: the receiver insists on the offset that it expects, which is the
- * whole check that no byte comes twice or never. The memfd is sealed like every
- * other, so its maker cannot cut it under the reader; that it could change it
- * while it is read affects only bytes of its own, and what the reader writes there only
- * what the maker is sent.
+ * DATA is sent in stream order although several slots of one transfer are filled at once:
+ * the receiver insists on the offset that it expects, which is the whole check that each
+ * byte arrives exactly once. The memfd is sealed like every other, so its maker cannot
+ * cut it under the reader; that it could change it while it is read affects only its own
+ * bytes, and writes of the reader there affect only bytes sent to the maker.
  */
 #include "daemon/transport/shm/shm_private.h"
 
@@ -81,7 +80,7 @@ static void slot_moved(const struct shm_slot *slot)
 
 static void tx_pump(struct shm_peer *peer);
 
-/* Tell the peer of full slots, from the transfer's front on. */
+/* Announce full slots to the peer, from the transfer's front on. */
 static void announce(struct shm_xfer *xfer)
 {
 	struct shm_slot *slot;
@@ -201,9 +200,9 @@ static void tx_pump(struct shm_peer *peer)
 	}
 }
 
-/* With GPUs the peer may write there, too: what is on its way to himself. Memory that is
- * mapped for reading alone a GPU's driver does not pin (gpu/pin.c), and each byte would
- * take one step more. */
+/* With GPUs the peer may write there, too, but only over bytes sent to itself. A GPU's
+ * driver does not pin memory that is mapped read-only (gpu/pin.c), and each byte would
+ * need an extra copy. */
 static int ring_open(const struct shm_ring *ring)
 {
 	char path[64];
@@ -230,7 +229,8 @@ static void shm_ring_make(struct offload_job *job)
 	job->result = r;
 }
 
-/* Without a ring what waits for it fails, and the next that needs one tries. */
+/* Without a ring the transfers waiting for it fail, and the next one that needs a ring
+ * tries again. */
 static void ring_failed(struct shm_ring *ring, const struct err *err)
 {
 	struct list *n;
@@ -449,7 +449,7 @@ static void ring_mapped(struct offload_job *job)
 	struct shm_slot *slot;
 
 	mem_closep(&ring->fd);
-	/* idle from here on, whatever came of it */
+	/* idle from here on, regardless of the result */
 	sm_move(&ring->sm, SHM_RING_READY);
 	net_peer_kick(&peer->net);
 	if (job->result < 0) {
@@ -509,7 +509,7 @@ int shm_ring_scatter(struct shm_xfer *xfer)
 
 /* ---- both ---- */
 
-/* The transfer stops: it gets no slots, and gives back those that nobody is at. */
+/* The transfer stops: it gets no slots, and gives back those that no thread uses. */
 void shm_ring_leave(struct shm_xfer *xfer)
 {
 	bool theirs = xfer->way == SHM_WAY_SCATTER;

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Private memory of a peer's engine (vm), read where it lies.
+ * Private memory of a peer's engine (vm), read in place.
  *
  * Such memory has no file to map, so both daemons would have to take part: one fills
  * slots, the other empties them (shm_ring.c), and each slot crosses from one core's cache
  * to another's. Where the owner's daemon may open the process's memory by itself, it
  * passes that, opened for reading, and the destination's daemon does all of the copying,
- * as with a file. Who opens it is who must have the right to: the asker needs none, and
- * cannot be made to read for somebody else.
+ * as with a file. The daemon that opens it must have the right to: the requester needs
+ * none, and cannot be made to read on behalf of others.
  *
- * Whatever stands in the way (Yama, a process that may not be dumped, no number of it in
- * our pid namespace) is no fault: the key is usable and its bytes go through the ring, as
- * the path says. `vm_direct = no` asks for that.
+ * An obstacle (Yama, a process that may not be dumped, no number of it in our pid
+ * namespace) is no fault: the key is usable and its bytes pass through the ring, and the
+ * path reports it. `vm_direct = no` selects that.
  */
 #include <fcntl.h>
 

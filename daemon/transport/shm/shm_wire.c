@@ -3,16 +3,16 @@
  * Frames between two daemons of one host, on a stream socket (headers of 2 MiB
  * do not fit a packet of SOCK_SEQPACKET).
  *
- * A frame is 16 bytes and a body whose length the table bounds by type, before
- * a byte is allocated for it. A file descriptor travels with the first byte of
- * its frame, and bytes with descriptors come through a gate; so
- * when a frame is complete its fd has arrived, and fds that are left over when
- * no frame is unfinished were sent by no peer that keeps the protocol.
+ * A frame is 16 bytes and a body whose length the table bounds by type, before a byte is
+ * allocated for it. A file descriptor travels with the first byte of its frame, and bytes
+ * with descriptors are received by a gate; so when a frame is complete its fd has
+ * arrived, and fds that are left over when no frame is unfinished were sent in violation
+ * of the protocol.
  *
- * What is sent is appended to one buffer and written when the turn ends.
- * Requests wait at their caller while the buffer is over SHM_OUT_SOFT; all
- * other frames are few for each request; a peer that never reads meets
- * SHM_OUT_HARD and is lost. The loop never waits for it.
+ * Frames are appended to one buffer and written when the turn ends. Requests wait at
+ * their caller while the buffer is over SHM_OUT_SOFT; all other frames are few for each
+ * request; a peer that never reads meets SHM_OUT_HARD and is lost. The loop never waits
+ * for it.
  *
  * A peer that is this daemon itself has no socket: its sent bytes become its
  * received bytes, and everything else is the same.
@@ -149,8 +149,8 @@ static int out_add_fd(struct shm_wire *wire, int fd)
 	return 0;
 }
 
-/* Behind what `out` has so far. A daemon's frames to itself are handed over as they lie
- * in `out`. */
+/* After the content of `out`. A daemon's frames to itself are delivered directly from
+ * `out`. */
 static bool tail_add(struct shm_peer *peer, const struct shm_frame *f)
 {
 	struct shm_wire *wire = &peer->wire;
@@ -186,7 +186,7 @@ void shm_send(struct shm_peer *peer, const struct shm_frame *f)
 		return;
 	}
 	if (f->owned && !peer->self && wire->tail_count < SHM_TAILS)
-		len -= f->tail_len; /* it goes from where it is */
+		len -= f->tail_len; /* it is sent from where it is */
 	r = out_reserve(wire, len);
 	if (rows[f->type].fd) {
 		if (r == 0)
@@ -298,7 +298,7 @@ int shm_hello_parse(const uint8_t buf[SHM_HELLO_BYTES], uint8_t token_p[XP_TOKEN
 	return err_pass(r);
 }
 
-/* Bytes up to the next frame with an fd: an fd goes with its frame's first. */
+/* Bytes up to the next frame with an fd: an fd is sent with its frame's first byte. */
 static size_t out_part(const struct shm_wire *wire, int *fd_p)
 {
 	size_t end = wire->out_len;
@@ -345,7 +345,7 @@ static ssize_t out_write(struct shm_peer *peer, size_t len, int fd)
 	return sendmsg(peer->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-/* Some of the tail whose place has come. */
+/* The part of the tail that is next in order. */
 static ssize_t tail_write(struct shm_peer *peer)
 {
 	struct shm_wire *wire = &peer->wire;
@@ -496,7 +496,7 @@ static int frames_handle(struct shm_peer *peer, const uint8_t *p, size_t len,
 	return err_pass(r);
 }
 
-/* Room for the frame that has begun to arrive. */
+/* Space for the frame that is arriving. */
 int shm_wire_reserve(struct shm_peer *peer)
 {
 	struct shm_wire *wire = &peer->wire;
@@ -544,13 +544,14 @@ uint8_t *shm_wire_take_frame(struct shm_peer *peer, size_t body_len)
 	return frame;
 }
 
-/* Bytes that came through the gate, with what came along. */
+/* Bytes received through the gate, with their fds. */
 static int in_put(struct shm_wire *wire, struct gate_parcel *parcel)
 {
 	unsigned int room = ARRAY_LEN(wire->in_fds) - wire->in_fd_count;
 
 	if (parcel->fault.code == ERR_LIMIT && parcel->len && room) {
-		/* this process has no fd left: the frame is told so, the line goes on */
+		/* this process is out of fds: only the frame fails, the connection
+		 * continues */
 		wire->in_fds[wire->in_fd_count++] = -1;
 	} else if (parcel->fault.code != ERR_OK) {
 		return err_raise(parcel->fault.code == ERR_IO ? ERR_PEER : ERR_PROTO,
@@ -594,7 +595,7 @@ static int in_read(struct shm_peer *peer)
 	return 1;
 }
 
-/* Go through what is there. */
+/* Handle the received frames. */
 static int in_handle(struct shm_peer *peer)
 {
 	struct shm_wire *wire = &peer->wire;
@@ -612,8 +613,8 @@ static int in_handle(struct shm_peer *peer)
 	return err_pass(r);
 }
 
-/* One read a call: the loop comes back while there is more, and the other
- * peers have their turn in between. */
+/* One read per call: the loop calls again while there is more, and serves the other peers
+ * in between. */
 void shm_wire_receive(struct shm_peer *peer)
 {
 	int r;
@@ -652,8 +653,8 @@ bool shm_wire_loop_back(struct shm_peer *peer)
 
 	if (wire->out_len == 0)
 		return false;
-	/* what handlers send meanwhile is the next turn's, in the other buffer: frames
-	 * need no memory but for their own length */
+	/* frames that handlers send meanwhile belong to the next turn, in the other
+	 * buffer: frames need no memory but for their own length */
 	shm_wire_init(wire);
 	wire->out = sent.in;
 	wire->out_size = sent.in_size;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the shm backend does in a transfer's life (net.h).
+ * The shm backend's part of a transfer's life cycle (net.h).
  *
  *   WRITE        REQUEST -> on_request, land() -> copy -> COPIED -> CONFIRM -> DONE
  *   READ         copy -> REQUEST (CHECK) -> on_request, land() -> DONE
@@ -8,18 +8,18 @@
  *   READ, ring   REQUEST -> on_request, land() -> DATA … -> DONE
  *
  * The destination's own threads write, so either side is over when its threads have
- * left its memory; and what they read counts only if the source was live until the
- * last byte, which it alone can say:
+ * released its memory; and the bytes read count only if the source was live until the
+ * last byte, which it alone knows:
  *
- *   WRITE  The source's CONFIRM says so. Before it, a cancel is over as soon as its
- *          threads have left (they read for the ring only); the peer may read on in
- *          its mapping, in vain. After it a cancel comes too late, and the peer's
- *          DONE decides.
+ *   WRITE  The source's CONFIRM states that. Before it, a cancel is over as soon as its
+ *          threads have finished (they read for the ring only); the peer may read on in
+ *          its mapping, in vain. After it a cancel is too late, and the peer's DONE
+ *          decides.
  *   READ   The request that follows the bytes asks; later posts wait behind it,
  *          because requests keep the order of posts. Through the ring, the source's
  *          part is over when the last byte is in it.
  *
- * The peer hears DONE when this side is told, so a receiver may succeed while its
+ * The peer receives DONE when this side is notified, so a receiver may succeed while its
  * sender fails, never the reverse.
  */
 #include "daemon/transport/shm/shm_private.h"
@@ -88,7 +88,7 @@ static void shm_xfer_drop_sides(struct net_xfer *net)
 	shm_flow_drop(shm_xfer_of(net));
 }
 
-/* ---- where it stands ---- */
+/* ---- state ---- */
 
 /* Ours: may it succeed? Theirs: has it? */
 static bool shm_xfer_is_whole(struct net_xfer *net)
@@ -108,7 +108,7 @@ static bool shm_xfer_is_over(struct net_xfer *net)
 		return false;
 	switch (sm_state(&net->sm)) {
 	case NET_XFER_STOPPING:
-		/* what we confirmed the peer may count */
+		/* the peer may count confirmed bytes */
 		return !net->ours || !xfer->confirmed || net->answered ||
 		       !net_peer_live(net->peer);
 	case NET_XFER_ASKED:
@@ -152,10 +152,10 @@ void shm_xfer_changed(struct shm_xfer *xfer)
 	(void)show_moved(xfer);
 	net_xfer_check(&xfer->net);
 	if (sm_state(&xfer->net.sm) == NET_XFER_QUEUED)
-		net_peer_kick(&xfer->peer->net); /* its request may go */
+		net_peer_kick(&xfer->peer->net); /* its request may be sent */
 }
 
-/* ---- stop, over, told ---- */
+/* ---- stop, over, reported ---- */
 
 static void shm_xfer_speak(struct net_xfer *net)
 {
@@ -234,10 +234,10 @@ static int shm_xfer_ask(struct net_xfer *net)
 						 .tail = op->header,
 						 .tail_len = op->header_len,
 						 .owned = owned});
-	return net->bytes > 0; /* they are here, or the peer may begin */
+	return net->bytes > 0; /* they have arrived, or the peer may start */
 }
 
-/* What a frame on a WRITE of ours is about. */
+/* The WRITE of this daemon that a frame names. */
 static int write_of(struct shm_peer *peer, const struct shm_frame *f,
 		    struct shm_xfer **xfer_p)
 {
@@ -262,7 +262,7 @@ int shm_on_stage(struct shm_peer *peer, const struct shm_frame *f, struct cursor
 	if (r == 0 && xfer->way != SHM_WAY_NONE)
 		r = err_raise(ERR_PROTO, "twice");
 	if (r < 0 || sm_state(&xfer->net.sm) != NET_XFER_MOVING)
-		return err_pass(r); /* 0: our CANCEL is under way */
+		return err_pass(r); /* 0: our CANCEL was sent */
 	if (shm_ring_gather(xfer) < 0)
 		net_xfer_stop_last(&xfer->net);
 	return 0;
@@ -289,7 +289,7 @@ int shm_on_copied(struct shm_peer *peer, const struct shm_frame *f, struct curso
 
 	(void)c;
 	if (r < 0 || sm_state(&xfer->net.sm) != NET_XFER_MOVING)
-		return err_pass(r); /* 0: it must not count, our CANCEL is under way */
+		return err_pass(r); /* 0: it must not count, our CANCEL was sent */
 	if (xfer->way == SHM_WAY_GATHER && !shm_flow_complete(xfer))
 		return err_raise(ERR_PROTO, "before all bytes were sent");
 	xfer->confirmed = true;

@@ -13,12 +13,12 @@
  * A small WRITE's bytes travel in the REQUEST, a small READ's in the DONE: no
  * round trip, no other thread.
  *
- * Rows go to the kernel as they lie (writev, readv), short ones packed: cheaper than
+ * Rows are passed to the kernel in place (writev, readv), short ones packed: cheaper than
  * MSG_ZEROCOPY and sendfile from a memfd (tests/bench/tcp_floor.c measures it,
  * docs/runs).
  *
- * Beyond loopback all of it is encrypted and authenticated, by keys of what the handshake
- * has told both sides (tcp_keys.h, tcp_seal.h; docs/security.md, "The data path").
+ * Beyond loopback all of it is encrypted and authenticated, by keys derived from the
+ * handshake (tcp_keys.h, tcp_seal.h; docs/security.md, "The data path").
  */
 #include "daemon/transport/tcp/tcp.h"
 
@@ -71,10 +71,10 @@ static void on_flush(struct loop_defer *defer)
 	while ((link = list_pop_front(&batch))) {
 		struct tcp_peer *peer = list_entry(link, struct tcp_peer, flush_link);
 
-		/* Its step comes again in the next turn: what a room posted after this
-		 * turn's goes with what is here. The peer would wake for an answer alone,
-		 * and on its core keep us from asking. Once: a busy peer's step comes
-		 * every turn. */
+		/* Its step runs again in the next turn, so that a room's later posts are
+		 * sent together with these. Otherwise the peer would wake for a single
+		 * answer and, on a shared core, delay our requests. Once: a busy peer's
+		 * step runs every turn. */
 		if (!list_empty(&peer->net.ready_link) && !peer->flush_late) {
 			peer->flush_late = true;
 			list_push_back(&transport->unflushed, &peer->flush_link);

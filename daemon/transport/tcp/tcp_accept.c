@@ -3,11 +3,11 @@
  * The data port: one listening socket a daemon, for control lines and streams of
  * all peers.
  *
- * Who connects is a pending connection (net_acceptor.h) until he has proven whose he is:
- * a control line by the tokens of the handshake, a stream by what its control line has
- * brought (tcp_keys.h). Each serves once: a peer that has a control line, a stream that
- * is up, asks for no other. Who comes in his turn has said his hello before as many
- * others have come after him.
+ * A connection is pending (net_acceptor.h) until it has proven its peer: a control line
+ * by the tokens of the handshake, a stream by the secret from its control line
+ * (tcp_keys.h). Each serves once: a peer that has a control line, a stream that is up, is
+ * never replaced. A legitimate connection sends its hello before that many others have
+ * connected after it.
  */
 #include "daemon/transport/tcp/tcp_impl.h"
 
@@ -89,7 +89,7 @@ static int take_stream(struct tcp_peer *peer, struct net_pending *pending,
 	return 0;
 }
 
-/* The session exists before its dialer hears of it: nobody comes too early. */
+/* The session exists before its dialer learns of it, so no stream arrives too early. */
 static int meet_stream(struct net_pending *pending, const struct tcp_hello *hello)
 {
 	struct tcp_peer *peer;
@@ -181,8 +181,8 @@ static void freeifaddrsp(struct ifaddrs **list)
 		freeifaddrs(*list);
 }
 
-/* Bound to all addresses: tell those of the interfaces that are up; the dialer
- * tries one after the other. */
+/* Bound to all addresses: send those of the interfaces that are up; the dialer tries one
+ * after the other. */
 static int places_of_interfaces(struct tcp_address *address, sa_family_t family,
 				in_port_t port)
 {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whether and how a peer's connections are sealed. Both ends say in their hellos what
- * they want, the stronger wish holds for all connections of the peering. The loop seals
- * the control line itself; a stream is left to the kernel where that has TLS, else its
- * I/O thread seals it in a buffer that it lends while something is under way.
+ * Whether and how a peer's connections are sealed. Both ends state in their hellos what
+ * they require, and the stronger requirement applies to all connections of the peering.
+ * The loop seals the control line itself; a stream is left to the kernel where that has
+ * TLS, else its I/O thread seals it in a buffer that it provides while data is in flight.
  *
- * Records have numbers that nobody sends, so one that was taken out shows by the next
- * one's tag. Behind the last frame of a burst goes an empty one (BEAT) for that.
+ * Record numbers are implicit, so a dropped record breaks the next one's tag. An empty
+ * frame (BEAT) follows the last frame of a burst for that.
  */
 #include <errno.h>
 #include <sys/socket.h>
@@ -23,7 +23,7 @@ const char *tcp_crypto_word(enum tcp_crypto crypto)
 	return crypto < TCP_CRYPTO_END ? words[crypto] : "auto";
 }
 
-/* ---- what is wanted, and what holds ---- */
+/* ---- requirements, and the result ---- */
 
 static bool place_is_loopback(const union net_place *place)
 {
@@ -112,11 +112,11 @@ const char *tcp_crypto_tell(const struct tcp_peer *peer)
 	return "aes128gcm-ktls";
 }
 
-/* ---- what was dropped behind all else ---- */
+/* ---- dropped last records ---- */
 
-/* A record that is missing shows when the next one comes: so a last one has a BEAT behind
- * it. Who drops that, too, and all to come, has cut the connection: what waits for an
- * answer has its own limits. */
+/* A missing record is detected when the next one arrives: so a BEAT follows a last one.
+ * An attacker that drops that, too, and all later ones, has cut the connection: requests
+ * have their own timeouts. */
 bool tcp_crypto_beat(struct tcp_peer *peer)
 {
 	struct tcp_head head = {.type = TCP_BEAT};

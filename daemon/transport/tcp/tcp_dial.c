@@ -8,17 +8,18 @@
  *   connect, STREAM {number}  ------->  pending; it names the session, and proves it
  *                             <-------  STREAM_OK
  *
- * Each side has proven to the other that it knows what only the handshake, which is
- * encrypted and authenticated, can have told it, before a byte of a transfer moves
- * (tcp_keys.h). Every hello has random bytes of its own, so none can be used again.
+ * Each side has proven to the other that it knows a secret from the handshake, which is
+ * encrypted and authenticated, before a byte of a transfer moves (tcp_keys.h). Every
+ * hello has fresh random bytes, so none can be replayed.
  *
- * The hellos also agree on what protects the bytes behind them: the stronger of what both
- * sides want. What either wants is in the proofs, so nobody in between can weaken it.
+ * The hellos also agree on the protection of the following bytes: the stronger of both
+ * sides' requirements. The proofs cover both requirements, so no attacker in between can
+ * weaken them.
  *
  * The control line is tried at all addresses of the peer in turn, each for its part of
- * the connect time: one may swallow what is sent there. The dialed side waits for as long
- * as the daemon above wants: a forger must not make it give up. Once the control line is
- * there, the streams have the connect time to follow.
+ * the connect time, because one may drop packets silently. The dialed side waits until
+ * the daemon above gives up: a forger must not shorten that. Once the control line is up,
+ * the streams have the connect time to follow.
  */
 #include "daemon/transport/tcp/tcp_impl.h"
 
@@ -62,7 +63,7 @@ void tcp_dial_stop(struct tcp_peer *peer)
 		dial_free(&peer->streams[i].dial);
 }
 
-/* Why the attempt under way is in vain; negative. */
+/* Why the current attempt cannot succeed; negative. */
 static int dial_timed_out(const struct tcp_dial *dial)
 {
 	return err_raise(ERR_TIMEOUT, "%s",
@@ -440,7 +441,7 @@ static void on_dial(struct loop_fd *watch, int events)
 
 	(void)events;
 	if (!net_peer_live(&dial->peer->net))
-		return; /* tcp_dial_stop() is on its way */
+		return; /* tcp_dial_stop() is pending */
 	r = dial->connected ? dial_read(dial) : dial_hello(dial);
 	if (r < 0)
 		dial_failed(dial);

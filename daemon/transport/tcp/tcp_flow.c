@@ -2,21 +2,20 @@
 /*
  * A transfer's bytes, as the loop and the I/O threads share them.
  *
- * A flow is one side of a transfer's plan. While it is open, threads claim
- * stretches of it to send, or find it by the id that a frame names, and hold it
- * for the time of one system call or copy: that is a pin. Closing a flow lets go
- * of every half of a stream that does not hold it at that moment; those that do
- * let go when their call ends, and calls here never block. So a flow has quiesced as
- * soon as its pins are gone, whatever the peer does: that is the fence.
+ * A flow is one side of a transfer's plan. While it is open, threads claim stretches of
+ * it to send, or find it by the id that a frame names, and hold it for the time of one
+ * system call or copy: that is a pin. Closing a flow releases it from every half of a
+ * stream that does not hold it at that moment; the others release it when their call
+ * ends, and calls here never block. So a flow is quiesced as soon as its pins are
+ * released, regardless of the peer: that is the fence.
  *
- * What becomes of the frame then is the half's matter: a sender fills it up with
- * bytes from nowhere and marks it void, a receiver throws the rest away. The
- * stream lives on. A source notes when bytes of it cannot count any more, because
- * they were never claimed or their frame was void: then no answer of the peer is
- * needed to know that the transfer cannot succeed over there.
+ * The half then completes the frame: a sender pads it with zeros and marks it void, a
+ * receiver discards the rest. The stream continues. A source notes when bytes of it
+ * cannot count any more, because they were never claimed or their frame was void: then no
+ * answer of the peer is needed to know that the transfer cannot succeed there.
  *
- * Sources of a peer take turns, a frame each, over all of its streams: a large
- * room starves no small one, and a room alone has them all.
+ * Sources of a peer take turns, a frame each, over all of its streams: a large room
+ * starves no small one, and a single room uses them all.
  */
 #include "daemon/transport/tcp/tcp_impl.h"
 
@@ -105,7 +104,7 @@ void tcp_flow_fini(struct tcp_flow *flow)
 	flow->peer = NULL;
 }
 
-/* ---- begin and stop, on the loop ---- */
+/* ---- start and stop, on the loop ---- */
 
 int tcp_flow_send(struct tcp_flow *flow)
 {
@@ -287,7 +286,8 @@ void tcp_flow_moved(struct tcp_flow *flow, const struct tcp_half *half)
 	flow->used.descriptors += staged ? 1 : half->named;
 	if (flow->moved == flow->bytes) {
 		if (flow->open)
-			flow_close(flow); /* nothing more of it will come or go */
+			flow_close(flow); /* nothing more of it will be sent or
+					   * received */
 		tcp_flow_tell(flow);
 	}
 }

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The I/O threads. Each has an epoll set of its own, edge-triggered, and a list
- * of streams that can do something now; these take turns, a few frames each, so
- * that one fast stream starves no other. A thread never waits but in epoll.
+ * The I/O threads. Each has an edge-triggered epoll set and a list of streams that can
+ * make progress; these take turns, a few frames each, so that one fast stream starves no
+ * other. A thread waits only in epoll.
  *
- * They are throughput work (SCHED_BATCH): the loop, and the engines, come first.
- * Streams of a peer are spread over the threads; a stream stays with its thread,
- * so a half has one owner and needs no lock of its own.
+ * They are throughput work (SCHED_BATCH): the loop and the engines have priority. Streams
+ * of a peer are spread over the threads; a stream stays with its thread, so a half has
+ * one owner and needs no lock.
  *
- * To let go of a stream the loop marks it closing, shuts its socket down and
- * kicks the thread; the thread answers with `gone`. Only then is the fd closed
- * and the memory freed.
+ * To release a stream the loop marks it closing, shuts its socket down and kicks the
+ * thread; the thread answers with `gone`. Only then is the fd closed and the memory
+ * freed.
  */
 #include "daemon/transport/tcp/tcp_impl.h"
 
@@ -68,7 +68,7 @@ void tcp_io_remove(struct tcp_stream *stream)
 {
 	pthread_mutex_lock(&stream->peer->lock);
 	stream->closing = true;
-	/* under the lock: a thread that was kicked before, and sees `closing`, lets go of
+	/* under the lock: a thread that was kicked before, and sees `closing`, releases
 	 * it with this kick, and not before it */
 	tcp_io_kick(stream);
 	pthread_mutex_unlock(&stream->peer->lock);

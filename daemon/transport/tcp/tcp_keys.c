@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The schedule is TLS 1.3's in small: what was said so far is hashed into every key, so
- * two ends whose hellos differ in one bit share none.
+ * The schedule is a reduced form of TLS 1.3's: the transcript is hashed into every key,
+ * so two ends whose hellos differ in one bit share none.
  *
- * A dialer's CONTROL may be repeated by whoever saw it. It opens no more than a
- * connection: its streams need a key of the session, which has random bytes of both
- * sides. No transfer is taken before all streams are there (tcp_peer_joined).
+ * A dialer's CONTROL can be replayed by an observer. It only opens a connection: its
+ * streams need a key of the session, which has random bytes of both sides. No transfer is
+ * taken before all streams are there (tcp_peer_joined).
  *
  * OpenSSL looks its algorithms up by name, which takes a lock and longer than a key:
- * once, here. Its configuration file is not read: what it says is for others.
+ * once, here. Its configuration file is not read: it is meant for other programs.
  */
 #include "daemon/transport/tcp/tcp_keys.h"
 
@@ -30,13 +30,13 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void keys_fetch(void)
 {
-	/* other threads may still be at work when a process exits */
+	/* other threads may be running when a process exits */
 	if (OPENSSL_init_crypto(OPENSSL_INIT_NO_LOAD_CONFIG | OPENSSL_INIT_NO_ATEXIT,
 				NULL))
 		kdf = EVP_KDF_fetch(NULL, "HKDF", NULL);
 }
 
-/* What libcrypto keeps for the thread that ends the process. */
+/* Memory that libcrypto keeps for the thread that ends the process. */
 __attribute__((destructor)) static void thread_end(void)
 {
 	OPENSSL_thread_stop();
@@ -154,7 +154,7 @@ static int check(const struct tcp_secret *from, const char *label, const uint8_t
 	return err_pass(r);
 }
 
-/* What both sides have said is the salt of what they share from here on. */
+/* The transcript of both sides is the salt of the following keys. */
 static int advance(const struct tcp_secret *from, const uint8_t first[TCP_HELLO_BYTES],
 		   const uint8_t second[TCP_HELLO_BYTES], struct tcp_secret *secret_p)
 {

@@ -29,7 +29,7 @@ bool tcp_ktls_begin(int fd)
 bool tcp_ktls_there(void)
 {
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	/* it is looked for first, and then takes connections only */
+	/* it is probed first, and then accepts connected sockets only */
 	bool there = fd >= 0 && !tcp_ktls_begin(fd) && errno == ENOTCONN;
 
 	if (fd >= 0)

@@ -6,10 +6,10 @@
  * loop reads and writes it by itself: a request costs no change of threads. The
  * bytes of a small transfer travel inside its frames (tcp_xfer.c).
  *
- * What is sent is queued, a chunk a frame, and written when the turn ends. Frames
- * are read into a small buffer; what is too large for that goes straight into
- * memory of its own, whose size was held against its caps first. A peer that asks
- * and never reads is lost when TCP_OUT_HARD bytes wait for it.
+ * Frames are queued, a chunk each, and written when the turn ends. Frames are read into a
+ * small buffer; larger ones are read directly into separate memory, whose size was held
+ * against its caps first. A peer that asks and never reads is lost when TCP_OUT_HARD
+ * bytes wait for it.
  *
  * Where the peer's connections are sealed (tcp_seal.h), the loop seals and opens the
  * line's records itself: one of 16 KiB takes it some microseconds, less than waking a
@@ -163,7 +163,7 @@ static void written(struct tcp_line *line, size_t n)
 	}
 }
 
-/* What is next of the chunk from `pos` on, in one piece. */
+/* The next contiguous bytes of the chunk from `pos` on. */
 static struct iovec piece_of(const struct tcp_chunk *chunk, size_t pos)
 {
 	if (pos < chunk->len)
@@ -324,7 +324,7 @@ static void take_frames(struct tcp_peer *peer)
 	memmove(line->in, line->in + used, line->in_len);
 }
 
-/* `n` bytes came to where read_some() put them. */
+/* `n` bytes were read by read_some(). */
 static void took(struct tcp_peer *peer, size_t n)
 {
 	struct tcp_line *line = &peer->line;
@@ -349,7 +349,8 @@ static void took(struct tcp_peer *peer, size_t n)
 	take_frames(peer);
 }
 
-/* Up to `*room_p` bytes. A long payload's end and what follows it are one call. */
+/* Up to `*room_p` bytes. The end of a long payload and the following bytes take one
+ * call. */
 static ssize_t read_some(struct tcp_line *line, size_t *room_p)
 {
 	struct tcp_entry *entry = line->entry;
@@ -400,7 +401,8 @@ static void receive(struct tcp_peer *peer)
 		if ((size_t)n < room && !tcp_seal_busy(line->open))
 			return; /* that was all */
 		if ((size_t)n >= budget || loop_enough(peer->net.timer.loop))
-			break; /* the socket calls again, but not for what is here */
+			break; /* the socket raises another event, but not for bytes
+				* already read */
 		budget -= (size_t)n;
 	}
 	if (net_peer_live(&peer->net) && tcp_seal_busy(line->open)) {

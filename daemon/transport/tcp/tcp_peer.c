@@ -1,22 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A connection of the tcp backend: one control line and some streams to the
- * peer's data port. They live and die together: a peer that loses one of them
- * has lost bytes or answers nobody can name, so all of it is lost.
+ * A connection of the tcp backend: one control line and some streams to the peer's data
+ * port. They share one lifetime: a peer that loses one of them has lost unknown bytes or
+ * answers, so all of it is lost.
  *
- * Loss. A broken line or stream, a broken rule, a fence that is late only mark
- * the peer (net_peer_fail): from then on nothing more is taken in. Its step stops
- * every transfer; each has quiesced as soon as no I/O thread holds its memory. When
- * the threads have let go of the streams as well, the transfers are reported, and
- * after them the loss.
+ * Loss. A broken line or stream, a broken rule, a fence that is late only mark the peer
+ * (net_peer_fail): from then on nothing more is taken in. Its step stops every transfer;
+ * each is quiesced as soon as no I/O thread holds its memory. When the threads have
+ * released the streams as well, the transfers are reported, and after them the loss.
  *
- * While the control line still works (a close in peace, a peer that broke a rule)
- * we send BYE first and give the wire FLUSH_NS for it: the last answers arrive,
- * and the other side learns why.
+ * While the control line works (an orderly close, a peer that broke a rule) this side
+ * sends BYE first and give the wire FLUSH_NS for it: the last answers arrive, and the
+ * other side learns why.
  *
- * A connection whose other end is gone without a BYE is found by the kernel:
- * bytes without acknowledgement, or keep-alives without answer, for longer than
- * the transport's timeout end it. The handshake's pings are usually faster.
+ * A connection whose other end vanished without a BYE is found by the kernel: bytes
+ * without acknowledgement, or keep-alives without answer, for longer than the transport's
+ * timeout end it. The handshake's pings are usually faster.
  *
  * tcp_peer_step() is where done and lost callbacks are called from; requests are
  * handed up as their frames are read.
@@ -220,9 +219,9 @@ void tcp_peer_joined(struct tcp_peer *peer)
 	net_peer_kick(&peer->net);
 }
 
-/* Behind what the done callbacks have deferred: an engine sees its bytes some
- * microseconds earlier, and the peer's daemon, which they did not wake, wakes
- * when nobody here waits for a core. */
+/* After calls deferred by the done callbacks: an engine sees its bytes some microseconds
+ * earlier, and the peer's daemon, which they did not wake, is woken when no local thread
+ * waits for a core. */
 static void flush_soon(struct tcp_peer *peer)
 {
 	struct tcp_transport *transport = peer->transport;

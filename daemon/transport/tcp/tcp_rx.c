@@ -2,21 +2,21 @@
 /*
  * The receiving half of a stream.
  *
- * A frame's head names a transfer and a stretch of its stream; where that lies
- * is this side's own plan's matter. The bytes are received straight into the
- * planned rows, or, where rows are short, into a bounce buffer and spread from
- * there by this thread once the trailer has come. Trailer and next head are part
- * of the same call, so a frame costs one where the network keeps up.
+ * A frame's head names a transfer and a stretch of its stream; this side's own plan gives
+ * its address. The bytes are received straight into the planned rows, or, where rows are
+ * short, into a bounce buffer and scattered from there by this thread once the trailer
+ * has arrived. Trailer and next head are part of the same call, so a frame costs one
+ * where the network keeps up.
  *
- * Bytes count only after a good trailer. Bytes that nobody waits for, or whose
- * flow was closed in the middle, are discarded by the kernel (MSG_TRUNC), and
- * the stream lives on. A head or trailer that cannot be right costs the peer.
+ * Bytes count only after a good trailer. Bytes without a flow, or whose flow was closed
+ * in the middle, are discarded by the kernel (MSG_TRUNC), and the stream continues. A
+ * head or trailer that cannot be right costs the peer.
  *
  * Where the stream is sealed (tcp_seal.h), records are read into a buffer and opened from
  * there into the bounce buffer, so a frame is copied to its rows when all of it was found
  * authentic. To open records into the rows would save that copy, one out of the core's
- * cache; but then bytes that nobody has authenticated would lie in an engine's memory
- * until the room has failed, and an engine could change a record under its tag.
+ * cache; but then unauthenticated bytes would be in an engine's memory until the room has
+ * failed, and an engine could change a record under its tag.
  */
 #include "daemon/transport/tcp/tcp_impl.h"
 
@@ -37,13 +37,14 @@ static int broke(const struct tcp_stream *stream, ssize_t n, int no)
 			 n == 0 ? "ended" : "broke: ", n == 0 ? "" : strerror(no));
 }
 
-/* What a kernel says of a record: a wrong tag, no record at all, one of another type. */
+/* The kernel's errors for a record: a wrong tag, no record at all, one of another
+ * type. */
 static bool is_kernels(int no)
 {
 	return no == EBADMSG || no == EINVAL || no == EMSGSIZE || no == EIO;
 }
 
-/* What a call that brought nothing means. */
+/* The meaning of a call that returned nothing. */
 static enum outcome nothing_came(struct tcp_stream *stream, ssize_t n, int no)
 {
 	if (n < 0 && no == EINTR)
@@ -62,7 +63,7 @@ static enum outcome nothing_came(struct tcp_stream *stream, ssize_t n, int no)
 	return BROKEN;
 }
 
-/* ---- a frame begins ---- */
+/* ---- a frame starts ---- */
 
 static int tcp_rx_begin_frame(struct tcp_stream *stream)
 {
@@ -192,7 +193,7 @@ static ssize_t discard(struct tcp_stream *stream)
 		    MSG_DONTWAIT);
 }
 
-/* Payload, trailer and the next head, as far as they go. */
+/* Payload, trailer and the next head, as far as available. */
 static ssize_t tcp_rx_take(struct tcp_stream *stream)
 {
 	struct tcp_half *rx = &stream->rx;
@@ -219,7 +220,7 @@ static ssize_t tcp_rx_take(struct tcp_stream *stream)
 	return recvmsg(stream->fd, &msg, MSG_DONTWAIT);
 }
 
-/* `n` bytes after pos came; those past the trailer are the next head's. */
+/* `n` bytes after pos arrived; those past the trailer are the next head's. */
 static void advance(struct tcp_half *rx, size_t n)
 {
 	uint64_t end = (uint64_t)rx->head.length + TCP_TRAILER_BYTES;
@@ -263,7 +264,7 @@ static enum outcome tcp_rx_pull(struct tcp_stream *stream)
 
 /* ---- sealed ---- */
 
-/* Of what is open: a part of a head, a payload or a trailer. */
+/* The opened part of a head, a payload or a trailer. */
 static int tcp_rx_use(struct tcp_stream *stream)
 {
 	struct tcp_half *rx = &stream->rx;
@@ -298,7 +299,7 @@ static int tcp_rx_unseal(struct tcp_half *rx)
 {
 	bool known = rx->active && rx->bounce && rx->pos < rx->head.length;
 
-	/* what goes on into the next frame is not: its place is another */
+	/* bytes of the next frame are not: they have another destination */
 	return tcp_seal_open(rx->seal, known ? rx->bounce->bytes + rx->pos : NULL,
 			     known ? rx->head.length - rx->pos + TCP_TRAILER_BYTES + 1 +
 					     TCP_RECORD_TAG

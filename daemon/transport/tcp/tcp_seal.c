@@ -4,7 +4,8 @@
  * kernel takes while it is in the cache. Many short pieces cost a call of the cipher
  * each, so the caller packs them first (tcp_tx.c).
  *
- * Opening is done into memory of this daemon's, never an engine's (tcp_rx.c says why).
+ * Opening is done into memory of this daemon's, never an engine's (tcp_rx.c has the
+ * reason).
  *
  * Records of 16 KiB are TLS's limit. 64 KiB would save 4 % of the cipher's time.
  */
@@ -54,7 +55,7 @@ static int key_set(struct tcp_seal *seal)
 	uint8_t key[TCP_KEY_BYTES];
 	int r = tcp_seal_key(&seal->secret, key, seal->iv);
 
-	/* the direction comes with each record */
+	/* the direction is given with each record */
 	if (r == 0 && !EVP_EncryptInit_ex(seal->ctx, cipher, NULL, key, NULL))
 		r = failed();
 	OPENSSL_cleanse(key, sizeof(key));
@@ -265,7 +266,7 @@ ssize_t tcp_seal_fill(struct tcp_seal *seal, int fd)
 	return n;
 }
 
-/* Of the record at `pos`, all of which is here: what it holds, if the tag is right. */
+/* The content of the complete record at `pos`, if the tag is right. */
 static bool open_content(struct tcp_seal *seal, uint8_t *record, size_t len, uint8_t *to)
 {
 	uint8_t *content = record + TCP_RECORD_HEAD, *tag = content + len;
@@ -312,7 +313,7 @@ int tcp_seal_open(struct tcp_seal *seal, uint8_t *to, size_t room)
 	return 1;
 }
 
-/* Copies what is open to where `msg` says. */
+/* Copies opened bytes to the buffers of `msg`. */
 static ssize_t seal_give(struct tcp_seal *seal, const struct msghdr *msg)
 {
 	ssize_t given = 0;

@@ -38,7 +38,7 @@ static uint32_t crc_bytes(uint32_t crc, const uint8_t *p, size_t len)
 	return crc;
 }
 
-/* What a register becomes when `zeros` zero bytes follow, for each byte of it. */
+/* The register's value after `zeros` zero bytes, for each byte of it. */
 static void shift_make(uint32_t table[4][256], size_t zeros)
 {
 	uint32_t bit[32];

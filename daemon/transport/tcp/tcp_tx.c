@@ -2,19 +2,18 @@
 /*
  * The sending half of a stream.
  *
- * A frame is a head, bytes of one transfer and a trailer, given to the kernel in
- * one call where the socket takes it. Rows that are long enough are named to it
- * as they lie in the engine's memory; short ones, and memory that is another
- * process's, are packed into a bounce buffer first, in this thread, so that the
- * kernel finds them in its cache.
+ * A frame is a head, bytes of one transfer and a trailer, given to the kernel in one call
+ * where the socket takes it. Rows that are long enough are sent in place from the
+ * engine's memory; short ones, and memory that is another process's, are packed into a
+ * bounce buffer first, in this thread, so that the kernel finds them in its cache.
  *
- * Each call is made with the flow held. When the flow was closed in between, in
- * the middle of its bytes, the rest of the frame is filled up with zeros and the
- * trailer says that none of it counts: the stream goes on with the next frame.
+ * Each call is made with the flow held. When the flow was closed in between, in the
+ * middle of its bytes, the rest of the frame is padded with zeros and the trailer marks
+ * it void: the stream continues with the next frame.
  *
- * Where the stream is sealed (tcp_seal.h), the call is ours: it encrypts the bytes into
- * records, after which their memory is free, and sends these. A frame is over when the
- * socket has its last record.
+ * Where the stream is sealed (tcp_seal.h), the call is tcp_seal's: it encrypts the bytes
+ * into records, after which their memory is free, and sends these. A frame is over when
+ * the socket has its last record.
  */
 #include "daemon/transport/tcp/tcp_impl.h"
 
@@ -38,7 +37,7 @@ static uint64_t frame_bytes(const struct tcp_half *tx)
 	return TCP_HEAD_BYTES + (uint64_t)tx->head.length + TCP_TRAILER_BYTES;
 }
 
-/* ---- what goes out next ---- */
+/* ---- the next frame ---- */
 
 static unsigned int name_payload(const struct tcp_half *tx, struct iovec *iov,
 				 uint64_t *named_p)
@@ -90,9 +89,9 @@ static unsigned int name_frame(struct tcp_half *tx, struct iovec *iov)
 	return count;
 }
 
-/* ---- a frame begins ---- */
+/* ---- a frame starts ---- */
 
-/* Runs with the flow held: how its bytes will go, and their checksum. */
+/* Runs with the flow held: how its bytes will be sent, and their checksum. */
 static int begin_payload(struct tcp_stream *stream)
 {
 	struct tcp_half *tx = &stream->tx;
@@ -158,7 +157,7 @@ static bool tcp_tx_begin_frame(struct tcp_stream *stream)
 	return true;
 }
 
-/* ---- a frame goes on ---- */
+/* ---- a frame continues ---- */
 
 /* The lock is held. */
 static void tcp_tx_end_frame(struct tcp_stream *stream)

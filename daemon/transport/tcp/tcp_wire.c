@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every head carries a checksum of itself. TCP's own is 16 bits; a head that it
- * lets through wrong would name another transfer or length, and a stream that
- * lost its frames cannot be told from a hostile one. A hello's proof is its
- * checksum (tcp_keys.c).
+ * Every head carries a checksum of itself. TCP's own is 16 bits; a head that it lets
+ * through wrong would name another transfer or length, and a stream that lost framing is
+ * indistinguishable from a hostile one. A hello's proof is its checksum (tcp_keys.c).
  */
 #include "daemon/transport/tcp/tcp_wire.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the tcp backend does in a transfer's life (net.h).
+ * The tcp backend's part of a transfer's life cycle (net.h).
  *
  *   WRITE  REQUEST -> on_request, land() -> GO -> DATA … -> DONE
  *   READ   REQUEST -> on_request, land() -> SERVE … -> DONE
@@ -9,11 +9,11 @@
  * that is no larger than TCP_EAGER_MAX, from memory that the loop may read, are
  * in the REQUEST or the DONE instead, and are placed when both sides have agreed.
  *
- * A stopped transfer's flow is closed, and when no thread holds it the side is
- * quiet. That is enough for the written engine, which needs nothing of the peer. For
- * the engine that is read it is enough when some of its bytes can never count over
- * there: they were not sent, or in a void frame. Only a WRITE that was sent whole
- * has to wait for the DONE, because the peer may have counted it.
+ * A stopped transfer's flow is closed, and when no thread holds it the side is quiet.
+ * That is enough for the written engine, which needs nothing of the peer. For the engine
+ * that is read it is enough when some of its bytes can never count at the peer: they were
+ * not sent, or in a void frame. Only a WRITE that was sent whole has to wait for the
+ * DONE, because the peer may have counted it.
  */
 #include "daemon/transport/tcp/tcp_impl.h"
 
@@ -113,7 +113,7 @@ static int open_flow(struct tcp_xfer *xfer)
 	return 0;
 }
 
-/* ---- where it stands ---- */
+/* ---- state ---- */
 
 static struct tcp_flow_view tcp_xfer_look(struct tcp_xfer *xfer)
 {
@@ -175,7 +175,7 @@ static bool tcp_xfer_is_whole(struct net_xfer *net)
 	return tcp_xfer_look(tcp_xfer_of(net)).moved == net->bytes;
 }
 
-/* ---- stop, over, told ---- */
+/* ---- stop, over, reported ---- */
 
 static void tcp_xfer_speak(struct net_xfer *net)
 {
@@ -234,7 +234,7 @@ static int tcp_xfer_say_done(struct net_xfer *net, const struct err *err)
 	return 0;
 }
 
-/* ---- bytes that came in a request or an answer ---- */
+/* ---- bytes carried by a request or an answer ---- */
 
 static void on_placed(struct copy_job *job)
 {
@@ -299,7 +299,7 @@ static int request_make(struct tcp_xfer *xfer, struct tcp_head *head,
 {
 	struct xp_op *op = xfer->net.op;
 	struct tcp_peer *peer = xfer->peer;
-	/* a long header goes from where it is */
+	/* a long header is sent in place */
 	const bool tail = op->owned && !xfer->eager && op->header_len > TAIL_MIN_BYTES;
 	cleanup_free struct tcp_chunk *chunk =
 		tcp_chunk_new(tail ? 0 : tcp_xfer_request_bytes(&xfer->net));
@@ -351,7 +351,7 @@ static int tcp_xfer_ask(struct net_xfer *net)
 	if (r < 0)
 		return err_pass(r);
 	tcp_line_send(xfer->peer, chunk, &head, NULL);
-	return net->kind == XP_READ || xfer->eager; /* bytes may come, or are gone */
+	return net->kind == XP_READ || xfer->eager; /* bytes may arrive, or were sent */
 }
 
 static int tcp_xfer_take_go(struct tcp_xfer *xfer)
@@ -367,7 +367,7 @@ static int tcp_xfer_take_go(struct tcp_xfer *xfer)
 	return err_pass(open_flow(xfer));
 }
 
-/* A small READ's bytes came with the answer; the streams have none of it. */
+/* A small READ's bytes arrived with the answer; the streams have none of it. */
 static int take_served(struct tcp_xfer *xfer, const struct tcp_head *head,
 		       struct tcp_entry *entry)
 {
@@ -463,7 +463,7 @@ static int tcp_xfer_take_request(struct tcp_peer *peer, const struct tcp_head *h
 	return 0;
 }
 
-/* Its plan is there: bytes may come, or go. */
+/* Its plan is known: bytes may arrive, or be sent. */
 static int tcp_xfer_begin(struct net_xfer *net)
 {
 	struct tcp_head head = {.type = TCP_GO, .id = net->id};
@@ -473,7 +473,7 @@ static int tcp_xfer_begin(struct net_xfer *net)
 	if (xfer->eager)
 		return err_pass(tcp_xfer_place(xfer, xfer->entry->head.sum));
 	if (net_is_source(net) && net->bytes <= TCP_EAGER_MAX && at_hand(xfer)) {
-		xfer->eager = true; /* they go with the answer */
+		xfer->eager = true; /* they are sent with the answer */
 		return 0;
 	}
 	r = open_flow(xfer);

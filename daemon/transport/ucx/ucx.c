@@ -1,22 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ucx backend: anything that UCX speaks, by active messages only.
+ * The ucx backend: all networks of UCX, by active messages only.
  *
- * Why active messages: an emulated put or get writes to a raw address out of
- * the message, with no check of key or bounds (UCX 1.13 and later). With active
- * messages every slice announces itself, and the receiver answers with a
- * landing address from its own checked plan, or with none. That also makes the
- * fence local: no answer, no byte.
+ * Why active messages: an emulated put or get writes to a raw address out of the message,
+ * with no check of key or bounds (UCX 1.13 and later). With active messages every slice
+ * is announced, and the receiver answers with a landing address from its own checked
+ * plan, or with none. That also makes the fence local: no answer, no byte.
  *
  * One worker, with a thread for its heavy work (ucx_worker.c). Whoever calls libucp,
  * what it says comes to the loop by a mailbox. That only changes state and kicks the
  * peer it belongs to; peers are stepped afterwards, and only there the daemon above is
  * called.
  *
- * A worker listens on every interface of its device without authentication.
- * Hence: loopback only, unless the operator says insecure = yes; no shared
- * memory transports (they would open a second, unguarded way between daemons of
- * one host, and cma would need ptrace rights); tokens in every message.
+ * A worker listens on every interface of its device without authentication. Hence:
+ * loopback only, unless the operator sets insecure = yes; no shared memory transports
+ * (they would open a second, unguarded path between daemons of one host, and cma would
+ * need ptrace rights); tokens in every message.
  */
 #include "daemon/transport/ucx/ucx.h"
 
@@ -147,7 +146,7 @@ static void classify(struct choice *choice)
 	}
 }
 
-/* Ways around the network that we must not offer. */
+/* Transports that bypass the network and must not be offered. */
 static const char *const banned[] = {"sm",  "shm",   "mm",   "posix", "sysv",
 				     "cma", "xpmem", "knem", "self",  "all"};
 
@@ -305,10 +304,10 @@ void ucx_feed_sources(struct ucx_transport *transport)
 /* ---- open, close ---- */
 
 /*
- * An endpoint to the worker itself keeps its interface in use, so the worker looks at
- * the interface itself. While no endpoint is there, libucs's thread does that, and with
- * 1.13 what it saw may be lost: the first bytes of the first peer lay in the socket, and
- * nothing woke. It ends with the worker.
+ * An endpoint to the worker itself keeps its interface in use, so the worker polls the
+ * interface itself. Without an endpoint, libucs's thread does that, and with 1.13 an
+ * event that it saw may be lost: the first bytes of the first peer lay in the socket, and
+ * no thread was woken. The endpoint ends with the worker.
  */
 static ucs_status_t stay_awake(struct ucx_transport *transport, const ucp_address_t *own)
 {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libucp reads its configuration out of the environment: a part in constructors, so it
- * has to be right before dlopen(); the rest at each ucp_config_read(). Some of it is
- * not the operator's to choose, because what the daemon promises rests on it: the table
- * below says what and why. The library stays loaded, since threads of its own and
- * handlers at exit would outlive it.
+ * libucp reads its configuration from the environment: a part in constructors, so it has
+ * to be right before dlopen(); the rest at each ucp_config_read(). Some of it is not the
+ * operator's to choose, because the daemon's promises depend on it: the table below lists
+ * the settings and reasons. The library stays loaded, since its threads and exit handlers
+ * would outlive it.
  */
 #include "daemon/transport/ucx/ucx_lib.h"
 
@@ -23,9 +23,8 @@ static struct ucx_lib lib;
 static char *loaded_path;
 
 /*
- * What must hold whatever the operator's environment says, and why. The rest of
- * UCX_* stays the operator's: a fabric may need it. Not const, as environ's strings are
- * not.
+ * Settings that override the operator's environment, and why. The rest of UCX_* is left
+ * to the operator: a fabric may need it. Not const, as environ's strings are not.
  */
 struct variable {
 	char text[40]; /* "NAME=VALUE" */
@@ -49,21 +48,20 @@ static struct variable environment[] = {
 	/* On hardware our own NIC fetches: our queue pair's end is the proof that
 	 * nothing more lands. "put" would let the remote NIC write. */
 	{"UCX_RNDV_SCHEME=get_zcopy", true},
-	/* Logs go to stdout otherwise, and a lost peer is no error of ours. */
+	/* Logs go to stdout otherwise, and a lost peer is not an error of this daemon. */
 	{"UCX_LOG_LEVEL=fatal", false},
 	{"UCX_WARN_UNUSED_ENV_VARS=n", false},
 };
 
 /*
- * libucp before 1.16, where the second set of its protocols became the usual one.
- * Over tcp a rendezvous there goes as active messages straight from the source.
- * When the peer dies under one, libucp gives the request back, and libuct, which
- * still has it, completes it again: "Assertion `comp->count > 0' failed", and the
- * daemon is gone because another one died: seen with 1.13.1, not with copied messages
- * nor with 1.22 (docs/runs, "ucx"). RDMA's fetching rendezvous does not ask
- * for this threshold. Copied messages of 8 KiB, libucp's usual ones, run at half the
- * speed; 64 KiB is also the longest that a peer takes which was not told otherwise
- * (UCX_TCP_RX_SEG_SIZE).
+ * libucp before 1.16, where the second set of its protocols became the usual one. There,
+ * a rendezvous over tcp sends active messages directly from the source. When the peer
+ * dies during one, libucp returns the request, and libuct, which also holds it, completes
+ * it again: "Assertion `comp->count > 0' failed", and the daemon aborts because another
+ * one died: seen with 1.13.1, not with copied messages nor with 1.22 (docs/runs, "ucx").
+ * RDMA's fetching rendezvous does not ask for this threshold. Copied messages of 8 KiB,
+ * libucp's usual ones, run at half the speed; 64 KiB is also the longest that a peer
+ * accepts by default (UCX_TCP_RX_SEG_SIZE).
  */
 static struct variable environment_before_1_16[] = {
 	{"UCX_ZCOPY_THRESH=inf", true},
@@ -95,8 +93,8 @@ static bool is_there(char *const *entries, const struct variable *v)
 
 /*
  * setenv() moves the array that getenv() walks in other threads (helpers, the name
- * look-up, a GPU's driver). So a whole new array takes its place in one store, and the
- * old one stays for ever as it is, for the callers that are in it. Ours are chained, each
+ * look-up, a GPU's driver). So a new array replaces it in one store, and the old one is
+ * never changed or freed, for callers that are walking it. The arrays are chained, each
  * behind the end of the next.
  */
 static char **latest;
@@ -136,7 +134,7 @@ static int set_environment_for(const char *version)
 #define UCX_LIB_FUNCTION(fn) {#fn, &lib.fn, false},
 static const struct library_function functions[] = {
 	UCX_LIB_FUNCTIONS(UCX_LIB_FUNCTION)
-	/* of libucs, which libucp depends on: dlsym looks there too */
+	/* of libucs, which libucp depends on: dlsym searches it too */
 	{"ucs_status_string", &lib.ucs_status_string, false},
 };
 

@@ -1,21 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A connection as the holder of the worker sees it: its endpoint, and what comes in.
+ * A connection as seen by the owner of the worker: its endpoint, and received messages.
  *
- * One endpoint at a time. Going up to a higher number (ucx_peer.c says why) closes the
- * one that is there and makes others until the number is reached: one call. The path is
+ * One endpoint at a time. Raising the endpoint number (ucx_peer.c has the reason) closes
+ * the current one and makes others until the number is reached: one call. The path is
  * read then, too: an endpoint made of a worker's address has its lanes at once.
  *
- * A message is looked up by its token and goes to the loop as an entry, with a copy of
- * what came with it; of a rendezvous it holds libucp's note, and nothing is fetched
- * before the loop has said where to. Whoever has no token is dropped here. A correct
- * peer's messages are bounded by what it may have under way, so more of them than that
- * unread, or more bytes, are a flood, and cost the connection. Want of memory for an
- * entry is met by one that is kept (reserve), which has room for anything but a
- * payload.
+ * A message is looked up by its token and is passed to the loop as an entry, with a copy
+ * of its data; of a rendezvous it holds libucp's descriptor, and nothing is fetched
+ * before the loop has given an address. Messages without a valid token are dropped here.
+ * A correct peer's messages are bounded by its limit in flight, so more of them than that
+ * unread, or more bytes, are a flood, and cost the connection. If memory for an entry is
+ * short, a reserved one is used, which has room for anything but a payload.
  *
- * The call `end` is the last: it is over when every endpoint that was here is closed,
- * and since what libucp tells keeps its order, nothing of the line comes behind it.
+ * The call `end` is the last: it is over when every endpoint of the line is closed, and
+ * since libucp's reports keep their order, nothing of the line follows it.
  */
 #include "daemon/transport/ucx/ucx_impl.h"
 
@@ -82,7 +81,7 @@ static void on_endpoint_closed(void *request, ucs_status_t status, void *user_da
 {
 	struct ucx_line *line = user_data;
 
-	(void)status; /* it is gone either way */
+	(void)status; /* it is closed in either case */
 	ucx_line_lib_of(line)->ucp_request_free(request);
 	line->closing--;
 	worker_of(line)->closing--;
@@ -126,7 +125,7 @@ static ucs_status_t make_endpoint(struct ucx_line *line)
 	return status;
 }
 
-/* libucp 1.13 tells an endpoint's lanes only in print:
+/* libucp 1.13 reports an endpoint's lanes only as text:
  *   "#    lane[0]:  0:tcp/lo.0 md[0]  -> md[0]/tcp/sysdev[255] am am_bw#0 …" */
 static bool lane_of_line(const char *line, char *lane, size_t size)
 {
@@ -308,7 +307,7 @@ static struct ucx_entry *ucx_line_entry_new(struct ucx_line *line,
 	return entry;
 }
 
-/* NULL: nobody's. Its peer is there at least until the line's end is over. */
+/* NULL: no peer. Its peer exists at least until the line's end is over. */
 static struct ucx_peer *find_peer(struct ucx_transport *transport, const void *header,
 				  size_t header_len, struct ucx_frame *frame_p)
 {

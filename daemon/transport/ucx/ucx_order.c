@@ -2,16 +2,15 @@
 /*
  * Sequenced frames: everything but bytes and hellos.
  *
- * libucp keeps no order between messages of different protocols: a request with
- * a large header is fetched by rendezvous and would be overtaken by what was
- * sent after it. So these frames are numbered, wait here for their turn, and
- * are acted on one after the other in ucx_peer_step().
+ * libucp keeps no order between messages of different protocols: a request with a large
+ * header is fetched by rendezvous and would be overtaken by later messages. So these
+ * frames are numbered, wait here for their turn, and are acted on one after the other in
+ * ucx_peer_step().
  *
- * What a peer can make us hold is bounded. By count: a correct peer has at most
- * two frames under way for each transfer that either side has unfinished. By
- * bytes: the headers of unfinished requests sum up to NET_HEADERS_MAX at most,
- * the sender keeps to that (ucx_xfer_pump); the rest of UCX_HELD_MAX is for the
- * text of faults.
+ * The memory that a peer can make this daemon hold is bounded. By count: a correct peer
+ * has at most two frames in flight for each transfer that either side has unfinished. By
+ * bytes: the headers of unfinished requests sum up to NET_HEADERS_MAX at most, the sender
+ * keeps to that (ucx_xfer_pump); the rest of UCX_HELD_MAX is for the text of faults.
  */
 #include "daemon/transport/ucx/ucx_impl.h"
 
@@ -102,7 +101,7 @@ void ucx_send_frame(struct ucx_send *send, struct ucx_frame *frame, const struct
 	ucx_call(peer, &send->call, ucx_order_start_send, ucx_order_on_sent);
 }
 
-/* ---- in: what a peer may send ---- */
+/* ---- in: checks of received frames ---- */
 
 static size_t payload_max(const struct ucx_frame *frame)
 {

@@ -2,38 +2,35 @@
 /*
  * A connection of the ucx backend: one endpoint to the peer's worker.
  *
- * Who dials makes an endpoint and says hello, again and again until it is
- * answered or HELLO_NS are over. Who is dialled waits for a hello with the right
- * token, however long: a forger must not make it give up. Only then it makes its
- * endpoint, answers and asks in turn, again and again: the dialler may be ready by
- * then, and ask no more. A side is ready once its hello was
- * answered: then each has proved its token to the other. A hello also tells the
- * largest slice that its sender takes.
+ * The dialer makes an endpoint and sends hello repeatedly until it is answered or
+ * HELLO_NS have passed. The dialed side waits for a hello with the right token, without a
+ * limit: a forger must not make it give up. Only then does it make its endpoint, answer
+ * and send its own hello repeatedly: the dialer may be ready by then, and send no more. A
+ * side is ready once its hello was answered: then each has proved its token to the other.
+ * A hello also carries the largest slice that its sender accepts.
  *
- * libucp pairs the n-th endpoint of one worker to another with the other's n-th
- * one back, even when that is closed. Small messages arrive all the same, but a
- * rendezvous names the receiver's endpoint: it is lost when that is closed, and
- * out of the reach of our close when it is another than ours. So hellos carry
- * the number of their endpoint, each side goes up to the higher one, and only an
- * answer with our own number counts. Faults of an endpoint count from then on. One
- * that fails behind the answer that it carried makes a side go up whose peer is
- * ready already: a side that is asked by a higher number than its own follows, and where
- * something was sent by the old endpoint, which may be lost, the peer is.
+ * libucp pairs the n-th endpoint of one worker to another with the other's n-th one back,
+ * even when that is closed. Small messages arrive anyway, but a rendezvous names the
+ * receiver's endpoint: it is lost when that is closed, and out of the reach of our close
+ * when it is another than ours. So hellos carry the number of their endpoint, each side
+ * moves up to the higher one, and only an answer with its own number counts. Faults of an
+ * endpoint count from then on. If one fails after the answer that it carried, a side
+ * moves up although its peer is ready: a side that receives a number higher than its own
+ * follows, and if frames were sent over the old endpoint, which may be lost, the peer is
+ * lost.
  *
- * Loss. libucp's error handler, a failed request or a broken rule only mark the
- * peer (net_peer_fail): from then on nothing more is taken in. Its step stops
- * every transfer and closes the endpoint by force, which makes libucp give back
- * every request it still holds. Only when none is left and the
- * copy threads have let go are the transfers reported, and after them the loss.
- * If libucp keeps a request, the peer stays and says so in the log: memory that
- * may still be written is never called quiesced.
+ * Loss. libucp's error handler, a failed request or a broken rule only mark the peer
+ * (net_peer_fail): from then on nothing more is taken in. Its step stops every transfer
+ * and closes the endpoint by force, which makes libucp give back every request it holds.
+ * Only when none is left and the copy threads have finished are the transfers reported,
+ * and after them the loss. If libucp keeps a request, the peer stays and logs that:
+ * memory that may be written is never reported as quiesced.
  *
- * While the endpoint still works (a close in peace, a peer that broke a rule) we
- * send BYE first and give the wire FLUSH_NS for it: the last answers arrive,
- * and the other side learns why. libucp itself may not tell it: over tcp the
- * socket outlives a closed endpoint. Both sides use that time to let what is
- * under way end, because 1.13 can crash when an endpoint is closed by force in
- * the middle of a message.
+ * While the endpoint works (an orderly close, a peer that broke a rule) this side sends
+ * BYE first and give the wire FLUSH_NS for it: the last answers arrive, and the other
+ * side learns why. libucp itself may not report it: over tcp the socket outlives a closed
+ * endpoint. Both sides use that time to complete operations in flight, because 1.13 can
+ * crash when an endpoint is closed by force in the middle of a message.
  *
  * ucx_peer_step() is the only place that calls up into the daemon.
  */
@@ -147,7 +144,7 @@ static void say_hello(struct ucx_peer *peer, uint16_t flags)
 		net_peer_fail_last(&peer->net);
 }
 
-/* Make the endpoint of at least that number, and say hello by it. */
+/* Make the endpoint of at least that number, and send hello over it. */
 static void climb(struct ucx_peer *peer, uint64_t number, bool ask)
 {
 	peer->climbing = true;
@@ -222,8 +219,8 @@ static int follow(struct ucx_peer *peer)
 	return 0;
 }
 
-/* The other side's hello came by the endpoint that pairs with ours: then answer.
- * Else go up to its number, or past it, and ask by the new one. */
+/* If the other side's hello arrived over the endpoint that pairs with this side's,
+ * answer. Else move up to its number, or past it, and send hello over the new one. */
 static void answer_hello(struct ucx_peer *peer)
 {
 	bool opening = sm_state(&peer->net.sm) == NET_PEER_OPENING && !peer->answer_came;

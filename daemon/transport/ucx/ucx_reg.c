@@ -2,11 +2,11 @@
 /*
  * Registered memory of the ucx backend.
  *
- * The hooks that libucp's registration cache needs are off, so every region is
- * registered by ucp_mem_map() once and the handle goes with each operation.
- * That runs on helper threads beside the worker: the context is made with its
- * own lock (mt_workers_shared). A library built without threads gets no
- * handles; libucp then registers per operation, by itself.
+ * The hooks that libucp's registration cache needs are off, so every region is registered
+ * by ucp_mem_map() once and the handle is passed with each operation. That runs on helper
+ * threads, concurrently with the worker: the context is made with its own lock
+ * (mt_workers_shared). A library built without threads gets no handles; libucp then
+ * registers per operation, by itself.
  *
  * Only memory that cannot vanish is given to libucp: a guarded or vm region has
  * no handle and passes through bounce buffers.

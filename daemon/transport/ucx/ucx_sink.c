@@ -1,17 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The side of a transfer where its bytes land.
+ * The receiving side of a transfer.
  *
- * A slice announces itself by offset and length; where it goes is looked up in
- * this side's own plan. Few rows that libucp may touch are received in place, anything
- * else into a bounce buffer and spread by the copy threads.
- * Each byte counts once. A slice that finds no transfer, or one that is
- * stopping, is answered without taking its bytes: that is how the fence stops
- * new ones while the connection lives on.
+ * A slice is announced by offset and length; its addresses are looked up in this side's
+ * own plan. Few rows that libucp may touch are received in place, others into a bounce
+ * buffer and scattered by the copy threads. Each byte counts once. A slice that finds no
+ * transfer, or one that is stopping, is answered without taking its bytes: so the fence
+ * stops new ones while the connection continues.
  *
- * Slices are fetched by rendezvous, so libucp holds a note, not the bytes, of
- * those that wait for a buffer. Only the single slice of a small transfer comes
- * unasked.
+ * Slices are fetched by rendezvous, so libucp holds a descriptor, not the bytes, of those
+ * that wait for a buffer. Only the single slice of a small transfer arrives unsolicited.
  */
 #include "daemon/transport/ucx/ucx_impl.h"
 
@@ -318,6 +316,6 @@ void ucx_sink_entry(struct ucx_peer *peer, struct ucx_entry *entry)
 		net_peer_fail_last(&peer->net);
 	else if (!late)
 		ucx_sink_take(xfer, &entry);
-	if (entry) /* nobody's */
+	if (entry) /* no transfer */
 		ucx_entry_drop(entry);
 }

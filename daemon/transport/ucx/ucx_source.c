@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The side of a transfer that its bytes leave.
+ * The sending side of a transfer.
  *
- * The plan's byte stream is cut into slices (pack.h): of long rows, sent from where
- * they lie, or of short ones. A slice of memory that libucp may not touch, or of rows
- * that are too short, is packed by the copy threads into a bounce buffer first. Slices of
- * a transfer may overtake each other: each says where it belongs.
+ * The plan's byte stream is cut into slices (pack.h): of long rows, sent in place, or of
+ * short ones. A slice of memory that libucp may not touch, or of rows that are too short,
+ * is packed by the copy threads into a bounce buffer first. Slices of a transfer may
+ * overtake each other: each carries its offset.
  *
- * A peer's transfers take turns under one window of bytes and slices. A turn is
- * measured in bytes, or one of long rows would get eight times what one of pages
- * gets. And what is posted stands before whatever comes later: so a large transfer has
- * no more of the window than keeps a fast line busy, and while small ones come and go,
- * only so much that both sides have something to do. A small one is posted as a whole.
+ * A peer's transfers take turns under one window of bytes and slices. A turn is measured
+ * in bytes, or one of long rows would get eight times what one of pages gets. Posted
+ * slices delay later ones: so a large transfer uses only the part of the window that
+ * keeps a fast link busy, and while small ones are active, only as much as keeps both
+ * sides busy. A small one is posted as a whole.
  */
 #include "daemon/transport/ucx/ucx_impl.h"
 
@@ -35,7 +35,7 @@ static uint64_t ucx_source_least(uint64_t a, uint64_t b)
 	return a < b ? a : b;
 }
 
-/* What may be posted of it at once. */
+/* How much of it may be posted at once. */
 static uint64_t ucx_source_share_of(const struct ucx_xfer *xfer)
 {
 	const struct ucx_peer *peer = xfer->peer;
@@ -47,7 +47,8 @@ static uint64_t ucx_source_share_of(const struct ucx_xfer *xfer)
 		       : UCX_SHARE_BYTES;
 }
 
-/* May libucp not touch the row of this byte? Then it is packed, whatever its length. */
+/* May libucp not touch the row of this byte? Then it is packed, regardless of its
+ * length. */
 static bool ucx_source_is_packed(const struct ucx_xfer *xfer, uint64_t offset)
 {
 	struct ucx_rows row;
@@ -67,7 +68,7 @@ static void ucx_source_cut(const struct ucx_xfer *xfer, struct slice *slice)
 	slice->offset = xfer->next_byte;
 	slice->rows.count = 0;
 	if (!pack_slice(xfer->side.plan, slice->offset, max, rows_max, &slice->length)) {
-		/* a long row ends it only where that goes from its place */
+		/* a long row ends it only if that is sent in place */
 		if (slice->length < max &&
 		    ucx_source_is_packed(xfer, slice->offset + slice->length))
 			slice->length = max;
@@ -259,7 +260,8 @@ void ucx_source_stop(struct ucx_xfer *xfer)
 				      &piece->job);
 }
 
-/* Whose turn it is. Who has its share is passed over: at most a window's worth. */
+/* The next transfer in turn. One that has its share is skipped: at most a window's
+ * worth. */
 static struct ucx_xfer *next_source(const struct ucx_peer *peer)
 {
 	struct ucx_xfer *xfer;

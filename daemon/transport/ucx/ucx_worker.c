@@ -21,9 +21,9 @@
  * and on its own. libucp ends a closed endpoint in progress calls that neither its
  * event fd nor its arm tells of: while one closes, the thread looks now and then.
  *
- * A slice crosses some times, and a wake-up costs as much as the slice. So each side
- * wakes the other once for all that it has: the loop when it has gone through what came,
- * the thread after a round.
+ * A slice crosses several times, and a wake-up costs as much as the slice. So each side
+ * wakes the other once for all its items: the loop after handling received events, the
+ * thread after a round.
  *
  * Callbacks of libucp change nothing of the loop's: they end a call or tell something,
  * by the mailbox.

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the ucx backend does in a transfer's life (net.h).
+ * The ucx backend's part of a transfer's life cycle (net.h).
  *
  *   WRITE  REQUEST -> on_request, land() -> GO -> DATA … -> DONE
  *   READ   REQUEST -> on_request, land() -> SERVE … -> DONE
  *
- * GO keeps bytes from arriving before their place is known: nothing of a peer's
- * is held unasked. Slices that come after the DONE find no transfer and are dropped.
- * So the destination's DONE says that nothing more can land, and at a READ the
- * source's DONE that nothing more will be sent.
+ * GO keeps bytes from arriving before their place is known: nothing of a peer is held
+ * unsolicited. Slices that arrive after the DONE find no transfer and are dropped. So the
+ * destination's DONE guarantees that nothing more can land, and at a READ the source's
+ * DONE that nothing more will be sent.
  *
- * A stopped side is quiet when the last piece inside libucp and the copy threads is
- * back. The asker says CANCEL at once and waits for the DONE too.
+ * A stopped side is quiet when the last piece inside libucp and the copy threads has
+ * returned. The requester sends CANCEL at once and waits for the DONE too.
  */
 #include "daemon/transport/ucx/ucx_impl.h"
 
@@ -95,7 +95,7 @@ static void ucx_xfer_drop_sides(struct net_xfer *net)
 	ucx_side_fini(&ucx_xfer_of(net)->side);
 }
 
-/* ---- stop, over, told ---- */
+/* ---- stop, over, reported ---- */
 
 static void ucx_xfer_speak(struct net_xfer *net)
 {
@@ -159,7 +159,7 @@ static size_t ucx_xfer_request_bytes(const struct net_xfer *net)
 	return net->op->header_len;
 }
 
-/* It begins. */
+/* It starts. */
 static void note_small(const struct ucx_xfer *xfer)
 {
 	if (!ucx_is_large(xfer))
@@ -180,7 +180,7 @@ static int ucx_xfer_ask(struct net_xfer *net)
 	note_small(xfer);
 	ucx_send_frame(mem_steal(xfer->spare[0]), &frame, NULL, xfer, net->op->header,
 		       net->op->header_len);
-	return net->kind == XP_READ; /* bytes may come at once */
+	return net->kind == XP_READ; /* bytes may arrive at once */
 }
 
 static int ucx_xfer_take_go(struct ucx_xfer *xfer)

@@ -2,18 +2,18 @@
 /*
  * The verbs backend: RDMA by reliable connections, driven from the loop.
  *
- * Connections come from librdmacm, which finds the adapter, the GID and the path by
- * address; bytes move by one-sided WRITE and READ, so the far side's daemon takes no
- * part while they do; what is said around them are small messages on the same queue
- * pairs. The libraries are loaded when the backend is looked at: a host without
- * them, or without an adapter, starts and says so.
+ * Connections are made by librdmacm, which finds the adapter, the GID and the path by
+ * address; bytes move by one-sided WRITE and READ, so the remote daemon takes no part
+ * meanwhile; control messages are small frames on the same queue pairs. The libraries are
+ * loaded when the backend is probed: a host without them, or without an adapter, starts
+ * and reports that.
  *
- * Completions come as events on a file descriptor, like everything else of the
- * loop: no core is burnt while nothing moves. Under load an empty queue is looked
- * at a little longer before it is left to its event (verbs_qp.c).
+ * Completions are reported as events on a file descriptor, like everything else of the
+ * loop: no core is burnt while nothing moves. Under load an empty queue is polled a
+ * little longer before it is armed (verbs_qp.c).
  *
- * RDMA is not encrypted. Who may connect is settled by the handshake's tokens
- * (verbs_cm.c); whatever can read the fabric can read the bytes.
+ * RDMA is not encrypted. The handshake's tokens authorize connections (verbs_cm.c);
+ * anyone who can read the fabric can read the bytes.
  */
 #include "daemon/transport/verbs/verbs.h"
 
@@ -58,8 +58,8 @@ static bool verbs_arm(struct transport *base)
 	struct verbs_transport *transport =
 		container_of(base, struct verbs_transport, net.base);
 
-	/* each queue that was found empty has been armed by its poll; one that is
-	 * still here is to be looked at again */
+	/* each queue that was found empty has been armed by its poll; one that remains
+	 * must be polled again */
 	return !list_empty(&transport->active);
 }
 

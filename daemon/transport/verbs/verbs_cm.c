@@ -2,21 +2,20 @@
 /*
  * The connection manager: how queue pairs find each other.
  *
- * The dialer opens every queue pair by a connection of its own to the peer's rail
- * of the same number. Each carries in its private data the token that the peer's
- * handshake gave out, the number of the queue pair and how many there are; the
- * answer carries the token that goes the other way, so each side has proved itself
- * before a work request is posted. Each number is taken once, and when all are the
- * token is forgotten: it serves no second connection, which matters because private data
- * travels in plain text.
+ * The dialer opens every queue pair by a separate connection to the peer's rail of the
+ * same number. Each carries in its private data the token from the peer's handshake, the
+ * number of the queue pair and how many there are; the answer carries the token of the
+ * other direction, so each side has proved itself before a work request is posted. Each
+ * number is taken once, and when all are the token is forgotten: it serves no second
+ * connection, which matters because private data travels in plain text.
  *
- * A connection that nobody expects is refused. It may come from a peer whose
- * handshake was a moment faster than ours, so a refused dialer dials again for
- * DIAL_NS; a waiting side never gives up because of an unknown connection.
+ * An unexpected connection is refused. It may come from a peer whose handshake finished a
+ * moment earlier, so a refused dialer dials again for DIAL_NS; a waiting side never gives
+ * up because of an unknown connection.
  *
- * Queue pairs are spread over the rails that both sides have, paired by number. One
- * that finds nobody over its rail (a port is down here or there) is dialled over
- * another: fewer rails are slower, not the end.
+ * Queue pairs are spread over the rails that both sides have, paired by number. One that
+ * gets no answer over its rail (a port is down here or there) is dialled over another:
+ * fewer rails are slower, not the end.
  *
  * Events are copied and acknowledged before they are acted on: destroying an id
  * waits for the acknowledgement of all its events.
@@ -86,7 +85,7 @@ static void set_options(const struct verbs_transport *transport, struct rdma_cm_
 
 /* ---- dialling ---- */
 
-/* It did not come to be: again a little later, until the deadline. */
+/* The attempt failed: retry a little later, until the deadline. */
 static void verbs_cm_again(struct verbs_qp *qp, const struct err *why)
 {
 	struct verbs_peer *peer = qp->peer;
@@ -294,8 +293,7 @@ static int send_accept(struct verbs_qp *qp, const struct cm_event *event)
 	return 0;
 }
 
-/* The queue pairs of a peer that dials us are as many as its first connection
- * says. */
+/* The first connection of a dialing peer carries the number of its queue pairs. */
 static const char *verbs_cm_expect(struct verbs_peer *peer,
 				   const struct verbs_hello *hello,
 				   const struct verbs_rail *rail)
@@ -362,8 +360,8 @@ static void on_connect_request(struct verbs_transport *transport,
 /* ---- farewells ---- */
 
 /*
- * rdma_disconnect() sends a datagram, and repeats it until it is answered; but not
- * for an id that is destroyed. Who only receives would never hear of it.
+ * rdma_disconnect() sends a datagram, and repeats it until it is answered; but not for an
+ * id that is destroyed. A side that only receives would never notice it.
  */
 struct verbs_linger {
 	struct list link;
@@ -418,7 +416,7 @@ void verbs_linger_end(struct verbs_transport *transport)
 	loop_timer_stop(&transport->linger_timer);
 }
 
-/* It was heard, or has ended by itself. */
+/* It was acknowledged, or has ended by itself. */
 static void on_lingering(struct verbs_transport *transport, const struct cm_event *event)
 {
 	struct verbs_linger *linger;
@@ -474,7 +472,8 @@ static void verbs_cm_on_refused(struct verbs_qp *qp, const struct cm_event *even
 		event->status, text);
 	if (sm_state(&qp->sm) != VERBS_QP_CONNECTING)
 		return;
-	if (event->type != RDMA_CM_EVENT_REJECTED) /* nobody was there to say so */
+	if (event->type != RDMA_CM_EVENT_REJECTED) /* no process was left to report
+						    * that */
 		qp->peer->bad_rails |= 1u << qp->rail->index;
 	if (qp->peer->net.dial && net_peer_live(&qp->peer->net))
 		verbs_cm_again(qp, &err);
@@ -490,7 +489,7 @@ static void on_disconnected(struct verbs_qp *qp)
 	if (sm_state(&qp->sm) != VERBS_QP_UP && sm_state(&qp->sm) != VERBS_QP_CONNECTING)
 		return;
 	if (sm_state(&peer->net.sm) == NET_PEER_READY)
-		verbs_qp_poll(&peer->qps[0], VERBS_DEPTH); /* its BYE came before */
+		verbs_qp_poll(&peer->qps[0], VERBS_DEPTH); /* its BYE arrived before */
 	err_set(&err, ERR_PEER, "verbs: %s closed the connection over %s", peer->net.name,
 		qp->rail->name);
 	if (!verbs_rail_fail(qp, &err))

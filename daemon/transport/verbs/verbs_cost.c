@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What moving a plan costs: a request of so many bytes takes request_ns to post and
+ * The cost of moving a plan: a request of so many bytes takes request_ns to post and
  * complete; or copy_ns to copy its bytes into a slice, at each end. Both are measured,
  * and a busy host, which can only make a measurement longer, must not decide for good:
  *
- *   copying    when the transport opens, in CPU time of the thread, the least of
- *	       several trials: time in which others had the core is not in it.
- *   a request  by PROBES requests of nothing when a transfer to a peer comes that might
- *	       be packed. The adapter works on while this thread does not run, so CPU time
- *	       says nothing of it: the least of the last VERBS_METER_KEPT measurements
- *	       counts. The first ones follow each other, then one comes each AGAIN_NS, so
- *	       both a lucky and an unlucky figure end. Until the first is back it is
- *	       REQUEST_NS.
+ *   copying    when the transport opens, in CPU time of the thread, the least of several
+ *              trials: it excludes time in which others had the core.
+ *   a request  by PROBES empty requests when a transfer to a peer is posted that might be
+ *              packed. The adapter works while this thread does not run, so CPU time does
+ *              not measure it: the least of the last VERBS_METER_KEPT measurements
+ * counts. The first ones are consecutive, later ones AGAIN_NS apart, so that neither a
+ *              lucky nor an unlucky figure stays. Before the first it is REQUEST_NS.
  */
 #include "daemon/transport/verbs/verbs_impl.h"
 
@@ -22,7 +21,7 @@
 #include "daemon/base/log.h"
 #include "daemon/transport/verbs/verbs_pool.h"
 
-#define REQUEST_NS 150.0 /* until it is measured: what others publish */
+#define REQUEST_NS 150.0 /* until it is measured: a published value */
 #define PROBES 256u
 #define TRIALS 8u
 #define AGAIN_NS (5 * LOOP_NS_PER_S)

@@ -2,11 +2,11 @@
 /*
  * Devices and rails.
  *
- * A rail is one port of an adapter with an address of its own; the connection
- * manager finds the adapter by that address (rdma_bind_addr), and with it the GID:
- * for RoCE the entry of the GID table that is this very address, version 2 where
- * the port has both, because version 1 is not routed. So no GID index is
- * configured anywhere, and health tells which one it became.
+ * A rail is one port of an adapter with its own address; the connection manager finds the
+ * adapter by that address (rdma_bind_addr), and with it the GID: for RoCE the entry of
+ * the GID table that is this very address, version 2 where the port has both, because
+ * version 1 is not routed. So no GID index is configured anywhere, and `health` reports
+ * the chosen one.
  *
  * Which ports: those that verbs_rails names, by device, device:port, interface or
  * address, in its order. Empty: the one that has the address of `listen`; all,
@@ -44,7 +44,7 @@ void verbs_address_text(const struct sockaddr_storage *address, char *buf, size_
 	snprintf(buf, size, v6 ? "[%s]" : "%s", text);
 }
 
-/* ---- what a port is like, for people ---- */
+/* ---- the description of a port, for operators ---- */
 
 bool verbs_gid_is(const union ibv_gid *gid, const struct sockaddr_storage *address)
 {

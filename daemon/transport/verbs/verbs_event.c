@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What an adapter reports, in messages that name device, port and peer, and with the
- * scope that it has: a work request's failure costs the connection (a reliable
- * queue pair is in state ERR afterwards), or only its rail, when it is the way that
- * failed and there is another one; a dead device all connections over it, a port that
- * is down nothing yet: it may come back before the retries are used up.
+ * An adapter's reports, as messages that name device, port and peer, with their scope: a
+ * work request's failure costs the connection (a reliable queue pair is in state ERR
+ * afterwards), or only its rail, when the path failed and there is another one; a dead
+ * device all connections over it, a port that is down nothing yet: it may recover before
+ * the retries are used up.
  */
 #include "daemon/transport/verbs/verbs_impl.h"
 
@@ -32,7 +32,7 @@ static const struct {
 	{IBV_WC_LOC_PROT_ERR, ERR_INTERNAL,
 	 "local protection error: a local key does not cover its memory"},
 	{IBV_WC_LOC_LEN_ERR, ERR_PROTO, "a message longer than its receive"},
-	/* rxe says so, too, when its interface goes down under a request */
+	/* rxe reports this, too, when its interface goes down during a request */
 	{IBV_WC_LOC_QP_OP_ERR, ERR_TRANSPORT,
 	 "a request that this adapter cannot execute"},
 	{IBV_WC_LOC_ACCESS_ERR, ERR_INTERNAL, "local access error"},
@@ -40,8 +40,8 @@ static const struct {
 	{IBV_WC_WR_FLUSH_ERR, ERR_PEER, "the connection broke"},
 };
 
-/* Its event may come later than what it does to requests: which some adapters (rxe)
- * call local faults of ours. */
+/* Its event may arrive later than the failed requests, which some adapters (rxe) report
+ * as local faults. */
 static bool port_is_down(const struct verbs_rail *rail)
 {
 	struct verbs_device *device = rail->device;
@@ -126,7 +126,7 @@ static void on_qp(struct ibv_qp *ibv_qp, bool path, const char *text)
 	struct err err;
 
 	if (!qp)
-		return; /* a loop-back's: its READs fail, and tell */
+		return; /* a loop-back's: its READs fail, and report it */
 	err_set(&err, ERR_TRANSPORT, "verbs: %s to %s, queue pair %u: %s", qp->rail->name,
 		qp->peer->net.name, qp->index, text);
 	if (path)
@@ -181,8 +181,9 @@ static void verbs_event_take_event(struct verbs_device *device,
 	}
 }
 
-/* Acknowledged before it is acted on: what destroys a queue pair waits for the
- * acknowledgement of its events. Its memory is ours, so it is still there. */
+/* Acknowledged before it is acted on: destroying a queue pair waits for the
+ * acknowledgement of its events. Its memory belongs to this daemon, so it is still
+ * valid. */
 void verbs_on_async(struct loop_fd *watch, int events)
 {
 	struct verbs_device *device =

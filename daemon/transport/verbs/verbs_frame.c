@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Frames: everything that is said over queue pair 0, in order.
+ * Frames: all messages over queue pair 0, in order.
  *
- * A frame takes one receive at the other side, and whoever sends knows how many
- * are posted there: credits. What was received is posted again first, then told,
- * with whatever frame leaves next, or by one of its own when half the queue is due. The
- * last credit is kept for that one, so two sides that have used up all others can still
- * tell each other. So "receiver not ready" never happens between two correct daemons.
+ * A frame takes one receive at the other side, and the sender knows how many are posted
+ * there: credits. A used receive is posted again first, then announced with the next
+ * frame, or by a separate one when half the queue is due. The last credit is reserved for
+ * that one, so two sides that have used up all others can send credits to each other. So
+ * "receiver not ready" never happens between two correct daemons.
  *
  * A request's header may be long (XP_HEADER_MAX): it follows its REQUEST in pieces,
  * MORE, with nothing of another request in between; it counts when it is whole.
  *
- * What a peer can make us hold is bounded: by XP_INBOUND_MAX unfinished requests,
- * by NET_HEADERS_MAX bytes of their headers (the sender keeps to both), and by
- * the credits for the rest.
+ * The memory that a peer can make this daemon hold is bounded: by XP_INBOUND_MAX
+ * unfinished requests, by NET_HEADERS_MAX bytes of their headers (the sender keeps to
+ * both), and by the credits for the rest.
  */
 #include "daemon/transport/verbs/verbs_impl.h"
 

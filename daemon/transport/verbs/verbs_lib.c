@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The libraries, loaded by name. A table instead of linking: a host without RDMA
- * needs neither of them, an older one lacks a function or two, and tests bring
- * adapters of their own. What verbs.h defines inline goes through a function here,
- * so that a test sees every call; on the way to post_send that costs one indirect
- * call a chain, not one a work request.
+ * The libraries, loaded by name. A table instead of linking: a host without RDMA needs
+ * neither of them, an older one lacks a function or two, and tests bring their own
+ * adapters. Inline functions of verbs.h are called through a function here, so that a
+ * test sees every call; for post_send that costs one indirect call a chain, not one a
+ * work request.
  */
 #include "daemon/transport/verbs/verbs_lib.h"
 
@@ -58,7 +58,7 @@ static int node_of(const void *address)
 	void *pages[1] = {(void *)page};
 	int node = -1;
 
-	/* without a list of nodes it tells where the page is; negative: why not */
+	/* without a list of nodes it returns the page's node; negative: the error */
 	if (syscall(SYS_move_pages, 0, 1UL, pages, NULL, &node, 0) != 0)
 		return -1;
 	return node < 0 ? -1 : node;

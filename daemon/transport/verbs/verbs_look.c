@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A look at the machine's RDMA ports. A port is used when it is a rail of the open
- * backend; if not, the first of these says why: the backend is not open, the port is
+ * A list of the machine's RDMA ports. A port is used when it is a rail of the open
+ * backend; if not, the reason is the first of these: the backend is not open, the port is
  * not active, no interface has an address that is one of its GIDs (so the connection
- * manager, which finds ports by address, can never find it), or the configuration
- * does not name it.
+ * manager, which finds ports by address, can never find it), or the configuration does
+ * not name it.
  */
 #include "daemon/transport/verbs/verbs_look.h"
 
@@ -45,7 +45,7 @@ static bool is_link_local(const char *address)
 	return !strncmp(address, "[fe80", 5);
 }
 
-/* The interface whose address is this GID; a routed address before a link's own. */
+/* The interface whose address is this GID; a routed address before a link-local one. */
 static void find_address(const struct ifaddrs *list, const union ibv_gid *gid,
 			 struct verbs_look_port *port)
 {

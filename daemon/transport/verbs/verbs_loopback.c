@@ -2,25 +2,24 @@
 /*
  * Reading back.
  *
- * A completion, and a message behind the bytes, tell that an adapter has sent its writes
- * towards memory. Of host memory that is enough: the completion goes the same way behind
- * them. Writes to a GPU go another way, through bridges of their own; a kernel that
- * starts now might not see them, and, as bad, they might land after the transfer was
- * called failed and its pages were given to somebody else. A read request does not
- * overtake writes before it on its way (PCIe), so when the byte that it asked for is
- * here, they are there. That must be asked by the same adapter; the driver's own promise
- * (the attribute of GPUDirect ordering) does not hold where there are several ways, see
- * docs/internals/gpu-order.md.
+ * A completion, and a message behind the bytes, show that an adapter has sent its writes
+ * towards memory. For host memory that is enough: the completion follows them on the same
+ * path. Writes to a GPU take another path, through other bridges; a kernel that starts
+ * now might not see them, and, as bad, they might land after the transfer was reported as
+ * failed and its pages were reused. A read request does not overtake earlier writes on
+ * its path (PCIe), so when the requested byte has arrived, they have landed. The same
+ * adapter must send it; the driver's own promise (the attribute of GPUDirect ordering)
+ * does not hold where there are several paths, see docs/internals/gpu-order.md.
  *
  * So each transfer that an adapter wrote into GPU memory for, good or not, ends with one
  * READ of a byte of each region and over each rail that carried it, after its last byte
- * and before its last message. The queue pair is connected to itself, so nobody else has
- * a part in that; the READ lands in host memory that nobody looks at.
+ * and before its last message. The queue pair is connected to itself, so no other host is
+ * involved; the READ lands in host memory that is never read.
  *
- * The queue pair is made by a helper with the first need. One READ that fails costs its
- * transfer, and the queue pair: the READs behind it go again over the next one. What is
- * not done by its deadline (the fence's time) fails, too: what is posted when the queue
- * pair has been destroyed, and not before, because until then it is under way.
+ * A helper makes the queue pair when first needed. One READ that fails costs its
+ * transfer, and the queue pair: later READs are posted again over the next one. A READ
+ * not done by its deadline (the fence's time) fails, too: if posted, only after the queue
+ * pair has been destroyed, because until then it is in flight.
  */
 #include "daemon/transport/verbs/verbs_loopback.h"
 
@@ -43,7 +42,7 @@ enum loopback_state {
 	LOOPBACK_IDLE,	 /* no queue pair */
 	LOOPBACK_MAKING, /* a helper is at it */
 	LOOPBACK_UP,
-	LOOPBACK_ENDING, /* a helper destroys it; what was posted is still under way */
+	LOOPBACK_ENDING, /* a helper destroys it; posted READs are in flight */
 	LOOPBACK_STATES,
 };
 
@@ -68,7 +67,7 @@ struct verbs_flushes {
 	uint32_t regs;	/* of GPUs; flush[i] of them is the model for each rail */
 	uint32_t count; /* room for */
 	bool begun;
-	uint8_t round; /* of marks, that it began in */
+	uint8_t round; /* of marks, in which it started */
 	struct verbs_flush flush[];
 };
 
@@ -86,7 +85,7 @@ struct verbs_loopback {
 	struct list waiting, posted; /* verbs_flush.link, in order */
 	uint32_t posted_count;
 	struct offload_job job;
-	struct err why; /* ENDING: of all that is posted; ERR_OK: they go again */
+	struct err why; /* ENDING: of all posted READs; ERR_OK: they are posted again */
 	uint8_t sink[SINK_BYTES];
 };
 
@@ -308,7 +307,7 @@ static void watch_next(struct verbs_loopback *lb)
 				 flush->deadline_ns > now ? flush->deadline_ns - now : 1);
 }
 
-/* Those that were not answered go again, in their order, if they may. */
+/* Unanswered READs are posted again, in their order, if allowed. */
 static void unmake_done(struct offload_job *job)
 {
 	struct verbs_loopback *lb = container_of(job, struct verbs_loopback, job);
@@ -334,7 +333,7 @@ static void unmake_done(struct offload_job *job)
 	kick(lb);
 }
 
-/* `why`: what is posted fails with it; NULL: it goes again. */
+/* `why`: posted READs fail with it; NULL: they are posted again. */
 static void verbs_loopback_end(struct verbs_loopback *lb, const struct err *why)
 {
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
@@ -396,7 +395,7 @@ static void verbs_loopback_on_event(struct loop_fd *watch, int events)
 	(void)events;
 	while (lib->get_cq_event(lb->channel, &cq, &owner) == 0)
 		lib->ack_cq_events(cq, 1);
-	if (lib->req_notify_cq(lb->cq, 0) != 0) { /* before the look that finds all */
+	if (lib->req_notify_cq(lb->cq, 0) != 0) { /* before the poll that finds all */
 		read_err(lb, "its completions no longer raise events", &err);
 		verbs_loopback_end(lb, &err);
 		return;

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Packed transfers: the source gathers rows into a buffer of its daemon's, writes that
- * in one request into a slot of the destination's daemon, and that one scatters it by
- * its own checked plan. The plan's rows in order are one stream of bytes, which is all
- * that the two have to agree on. Two reasons for it:
+ * Packed transfers: the source gathers rows into a buffer of its daemon's, writes that in
+ * one request into a slot of the destination's daemon, and that one scatters it by its
+ * own checked plan. The plan's rows in order are one stream of bytes, and the two have to
+ * agree on nothing else. Two reasons for it:
  *
  *   cheaper  rows that are scattered at both ends and short (unequal tensor
  *	      parallelism). A work request has one stretch of the peer's memory, so each
  *	      of them would cost one; where that is more than copying it twice, it is
  *	      packed, whichever side asked (verbs_cost.c).
- *   staged   memory that the adapter cannot have, at either end: a GPU's without
- *	      GPUDirect, another process's (vm), what its owner may cut (guarded). Any
- *	      transfer of it is packed; copy threads reach it.
+ *   staged   memory that the adapter cannot register, at either end: a GPU's without
+ *	      GPUDirect, another process's (vm), memory that its owner may truncate
+ *	      (guarded). Any transfer of it is packed; copy threads reach it.
  *
  *   WRITE  REQUEST (pack) -> GO (pack, the slots' key) and SLOT … ->
  *	    { write, SLICE } -> scattered, the slot again: SLOT -> … -> MARK -> DONE
@@ -19,17 +19,16 @@
  *	    { write, SLICE } -> scattered, SLOT -> … -> FIN -> DONE
  *
  * So a packed READ is written by its source, too. Reading the source's slots instead
- * would need slots and their reuse in two directions; this way there is one road, and
- * both fences are the ones that are proven for WRITE: engine memory is touched by our
- * own copy threads alone, on either side, so a stopped packed transfer has quiesced when
- * their jobs have.
+ * would need slots and their reuse in two directions; with this design there is one path,
+ * and both fences are those proven for WRITE: only local copy threads touch engine
+ * memory, on either side, so a stopped packed transfer is quiesced when their jobs are.
  *
- * Slices go over queue pair 0, so a SLICE comes behind its bytes, and the last messages
- * behind the last SLICE. A slot belongs to one transfer from its SLOT to its next, or
- * to the source's last messages (MARK; for a READ DONE, said when its writes have ended):
+ * Slices use queue pair 0, so a SLICE arrives after its bytes, and the last messages
+ * behind the last SLICE. A slot belongs to one transfer from its SLOT to its next, or to
+ * the source's last messages (MARK; for a READ DONE, sent when its writes have ended):
  * until then the source's adapter may write it, and nothing else. Slots are the peer's
- * own (their key opens no other peer's bytes); a source's buffers are the daemon's, no
- * key of them leaves.
+ * own (their key opens no other peer's bytes); a source's buffers are the daemon's, their
+ * keys are never sent.
  */
 #include "daemon/transport/verbs/verbs_impl.h"
 
@@ -48,15 +47,15 @@ struct verbs_pack {
 	struct verbs_xfer *xfer;
 	struct copy_buffer *buffers; /* of our side, as the plan numbers them */
 	uint32_t slots;		     /* source: given and empty; destination: given */
-	uint64_t next;		     /* source: bytes cut; destination: bytes that came */
-	uint64_t given;	 /* destination: what the slots given so far can take */
-	struct list cut; /* source: slice.link, not posted yet */
+	uint64_t next;		     /* source: bytes cut; destination: bytes received */
+	uint64_t given;		     /* destination: the capacity of the granted slots */
+	struct list cut;	     /* source: slice.link, not posted yet */
 	struct list wait_link;
 	struct verbs_remote remote; /* source: the peer's slots */
 	bool has_remote, key_said;
 };
 
-/* Whose slices it has: ours, which leave, or the peer's. */
+/* The slices' direction: local ones, which are sent, or the peer's. */
 static struct verbs_pool *pool_of(const struct verbs_xfer *xfer)
 {
 	return net_is_source(&xfer->net) ? xfer->peer->transport->pack_pool
@@ -140,7 +139,7 @@ static int lacks_pool(void)
 		"are no staging buffers (see the log)");
 }
 
-/* Slots for what will come, if nobody has asked for them yet. */
+/* Slots for slices to be received, unless already requested. */
 static int want_slots(struct verbs_peer *peer)
 {
 	return peer->pack_pool ? 0 : err_pass(verbs_pool_order(peer));
@@ -240,7 +239,7 @@ bool verbs_pack_accept(struct verbs_xfer *xfer, size_t *len_p, uint8_t *key)
 	return true;
 }
 
-/* The peer's slots, as it says. */
+/* The peer's slots, as announced by it. */
 static int take_key(struct verbs_xfer *xfer, const void *key, size_t len)
 {
 	struct verbs_remote *remote = &xfer->pack->remote;
@@ -374,7 +373,7 @@ static bool wants_slot(const struct verbs_xfer *xfer, uint32_t most)
 	       (uint32_t)__builtin_popcount(xfer->pack->slots) < most;
 }
 
-/* At the end of the line, if it can use one; it may stand there already. */
+/* Added to the end of the queue, if it can use a slot; it may be queued already. */
 static void wait_for_slot(struct verbs_pack *pack, struct verbs_pool *pool)
 {
 	list_remove(&pack->wait_link);
@@ -446,7 +445,7 @@ int verbs_pack_slice(struct verbs_xfer *xfer, const struct verbs_frame *frame)
 	pack->slots &= ~(1u << frame->slot);
 	pack->next += frame->total;
 	if (sm_state(&xfer->net.sm) != NET_XFER_MOVING)
-		return 0; /* nobody wants it any more */
+		return 0; /* no longer wanted */
 	slice = &xfer->peer->pack_pool->slices[frame->slot];
 	slice->length = frame->total;
 	slice->job = (struct copy_job){

@@ -3,15 +3,15 @@
  * A connection of the verbs backend: queue pairs to one peer, on one or several
  * rails.
  *
- * It is ready when every queue pair is up. It ends in three steps. FLUSHING: the
- * BYE with its reason leaves, if queue pair 0 still takes it. ENDING: every
- * queue pair is put into ERR and dies (verbs_qp.c); until the last one is dead
- * nothing may be said of any transfer, because until then the peer's adapter may
- * write what it was given keys for. Only then the transfers end, and the daemon is
- * told. A fence that is not proven in time takes this way too: the owner of the
- * written memory ends its own queue pairs and needs no message for it.
+ * It is ready when every queue pair is up. It ends in three steps. FLUSHING: the BYE with
+ * its reason is sent, if queue pair 0 still accepts it. ENDING: every queue pair is put
+ * into ERR and dies (verbs_qp.c); until the last one is dead no transfer may be reported,
+ * because until then the peer's adapter may write memory that it has keys for. Only then
+ * the transfers end, and the daemon is notified. A fence that is not proven in time takes
+ * this path too: the owner of the written memory ends its own queue pairs and needs no
+ * message for it.
  *
- * One of several rails may go before the connection does: verbs_rail.c.
+ * One of several rails may be lost before the connection: verbs_rail.c.
  */
 #include "daemon/transport/verbs/verbs_impl.h"
 
@@ -104,7 +104,7 @@ static void become_ready(struct verbs_peer *peer)
 	verbs_peer_path(peer);
 	sm_move(&peer->net.sm, NET_PEER_READY);
 	for (uint32_t i = 0; i < peer->qp_count; i++)
-		verbs_qp_activate(&peer->qps[i]); /* what came early was left there */
+		verbs_qp_activate(&peer->qps[i]); /* early frames were left there */
 	net_peer_ready(&peer->net);
 }
 
@@ -135,8 +135,8 @@ static void watch_dial(struct verbs_peer *peer, uint64_t now)
 	net_peer_fail(&peer->net, &err);
 }
 
-/* Who only receives hears nothing when the other end is gone: while there are
- * transfers, knock. */
+/* A side that only receives does not notice when the other end has ended: while there are
+ * transfers, probe it. */
 static void watch_alive(struct verbs_peer *peer, uint64_t now)
 {
 	if (sm_state(&peer->net.sm) != NET_PEER_READY || list_empty(&peer->net.xfers)) {
@@ -273,7 +273,7 @@ static void pump(struct verbs_peer *peer)
 	net_xfer_pump(&peer->net);
 	verbs_frame_pump(peer);
 	verbs_move_pump(peer);
-	verbs_frame_pump(peer); /* the marks of what was just moved */
+	verbs_frame_pump(peer); /* the marks of the bytes just moved */
 	if (!peer->progress_ns && !list_empty(&peer->movers))
 		watch_progress(peer, now);
 	if (!peer->knock_ns && !list_empty(&peer->net.xfers))

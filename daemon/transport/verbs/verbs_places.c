@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The memory of one transfer: one side's registrations, or the other's keys, as the
- * plan numbers them, held until the transfer is over. What the plan names decides how
- * it can move: memory that no adapter has is staged.
+ * The memory of one transfer: one side's registrations, or the other's keys, as the plan
+ * numbers them, held until the transfer is over. The buffers of the plan decide how it
+ * can move: memory that no adapter has registered is staged.
  */
 #include "daemon/transport/verbs/verbs_impl.h"
 

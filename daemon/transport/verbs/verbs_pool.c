@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pools of slots, made and unmade on helpers: registering and letting go of memory
- * takes an adapter's driver its time, and the loop has none.
+ * Pools of slots, created and freed on helpers: registering and releasing memory takes an
+ * adapter's driver too long for the loop.
  *
- * A pool may be closed while a helper makes it. Who comes second lets go: the helper,
- * when it finds at its end that the pool is not wanted any more; else the closer does.
- * The transport stays open until no helper is at it (`releasing`), so neither meets a
- * protection domain that is gone; after that only the struct is left, for `done`.
+ * A pool may be closed while a helper makes it. The second of the two releases it: the
+ * helper, when it finds at its end that the pool is no longer wanted; else the closer
+ * does. The transport stays open until no helper uses it (`releasing`), so neither meets
+ * a freed protection domain; after that only the struct is left, for `done`.
  */
 #include "daemon/transport/verbs/verbs_pool.h"
 
@@ -90,7 +90,7 @@ static void open_done(struct offload_job *job)
 
 	if (pool->close.submitted)
 		return;
-	if (!pool->peer) { /* closed meanwhile; a helper has let go */
+	if (!pool->peer) { /* closed meanwhile; a helper has released it */
 		mem_free(pool);
 	} else if (job->result < 0) {
 		verbs_pool_fail(pool, &job->err);
@@ -100,7 +100,7 @@ static void open_done(struct offload_job *job)
 	}
 }
 
-/* The helper that made it may be at its last messages yet, and be told of later. */
+/* The helper that made it may be finishing, and its end is reported later. */
 static void verbs_pool_close_done(struct offload_job *job)
 {
 	struct verbs_pool *pool = container_of(job, struct verbs_pool, close);

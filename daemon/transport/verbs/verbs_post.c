@@ -2,20 +2,19 @@
 /*
  * Plans become work requests.
  *
- * A work request has one stretch of the peer's memory and up to max_sge stretches
- * of ours: a WRITE gathers, a READ scatters. Rows are taken in the plan's order;
- * one that goes on where the last one ended, at the far side, joins its work
- * request, and where it does so at the near side too, its stretch. Work requests
- * are posted in chains, one doorbell and one signalled completion each; small ones
- * from host memory go inline.
+ * A work request has one stretch of the peer's memory and up to max_sge stretches of
+ * ours: a WRITE gathers, a READ scatters. Rows are taken in the plan's order; a row that
+ * continues the last one at the remote side joins its work request, and if it does so at
+ * the local side too, its stretch. Work requests are posted in chains, one doorbell and
+ * one signalled completion each; small ones from host memory are inline.
  *
- * How much is posted is bounded by time, not only by max_inflight: a peer's window
- * is what it took in WINDOW_NS lately. An abort waits for what is posted, so this
- * is the fence's usual price. Movers take turns, a chain each, so a large transfer
- * does not hold up a small one. A transfer stays on one queue pair (the one with
- * the least under way), so that its end needs one mark; one of VERBS_SPREAD_BYTES
- * or more goes over all of them. Where adapters are not all as near to its memory,
- * those are taken that are nearest (verbs_topo.c).
+ * The posted amount is bounded by time, not only by max_inflight: a peer's window is the
+ * amount that it took in WINDOW_NS lately. An abort waits for posted requests, so this is
+ * the fence's usual cost. Movers take turns, a chain each, so a large transfer does not
+ * delay a small one. A transfer stays on one queue pair (the one with the least in
+ * flight), so that its end needs one mark; one of VERBS_SPREAD_BYTES or more uses all of
+ * them. If adapters differ in distance to its memory, the nearest are used
+ * (verbs_topo.c).
  *
  * At the end of the plan, or when it stops, a WRITE posts its marks behind its
  * bytes: a frame on queue pair 0, a WRITE_WITH_IMM of nothing on any other.
@@ -136,7 +135,7 @@ static void build_chain(struct verbs_xfer *xfer, const struct verbs_qp *qp,
 
 	chain->count = 0;
 	chain->bytes = 0;
-	/* the last one may go beyond: a gather that is cut short costs one more */
+	/* the last one may exceed it: a gather that is cut short costs one more */
 	while (chain->count < count_max && chain->bytes < bytes_max) {
 		struct ibv_send_wr *wr = &chain->wr[chain->count];
 		uint64_t bytes;
@@ -243,7 +242,7 @@ static bool post_imm(struct verbs_xfer *xfer, struct verbs_qp *qp, uint32_t imm)
 	};
 	struct verbs_sent entry = {.xfer = xfer, .buffer = -1};
 
-	/* of no bytes: the key and the address are not looked at */
+	/* of no bytes: the key and the address are ignored */
 	if (sm_state(&qp->sm) != VERBS_QP_UP || qp->sq_free == 0)
 		return false;
 	if (verbs_qp_post(qp, &wr, 1, &entry) < 0)
@@ -289,7 +288,7 @@ static enum turn move_on(struct verbs_xfer *xfer)
 	struct verbs_qp *qp;
 	uint32_t room;
 
-	/* what is open must be known before it is said that all is there */
+	/* open slices must be known before completion is reported */
 	if (xfer->again || xfer->used & verbs_rail_open(peer))
 		return TURN_WAITS;
 	if (xfer->pack) {

@@ -2,24 +2,24 @@
 /*
  * A queue pair: its two queues, its completions, its death.
  *
- * Accounts are exact, so neither a send queue nor a completion queue can
- * overflow. Each queue pair has a completion queue of its own, with room for every
- * work request of both its queues (after an error each of them completes by
- * itself). Work requests are posted in chains under one doorbell of which the last
- * is signalled; `sent` holds one entry for a chain, in order, and a work request's
- * wr_id names its entry. A good completion gives the whole chain's room back; after
- * an error, when the adapter reports unsignalled requests too, each gives back one.
+ * Accounts are exact, so neither a send queue nor a completion queue can overflow. Each
+ * queue pair has its own completion queue, with room for every work request of both its
+ * queues (after an error each of them completes by itself). Work requests are posted in
+ * chains under one doorbell of which the last is signalled; `sent` holds one entry for a
+ * chain, in order, and a work request's wr_id names its entry. A good completion frees
+ * the whole chain's space; after an error, when the adapter reports unsignalled requests
+ * too, each frees one.
  *
- * Completions come by event: an empty queue is armed, polled once more, and left
- * alone until its event comes. While there is load the arming waits: an empty queue
- * is looked at again for some microseconds (spin_ns), a time that grows when that
- * finds something and shrinks when it does not, down to nothing.
+ * Completions are reported by event: an empty queue is armed, polled once more, and left
+ * alone until its event arrives. Under load arming is delayed: an empty queue is polled
+ * again for some microseconds (spin_ns), a time that grows when that finds completions
+ * and shrinks when it does not, down to nothing.
  *
- * Death: ERR, then everything posted comes back as flushed and is counted; when
- * the last one is here, the queue pair is destroyed. That, and nothing less, is
- * the proof that no packet still in flight can write our memory: a peer's flushed
- * requests prove nothing about what is on the wire. What has not come back after
- * REAP_NS (a dead adapter) is given up: destroying stops the adapter all the same.
+ * Death: ERR, then every posted request completes as flushed and is counted; after the
+ * last one, the queue pair is destroyed. Only that proves that no packet in flight can
+ * write local memory: a peer's flushed requests prove nothing about packets on the wire.
+ * Requests not flushed after REAP_NS (a dead adapter) are given up: destroying stops the
+ * adapter anyway.
  */
 #include "daemon/transport/verbs/verbs_impl.h"
 
@@ -151,8 +151,8 @@ static int verbs_qp_make_queues(struct verbs_qp *qp)
 	return 0;
 }
 
-/* For frames; or for a mark of each slot, and for as many again for each rail that
- * may be lost (verbs_rail.c), as far as the adapter has them. */
+/* For frames; or for a mark of each slot, and for as many again for each rail that may be
+ * lost (verbs_rail.c), up to the adapter's limit. */
 static uint32_t receives(const struct verbs_qp *qp)
 {
 	const struct ibv_device_attr *attr = &qp->rail->device->attr;
@@ -227,7 +227,7 @@ static void destroy(struct verbs_qp *qp)
 	qp->rq_posted = 0;
 }
 
-/* Of what will not come back any more. */
+/* For requests that will not complete. */
 static void verbs_qp_give_back(struct verbs_qp *qp, struct verbs_sent *entry, bool good)
 {
 	struct verbs_peer *peer = qp->peer;
@@ -301,7 +301,7 @@ void verbs_qp_kill(struct verbs_qp *qp)
 		return;
 	}
 	verbs_qp_lib_of(qp)->disconnect(
-		qp->id); /* tells the other side; may fail, no matter */
+		qp->id); /* notifies the other side; a failure is harmless */
 	verbs_qp_lib_of(qp)->modify_qp(qp->qp, &attr, IBV_QP_STATE);
 	verbs_qp_activate(qp);
 	net_peer_watch(&qp->peer->net, qp->die_deadline_ns);
@@ -432,7 +432,7 @@ static void on_received(struct verbs_qp *qp, const struct ibv_wc *wc)
 		return;
 	}
 	if (sm_state(&qp->sm) == VERBS_QP_DYING)
-		return; /* a mark that came before a rail was lost comes once more */
+		return; /* a mark received before a rail was lost is received again */
 	if (qp->index == 0 && wc->opcode == IBV_WC_RECV) {
 		verbs_frame_in(peer, buffer, wc->byte_len);
 		verbs_qp_again(qp, buffer);
@@ -502,7 +502,7 @@ static void spin_learn(struct verbs_transport *transport, bool found)
 		transport->spin_ns = SPIN_MAX_NS;
 }
 
-/* Empty: arm it, look once more, leave it to its event. */
+/* Empty: arm it, poll once more, wait for its event. */
 static unsigned int sleep_or_work(struct verbs_qp *qp, unsigned int budget)
 {
 	struct verbs_transport *transport = qp->peer->transport;
@@ -536,7 +536,7 @@ unsigned int verbs_qp_poll(struct verbs_qp *qp, unsigned int budget)
 		sm_state(&qp->sm) == VERBS_QP_UP || sm_state(&qp->sm) == VERBS_QP_DYING;
 	unsigned int done;
 
-	if (!lives) { /* when it is up it is looked at again */
+	if (!lives) { /* it is polled again when it is up */
 		list_remove(&qp->active_link);
 		return 0;
 	}

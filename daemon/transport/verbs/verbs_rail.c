@@ -1,36 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A rail that dies while others live.
+ * Loss of one of several rails.
  *
- * A rail is lost when a queue pair on it finds no way to the peer any more: its
- * retries are used up, its port is down, the other side has taken it down. Then this
- * side's queue pairs on it are put into ERR and, when all that was posted on them
- * has come back, destroyed; only then RAIL is sent, over queue pair 0, "mine
- * are dead". A side that receives it for a rail that it still has, gives it up as well. A
- * rail is settled when both sides' queue pairs are dead.
+ * A rail is lost when a queue pair on it has no path to the peer any more: its retries
+ * are used up, its port is down, the other side has taken it down. Then this side's queue
+ * pairs on it are put into ERR and, when all requests posted on them have been flushed,
+ * destroyed; only then RAIL ("mine are dead") is sent over queue pair 0. A side that
+ * receives it for a rail that it has in use gives it up as well. A rail is settled when
+ * both sides' queue pairs are dead.
  *
- * Until then nothing that has bytes on it succeeds or ends, and nothing of that is
- * posted again: the responder's adapter might still take packets of the old queue
- * pair, and put old bytes where another transfer's are by then. What has no
- * bytes there goes on all the time.
+ * Until then no transfer with bytes on it succeeds or ends, and none of these bytes are
+ * posted again: the responder's adapter might accept packets of the old queue pair, and
+ * write old bytes over another transfer's. Transfers without bytes there continue.
  *
- * A mover then posts again, over the queue pairs that are left, from the first byte
- * that the lost rail did not confirm: the same bytes of the same transfer to the same
- * places, some of them a second time. What was confirmed has landed: the responder's
- * queue pair died in good order, its flushed receives behind the last write. A
- * transfer that stops posts no bytes, only its last messages.
+ * A mover then posts again, over the queue pairs that are left, from the first byte that
+ * the lost rail did not confirm: the same bytes of the same transfer to the same places,
+ * some of them a second time. Confirmed bytes have landed: the responder's queue pair
+ * died in good order, its flushed receives behind the last write. A transfer that stops
+ * posts no bytes, only its last messages.
  *
- * Marks. Those on the lost queue pairs will not come, so those of all writes that
- * were granted and not answered are sent anew, in another generation: one more for
- * each RAIL. The receiver counts it when it says RAIL, the mover when it hears it;
- * both messages, and GO and DONE, go over queue pair 0 in order, so they mean the same
- * transfers. Marks of the generation before may still come over other queue pairs:
- * they are ignored (verbs_xfer.c), and receives for them are there (verbs_qp.c).
+ * Marks. Those on the lost queue pairs will not arrive, so those of all writes that were
+ * granted and not answered are sent again, in another generation: one more for each RAIL.
+ * The receiver increments it when it sends RAIL, the mover when it receives it; both
+ * messages, and GO and DONE, use queue pair 0 in order, so they mean the same transfers.
+ * Marks of the previous generation may arrive over other queue pairs: they are ignored
+ * (verbs_xfer.c), and receives for them are there (verbs_qp.c).
  *
- * Where any of that is in doubt the connection ends as if there were no other rail,
- * and its rooms fail as retryable: a rail that carries queue pair 0, faults that are
- * not of the way, an adapter that gives nothing back, more rails than there are
- * receives for, `fence_timeout` without both sides' end.
+ * Where any of that is in doubt the connection ends as if there were no other rail, and
+ * its rooms fail as retryable: a rail that carries queue pair 0, faults other than of the
+ * path, an adapter that flushes nothing, more lost rails than spare receives,
+ * `fence_timeout` without both sides' end.
  */
 #include "daemon/transport/verbs/verbs_impl.h"
 
@@ -61,7 +60,7 @@ uint32_t verbs_rail_open(const struct verbs_peer *peer)
 
 /* ---- lost ---- */
 
-/* Is there a way without it, and are there receives for another round of marks? */
+/* Is there a path without it, and are there receives for another round of marks? */
 static bool can_do_without(const struct verbs_peer *peer, uint32_t rail)
 {
 	uint32_t lost = peer->rails_lost | 1u << rail;
@@ -225,7 +224,7 @@ static bool verbs_rail_settle(struct verbs_xfer *xfer)
 
 	if (xfer->again && xfer->used & verbs_rail_open(peer))
 		return false;
-	/* what is counted from the start must have ended */
+	/* requests counted from the start must have ended */
 	if (xfer->again && xfer->rewind != UINT64_MAX && xfer->busy)
 		return false;
 	if (xfer->again && verbs_move_again(xfer, lost) < 0)
@@ -241,7 +240,7 @@ void verbs_rail_step(struct verbs_peer *peer)
 
 	if (!peer->rails_busy)
 		return;
-	/* what is over is said before */
+	/* finished transfers are reported first */
 	for (uint32_t i = 0; i < VERBS_RAILS_MAX && list_empty(&peer->net.finished); i++)
 		if (peer->rails_lost & ~peer->rails_dead & 1u << i && all_dead(peer, i))
 			say_dead(peer, i);

@@ -2,22 +2,22 @@
 /*
  * Registered memory of the verbs backend, and keys.
  *
- * One registration for each region and device, in pieces where a region is larger
- * than one may be. The adapter pins the pages, so only memory that cannot vanish
- * is taken: a POSIX shm object that its owner cuts would leave the adapter writing
- * to pages that nobody has any more, and be called a success; memory of another
- * process cannot be registered here at all. Both are staged: registered by name only,
- * their transfers are packed (verbs_pack.c), and the key says so to the peer.
+ * One registration for each region and device, in pieces where a region is larger than
+ * one may be. The adapter pins the pages, so only memory that cannot vanish is taken: if
+ * the owner truncated a POSIX shm object, the adapter would write to freed pages and
+ * report success; memory of another process cannot be registered here at all. Both are
+ * staged: registered by name only, their transfers are packed (verbs_pack.c), and the key
+ * tells the peer so.
  *
- * A registration lives while its owner or a transfer holds it, also at the side
- * that only answers: so a peer that was told GO never meets a dead key, which
- * would cost the connection and with it every other transfer.
+ * A registration lives while its owner or a transfer holds it, also at the side that only
+ * responds: so a peer that received GO never uses a dead key, which would cost the
+ * connection and with it every other transfer.
  *
- * Memory of a GPU: by a dma-buf first, the engine's own or one that the driver makes
- * of an import; else by its address in this process, which a peer-memory module of the
- * kernel must know (nvidia_peermem; that it is not there is seen when it fails); else it
- * is staged, where a GPU can copy it. What an adapter writes there is read back before
- * anything is said of it (verbs_loopback.c).
+ * Memory of a GPU: by a dma-buf first, the engine's own or one that the driver makes of
+ * an import; else by its address in this process, which a peer-memory module of the
+ * kernel must know (nvidia_peermem; its absence shows as a failure); else it is staged,
+ * where a GPU can copy it. An adapter's writes there are read back before anything is
+ * reported (verbs_loopback.c).
  *
  * No memory windows: an invalidated key ends a reliable connection just as well as
  * resetting the owner's queue pair does.
@@ -32,7 +32,7 @@
 #include "gpu/import.h"
 
 #define PAGE_BYTES UINT64_C(4096)
-#define PIECE_SHIFT 36u /* 64 GiB at most; what the adapter takes, if that is less */
+#define PIECE_SHIFT 36u /* 64 GiB at most; the adapter's limit, if that is less */
 
 static struct verbs_transport *verbs_reg_transport_of(const struct verbs_reg *reg)
 {
@@ -216,7 +216,7 @@ static int reg_make(struct verbs_reg *reg)
 	deregister(reg);
 	reg->pieces = 0;
 	reg->shift = 0;
-	reg->address = 0; /* nobody uses it, and no peer shall see it */
+	reg->address = 0; /* it is unused, and no peer may see it */
 	log_info("verbs", NULL, "memory is staged", "bytes=%ju why=\"%s\"",
 		 (uintmax_t)memory->length, err_last()->text);
 	err_clear();

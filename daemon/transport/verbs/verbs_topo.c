@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which adapter is near which memory, as sysfs tells it: for host memory the NUMA
- * node of its first page, for a GPU's the way over the PCI bus. A transfer prefers
- * the rails that are nearest to its own side's memory; the other side's are paired
- * with them by number (verbs_cm.c).
+ * The distance of adapters to memory, from sysfs: for host memory the NUMA node of its
+ * first page, for a GPU's the path over the PCI bus. A transfer prefers the rails that
+ * are nearest to its own side's memory; the other side's are paired with them by number
+ * (verbs_cm.c).
  */
 #include "daemon/transport/verbs/verbs_impl.h"
 
@@ -46,7 +46,7 @@ int verbs_topo_node(const struct verbs_lib *lib, const char *device)
 
 /* ---- the PCI bus ---- */
 
-/* The way from a root complex to a device: "pci0000:3a/0000:3a:00.0/0000:3b:00.0". */
+/* The path from a root complex to a device: "pci0000:3a/0000:3a:00.0/0000:3b:00.0". */
 static bool pci_way(const char *link, char way[PATH_MAX])
 {
 	char full[PATH_MAX];
@@ -61,7 +61,7 @@ static bool pci_way(const char *link, char way[PATH_MAX])
 	return true;
 }
 
-/* Bridges that two ways have in common; the first one is the root complex. */
+/* Bridges that two paths have in common; the first one is the root complex. */
 static unsigned int shared_steps(const char *a, const char *b)
 {
 	unsigned int steps = 0;

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Frames, private data, addresses and keys of the verbs backend: little-endian,
- * by the bounded cursor, checked before use. What an adapter delivered over a
- * reliable connection needs no checksum of ours; the sender was proven when the
- * connection was made (its token).
+ * Frames, private data, addresses and keys of the verbs backend: little-endian, by the
+ * bounded cursor, checked before use. Bytes delivered over a reliable connection need no
+ * further checksum; the sender was proven when the connection was made (its token).
  */
 #include "daemon/transport/verbs/verbs_wire.h"
 
@@ -202,7 +201,7 @@ static int verbs_wire_remote_check(const struct verbs_remote *r)
 
 	if (r->pieces == 0 && r->shift == 0 && r->rails && r->rails <= VERBS_RAILS_MAX &&
 	    r->length && r->id)
-		return 0; /* staged: nobody uses its address */
+		return 0; /* staged: its address is unused */
 	if (r->rails == 0 || r->rails > VERBS_RAILS_MAX || r->pieces == 0 ||
 	    r->pieces > VERBS_PIECES_MAX || r->shift < SHIFT_MIN ||
 	    r->shift > SHIFT_MAX || r->length == 0 || r->id == 0)

@@ -1,33 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the verbs backend does in a transfer's life (net.h). The asker moves: it
- * writes into the answerer's memory, or reads from it. The answerer's adapter does
- * its part without its daemon.
+ * The verbs backend's part of a transfer's life cycle (net.h). The requester moves the
+ * bytes: it writes into the responder's memory, or reads from it. The responder's adapter
+ * takes part without its daemon.
  *
  *   WRITE  REQUEST -> on_request, land() -> GO -> bytes, MARKs -> DONE
  *   READ   REQUEST -> on_request, land() -> GO -> bytes, FIN -> DONE
  *
- * GO says: my memory is registered and stays so until your last message is here. It
- * names the registrations, by a digest, and the mover compares: an address or a key
- * never comes in it, those are from REGISTER. So a stale key is found before it is
- * used; used, it would cost the connection.
+ * GO means: my memory is registered and stays so until your last message arrives. It
+ * identifies the registrations by a digest, which the mover compares: it never carries an
+ * address or a key, those are from REGISTER. So a stale key is found before it is used;
+ * its use would cost the connection.
  *
- * Every GO is answered by the mover's last messages, however the transfer ends. For a
- * WRITE that is one mark on each queue pair that has bytes of it, behind them: the
- * NIC's own order makes it the proof that they have landed (each mark tells how
- * many there are). For a READ it is FIN, sent when no request is outstanding any
- * more. Then the answerer knows that its memory has quiesced, and DONE is the last
- * message of all. Marks are immediates (a slot and a generation that GO gave); a slot is
- * given only as long as there is a receive for its mark on every queue pair.
+ * Every GO is answered by the mover's last messages, for every outcome of the transfer.
+ * For a WRITE that is one mark on each queue pair that has bytes of it, behind them: the
+ * NIC's own order makes it the proof that they have landed (each mark carries their
+ * number). For a READ it is FIN, sent when no request is outstanding any more. Then the
+ * responder knows that its memory is quiesced, and DONE is the last message of all. Marks
+ * are immediates (a slot and a generation that GO gave); a slot is given only as long as
+ * there is a receive for its mark on every queue pair.
  *
- * A rail that is lost takes its marks along: then there is another round of them, of
- * another generation (verbs_rail.c).
+ * The marks of a lost rail are lost: then there is another round of them, of another
+ * generation (verbs_rail.c).
  *
- * What adapters have written into a GPU's memory is read back then, before the last
- * message is sent or anything is reported, of success and of failure (verbs_loopback.c).
+ * Adapters' writes to GPU memory are read back then, before the last message is sent or
+ * anything is reported, of success and of failure (verbs_loopback.c).
  *
- * Stopping takes the same road: no new request is posted, what is posted ends (a
- * bounded amount, verbs_post.c), the last message follows.
+ * Stopping takes the same path: no new request is posted, posted ones end (a bounded
+ * amount, verbs_post.c), the last message follows.
  *
  * A packed transfer (verbs_pack.c) is written by its source in either kind; its GO and
  * its last messages are the same.
@@ -54,7 +54,7 @@ static bool verbs_xfer_ended_there(const struct verbs_xfer *xfer)
 				 __builtin_popcount(xfer->marks) == xfer->marks_due;
 }
 
-/* ... and on no rail that dies may anything of it still be under way. */
+/* ... and nothing of it may be in flight on a dying rail. */
 static bool said_all(const struct verbs_xfer *xfer)
 {
 	return verbs_xfer_ended_there(xfer) &&
@@ -175,9 +175,9 @@ static void verbs_xfer_say(struct verbs_xfer *xfer, enum verbs_spare spare,
 	verbs_send(xfer->peer, mem_steal(xfer->spare[spare]), frame, err);
 }
 
-/* ---- stop, over, told ---- */
+/* ---- stop, over, reported ---- */
 
-/* The other side must stop too, unless it was the one that said so. */
+/* The other side must stop too, unless it sent the stop itself. */
 static void say_stop(struct verbs_xfer *xfer)
 {
 	struct verbs_frame frame = {.id = xfer->net.id,
@@ -200,8 +200,8 @@ static void say_fin(struct verbs_xfer *xfer)
 		       xfer->net.err.code == ERR_OK ? NULL : &xfer->net.err);
 }
 
-/* Rails that may have written for it; as the peer's marks say, when they are here. One
- * that was lost meanwhile may have writes under way to the GPU like any other. */
+/* Rails that may have written for it; as the peer's marks state, once they have arrived.
+ * One that was lost meanwhile may have writes in flight to the GPU like any other. */
 static uint32_t rails_used(const struct verbs_xfer *xfer)
 {
 	uint32_t qps = xfer->net.ours		      ? xfer->used
@@ -216,8 +216,8 @@ static uint32_t rails_used(const struct verbs_xfer *xfer)
 	return rails;
 }
 
-/* Nothing more is written for it: what adapters wrote into GPUs has landed there, too.
- * Reads that back when it was not; then the answer is another one later. */
+/* Nothing more is written for it: adapters' writes to GPUs have landed, too. Reads them
+ * back if that was not done yet; the result is then available later. */
 static bool is_landed(struct verbs_xfer *xfer)
 {
 	if (!xfer->flushes || !xfer->go || xfer->pack)
@@ -644,7 +644,7 @@ const struct net_ops verbs_net_ops = {
 
 /* ---- the mover's messages ---- */
 
-/* Of a round before a rail was lost; this round's on that queue pair comes behind. */
+/* Of a round before a rail was lost; this round's mark on that queue pair follows. */
 static bool is_stale(const struct verbs_xfer *xfer, const struct verbs_mark *mark,
 		     uint32_t bit)
 {
