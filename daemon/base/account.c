@@ -33,9 +33,7 @@
 #include "daemon/base/share.h"
 
 #define FEW_FDS_PART 16u /* of all engines': some sessions with their regions */
-#define PARTS_PART                                                 \
-	16u /* of the ceiling: one principal's part for incomplete \
-	     * messages */
+#define PARTS_PART 16u	 /* of the ceiling: incomplete messages of one principal */
 #define PRESET_PART 16u
 #define PRESET_MOST (UINT64_C(8) << 30)
 #define PRESET_LEAST (UINT64_C(256) << 20)

@@ -103,10 +103,10 @@ int loop_fd_set(struct loop_fd *watch, int events); /* 0 stops; ERR_NOMEM */
 void loop_fd_stop(struct loop_fd *watch);	    /* idempotent; does not close */
 
 /*
- * ---- work after the current callback, before the next wait; once ---- A call deferred
- * by a deferred call runs in the same turn, too, if it has not yet run in it and the turn
- * is short; so a chunk passes from its room through the scheduler to the transport in one
- * turn, and a call that yields by deferring itself does yield.
+ * ---- work after the current callback, before the next wait; once ----
+ * A call deferred by a deferred call runs in the same turn, too, if it has not yet run in
+ * it and the turn is short; so a chunk passes from its room through the scheduler to the
+ * transport in one turn, and a call that yields by deferring itself does yield.
  */
 struct loop_defer {
 	struct list link; /* list_init()ed when idle */
