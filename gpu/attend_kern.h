@@ -24,7 +24,7 @@
 #define ATTEND_KERN_THREADS 128u
 #define ATTEND_KERN_ROWS 16u	    /* of a tile */
 #define ATTEND_KERN_TOKENS 16u	    /* worked on at a time */
-#define ATTEND_KERN_TURN_DIMS 64u   /* of MLA: the last values, which deltas may turn */
+#define ATTEND_KERN_TURN_DIMS 64u   /* of MLA: the last values, which deltas may rotate */
 #define ATTEND_KERN_NONE UINT32_MAX /* of a row: no turn */
 
 /* struct attend_field and struct attend_kv, with addresses in the place of pointers. */

@@ -275,15 +275,15 @@ enum cudrv_group {
 	CUDRV_COPY3D,  /* rows at two levels of strides in one call */
 	CUDRV_PEER,    /* copies between two devices without the host */
 	CUDRV_DMABUF,  /* memory for RDMA adapters, as a file descriptor */
-	CUDRV_KERNELS, /* code of ours on the device */
+	CUDRV_KERNELS, /* kvd's code on the device */
 	CUDRV_GROUPS,
 };
 
 struct cudrv {
 	void *library;
 	int version;			   /* 13000 is 13.0 */
-	bool has[CUDRV_GROUPS];		   /* all symbols of the group are there */
-	const char *missing[CUDRV_GROUPS]; /* the first one that is not */
+	bool has[CUDRV_GROUPS];		   /* all symbols of the group exist */
+	const char *missing[CUDRV_GROUPS]; /* the first missing one */
 #define CUDRV_FIELD(function, symbol, parameters) int(*function) parameters;
 #define CUDRV_GROUP_FIELD(group, function, symbol, parameters) int(*function) parameters;
 	CUDRV_REQUIRED(CUDRV_FIELD)

@@ -42,6 +42,6 @@ int gpu_event_watch(struct gpu_events *events, uint64_t owner, const char *devic
 		    const struct cu_ipc_event *handle, struct gpu_event **event_p);
 /* 1: the GPU has reached it; 0: not yet; negative: unknown, with the reason. */
 int gpu_event_state(const struct gpu_event *event);
-void gpu_event_drop(struct gpu_event *event); /* NULL is fine */
+void gpu_event_drop(struct gpu_event *event); /* NULL is allowed */
 
 #endif

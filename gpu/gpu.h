@@ -31,8 +31,8 @@
 #define GPU_LIBRARY "libcuda.so.1"
 #define GPU_ALLOWED_MAX 4096u
 #define GPU_STREAMS_MAX 8u
-/* From here on a copy engine's own time for a row within the device is a small part of
- * it. */
+/* From this size on a copy engine's overhead is a small part of its time for a row within
+ * the device. */
 #define GPU_KERNEL_ROW_BYTES (UINT64_C(32) << 20)
 /* The same of rows with an end in host memory, by the bytes of a call. It is the less for
  * another reason: while a kernel waits for the bus, the kernels of an engine, of another
@@ -59,7 +59,7 @@ struct gpu_device {
 	/* under lock */
 	pthread_mutex_t lock;
 	unsigned int users;
-	bool held;	   /* the context was not released when the last one left */
+	bool held;	   /* the context was not released with its last user */
 	struct list lanes; /* idle ones */
 	uint32_t peers;	   /* bit n: there is peer access to device n, … */
 	unsigned int
@@ -82,7 +82,7 @@ struct gpu {
 	char allowed[GPU_ALLOWED_MAX];
 	char kernels[256];	   /* "auto", "off", or a file */
 	uint64_t kernel_row_bytes; /* the kernel copies shorter rows; 0: none */
-	unsigned int streams;	   /* at work on one device at once */
+	unsigned int streams;	   /* active on one device at once */
 	pthread_mutex_t pins_lock;
 	struct list pins;     /* pin.c's */
 	pthread_mutex_t lock; /* of the following fields */
@@ -107,7 +107,7 @@ void gpu_free(struct gpu *gpu);
 /* Load the driver and list its devices, once. ERR_REQUIRE when there is none; the next
  * call tries again. */
 int gpu_start(struct gpu *gpu);
-/* It was: gpu_device_find() does not block. Any thread. */
+/* Already loaded: gpu_device_find() does not block. Any thread. */
 bool gpu_started(const struct gpu *gpu);
 /* By UUID or PCI id; starts. ERR_IMPORT lists the available devices. */
 int gpu_device_find(struct gpu *gpu, const char *name, struct gpu_device **device_p);

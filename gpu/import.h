@@ -40,7 +40,7 @@ struct gpu_import {
 	struct list link; /* device->imports */
 	struct gpu_device *device;
 	uint64_t owner;
-	struct gpu_handle handle; /* an own copy; the fd too */
+	struct gpu_handle handle; /* a copy; also of the fd */
 	bool writable;
 	uint64_t address, bytes; /* of the allocation in this process */
 	uint64_t vmm;		 /* the driver's handle */
@@ -55,11 +55,11 @@ struct gpu_import {
 int gpu_import(struct gpu *gpu, uint64_t owner, const struct gpu_handle *handle,
 	       bool writable, struct gpu_import **import_p);
 /* A dma-buf of the whole allocation, for adapters; the caller closes it. ERR_IMPORT: this
- * driver makes none, or none of such memory. */
+ * driver cannot export one, or not of such memory. */
 int gpu_import_dmabuf(struct gpu_import *import, int *fd_p);
-/* May kernels and copies of `device` load and store there by themselves? Asked for when
- * first needed. `device` has a user. */
+/* May kernels and copies of `device` load and store there directly? Enabled when first
+ * needed. `device` has a user. */
 bool gpu_import_reach(struct gpu_import *import, struct gpu_device *device);
-void gpu_import_unref(struct gpu_import *import); /* NULL is fine */
+void gpu_import_unref(struct gpu_import *import); /* NULL is allowed */
 
 #endif

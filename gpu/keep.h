@@ -50,23 +50,24 @@ struct gpu_kept {
 	uint64_t *bases;
 	uint32_t src_count, base_count;
 	unsigned int uses; /* launches that may be reading it, or its making */
-	bool ready;	   /* it is there, for all streams */
+	bool ready;	   /* complete, for all streams */
 	uint64_t address;  /* places, then entries */
 	uint64_t bytes, entries_at;
 	uint32_t count;
 };
 
-/* Was the plan here before, not too long ago? From now on it was. */
+/* Was the plan seen recently? Records it. */
 bool gpu_keep_seen(struct gpu_device *device, uint64_t plan);
-/* A list that is ready, with one use more; NULL: none. */
+/* A list that is ready, with one more use; NULL: none. */
 struct gpu_kept *gpu_keep_find(struct gpu_device *device, const struct gpu_keep_key *key);
-/* One to be made, used by its maker. NULL: it is there, or there is no room. */
+/* One to be made, used by its maker. NULL: it exists, or there is no space. */
 struct gpu_kept *gpu_keep_new(struct gpu_device *device, const struct gpu_keep_key *key);
-/* Memory for an ended list, and the list copied there on the stream. The driver's
- * result: after any but success there is nothing of it. */
+/* Memory for an ended list, and the list copied there on the stream. The driver's result:
+ * on failure nothing of it remains. */
 int gpu_keep_copy(struct gpu_device *device, struct gpu_kept *kept,
 		  const struct gpu_list *list, struct cu_stream *stream);
-/* A use has ended. `good`: and so has the making, if it was that. NULL is fine. */
+/* A use has ended. `good`: and if it was the maker's, the list is complete. NULL is
+ * allowed. */
 void gpu_keep_release(struct gpu_device *device, struct gpu_kept *kept, bool good);
 
 /* For gpu.c: the context is being released, nothing is in flight. */

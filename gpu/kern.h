@@ -69,7 +69,7 @@ struct kern_place {
 /* An entry should have no more: it is the work of one warp. */
 #define KERN_ENTRY_BYTES 8192u
 
-/* How many lanes share a row: as many as it has 16 bytes. */
+/* The number of lanes that share a row: one per 16 bytes. */
 KERN_FN uint32_t kern_lanes(uint32_t len)
 {
 	uint32_t lanes = 1;
@@ -139,7 +139,7 @@ KERN_FN void kern_row(uint8_t *dst, const uint8_t *src, uint32_t len, uint32_t l
 		dst[i] = src[i];
 }
 
-/* Where row `i` of count * outer lies; not for rows with places. */
+/* The address of row `i` of count * outer; not for rows with places. */
 KERN_FN void kern_row_at(const struct kern_rows *rows, uint32_t i, uint64_t *dst_p,
 			 uint64_t *src_p)
 {
@@ -160,7 +160,7 @@ KERN_FN int kern_has_places(const struct kern_rows *rows)
 	return (rows->flags & KERN_ROWS_PLACES) != 0;
 }
 
-/* How many rows a group of lanes takes at a time. */
+/* The number of rows that a group of lanes takes at a time. */
 #define KERN_AT_ONCE 4u
 
 /* Rows of which each lane has one vector at most: as many loads are in flight as there

@@ -57,8 +57,8 @@ int gpu_lane_wait(struct gpu_lane *lane, uint64_t mark);
  * GPU_LANE_SETS. */
 #define GPU_LANE_BOUNCE_BYTES (UINT64_C(1) << 20)
 int gpu_lane_bounce(struct gpu_lane *lane, unsigned int index, void **bounce_p);
-/* Nothing of this lane moves after it. Never fails, and does not return before
- * that is sure; leaves no error. */
+/* No copy of this lane runs after it. Never fails, and does not return before that is
+ * certain; raises no error. */
 void gpu_lane_drain(struct gpu_lane *lane);
 
 /* Frees idle lanes, before the context is released (gpu.c, the device's lock held). */

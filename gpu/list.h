@@ -41,13 +41,14 @@ static inline bool gpu_list_empty(const struct gpu_list *list)
  * *rows. */
 bool gpu_list_rows(struct gpu_list *list, struct gpu_rows *rows);
 
-/* Where the caller writes the places of rows that have no order: *room_p of them at
- * most, which may be none. */
+/* Space for the caller to write the places of irregular rows: *room_p of them at most,
+ * which may be none. */
 struct kern_place *gpu_list_places(struct gpu_list *list, uint64_t len, uint32_t *room_p);
-/* It wrote so many, of rows of `len` bytes; `bits`: all their addresses, by OR. */
+/* The caller wrote this many, of rows of `len` bytes; `bits`: all their addresses, by
+ * OR. */
 void gpu_list_placed(struct gpu_list *list, uint64_t len, uint32_t count, uint64_t bits);
 
-/* No entry grows any more. How many there are. */
+/* Ends the list; returns its number of entries. */
 uint32_t gpu_list_end(struct gpu_list *list);
 
 /* All of an ended list's rows to `take`, in turn, until it fails. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * nvml: how busy a GPU is and how much of its memory is used, from NVIDIA's management
- * library. It is loaded when it is first asked, from where the driver's library is; no
- * header of it takes part in the build. Helper threads only, one at a time.
+ * nvml: a GPU's utilisation and memory use, from NVIDIA's management library. It is
+ * loaded on first use, from the directory of the driver's library; the build needs no
+ * header of it. Helper threads only, one at a time.
  */
 #ifndef KVD_GPU_NVML_H
 #define KVD_GPU_NVML_H
@@ -31,7 +31,7 @@ struct nvml {
 /* `driver`: the driver's library; where it is a path, nvml is searched in its directory.
  * ERR_REQUIRE: there is none. */
 int nvml_load(const char *driver, struct nvml *nvml);
-void nvml_unload(struct nvml *nvml); /* one of zeros is fine */
+void nvml_unload(struct nvml *nvml); /* a zeroed one is allowed */
 /* Of the device of this UUID ("GPU-…"). ERR_IO. */
 int nvml_read(const struct nvml *nvml, const char *uuid, struct nvml_use *use_p);
 

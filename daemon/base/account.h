@@ -21,7 +21,7 @@
 
 struct metrics;
 
-/* X(NAME, "name", "what it holds") */
+/* X(NAME, "name", "contents") */
 #define ACCOUNT_CLASSES(X)                                                          \
 	X(SESSIONS, "sessions", "sessions: their connections and status pages")     \
 	X(REGIONS, "regions", "imported memory: its page tables")                   \
@@ -60,7 +60,7 @@ struct account {
 	uint64_t served; /* loop_fd.served of its connections */
 };
 
-/* All zero: none yet, and no ceiling. */
+/* All zero: no accounts yet, and no ceiling. */
 struct accounts {
 	struct account *first;
 	unsigned int count;
@@ -78,10 +78,10 @@ struct charge {
 	unsigned int fds;
 };
 
-/* The principal's, made if need be, and a reference to it; NULL + ERR_NOMEM. */
+/* The principal's account, created if needed, with a new reference; NULL + ERR_NOMEM. */
 struct account *account_get(struct accounts *accounts, const char *kind,
 			    const char *name);
-void account_ref(struct account *account); /* NULL is fine, here and below */
+void account_ref(struct account *account); /* NULL is allowed, here and below */
 void account_unref(struct account *account);
 
 /*
@@ -100,7 +100,7 @@ void charge_force(struct charge *charge, struct account *account,
  * refused. */
 int charge_fds(struct charge *charge, unsigned int count);
 void charge_fds_force(struct charge *charge, unsigned int count);
-/* So many bytes more of the same object. A charge of no account takes nothing. */
+/* Adds this many bytes to the same object. A charge without an account adds nothing. */
 int charge_more(struct charge *charge, uint64_t bytes);
 void charge_more_force(struct charge *charge, uint64_t bytes); /* never refused */
 void charge_less(struct charge *charge, uint64_t bytes);
@@ -112,9 +112,9 @@ void charge_less(struct charge *charge, uint64_t bytes);
  */
 int charge_parts(struct charge *charge, struct account *account, uint64_t bytes,
 		 uint64_t least);
-/* All of it is given back; idempotent. */
+/* Releases the whole charge; idempotent. */
 void charge_drop(struct charge *charge);
-/* Of a charge that its owner moves. */
+/* Moves a charge together with its owner. */
 static inline struct charge charge_steal(struct charge *charge)
 {
 	struct charge stolen = *charge;
@@ -125,7 +125,7 @@ static inline struct charge charge_steal(struct charge *charge)
 
 /* It is at its cap: a caller that can wait should. NULL is allowed. */
 bool account_is_full(const struct account *account);
-/* Would a principal's account have room for so many bytes more? As charge_take(). */
+/* Would this many more bytes fit a principal's account? As charge_take(). */
 int account_check(struct account *account, enum account_class class, uint64_t bytes);
 /* Raises its refusal, for callers that detected the lack of space themselves:
  * ERR_LIMIT. */

@@ -17,7 +17,7 @@
 enum breaker_state {
 	BREAKER_CLOSED,
 	BREAKER_OPEN,
-	BREAKER_TRIAL, /* it was open for long enough */
+	BREAKER_TRIAL, /* it has been open for long enough */
 };
 
 struct breaker {

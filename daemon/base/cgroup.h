@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cgroup: how much memory this process may have by its control groups. */
+/* cgroup: the memory limit of this process's control groups. */
 #ifndef KVD_BASE_CGROUP_H
 #define KVD_BASE_CGROUP_H
 
@@ -10,7 +10,7 @@
 uint64_t cgroup_memory_limit(void);
 /* The same with other folders than /proc/self and /sys/fs/cgroup. */
 uint64_t cgroup_memory_limit_in(const char *self, const char *mounts);
-/* That, or the machine's memory where that is less. */
+/* The limit, or the machine's memory if that is less. */
 uint64_t memory_limit(void);
 
 #endif

@@ -13,7 +13,7 @@
  * or have no width, and invalid UTF-8 become '?'. Returns the length, which is no longer;
  * adds no NUL. */
 size_t clean_text(char *text, size_t len);
-/* Would it leave the text as it is? */
+/* Would cleaning leave the text unchanged? */
 bool clean_is(const char *text);
 
 #endif

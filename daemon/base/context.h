@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * context: the daemon object as its parts see it: a pointer to each. kvd.c builds
- * the members in one visible order and frees them in reverse; each is written only
- * by its own part.
+ * context: the daemon object as seen by its parts: a pointer to each. kvd.c builds the
+ * members in one visible order and frees them in reverse; each is written only by its own
+ * part.
  */
 #ifndef KVD_CONTEXT_H
 #define KVD_CONTEXT_H
@@ -57,18 +57,18 @@ struct kvd {
 	struct link *link;
 	struct peers *peers;
 	struct handshake *handshake;
-	struct directory *directory; /* of tests, taken by groups_new(); else NULL */
+	struct directory *directory; /* set by tests, taken by groups_new(); else NULL */
 	const struct names *names;   /* names.h: cluster's; NULL: not built in */
 	const struct pool_publisher *publisher; /* pool.h: handshake's; NULL: no peers */
 	const struct module *const *modules;	/* ends with NULL; NULL: none */
 	void *part[MODULES]; /* each module's own; NULL: switched off, or not made */
 	const struct kvd_sockets *sockets; /* while the parts are made; NULL: none */
-	struct offload *compute; /* attention's helper, a simulation's; NULL: its own */
+	struct offload *compute; /* attention's helper, in simulations; NULL: its own */
 	struct http *http;	 /* NULL without metrics_listen */
 	struct session_clock *session_clock; /* session_watch.c; NULL without sessions */
 	bool draining;			     /* refuse new rooms, let running ones end */
 	bool stopping;
-	bool abandoned;	     /* did not quiesce: freed by the kernel */
+	bool abandoned;	     /* did not quiesce; freed at process exit */
 	uint8_t boot_id[16]; /* of this kernel: equal = same host */
 	uint64_t started_ns; /* loop_now_ns at start */
 	struct metrics metrics;
@@ -77,8 +77,8 @@ struct kvd {
 	void *impl;		  /* kvd.c's own */
 };
 
-/* Let running rooms end, then stop; at the deadline stop anyway. Idempotent. The end
- * is kvd.c's; commands ask for it. */
+/* Let running rooms end, then stop; at the deadline stop anyway. Idempotent. kvd.c ends
+ * the daemon; commands request it. */
 void kvd_drain(struct kvd *kvd, uint64_t deadline_ns);
 void kvd_stop(struct kvd *kvd);
 

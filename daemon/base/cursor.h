@@ -49,7 +49,7 @@ void cursor_put_u32(struct cursor *c, uint32_t v);
 void cursor_put_u64(struct cursor *c, uint64_t v);
 /* Source and destination may be the same. */
 void cursor_put_bytes(struct cursor *c, const void *p, size_t len);
-/* Room for `len` bytes that the caller writes in place, or NULL (then bad). */
+/* Space for `len` bytes that the caller writes in place, or NULL (then bad). */
 uint8_t *cursor_put_room(struct cursor *c, size_t len);
 void cursor_put_str(struct cursor *c, const char *s); /* bad over 65535 bytes */
 void cursor_put_blob(struct cursor *c, const void *p, size_t len);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * endpoint: where a daemon is, as text: tcp://HOST:PORT, with keys tcp://HOST:PORT#KEY.
+ * endpoint: a daemon's address, as text: tcp://HOST:PORT, with keys tcp://HOST:PORT#KEY.
  * One spelling for each, in which all are compared.
  */
 #ifndef KVD_BASE_ENDPOINT_H
@@ -18,9 +18,9 @@ int endpoint_check(const char *endpoint);
  * case without a dot at the end, numbers as inet_ntop() writes them. */
 int endpoint_spell(const char *endpoint, char host[ENDPOINT_MAX],
 		   char port[ENDPOINT_PORT_MAX]);
-/* The whole in that spelling, "#KEY" as it is. */
+/* The whole in that spelling, "#KEY" unchanged. */
 int endpoint_canon(const char *endpoint, char out[ENDPOINT_MAX]);
-/* Do both name one place, and one key where both name one? */
+/* Do both name the same address, and the same key if both have one? */
 bool endpoint_same(const char *a, const char *b);
 /* The same of HOST or HOST:PORT. ERR_CONFIG. */
 int endpoint_host_spell(const char *text, char out[ENDPOINT_MAX]);

@@ -37,13 +37,13 @@ struct idmap_cursor {
 };
 
 void idmap_init(struct idmap *map);
-void idmap_fini(struct idmap *map); /* a zeroed map is fine */
-/* ERR_NOMEM; ERR_EXIST when the key is there (the map is unchanged). */
+void idmap_fini(struct idmap *map); /* a zeroed map is allowed */
+/* ERR_NOMEM; ERR_EXIST when the key is present (the map is unchanged). */
 int idmap_put(struct idmap *map, uint64_t key, void *value);
 void *idmap_get(const struct idmap *map, uint64_t key); /* NULL: not there */
 void *idmap_remove(struct idmap *map, uint64_t key);	/* the value or NULL */
-/* Another value for a key that is there, which needs no memory: the old one. NULL: it
- * is not there, and nothing is put. */
+/* Replaces the value of a present key, without allocating; returns the old one. NULL: the
+ * key is absent, and nothing is put. */
 void *idmap_swap(struct idmap *map, uint64_t key, void *value);
 static inline size_t idmap_count(const struct idmap *map)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * library: functions of a library that is loaded by name when it is needed, so that a
- * host without it can run the daemon. Once loaded it stays: its threads and handlers at
- * exit would outlive it. Any thread.
+ * library: functions of a library that is loaded by name when needed, so that a host
+ * without it can run the daemon. Once loaded it stays: its threads and handlers at exit
+ * would outlive it. Any thread.
  */
 #ifndef KVD_BASE_LIBRARY_H
 #define KVD_BASE_LIBRARY_H
@@ -12,7 +12,7 @@
 
 struct library_function {
 	const char *name;
-	void *fn_p; /* of the pointer that takes it */
+	void *fn_p; /* of the pointer that receives it */
 	bool optional;
 };
 

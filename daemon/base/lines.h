@@ -21,9 +21,9 @@ struct lines {
 int lines_load(const char *path, struct lines *lines_p);
 /* The next line with fields, which may be written to; NULL at the end. */
 char *lines_next(struct lines *lines);
-/* Wipes the text. Of one that was not loaded: fine, if it is zero. */
+/* Wipes the text. If not loaded, it must be zeroed. */
 void lines_fini(struct lines *lines);
-/* ERR_CONFIG: anybody may write the file. */
+/* ERR_CONFIG: others may write the file. */
 int lines_check_writers(const struct lines *lines, const char *path);
 /* Splits a line into fields. Returns their number, or most + 1 if there are more. */
 unsigned int lines_words(char *line, char **words, unsigned int most);

@@ -23,8 +23,8 @@ enum log_level {
 };
 #define LOG_BURST 50u
 
-/* journal: "<N>" in front, the journal adds the time. plain: local time and the
- * level's name, for a terminal or a file. auto is an option's word only. */
+/* journal: "<N>" in front, the journal adds the time. plain: local time and the level's
+ * name, for a terminal or a file. auto is only a value of the option. */
 enum log_format { LOG_FORMAT_JOURNAL, LOG_FORMAT_PLAIN, LOG_FORMAT_AUTO };
 
 struct log_site {

@@ -25,20 +25,20 @@ void *mem_dup(const void *p, size_t len);
 bool mem_equal(const void *a, const void *b, size_t len);
 char *mem_printf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void mem_free(void *p);
-/* A block of a library's, from malloc(): it is counted as one of ours from now on. */
+/* A library's block, from malloc(): it is counted like kvd's own from now on. */
 void *mem_adopt(void *p);
 
-/* Zeroed, and pages are there when they are touched: for tables of which few entries
- * are used. Given back with the same size. */
+/* Zeroed; pages are allocated when touched: for tables with few used entries. Freed with
+ * the same size. */
 void *mem_map(size_t size);
-void mem_unmap(void *p, size_t size); /* NULL is fine */
+void mem_unmap(void *p, size_t size); /* NULL is allowed */
 
-/* Giving megabytes back to the kernel takes milliseconds. This thread: blocks from
- * MEM_LARGE_BYTES on that mem_free_large() is given are handed to `take` (which frees
- * them elsewhere); NULL: are freed at once, as on every other thread. */
+/* Returning megabytes to the kernel takes milliseconds. For this thread: mem_free_large()
+ * passes blocks from MEM_LARGE_BYTES on to `take` (which frees them elsewhere); NULL: are
+ * freed at once, as on every other thread. */
 #define MEM_LARGE_BYTES (UINT64_C(512) << 10)
 void mem_large_to(void (*take)(void *arg, void *owned), void *arg);
-void mem_free_large(void *p, uint64_t size); /* size: about; NULL is fine */
+void mem_free_large(void *p, uint64_t size); /* size: about; NULL is allowed */
 
 /* Tests: the n-th allocation from now on fails (1 = the next one), once;
  * 0 switches it off. Counts in the calling thread only. */
@@ -47,7 +47,7 @@ void mem_fail_at(uint64_t n);
 void mem_fail_from(uint64_t n);
 /* Tests: allocations of this thread since the last mem_fail_at() or _from(). */
 uint64_t mem_count(void);
-/* Tests: blocks that this thread got minus blocks that it gave back. */
+/* Tests: blocks allocated minus blocks freed by this thread. */
 int64_t mem_live(void);
 
 #define mem_cleanup(fn) __attribute__((cleanup(fn)))

@@ -309,7 +309,7 @@ uint64_t metrics_sum(const struct metrics *m, unsigned int first, unsigned int l
  * counts. If no set is free, the one of the peer that disconnected first is reused.
  * METRIC_PEER_OTHER: all are connected. */
 unsigned int metrics_peer(struct metrics *m, const char *name, const void *owner);
-/* It has left. METRIC_PEER_OTHER is fine. */
+/* It has disconnected. METRIC_PEER_OTHER is allowed. */
 void metrics_peer_left(struct metrics *m, unsigned int peer, const void *owner);
 
 struct metric_row {

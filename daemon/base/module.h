@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * module: a part of the daemon that the layers below it do not name: sessions, peers
- * and kvd.c call it by this table alone. Hooks may be NULL. They run in the order of the
- * list kvd->modules, free() in reverse. Loop thread.
+ * module: a part of the daemon unknown to the layers below it: sessions, peers and kvd.c
+ * call it only by this table. Hooks may be NULL. They run in the order of the list
+ * kvd->modules, free() in reverse. Loop thread.
  *
- * A hook runs also where its module has no part (options switched it off, or a test
- * made less): it checks.
+ * A hook runs also where its module has no part (disabled by options, or left out by a
+ * test): the hook checks.
  */
 #ifndef KVD_MODULE_H
 #define KVD_MODULE_H
@@ -43,22 +43,22 @@ enum module_id {
 
 struct module {
 	enum module_id id;
-	const char *name;   /* as MODULES= of make, --version and options' rows have it */
-	uint64_t feature;   /* of HELLO: peers without it get none of its messages; 0: all
-			     * have it */
+	const char *name;   /* as in make MODULES=, --version and the options' rows */
+	uint64_t feature;   /* of HELLO: peers without it are sent none of its messages;
+			     * 0: all have it */
 	unsigned int owner; /* enum wire_owner, of messages and requests; 0: of none */
 
-	const struct command *const *commands; /* tables, ends with NULL; NULL: none */
+	const struct command *const *commands; /* tables, NULL-terminated; NULL: none */
 	const struct ring_verb *verbs; /* of the submission ring, ends with op 0 */
 
 	/* ---- life ---- */
 
-	/* Would new() take the options? For --check-config; ERR_CONFIG. */
+	/* Would new() accept the options? For --check-config; ERR_CONFIG. */
 	int (*check)(const struct config *config);
 	/* 0 and *part_p NULL: switched off by options. */
 	int (*new)(struct kvd *kvd, void **part_p);
-	/* Read files that options name again; not `apply`: only whether they are good.
-	 * ERR_CONFIG: all is as it was. */
+	/* Read files that options name again; not `apply`: only checks them. ERR_CONFIG:
+	 * nothing changed. */
 	int (*reload)(void *part, bool apply);
 	void (*drain)(void *part);		/* new work is refused */
 	unsigned int (*live)(const void *part); /* a drain waits until all are 0 */
@@ -86,11 +86,11 @@ struct module {
 	/* Of pool->rooms, those that end with the pool. */
 	unsigned int (*pool_lends)(const struct pool *pool);
 
-	/* ---- objects that an engine numbered: KVD_RING_IDS + slot ---- */
+	/* ---- objects with numbers from an engine: KVD_RING_IDS + slot ---- */
 
 	/* The module has an object of this number. */
 	bool (*ring_has)(const struct session *session, uint64_t id);
-	/* Cancel it, give it back; false: the module has none. */
+	/* Cancel it, release it; false: the module has none. */
 	bool (*ring_cancel)(struct session *session, uint64_t id);
 	bool (*ring_release)(struct session *session, uint64_t id);
 
@@ -101,17 +101,18 @@ struct module {
 	void (*remote_init)(struct remote *remote);
 	bool (*remote_idle)(const struct remote *remote); /* asserted before its end */
 	void (*remote_up)(struct remote *remote);
-	/* A pool of it became ready or was refused; its line became ready or was lost
-	 * (all its ops are done by then); its dial was refused. */
+	/* A pool of it became ready or was refused; its connection became ready or was
+	 * lost (all its ops are done by then); its connection attempt was refused. */
 	void (*remote_change)(struct remote *remote);
 	/* Everything of it is invalid after this call. */
 	void (*remote_down)(struct remote *remote, const struct err *why);
 	/* The owner withdraws the pool: stop using it. */
 	void (*remote_pool_going)(struct remote_pool *pool);
-	/* It has taken handshake_share_session()'s list of that epoch; `why`: refuses. */
+	/* It has accepted handshake_share_session()'s list of that epoch; `why`: refused
+	 * it. */
 	void (*remote_shared)(struct remote *remote, uint64_t epoch,
 			      const struct err *why);
-	/* One that has this owner. Negative: the peer broke the protocol. */
+	/* A message with this owner. Negative: the peer broke the protocol. */
 	int (*message)(struct remote *remote, const struct wire_header *header,
 		       struct cursor *body);
 	/* The same on the data line; header is after the kind byte. */
@@ -141,11 +142,11 @@ struct module {
 /* Data that each module keeps with an object, in the object's own block, behind it.
  * `member`: offsetof(struct module, session_bytes), or of remote_bytes. */
 size_t modules_part_bytes(const struct kvd *kvd, size_t member);
-/* Sets the parts that have bytes; `at`: aligned as memory that was allocated is. */
+/* Sets the parts that have bytes; `at`: aligned like allocated memory. */
 void modules_part_place(const struct kvd *kvd, size_t member, void *at,
 			void *part[MODULES]);
 
-/* Makes all parts; after a failure those that were made are there for modules_free(). */
+/* Makes all parts; after a failure modules_free() frees those made. */
 int modules_new(struct kvd *kvd);
 int modules_reload(struct kvd *kvd, bool apply);
 void modules_drain(struct kvd *kvd);

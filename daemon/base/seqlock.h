@@ -48,8 +48,8 @@ static inline void seqlock_write(uint64_t *sequence, uint64_t *words, const void
 	seqlock_put(sequence, odd + 1);
 }
 
-/* False after SEQLOCK_TRIES: it is being written, or its writer died at that; then `row`
- * is nothing. */
+/* False after SEQLOCK_TRIES: it is being written, or its writer died while writing; then
+ * `row` is invalid. */
 static inline bool seqlock_read(const uint64_t *sequence, const uint64_t *words,
 				void *row, size_t count)
 {

@@ -39,21 +39,21 @@ struct gate_parcel {
 	unsigned int fd_count;
 	struct err
 		fault; /* code != OK: why the descriptors of the last line are not here;
-			  scope SESSION: bytes are lost, the connection is done for */
+			  scope SESSION: bytes are lost, the connection must be closed */
 };
 
 /* A client's socket, held by a gate. Embedded in its owner. */
 struct gate_client {
 	struct list link;
 	struct gates *gates;
-	struct gate *gate; /* NULL: its user may send no descriptors now */
+	struct gate *gate; /* NULL: its user may not send descriptors now */
 	int fd;		   /* the daemon's; not owned */
 	uid_t uid;
 	uint32_t slot;
-	struct gate_ask ask; /* serial 0: nothing is asked for */
+	struct gate_ask ask; /* serial 0: no request is pending */
 	bool begun;
 	uint64_t asked_ns;
-	struct loop_defer lost; /* why[0]: set if refused */
+	struct loop_defer lost; /* reports the loss if why[0] is set */
 	char why[64];
 	void (*on_parcel)(struct gate_client *client, struct gate_parcel *parcel);
 };
@@ -62,10 +62,10 @@ struct gate_client {
  * gate can be started after that. */
 int gates_new(struct loop *loop, int socket, void (*on_lost)(void *arg), void *arg,
 	      struct gates **gates_p);
-void gates_free(struct gates *gates); /* NULL is fine; no client may be left */
+void gates_free(struct gates *gates); /* NULL is allowed; no client may be left */
 /* For other processes of the daemon that may hang. */
 struct warden *gates_warden(const struct gates *gates);
-/* Not again for now: too many sockets wait to be closed. */
+/* Do not retry now: too many sockets wait to be closed. */
 bool gates_full(struct gates *gates);
 
 /* From now on the gate of `uid` holds `fd`, too. ERR_LIMIT: that user's gates hang. */
@@ -76,7 +76,7 @@ int gate_hold(struct gates *gates, struct gate_client *client, int fd, uid_t uid
  * recv(2) with MSG_PEEK.
  */
 ssize_t gate_peek(int fd, void *buf, size_t size, bool *with_p);
-/* Once, before anything is read: out-of-band bytes would pass the peek by. */
+/* Once, before anything is read: out-of-band bytes would bypass the peek. */
 int gate_prepare(int fd);
 /* on_parcel follows, never from within this call. One at a time. */
 void gate_receive(struct gate_client *client, enum gate_op op, size_t want,
@@ -87,7 +87,8 @@ static inline bool gate_receiving(const struct gate_client *client)
 }
 /* Closes *fd_p, here and there. on_parcel is not called any more. Idempotent. */
 void gate_close(struct gate_client *client, int *fd_p);
-/* The gate's only; the daemon's stays open. Idempotent, also of one never held. */
+/* Closes the gate's descriptor only; the daemon's stays open. Idempotent, also for one
+ * never held. */
 void gate_release(struct gate_client *client);
 /* For a socket without a gate: a client that is refused. */
 void gate_turn_away(struct gates *gates, int owned_fd);

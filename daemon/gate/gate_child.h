@@ -31,7 +31,7 @@ enum gate_fault {
 	GATE_FINE,
 	GATE_REFUSED,  /* a descriptor of a kind that is not accepted: `what` */
 	GATE_TOO_MANY, /* over `most` */
-	GATE_LOST,     /* the kernel had no numbers left for them */
+	GATE_LOST,     /* no descriptor numbers were left for them */
 	GATE_NOTHING,  /* the bytes did not arrive */
 };
 

@@ -10,7 +10,7 @@
 #ifndef KVD_GATE_LANDLOCK_H
 #define KVD_GATE_LANDLOCK_H
 
-/* 0: not in this kernel, or not to be used in this container. */
+/* 0: not supported by this kernel, or not permitted in this container. */
 int landlock_version(void);
 /* Every file, socket and signal. -1: errno. */
 int landlock_nothing(void);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * record: one message with descriptors on a SOCK_SEQPACKET pair between processes of the
- * daemon's own. Never waits for room: EAGAIN.
+ * record: one message with descriptors on a SOCK_SEQPACKET pair between the daemon's
+ * processes. Never waits for space: EAGAIN.
  */
 #ifndef KVD_GATE_RECORD_H
 #define KVD_GATE_RECORD_H

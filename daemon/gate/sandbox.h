@@ -16,8 +16,8 @@
 #include <sys/types.h>
 
 enum sandbox_kind {
-	SANDBOX_MAIN,	/* all of its threads, once all is loaded and opened */
-	SANDBOX_WARDEN, /* and with it those below, which give up more */
+	SANDBOX_MAIN,	/* all of its threads, once everything is loaded and opened */
+	SANDBOX_WARDEN, /* and with it those below, which are more restricted */
 	SANDBOX_GATE,
 	SANDBOX_VM,
 	SANDBOX_OPEN,
@@ -33,7 +33,7 @@ int sandbox_prepare(bool wanted);
  * memory and devices of NICs and GPUs. It can no longer open the memory of other
  * processes. */
 int sandbox_files(const char *const *directories);
-/* Not for this process, and why: sandbox_lacks(). */
+/* Not for this process, with the reason: sandbox_lacks(). */
 void sandbox_no_files(const char *why);
 /* Is this process one of those that cannot open the memory of others? */
 bool sandbox_hides_processes(void);
@@ -42,7 +42,7 @@ bool sandbox_hides_processes(void);
 int sandbox_enter(enum sandbox_kind kind);
 /* The restrictions in force: "seccomp landlock", one of them, "" for none. */
 const char *sandbox_words(void);
-/* Why that is not all; "" if it is. */
+/* Why a restriction is missing; "" if none is. */
 const char *sandbox_lacks(void);
 
 #endif

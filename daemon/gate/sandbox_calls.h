@@ -14,7 +14,8 @@ struct sandbox_call {
 	const char *names;  /* names; those unknown to this libseccomp or machine are
 			     * skipped */
 	bool asked;
-	struct scmp_arg_cmp where; /* asked: only so; more rows of one name: or so */
+	struct scmp_arg_cmp where; /* asked: only with these arguments; several rows of
+				    * one name: alternatives */
 };
 
 extern const struct sandbox_call sandbox_calls[];

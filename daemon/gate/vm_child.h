@@ -17,14 +17,14 @@ struct vm_row {
 	uint64_t bytes;
 };
 
-/* Shared: the rows of one request, and their bytes one after the other. */
+/* Shared: the rows of one request, and their bytes in sequence. */
 struct vm_window {
 	struct vm_row rows[VM_WINDOW_ROWS];
 	uint8_t bytes[VM_WINDOW_BYTES];
 };
 
-/* The first record brings the window's descriptor; all others the /proc/PID/mem that is
- * to be read or written, which is closed afterwards. */
+/* The first record carries the window's descriptor; all others the /proc/PID/mem to be
+ * read or written, which is closed afterwards. */
 struct vm_ask {
 	uint32_t count; /* of rows */
 	uint32_t write; /* into the process */

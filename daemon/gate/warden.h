@@ -31,7 +31,7 @@ struct warden_events {
 };
 int warden_new(struct loop *loop, int socket, const struct warden_events *events,
 	       struct warden **warden_p);
-void warden_free(struct warden *warden); /* NULL is fine */
+void warden_free(struct warden *warden); /* NULL is allowed */
 
 enum warden_kind {
 	WARDEN_GATE, /* gate_child.h */
@@ -47,7 +47,7 @@ enum warden_kind {
 int warden_start(struct warden *warden, enum warden_kind kind, uid_t uid, uint64_t *id_p,
 		 int *socket_p);
 /* Any thread. SIGKILL; it counts for its user until the kernel has let it end, and one
- * that `hung` for half a minute at least. */
+ * that `hung` for at least half a minute. */
 void warden_abandon(struct warden *warden, uint64_t id, uid_t uid, bool hung);
 /* The warden holds a duplicate until the daemon has ended. */
 void warden_keep(struct warden *warden, int fd);

@@ -16,9 +16,9 @@ struct lock {
 };
 
 void lock_init(struct lock *lock);
-/* Waits for a holder that was killed and is not through with its exit. ERR_BUSY
- * names the pid of the daemon that holds it; ERR_CONFIG: run_dir does not exist or
- * may not be written; ERR_IO names the path. */
+/* Waits for a holder that was killed and is exiting. ERR_BUSY names the pid of the daemon
+ * that holds it; ERR_CONFIG: run_dir does not exist or may not be written; ERR_IO names
+ * the path. */
 int lock_take(struct lock *lock, const char *run_dir, const char *name);
 /* Does the file exist? A removed one is created again, and locked: positive outcome.
  * ERR_BUSY: another daemon has the name by now. Waits for nothing. */
@@ -28,7 +28,7 @@ void lock_drop(struct lock *lock); /* idempotent; removes the file, if it is its
 
 /* The name of a listening Unix socket. */
 struct lock_socket {
-	char path[sizeof(((struct sockaddr_un *)0)->sun_path)]; /* "" = none is ours */
+	char path[sizeof(((struct sockaddr_un *)0)->sun_path)]; /* "" = none */
 	struct stat made;					/* the bound socket */
 };
 
@@ -38,12 +38,12 @@ struct lock_socket {
  * the path now. */
 int lock_socket_bind(struct lock_socket *socket, int fd, const char *option,
 		     const char *path, mode_t mode, int backlog);
-/* Is the name there, and the one that was made here? ERR_BUSY: another is; positive
- * outcome: none is. */
+/* Does the name exist, and is it the one created here? ERR_BUSY: another file; positive
+ * outcome: none. */
 #define LOCK_SOCKET_GONE 1
 int lock_socket_look(const struct lock_socket *socket);
-/* Remove the name while it is the one that was made here; before the socket is closed,
- * which keeps the inode's number from being given to another. Idempotent. */
+/* Remove the name if it is the one created here; before the socket is closed, so that the
+ * inode number is not reused. Idempotent. */
 void lock_socket_drop(struct lock_socket *socket);
 
 #endif

@@ -7,9 +7,9 @@
  * to the next timer and random numbers from a seed; it has no fds.
  * All functions are for the loop's thread, except loop_wake().
  *
- * Watches are embedded in their owners. A callback may stop and restart any
- * watch, its own included; it must not free the loop. To destroy an object
- * from inside its own callback use loop_defer().
+ * Watches are embedded in their owners. A callback may stop and restart any watch,
+ * including its own; it must not free the loop. To destroy an object from inside its own
+ * callback use loop_defer().
  */
 #ifndef KVD_LOOP_H
 #define KVD_LOOP_H
@@ -30,7 +30,7 @@ int loop_new(struct loop **loop_p);
 /* Virtual time from 1 s on, random numbers from the seed, no fds or signals. */
 int loop_new_virtual(uint64_t seed, struct loop **loop_p);
 bool loop_is_virtual(const struct loop *loop);
-void loop_free(struct loop *loop); /* NULL is fine; all watches must be stopped */
+void loop_free(struct loop *loop); /* NULL is allowed; all watches must be stopped */
 
 /* Run until loop_stop(). A virtual loop returns also when nothing is left. */
 void loop_run(struct loop *loop);
@@ -54,7 +54,7 @@ struct loop_stats {
 	struct histogram busy, cpu, late;
 	uint64_t over; /* turns whose cpu was over LOOP_TURN_NS */
 };
-#define LOOP_TURN_NS UINT64_C(200000) /* no turn shall be longer */
+#define LOOP_TURN_NS UINT64_C(200000) /* the longest intended turn */
 const struct loop_stats *loop_stats(const struct loop *loop);
 
 /* Has this part of the turn used up its time? A callback with many small steps checks

@@ -26,7 +26,7 @@ int mailbox_init(struct mailbox *box, struct loop *loop,
 /* No more puts; remaining items are dropped. A zeroed one is allowed. */
 void mailbox_fini(struct mailbox *box);
 
-/* Nothing happens to an item that is in it. Any thread: */
+/* No effect on an item that is queued already. Any thread: */
 void mailbox_put(struct mailbox *box, struct list *item);
 /* The same in two steps, for callers with many items: if one returns true, a wake-up is
  * due. */
@@ -34,7 +34,7 @@ bool mailbox_add(struct mailbox *box, struct list *item);
 void mailbox_wake(struct mailbox *box);
 /* The loop's: handed over in this turn, without a wake-up. */
 void mailbox_post(struct mailbox *box, struct list *item);
-/* Not in it any more: its owner ends. */
+/* Removes the item, because its owner ends. */
 void mailbox_forget(struct mailbox *box, struct list *item);
 /* Hand over the items, as far as the turn's time allows. Loop's thread. */
 void mailbox_deliver(struct mailbox *box);

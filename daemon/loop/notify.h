@@ -11,8 +11,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* None of them blocks or fails: a lost status does no damage, and READY meets an
- * empty queue. */
+/* None of them blocks or fails: a lost status is harmless, and the queue is empty when
+ * READY is sent. */
 void notify_ready(const char *status);	/* READY=1 */
 void notify_reloading(uint64_t now_ns); /* CLOCK_MONOTONIC; READY follows */
 void notify_stopping(const char *status);
@@ -32,7 +32,7 @@ int notify_listen_fd(int *fd_p);
 bool notify_keeps(void); /* is a service manager present? */
 void notify_keep_fd(const char *name, int fd);
 void notify_forget_fd(const char *name);
-/* That of the process before, once, the caller's; -1: there is none. */
+/* The descriptor kept by the previous process, once, owned by the caller; -1: none. */
 int notify_kept_fd(const char *name);
 
 #endif

@@ -34,7 +34,7 @@ struct offload_job {
 	uint64_t principal; /* offload_uid(), offload_peer(); 0: the daemon */
 	struct list behind; /* of the same principal, in order (private to offload) */
 	bool submitted;	    /* between submit and done */
-	bool started;	    /* a helper has it (private to offload) */
+	bool started;	    /* a helper runs it (private to offload) */
 };
 
 static inline uint64_t offload_uid(uid_t uid)

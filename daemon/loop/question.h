@@ -14,17 +14,17 @@
 
 struct question;
 
-/* `wake` is woken when the answer is there. ERR_BUSY: as many as may run are running. */
+/* `wake` is woken when the answer is available. ERR_BUSY: too many are running. */
 int question_ask(const char *host, const char *port, struct loop_wake *wake,
 		 struct question **q_p);
-/* False: the wake-up was that of an older question. */
+/* False: the wake-up was for an older question. */
 bool question_answered(struct question *q);
 /* Of an answer: its addresses as text, IPv4 first, IPv6 in brackets; at most `max`. 0:
  * there is none, *why_p has the reason. */
 unsigned int question_numbers(const struct question *q,
 			      char (*numbers)[QUESTION_NUMBER_MAX], unsigned int max,
 			      const char **why_p);
-/* `wake` is not touched any more. NULL is fine. */
+/* `wake` is no longer touched. NULL is allowed. */
 void question_drop(struct question *q);
 
 #endif

@@ -59,13 +59,13 @@ struct copy_job {
 	atomic_int slices_running;
 	uint64_t next_byte; /* not yet taken by a thread */
 	uint64_t slice_bytes;
-	bool bounce;		     /* both ends have memory of other processes */
+	bool bounce;		     /* both ends are memory of other processes */
 	bool streaming;		     /* past the caches */
 	int node;		     /* where the destination lies; -1: anywhere */
 	bool on_gpu;		     /* copy_gpu.c has it */
 	bool on_file;		     /* copy_file.c has it */
-	struct file_user *file_user; /* its; NULL: it is over */
-	bool seen;		     /* its plan was here before: copy_pipe.c's */
+	struct file_user *file_user; /* its user; NULL: it has ended */
+	bool seen;		     /* its plan was used before: for copy_pipe.c */
 };
 
 /* Are `count` rows of `len` bytes from `offset` on, `stride` apart, inside `limit`
@@ -110,7 +110,7 @@ void copier_cancel(struct copier *copier, struct copy_job *job);
 /* State for a caller's thread that copies by itself: one each. */
 struct copy_hand;
 int copy_hand_new(struct copy_hand **hand_p);
-void copy_hand_free(struct copy_hand *hand); /* NULL is fine */
+void copy_hand_free(struct copy_hand *hand); /* NULL is allowed */
 
 /*
  * Copy [begin, end) of the job here and now, in the calling thread, which must

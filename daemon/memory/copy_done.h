@@ -17,7 +17,7 @@ struct copy_job;
 
 struct copy_done {
 	struct loop_wake wake;
-	pthread_mutex_t lock; /* of all that the threads share */
+	pthread_mutex_t lock; /* of all shared state of the threads */
 	struct list jobs;     /* for on_done */
 };
 

@@ -18,7 +18,7 @@ int copy_file_new(struct loop *loop, uint64_t slice_bytes, struct copy_file **fi
 void copy_file_free(struct copy_file *file);
 
 /* As copier_submit() and copier_cancel(); the job is checked and not empty. ERR_NOMEM,
- * ERR_LIMIT: there is no thread for it. */
+ * ERR_LIMIT: no thread could be started for it. */
 int copy_file_submit(struct copy_file *file, struct copy_job *job);
 void copy_file_cancel(struct copy_file *file, struct copy_job *job);
 

@@ -25,7 +25,7 @@ struct gpu_kept;
 enum copy_way {
 	COPY_WAY_NONE,
 	COPY_WAY_DIRECT, /* the device reaches both ends */
-	COPY_WAY_CPU,	 /* no end is of a device */
+	COPY_WAY_CPU,	 /* no end is device memory */
 	COPY_WAY_IN,	 /* to the device, through pinned memory */
 	COPY_WAY_OUT,
 };
@@ -62,7 +62,7 @@ static inline bool copy_pipe_full(const struct copy_pipe *pipe)
  * After a fault the pipe accepts nothing, and its earlier slices must be waited for. */
 int copy_pipe_begin(struct copy_pipe *pipe, struct copy_job *job, uint64_t begin,
 		    uint64_t end, uint64_t most, uint64_t *reached_p);
-/* Wait for the oldest slice, which has left the pipe also when this fails. */
+/* Wait for the oldest slice, which is removed from the pipe even on failure. */
 int copy_pipe_end(struct copy_pipe *pipe, struct copy_flight *flight_p);
 
 #endif

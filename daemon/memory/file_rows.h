@@ -17,7 +17,7 @@ const struct memory *file_rows_of(const struct copy_job *job);
 /* A thread's state for it. */
 struct file_hand;
 int file_hand_new(struct file_hand **hand_p);
-void file_hand_free(struct file_hand *hand); /* NULL is fine */
+void file_hand_free(struct file_hand *hand); /* NULL is allowed */
 
 /*
  * Move [begin, end) of the job, which was checked. *bounced_p: bytes that passed through

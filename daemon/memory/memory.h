@@ -50,16 +50,16 @@ enum memory_kind {
 struct memory_owner {
 	struct warden *warden; /* forks the processes that read and write it */
 	uid_t uid;	       /* the user charged for hanging processes */
-	pid_t pid;	       /* as we see it; 0: not */
+	pid_t pid;	       /* as seen by this daemon; 0: not */
 	int pidfd;	       /* -1: none */
 };
 
 struct memory {
 	enum memory_kind kind;
-	uint8_t *base;	    /* our mapping; NULL for vm, device and file */
+	uint8_t *base;	    /* the mapping; NULL for vm, device and file */
 	uint64_t length;    /* bytes */
 	bool writable;	    /* mapped for writing; a peer's memory never is */
-	bool write_only;    /* file: it was opened so */
+	bool write_only;    /* file: opened for writing */
 	bool sealed;	    /* a memfd: its file cannot shrink, whatever the kind */
 	int fd;		    /* memfd or shm object, -1: cannot be passed on */
 	uint64_t fd_offset; /* the offset of `base` in it */
@@ -68,7 +68,7 @@ struct memory {
 	uint64_t address;	/* vm: first byte in the owner's address space; device: in
 				   this process, as the driver sees it, 0: not mapped;
 				   file: the offset of byte 0 */
-	struct gpu_pin *pin;	/* of memory of ours: offered to GPUs; NULL */
+	struct gpu_pin *pin;	/* of the daemon's own memory: offered to GPUs; NULL */
 	struct gpu_import *gpu; /* device: NULL: a dma-buf only */
 	int dmabuf_fd;		/* device: the whole of it for adapters, -1: none */
 	uint64_t dmabuf_offset; /* of byte 0 in it */
@@ -103,7 +103,7 @@ int memory_import_vm(const struct memory_owner *owner, int mem_fd, uint64_t addr
 int memory_import_device(struct gpu *gpu, uint64_t owner, const struct gpu_handle *handle,
 			 uint64_t offset, uint64_t length, bool writable,
 			 struct memory **memory_p);
-/* A dma-buf of a device's memory, for adapters alone. */
+/* A dma-buf of a device's memory, for adapters only. */
 int memory_import_dmabuf(int fd, uint64_t offset, uint64_t length,
 			 struct memory **memory_p);
 /* [offset, offset + length) of a file or block device that a gate let in (gate/vet.h); it
@@ -113,11 +113,11 @@ int memory_import_file(int fd, uint64_t offset, uint64_t length, uid_t uid,
 		       struct memory **memory_p);
 /* Can copy threads reach it? ERR_IMPORT has the reason. */
 int memory_check_copyable(const struct memory *memory);
-/* An anonymous memfd of our own, sealed, mapped and populated. */
+/* An anonymous memfd of the daemon, sealed, mapped and populated. */
 int memory_new_linear(uint64_t length, struct memory **memory_p);
 /* Such memory, with pages allocated on use, or with memory_populate(). */
 int memory_new_empty(uint64_t length, struct memory **memory_p);
-/* Mapped memory with a file. Takes long; any thread, also while it is used. */
+/* Mapped memory with a file. Slow; any thread, also while it is used. */
 int memory_populate(struct memory *memory);
 /* While it is set, filling memory stops, because the process is ending. */
 void memory_hurry(bool hurry);

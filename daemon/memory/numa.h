@@ -13,7 +13,7 @@
 #define NUMA_NODES_MAX 64u
 
 struct numa {
-	unsigned int count; /* nodes with processors that we may use */
+	unsigned int count; /* nodes with processors in the affinity mask */
 	struct numa_node {
 		int id; /* the kernel's number */
 		cpu_set_t cpus;

@@ -16,8 +16,8 @@ struct rows {
 	uint64_t len, count;
 };
 
-/* Rows that wait: of one length, to be copied side by side, and a long one, while its
- * page table entries are fetched. Zeroed at first. */
+/* Pending rows: of one length, to be copied in parallel, and a long one, while its page
+ * table entries are fetched. Zeroed at first. */
 #define ROWS_LANES 4u
 struct rows_lanes {
 	unsigned int count;
@@ -38,7 +38,7 @@ void rows_fence(void);
 void rows_stream(const struct rows *rows, struct rows_lanes *lanes);
 void rows_stream_end(struct rows_lanes *lanes);
 
-/* For tests: nothing that not every machine of this architecture has. */
+/* For tests: use only features that every machine of this architecture has. */
 void rows_use_baseline(bool baseline);
 
 #endif

@@ -36,7 +36,7 @@ int stage_pack(struct copy_hand *hand, const struct stage_side *side, uint64_t b
 int stage_unpack(struct copy_hand *hand, const struct stage_side *side, uint64_t begin,
 		 uint64_t end, const void *from);
 
-/* Is all of it mapped here, and can none of it vanish? Then any thread may touch it
+/* Is all of it mapped here, and can none of it be truncated? Then any thread may touch it
  * without a guard. */
 bool stage_plain(const struct stage_side *side);
 /* Can a system call address every buffer of the side? */

@@ -18,15 +18,15 @@
 #include "daemon/base/err.h"
 
 #define TOKENS_MAX 1024u
-#define TOKENS_HOLD_NS UINT64_C(10000000) /* then others are asked for */
+#define TOKENS_HOLD_NS UINT64_C(10000000) /* then tokens are requested */
 #define TOKENS_REST_NS UINT64_C(4000000)  /* between giving and taking again */
 #define TOKENS_RETRY_NS UINT64_C(1000000) /* the poll interval of a waiting thread */
 
 struct tokens;
 
-/* `count` tokens in the file, which is made if need be. 0: none, no file. */
+/* `count` tokens in the file, which is created if needed. 0: none, no file. */
 int tokens_open(const char *path, unsigned int count, struct tokens **tokens_p);
-void tokens_free(struct tokens *tokens); /* NULL is fine; gives all back */
+void tokens_free(struct tokens *tokens); /* NULL is allowed; releases all */
 
 /* May one more thread run when `running` do? Takes a token if it needs one.
  * False: try again after TOKENS_RETRY_NS. Without tokens (NULL): true. */

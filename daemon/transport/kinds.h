@@ -24,7 +24,7 @@ struct err;
 enum request_kind { REQUESTS(REQUEST_ENUM) REQUEST_END };
 #undef REQUEST_ENUM
 
-/* WIRE_OWNER_NONE: there is no such kind. */
+/* WIRE_OWNER_NONE: unknown kind. */
 static inline enum wire_owner request_owner(unsigned int kind)
 {
 #define REQUEST_OWNER(num, NAME, owner) [num] = WIRE_OWNER_##owner,

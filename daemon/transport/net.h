@@ -61,20 +61,20 @@ struct net_ops {
 	/* -- of a peer -- */
 	void (*step)(struct net_peer *peer); /* it was kicked; may free it */
 	void (*peer_free)(struct net_peer *peer);
-	/* Refuse a request that there is no memory for; negative: not even for that. */
+	/* Refuse a request for lack of memory; negative: no memory for that either. */
 	int (*refuse)(struct net_peer *peer, uint64_t id, const struct err *err);
 
 	/* -- of a transfer -- */
-	/* It is the next: may its request leave now? NULL: always. */
+	/* It is the next: may its request be sent now? NULL: always. */
 	bool (*may_ask)(const struct net_xfer *xfer);
-	/* Zeroed, with all that its messages will need, so that sending them needs no
+	/* Zeroed, with memory for all its messages, so that sending them needs no
 	 * allocation. */
 	int (*xfer_new)(struct net_peer *peer, struct net_xfer **xfer_p);
 	void (*xfer_free)(struct net_xfer *xfer);
 	/* References on the memories of a transfer with bytes, its places checked. */
 	int (*take_sides)(struct net_xfer *xfer, const struct xp_sides *sides);
 	void (*drop_sides)(struct net_xfer *xfer); /* gives them back; idempotent */
-	/* Ours, with bytes, is in the queue: they may move before its request. NULL: no.
+	/* A queued local transfer with bytes: they may move before its request. NULL: no.
 	 */
 	int (*prepare)(struct net_xfer *xfer);
 	size_t (*request_bytes)(const struct net_xfer *xfer); /* that the peer keeps */
@@ -88,8 +88,8 @@ struct net_ops {
 	void (*speak)(struct net_xfer *xfer);
 	/* Is it over? In STOPPING: can nothing of it move, or count, any more? */
 	bool (*is_over)(struct net_xfer *xfer);
-	bool (*is_whole)(struct net_xfer *xfer); /* ours: have all its bytes moved? */
-	/* Answer with DONE; negative only for success (err NULL): it has not left. */
+	bool (*is_whole)(struct net_xfer *xfer); /* local: have all its bytes moved? */
+	/* Answer with DONE; negative only for success (err NULL): it was not sent. */
 	int (*say_done)(struct net_xfer *xfer, const struct err *err);
 };
 
@@ -105,11 +105,11 @@ struct net_transport {
 
 enum net_peer_state {
 	NET_PEER_OPENING,
-	NET_PEER_JOINING, /* tcp: the control line is there, streams are being made */
+	NET_PEER_JOINING, /* tcp: the control line is up, streams are being connected */
 	NET_PEER_READY,
 	NET_PEER_FLUSHING, /* BYE leaves */
 	NET_PEER_ENDING,   /* all that may touch memory release it */
-	NET_PEER_ENDED,	   /* nothing is left but peer_close() */
+	NET_PEER_ENDED,	   /* only peer_close() is left */
 	NET_PEER_STATES,
 };
 extern const struct sm_state net_peer_states[NET_PEER_STATES];
@@ -123,7 +123,7 @@ struct net_peer {
 	char name[40];	/* for messages and logs */
 	struct err err; /* why it is lost */
 	bool failed;	/* err is set: end it */
-	bool broken;	/* nothing more will leave by it */
+	bool broken;	/* nothing more will be sent on it */
 	bool bye_came;	/* the peer has sent BYE */
 	bool dial, close_asked, told;
 	void (*on_closed)(void *arg);
@@ -131,20 +131,20 @@ struct net_peer {
 	struct loop_timer timer; /* the backend's deadlines, by net_peer_watch() */
 	uint64_t flush_deadline_ns;
 
-	struct idmap ops, inbounds; /* net_xfer by id: ours; the peer's */
+	struct idmap ops, inbounds; /* net_xfer by id: local ones; the peer's */
 	struct list xfers;	    /* net_xfer.link: all */
-	struct list queued;	    /* .queue_link: requests that wait for room */
+	struct list queued;	    /* .queue_link: requests that wait for space */
 	struct list finished;	    /* .queue_link: done is to be reported */
 	uint64_t next_id, inbound_high;
-	unsigned int asked;   /* our requests without an answer */
-	uint64_t asked_bytes; /* that the peer keeps for them */
+	unsigned int asked;   /* local requests without an answer */
+	uint64_t asked_bytes; /* that the peer holds for them */
 
 	struct account *account;
 	struct charge half; /* of partly received messages */
 };
 
 enum net_xfer_state {
-	NET_XFER_QUEUED,   /* ours: the request waits for room */
+	NET_XFER_QUEUED,   /* local: the request waits for space */
 	NET_XFER_ASKED,	   /* no answer yet */
 	NET_XFER_MOVING,   /* both sides have agreed */
 	NET_XFER_STOPPING, /* err is set; no new bytes */
@@ -165,20 +165,20 @@ struct net_xfer {
 	bool ours;
 	bool asked;	      /* local: the request was sent, an answer must arrive */
 	bool answered;	      /* local: it arrived */
-	bool refused;	      /* ours: it was an error */
+	bool refused;	      /* local: it was an error */
 	bool stop_said;	      /* the other side knows, or need not know, that it stops */
 	bool finishing;	      /* in peer->finished */
-	bool told;	      /* ours: only the answer is waited for */
+	bool told;	      /* local: only the answer is outstanding */
 	struct err err;	      /* ERR_OK while all is well */
 	uint64_t deadline_ns; /* of STOPPING */
-	uint64_t asked_bytes; /* ours: of the peer's asked_bytes */
+	uint64_t asked_bytes; /* local: of the peer's asked_bytes */
 };
 
 /* ---- a transport ---- */
 void net_init(struct net_transport *net, const struct net_ops *ops,
 	      const struct transport_ops *base, const struct xp_env *env,
 	      const struct xp_callbacks *callbacks);
-void net_settle(struct net_transport *net); /* no helper is at it any more */
+void net_settle(struct net_transport *net); /* no helper uses it any more */
 void net_fini(struct net_transport *net);   /* its peers are closed */
 void net_run(struct net_transport *net);    /* step the kicked peers, now */
 
@@ -234,19 +234,20 @@ static inline bool net_is_source(const struct net_xfer *xfer)
 {
 	return xfer->ours == (xfer->kind == XP_WRITE);
 }
-void net_xfer_free(struct net_xfer *xfer); /* NULL is fine */
+void net_xfer_free(struct net_xfer *xfer); /* NULL is allowed */
 void net_xfer_stop(struct net_xfer *xfer, const struct err *err);
 void net_xfer_stop_last(struct net_xfer *xfer); /* with err_last() */
 void net_xfer_check(struct net_xfer *xfer);	/* something of it ended */
-/* So many of its bytes have moved by now, the first at `first_ns`; 0: now. False: no more
- * than were known. */
+/* This many of its bytes have moved by now, the first at `first_ns`; 0: now. False: no
+ * more than were known. */
 bool net_xfer_moved(struct net_xfer *xfer, uint64_t moved, uint64_t first_ns);
 void net_xfer_pump(struct net_peer *peer);  /* send queued requests */
 void net_xfers_stop(struct net_peer *peer); /* all, with peer->err */
 void net_xfers_drop(struct net_peer *peer); /* those that only wait for an answer */
-/* Ours, by an answer's id; ERR_PROTO when there is none. */
+/* The local transfer of an answer's id; ERR_PROTO when there is none. */
 int net_op_find(struct net_peer *peer, uint64_t id, struct net_xfer **xfer_p);
-/* Theirs; NULL when our DONE crosses the message; ERR_PROTO when it was never asked. */
+/* The peer's transfer; NULL when this side's DONE crosses the message; ERR_PROTO when it
+ * was never requested. */
 int net_inbound_find(struct net_peer *peer, uint64_t id, struct net_xfer **xfer_p);
 /* A DONE arrived (err NULL: success). It frees a transfer that was reported before. */
 int net_xfer_done(struct net_xfer *xfer, const struct err *err);
@@ -256,7 +257,7 @@ int net_xfer_done(struct net_xfer *xfer, const struct err *err);
 int net_inbound_new(struct net_peer *peer, uint64_t id, unsigned int kind, uint64_t bytes,
 		    bool no_memory, struct net_xfer **xfer_p);
 void net_request(struct net_xfer *xfer, const void *header, size_t header_len);
-/* Ours, stopped, and the other side does not know. */
+/* Local, stopped, and the other side is not notified yet. */
 static inline bool net_owes_cancel(const struct net_xfer *xfer)
 {
 	return sm_state(&xfer->sm) == NET_XFER_STOPPING && xfer->ours && xfer->asked &&

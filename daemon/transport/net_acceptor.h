@@ -42,7 +42,7 @@ enum { NET_PENDING_WAITS = 1 }; /* its peer is unknown yet */
 
 struct net_acceptor {
 	struct net_transport *net;
-	/* Its hello is there. 0: its fd was taken. Negative: refuse it. */
+	/* Its hello has arrived. 0: its fd was taken. Negative: refuse it. */
 	int (*meet)(struct net_pending *pending);
 	void (*want_tick)(
 		struct net_acceptor *acceptor); /* call net_acceptor_tick() soon */
@@ -56,7 +56,7 @@ struct net_acceptor {
 	struct net_listener listeners[NET_LISTENERS];
 };
 
-/* Before anything can fail; the rest of the members is the owner's to set. */
+/* Before anything can fail; the owner sets the other members. */
 void net_acceptor_init(struct net_acceptor *acceptor, struct net_transport *net);
 void net_acceptor_close(struct net_acceptor *acceptor); /* idempotent */
 /* Takes `owned_fd`, which listens. */

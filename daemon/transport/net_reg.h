@@ -35,7 +35,7 @@ static inline void net_reg_ref(struct net_reg *reg)
 void net_reg_put(struct net_reg *reg); /* loop's thread */
 
 /* ---- transport_ops ---- */
-/* Where the fabric needs nothing of it. */
+/* For fabrics that need no registration. */
 int net_mem_reg(struct transport *base, struct memory *memory, struct xp_reg **reg_p);
 void net_mem_dereg(struct xp_reg *reg);
 int net_key_pack(struct xp_reg *reg, struct xp_peer *peer, void *buf, size_t size,

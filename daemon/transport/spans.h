@@ -21,7 +21,7 @@ struct spans {
 	uint64_t bytes; /* in all intervals */
 };
 
-void spans_fini(struct spans *spans); /* a zeroed one is fine */
+void spans_fini(struct spans *spans); /* a zeroed one is allowed */
 /* ERR_PROTO when a byte of [begin, begin + length) was received before or there would be
  * too many intervals; ERR_NOMEM. The caller has checked for overflow. */
 int spans_add(struct spans *spans, uint64_t begin, uint64_t length);

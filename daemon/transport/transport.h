@@ -79,7 +79,7 @@ struct xp_key;	/* a peer's registered memory, as this daemon may use it */
 enum {
 	XP_CAP_SAME_HOST = 1 << 0, /* only between daemons of one boot id */
 	XP_CAP_RDMA = 1 << 1,	   /* a NIC writes: counts as class "rdma" */
-	XP_CAP_SELF = 1 << 2,	   /* can open a peer that is this daemon itself */
+	XP_CAP_SELF = 1 << 2,	   /* can connect to this daemon itself */
 	/* A peer can neither change memory here nor complete a transfer without this
 	 * daemon: no peer has to be asked before memory is released. Not of a GPU's
 	 * memory, which the other process has mapped. */
@@ -114,8 +114,8 @@ struct xp_sides {
 	uint32_t src_count, dst_count;
 };
 
-/* Of a transfer that chose: row by row, or packed; or that had to be packed, because
- * an adapter cannot have its memory. All zero where there was nothing to choose. */
+/* Of a transfer that chose: row by row, or packed; or that had to be packed, because an
+ * adapter cannot register its memory. All zero if there was no choice. */
 struct xp_way {
 	uint32_t row_bytes;  /* of one request, on average */
 	uint32_t request_ns; /* the cost of one; the mover's */
@@ -127,13 +127,13 @@ struct xp_way {
 /* A transfer's statistics on this side; final in its done callback. Zero where the other
  * side's daemon, or its adapter, moved all bytes. */
 struct xp_used {
-	/* bytes that passed a buffer of this daemon's; a kernel's and a library's own
-	 * copies do not count */
+	/* bytes that passed through a buffer of this daemon; copies in the kernel and in
+	 * libraries do not count */
 	uint64_t staged;
-	/* stretches of memory that were handed over for moving: iovecs of system calls,
-	 * work requests, messages of libucp, rows or slots for the copy threads */
+	/* stretches of memory submitted for transfer: iovecs of system calls, work
+	 * requests, messages of libucp, rows or slots for the copy threads */
 	uint64_t descriptors;
-	const char *path; /* where not by the peer's: a literal; else NULL */
+	const char *path; /* if not the peer's path: a literal; else NULL */
 };
 
 struct xp_op {
@@ -192,10 +192,11 @@ struct xp_callbacks {
 struct xp_peer_args {
 	bool self; /* the peer is this daemon: no connection */
 	uint8_t instance[16];
-	uint8_t token_in[XP_TOKEN_BYTES];  /* the remote must present it to us */
+	uint8_t token_in[XP_TOKEN_BYTES];  /* the remote must present it here */
 	uint8_t token_out[XP_TOKEN_BYTES]; /* we present it */
-	bool dial; /* we connect (the lower instance id); else we are connected to */
-	const void *address; /* the remote's, out of HELLO/WELCOME */
+	bool dial; /* this side connects (the lower instance id); else it is connected
+		    * to */
+	const void *address; /* the remote's, from HELLO/WELCOME */
 	size_t address_len;
 	struct account *account; /* of its principal; NULL: none */
 	void *owner;
@@ -229,7 +230,7 @@ struct transport_ops {
 
 	/* 1. Probe this machine. 0 and caps, or ERR_REQUIRE with the reason. */
 	int (*probe)(const struct config *config, uint32_t *caps_p);
-	/* 2. Make it. Fills transport->address; callbacks outlive it. */
+	/* 2. Create it. Fills transport->address; callbacks outlive it. */
 	int (*open)(const struct xp_env *env, const struct xp_callbacks *callbacks,
 		    struct transport **transport_p);
 	/* 3. All peers are closed, all memory deregistered by then. */
@@ -246,8 +247,8 @@ struct transport_ops {
 	/* 8. The key a peer needs for `reg`: bytes for REGISTER. */
 	int (*key_pack)(struct xp_reg *reg, struct xp_peer *peer, void *buf, size_t size,
 			size_t *len_p);
-	/* 9. A key off the wire. Usable at once or after on_key(); freed by
-	 * key_drop (slot 10), which waits for nothing: ops hold references. */
+	/* 9. A key from the wire. Usable at once or after on_key(); freed by key_drop
+	 * (slot 10), which waits for nothing: ops hold references. */
 	int (*key_unpack)(struct xp_peer *peer, const void *buf, size_t len, void *owner,
 			  struct xp_key **key_p);
 	void (*key_drop)(struct xp_key *key);
@@ -265,8 +266,8 @@ struct transport_ops {
 		     const struct err *err);
 	/* 15. Stop an op; on_done follows when it is quiesced. Idempotent. */
 	void (*cancel)(struct xp_op *op, const struct err *why);
-	/* 16. Stop accepting for an inbound: on_inbound_done follows (with `why`)
-	 * when nothing more can land. The stream and the peer live on. */
+	/* 16. Stop accepting for an inbound: on_inbound_done follows (with `why`) when
+	 * nothing more can land. The stream and the peer stay connected. */
 	void (*revoke)(struct xp_inbound *in, const struct err *why);
 };
 
@@ -277,14 +278,15 @@ struct transport {
 	uint32_t caps;
 	uint8_t address[XP_ADDRESS_MAX]; /* sent in HELLO/WELCOME */
 	size_t address_len;
-	char about[512]; /* for `health`: devices and why these; may be empty */
+	char about[512]; /* for `health`: devices and why they were chosen; may be
+			  * empty */
 };
 
 /* Built-in backends, NULL-terminated, in default order of preference. */
 extern const struct transport_ops *const transport_table[];
 /* By name, or NULL. */
 const struct transport_ops *transport_find(const char *name);
-/* One more that transport_find() knows, two at most (tests: fake). Not built in, so no
+/* Registers one more for transport_find(), two at most (tests: fake). Not built in, so no
  * configuration can name it. */
 void transport_add(const struct transport_ops *ops);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shm: both engines' memory is in hosts' memory of this machine; the fd of the
- * source crosses read-only and the destination's copy threads do the work. */
+/* shm: both engines use host memory of this machine; the fd of the source is passed
+ * read-only and the destination's copy threads do the work. */
 #ifndef KVD_TRANSPORT_SHM_H
 #define KVD_TRANSPORT_SHM_H
 

@@ -37,11 +37,11 @@
 #define SHM_HELLO_BYTES (SHM_FRAME_BYTES + 4u + 4u + XP_TOKEN_BYTES)
 #define SHM_BODY_MAX (SHM_REQUEST_BYTES + XP_HEADER_MAX)
 
-/* Requests wait at the caller while so much is unsent; other frames are few a
- * transfer, but a peer that asks and never reads is lost at the hard limit. */
+/* Requests wait at the caller while this much is unsent; other frames are few per
+ * transfer, but a peer that sends requests and never reads is lost at the hard limit. */
 #define SHM_OUT_SOFT (1u << 20)
 #define SHM_OUT_HARD (32u << 20)
-#define SHM_KEYS_ASKED 32u /* fds that a peer may ask for at once */
+#define SHM_KEYS_ASKED 32u /* fds that a peer may request at once */
 
 #define SHM_REG_BUCKETS 1024u
 #define SHM_PENDING_MAX 64u
@@ -62,7 +62,7 @@ enum shm_type {
 	SHM_FREE,      /* ... and empty again; id = slot */
 	SHM_PROGRESS,  /* of a WRITE: bytes copied */
 	SHM_COPIED,    /* of a WRITE: all bytes are here; do they count? */
-	SHM_CONFIRM,   /* they do: the source was live all the time */
+	SHM_CONFIRM,   /* they do: the source was live throughout */
 	SHM_CANCEL,    /* they do not, and will not */
 	SHM_DONE,      /* the last message on a request */
 	SHM_RING,      /* + fd: the sender's bounce ring */
@@ -84,11 +84,11 @@ struct shm {
 	struct net_acceptor acceptor;
 	char names[NET_LISTENERS][108]; /* paths, or "@…" for an abstract one; "": none */
 	uint64_t device, inode;		/* of the path */
-	struct loop_timer tick;		/* runs while something wants it, else never */
+	struct loop_timer tick;		/* runs only while needed */
 	pthread_mutex_t regs_lock;
 	struct list regs[SHM_REG_BUCKETS]; /* struct shm_reg, by id */
 	uint64_t next_reg;
-	bool vm_direct;	     /* option: engines of peers are read by ourselves */
+	bool vm_direct;	     /* option: engines of peers are read directly */
 	bool gpu;	     /* transport local: handles of GPU memory are passed */
 	uint64_t next_owner; /* owners of imports: numbers no session has */
 };
@@ -158,7 +158,7 @@ struct shm_xfer {
 	/* the bytes */
 	enum shm_way way;
 	const struct plan *plan;
-	struct copy_buffer *buffers; /* sources, then destinations; we hold refs */
+	struct copy_buffer *buffers; /* sources, then destinations; with references */
 	uint32_t src_count, dst_count;
 	struct copy_job job; /* direct */
 	bool copying;
@@ -190,8 +190,8 @@ struct shm_ring {
 	struct memory *memory;
 	uint32_t slot_count, slot_bytes;
 	struct shm_slot *slots;
-	struct list xfers; /* ours: those that gather, in turn */
-	struct list full;  /* theirs: slots that wait for the mapping */
+	struct list xfers; /* local: those that gather, in turn */
+	struct list full;  /* remote: slots that wait for the mapping */
 	struct offload_job job;
 	int fd; /* for the helper, then for the frame */
 };
@@ -225,10 +225,10 @@ struct shm_wire {
 	} tails[SHM_TAILS];
 	unsigned int tail_count;
 	size_t tail_bytes; /* unsent ones of all */
-	bool urgent; /* an error waits in `out`: sent before anything is handed back */
+	bool urgent; /* an error is queued in `out`: sent before anything is returned */
 	uint8_t *in;
 	size_t in_len, in_size;
-	int in_fds[8]; /* arrived, for frames not yet parsed; -1: we had no number for it
+	int in_fds[8]; /* arrived, for frames not yet parsed; -1: out of descriptors
 			*/
 	unsigned int in_fd_count;
 };
@@ -252,7 +252,8 @@ struct shm_peer {
 	unsigned int asked_count;
 	uint64_t key_serial;
 	uint64_t gpu_owner;	/* of imports of its GPU memory */
-	struct shm_ring tx, rx; /* our ring that they read; theirs that we read */
+	struct shm_ring tx, rx; /* the local ring that the peer reads; the peer's ring
+				 * that is read here */
 };
 
 /* shm.c */
@@ -295,13 +296,13 @@ void shm_keys_detach(struct shm_peer *peer); /* the peer is freed */
 int shm_on_key_ask(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
 int shm_on_key_give(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
 /* shm_vm.c */
-/* Its process's memory for a peer to read; -1: not for us to give. */
+/* Its process's memory for a peer to read; -1: may not be passed. */
 int shm_vm_open(const struct memory *memory);
 void shm_vm_key_give(struct shm_peer *peer, uint64_t id, const struct memory *memory,
 		     int owned_fd);
 int shm_on_key_give_vm(struct shm_peer *peer, const struct shm_frame *f,
 		       struct cursor *c);
-void shm_vm_map(struct shm_key *key); /* on a helper; no `memory`: not for us */
+void shm_vm_map(struct shm_key *key); /* on a helper; no `memory`: not permitted */
 /* local.c */
 #define LOCAL_KEY_BYTES (CU_UUID_BYTES + CU_IPC_BYTES + 3u * 8u)
 void local_key_give(struct shm_peer *peer, uint64_t id, const struct memory *memory);
@@ -351,11 +352,11 @@ void shm_wire_receive(struct shm_peer *peer);
 void shm_wire_on_parcel(struct gate_client *client, struct gate_parcel *parcel);
 bool shm_wire_loop_back(struct shm_peer *peer); /* self: deliver sent frames */
 int shm_wire_take_fd(struct shm_peer *peer);	/* of the frame at hand */
-/* The memory of the frame at hand, if it is long and has a buffer to itself: then the
- * caller's. NULL: it is to be copied. */
+/* The memory of the frame at hand, if it is long and has its own buffer: then owned by
+ * the caller. NULL: it must be copied. */
 uint8_t *shm_wire_take_frame(struct shm_peer *peer, size_t body_len);
 void shm_get_err(struct cursor *c, struct err *err_p);
-/* HELLO or WELCOME with our token. */
+/* HELLO or WELCOME with this side's token. */
 void shm_send_hello(struct shm_peer *peer, enum shm_type type);
 /* The body of either: ERR_PROTO, ERR_VERSION. */
 int shm_hello_body(struct cursor *c, const void **token_p);
@@ -386,7 +387,7 @@ static inline bool shm_flow_busy(const struct shm_xfer *xfer)
 {
 	return xfer->copying || xfer->slots_busy > 0;
 }
-/* All bytes are where they belong (gather: with the peer). */
+/* All bytes have arrived (gather: with the peer). */
 static inline bool shm_flow_complete(const struct shm_xfer *xfer)
 {
 	return !shm_flow_busy(xfer) && xfer->landed == xfer->net.bytes;

@@ -53,7 +53,7 @@
 #define TCP_IOVS (TCP_ROWS_MAX + 3u) /* and head, trailer, the next head */
 #define TCP_HELD_MAX (NET_HEADERS_MAX + 2u * (XP_HEADER_MAX + TCP_EAGER_MAX))
 #define TCP_BOUNCE_BYTES (TCP_DATA_MAX + 64u)
-#define TCP_OUT_SOFT (1u << 20) /* requests wait while so much is unsent */
+#define TCP_OUT_SOFT (1u << 20) /* requests wait while this much is unsent */
 #define TCP_OUT_HARD (64u << 20)
 #define TCP_PENDING_MAX 32u /* of each kind */
 #define TCP_CONNECT_NS (5 * LOOP_NS_PER_S)
@@ -70,7 +70,7 @@ struct tcp_transport {
 	struct list
 		unflushed; /* tcp_peer.flush_link: answers that can wait for engines */
 	struct loop_defer flush;
-	struct loop_timer tick; /* runs while something wants it */
+	struct loop_timer tick; /* runs only while needed */
 	unsigned int ticks;
 	struct mailbox events; /* tcp_peer.event_link: I/O threads have some */
 	struct tcp_thread *threads;
@@ -89,12 +89,12 @@ struct tcp_flow {
 	uint64_t id;
 	bool ours; /* the id is */
 	struct stage_side side;
-	struct copy_buffer *buffers; /* side.buffers; a reference on each memory */
+	struct copy_buffer *buffers; /* side.buffers; with a reference on each memory */
 	uint64_t bytes;
 	bool direct;  /* system calls may name its rows */
-	bool guarded; /* some of its memory may be cut by its owner */
+	bool guarded; /* some of its memory may be truncated by its owner */
 	/* under the peer's lock */
-	bool open;	   /* threads may take hold of it */
+	bool open;	   /* threads may pin it */
 	bool spoiled;	   /* source: some of its bytes will not count */
 	unsigned int pins; /* system calls and copies that touch its memory */
 	uint64_t next;	   /* source: claimed */
@@ -139,10 +139,10 @@ struct tcp_stream {
 	struct list kick_link;		 /* under the thread's lock */
 	struct list busy_link;		 /* the thread's */
 	bool added, can_read, can_write; /* the thread's */
-	bool failed; /* the thread's: nothing more of it is believed */
+	bool failed;			 /* the thread's: no further input is accepted */
 	/* under the peer's lock */
 	bool closing, gone, idle; /* idle: sending, wants a kick when there is work */
-	bool said, beat; /* a frame left, and none after it; a BEAT is to follow it */
+	bool said, beat; /* a frame was sent, and none after it; a BEAT must follow it */
 	struct tcp_half tx, rx;
 	/* the loop's, while it is being made */
 	struct loop_fd watch;
@@ -195,8 +195,9 @@ struct tcp_line {
 	uint8_t *in;		      /* TCP_IN_BYTES */
 	size_t in_len;
 	struct tcp_entry *entry; /* being received */
-	size_t skip;		 /* of a payload that there is no memory for */
-	bool more;		 /* whole frames wait in `in`: the turn was long enough */
+	size_t skip;		 /* of a payload without memory */
+	bool more;		 /* whole frames wait in `in`: the turn's time was used
+				  * up */
 	bool said;		 /* as a stream's */
 };
 
@@ -209,8 +210,8 @@ struct tcp_peer {
 	struct tcp_address address; /* of the dialed side */
 	uint32_t address_at;
 	char place[64];		/* address of the other end */
-	char refused[160];	/* why the last try to connect failed, or "" */
-	uint64_t dial_until_ns; /* for the address that is tried */
+	char refused[160];	/* why the last connection attempt failed, or "" */
+	uint64_t dial_until_ns; /* for the current address */
 	bool shut;
 	uint64_t join_deadline_ns, again_ns;
 	struct tcp_dial *dial; /* of the control line */
@@ -268,7 +269,8 @@ int tcp_crypto_stream(struct tcp_stream *stream, const struct tcp_traffic *traff
 const char *tcp_crypto_tell(const struct tcp_peer *peer);
 /* Sends a BEAT after data sent since the last call; true: there was some. */
 bool tcp_crypto_beat(struct tcp_peer *peer);
-/* A half's buffer, from its thread: false: none, raised. And back, when it is empty. */
+/* Takes a half's buffer from its thread; false: none, raised. And returns it, when
+ * empty. */
 bool tcp_half_lend(struct tcp_thread *thread, struct tcp_half *half);
 void tcp_half_reclaim(struct tcp_thread *thread, struct tcp_half *half);
 
@@ -280,8 +282,9 @@ void tcp_join_control(struct tcp_peer *peer, int owned_fd, const struct tcp_hell
 void tcp_join_stream(struct tcp_stream *stream, int owned_fd,
 		     const uint8_t asked[TCP_HELLO_BYTES]);
 void tcp_dial_stop(struct tcp_peer *peer);		 /* every attempt; idempotent */
-void tcp_dial_look(struct tcp_peer *peer, uint64_t now); /* another try, if one is due */
-/* Why there was no control line when the time was over. */
+void tcp_dial_look(struct tcp_peer *peer, uint64_t now); /* another attempt, if one is
+							  * due */
+/* Why there was no control line at the deadline. */
 void tcp_dial_why(const struct tcp_peer *peer, struct err *why_p);
 
 /* ---- tcp_peer.c ---- */
@@ -301,7 +304,7 @@ void tcp_line_fini(struct tcp_peer *peer); /* closes it; idempotent */
 int tcp_line_open(struct tcp_peer *peer, int owned_fd);
 /* Read frames as they arrive; before that, its bytes belong to tcp_dial.c. */
 void tcp_line_listen(struct tcp_peer *peer);
-void tcp_line_resume(struct tcp_peer *peer);  /* frames that the last turn left over */
+void tcp_line_resume(struct tcp_peer *peer);  /* frames left over from the last turn */
 struct tcp_chunk *tcp_chunk_new(size_t size); /* NULL: raised */
 /* Queue a frame; owns the chunk, which has room for it. The payload is `err`'s text, or
  * the bytes that the caller has put at tcp_chunk_payload() and into the tail, together
@@ -314,7 +317,7 @@ static inline uint8_t *tcp_chunk_payload(struct tcp_chunk *chunk)
 }
 void tcp_line_flush(struct tcp_peer *peer);
 bool tcp_line_sent(const struct tcp_line *line); /* the socket has all of it */
-void tcp_entry_free(struct tcp_entry *entry);	 /* NULL is fine */
+void tcp_entry_free(struct tcp_entry *entry);	 /* NULL is allowed */
 
 /* ---- tcp_xfer.c ---- */
 extern const struct net_ops tcp_net_ops;
@@ -334,7 +337,7 @@ int tcp_flow_send(struct tcp_flow *flow);
 int tcp_flow_receive(struct tcp_flow *flow);
 void tcp_flow_stop(struct tcp_flow *flow); /* idempotent */
 struct tcp_flow_view {
-	bool quiesced; /* closed, and no thread holds it */
+	bool quiesced; /* closed, and not pinned by a thread */
 	bool spoiled;
 	uint64_t next, moved, first_ns;
 	uint64_t came; /* sink: announced bytes */
@@ -344,7 +347,7 @@ struct tcp_flow_view {
 void tcp_flow_look(struct tcp_flow *flow, struct tcp_flow_view *view_p);
 /* Next of the flows that have events, or NULL. */
 struct tcp_flow *tcp_flow_next_event(struct tcp_peer *peer);
-/* Has a buffer's memory died? Then its bytes are not the engine's. */
+/* Was a buffer's memory lost? Then its bytes are not the engine's. */
 bool tcp_flow_dead(const struct tcp_flow *flow);
 
 /* For I/O threads, with the peer's lock held: */

@@ -58,14 +58,15 @@ void tcp_keys_wipe(struct tcp_keys *keys);
 void tcp_traffic_wipe(struct tcp_traffic *traffic);
 
 /* ---- the control line ---- */
-/* The dialer's first. `hello` has its wishes and random bytes; id and proof are set. */
+/* The dialer's first. `hello` has its requirements and random bytes; id and proof are
+ * set. */
 int tcp_keys_control(struct tcp_keys *keys, struct tcp_hello *hello,
 		     uint8_t buf[TCP_HELLO_BYTES]);
 /* Is it for this peering? Then tcp_keys_take_control() verifies that: ERR_AUTH when it is
  * not. */
 bool tcp_keys_named(const struct tcp_keys *keys, const struct tcp_hello *hello);
 int tcp_keys_take_control(struct tcp_keys *keys, const uint8_t buf[TCP_HELLO_BYTES]);
-/* The dialed side's answer; the session and its line's keys are there then. */
+/* The dialed side's answer; then the session and its line's keys are available. */
 int tcp_keys_welcome(struct tcp_keys *keys, struct tcp_hello *hello,
 		     uint8_t buf[TCP_HELLO_BYTES]);
 int tcp_keys_take_welcome(struct tcp_keys *keys, const uint8_t buf[TCP_HELLO_BYTES]);
@@ -75,7 +76,7 @@ int tcp_keys_stream(const struct tcp_keys *keys, struct tcp_hello *hello,
 		    uint8_t buf[TCP_HELLO_BYTES]);
 bool tcp_keys_session_named(const struct tcp_keys *keys, const struct tcp_hello *hello);
 int tcp_keys_take_stream(const struct tcp_keys *keys, const uint8_t buf[TCP_HELLO_BYTES]);
-/* `asked` is the STREAM that it answers. */
+/* `asked` is the STREAM hello that it answers. */
 int tcp_keys_stream_ok(const struct tcp_keys *keys, const uint8_t asked[TCP_HELLO_BYTES],
 		       struct tcp_hello *hello, uint8_t buf[TCP_HELLO_BYTES],
 		       struct tcp_traffic *traffic_p);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * tcp_ktls: a stream's records made and opened by the kernel (CONFIG_TLS, module `tls`),
- * or by an adapter that it leaves that to. They are those of tcp_seal.h, so the other end
- * need not do the same, nor one end in both directions.
+ * or by an adapter that it offloads to. The format is that of tcp_seal.h, so the other
+ * end need not do the same, nor one end in both directions.
  */
 #ifndef KVD_TRANSPORT_TCP_KTLS_H
 #define KVD_TRANSPORT_TCP_KTLS_H

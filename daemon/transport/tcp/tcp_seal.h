@@ -60,15 +60,15 @@ int tcp_seal_key(const struct tcp_secret *secret, uint8_t key_p[TCP_KEY_BYTES],
 /* `rekeys`: both ends derive new keys when due. `name` lives as long as the seal. */
 int tcp_seal_new(const struct tcp_secret *secret, bool rekeys, const char *name,
 		 struct tcp_seal **seal_p);
-void tcp_seal_free(struct tcp_seal *seal); /* NULL is fine */
-/* It is not busy. NULL: takes the buffer back. */
+void tcp_seal_free(struct tcp_seal *seal); /* NULL is allowed */
+/* It must be idle. NULL: takes the buffer back. */
 static inline void tcp_seal_lend(struct tcp_seal *seal, uint8_t *buf, size_t size)
 {
 	seal->buf = buf;
 	seal->size = size;
 	seal->pos = seal->end = 0;
 }
-/* Something is in the buffer: it cannot be taken back. */
+/* Is data in the buffer? Then it cannot be taken back. */
 static inline bool tcp_seal_busy(const struct tcp_seal *seal)
 {
 	return seal && (seal->pos < seal->end || seal->plain_len > 0);

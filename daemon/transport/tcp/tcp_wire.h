@@ -71,12 +71,13 @@ int tcp_hello_get(const uint8_t buf[TCP_HELLO_BYTES], struct tcp_hello *hello_p)
 enum tcp_type {
 	TCP_REQUEST = 1, /* at = bytes of the transfer, code = kind; payload: header */
 	TCP_GO,		 /* a WRITE's destination is ready for its bytes */
-	TCP_CANCEL,	 /* fault: the initiator wants out */
-	TCP_DONE,	 /* fault or code 0: the answerer has finished */
+	TCP_CANCEL,	 /* fault: the initiator cancels */
+	TCP_DONE,	 /* fault or code 0: the responder has finished */
 	TCP_BYE,	 /* fault: the sender closes */
 	TCP_DATA,	 /* of the sender's WRITE; at = offset; bytes, then a trailer */
 	TCP_SERVE,	 /* of the receiver's READ; the same */
-	TCP_BEAT, /* nothing, on line and streams: the last record was not dropped */
+	TCP_BEAT,	 /* empty, on line and streams: shows that the last record was not
+			  * dropped */
 	TCP_TYPE_END,
 };
 
@@ -104,7 +105,7 @@ int tcp_head_get(const uint8_t buf[TCP_HEAD_BYTES], bool data, struct tcp_head *
 
 /* ---- the trailer of a data frame ---- */
 struct tcp_trailer {
-	bool good;	      /* the bytes are the source's; else they are nothing */
+	bool good;	      /* the bytes are valid; else they are padding */
 	enum tcp_verify kind; /* of sum */
 	uint64_t sum;
 };
@@ -112,7 +113,7 @@ struct tcp_trailer {
 void tcp_trailer_put(const struct tcp_trailer *trailer, uint8_t buf[TCP_TRAILER_BYTES]);
 int tcp_trailer_get(const uint8_t buf[TCP_TRAILER_BYTES], struct tcp_trailer *trailer_p);
 
-/* ---- where a daemon's data port is ---- */
+/* ---- the address of a daemon's data port ---- */
 struct tcp_address {
 	union net_place list[TCP_ADDRESSES_MAX]; /* to be tried in this order */
 	uint32_t count;

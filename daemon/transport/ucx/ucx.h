@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ucx: anything that UCX speaks, by active messages. See ucx.c. */
+/* ucx: all networks of UCX, by active messages. See ucx.c. */
 #ifndef KVD_TRANSPORT_UCX_H
 #define KVD_TRANSPORT_UCX_H
 

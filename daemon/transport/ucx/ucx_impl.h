@@ -76,11 +76,11 @@ struct ucx_transport {
 	struct ucx_pool send_pool, recv_pool;
 	struct list hungry; /* ucx_piece.link: wait for a receive buffer */
 	uint64_t slice_bytes, window_bytes;
-	atomic_ullong frames_dropped; /* no peer of ours sent them */
+	atomic_ullong frames_dropped; /* from no known peer */
 };
 
-/* Endpoints made here to one remote worker. Lives as long as ours: libucp
- * counts that long. */
+/* Endpoints made here to one remote worker. Lives as long as the worker: libucp counts
+ * that long. */
 struct ucx_pairing {
 	atomic_ullong count;
 };
@@ -93,7 +93,7 @@ struct ucx_trouble {
 	bool no_memory;	     /* for a message */
 };
 
-/* A connection for the holder of the worker. */
+/* A connection, for the owner of the worker. */
 struct ucx_line {
 	struct ucx_peer *peer;
 	struct ucx_pairing *pairing;
@@ -127,13 +127,13 @@ struct ucx_peer {
 	uint64_t ep_number;	/* of its endpoint; 0: none yet */
 	uint64_t failed_number; /* while opening: the next hello takes another */
 	bool climbing;		/* another is being made */
-	bool asking;		/* and by it we ask */
+	bool asking;		/* then hellos are sent over it */
 	void *address;		/* the remote worker's, from HELLO */
 	bool answer_came, answer_due, flushed;
 	unsigned int hellos;	 /* received */
 	uint64_t hello_again_ns; /* wait before the next one */
 	uint64_t hello_number;	 /* the endpoint that the last one names */
-	uint64_t slice_bytes;	 /* largest that both sides take */
+	uint64_t slice_bytes;	 /* largest that both sides accept */
 	unsigned int rows_max;	 /* of a slice, in place */
 	unsigned int busy;	 /* calls that are not done */
 	uint64_t hello_deadline_ns, nag_at_ns;
@@ -141,7 +141,7 @@ struct ucx_peer {
 	/* sequenced frames */
 	uint64_t out_seq, in_seq; /* last sent; next expected */
 	struct list entries;	  /* ucx_entry.link, by seq */
-	uint64_t held_bytes;	  /* request headers that the peer makes us keep */
+	uint64_t held_bytes;	  /* bytes of request headers held for the peer */
 
 	/* bytes */
 	struct list sources; /* ucx_xfer.source_link, in turn */
@@ -198,14 +198,14 @@ struct ucx_xfer {
 	struct net_xfer net;
 	struct ucx_peer *peer;
 	struct list source_link;
-	unsigned int busy;  /* pieces, and frames that are not out */
-	atomic_bool halted; /* pieces that libucp does not have yet stay out of it */
+	unsigned int busy;  /* pieces, and unsent frames */
+	atomic_bool halted; /* pieces not yet passed to libucp are not passed */
 	struct ucx_side side;
 	struct ucx_entry *entry;   /* theirs: holds the header */
 	struct ucx_send *spare[2]; /* so that an answer needs no allocation */
 	/* source */
 	uint64_t next_byte, done_bytes;
-	uint64_t sending_bytes; /* source: posted and not back */
+	uint64_t sending_bytes; /* source: posted and not completed */
 	uint64_t turn_bytes;	/* source: posted in this turn */
 	/* sink */
 	struct spans spans; /* received */
@@ -222,7 +222,7 @@ struct ucx_piece {
 	uint64_t offset, length;   /* of the stream */
 	struct ucx_buffer *buffer; /* bounce, or NULL */
 	struct ucx_rows rows;	   /* the memory that libucp sends, or fills */
-	bool refused;		   /* libucp was not asked: its transfer is halted */
+	bool refused;		   /* libucp was not called: its transfer is halted */
 	bool copying;
 	bool packed; /* through a buffer, or `data` */
 	struct copy_job job;
@@ -238,7 +238,7 @@ void ucx_feed_sources(struct ucx_transport *transport);
 int ucx_fault(const struct ucx_lib *lib, const char *what, ucs_status_t status);
 
 /* ---- ucx_line.c ---- */
-/* The message handler: for the holder of the worker. */
+/* The message handler: for the owner of the worker. */
 ucs_status_t ucx_line_message(void *arg, const void *header, size_t header_len,
 			      void *data, size_t len, const ucp_am_recv_param_t *param);
 void ucx_line_init(struct ucx_line *line, struct ucx_peer *peer,
@@ -307,7 +307,7 @@ void ucx_send_frame(struct ucx_send *send, struct ucx_frame *frame, const struct
 void ucx_order_entry(struct ucx_peer *peer, struct ucx_entry *entry);
 /* The next entry in order, or NULL. The caller owns it. */
 struct ucx_entry *ucx_order_next(struct ucx_peer *peer);
-void ucx_entry_free(struct ucx_entry *entry); /* NULL is fine */
+void ucx_entry_free(struct ucx_entry *entry); /* NULL is allowed */
 /* Releases libucp's part of its payload, too. */
 void ucx_entry_drop(struct ucx_entry *entry);
 void ucx_order_drop(struct ucx_peer *peer); /* all that wait */

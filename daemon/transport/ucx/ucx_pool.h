@@ -41,9 +41,9 @@ struct ucx_pool {
 
 int ucx_pool_init(struct ucx_pool *pool, const struct ucx_lib *lib, ucp_context_h context,
 		  struct gpu *gpu, uint64_t slice_bytes, uint64_t total_bytes);
-/* Have its pages, which a daemon without such a peer does without. Idempotent. */
+/* Allocates its pages, which a daemon without such a peer does not need. Idempotent. */
 void ucx_pool_fill(struct ucx_pool *pool, struct offload *offload);
-void ucx_pool_fini(struct ucx_pool *pool); /* all are back; a zeroed one is fine */
+void ucx_pool_fini(struct ucx_pool *pool); /* all are free; a zeroed one is allowed */
 struct ucx_buffer *ucx_pool_take(struct ucx_pool *pool); /* NULL: none is free */
 void ucx_pool_give(struct ucx_buffer *buffer);
 

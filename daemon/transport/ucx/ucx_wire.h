@@ -28,8 +28,8 @@
 enum ucx_type {
 	UCX_REQUEST = 1, /* id, code = kind, length = bytes; payload: the header */
 	UCX_GO,		 /* id: a WRITE's destination is ready for its bytes */
-	UCX_CANCEL,	 /* id, fault: the initiator wants out */
-	UCX_DONE,	 /* id, fault or code 0: the answerer has finished */
+	UCX_CANCEL,	 /* id, fault: the initiator cancels */
+	UCX_DONE,	 /* id, fault or code 0: the responder has finished */
 	UCX_BYE,	 /* fault: the sender closes */
 	UCX_DATA,	 /* id of the sender's WRITE, offset; payload: bytes */
 	UCX_SERVE,	 /* id of the receiver's READ, offset; payload: bytes */

@@ -26,7 +26,7 @@ struct ucx_worker;
 struct ucx_call {
 	struct list link;
 	struct ucx_worker *worker;
-	/* Asks libucp; ucx_call_over() follows, at once or out of a callback. */
+	/* Calls libucp; ucx_call_over() follows, at once or from a callback. */
 	void (*start)(struct ucx_call *call);
 	void (*done)(struct ucx_call *call); /* loop's thread */
 	uint64_t bytes;			     /* that it may have libucp move */

@@ -121,7 +121,7 @@ struct verbs_transport {
 struct verbs_reg {
 	struct net_reg net;
 	struct ibv_mr *mr[VERBS_RAILS_MAX][VERBS_PIECES_MAX]; /* by device */
-	uint32_t pieces; /* 0: no adapter has it, it is staged */
+	uint32_t pieces; /* 0: registered with no adapter, staged */
 	uint8_t shift;
 	uint32_t near;	  /* rails that are nearest to it: bits */
 	uint64_t address; /* of byte 0, as keys name it */
@@ -139,7 +139,7 @@ struct verbs_key {
 
 enum verbs_qp_state {
 	VERBS_QP_IDLE,	     /* not dialed; no connection received */
-	VERBS_QP_CONNECTING, /* the connection manager is at it */
+	VERBS_QP_CONNECTING, /* the connection manager is using it */
 	VERBS_QP_UP,
 	VERBS_QP_DYING, /* in state ERR; posted requests are flushed */
 	VERBS_QP_DEAD,	/* destroyed: nothing of it moves any more */
@@ -205,13 +205,13 @@ struct verbs_peer {
 	uint8_t *buffers;	       /* VERBS_DEPTH receives, then VERBS_SEND_BUFFERS */
 	struct ibv_mr *buffer_mr;      /* with queue pair 0's device */
 	uint32_t send_free;	       /* a bit for each send buffer */
-	uint32_t credits, credits_due; /* frames we may send; credits to return */
+	uint32_t credits, credits_due; /* frames that may be sent; credits to return */
 	uint32_t peer_depth;
 	struct list out;	       /* verbs_out.link */
 	struct verbs_xfer *assembling; /* its header is being received */
-	uint64_t held_bytes; /* of request headers that the peer makes us keep */
-	uint64_t skip_bytes; /* of the header of a request without memory */
-	bool bye_out;	     /* it has left, or nothing more can */
+	uint64_t held_bytes;	       /* of request headers held for the peer */
+	uint64_t skip_bytes;	       /* of the header of a request without memory */
+	bool bye_out;		       /* it was sent, or nothing more can be */
 
 	/* transfers */
 	struct list movers;    /* .mover_link: have something to post, in turn */
@@ -228,7 +228,7 @@ struct verbs_peer {
 	uint64_t knock_ns;    /* next check of the other end */
 
 	/* rails that died, as bits (verbs_rail.c) */
-	uint32_t rails_lost; /* our queue pairs on them are in ERR, or dead */
+	uint32_t rails_lost; /* local queue pairs on them are in ERR, or dead */
 	uint32_t rails_dead; /* the local ones are dead, and the peer was notified */
 	uint32_t rails_told; /* the peer's are dead, as it has reported */
 	bool rails_busy;     /* some of that is not settled yet */
@@ -283,7 +283,7 @@ struct verbs_xfer {
 	bool go;    /* GO was sent, or received */
 	bool ended; /* the mover's last messages (marks, FIN) are out */
 	bool fin_came;
-	unsigned int busy; /* entries in send queues, requests in `out` */
+	unsigned int busy; /* entries in send queues, and requests in `out` */
 	const struct plan *plan;
 	struct verbs_places local, remote;
 	struct verbs_out *spare[VERBS_SPARES]; /* so that a message needs no allocation */
@@ -375,7 +375,7 @@ void verbs_on_linger(struct loop_timer *timer);
 void verbs_linger_end(struct verbs_transport *transport); /* all of them, now */
 
 /* ---- verbs_qp.c ---- */
-/* A request of nothing: fails when the other end is not there any more. */
+/* An empty request: fails when the other end has ended. */
 void verbs_qp_knock(struct verbs_qp *qp);
 void verbs_qp_init(struct verbs_qp *qp, struct verbs_peer *peer, uint32_t index);
 /* Queues and receives, for the connection qp->id. */
@@ -411,7 +411,7 @@ bool verbs_rail_fail(struct verbs_qp *qp, const struct err *err);
 int verbs_rail_told(struct verbs_peer *peer, const struct verbs_frame *frame);
 /* Queue pairs (bits) on lost rails that are not dead at both sides yet. */
 uint32_t verbs_rail_open(const struct verbs_peer *peer);
-/* Rails of which our queue pairs die: until they are dead no write has landed. */
+/* Rails with dying local queue pairs: until they are dead no write counts as landed. */
 static inline bool verbs_rail_dying(const struct verbs_peer *peer)
 {
 	return peer->rails_lost & ~peer->rails_dead;
@@ -467,7 +467,7 @@ double verbs_cost_copy_ns(const struct verbs_transport *transport, uint32_t row)
 double verbs_cost_request_ns(const struct verbs_peer *peer);
 /* Measure the cost of a request, if due. */
 void verbs_cost_measure(struct verbs_peer *peer);
-/* The last of a measurement's requests is back; or (not good) never will be. */
+/* The last of a measurement's requests has completed; or (not good) never will. */
 void verbs_cost_probed(struct verbs_peer *peer, bool good);
 bool verbs_meter_due(const struct verbs_meter *meter, uint64_t now_ns);
 void verbs_meter_begin(struct verbs_meter *meter, uint64_t now_ns);

@@ -38,13 +38,13 @@ struct verbs_look_port {
 struct verbs_look {
 	uint32_t count;
 	struct verbs_look_port ports[VERBS_LOOK_PORTS];
-	struct err err; /* why there is none, or not all */
+	struct err err; /* why there is none, or why some are missing */
 };
 
 /* Opens each device for a moment, which takes milliseconds: helper thread. */
 void verbs_look(struct verbs_look *look_p);
-/* Loop's thread: as text, how `transport` (the open backend, or NULL) uses the port,
- * or why not. True: it does. */
+/* Loop's thread: how `transport` (the open backend, or NULL) uses the port, or why not,
+ * as text. True: it does. */
 bool verbs_look_use(const struct verbs_look_port *port, const struct config *config,
 		    const struct transport *transport, char *why, size_t size);
 

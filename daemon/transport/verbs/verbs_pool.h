@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * verbs_pool: registered memory of the daemon's own, in slots, for packed transfers:
- * one pool for all that leaves (movers' buffers), and one for each peer (the slots that
- * it may write; its key opens no other peer's bytes).
+ * verbs_pool: registered memory of the daemon, in slots, for packed transfers: one pool
+ * for sending (movers' buffers), and one for each peer (the slots that it may write; its
+ * key opens no other peer's bytes).
  */
 #ifndef KVD_TRANSPORT_VERBS_POOL_H
 #define KVD_TRANSPORT_VERBS_POOL_H
@@ -42,10 +42,10 @@ struct verbs_pool {
 	atomic_int phase; /* of `open`: which side releases the pool */
 };
 
-/* Here and now: when a transport opens. */
+/* Synchronously: when a transport opens. */
 int verbs_pool_open(struct verbs_transport *transport, struct verbs_pool **pool_p);
 /* On a helper. When it is `ready` the peer is kicked; when that fails, the peer has no
- * pool any more, those that wait there are stopped, and the peer is kicked, too. */
+ * pool any more, its waiting transfers are stopped, and the peer is kicked, too. */
 int verbs_pool_order(struct verbs_peer *peer);
 /* Every slot is free. A helper releases the memory. NULL is allowed. */
 void verbs_pool_close(struct verbs_pool *pool);

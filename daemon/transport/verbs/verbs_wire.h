@@ -69,8 +69,8 @@ void verbs_frame_put(const struct verbs_frame *frame, uint8_t buf[VERBS_FRAME_BY
 /* ERR_PROTO: malformed, or `len` differs from the announced length. */
 int verbs_frame_get(const void *buf, size_t len, struct verbs_frame *frame_p);
 /*
- * The immediate of a WRITE_WITH_IMM: "behind my last byte of that transfer on this
- * queue pair".
+ * The immediate of a WRITE_WITH_IMM: it follows the last byte of that transfer on this
+ * queue pair.
  */
 struct verbs_mark {
 	uint16_t slot;	     /* below VERBS_GRANTS */
@@ -94,7 +94,7 @@ void verbs_hello_put(const struct verbs_hello *hello, uint8_t buf[VERBS_HELLO_BY
 int verbs_hello_get(const void *buf, size_t len, struct verbs_hello *hello_p);
 
 struct verbs_address {
-	uint32_t rails, qps;			       /* queue pairs it wants on each */
+	uint32_t rails, qps;			       /* queue pairs requested on each */
 	struct sockaddr_storage rail[VERBS_RAILS_MAX]; /* with their ports */
 };
 int verbs_address_put(const struct verbs_address *address, uint8_t buf[XP_ADDRESS_MAX],
@@ -105,7 +105,7 @@ int verbs_address_get(const void *buf, size_t len, struct verbs_address *address
 struct verbs_remote {
 	uint64_t id, address, length;
 	uint32_t rails;
-	uint32_t pieces; /* 0: no adapter of the peer's has it; shift is 0, too */
+	uint32_t pieces; /* 0: registered with no adapter of the peer; shift is 0, too */
 	uint8_t shift;	 /* a piece is 1 << shift bytes */
 	uint32_t rkey[VERBS_RAILS_MAX][VERBS_PIECES_MAX];
 };
