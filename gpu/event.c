@@ -40,8 +40,8 @@
 #include "daemon/loop/loop.h"
 #include "gpu/gpu.h"
 
-/* As a step of an engine takes milliseconds, 50 µs of delay are not seen; a waiter
- * for long costs less. */
+/* An engine's step takes milliseconds, so a delay of 50 µs does not matter; long waits
+ * poll less often. */
 #define PAUSE_MIN_NS UINT64_C(50000)
 #define PAUSE_MAX_NS UINT64_C(1000000)
 

@@ -197,7 +197,7 @@ static int vmm_map(struct gpu_import *im)
 	result = drv->vmm_map(im->address, im->handle.bytes, 0, im->vmm, 0);
 	if (result != CU_SUCCESS)
 		return err_pass(vmm_refused(im->device, result, "cuMemMap"));
-	im->bytes = im->handle.bytes; /* from here on there is something to unmap */
+	im->bytes = im->handle.bytes; /* from here on the mapping must be undone */
 	im->access = im->writable ? CU_MEM_ACCESS_READWRITE : CU_MEM_ACCESS_READ;
 	result = access_set(im, im->device);
 	if (!im->writable &&

@@ -22,7 +22,7 @@ struct warp_rows {
 	struct kern_place place; /* of row `lane`, if there are places */
 };
 
-/* Where row `i` lies, for the lanes that take it; src 0: there is none. */
+/* The address of row `i`, for the lanes that copy it; src 0: no row. */
 static __device__ __forceinline__ void row_find(const struct warp_rows *w, uint32_t i,
 						uint64_t *dst_p, uint64_t *src_p)
 {

@@ -51,7 +51,7 @@ struct gpu_lane {
 	uint64_t kernel_below, kernel_host_below;
 	bool host;	       /* some of the list's are others */
 	struct gpu_list list;  /* their destination */
-	struct gpu_kept *kept; /* where the list shall stay; NULL: nowhere */
+	struct gpu_kept *kept; /* where to keep the list; NULL: not kept */
 	struct gpu_engines engines;
 };
 

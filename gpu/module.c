@@ -162,7 +162,7 @@ static int load_start(struct gpu_device *device)
 	return 0;
 }
 
-/* Where there is nothing to load, no thread need find that out. */
+/* Without an image, no thread is needed to find that out. */
 static bool image_there(const struct gpu *gpu)
 {
 	size_t bytes;

@@ -66,7 +66,7 @@ int gpu_pin_new(struct gpu *gpu, void *base, uint64_t bytes, bool read_only,
 	return 0;
 }
 
-/* The pin's lock is held, and the owner's context is there. */
+/* The pin's lock is held, and the owner's context exists. */
 static void unregister(struct gpu_pin *pin)
 {
 	struct gpu_device *device = pin->owner;

@@ -19,7 +19,7 @@
 
 #define LOOK (O_PATH | O_NOFOLLOW | O_CLOEXEC)
 
-/* Of the mount that a descriptor was opened by; -1: not to be had. */
+/* The mount id of a descriptor; -1: unavailable. */
 static long mount_of(int fd)
 {
 	char path[48], text[256], *at;

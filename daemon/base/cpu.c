@@ -10,7 +10,7 @@
 /* Since 6.12 a thread chooses how long its turns are, and one that wakes with
  * shorter turns than the one that runs is let in at once. With equal turns
  * (1.4 to 3 ms) it may wait until the other's has ended, at each hop of a request. */
-#define PROMPT_NS UINT64_C(100000) /* the shortest that the kernel takes */
+#define PROMPT_NS UINT64_C(100000) /* the shortest that the kernel accepts */
 #define BULK_NS UINT64_C(3000000)
 
 /* A waking thread preempts at once only while it has used no more than its share lately;
@@ -23,7 +23,7 @@
 #define KEEP_NS UINT64_C(200000)
 #define KEEP_MOST_NS UINT64_C(500000000)
 #define KEEP_TIMES 32u
-#define LONG_NS UINT64_C(1000000) /* away: longer than anybody's message takes */
+#define LONG_NS UINT64_C(1000000) /* away: longer than handling any message */
 
 /* Debian 12's libc has neither the struct nor the calls. */
 struct attr {

@@ -17,7 +17,7 @@ int thread_start(const char *name, void *(*run)(void *arg), void *arg,
 	sigdelset(&all, SIGSEGV);
 	sigdelset(&all, SIGILL);
 	sigdelset(&all, SIGFPE);
-	/* inherited, so that there is no moment without it */
+	/* inherited, so that the thread never runs without it */
 	pthread_sigmask(SIG_SETMASK, &all, &old);
 	/* the name, too: another's is a file, which Landlock does not let be written */
 	(void)pthread_getname_np(pthread_self(), own, sizeof(own));

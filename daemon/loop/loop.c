@@ -446,7 +446,7 @@ static struct io *late_next(struct loop *loop)
 	return next;
 }
 
-/* Those that had no turn when they were ready. */
+/* Fds that were ready but not served. */
 static void run_late(struct loop *loop)
 {
 	struct io *io;
@@ -474,10 +474,9 @@ static void on_alarm(struct ev_loop *ev, ev_timer *alarm, int events)
 }
 
 /*
- * A turn has a core for at most as long as it takes, and short turns are no matter. So
- * the thread's clock, a system call, is read for one turn of CPU_CALM, and for each of
- * the CPU_WATCHED that follow a long one: others take turns on this core, or it has much
- * to do.
+ * A turn's CPU time is at most its duration, and short turns do not matter. So the
+ * thread's CPU clock, a system call, is read for one turn of CPU_CALM, and for each of
+ * the CPU_WATCHED that follow a long one: the core is shared, or the loop has much work.
  */
 static void cpu_note(struct loop *loop, uint64_t busy_ns)
 {

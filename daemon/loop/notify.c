@@ -202,7 +202,7 @@ static void kept_add(const char *name, size_t len, int fd)
 	close(fd);
 }
 
-/* Puts those aside that were kept. How many others there are; *fd_p: the first. */
+/* Stores kept descriptors separately. Returns the number of others; *fd_p: the first. */
 static uint64_t take_fds(uint64_t count, const char *names, int *fd_p)
 {
 	uint64_t others = 0;

@@ -73,7 +73,7 @@ static void queue_put(struct offload *o, struct offload_job *job)
 	list_push_back(&o->queue, &job->link);
 }
 
-/* The one behind takes the place of the first, at the end of the queue. */
+/* The job behind it replaces the first one, at the end of the queue. */
 static void queue_remove(struct offload *o, struct offload_job *job)
 {
 	struct list *link = list_pop_front(&job->behind);

@@ -69,7 +69,7 @@ struct copier {
 	struct loop_defer deliver;	    /* those of the loop's own */
 	uint64_t at_once_ns, at_once_bytes; /* the turn, and the bytes copied in it */
 	bool stopping;
-	struct tokens *tokens;	/* NULL: as many threads as there are */
+	struct tokens *tokens;	/* NULL: all threads */
 	unsigned int running;	/* threads in a slice */
 	struct numa *numa;	/* NULL: one node */
 	struct copy_gpu *gpu;	/* NULL: no job had device memory yet */
@@ -111,7 +111,7 @@ static void slice_run(struct worker *worker, struct copy_job *job)
 	copy_done_settle(&copier->done, job);
 }
 
-/* There is work, but other daemons have the tokens for it. The lock is held. */
+/* Work is queued, but other daemons hold the tokens for it. The lock is held. */
 static void worker_wait_token(struct copier *copier)
 {
 	const struct timespec until = clock_after(TOKENS_RETRY_NS);
@@ -303,8 +303,8 @@ static int job_node(const struct copier *copier, const struct copy_job *job)
 	return numa_node_of(copier->numa, b->memory->base + b->offset + run->dst);
 }
 
-/* In vm memory a row costs 0.5 us, however short: a small job that waits for its turn
- * shall wait for half a millisecond. */
+/* In vm memory a row costs 0.5 us, however short: this limits a small job's wait for its
+ * turn to half a millisecond. */
 static uint64_t job_slice(const struct copier *copier, const struct copy_job *job)
 {
 	uint64_t bytes = copier->slice_bytes, row;

@@ -204,7 +204,7 @@ static void file_slice_run(struct file_thread *thread, struct copy_job *job)
 	user->running++;
 	if (job_may_begin(job)) {
 		list_push_back(&user->ready, &job->link);
-		(void)copy_file_wake(file, user); /* there is a thread: this one */
+		(void)copy_file_wake(file, user); /* this thread exists */
 	}
 	pthread_mutex_unlock(&file->done.lock);
 
@@ -274,7 +274,7 @@ static void user_cancel(struct copy_file *file, struct file_user *user)
 {
 	struct copy_job *job;
 
-	user->jobs++; /* ours, while its list is walked */
+	user->jobs++; /* a local reference, while its list is walked */
 	while ((job = list_first(&user->ready, struct copy_job, link))) {
 		atomic_store(&job->canceled, true);
 		list_remove(&job->link);

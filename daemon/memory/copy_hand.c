@@ -38,7 +38,7 @@ struct copy_hand {
 
 /* ---- one stretch of one slice ---- */
 
-/* An end of the copy at hand; `origin` is the stream byte at linear[0]. */
+/* An end of the current copy; `origin` is the stream byte at linear[0]. */
 struct side {
 	const struct copy_end *end;
 	uint64_t origin;

@@ -26,12 +26,12 @@
 #include "gpu/kern.h"
 #include "gpu/pin.h"
 
-/* Rows of a slice: few where the device waits for the first of them, else so many that
- * a launch's own time is a small part of it. */
+/* Rows of a slice: few if the device waits for the first of them, else enough to make a
+ * launch's overhead small. */
 #define SLICE_ROWS 16384u
 #define SLICE_ROWS_FIRST 4096u
-/* Bytes of a slice within the device are so many times those of another: the launch
- * shall be a small part of it here, too. (A list has room for 32 MiB of any rows.) */
+/* A slice within the device is this many times larger than others, so that a launch's
+ * overhead stays small here, too. (A list has room for 32 MiB of any rows.) */
 #define SLICE_INSIDE_FACTOR 4u
 /* Runs of fewer rows are not worth a separate entry in a list for the kernel. */
 #define SCATTERED_ROWS 4u
@@ -418,8 +418,8 @@ static bool job_pinned(const struct copy_pipe *pipe, const struct copy_job *job)
 
 /* ---- lists that stay on the device ---- */
 
-/* False: not of the kind that is kept: device memory on both ends, all of it alive and
- * within the kernel's reach. */
+/* False: not a list to keep, which needs device memory on both ends, all of it valid and
+ * reachable by the kernel. */
 static bool bases_take(const struct copy_pipe *pipe, const struct copy_end *end,
 		       uint64_t *bases)
 {

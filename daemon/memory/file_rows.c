@@ -124,7 +124,7 @@ static int extent_fault(const struct extent *x, int no)
 			 (uintmax_t)x->bytes, (uintmax_t)x->at, what, strerror(no));
 }
 
-/* So many bytes of the extent are over. */
+/* This many bytes of the extent are done. */
 static void extent_skip(struct extent *x, struct iovec **iov, unsigned int *count,
 			uint64_t n)
 {

@@ -141,7 +141,7 @@ static void on_sigbus(int signum, siginfo_t *info, void *context)
 		}
 	}
 	sigaction(signum, &dfl, NULL);
-	/* an access is tried again and dies; a sent signal must be sent again */
+	/* an access is retried and dies; a signal from kill() must be raised again */
 	if (info->si_code <= 0)
 		raise(signum);
 }
@@ -522,7 +522,8 @@ static int import_checked(enum memory_kind kind, int fd, uint64_t offset, uint64
 int memory_import_sparse(int fd, uint64_t offset, uint64_t length, bool writable,
 			 uint64_t *fill_p, struct memory **memory_p)
 {
-	/* sealed first: a size read before the seal could be cut after */
+	/* sealed first: a file could be truncated after its size is read and before the
+	 * seal */
 	int r = memfd_seal(fd);
 
 	return err_pass(r < 0 ? r
@@ -708,7 +709,7 @@ int memory_import_device(struct gpu *gpu, uint64_t owner, const struct gpu_handl
 int memory_import_dmabuf(int fd, uint64_t offset, uint64_t length,
 			 struct memory **memory_p)
 {
-	off_t end = lseek(fd, 0, SEEK_END); /* all that a dma-buf lets one ask */
+	off_t end = lseek(fd, 0, SEEK_END); /* the only query that a dma-buf supports */
 	struct import *im = NULL;
 	int r;
 

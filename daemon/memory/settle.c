@@ -18,7 +18,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/cpu.h"
 
-/* Debian 12's libc headers are older than the kernels we meet. */
+/* Debian 12's libc headers are older than supported kernels. */
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
 #endif

@@ -23,7 +23,7 @@
 
 #define AHEAD 16u /* rows, a power of two */
 #define LINE 64u
-#define ASK_MAX 1024u /* bytes of a row asked for ahead */
+#define ASK_MAX 1024u /* bytes of a row prefetched */
 #define SHORT_ROW 64u /* many of these in a run are no walk's business */
 
 /* Rows of one run, seen from this side. */

@@ -29,7 +29,7 @@ struct tokens {
 	int fd;
 	unsigned int count, held;
 	bool wanting;
-	uint64_t took_ns; /* or last asked whether others want one */
+	uint64_t took_ns; /* or last queried whether others need one */
 	uint64_t rest_ns; /* none is taken before */
 	bool mine[TOKENS_MAX];
 };
@@ -86,8 +86,8 @@ static void want(struct tokens *t, bool wanting)
 
 static bool wanted_by_others(const struct tokens *t)
 {
-	/* Would an exclusive lock conflict? Shared locks of other descriptions do; our
-	 * own one, on this description, does not. */
+	/* Would an exclusive lock conflict? Shared locks of other descriptions do; this
+	 * daemon's own one, on this description, does not. */
 	struct flock lock = {.l_type = F_WRLCK,
 			     .l_whence = SEEK_SET,
 			     .l_start = (off_t)WANT_BYTE,

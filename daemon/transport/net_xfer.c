@@ -312,8 +312,8 @@ static void net_xfer_ask(struct net_xfer *xfer, size_t bytes)
 		sm_move(&xfer->sm, NET_XFER_MOVING);
 }
 
-/* At most so many requests without an answer, and so many bytes that the peer keeps
- * for them; one alone may be of any size. */
+/* Limits on unanswered requests, and on the bytes that the peer holds for them; a single
+ * one may have any size. */
 void net_xfer_pump(struct net_peer *peer)
 {
 	const struct net_ops *ops = peer->transport->ops;

@@ -177,7 +177,7 @@ static void shm_door_want_tick(struct net_acceptor *acceptor)
 	shm_tick_want(container_of(acceptor, struct shm, acceptor));
 }
 
-/* Daemons of our own user, root's, and of users whose daemons are peers of ours. */
+/* Daemons of this daemon's user, of root, and of users whose daemons are its peers. */
 static bool shm_door_admits(struct net_acceptor *acceptor, int fd)
 {
 	const struct shm_peer *peer;
@@ -236,7 +236,8 @@ static int listener_open(struct shm *shm, unsigned int at, const char *name)
 	if (fd < 0)
 		return err_raise_errno(errno, "shm: socket");
 	if (name[0] != '@')
-		(void)unlink(name); /* of a daemon that died; ours by the name's lock */
+		(void)unlink(name); /* left by a dead daemon; owned by this one through
+				     * the name's lock */
 	if (bind(fd, (struct sockaddr *)&sa, len) < 0)
 		return err_raise_errno(errno, "shm: bind to %s", name);
 	if (name[0] != '@') {

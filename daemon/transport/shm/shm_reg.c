@@ -278,7 +278,7 @@ void shm_keys_pump(struct shm_peer *peer)
 	}
 }
 
-/* ---- the side that is asked ---- */
+/* ---- the side that receives the request ---- */
 
 int shm_on_key_ask(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c)
 {

@@ -370,7 +370,7 @@ static void slot_scatter(struct shm_slot *slot)
 	slot->running = true;
 }
 
-/* Which of our transfers is it? *xfer_p NULL: one that takes no bytes any more. */
+/* Finds the local transfer. *xfer_p NULL: it accepts no more bytes. */
 static int data_xfer(struct shm_peer *peer, const struct shm_frame *f,
 		     struct shm_xfer **xfer_p)
 {

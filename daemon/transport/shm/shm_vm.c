@@ -20,7 +20,7 @@
 #include "daemon/memory/vm.h"
 #include "daemon/transport/shm/shm_private.h"
 
-/* ---- the side that is asked ---- */
+/* ---- the side that receives the request ---- */
 
 int shm_vm_open(const struct memory *memory)
 {

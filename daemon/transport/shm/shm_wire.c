@@ -27,7 +27,9 @@
 #include "daemon/base/mem.h"
 
 #define IN_BYTES (64u << 10)
-#define CALL_BYTES (64u << 10) /* of a long frame; into fresh memory it takes 50 us */
+#define CALL_BYTES                                                           \
+	(64u << 10) /* of a long frame; a read into unmapped memory takes 50 \
+		     * us */
 #define ERR_WIRE_TEXT 256u
 
 struct row {

@@ -90,7 +90,7 @@ static void shm_xfer_drop_sides(struct net_xfer *net)
 
 /* ---- state ---- */
 
-/* Ours: may it succeed? Theirs: has it? */
+/* Local: may it succeed? Remote: has it? */
 static bool shm_xfer_is_whole(struct net_xfer *net)
 {
 	const struct shm_xfer *xfer = shm_xfer_of(net);
@@ -293,7 +293,7 @@ int shm_on_copied(struct shm_peer *peer, const struct shm_frame *f, struct curso
 	if (xfer->way == SHM_WAY_GATHER && !shm_flow_complete(xfer))
 		return err_raise(ERR_PROTO, "before all bytes were sent");
 	xfer->confirmed = true;
-	xfer->net.stop_said = true; /* there is no taking it back */
+	xfer->net.stop_said = true; /* it cannot be undone */
 	shm_xfer_say(xfer, SHM_CONFIRM);
 	return 0;
 }

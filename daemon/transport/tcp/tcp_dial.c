@@ -127,7 +127,7 @@ static int stream_up(struct tcp_stream *stream, int owned_fd,
 
 static int tcp_dial_say(int fd, const uint8_t bytes[TCP_HELLO_BYTES])
 {
-	/* the first bytes of a connection: there is room for them */
+	/* the first bytes of a connection: the buffer has room for them */
 	if (send(fd, bytes, TCP_HELLO_BYTES, MSG_NOSIGNAL | MSG_DONTWAIT) !=
 	    (ssize_t)TCP_HELLO_BYTES)
 		return err_raise(ERR_PEER, "tcp: hello: %s", strerror(errno));
@@ -260,7 +260,7 @@ static int dial_new(struct tcp_peer *peer, struct tcp_stream *stream,
 	return 0;
 }
 
-/* With the recorded error: elsewhere, in a moment. */
+/* With the recorded error: try the next address, a little later. */
 static void dial_elsewhere(struct tcp_peer *peer)
 {
 	log_debug("tcp", peer->net.name, "cannot connect", "to=%s why=\"%s\"",
@@ -371,7 +371,7 @@ static int welcome_get(const struct tcp_dial *dial, struct tcp_hello *hello_p)
 	return 0;
 }
 
-/* The control line is there: now its streams. */
+/* The control line is up: connect its streams. */
 static int take_welcome(struct tcp_dial *dial)
 {
 	struct tcp_peer *peer = dial->peer;

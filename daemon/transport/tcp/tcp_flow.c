@@ -77,7 +77,7 @@ int tcp_flow_init(struct tcp_flow *flow, struct tcp_peer *peer, const struct pla
 		tcp_flow_fini(flow);
 		return err_pass(r);
 	}
-	/* our own reading of memory that may vanish needs the copy's guard */
+	/* this daemon's reads of memory that may be truncated need the copy's guard */
 	flow->side.plain = stage_plain(&flow->side);
 	flow->direct = stage_mapped(&flow->side) &&
 		       !(flow->guarded && (peer->verify != TCP_VERIFY_NONE ||

@@ -162,8 +162,8 @@ void tcp_peer_free(struct net_peer *net)
 	mem_free(peer);
 }
 
-/* BYE is out: then our half of the line is closed, and the other side
- * closes the rest when it has read it. */
+/* BYE was sent: then this side's half of the line is closed, and the other side closes
+ * the rest when it has read BYE. */
 static void flush_step(struct tcp_peer *peer)
 {
 	struct tcp_line *line = &peer->line;

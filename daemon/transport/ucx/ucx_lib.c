@@ -37,15 +37,16 @@ static struct variable environment[] = {
 	{"UCX_MEM_MMAP_HOOK_MODE=none", true},
 	{"UCX_MEM_MALLOC_HOOKS=n", true},
 	{"UCX_MEM_MALLOC_RELOC=n", true},
-	/* Else libucs takes SIGBUS, which memory.c guards, and SIGSEGV. */
+	/* Otherwise libucs handles SIGBUS, which memory.c guards, and SIGSEGV. */
 	{"UCX_ERROR_SIGNALS=", true},
 	{"UCX_HANDLE_ERRORS=none", true},
-	/* Else libucs takes SIGHUP, which is "reload" to a daemon. */
+	/* Otherwise libucs handles SIGHUP, which is "reload" to a daemon. */
 	{"UCX_DEBUG_SIGNO=0", true},
-	/* tcp "put" writes to a raw address out of the message: without it every
-	 * byte passes a receive request of ours, which a closed endpoint ends. */
+	/* tcp "put" writes to a raw address out of the message: without it every byte
+	 * passes through a receive request of this daemon, which a closed endpoint
+	 * ends. */
 	{"UCX_TCP_PUT_ENABLE=n", true},
-	/* On hardware our own NIC fetches: our queue pair's end is the proof that
+	/* On hardware the local NIC fetches: the end of the local queue pair proves that
 	 * nothing more lands. "put" would let the remote NIC write. */
 	{"UCX_RNDV_SCHEME=get_zcopy", true},
 	/* Logs go to stdout otherwise, and a lost peer is not an error of this daemon. */
@@ -68,7 +69,7 @@ static struct variable environment_before_1_16[] = {
 	{"UCX_TCP_TX_SEG_SIZE=64k", false},
 };
 
-/* The one of them that has this name, if it takes the place of `entry`. */
+/* The setting with this name, if it replaces `entry`. */
 static bool is_forced(const struct variable *variables, size_t count, const char *entry)
 {
 	for (size_t i = 0; i < count; i++) {

@@ -220,7 +220,7 @@ void ucx_entry_drop(struct ucx_entry *entry)
 		ucx_entry_free(entry);
 }
 
-/* Want of memory shall cost one transfer: its request is refused in its turn. */
+/* Lack of memory costs one transfer: its request is refused in order. */
 static void entry_fetch(struct ucx_entry *entry)
 {
 	entry->receiving = true;

@@ -52,7 +52,7 @@
 #define NAG_NS (10 * LOOP_NS_PER_S) /* between complaints about a kept request */
 #define ENTRIES_A_STEP 64u
 #define HELLOS_MAX 64u
-#define CLIMB_MAX 64u /* endpoints a hello may make us pass over */
+#define CLIMB_MAX 64u /* endpoints that a hello may skip */
 
 static bool ucx_peer_peer_invariant(const struct sm *sm, unsigned int from)
 {
@@ -121,7 +121,7 @@ void ucx_peer_trouble(struct ucx_peer *peer, const struct ucx_trouble *trouble)
 		err.scope = ERR_SCOPE_PEER;
 		net_peer_fail(&peer->net, &err);
 	}
-	/* one that was passed over is none of ours */
+	/* a skipped one is ignored */
 	if (trouble->number > peer->ep_number)
 		peer->failed_number = trouble->number; /* its climb is not done yet */
 	else if (trouble->number && trouble->number == peer->ep_number && !peer->climbing)
@@ -209,8 +209,9 @@ void ucx_peer_hello(struct ucx_peer *peer, const struct ucx_frame *frame)
 	net_peer_kick(&peer->net);
 }
 
-/* We were answered, and the other side, which is not ready, has a new endpoint. Numbers
- * only grow, and it is ready with ours alone: a higher one is no late message. */
+/* This side was answered, and the other side, which is not ready, has a new endpoint.
+ * Numbers only grow, and the peer becomes ready only with this side's number: a higher
+ * one is not a late message. */
 static int follow(struct ucx_peer *peer)
 {
 	if (peer->out_seq > 0 || !list_empty(&peer->net.xfers))

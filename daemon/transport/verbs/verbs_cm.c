@@ -30,7 +30,7 @@
 #include "daemon/base/mem.h"
 
 #define RESOLVE_MS 2000
-#define RNR_RETRIES 6u /* finite: 7 would be for ever */
+#define RNR_RETRIES 6u /* finite: 7 would retry without limit */
 #define RD_ATOMIC_MAX 16
 #define PRIVATE_MAX 256u
 #define LINGER_NS (5 * LOOP_NS_PER_S)

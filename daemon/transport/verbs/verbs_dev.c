@@ -60,7 +60,7 @@ bool verbs_gid_is(const union ibv_gid *gid, const struct sockaddr_storage *addre
 		       &((const struct sockaddr_in *)(const void *)address)->sin_addr, 4);
 }
 
-/* The entry that the connection manager takes: this address, RoCE v2 before v1. */
+/* The entry that the connection manager uses: this address, RoCE v2 before v1. */
 static int gid_index(const struct verbs_rail *rail, int count, char *type, size_t size)
 {
 	const struct verbs_lib *lib = rail->device->transport->lib;

@@ -45,7 +45,7 @@
 
 struct verbs_pack {
 	struct verbs_xfer *xfer;
-	struct copy_buffer *buffers; /* of our side, as the plan numbers them */
+	struct copy_buffer *buffers; /* of this side, as the plan numbers them */
 	uint32_t slots;		     /* source: given and empty; destination: given */
 	uint64_t next;		     /* source: bytes cut; destination: bytes received */
 	uint64_t given;		     /* destination: the capacity of the granted slots */
@@ -544,7 +544,7 @@ static bool verbs_pack_cut(struct verbs_xfer *xfer)
 	return true;
 }
 
-/* Its bytes, and behind them the message that they are there. */
+/* Its bytes, followed by the message that announces them. */
 static bool verbs_pack_post(struct verbs_xfer *xfer, struct slice *slice)
 {
 	struct verbs_qp *qp = &xfer->peer->qps[0];

@@ -54,7 +54,7 @@ static bool qp_invariant(const struct sm *sm, unsigned int from)
 	const struct verbs_qp *qp = container_of(sm, const struct verbs_qp, sm);
 
 	(void)from;
-	/* nothing of a dead one is on the books */
+	/* a dead one has nothing accounted */
 	return sm_state(sm) != VERBS_QP_DEAD ||
 	       (!qp->qp && qp->sent_count == 0 && qp->inflight_bytes == 0);
 }
@@ -346,9 +346,9 @@ int verbs_qp_post(struct verbs_qp *qp, struct ibv_send_wr *first, uint32_t count
 	wr->send_flags |= IBV_SEND_SIGNALED;
 	no = verbs_qp_lib_of(qp)->post_send(qp->qp, first, &bad);
 	if (no) {
-		/* some of the chain may be out, its signalled end is not: the account
-		 * of all of it stays and ends when the queue pair does, which takes
-		 * no other request */
+		/* part of the chain may be posted, but not its signalled end: the account
+		 * of the whole chain stays until the queue pair ends, which accepts no
+		 * other request */
 		broken(qp, "post", no);
 		verbs_qp_kill(qp);
 		if (bad == first)

@@ -135,7 +135,7 @@ void verbs_rail_watch(struct verbs_peer *peer, uint64_t now)
 	net_peer_fail(&peer->net, &err);
 }
 
-/* ---- ours are dead ---- */
+/* ---- the local ones are dead ---- */
 
 static bool all_dead(const struct verbs_peer *peer, uint32_t rail)
 {

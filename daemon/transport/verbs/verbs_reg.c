@@ -123,7 +123,7 @@ static int register_all(struct verbs_reg *reg)
 	return err_pass(r);
 }
 
-/* Pieces that every device takes. */
+/* A piece size that every device accepts. */
 static int pieces_of(const struct verbs_transport *transport, uint64_t length,
 		     uint8_t *shift_p, uint32_t *pieces_p)
 {
@@ -181,7 +181,7 @@ static int register_direct(struct verbs_reg *reg)
 	return err_pass(r);
 }
 
-/* Why no adapter shall have it, or NULL. */
+/* Why no adapter may register it, or NULL. */
 static const char *why_never(const struct memory *memory)
 {
 	if (memory->kind == MEMORY_GUARDED && !memory->sealed)
@@ -193,7 +193,7 @@ static const char *why_never(const struct memory *memory)
 	return NULL;
 }
 
-/* The copy threads can reach it, and there are slots. */
+/* The copy threads can reach it, and slots exist. */
 static bool may_stage(const struct verbs_reg *reg)
 {
 	const struct memory *memory = reg->net.base.memory;

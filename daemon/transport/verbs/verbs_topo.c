@@ -112,7 +112,7 @@ static unsigned int distance(const struct verbs_rail *rail, int node)
 	return node < 0 || rail->node < 0 ? 0 : rail->node != node;
 }
 
-/* Of a GPU that the driver knows; memory that is a dma-buf only has no place here. */
+/* Of a GPU that the driver knows; memory known only as a dma-buf has no location. */
 static const char *pci_of(const struct memory *memory)
 {
 	return memory->kind == MEMORY_DEVICE && memory->gpu ? memory->gpu->device->pci

@@ -110,7 +110,7 @@ void verbs_hello_put(const struct verbs_hello *hello, uint8_t buf[VERBS_HELLO_BY
 	cursor_put_u16(&c, hello->depth);
 }
 
-/* The connection manager pads private data: more than ours may be there. */
+/* The connection manager pads private data: it may be longer than kvd's. */
 int verbs_hello_get(const void *buf, size_t len, struct verbs_hello *hello_p)
 {
 	const void *token;

@@ -689,7 +689,7 @@ static int take_fin(struct verbs_xfer *xfer, const struct verbs_frame *frame,
 {
 	struct err err;
 
-	/* of a packed one we are the source: all is well when all was written */
+	/* of a packed one this side is the source: it succeeds when all was written */
 	if (xfer->net.kind != XP_READ || !xfer->go || xfer->fin_came ||
 	    (frame->code == ERR_OK && xfer->pack && !verbs_pack_ended(xfer)))
 		return net_proto(&xfer->net, "FIN");
@@ -711,7 +711,7 @@ static int take_for_inbound(struct verbs_peer *peer, const struct verbs_frame *f
 	int r = net_inbound_find(&peer->net, frame->id, &net);
 
 	if (r < 0 || !net)
-		return err_pass(r); /* none: our DONE crosses it */
+		return err_pass(r); /* none: this side's DONE crosses it */
 	xfer = verbs_xfer_of(net);
 	if (xfer == peer->assembling)
 		return net_proto(net, "message");
@@ -751,7 +751,8 @@ int verbs_xfer_frame(struct verbs_peer *peer, const struct verbs_frame *frame,
 	case VERBS_DONE:
 	case VERBS_REVOKE:
 		return err_pass(take_for_op(peer, frame, payload));
-	case VERBS_SLOT: /* from the destination: it answers a WRITE, and asks a READ */
+	case VERBS_SLOT: /* from the destination: it responds to a WRITE, and requests a
+			  * READ */
 		if (frame->kind == XP_WRITE)
 			return err_pass(take_for_op(peer, frame, payload));
 		return err_pass(take_for_inbound(peer, frame, payload));
