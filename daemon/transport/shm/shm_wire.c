@@ -27,9 +27,7 @@
 #include "daemon/base/mem.h"
 
 #define IN_BYTES (64u << 10)
-#define CALL_BYTES                                                           \
-	(64u << 10) /* of a long frame; a read into unmapped memory takes 50 \
-		     * us */
+#define CALL_BYTES (64u << 10) /* of a long frame; unmapped memory costs it 50 us */
 #define ERR_WIRE_TEXT 256u
 
 struct row {
