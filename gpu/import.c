@@ -20,9 +20,9 @@
  * context that opened it, all at once (gpu_device_pair()). Memory of cuMemCreate works
  * differently: each mapping is opened to each device by itself.
  *
- * On which device memory of an IPC handle lies is queried after opening: an engine that
- * numbers devices differently from kvd (CUDA_VISIBLE_DEVICES) would otherwise have its
- * memory reached across the wrong GPU, slowly and silently.
+ * The device of an IPC handle's memory is queried after opening: an engine that numbers
+ * devices differently from kvd (CUDA_VISIBLE_DEVICES) would otherwise have its memory
+ * reached across the wrong GPU, slowly and silently.
  */
 #include "gpu/import.h"
 

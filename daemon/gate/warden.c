@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Why a process that forks: the daemon has threads, drivers and hundreds of gigabytes
- * mapped, none of which a fork() would survive well, and no right to execute anything.
- * The warden is the daemon as it was before all that.
+ * The daemon forks through a separate process, because it has threads, drivers and
+ * hundreds of gigabytes mapped, none of which a fork() would survive well, and it has no
+ * right to execute anything. The warden is the daemon as it was before all that.
  *
  * Orders are one record each on a SOCK_SEQPACKET pair, so that none is half read and a
  * descriptor belongs to its record. The warden replies with the id of each process that

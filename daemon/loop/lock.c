@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One daemon a name. The kernel drops a flock with its holder, so a crash leaves
+ * One daemon per name. The kernel drops a flock with its holder, so a crash leaves
  * nothing to clean up; only the file, which is taken over.
  *
- * A killed daemon with gigabytes mapped takes up to seconds to die, and its lock lasts as
- * long as it does. An immediate restart must not be refused for that: a holder whose
- * address space is already freed (`statm` reads 0) is waited for. Under the unit /proc
- * hides it; there systemd starts none before the last has ended.
+ * A killed daemon with gigabytes mapped takes up to some seconds to exit, and its lock
+ * lasts as long as it does. An immediate restart must not be refused for that: a holder
+ * whose address space is already freed (`statm` reads 0) is waited for. Under the unit
+ * /proc hides it; there systemd starts none before the last has ended.
  *
  * The lock belongs to the name; a daemon's sockets may lie anywhere, so that two names
  * can mean one socket. A connection attempt shows whether a process listens there.

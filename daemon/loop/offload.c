@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A fixed pool of helper threads, a queue in for each principal and one queue out.
+ * A fixed pool of helper threads, one input queue per principal and one output queue.
  *
  * `queue` holds the first job of each principal that has any; the others lie behind it,
  * in the job, so submitting allocates nothing. A served principal moves to the end. A

@@ -3,13 +3,13 @@
  * A slice is bounded in bytes and in rows, so that a cancel waits only for queued slices,
  * and so that the device works while the remaining rows are being looked up.
  *
- * The kinds of the two ends decide a slice's path. Device memory and pinned memory
- * (pin.h: the buffers between engine memory and the wire, and memfds that cannot be
- * truncated) the device reaches by itself: by kernel or copy engine, as the lane sees
- * fit. All other host memory passes through the lanes' pinned buffers, which the CPU
- * fills or empties under the usual guards: memory of other processes, memory that its
- * owner may truncate, and memory not pinned yet. Rows between two ends in host memory (a
- * table may mix kinds) are the CPU's alone. A slice is cut where that changes.
+ * The kinds of the two ends decide a slice's path. The device reaches device memory and
+ * pinned memory (pin.h: the buffers between engine memory and the wire, and memfds that
+ * cannot be truncated) directly: by kernel or copy engine, as the lane sees fit. All
+ * other host memory passes through the lanes' pinned buffers, which the CPU fills or
+ * empties under the usual guards: memory of other processes, memory that its owner may
+ * truncate, and memory not pinned yet. Rows between two ends in host memory (a table may
+ * mix kinds) are the CPU's alone. A slice is cut where that changes.
  *
  * So the path of a staged transfer is: kernel to pinned memory, wire, pinned memory,
  * kernel; and while one slice is on the wire, others are on the streams of both devices.

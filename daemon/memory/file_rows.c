@@ -12,7 +12,7 @@
  * O_DIRECT.
  *
  * A partial transfer continues where it stopped; a call that moves nothing ends the job.
- * A file that ends before the bytes that are read of it does: no byte is invented, and no
+ * So does a file that ends before the requested bytes: no byte is invented, and no
  * incomplete part is reported as done. A write past the end makes the file longer, as
  * pwrite(2) does.
  *

@@ -6,8 +6,8 @@
  * file was truncated or its file system is full, kills the process that touches it. Four
  * answers, one for each kind:
  *
- *   - A memfd of ordinary pages must be sealed against shrinking, by its owner or by us,
- *     so that it cannot be truncated. (Not F_SEAL_FUTURE_WRITE: a daemon that was
+ *   - A memfd of ordinary pages must be sealed against shrinking, by its owner or by the
+ *     daemon, so that it cannot be truncated. (Not F_SEAL_FUTURE_WRITE: a daemon that was
  *     restarted could not map it again.) Every page is mapped at import, by
  *     MADV_POPULATE_*, which reports the error that a touch would have died of. A hole
  *     that is punched later is filled by the next touch.

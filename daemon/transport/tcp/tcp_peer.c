@@ -10,7 +10,7 @@
  * released the streams as well, the transfers are reported, and after them the loss.
  *
  * While the control line works (an orderly close, a peer that broke a rule) this side
- * sends BYE first and give the wire FLUSH_NS for it: the last answers arrive, and the
+ * sends BYE first and gives the wire FLUSH_NS for it: the last answers arrive, and the
  * other side learns why.
  *
  * A connection whose other end vanished without a BYE is found by the kernel: bytes

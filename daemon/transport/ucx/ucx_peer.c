@@ -27,7 +27,7 @@
  * memory that may be written is never reported as quiesced.
  *
  * While the endpoint works (an orderly close, a peer that broke a rule) this side sends
- * BYE first and give the wire FLUSH_NS for it: the last answers arrive, and the other
+ * BYE first and gives the wire FLUSH_NS for it: the last answers arrive, and the other
  * side learns why. libucp itself may not report it: over tcp the socket outlives a closed
  * endpoint. Both sides use that time to complete operations in flight, because 1.13 can
  * crash when an endpoint is closed by force in the middle of a message.

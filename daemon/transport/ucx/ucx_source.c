@@ -8,10 +8,10 @@
  * overtake each other: each carries its offset.
  *
  * A peer's transfers take turns under one window of bytes and slices. A turn is measured
- * in bytes, or one of long rows would get eight times what one of pages gets. Posted
- * slices delay later ones: so a large transfer uses only the part of the window that
- * keeps a fast link busy, and while small ones are active, only as much as keeps both
- * sides busy. A small one is posted as a whole.
+ * in bytes; otherwise a transfer of long rows would get eight times the share of one of
+ * pages. Posted slices delay later ones: so a large transfer uses only the part of the
+ * window that keeps a fast link busy, and while small ones are active, only as much as
+ * keeps both sides busy. A small one is posted as a whole.
  */
 #include "daemon/transport/ucx/ucx_impl.h"
 

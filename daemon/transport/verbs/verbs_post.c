@@ -2,8 +2,8 @@
 /*
  * Plans become work requests.
  *
- * A work request has one stretch of the peer's memory and up to max_sge stretches of
- * ours: a WRITE gathers, a READ scatters. Rows are taken in the plan's order; a row that
+ * A work request has one stretch of the peer's memory and up to max_sge local stretches:
+ * a WRITE gathers, a READ scatters. Rows are taken in the plan's order; a row that
  * continues the last one at the remote side joins its work request, and if it does so at
  * the local side too, its stretch. Work requests are posted in chains, one doorbell and
  * one signalled completion each; small ones from host memory are inline.
