@@ -59,8 +59,8 @@ static int file_read(const char *path, void **image_p)
 	if (!image || got < (size_t)st.st_size) {
 		mem_free(image);
 		return err_raise(ERR_INVAL,
-				 "gpu_kernels: %.200s: not a file of 1 to %u bytes", path,
-				 IMAGE_MAX);
+				 "gpu_kernels: %.200s: must be a file of 1 to %u bytes",
+				 path, IMAGE_MAX);
 	}
 	*image_p = image;
 	return 0;

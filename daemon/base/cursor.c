@@ -28,8 +28,9 @@ int cursor_check(const struct cursor *c, const char *what)
 {
 	if (!c->bad)
 		return 0;
-	return err_raise(ERR_PROTO, "%s: a field reaches past byte %zu or over its cap",
-			 what, c->size);
+	return err_raise(ERR_PROTO,
+			 "%s: a field exceeds its limit or the end, at byte %zu", what,
+			 c->size);
 }
 
 /* Inlined with their constant, get_le() and put_le() are one load or store. */

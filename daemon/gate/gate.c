@@ -375,7 +375,8 @@ static int slot_take(struct gate *gate, uint32_t *slot_p)
 	while (at < gate->slot_count && gate->slots[at])
 		at++;
 	if (at == GATE_SLOTS_MAX)
-		return err_raise(ERR_LIMIT, "user %u: %u connections", gate->uid, at);
+		return err_raise(ERR_LIMIT, "user %u: too many connections (limit %u)",
+				 gate->uid, at);
 	if (at == gate->slot_count) {
 		slots = mem_regrow(gate->slots, 2 * at + 8, sizeof(*slots));
 		if (!slots)

@@ -57,7 +57,7 @@ static struct {
 
 /* ---- filters ---- */
 
-/* Bits of those whose calls pass the filter of `kind`. */
+/* Bits of processes with calls that pass the filter of `kind`. */
 static unsigned int kinds_under(enum sandbox_kind kind)
 {
 	return kind == SANDBOX_WARDEN ? 1u << SANDBOX_WARDEN | 1u << SANDBOX_GATE |

@@ -52,7 +52,7 @@ uint64_t loop_lag_ns(const struct loop *loop, uint64_t since_ns);
  * earliest timer was due. Virtual loops: empty. */
 struct loop_stats {
 	struct histogram busy, cpu, late;
-	uint64_t over; /* turns whose cpu was over LOOP_TURN_NS */
+	uint64_t over; /* turns with cpu over LOOP_TURN_NS */
 };
 #define LOOP_TURN_NS UINT64_C(200000) /* the longest intended turn */
 const struct loop_stats *loop_stats(const struct loop *loop);

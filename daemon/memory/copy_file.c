@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Copies that wait for a disk, on separate threads: a copy thread that waited would be
- * missing for all jobs whose bytes are in memory.
+ * missing for all jobs with bytes in memory.
  *
  * Rejected: the disk of the store (store/disk.h). It lies above this layer; its ring of
  * io_uring is made before the sandbox is entered and is shared, with 32 requests in

@@ -18,7 +18,7 @@ struct memory;
 struct memory_owner;
 struct warden;
 
-#define VM_USERS 4u /* users whose processes a thread keeps */
+#define VM_USERS 4u /* users with processes kept by a thread */
 
 struct vm_channel {
 	struct warden *warden;

@@ -19,7 +19,9 @@ static int insert(struct spans *spans, size_t at, uint64_t begin, uint64_t end)
 	size_t cap;
 
 	if (spans->count == SPANS_MAX)
-		return err_raise(ERR_PROTO, "bytes scattered over %u pieces", SPANS_MAX);
+		return err_raise(ERR_PROTO,
+				 "too many separate ranges of bytes (limit %u)",
+				 SPANS_MAX);
 	if (spans->count == spans->cap) {
 		cap = spans->cap ? 2 * spans->cap : 4;
 		items = mem_regrow(spans->items, cap, sizeof(*items));

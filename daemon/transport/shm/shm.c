@@ -18,7 +18,7 @@
  *   READ    A: copy; REQUEST(check) -> B: land -> DONE -> A: done
  *
  * Memory that has no file to pass is read in its process, where that may be (shm_vm.c).
- * All other memory, and memory whose mapping is not ready, is copied through a bounce
+ * All other memory, and memory without a ready mapping, is copied through a bounce
  * ring (shm_ring.c): after REQUEST, B sends STAGE and A fills slots; of a READ, A sends
  * REQUEST(read) and B fills slots.
  *

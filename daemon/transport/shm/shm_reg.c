@@ -86,7 +86,7 @@ void shm_mem_dereg(struct xp_reg *xreg)
 	mem_free(reg);
 }
 
-/* GPU memory whose handle may be passed. */
+/* GPU memory with a handle that may be passed. */
 static bool reg_of_gpu(const struct shm_reg *reg)
 {
 	return reg->base.memory->kind == MEMORY_DEVICE &&

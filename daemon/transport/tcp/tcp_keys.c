@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The schedule is a reduced form of TLS 1.3's: the transcript is hashed into every key,
- * so two ends whose hellos differ in one bit share none.
+ * so two ends with different hellos share none.
  *
  * A dialer's CONTROL can be replayed by an observer. It only opens a connection: its
  * streams need a key of the session, which has random bytes of both sides. No transfer is

@@ -482,7 +482,7 @@ void verbs_pack_peer_free(struct verbs_peer *peer);
 /* An op that is about to send its request: shall it, or must it, be packed? Fills
  * op->way. */
 int verbs_pack_choose(struct verbs_xfer *xfer);
-/* An inbound whose places are known: can it be done as requested? */
+/* An inbound with known places: can it be done as requested? */
 int verbs_pack_check(struct verbs_xfer *xfer);
 /* An inbound that is about to send GO: it has to wait for slots; the peer is kicked. */
 bool verbs_pack_waits(struct verbs_xfer *xfer);

@@ -45,7 +45,7 @@ static bool is_link_local(const char *address)
 	return !strncmp(address, "[fe80", 5);
 }
 
-/* The interface whose address is this GID; a routed address before a link-local one. */
+/* The interface with this GID as address; a routed address before a link-local one. */
 static void find_address(const struct ifaddrs *list, const union ibv_gid *gid,
 			 struct verbs_look_port *port)
 {

@@ -18,7 +18,7 @@ int verbs_loopback_open(struct verbs_transport *transport);
 /* No peer is left, no helper at work. Idempotent. */
 void verbs_loopback_close(struct verbs_transport *transport);
 
-/* For a transfer whose places are known: determines its READs. Allocates memory for them,
+/* For a transfer with known places: determines its READs. Allocates memory for them,
  * too; nothing (xfer->flushes stays NULL) when no adapter may write a GPU for it. */
 int verbs_flush_plan(struct verbs_xfer *xfer);
 /* Nothing more is written for it: read, over the rails that `rails` names. Once, and

@@ -146,7 +146,7 @@ static bool all_dead(const struct verbs_peer *peer, uint32_t rail)
 	return true;
 }
 
-/* Transfers whose last messages have not been answered send them again. */
+/* Transfers with unanswered last messages send them again. */
 static void next_round(struct verbs_xfer *xfer)
 {
 	struct verbs_peer *peer = xfer->peer;

@@ -450,7 +450,8 @@ static int admit_request(struct verbs_peer *peer, const struct verbs_frame *fram
 {
 	if (peer->assembling || peer->skip_bytes)
 		return err_raise(ERR_PROTO,
-				 "verbs: request %" PRIu64 " inside another one's header",
+				 "verbs: request %" PRIu64
+				 " interleaved with another header",
 				 frame->id);
 	if (frame->total > XP_HEADER_MAX || frame->length > frame->total)
 		return err_raise(ERR_PROTO,
@@ -532,7 +533,8 @@ static int take_more(struct verbs_peer *peer, const struct verbs_frame *frame,
 	if (!xfer || frame->id != xfer->net.id || frame->length == 0 ||
 	    frame->length > xfer->header_len - xfer->header_have)
 		return err_raise(ERR_PROTO,
-				 "verbs: more of request %" PRIu64 " than it has",
+				 "verbs: header of request %" PRIu64
+				 " exceeds its announced length",
 				 frame->id);
 	assemble(peer, frame, payload);
 	return 0;
