@@ -7,10 +7,9 @@
  * is announced, and the receiver answers with a landing address from its own checked
  * plan, or with none. That also makes the fence local: no answer, no byte.
  *
- * One worker, with a thread for its heavy work (ucx_worker.c). Whoever calls libucp,
- * what it says comes to the loop by a mailbox. That only changes state and kicks the
- * peer it belongs to; peers are stepped afterwards, and only there the daemon above is
- * called.
+ * One worker, with a thread for its heavy work (ucx_worker.c). Reports of libucp reach
+ * the loop by a mailbox, whichever thread called it. They only change state and kick the
+ * peer; peers are stepped afterwards, and only there is the daemon above called.
  *
  * A worker listens on every interface of its device without authentication. Hence:
  * loopback only, unless the operator sets insecure = yes; no shared memory transports

@@ -1,32 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libucp moves bytes inside its calls: one ucp_worker_progress() may send and copy
- * for milliseconds, and nothing makes it shorter. On the loop that would keep every
- * room waiting. So the worker has a thread of its own.
+ * libucp moves bytes inside its calls: one ucp_worker_progress() may send and copy for
+ * milliseconds, and nothing makes it shorter. On the loop that would keep every room
+ * waiting. So the worker has its own thread.
  *
- * But to cross from thread to thread costs as much as a short message, and a room is
- * five of them and two for each slice. So the worker belongs to one of two at a time: to
- * the loop while what libucp has under way is one small transfer's bytes, and else to
- * the thread. The loop hands it over when it submits more than that, or a call that is
- * heavy. The thread gives it back when nothing heavy has been under way for a while
- * (CALM_NS). libucp allows that (UCS_THREAD_MODE_SERIALIZED); the lock,
- * or the mailbox, lies between the one's last use and the other's first.
+ * But a change of threads costs as much as a short message, and a room needs five of them
+ * and two for each slice. So the worker belongs to one of two at a time: to the loop
+ * while libucp has at most one small transfer's bytes in flight, else to the thread. The
+ * loop hands it over when it submits more than that, or a call that is heavy. The thread
+ * returns it when nothing heavy has been in flight for a while (CALM_NS). libucp allows
+ * that (UCS_THREAD_MODE_SERIALIZED); the lock, or the mailbox, lies between the one's
+ * last use and the other's first.
  *
  * Neither ever waits for the other. A call that is submitted while the thread has the
  * worker is queued for it. Whether the loop has the worker is known on the loop only
- * (`away`): what it queues while the worker is on its way back finds no holder, so the
- * worker goes to the thread again when it has come (on_back).
+ * (`away`): calls that it queues while the worker is being returned have no holder, so
+ * the worker is passed to the thread again once it is back (on_back).
  *
- * The thread sleeps in poll() on libucp's event fd, which ucp_worker_arm() readies,
- * and on its own. libucp ends a closed endpoint in progress calls that neither its
- * event fd nor its arm tells of: while one closes, the thread looks now and then.
+ * The thread sleeps in poll() on libucp's event fd, which ucp_worker_arm() readies, and
+ * on its own. libucp ends a closed endpoint in progress calls that neither its event fd
+ * nor its arm reports: while one closes, the thread polls periodically.
  *
  * A slice crosses several times, and a wake-up costs as much as the slice. So each side
  * wakes the other once for all its items: the loop after handling received events, the
  * thread after a round.
  *
- * Callbacks of libucp change nothing of the loop's: they end a call or tell something,
- * by the mailbox.
+ * Callbacks of libucp change no state of the loop: they end a call or report an event, by
+ * the mailbox.
  */
 #include "daemon/transport/ucx/ucx_worker.h"
 
@@ -44,12 +44,13 @@
 #include "daemon/base/mem.h"
 #include "daemon/base/thread.h"
 
-/* What libucp may have to move while the loop has the worker: a small transfer. */
+/* The most that libucp may have to move while the loop has the worker: a small
+ * transfer. */
 #define LOOP_BYTES (UINT64_C(4608) << 10)
-#define ROUND 16u /* calls, then progress, of the thread between looks at the other */
-#define CALM_NS (2 * LOOP_NS_PER_MS) /* no more than that under way: it goes back */
-#define LOOKS_MAX 64u  /* for bytes under way before it sleeps: a wake-up costs more */
-#define CLOSE_MIN_MS 1 /* a look at an endpoint that closes; then longer */
+#define ROUND 16u /* calls, then progress, of the thread between checks of the other */
+#define CALM_NS (2 * LOOP_NS_PER_MS) /* with at most this in flight it is returned */
+#define LOOKS_MAX 64u  /* for bytes in flight before it sleeps: a wake-up costs more */
+#define CLOSE_MIN_MS 1 /* poll interval of a closing endpoint; then longer */
 #define CLOSE_MAX_MS 100
 
 /* ---- the holder of the worker ---- */
@@ -330,7 +331,8 @@ static void *ucx_worker_thread_main(void *arg)
 	struct ucx_worker *worker = arg;
 	bool stopping = false, has;
 
-	/* Short turns, as the loop's: small rooms' messages go this way, too. */
+	/* Short time slices, like the loop's: small rooms' messages take this path,
+	 * too. */
 	while (!stopping) {
 		pthread_mutex_lock(&worker->lock);
 		stopping = worker->stopping;

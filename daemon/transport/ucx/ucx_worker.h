@@ -2,10 +2,10 @@
 /*
  * ucx_worker: libucp's worker, and its holder.
  *
- * All else of the ucx backend is the loop's. What it wants of libucp is a call: its
- * `start` runs where the worker is, its `done` on the loop when libucp has given it
- * back. Calls start in the order of submission, and what libucp tells comes to the
- * loop in the order it was told. One call never waits for another.
+ * The rest of the ucx backend runs on the loop. A request to libucp is a call: its
+ * `start` runs on the worker's holder, its `done` on the loop when libucp has returned
+ * it. Calls start in the order of submission, and libucp's reports reach the loop in
+ * their order. One call never waits for another.
  */
 #ifndef KVD_TRANSPORT_UCX_WORKER_H
 #define KVD_TRANSPORT_UCX_WORKER_H
@@ -44,14 +44,14 @@ struct ucx_worker {
 	struct loop_fd watch;	     /* of efd, while the loop has the worker */
 	uint64_t bytes;		     /* of calls that are not done */
 	bool away;		     /* the thread has it */
-	struct loop_defer submitted; /* a call since the thread was last told */
+	struct loop_defer submitted; /* a call since the thread was last woken */
 	/* the holder of the worker */
 	unsigned int open;    /* calls inside libucp */
 	uint64_t open_bytes;  /* theirs */
 	unsigned int heavy;   /* heavy ones of them */
 	unsigned int closing; /* endpoints */
 	uint64_t heavy_ns;    /* when that last was more than the loop's */
-	int close_ms;	      /* to the next look at endpoints that close */
+	int close_ms;	      /* until the next poll of closing endpoints */
 	unsigned int looks;   /* in a row that found nothing */
 	bool told;	      /* the loop is to be woken after this round */
 	/* under the lock */
@@ -70,7 +70,7 @@ struct ucx_worker {
 int ucx_worker_open(struct ucx_worker *worker, const struct ucx_lib *lib,
 		    ucp_context_h context, struct loop *loop,
 		    void (*on_ready)(struct loop_fd *watch, int events));
-/* No call is under way. */
+/* No call is in progress. */
 void ucx_worker_close(struct ucx_worker *worker);
 void ucx_submit(struct ucx_worker *worker, struct ucx_call *call);
 /* Wake the thread for submitted calls; else that is done in the next turn. */
