@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds kvd._kvd: the extension's own sources and libkvd's, in one shared object.
 
-The sources of libkvd lie in lib/ beside this folder, and include by paths from the root. Python's
-stable ABI of 3.9 is used, so one wheel serves every later version.
+The sources of libkvd are in lib/ next to this folder, and include by paths from the root. Python's
+stable ABI of 3.9 is used, so one wheel works with every later version.
 
-KVD_PROGRAMS: a folder whose files go into the package as kvd/bin (`make wheel` names it).
-Without it the package is the client alone."""
+KVD_PROGRAMS: a folder whose files are added to the package as kvd/bin (`make wheel` sets it).
+Without it the package has the client only."""
 import os
 import sys
 
@@ -22,7 +22,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 ABI = "0x03090000"
 PROGRAMS = os.environ.get("KVD_PROGRAMS")
-# of the plan library: layouts; plans are the daemon's
+# from the plan library: layouts; plans are the daemon's
 PLAN = ("layout", "layout_json", "layout_target", "layout_wire", "nest", "segment", "strip",
         "token_shard")
 
@@ -38,7 +38,7 @@ def sources():
 
 
 class BuildFromRoot(build_ext):
-    """Compile in the root of the tree, so that paths and objects stay inside it."""
+    """Compile in the root of the tree, so paths and objects stay inside it."""
 
     def build_extension(self, ext):
         target = os.path.abspath(self.get_ext_fullpath(ext.name))
@@ -58,7 +58,7 @@ class BuildFromRoot(build_ext):
 
 
 class WithPrograms(build_py):
-    """The programs as they are, executable bits and all."""
+    """The programs unchanged, with their executable bits."""
 
     def run(self):
         super().run()

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The module, and what its parts share: exceptions, forks, the clock.
+ * The module, and the parts shared by all: exceptions, forks, the clock.
  *
- * Exceptions are made by Python (kvd/errors.py has the classes); it hands over a
- * function at import. A child of fork() is known by a counter that an atfork
- * handler raises, because asking for the pid costs a system call and a lock may
- * be held for ever there: the counter is looked at before any lock.
+ * Exceptions are created by Python (kvd/errors.py has the classes), which passes a
+ * function at import. A child of fork() is detected by a counter that an atfork
+ * handler increments, because querying the pid costs a system call and a lock may
+ * be held forever there: the counter is checked before any lock is taken.
  */
 #include "python/src/ext.h"
 
@@ -101,7 +101,7 @@ PyTypeObject *ext_type(PyObject *module, const char *name, size_t bytes,
 
 	if (!type)
 		return NULL;
-	Py_INCREF(type); /* one for the module, one for the C side */
+	Py_INCREF(type); /* one reference for the module, one for C */
 	if (PyModule_AddObject(module, strrchr(name, '.') + 1, type) < 0) {
 		Py_DECREF(type);
 		Py_DECREF(type);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Attends: seats for query rows, and posts of them.
+ * Attends: seats (buffers) for query rows, and requests that use them.
  *
  * The seats' memory is Python's (kvd/attend.py), which reads and writes it as arrays. A
- * post never waits, so the GIL stays here; waiting for one lets others run.
+ * post never waits, so it keeps the GIL; waiting for one releases it.
  */
 #include "python/src/ext.h"
 
@@ -55,7 +55,7 @@ static bool rope_parse(PyObject *rope, struct kvd_rope *out)
 		return false;
 	if ((uint64_t)bytes != out->dims / 2 * sizeof(double)) {
 		PyErr_SetString(PyExc_ValueError,
-				"rope.inv_freq: dims / 2 numbers are wanted");
+				"rope.inv_freq: needs dims / 2 numbers");
 		return false;
 	}
 	out->pairs = (enum kvd_rope_pairs)pairs;
@@ -108,7 +108,7 @@ static PyObject *attend_seat(PyObject *self, PyObject *Py_UNUSED(none))
 	if (!handle_usable(object))
 		return NULL;
 	if (kvd_attend_seat(object->kvd, &seat) < 0)
-		return ext_raise_code(KVD_E_STATE, "attend: not answered yet");
+		return ext_raise_code(KVD_E_STATE, "attend: no answer so far");
 	return Py_BuildValue("(KKKKK)", (unsigned long long)seat.bytes,
 			     (unsigned long long)seat.q, (unsigned long long)seat.o,
 			     (unsigned long long)seat.m, (unsigned long long)seat.l);
@@ -129,8 +129,9 @@ static bool part_parse(const struct attend_object *object, PyObject *tuple,
 		return false;
 	if (select && (uint64_t)bytes != (uint64_t)(part->rows / object->heads) *
 						 part->per_token * sizeof(uint32_t)) {
-		PyErr_SetString(PyExc_ValueError, "select: as many tokens for each query "
-						  "token are wanted");
+		PyErr_SetString(PyExc_ValueError,
+				"select: lists of different lengths; give "
+				"each query token as many tokens");
 		return false;
 	}
 	part->tokens = tokens;
@@ -176,8 +177,7 @@ static PyObject *attend_post(PyObject *self, PyObject *args)
 		return NULL;
 	count = PyTuple_Size(tuple);
 	if (count < 1 || count > PARTS_MAX) {
-		PyErr_Format(PyExc_ValueError, "parts: %zd, 1 to %d at a time", count,
-			     PARTS_MAX);
+		PyErr_Format(PyExc_ValueError, "parts: %zd (1 to %d)", count, PARTS_MAX);
 		return NULL;
 	}
 	for (Py_ssize_t i = 0; i < count; i++) {
@@ -220,9 +220,8 @@ static PyObject *attend_wait(PyObject *self, PyObject *args)
 	if (state >= 0)
 		return PyLong_FromLong(state);
 	return ext_raise_code(-state,
-			      state == -KVD_E_NOREPLY
-				      ? "seat %u: not attended in time"
-				      : "seat %u: nothing of it is posted",
+			      state == -KVD_E_NOREPLY ? "seat %u: no result in time"
+						      : "seat %u: no request",
 			      seat);
 }
 
@@ -236,7 +235,7 @@ static PyObject *attend_read(PyObject *self, PyObject *args)
 	if (!PyArg_ParseTuple(args, "I", &seat) || !handle_usable(object))
 		return NULL;
 	if (kvd_attend_read(object->kvd, seat, &facts) < 0)
-		return ext_raise_code(KVD_E_STATE, "seat %u: nothing was posted", seat);
+		return ext_raise_code(KVD_E_STATE, "seat %u: no request", seat);
 	return Py_BuildValue("(KKIIN)", (unsigned long long)facts.queue_us,
 			     (unsigned long long)facts.attend_us, facts.daemons,
 			     facts.together, PyBool_FromLong(facts.replicate));

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Calls that the daemon answers, and the handles that they use and close.
+ * Calls with an answer of the daemon, and the handles that they use and close.
  *
- * A call is begun under the lock and waited for beside it, so between its arguments'
- * being looked at and its beginning, and again each time that it is begun anew, other
- * threads have had the client and may have closed what it names. Therefore handles are
- * read from their objects under the lock, at each beginning (struct use), and never kept
- * from one to the next. Counting who uses a handle, so that a closing waits for zero, was
- * rejected: a closing from a callback or a finaliser would wait for its own thread.
+ * A call is started under the lock and waited for without it. So between checking its
+ * arguments and starting it, and before each retry, other threads have had the client and
+ * may have closed the objects that it names. Therefore handles are read from their
+ * objects under the lock, at each start (struct use), and never kept from one to the
+ * next. Counting the users of a handle, so that a closing waits for zero, was rejected: a
+ * closing from a callback or a finaliser would wait for its own thread.
  *
- * libkvd frees a handle in the turn that brings the answer to its closing, and that turn
- * may be any thread's, without the GIL. So the object gives its handle up before the
- * closing is sent, and gets it back when that is refused. Until then every other call
- * finds it closed, and a second closing waits in line (op->also) for the same end, which
- * also comes when the thread that asked first was interrupted: the memory that the object
- * keeps is dropped by the answer, not by whoever waits for it.
+ * libkvd frees a handle in the turn that receives the answer to its closing, and that
+ * turn may be any thread's, without the GIL. So the object gives up its handle before the
+ * closing is sent, and gets it back if that is refused. Until then every other call finds
+ * it closed, and a second closing is queued (op->also) for the same end, which is also
+ * reached when the first thread was interrupted: the memory that the object keeps is
+ * released by the answer, not by the thread that waits for it.
  */
 #include "daemon/base/clock.h"
 #include "python/src/ext.h"
@@ -57,9 +57,9 @@ void op_tell(struct op *op)
 	op_free(op);
 }
 
-/* ---- their end ------------------------------------------------------------------- */
+/* ---- ends of calls --------------------------------------------------------------- */
 
-/* With those that end as it does; under the lock, with or without the GIL. */
+/* With those that end together with it; under the lock, with or without the GIL. */
 static void op_end(struct op *op, int result, const struct kvd_error *error)
 {
 	struct client *c = op->client;
@@ -89,10 +89,8 @@ static void on_done(void *arg, int result, const struct kvd_reply *reply)
 	op_end(op, result, reply->error);
 }
 
-static const struct kvd_error client_gone = {.code = KVD_E_LOST,
-					     .scope = "session",
-					     .message =
-						     "the client was closed meanwhile"};
+static const struct kvd_error client_gone = {
+	.code = KVD_E_LOST, .scope = "session", .message = "the client was closed"};
 
 void ops_end(struct client *c)
 {
@@ -119,7 +117,7 @@ struct op *op_new(struct client *c, PyObject *keep, void (*end)(struct op *op), 
 		return NULL;
 	*call_p = (struct kvd_call){0};
 	op_init(op, c, call_p);
-	op->abandoned = true; /* freed with its end */
+	op->abandoned = true; /* freed at its end */
 	op->end = end;
 	op->arg = arg;
 	Py_XINCREF(keep);
@@ -133,7 +131,7 @@ void op_cancel(struct op *op)
 	op_free(op);
 }
 
-/* ---- beginning and waiting --------------------------------------------------------- */
+/* ---- starting and waiting ---------------------------------------------------------- */
 
 static void closed_error(const struct handle *h, struct kvd_error *error_p)
 {
@@ -164,7 +162,7 @@ static int uses_take(const struct run *run, struct kvd_error *error_p)
 	return 0;
 }
 
-/* 0, 1: done already, negative with *error_p. */
+/* 0, 1: done, negative with *error_p. */
 static int run_begin(const struct run *run, const struct kvd_call *call,
 		     struct kvd_error *error_p)
 {
@@ -179,8 +177,8 @@ static int run_begin(const struct run *run, const struct kvd_call *call,
 	return r;
 }
 
-/* Begun once there is a session: a restarted daemon is waited for. Negative without an
- * exception: with *error_p. */
+/* Started once there is a session: the restart of a daemon is waited for. Negative
+ * without an exception: with *error_p. */
 static int run_begin_waiting(const struct run *run, const struct kvd_call *call,
 			     struct kvd_error *error_p)
 {
@@ -188,7 +186,7 @@ static int run_begin_waiting(const struct run *run, const struct kvd_call *call,
 	int ms = call->timeout_ms > 0 ? call->timeout_ms : c->timeout_ms, r;
 	uint64_t until = clock_ns() + (uint64_t)ms * 1000000u;
 
-	client_turn(c, false); /* the end of a session shows in a turn alone */
+	client_turn(c, false); /* only a turn detects the end of a session */
 	while ((r = run_begin(run, call, error_p)) == -KVD_E_LOST && clock_ns() < until) {
 		if (!client_turns(c))
 			return r;
@@ -200,7 +198,7 @@ static int run_begin_waiting(const struct run *run, const struct kvd_call *call,
 	return r;
 }
 
-/* Nothing of it is waited for: the GIL stays here. */
+/* There is nothing to wait for, so the GIL is kept. */
 static int run_posted(const struct run *run)
 {
 	static const struct kvd_call posted = {.post = true};
@@ -402,7 +400,7 @@ PyObject *handle_close(PyObject *self, PyObject *args, PyObject *kwargs,
 					 &run.timeout_ms, &run.told))
 		return NULL;
 	if (!h->client || (!h->client->kvd && (!run.told || run.told == Py_None)))
-		Py_RETURN_NONE; /* with the client */
+		Py_RETURN_NONE; /* it ends with the client */
 	r = client_run(&run, NULL);
 	Py_XDECREF(s.drop);
 	if (r < 0)

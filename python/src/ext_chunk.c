@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Chunks: spaces, holds, moves. Ids come as bytes, 32 each; views, waits and names as
- * rooms' do (ext_room.c).
+ * Chunks: spaces, holds, moves. Ids are bytes, 32 each; views, waits and names are passed
+ * as those of rooms (ext_room.c).
  *
- * A handle that Python drops is closed behind it; a move's pages stay until it has ended,
- * for its keep is let go of by what closes it.
+ * A handle that Python drops is closed in the background; a move's pages are kept alive
+ * until it has ended, because the closing holds the reference.
  */
 #include "python/src/ext.h"
 
@@ -20,7 +20,7 @@ static int hold_shut(void *handle, const struct kvd_call *call)
 	return kvd_hold_close(handle, call);
 }
 
-/* What was dropped while it ran is aborted first; it is closed when it has quiesced. */
+/* A move that was dropped while running is aborted first, and closed when quiesced. */
 static int move_shut(void *handle, const struct kvd_call *call)
 {
 	int state = kvd_move_state(handle);
@@ -29,7 +29,7 @@ static int move_shut(void *handle, const struct kvd_call *call)
 	if (state == KVD_FAILED || state == KVD_SUCCESS || state < 0)
 		return kvd_move_close(handle, call);
 	kvd_move_abort(handle, &nobody);
-	return -KVD_E_STATE; /* looked at again in the next turn */
+	return -KVD_E_STATE; /* retried in the next turn */
 }
 
 static handle_shut *shut_of(PyObject *self)
@@ -46,7 +46,7 @@ static void chunk_dealloc(PyObject *self)
 	handle_dealloc(self, shut_of(self));
 }
 
-/* ---- calls: each is begun under the client's lock ---------------------------------- */
+/* ---- calls: each is started under the client's lock -------------------------------- */
 
 struct chunk_start {
 	struct client *c;
@@ -139,7 +139,7 @@ static int chunk_run(struct chunk_start *s, op_start *begin, int ms)
 	return client_run(&run, NULL);
 }
 
-/* One that waits inside libkvd: others may run meanwhile. */
+/* A call that waits inside libkvd: other threads run meanwhile. */
 static int chunk_block(struct chunk_start *s, op_start *begin, int ms)
 {
 	const struct kvd_call call = {.timeout_ms = ms};
@@ -158,8 +158,8 @@ static int chunk_block(struct chunk_start *s, op_start *begin, int ms)
 	return 0;
 }
 
-/* A put or a fetch without an answer: the daemon may have begun it, and only its handle
- * says when its pages are still. */
+/* A put or a fetch without an answer: the daemon may have started it, and only its handle
+ * shows when its pages are idle. */
 static bool in_doubt(const struct chunk_start *s, PyTypeObject *type)
 {
 	struct kvd_room_status st;
@@ -169,7 +169,7 @@ static bool in_doubt(const struct chunk_start *s, PyTypeObject *type)
 	       st.flags & KVD_FLAG_ABORTING;
 }
 
-/* The object that the call makes. */
+/* The object that the call returns. */
 static PyObject *chunk_made(PyTypeObject *type, const char *noun, struct chunk_start *s,
 			    op_start *begin, PyObject *keep, int ms)
 {
@@ -229,8 +229,8 @@ static bool ids_parse(const char *ids, Py_ssize_t bytes, unsigned long long firs
 		      struct kvd_chunks *chunks)
 {
 	if (bytes <= 0 || bytes % KVD_CHUNK_ID_BYTES) {
-		PyErr_Format(PyExc_ValueError, "ids: %zd bytes are no ids of %d", bytes,
-			     KVD_CHUNK_ID_BYTES);
+		PyErr_Format(PyExc_ValueError, "ids: %zd bytes are not a multiple of %d",
+			     bytes, KVD_CHUNK_ID_BYTES);
 		return false;
 	}
 	*chunks = (struct kvd_chunks){
@@ -312,7 +312,7 @@ static PyObject *space_join(PyObject *self, PyObject *args)
 	return chunk_made(hold_type, "hold", &s, join_begin, NULL, ms);
 }
 
-/* The pool, views and wait of a move; the views are to be freed in any case. */
+/* The pool, views and wait of a move; the caller frees the views in any case. */
 static bool place_parse(struct chunk_start *s, PyObject *pool, PyObject *view_list,
 			PyObject *wait, struct ext_views *views)
 {
@@ -394,7 +394,7 @@ const struct handle *ext_hold_of(PyObject *hold, const struct client *client)
 	struct handle *object = (struct handle *)hold;
 
 	if (Py_TYPE(hold) != hold_type || object->client != client) {
-		PyErr_SetString(PyExc_ValueError, "hold: it is no hold of this client");
+		PyErr_SetString(PyExc_ValueError, "hold: not a hold of this client");
 		return NULL;
 	}
 	return handle_usable(object) ? object : NULL;
@@ -412,7 +412,7 @@ static PyObject *hold_facts(PyObject *self, PyObject *Py_UNUSED(none))
 		return NULL;
 	if (kvd_hold_found(hold->kvd, &found, &first) < 0 ||
 	    kvd_hold_secret(hold->kvd, secret) < 0)
-		return ext_raise_code(KVD_E_STATE, "hold: not answered yet");
+		return ext_raise_code(KVD_E_STATE, "hold: no answer so far");
 	return Py_BuildValue("(KKKKy#)", (unsigned long long)found.chunks,
 			     (unsigned long long)found.tokens, (unsigned long long)first,
 			     (unsigned long long)found.far, secret,
@@ -430,7 +430,7 @@ static PyObject *move_state(PyObject *self, PyObject *Py_UNUSED(none))
 	if (!handle_usable(move))
 		return NULL;
 	state = kvd_move_state(move->kvd);
-	return state < 0 ? ext_raise_code(-state, "move: its slot is another's")
+	return state < 0 ? ext_raise_code(-state, "move: its slot was reused")
 			 : PyLong_FromLong(state);
 }
 
@@ -446,7 +446,7 @@ static PyObject *move_read(PyObject *self, PyObject *Py_UNUSED(none))
 	if (!handle_usable(move)) /* a callback closed it */
 		return NULL;
 	if (kvd_move_read(move->kvd, &st) < 0)
-		return ext_raise_code(KVD_E_GONE, "move: its slot is another's");
+		return ext_raise_code(KVD_E_GONE, "move: its slot was reused");
 	return Py_BuildValue("(iIiiKK)", st.state, st.flags, st.error, (int)st.retryable,
 			     (unsigned long long)st.bytes, (unsigned long long)st.total);
 }

@@ -2,18 +2,18 @@
 /*
  * Client: one connection of libkvd, used by any number of Python threads.
  *
- * libkvd wants one thread at a time and its blocking calls hold it until the
- * answer is there. So none of them is used: every request is started without
- * waiting, under the lock, and its caller waits beside the lock. One of the
+ * libkvd supports one thread at a time, and its blocking calls hold it until the
+ * answer is received. So none of them is used: every request is started without
+ * waiting, under the lock, and its caller waits without the lock. One of the
  * waiting threads polls the socket for all (`polling`), takes a turn, and wakes
- * the others; whoever is done leaves, and one of the rest polls on. A frozen
- * daemon therefore costs its caller's time, never another thread's.
+ * the others; a thread whose request is done returns, and one of the rest polls.
+ * So a frozen daemon costs its caller's time, never another thread's.
  *
- * Finalisers may run at any moment in any thread, also in one that has this very
- * lock (no: nothing of Python runs under it) or while another waits for it. They
- * push what is to be closed onto a list without a lock; the next thread that has
- * the lock asks the daemon, and the one after the answer drops the references
- * that had to stay until then (memory that the daemon may still have written).
+ * Finalisers may run at any moment in any thread, also while another one waits
+ * for this lock (not under it: no Python code runs there). They push handles to
+ * be closed onto a list without a lock; the next thread that has the lock sends
+ * the request, and the one after the answer drops the references that had to be
+ * kept until then (memory that the daemon may have written).
  */
 #include "daemon/base/clock.h"
 #include "python/src/ext.h"
@@ -35,7 +35,7 @@ static bool client_usable(struct client *c)
 {
 	if (c->forks != ext_forks()) {
 		ext_raise_code(KVD_E_FORKED, "this client belongs to the parent process: "
-					     "open another one after fork()");
+					     "open a new one after fork()");
 		return false;
 	}
 	if (!c->kvd) {
@@ -69,7 +69,7 @@ bool client_trylock(struct client *c)
 	return false;
 }
 
-/* ---- what finalisers left ------------------------------------------------------- */
+/* ---- work left by finalisers ---------------------------------------------------- */
 
 static void on_closed(void *arg, int result, const struct kvd_reply *reply)
 {
@@ -114,11 +114,11 @@ static void closings_run(struct client *c)
 	}
 }
 
-/* Has the daemon ended? Shared memory does not tell before its heartbeat is missed. */
+/* Has the daemon ended? Shared memory shows that only after a missed heartbeat. */
 void client_look(struct client *c)
 {
 	if (!client_trylock(c))
-		return; /* whoever has it takes turns */
+		return; /* the thread that has it takes turns */
 	client_turn(c, false);
 	client_unlock(c);
 }
@@ -132,7 +132,7 @@ void client_turn(struct client *c, bool now)
 		return;
 	kvd_poll(c->kvd, 0);
 	c->polled_ns = t;
-	if (t - c->tended_ns > TURN_EVERY_NS) { /* what was refused may not be now */
+	if (t - c->tended_ns > TURN_EVERY_NS) { /* retry what was refused */
 		c->tended_ns = t;
 		for (struct closing *g = c->closings; g; g = g->next)
 			g->again = false;
@@ -160,7 +160,7 @@ void client_close_later(struct client *c, int (*close)(void *, const struct kvd_
 		client_unlock(c);
 }
 
-/* What was due while the lock was held: callbacks, and references to drop. */
+/* Work that was queued under the lock: callbacks, and references to drop. */
 static void unlocked_run(struct op *told, struct closing *g)
 {
 	PyObject *kind, *error, *trace; /* of the call that ends with this */
@@ -218,7 +218,7 @@ bool client_end(struct client *c, int r)
 
 /* ---- waiting ---------------------------------------------------------------------- */
 
-/* poll() for all that wait. The lock is held before and after. */
+/* poll() for all waiting threads. The lock is held before and after. */
 static void turn_wait(struct client *c)
 {
 	struct pollfd p = {.fd = kvd_fd(c->kvd), .events = kvd_events(c->kvd)};
@@ -262,9 +262,9 @@ void client_step(struct client *c)
 	Py_END_ALLOW_THREADS
 }
 
-/* What the socket did not take stays here until somebody takes a turn, and the caller
- * may never call again: wait for it, so that a daemon which falls behind slows the
- * caller. */
+/* Data that the socket did not accept waits for the next turn, and the caller may never
+ * call again: wait until it is sent, so a daemon that falls behind slows the caller
+ * down. */
 void client_flush(struct client *c)
 {
 	uint64_t until = 0;
@@ -337,7 +337,7 @@ static void closings_drop(struct client *c)
 	}
 }
 
-/* A thread that the interpreter's end has stopped keeps what it has locked. */
+/* A thread stopped by the interpreter's end keeps its locks. */
 static bool interpreter_ends(void)
 {
 	PyObject *ask = PySys_GetObject("is_finalizing");
@@ -363,11 +363,11 @@ static void client_shut(struct client *c)
 	}
 	if (pthread_mutex_trylock(&c->lock) != 0) {
 		if (interpreter_ends())
-			return; /* the process's end closes the session, too */
+			return; /* the end of the process closes the session */
 		Py_BEGIN_ALLOW_THREADS pthread_mutex_lock(&c->lock);
 		Py_END_ALLOW_THREADS
 	}
-	kvd = c->kvd; /* NULL: another thread has closed it meanwhile */
+	kvd = c->kvd; /* NULL: another thread has closed it */
 	c->kvd = NULL;
 	kvd_close(kvd);
 	ops_end(c);
@@ -472,7 +472,7 @@ static PyObject *client_poll(PyObject *self, PyObject *Py_UNUSED(none))
 	Py_RETURN_NONE;
 }
 
-/* Make what transfers share with the daemon now, not in the first of them. */
+/* Create the memory shared with the daemon now, not in the first transfer. */
 static PyObject *client_prepare(PyObject *self, PyObject *Py_UNUSED(none))
 {
 	struct client *c = (struct client *)self;
@@ -508,7 +508,7 @@ static PyObject *client_lost(PyObject *self, PyObject *Py_UNUSED(none))
 	if (!client_lock(c))
 		return NULL;
 	lost = kvd_lost(c->kvd);
-	client_unlock(c);
+	/* Id of this session; it changes when the daemon restarts. */
 	return PyBool_FromLong(lost);
 }
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Route, fetch or local: kvd_decide() and pages of constants. Words and limits of
+ * Route, fetch or local: kvd_decide() and pages of constants. Texts and limits of
  * arguments are in kvd/cost.py, which is the caller.
  *
- * A page is a capsule: mapped memory that its own finaliser gives back, and nothing of
- * the client it came from, so it outlives that. A decision is arithmetic and keeps the
+ * A page is a capsule: mapped memory that its own finaliser unmaps, without a reference
+ * to the client it is from, so it outlives that. A decision is arithmetic and keeps the
  * GIL.
  */
 #include "python/src/ext.h"
@@ -78,7 +78,7 @@ static int holders_of(PyObject *list, struct kvd_cost_holder *holders, size_t *c
 	Py_ssize_t count = PyTuple_Size(list);
 
 	if (count < 1 || count > KVD_COST_HOLDERS_MAX) {
-		PyErr_Format(PyExc_ValueError, "holders: %zd, of 1 to %d", count,
+		PyErr_Format(PyExc_ValueError, "holders: %zd (1 to %d)", count,
 			     KVD_COST_HOLDERS_MAX);
 		return -1;
 	}
@@ -145,7 +145,7 @@ static PyObject *decide(PyObject *Py_UNUSED(module), PyObject *args)
 	if (code < 0)
 		return ext_raise_code(-code, code == -KVD_E_BUSY
 						     ? "the page is being written"
-						     : "no way can be priced");
+						     : "no way has a known cost");
 	return result_of(&result);
 }
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Attachments and descriptor lists: what transfers stand on.
+ * Attachments and descriptor lists: the base of transfers.
  *
- * A list is checked in this process when it is made, against what its owner's
- * metadata told, so that what a caller got wrong is an exception at that call. The
- * daemon is told later: of a list of a remote session once the session is attached,
- * which takes a round trip to another host and must not keep the caller. Whoever
- * needs the list next moves it on (dlist_go()).
+ * A list is checked in this process when it is made, against its owner's metadata, so
+ * that a caller's mistake is an exception of that call. The daemon gets the list later:
+ * a list of a remote session once the session is attached, which takes a round trip to
+ * another host and must not delay the caller. The next user of the list moves it on
+ * (dlist_go()).
  */
 #include "python/src/ext.h"
 
@@ -20,7 +20,7 @@ PyTypeObject *attach_type, *dlist_type;
 
 static void attach_ended(struct op *op);
 
-/* What its session's daemon knows by now; pending until that is told. */
+/* The knowledge of its session's daemon; pending until that has answered. */
 static void attach_ask(struct attach *a)
 {
 	struct kvd_call call;
@@ -43,7 +43,7 @@ static void attach_ended(struct op *op)
 	struct attach *a = op->arg;
 
 	if (a->state != PENDING)
-		return; /* refuse() was called meanwhile */
+		return; /* refuse() was called */
 	a->state = op->result < 0 ? REFUSED : READY;
 	a->error = op->error;
 	if (a->state == READY && a->stale)
@@ -125,10 +125,10 @@ static PyObject *attach_error(PyObject *self, PyObject *Py_UNUSED(none))
 	struct attach *a = (struct attach *)self;
 	struct kvd_error error;
 
-	if (client_lock(a->client)) { /* an answer writes it in any thread's turn */
+	if (client_lock(a->client)) { /* an answer may write it in any thread's turn */
 		error = a->error;
 		client_unlock(a->client);
-	} else { /* no answer comes any more */
+	} else { /* no answer is received any more */
 		PyErr_Clear();
 		error = a->error;
 	}
@@ -143,7 +143,7 @@ static int attached_begin(void *ctx, const struct kvd_call *call)
 	return kvd_peer_attached(a->client->kvd, a->number, call);
 }
 
-/* check(timeout): ask the daemon whether the session is there still; raises when not. */
+/* check(timeout): query the daemon whether the session exists; raises if it does not. */
 static PyObject *attach_check(PyObject *self, PyObject *timeout)
 {
 	struct attach *a = (struct attach *)self;
@@ -156,8 +156,8 @@ static PyObject *attach_check(PyObject *self, PyObject *timeout)
 	return attach_state(self, NULL);
 }
 
-/* refresh(timeout): pending again, until its session's daemon has told what regions
- * there are by now. Lists that are made meanwhile wait for it. */
+/* refresh(timeout): pending again, until its session's daemon has reported its current
+ * regions. Lists that are made meanwhile wait for it. */
 static PyObject *attach_refresh(PyObject *self, PyObject *timeout)
 {
 	struct attach *a = (struct attach *)self;
@@ -169,12 +169,12 @@ static PyObject *attach_refresh(PyObject *self, PyObject *timeout)
 	if (a->state == READY)
 		attach_ask(a);
 	else
-		a->stale = true; /* an answer under way may be of before */
+		a->stale = true; /* an answer in transit may be older */
 	client_unlock(a->client);
 	Py_RETURN_NONE;
 }
 
-/* refuse(number, message): what check() raised ends it. */
+/* refuse(number, message): the error raised by check() ends it. */
 static PyObject *attach_refuse(PyObject *self, PyObject *args)
 {
 	struct attach *a = (struct attach *)self;
@@ -208,7 +208,7 @@ static PyType_Slot attach_slots[] = {
 /* ---- descriptor lists ---------------------------------------------------------------
  */
 
-/* Tell the daemon. */
+/* Send it to the daemon. */
 static int dlist_tell(struct dlist *d)
 {
 	uint64_t attach = d->attach ? d->attach->number : 0;
@@ -219,7 +219,7 @@ static int dlist_tell(struct dlist *d)
 	if (d->rows.empty) {
 		filled = rows_filled(&d->rows);
 		if (!filled)
-			return -KVD_E_BUSY; /* looked at again */
+			return -KVD_E_BUSY; /* retried */
 		entries = filled;
 	}
 	r = kvd_dlist_prep(d->client->kvd, attach, entries, d->rows.count, 4, &d->kvd);
@@ -259,7 +259,7 @@ int dlist_go(struct dlist *d)
 	if (state == 1)
 		return d->state = READY;
 	d->error = (struct kvd_error){.code = -state};
-	kvd_dlist_error(d->kvd, 0, &d->error); /* its text is here */
+	kvd_dlist_error(d->kvd, 0, &d->error); /* its text is copied */
 	return d->state = REFUSED;
 }
 
@@ -300,7 +300,7 @@ static PyObject *dlist_make(PyTypeObject *type, PyObject *args,
 	    (Py_TYPE(attach) != attach_type ||
 	     ((struct attach *)attach)->client != (struct client *)client)) {
 		PyErr_SetString(PyExc_ValueError,
-				"attach: it is no attachment of this client");
+				"attach: not an attachment of this client");
 		return NULL;
 	}
 	d = (struct dlist *)alloc(type, 0);
@@ -401,8 +401,8 @@ static bool row_take(PyObject *row, Py_ssize_t width, uint64_t *out)
 	return true;
 }
 
-/* table(list of tuples, width) -> bytes of (address, bytes, device), or None when a row
- * is another thing: the caller makes the text. */
+/* table(list of tuples, width) -> bytes of (address, bytes, device), or None if a row is
+ * not such a tuple: the caller makes the message. */
 static PyObject *table(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	Py_ssize_t width, n;

@@ -3,15 +3,15 @@
  * Memory that a daemon may use: regions and pools of one client, memfd-backed
  * memory, and memory that is adopted.
  *
- * A Region holds what its bytes live in (`keep`) until the daemon has answered
- * that it is unregistered: also one that was only dropped, whose closing goes on
- * behind its finaliser. Freed sooner, a daemon that copies by address (`vm`)
- * could write into whatever the allocator put there next.
+ * A Region keeps the owner of its bytes (`keep`) alive until the daemon has answered
+ * that it is unregistered. That includes a region that was only dropped, which is closed
+ * in the background after its finaliser. If the bytes were freed sooner, a daemon that
+ * copies by address (`vm`) could write into a later allocation.
  *
- * Adopting asks for the pointer that malloc gave, which a caller that aligned its
- * buffer, or took a view of an array, does not have. chunk_of() looks for it: the
- * header of a chunk that glibc mapped begins a page, and an aligned buffer begins at
- * most 2 MiB behind it. kvd_adopt() then checks the chunk as it checks any.
+ * Adopting needs the pointer that malloc returned, which a caller that aligned its
+ * buffer, or took a view of an array, does not have. chunk_of() searches for it: the
+ * header of a chunk that glibc mapped is at the start of a page, and an aligned buffer
+ * starts at most 2 MiB after it. kvd_adopt() then checks the chunk as it checks any.
  */
 #include "python/src/ext.h"
 
@@ -72,12 +72,12 @@ static int region_kind(const char *kind, enum kvd_region_kind *kind_p)
 	return -1;
 }
 
-/* The handle goes to the daemon as it is: of the size that the driver gives. */
+/* The handle is passed to the daemon unchanged, with the size that the driver returns. */
 static int region_handle(struct kvd_region_args *args, const char *handle,
 			 Py_ssize_t length)
 {
 	if (handle && length != IPC_HANDLE_BYTES) {
-		PyErr_Format(PyExc_ValueError, "handle: %zd bytes, of %d", length,
+		PyErr_Format(PyExc_ValueError, "handle: %zd bytes instead of %d", length,
 			     IPC_HANDLE_BYTES);
 		return -1;
 	}
@@ -127,8 +127,8 @@ static PyObject *region_make(PyTypeObject *type, PyObject *args, PyObject *kwarg
 bool region_usable(const struct region *region, const struct client *client,
 		   const char *argument, Py_ssize_t index)
 {
-	const char *why = !region->h.kvd	       ? "it is not registered any more"
-			  : region->h.client != client ? "it is another client's"
+	const char *why = !region->h.kvd	       ? "not registered any more"
+			  : region->h.client != client ? "of another client"
 						       : NULL;
 
 	if (why)
@@ -166,22 +166,22 @@ static PyObject *region_get(PyObject *self, void *what)
 static PyMethodDef region_methods[] = {
 	{"unregister", (PyCFunction)(void (*)(void))region_unregister,
 	 METH_VARARGS | METH_KEYWORDS,
-	 "unregister(timeout=None)\n\nAfter it nothing touches the memory. BusyError "
+	 "unregister(timeout=None)\n\nThe daemon stops using the memory. BusyError "
 	 "while a pool uses it."},
 	{NULL, NULL, 0, NULL},
 };
 static PyGetSetDef region_getset[] = {
-	{"address", region_get, NULL, "In this process.", (void *)0},
-	{"bytes", region_get, NULL, "Its length.", (void *)1},
+	{"address", region_get, NULL, "Address in this process.", (void *)0},
+	{"bytes", region_get, NULL, "Length in bytes.", (void *)1},
 	{"kind", region_get, NULL,
-	 "As it was asked for: memfd, shm, vm, cuda_ipc or cuda_vmm.", (void *)2},
-	{"id", region_get, NULL, "The daemon's number of it; 0: not registered now.",
+	 "Kind of memory: memfd, shm, vm, cuda_ipc or cuda_vmm.", (void *)2},
+	{"id", region_get, NULL, "Region id in the daemon; 0 while it is not registered.",
 	 (void *)3},
 	{NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot region_slots[] = {
 	{Py_tp_doc,
-	 (void *)"Memory that the daemon may use. Of Client.register() and the like."},
+	 (void *)"Memory registered with the daemon, as by Client.register()."},
 	{Py_tp_new, region_make},
 	{Py_tp_dealloc, region_dealloc},
 	{Py_tp_methods, region_methods},
@@ -217,11 +217,11 @@ bool pool_usable(PyObject *pool, const struct client *client)
 	const char *why = NULL;
 
 	if (Py_TYPE(pool) != pool_type)
-		why = "it is no kvd.Pool";
+		why = "not a kvd.Pool";
 	else if (h->client != client)
-		why = "it is another client's";
+		why = "of another client";
 	else if (!h->kvd)
-		why = "it is not registered any more";
+		why = "not registered any more";
 	if (why)
 		PyErr_Format(PyExc_ValueError, "pool: %s", why);
 	return !why;
@@ -380,10 +380,10 @@ static PyObject *adopt(PyObject *Py_UNUSED(module), PyObject *args)
 }
 
 struct chunk {
-	uint64_t begin, end; /* of what can be read without a gap */
+	uint64_t begin, end; /* of the readable range without a gap */
 };
 
-/* Areas are split by what madvise() said of them: a chunk may lie in several. */
+/* madvise() has split areas: a chunk may lie in several. */
 static int on_area(void *arg, const struct maps_area *area)
 {
 	struct chunk *chunk = arg;
@@ -396,7 +396,7 @@ static int on_area(void *arg, const struct maps_area *area)
 }
 
 /* Is this the header of a chunk that malloc mapped, around [address, +bytes)? Headers lie
- * outside of what malloc gives, so the sanitizer is not asked. */
+ * outside of malloc's allocations, so the sanitizer is not asked. */
 __attribute__((no_sanitize("address"))) static uint64_t chunk_at(uint64_t at,
 								 uint64_t page,
 								 uint64_t address,
@@ -412,7 +412,7 @@ __attribute__((no_sanitize("address"))) static uint64_t chunk_at(uint64_t at,
 	return size;
 }
 
-/* The payload of that chunk: its header begins a page not far before. */
+/* The payload of that chunk: its header is at the start of a page shortly before. */
 static bool chunk_find(uint64_t address, uint64_t bytes, uint64_t *at_p,
 		       uint64_t *bytes_p)
 {

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rooms. Python (kvd/rooms.py) brings page lists and sources into plain tuples;
- * here they become libkvd's structs for the time of one call.
+ * Rooms. Python (kvd/rooms.py) converts page lists and sources into plain tuples;
+ * this file converts them into libkvd's structs for one call.
  *
  *   view    (name or None, pages as bytes of u32, first_token, token_begin,
  *            token_end, layer_begin, layer_end)
  *   source  (endpoint or None, pool or None, room or None, rank or None, views)
  *   wait    (Region, offset, value), (an event's 64 bytes, device) or None
  *
- * The bytes objects are held by the caller's tuples while the call is made, and
- * libkvd copies what it keeps.
+ * The caller's tuples hold the bytes objects during the call, and libkvd copies what it
+ * keeps.
  */
 #include "python/src/ext.h"
 
@@ -69,8 +69,8 @@ static int event_parse(PyObject *tuple, struct kvd_wait *wait)
 	if (!PyArg_ParseTuple(tuple, "y#s", &handle, &bytes, &wait->device))
 		return -1;
 	if (bytes != EVENT_BYTES) {
-		PyErr_Format(PyExc_ValueError, "wait.handle: %zd bytes, not %d", bytes,
-			     EVENT_BYTES);
+		PyErr_Format(PyExc_ValueError, "wait.handle: %zd bytes instead of %d",
+			     bytes, EVENT_BYTES);
 		return -1;
 	}
 	wait->ipc_event = handle;
@@ -165,7 +165,7 @@ static int sources_parse(PyObject *tuple, struct sources *s)
 	return n < 0 ? -1 : 0;
 }
 
-/* Names, which the tuple keeps. */
+/* Names, owned by the tuple. */
 int ext_names_parse(PyObject *tuple, const char ***names_p, size_t *count_p)
 {
 	Py_ssize_t n = tuple && tuple != Py_None ? PyTuple_Size(tuple) : 0;
@@ -206,7 +206,7 @@ void ext_on_nothing(void *Py_UNUSED(arg), int result, const struct kvd_reply *re
 	(void)reply;
 }
 
-/* What was dropped while it ran is aborted first; it is closed when it has quiesced. */
+/* A room that was dropped while running is aborted first, and closed when quiesced. */
 static int room_shut(void *handle, const struct kvd_call *call)
 {
 	int state = kvd_room_state(handle);
@@ -215,10 +215,10 @@ static int room_shut(void *handle, const struct kvd_call *call)
 	if (state == KVD_FAILED || state == KVD_SUCCESS || state < 0)
 		return kvd_room_close(handle, call);
 	kvd_room_abort(handle, "its handle was dropped", &nobody);
-	return -KVD_E_STATE; /* looked at again in the next turn */
+	return -KVD_E_STATE; /* retried in the next turn */
 }
 
-/* The first one makes what is shared with the daemon: others may run meanwhile. */
+/* The first one creates the memory shared with the daemon: others run meanwhile. */
 static int room_prepare(struct client *c)
 {
 	int r;
@@ -347,7 +347,7 @@ static int abort_begin(void *ctx, const struct kvd_call *call)
 	return kvd_room_abort(s->kvd, s->reason, call);
 }
 
-/* One call of a room, with what its `wait` names. */
+/* One call of a room, with the object that its `wait` names. */
 struct room_call {
 	struct bind_start start;
 	struct use uses[2];
@@ -486,7 +486,7 @@ static PyObject *room_state(PyObject *self, PyObject *Py_UNUSED(none))
 	if (!handle_usable(room))
 		return NULL;
 	state = kvd_room_state(room->kvd);
-	/* an unanswered opening ends when its answer is read */
+	/* an opening without an answer ends when that is read */
 	if (state == KVD_BOOTSTRAPPING && client_trylock(room->client)) {
 		client_turn(room->client, false);
 		client_unlock(room->client);
@@ -495,7 +495,7 @@ static PyObject *room_state(PyObject *self, PyObject *Py_UNUSED(none))
 		state = kvd_room_state(room->kvd);
 	}
 	if (state < 0)
-		return ext_raise_code(-state, "room %llu: its slot is another's",
+		return ext_raise_code(-state, "room %llu: its slot was reused",
 				      (unsigned long long)room->number);
 	return PyLong_FromLong(state);
 }
@@ -513,7 +513,7 @@ static PyObject *room_read(PyObject *self, PyObject *Py_UNUSED(none))
 	if (!handle_usable(room)) /* a callback closed it */
 		return NULL;
 	if (kvd_room_read(room->kvd, &st) < 0)
-		return ext_raise_code(KVD_E_GONE, "room %llu: its slot is another's",
+		return ext_raise_code(KVD_E_GONE, "room %llu: its slot was reused",
 				      (unsigned long long)room->number);
 	return Py_BuildValue("(iIiiKKLIII)", st.state, st.flags, st.error,
 			     (int)st.retryable, (unsigned long long)st.bytes,
@@ -523,8 +523,8 @@ static PyObject *room_read(PyObject *self, PyObject *Py_UNUSED(none))
 
 /* ---- many ------------------------------------------------------------------------- */
 
-#define STATE_CLOSED (-1) /* closed, or its slot is another's */
-#define BATCH 64u /* rooms looked at together: one look at the daemon's heartbeat */
+#define STATE_CLOSED (-1) /* closed, or its slot was reused */
+#define BATCH 64u	  /* rooms read together, with one check of the heartbeat */
 
 /* A kvd._kvd.Room, or what a kvd.Room has as _room; a new reference. */
 static PyObject *room_of(PyObject *list, Py_ssize_t i, PyObject *name)
@@ -544,7 +544,7 @@ static PyObject *room_of(PyObject *list, Py_ssize_t i, PyObject *name)
 	return inner;
 }
 
-/* The states of so many; how many have ended. No code of Python runs in it. */
+/* The states of so many; returns how many have ended. Runs no Python code. */
 static Py_ssize_t batch_read(PyObject **rooms, Py_ssize_t count, int *out)
 {
 	const struct kvd_room *at[BATCH] = {NULL};
@@ -567,7 +567,7 @@ static Py_ssize_t batch_read(PyObject **rooms, Py_ssize_t count, int *out)
 	return ended;
 }
 
-/* The same of a part of the list; negative with an exception. */
+/* The same for a part of the list; negative with an exception. */
 static Py_ssize_t batch_states(PyObject *list, PyObject *name, Py_ssize_t first,
 			       Py_ssize_t count, int *out)
 {
@@ -583,7 +583,7 @@ static Py_ssize_t batch_states(PyObject *list, PyObject *name, Py_ssize_t first,
 }
 
 /* states(list of kvd.Room, address of as many int32) -> how many have ended. The caller
- * has seen that they are there. */
+ * has checked the memory. */
 static PyObject *room_states(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	static PyObject *name; /* for ever */

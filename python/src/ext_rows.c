@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Descriptor rows as engines give them, a million at a time: one pass, no Python.
+ * Descriptor rows in the engines' form, a million at a time: one pass, without Python.
  *
  * Engines name every block of every layer. Most of that is regular, and the daemon
- * takes regular rows as one entry (address, bytes, stride, count), so rows that
- * follow each other at one distance are gathered as they are checked. A run ends
- * with its region: an entry must lie in one. Short runs stay single rows, because
- * a list whose entries are all single is found by index without a search.
+ * takes regular rows as one entry (address, bytes, stride, count), so consecutive rows
+ * at one distance are merged while they are checked. A run ends with its region: an
+ * entry must lie in one. Short runs are kept as single rows, because a list of single
+ * entries is indexed without a search.
  *
- * A row of no bytes is legal (an engine's empty layer), and nothing of it ever
- * moves: transfers leave such pairs out, and the daemon never sees one.
+ * A row without bytes is legal (an engine's empty layer), and is never moved:
+ * transfers leave such pairs out, and the daemon never receives one.
  */
 #include "python/src/ext.h"
 
 #include <string.h>
 
-#define RUN_MIN 8u /* rows that make an entry worth while */
+#define RUN_MIN 8u /* minimal rows of an entry */
 
 void rows_fini(struct rows *rows)
 {
@@ -24,7 +24,7 @@ void rows_fini(struct rows *rows)
 	memset(rows, 0, sizeof(*rows));
 }
 
-/* The bytes from the first row's begin to the last row's end; false: over 2^64. */
+/* The bytes from the start of the first row to the end of the last; false: over 2^64. */
 static bool entry_span(const struct kvd_desc *d, uint64_t *span_p)
 {
 	uint64_t span = 0, end;
@@ -35,7 +35,7 @@ static bool entry_span(const struct kvd_desc *d, uint64_t *span_p)
 	       !__builtin_add_overflow(d->address, *span_p, &end);
 }
 
-/* A span that holds all of it; *hint: where the last one was found. */
+/* A span that contains all of it; *hint: the last span found. */
 static bool spans_hold(const struct span *spans, size_t count, uint64_t address,
 		       uint64_t bytes, uint64_t device, size_t *hint)
 {
@@ -68,7 +68,7 @@ static enum rows_fault row_read(const uint64_t *row, unsigned int columns,
 	return entry_span(d_p, span_p) ? ROWS_OK : ROWS_RANGE;
 }
 
-/* How many single rows from `row` on lie at one distance in the span at *hint. */
+/* Number of single rows from `row` on at one distance in the span at *hint. */
 static size_t run_of(const uint64_t *row, size_t left, const struct span *span)
 {
 	uint64_t bytes = row[1], stride;

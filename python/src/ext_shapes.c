@@ -3,9 +3,9 @@
  * Layouts from an engine's own terms, (shapes.h).
  *
  * One call makes a whole layout: shapes(rank, steps) takes a tuple of steps, each a
- * tuple of a shape's name and its numbers in the order of the C struct, and gives the
- * layout's JSON text. Lists of numbers come as bytes of native u32, so nothing here
- * walks a Python object. Words for people are in kvd/shapes.py, which is the caller.
+ * tuple of a shape's name and its numbers in the order of the C struct, and returns the
+ * layout's JSON text. Lists of numbers are passed as bytes of native u32, so no Python
+ * object is traversed here. Messages are in kvd/shapes.py, which is the caller.
  */
 #include "python/src/ext.h"
 
@@ -23,8 +23,7 @@ static int u32s(const char *bytes, Py_ssize_t length, const uint32_t **list_p,
 		uint32_t *count_p)
 {
 	if (length % 4 || length / 4 > LAYERS_MAX) {
-		PyErr_SetString(PyExc_ValueError,
-				"a list of at most 65536 u32 is wanted");
+		PyErr_SetString(PyExc_ValueError, "not a list of at most 65536 u32");
 		return -1;
 	}
 	*list_p = (const uint32_t *)(const void *)bytes;
@@ -32,7 +31,7 @@ static int u32s(const char *bytes, Py_ssize_t length, const uint32_t **list_p,
 	return 0;
 }
 
-/* 0, or -1 with an exception; negative results of the plan library become one. */
+/* 0, or -1 with an exception; negative results of the plan library raise one. */
 static int step_end(int r)
 {
 	if (r >= 0)

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One-sided transfers, as the nixl package stands on them.
+ * One-sided transfers, the base of the nixl package.
  *
- * Nothing here waits. A list is checked in this process when it is made, and told
- * to the daemon through the ring: a list of a remote session once the session is
- * attached, which may be much later. A transfer that is posted before its lists
- * are there is posted by whoever looks at it next. What the daemon refuses shows
- * as the transfer's failure.
+ * No call waits. A list is checked in this process when it is made, and sent to the
+ * daemon through the ring: a list of a remote session once the session is attached,
+ * which may be much later. A transfer that is posted before its lists are ready is sent
+ * by the next call that reads it. A refusal of the daemon is reported as the transfer's
+ * failure.
  *
- * Looking at a transfer is a read of the status page. An error that was told once
- * stays until the next post, whatever the page says later: whoever was told will
- * not look for a success.
+ * Reading the state of a transfer is a read of the status page. An error that was
+ * reported once is kept until the next post, whatever the page shows later: its caller
+ * will not check for a success.
  */
 #include "daemon/base/clock.h"
 #include "python/src/ext.h"
@@ -20,7 +20,7 @@
 #define ROWS_WITH_POST 256u
 #define WHY_MS 200
 #define FIRST_NS UINT64_C(500000000)
-#define AGAIN_NS UINT64_C(1000000000) /* for what was lost with a daemon to be back */
+#define AGAIN_NS UINT64_C(1000000000) /* to restore objects lost with a daemon */
 
 static PyTypeObject *xfer_type;
 
@@ -35,12 +35,12 @@ struct xfer {
 	size_t count;
 	uint64_t bytes;
 	PyObject *notif; /* bytes or NULL */
-	bool notif_new;	 /* not told to the daemon yet */
+	bool notif_new;	 /* not sent to the daemon yet */
 	struct kvd_xfer *kvd;
-	unsigned int serial;	/* of the remote list that it was made of */
+	unsigned int serial;	/* of its remote list when it was made */
 	bool posted;		/* ever */
-	bool wanted;		/* posted, and not yet told to the daemon */
-	struct kvd_error error; /* told once: it stays */
+	bool wanted;		/* posted, and not sent to the daemon yet */
+	struct kvd_error error; /* reported once: it is kept */
 	uint64_t post_ns, begin_ns, end_ns;
 	size_t pieces; /* 0: not counted yet */
 };
@@ -87,21 +87,21 @@ static int xfer_post_now(struct xfer *x)
 			     tell ? (size_t)PyBytes_Size(x->notif) : 0);
 }
 
-/* What was lost with the own daemon is made again behind us, and a session that does not
- * come back is tried for ever: a post waits for it only so long. */
+/* Objects that were lost with the own daemon are restored in the background, and a
+ * session that does not return is tried forever: a post waits for it only this long. */
 static bool xfer_late(const struct xfer *x)
 {
 	return clock_ns() - x->begin_ns >= AGAIN_NS;
 }
 
-/* A post that could not be told now: whether it is looked at again. */
+/* A post that could not be sent now: whether it is retried. */
 static bool xfer_waits(const struct xfer *x, int r)
 {
 	return r == -KVD_E_FULL || r == -KVD_E_LOST ||
 	       (r == -KVD_E_BUSY && !xfer_late(x));
 }
 
-/* One of no bytes is done when its notification is on its way. */
+/* A transfer without bytes is done when its notification is sent. */
 static void xfer_go_empty(struct xfer *x)
 {
 	int r = 0;
@@ -121,7 +121,7 @@ static void xfer_go_empty(struct xfer *x)
 	x->wanted = false;
 }
 
-/* Make it at the daemon if both lists are there, and post it if that is wanted. With
+/* Create it at the daemon if both lists are ready, and post it if that is wanted. With
  * the lock and the GIL. */
 static void xfer_go(struct xfer *x)
 {
@@ -138,7 +138,7 @@ static void xfer_go(struct xfer *x)
 			.code = KVD_E_PEER,
 			.scope = "peer",
 			.retryable = true,
-			.message = "its session was lost with a daemon, and is not back"};
+			.message = "its session was lost with a daemon, not restored"};
 		x->wanted = false;
 	}
 	if (local != READY || remote != READY)
@@ -171,7 +171,7 @@ static void xfer_go(struct xfer *x)
 	x->wanted = false;
 }
 
-/* What the status page says. Nothing of a post that the daemon has not been told. */
+/* The state in the status page; without a post that was not sent yet. */
 static void xfer_look(struct xfer *x, struct kvd_room_status *st)
 {
 	*st = (struct kvd_room_status){.state = KVD_BOOTSTRAPPING};
@@ -188,7 +188,7 @@ static void xfer_look(struct xfer *x, struct kvd_room_status *st)
 
 enum { POLL_DONE = 0, POLL_PROC = 1, POLL_NOT_POSTED = 2 };
 
-/* One of these, or negative: -code, and it stays. */
+/* One of these, or negative: -code, which is kept. */
 static int xfer_poll(struct xfer *x)
 {
 	struct kvd_room_status st;
@@ -215,19 +215,19 @@ static int xfer_poll(struct xfer *x)
 	return -x->error.code;
 }
 
-/* Whether nothing of it can move any more. */
+/* Whether none of its bytes can move any more. */
 static bool xfer_quiesced(struct xfer *x)
 {
 	int state;
 
 	if (!x->posted || !x->kvd)
 		return true;
-	/* of a post that the daemon was not told, the run before is what counts */
+	/* for an unsent post the previous run counts */
 	state = kvd_xfer_state(x->kvd);
 	return state <= KVD_FAILED || state == KVD_SUCCESS;
 }
 
-/* ---- their making: index lists in any of the forms that engines use -------------------
+/* ---- creation: index lists in the engines' forms --------------------------------------
  */
 
 static int index_from_list(PyObject *list, uint32_t *out, size_t count, uint64_t limit)
@@ -350,9 +350,8 @@ static int xfer_skip_empty(struct xfer *x)
 	return 0;
 }
 
-/* Xfer(op, local Dlist, index, remote Dlist, index, notif or None, pieces = 0): what
- * telemetry tells as pieces; 0: how many are left when neighbours are one; negative: as
- * many as there are rows */
+/* Xfer(op, local Dlist, index, remote Dlist, index, notif or None, pieces = 0): number of
+ * pieces in telemetry; 0: after merging adjacent ones; negative: the number of rows */
 static PyObject *xfer_make(PyTypeObject *type, PyObject *args,
 			   PyObject *Py_UNUSED(kwargs))
 {
@@ -374,7 +373,8 @@ static PyObject *xfer_make(PyTypeObject *type, PyObject *args,
 			((struct dlist *)local)->attach ? "local" : "remote",
 			((struct dlist *)local)->attach ? "remote" : "local");
 	if (((struct dlist *)local)->client != ((struct dlist *)remote)->client)
-		return ext_raise_code(KVD_E_INVAL, "the lists are of two clients");
+		return ext_raise_code(KVD_E_INVAL,
+				      "the lists belong to different clients");
 	x = (struct xfer *)alloc(type, 0);
 	if (!x)
 		return NULL;
@@ -393,7 +393,7 @@ static PyObject *xfer_make(PyTypeObject *type, PyObject *args,
 	    index_take(remote_index, x->remote, &x->remote_index, &remotes) == 0 &&
 	    xfer_check(x, locals, remotes) == 0 && xfer_skip_empty(x) == 0) {
 		x->pieces = pieces < 0 ? locals : (size_t)pieces;
-		/* a short one goes with its post: the daemon is woken once */
+		/* a short one is sent with its post: one wake-up */
 		if (x->count > ROWS_WITH_POST && client_trylock(x->client)) {
 			xfer_go(x);
 			client_unlock(x->client);
@@ -421,8 +421,8 @@ static void xfer_dealloc(PyObject *self)
 	Py_DECREF(type);
 }
 
-/* ---- what is done with them
- * ------------------------------------------------------------- */
+/* ---- use
+ * ------------------------------------------------------------------------------- */
 
 /* post(notif or None) -> as poll() */
 static PyObject *xfer_post(PyObject *self, PyObject *notif)
@@ -435,7 +435,7 @@ static PyObject *xfer_post(PyObject *self, PyObject *notif)
 		return NULL;
 	if (!xfer_quiesced(x) || x->wanted) { /* another thread may have posted it */
 		client_unlock(x->client);
-		return ext_raise_code(KVD_E_BUSY, "the transfer is under way");
+		return ext_raise_code(KVD_E_BUSY, "the transfer is in progress");
 	}
 	x->begin_ns = clock_ns();
 	x->end_ns = 0;
@@ -449,8 +449,8 @@ static PyObject *xfer_post(PyObject *self, PyObject *notif)
 	x->wanted = true;
 	xfer_go(x);
 	x->posted = true;
-	/* the first transfer to a session that is still being attached to: its caller
-	 * may not look again, but need not wait for a peer that does not come */
+	/* the first transfer to a session that is being attached: its caller may not
+	 * check again, but need not wait for a peer that does not connect */
 	while (x->wanted && x->client->kvd && clock_ns() - x->begin_ns < FIRST_NS) {
 		client_step(x->client);
 		if (x->client->kvd)
@@ -463,7 +463,7 @@ static PyObject *xfer_post(PyObject *self, PyObject *notif)
 	return PyLong_FromLong(x->error.code ? -x->error.code : POLL_PROC);
 }
 
-/* rebind(attach): its remote list is of this attachment now. Between two posts. */
+/* rebind(attach): its remote list belongs to this attachment now. Between two posts. */
 static PyObject *xfer_rebind(PyObject *self, PyObject *attach)
 {
 	struct xfer *x = (struct xfer *)self;
@@ -473,11 +473,11 @@ static PyObject *xfer_rebind(PyObject *self, PyObject *attach)
 	if (Py_TYPE(attach) != attach_type ||
 	    ((struct attach *)attach)->client != x->client) {
 		PyErr_SetString(PyExc_ValueError,
-				"attach: it is no attachment of this client");
+				"attach: not an attachment of this client");
 		return NULL;
 	}
 	if (!client_lock(x->client)) {
-		PyErr_Clear(); /* its next use says so */
+		PyErr_Clear(); /* its next use reports it */
 		Py_RETURN_NONE;
 	}
 	old = d->attach;
@@ -514,7 +514,7 @@ static PyObject *xfer_quiesced_py(PyObject *self, PyObject *Py_UNUSED(none))
 	return PyBool_FromLong(!x->client->kvd || xfer_quiesced(x));
 }
 
-/* Begin to stop it; never waits. True: it has quiesced. */
+/* Start to stop it; never waits. True: it has quiesced. */
 static PyObject *xfer_stop(PyObject *self, PyObject *Py_UNUSED(none))
 {
 	struct xfer *x = (struct xfer *)self;
@@ -526,13 +526,13 @@ static PyObject *xfer_stop(PyObject *self, PyObject *Py_UNUSED(none))
 	if (!client_lock(x->client))
 		return NULL;
 	if (x->kvd)
-		kvd_xfer_cancel(x->kvd); /* refused: asked again by the next call */
+		kvd_xfer_cancel(x->kvd); /* refused: the next call retries */
 	client_turn(x->client, false);
 	client_unlock(x->client);
 	return PyBool_FromLong(!x->client->kvd || xfer_quiesced(x));
 }
 
-/* Ask the daemon for the text of the failure, once. */
+/* Query the daemon for the failure's message, once. */
 static void xfer_why(struct xfer *x)
 {
 	struct kvd_error why = {0};
@@ -541,7 +541,7 @@ static void xfer_why(struct xfer *x)
 	if (!x->kvd || x->error.message[0] || x->error.code >= KVD_E_GONE ||
 	    !client_lock(x->client))
 		return;
-	if (x->kvd) { /* as before the lock was waited for */
+	if (x->kvd) { /* unchanged while waiting for the lock */
 		Py_BEGIN_ALLOW_THREADS r = kvd_xfer_error(x->kvd, WHY_MS, &why);
 		Py_END_ALLOW_THREADS
 	}
@@ -635,17 +635,17 @@ static PyObject *notif_send(PyObject *Py_UNUSED(module), PyObject *args)
 	Py_RETURN_NONE;
 }
 
-/* notif_waiting(client): a look at shared memory, and a turn now and then */
+/* notif_waiting(client): a read of shared memory, and a turn now and then */
 static PyObject *notif_waiting(PyObject *Py_UNUSED(module), PyObject *client)
 {
 	struct client *c = (struct client *)client;
 	bool waiting;
 
 	if (c->forks != ext_forks()) {
-		client_lock(c); /* says so */
+		client_lock(c); /* raises */
 		return NULL;
 	}
-	if (!client_trylock(c)) /* whoever has it takes turns */
+	if (!client_trylock(c)) /* the thread that has it takes turns */
 		Py_RETURN_FALSE;
 	client_turn(c, false);
 	waiting = kvd_notif_waiting(c->kvd) != 0;

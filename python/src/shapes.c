@@ -7,7 +7,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/plan/layout_private.h"
 
-/* One more element at the end of an array, zeroed. */
+/* Append a zeroed element to an array. */
 static void *grow(void *array, uint32_t count, uint32_t cap, size_t size,
 		  const char *what)
 {

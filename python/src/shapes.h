@@ -4,8 +4,9 @@
  *
  * An adapter knows page sizes, item lengths, head counts and tensor-parallel
  * ranks; these functions turn them into fields (docs/internals/layouts.md). A layout
- * is begun with shape_new(), filled by any of the others, and must pass
- * layout_check() before it is used. Nothing here is special to the planner: a
+ * is started with shape_new(), filled by any of the others, and must pass
+ * layout_check() before it is used. The planner does not depend on them: a
+ * layout given as JSON works as well.
  * layout given as JSON is as good.
  *
  * Sources: SGLang at commit a4ffb996d, vLLM at commit b8fb56d97 (NIXL connector
@@ -23,7 +24,7 @@
 /* ---- any engine ---- */
 
 int shape_new(uint32_t rank, struct layout **layout_p);
-/* Pointers into the layout are good until the next call of the same kind. */
+/* Pointers into the layout are valid until the next call of the same kind. */
 int shape_buffer(struct layout *layout, uint64_t len, uint32_t *index_p);
 int shape_view(struct layout *layout, const char *name, uint32_t page_tokens,
 	       uint32_t pages, struct layout_view **view_p);
@@ -32,7 +33,7 @@ int shape_layer(struct layout_view *view, uint32_t layer, struct layout_layer **
 int shape_field(struct layout_layer *layer, const char *name,
 		const struct layout_field *field);
 
-/* This rank's place among those that share the heads. */
+/* This rank's index among those that share the heads. */
 struct shape_tp {
 	uint32_t size, rank;
 };
@@ -54,14 +55,14 @@ struct shape_sglang_kv {
 /* Slot rows [slot][head][dim] (NHD); adds 2 * layer_count buffers, K first. */
 int shape_sglang_mha(struct layout *layout, const struct shape_sglang_kv *kv);
 /* One latent that every rank holds; adds layer_count buffers. Also for the page
- * indexed states swa and c128, in a view of their own. A page of dsa's
- * index is no row of tokens: it is a state of one slot a page. */
+ * indexed states swa and c128, in a separate view. A page of dsa's
+ * index is not a row of tokens: it is a state with one slot per page. */
 int shape_sglang_mla(struct layout *layout, const struct shape_sglang_kv *kv);
 
 /*
- * A state tensor of one slot a request (mamba): conv or temporal. With `groups`
- * (conv_shard_groups: q | k | v) each group is sharded by itself and is a field
- * of its own; without, the whole dimension is one. `outer` rows of the whole
+ * A state tensor with one slot per request (mamba): conv or temporal. With `groups`
+ * (conv_shard_groups: q | k | v) each group is sharded separately and is a separate
+ * field; without, the whole dimension is one. `outer` rows of the whole
  * (Kimi: K - 1) are fields too. unit_bytes: bytes of one index of the sharded
  * dimension. Adds layer_count buffers of slots * item length.
  */
@@ -89,7 +90,7 @@ struct shape_sglang_aux {
 	uint32_t sampling_mask; /* SAMPLING_MASK_MAX_TOKENS, 0 = off */
 	uint32_t dsa_dim;	/* 0 = off */
 };
-/* One field a buffer, one buffer each. */
+/* One field per buffer. */
 int shape_sglang_aux(struct layout *layout, const struct shape_sglang_aux *aux);
 
 /* ---- vLLM: regions of blocks ---- */
@@ -123,9 +124,9 @@ enum shape_vllm_ssm_kind {
 
 /*
  * Conv state (DS layout: [channel][row], sub-projections one after another),
- * then the temporal state, in one page a request. A logical page is `page_len`
+ * then the temporal state, in one page per request. A logical page is `page_len`
  * bytes, which is a number of physical blocks of a shared tensor: the padding
- * behind the state belongs to no field.
+ * after the state belongs to no field.
  */
 struct shape_vllm_ssm {
 	const char *view;

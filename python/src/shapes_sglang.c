@@ -9,9 +9,9 @@
  * State blocks: disaggregation/utils.py (conv_shard_groups, outer counts).
  * Aux buffers: disaggregation/utils.py MetadataBuffers.
  *
- * MLA: K and V are one latent, the same on every rank, so it is one unit of one
- * that all hold; the cover then spreads rooms over the ranks, where SGLang
- * always takes the first and lets the others pose as dummies.
+ * MLA: K and V are one latent, equal on every rank, so it is one unit that all
+ * ranks hold; the shard selection then spreads rooms over the ranks, where SGLang
+ * always uses the first and treats the others as dummies.
  */
 #include <stdio.h>
 
@@ -24,7 +24,7 @@ static uint32_t layer_id(const uint32_t *ids, uint32_t i)
 	return ids ? ids[i] : i;
 }
 
-/* Token-major rows of `units` units; `field` has the units already. */
+/* Token-major rows of `units` units; `field` has its units set. */
 static void rows_shape(struct layout_field *field, uint32_t page_size,
 		       uint64_t unit_bytes)
 {
@@ -34,7 +34,7 @@ static void rows_shape(struct layout_field *field, uint32_t page_size,
 	field->page_stride = field->token_stride * page_size;
 }
 
-/* One layer's field in a buffer of its own. */
+/* One layer's field in a separate buffer. */
 static int add_layer_buffer(struct layout *layout, struct layout_layer *layer,
 			    const char *name, uint32_t pages, struct layout_field *field)
 {
@@ -71,7 +71,7 @@ static int kv_field(const struct shape_sglang_kv *kv, bool mla, struct layout_fi
 	return 0;
 }
 
-/* K of all layers, then V of all layers: the second walk finds its layers. */
+/* K of all layers, then V of all layers: the second pass finds its layers. */
 static int add_kv(struct layout *layout, const struct shape_sglang_kv *kv, bool mla)
 {
 	static const char *const names[] = {"k", "v"};
@@ -131,7 +131,7 @@ static int state_groups(const struct shape_sglang_state *s, uint32_t *dims,
 	return 0;
 }
 
-/* All fields of one layer, one behind the other; returns the item length. */
+/* All fields of one layer, consecutive; returns the item length. */
 static int state_fields(const struct shape_sglang_state *s, uint32_t buffer,
 			struct layout_layer *layer, uint64_t *item_p)
 {
@@ -211,7 +211,7 @@ int shape_sglang_aux(struct layout *layout, const struct shape_sglang_aux *aux)
 	const uint64_t mask = aux->sampling_mask;
 	const struct {
 		const char *name;
-		uint64_t item_len; /* 0 = not there */
+		uint64_t item_len; /* 0 = absent */
 	} items[] = {
 		{"output_ids", LINE},
 		{"cached_tokens", LINE},

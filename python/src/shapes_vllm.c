@@ -9,7 +9,7 @@
  * and _build_mamba_remote (conv, then temporal state, in one page).
  *
  * A hybrid model keeps attention and state in one tensor: physical blocks of
- * attention, and logical pages of state that take several of them. Both views
+ * attention, and logical pages of state that use several of them. Both views
  * name the same buffer; page_stride of the one is a multiple of the other's.
  */
 #include "daemon/base/err.h"
@@ -23,7 +23,7 @@ static uint32_t layer_id(const uint32_t *ids, uint32_t i)
 
 /* ---- attention ---- */
 
-/* One head of one token; packed, its V is behind its K. */
+/* One head of one token; packed, its V follows its K. */
 static void attention_strides(const struct shape_vllm_attention *a,
 			      struct layout_field *f)
 {
@@ -109,7 +109,7 @@ static uint32_t conv_dims(const struct shape_vllm_ssm *s, uint32_t dims[3])
 		dims[0] = s->conv_dim;
 		return 1;
 	}
-	/* x (or v) has the heads' width; the other two share what is left */
+	/* x (or v) has the heads' width; the other two share the rest */
 	if (inner >= s->conv_dim || (s->conv_dim - inner) % 2 != 0) {
 		err_raise(ERR_INVAL, "view %s: conv_dim %u, heads take %llu", s->view,
 			  s->conv_dim, (unsigned long long)inner);
@@ -131,7 +131,7 @@ struct ssm_field {
 	struct layout_field field;
 };
 
-/* This rank's fields, one behind the other; the temporal state is the last. */
+/* This rank's fields, consecutive; the temporal state is the last. */
 static int ssm_fields(const struct shape_vllm_ssm *s, struct ssm_field *out,
 		      uint32_t *count_p, uint64_t *bytes_p)
 {

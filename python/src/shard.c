@@ -27,6 +27,6 @@ int shard_units(uint32_t total, uint32_t size, uint32_t rank, uint32_t *first_p,
 	}
 	return err_raise(
 		ERR_INVAL,
-		"shard: %u units do not divide over %u ranks, nor ranks over units",
+		"shard: %u units not divisible over %u ranks, nor ranks over units",
 		total, size);
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A `nixl` on kvd. It is not on the path by itself, so that it never shadows a real
+"""A package `nixl` that uses kvd. It is not on the path by default, so it never shadows a real
 NIXL by accident:
 
     PYTHONPATH=$(python -m kvd.nixl path) vllm serve …   # for one process

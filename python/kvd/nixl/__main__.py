@@ -9,7 +9,7 @@ from . import path
 
 USAGE = """usage: python -m kvd.nixl path | install | uninstall
   path       print the folder that holds the package nixl, for PYTHONPATH
-  install    make it importable in this environment; refused beside another nixl
+  install    make it importable in this environment; refused if another nixl is installed
   uninstall  undo that"""
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """nixl_agent and its handles: NIXL's Python API.
 
-Names, defaults, return values and exceptions are NIXL 1.5's, because engines were
-written against them. What differs on purpose is in docs/engines/nixl.md."""
+Names, defaults, return values and exceptions are NIXL 1.5's, because engines depend on them.
+docs/engines/nixl.md lists the intended differences."""
 import io
 import pickle
 import sys
@@ -17,7 +17,7 @@ logger = get_logger("api")
 
 DEFAULT_COMM_PORT = nixlBind.DEFAULT_COMM_PORT
 _SUCCESS, _IN_PROG = nixlBind.NIXL_SUCCESS, nixlBind.NIXL_IN_PROG
-# what number of threads is called by the plugins that take one
+# names of the number of threads in plugins that have one
 _THREADS = {"UCX": "num_threads", "OBJ": "num_threads", "LIBFABRIC": "num_threads",
             "GDS_MT": "thread_count", "UCCL": "num_cpus"}
 
@@ -25,7 +25,7 @@ nixl_backend_handle = int
 
 
 class _Unpickler(pickle.Unpickler):
-    """Of lists alone: what another agent sent must not call anything else."""
+    """Lists only: pickled data of another agent must not call anything else."""
 
     KINDS = (nixlBind.nixlXferDList, nixlBind.nixlRegDList)
 
@@ -33,11 +33,11 @@ class _Unpickler(pickle.Unpickler):
         for kind in self.KINDS:
             if (module, name) == (kind.__module__, kind.__qualname__):
                 return kind
-        raise pickle.UnpicklingError("descs: %s.%s is no descriptor list" % (module, name))
+        raise pickle.UnpicklingError("descs: %s.%s is not a descriptor list" % (module, name))
 
 
 def _is_tensor(thing):
-    """Only if somebody else imported torch can it be one."""
+    """An object can be a tensor only if torch was imported."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(thing, torch.Tensor)
 
@@ -60,7 +60,7 @@ class _Handle:
 
 
 class nixl_prepped_dlist_handle(_Handle):
-    """Of prep_xfer_dlist(). Requests made of it live on when it is released."""
+    """From prep_xfer_dlist(). Requests that use it stay valid when it is released."""
 
     __slots__ = ()
 
@@ -75,9 +75,8 @@ class nixl_prepped_dlist_handle(_Handle):
 
 
 class nixl_xfer_handle(_Handle):
-    """Of make_prepped_xfer() or initialize_xfer(). release() of one in flight begins the
-    cancel and raises until the memory is quiesced; one that is only dropped is canceled and
-    drained by the daemon."""
+    """From make_prepped_xfer() or initialize_xfer(). release() of one in flight starts the cancel
+    and raises until the memory is quiesced; the daemon cancels and drains an unreferenced one."""
 
     __slots__ = ()
 
@@ -94,7 +93,7 @@ class nixl_xfer_handle(_Handle):
 
 
 class nixl_thread_sync_t(Enum):
-    """kvd's agents may be used by any number of threads in each of these modes."""
+    """kvd's agents may be used by all threads in each of these modes."""
 
     NIXL_THREAD_SYNC_NONE = nixlBind.NIXL_THREAD_SYNC_NONE
     NIXL_THREAD_SYNC_STRICT = nixlBind.NIXL_THREAD_SYNC_STRICT
@@ -103,8 +102,8 @@ class nixl_thread_sync_t(Enum):
 
 
 class nixl_agent_config:
-    """How an agent is made. num_threads and enable_prog_thread are taken and have no
-    effect: the daemon moves the bytes."""
+    """Configuration of an agent. num_threads and enable_prog_thread are accepted without effect:
+    the daemon moves the bytes."""
 
     def __init__(self, enable_prog_thread=True, enable_listen_thread=False,
                  listen_port=DEFAULT_COMM_PORT, capture_telemetry=False, num_threads=0,
@@ -250,7 +249,7 @@ class nixl_agent:
     # ---- descriptors ----
 
     def _from_tensors(self, tensors, kind):
-        """None, and a line in the log, for what cannot be described."""
+        """None, with a log line, if it cannot be described."""
         rows = []
         for tensor in tensors:
             if tensor.device != tensors[0].device:
@@ -277,7 +276,7 @@ class nixl_agent:
         if not is_array and not isinstance(descs[0], tuple):
             return None
         if is_array and not len(descs):
-            raise IndexError("an empty array describes nothing")
+            raise IndexError("an empty array has no descriptors")
         if mem_type is None:
             logger.error("Please specify a mem type if not using Tensors")
             return None
@@ -290,15 +289,15 @@ class nixl_agent:
         return kind(self.nixl_mems[mem_type], descs)
 
     def get_xfer_descs(self, descs, mem_type=None):
-        """Of 3-tuples, tensors, an Nx3 array, or a list, which is passed on."""
+        """From 3-tuples, tensors, an Nx3 array, or a list, which is returned unchanged."""
         return self._descs(descs, mem_type, nixlBind.nixlXferDList, nixlBind.nixlRegDList, 3)
 
     def get_reg_descs(self, descs, mem_type=None):
-        """Of 4-tuples, tensors, an Nx3 array, or a list, which is passed on."""
+        """From 4-tuples, tensors, an Nx3 array, or a list, which is returned unchanged."""
         return self._descs(descs, mem_type, nixlBind.nixlRegDList, nixlBind.nixlXferDList, 4)
 
     def get_remote_descs(self, descs, mem_type=None):
-        """Of 4-tuples with an agent's name, or a list, which is passed on."""
+        """From 4-tuples with an agent's name, or a list, which is returned unchanged."""
         if isinstance(descs, nixlBind.nixlRemoteDList):
             return descs
         if not isinstance(descs[0], tuple):
@@ -317,8 +316,8 @@ class nixl_agent:
     # ---- transfers ----
 
     def prep_xfer_dlist(self, agent_name, xfer_list, mem_type=None, backends=[]):
-        """"" or "NIXL_INIT_AGENT": own memory, the local side; own name: the same as the
-        remote side. An Nx5 array is (address, length, device, stride, count)."""
+        """agent "" or "NIXL_INIT_AGENT": own memory, the local side; own name: as the remote side.
+        An Nx5 array is (address, length, device, stride, count)."""
         if agent_name == "NIXL_INIT_AGENT" or agent_name == b"NIXL_INIT_AGENT":
             agent_name = nixlBind.NIXL_INIT_AGENT
         handles = self._handles(backends)
@@ -347,12 +346,12 @@ class nixl_agent:
             self._handles(backends)))
 
     def transfer(self, handle, notif_msg=b""):
-        """"DONE" or "PROC"; whatever else is an exception."""
+        """"DONE" or "PROC"; other states raise."""
         status = self.agent.postXferReq(handle._handle, notif_msg)
         return "DONE" if status == _SUCCESS else "PROC" if status == _IN_PROG else "ERR"
 
     def check_xfer_state(self, handle):
-        """"DONE" or "PROC"; a failure is an exception, the same one each time."""
+        """"DONE" or "PROC"; a failure raises, each time with the same text."""
         status = self.agent.getXferStatus(handle._handle)
         if status is _SUCCESS:
             return "DONE"
@@ -387,7 +386,7 @@ class nixl_agent:
     # ---- notifications ----
 
     def get_new_notifs(self, backends=[]):
-        """{agent: [bytes]}; taken out."""
+        """{agent: [bytes]}; removes them."""
         return self.agent.getNotifs({}, self._handles(backends) if backends else ())
 
     def update_notifs(self, backends=[]):
@@ -397,7 +396,7 @@ class nixl_agent:
 
     def check_remote_xfer_done(self, remote_agent_name, lookup_tag, backends=[],
                                tag_is_prefix=True):
-        """Whether a notification with the tag has come; it is taken out."""
+        """Whether a notification with the tag was received; removes it."""
         self.update_notifs(backends)
         if not isinstance(lookup_tag, (bytes, bytearray)):
             raise TypeError("lookup_tag: bytes, not %s" % type(lookup_tag).__name__)
@@ -442,14 +441,14 @@ class nixl_agent:
         self.agent.fetchRemoteMD(remote_agent, ip_addr, port, label)
 
     def get_listen_port(self):
-        """The listener's, which the system chose if it was asked for 0."""
+        """The listener's port, which the system chose if it was 0."""
         return self.agent.getListenPort()
 
     def invalidate_local_metadata(self, ip_addr="", port=DEFAULT_COMM_PORT):
         self.agent.invalidateLocalMD(ip_addr, port)
 
     def check_remote_metadata(self, agent, descs=None):
-        """Whether its metadata, and that of descs, is here; not whether it lives."""
+        """Whether its metadata, and that of descs, is loaded; not whether the agent is alive."""
         if descs is None:
             descs = nixlBind.nixlXferDList(nixlBind.DRAM_SEG)
         return self.agent.checkRemoteMD(agent, descs) == _SUCCESS

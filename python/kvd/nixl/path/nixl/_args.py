@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What NIXL's calls are given, as the daemon and the extension take it."""
+"""Arguments of NIXL's calls, converted for the daemon and the extension."""
 import functools
 import os
 import re
@@ -51,8 +51,8 @@ def bytes_of(message):
 
 
 def wire_name(name):
-    """The name that the daemon carries with notifications, and what goes in front of
-    each: another form of name than the daemon's log shows is told there."""
+    """The name that the daemon sends with notifications, and a prefix of each: a name that the
+    daemon's log cannot show is sent in the prefix."""
     if len(name) <= NAME_MAX and _PLAIN(name):
         return name, b""
     raw = name.encode("utf-8", "surrogateescape")
@@ -60,7 +60,7 @@ def wire_name(name):
 
 
 def index_pack(indices):
-    """An index list as _kvd.Xfer takes it, and what keeps it alive."""
+    """An index list in the form of _kvd.Xfer, and the object that keeps it alive."""
     if isinstance(indices, np.ndarray):
         if indices.ndim != 1:
             raise ValueError("indices numpy array must be 1D")
@@ -77,7 +77,7 @@ def index_pack(indices):
 
 
 def plain_abi(method):
-    """kvd's errors become NIXL's."""
+    """Converts kvd's errors to NIXL's."""
     @functools.wraps(method)
     def call(self, *args, **kwargs):
         try:

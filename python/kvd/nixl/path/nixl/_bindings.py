@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """NIXL's binding layer on kvd.
 
-An agent is a session with the node's daemon. Its handles are numbers that never come
-twice: one that was released is told from one in use. What NIXL refuses when a list or a
-request is made is refused here, in this process, against what both agents registered;
-the daemons check all of it again before a byte moves."""
+An agent is a session with the node's daemon. Its handles are numbers that are never reused, so a
+released one is distinguished from one in use. Lists and requests that NIXL refuses at creation are
+refused here, in this process, by the registrations of both agents; the daemons check all of it
+again before a byte moves."""
 import datetime
 import itertools
 import operator
@@ -55,20 +55,20 @@ __all__ = sorted(
      "nixlAgentConfig", "nixlXferTelemetry"})
 SUCCESS, IN_PROG = nixl_status_t.NIXL_SUCCESS, nixl_status_t.NIXL_IN_PROG
 
-# what moves between agents, and what between an agent's memory and its files
+# transfers between agents, and transfers between an agent's memory and its files
 PLUGINS = {"POSIX": (_files.PARAMS, ["DRAM_SEG", "FILE_SEG"]),
            "UCX": ({"ucx_error_handling_mode": "peer", "num_workers": "1",
                     "ucx_devices": ""}, ["DRAM_SEG", "VRAM_SEG"])}
 ATTACH_S = 10.0
 NOTIF_MAX = 1 << 20
 RETRY_S = 1.0  # between attempts to attach to a session that was lost
-LOOK_S = 0.5  # between questions to the own daemon whether a session is there
-TIMEOUT_S = 1.0  # with the own daemon, and with a first connection
+LOOK_S = 0.5  # between queries to the own daemon whether a session exists
+TIMEOUT_S = 1.0  # of calls to the own daemon, and of a first connection
 DEVICES_MAX = 1 << 32
-GRANT_REGIONS_MAX = 4096  # the daemon's, of a secret
+GRANT_REGIONS_MAX = 4096  # the daemon's limit of regions per secret
 _OWN = {"EDEAD": ": this agent's daemon ended", "ELOST": ": this agent's daemon ended it",
         "ENOREPLY": ": this agent's daemon does not answer"}
-_NOT_MEMORY = ("EINVAL", "ERANGE", "ENOTFOUND")  # of a daemon that was to register it
+_NOT_MEMORY = ("EINVAL", "ERANGE", "ENOTFOUND")  # of a daemon that should register it
 
 
 class nixlXferTelemetry:
@@ -85,7 +85,7 @@ class nixlXferTelemetry:
 
 
 class nixlAgentConfig:
-    """What each field takes is checked when it is set, as in NIXL."""
+    """Checks the type of each field when it is set, as NIXL does."""
 
     __slots__ = ("useProgThread", "useListenThread", "listenPort", "syncMode", "pthrDelay",
                  "lthrDelay", "captureTelemetry", "etcdWatchTimeout")
@@ -109,7 +109,7 @@ class nixlAgentConfig:
         elif field == "listenPort":
             value = operator.index(value)
             if not 0 <= value < 1 << 16:
-                raise TypeError("listenPort: %d is no port" % value)
+                raise TypeError("listenPort: %d is not a port" % value)
         elif field == "syncMode" and not isinstance(value, nixl_thread_sync_t) or \
                 field in self._FLAGS:
             raise TypeError("%s: not %s" % (field, type(value).__name__))
@@ -122,7 +122,7 @@ class nixlAgent:
         if not 0 < len(name.encode("utf-8", "surrogateescape")) < 1 << 16:
             raise ValueError("an agent needs a name, of at most 65535 bytes")
         if not isinstance(config, nixlAgentConfig):
-            raise TypeError("a nixlAgentConfig is wanted")
+            raise TypeError("not a nixlAgentConfig")
         self._name, self._config = name, config
         wire, self._prefix = wire_name(name)
         try:
@@ -132,13 +132,13 @@ class nixlAgent:
         except Error as error:
             raise RuntimeError("no kvd daemon: %s" % error) from error
         self._granting, self._grant = threading.Lock(), None
-        self._lock = threading.Lock()  # of what follows; never held while waiting
+        self._lock = threading.Lock()  # of the fields below; never held while waiting
         self._numbers = itertools.count(0x1000)
         self._backends, self._regions = {}, {}
         self._spans, self._packed, self._blob = {}, {}, None
         self._ranges = _files.Ranges()
         self._files = {}  # device: [(offset, bytes, address)]
-        self._paths = set()  # of _regions: files that were opened here
+        self._paths = set()  # among _regions: files that were opened here
         self._of_files = set()  # lists and requests
         self._changes = 1  # of the regions
         self._remotes, self._dlists = {}, {}
@@ -157,7 +157,7 @@ class nixlAgent:
         if listener:
             listener.stop()
         if client is not None:
-            client.close()  # requests under way hold the client, and it holds them
+            client.close()  # requests in progress hold the client, and it holds them
 
     # ---- plugins and backends ----
 
@@ -178,7 +178,7 @@ class nixlAgent:
         if plugin not in PLUGINS:
             raise nixlNotFoundError("no plugin '%s'" % plugin)
         if any(p == plugin for p, _ in self._backends.values()):
-            raise nixlInvalidParamError("backend '%s' is there already" % plugin)
+            raise nixlInvalidParamError("backend '%s' already exists" % plugin)
         handle = next(self._numbers)
         self._backends[handle] = (plugin, dict(params))
         return handle
@@ -200,15 +200,15 @@ class nixlAgent:
     @plain_abi
     def registerMem(self, descs, backends=[]):
         if not isinstance(descs, nixlRegDList):
-            raise TypeError("a nixlRegDList is wanted")
+            raise TypeError("not a nixlRegDList")
         self._need_backend(backends)
         mem = descs.getType()
         if mem is FILE_SEG:
             self._need_posix(backends)
         elif mem is not DRAM_SEG and mem is not VRAM_SEG:
-            raise nixlNotFoundError("%s: kvd moves memory and files" % mem.name)
+            raise nixlNotFoundError("%s: kvd supports memory and files" % mem.name)
         if descs.isEmpty():
-            raise nixlBackendError("an empty list registers nothing")
+            raise nixlBackendError("the list is empty")
         made, paths = [], set()
         try:
             for i, (address, nbytes, device) in enumerate(descs.table().tolist()):
@@ -223,7 +223,7 @@ class nixlAgent:
                     from error
             raise
         with self._lock:
-            for key, region in made:  # and to the end: the newest
+            for key, region in made:  # in the order of registration: the newest counts
                 self._regions[key] = self._regions.pop(key, []) + [region]
             self._paths |= paths
             self._changed()
@@ -232,7 +232,7 @@ class nixlAgent:
     def _need_posix(self, backends):
         if not any(self._backend(handle)[0] == "POSIX"
                    for handle in backends or self._backends):
-            raise nixlNotFoundError("files are the backend POSIX's: create_backend('POSIX')")
+            raise nixlNotFoundError("files need the backend POSIX: create_backend('POSIX')")
 
     def _file(self, key, meta, paths):
         _, offset, nbytes, device = key
@@ -262,7 +262,7 @@ class nixlAgent:
                 raise
         finally:
             if fd is not None:
-                os.close(fd)  # the region has its own
+                os.close(fd)  # the region has a duplicate
 
     def _unregister(self, region):
         if region:
@@ -274,7 +274,7 @@ class nixlAgent:
             raise nixlBackendError("memory [%#x, +%d) of device %d cannot be registered"
                                    % (address, nbytes, device))
         if not nbytes:
-            return None  # legal, and the daemon need not know
+            return None  # legal, and not sent to the daemon
         if mem is VRAM_SEG:
             piece = cuda.describe(address, nbytes)
             return _kvd.Region(self._kvd, "cuda_ipc", nbytes, address, -1, piece.offset,
@@ -290,7 +290,7 @@ class nixlAgent:
     @plain_abi
     def deregisterMem(self, descs, backends=[]):
         if not isinstance(descs, nixlRegDList):
-            raise TypeError("a nixlRegDList is wanted")
+            raise TypeError("not a nixlRegDList")
         self._need_backend(backends)
         taken = []
         with self._lock:
@@ -311,7 +311,7 @@ class nixlAgent:
         return SUCCESS
 
     def _changed(self):
-        """Own regions came or went. With the lock."""
+        """Own regions were added or removed. With the lock."""
         spans = {}
         for mem, *span in self._regions:
             spans.setdefault(mem, []).append(span)
@@ -332,17 +332,17 @@ class nixlAgent:
 
     def queryMem(self, descs, backend):
         if not isinstance(descs, nixlRegDList):
-            raise TypeError("a nixlRegDList is wanted")
+            raise TypeError("not a nixlRegDList")
         if self._backend(backend)[0] != "POSIX":
-            raise nixlNotSupportedError("only files can be asked for: the backend POSIX")
+            raise nixlNotSupportedError("only files can be queried: the backend POSIX")
         return [_files.queried(descs[i][3]) for i in range(descs.descCount())]
 
     # ---- metadata ----
 
     def _secret(self, regions):
-        """(epoch, secret) for metadata that tells of these regions (numbers), None: of all.
-        One secret an agent, which opens what metadata has told of and no more, not the
-        session's own. A daemon's restart ends it."""
+        """(epoch, secret) for metadata of these regions (numbers), None: of all. An agent has one
+        secret, which gives access to the regions in its metadata and no others; it is not the
+        session's. A daemon's restart ends it."""
         bounds = {} if regions is None else {"regions": regions}
         told = None if regions is None else frozenset(regions)
         with self._granting:
@@ -367,9 +367,9 @@ class nixlAgent:
     def getLocalMD(self):
         if not self._backends:
             raise nixlInvalidParamError("no backend was created")
-        _waiting(self._kvd)  # the daemon may be another one by now
+        _waiting(self._kvd)  # the daemon may have been replaced
         if self._kvd.lost():
-            self._kvd.key()  # waits for the next session: the last one's would be in vain
+            self._kvd.key()  # waits for the next session: the last one's secret is void
         blob, change = self._blob, self._changes
         if blob and blob[:2] == (self._kvd.epoch, change):
             return blob[2]
@@ -383,12 +383,12 @@ class nixlAgent:
     @plain_abi
     def getLocalPartialMD(self, descs, inc_conn_info=False, backends=[]):
         if not isinstance(descs, nixlRegDList):
-            raise TypeError("a nixlRegDList is wanted")
+            raise TypeError("not a nixlRegDList")
         self._need_backend(backends, nixlInvalidParamError)
         rows, numbers = [], []
         mem = descs.getType()
         if mem is FILE_SEG:
-            raise nixlBackendError("files are their own agent's: no other reaches them")
+            raise nixlBackendError("files can be accessed by their own agent only")
         for address, nbytes, device in descs.table().tolist():
             if (mem, address, nbytes, device) not in self._regions:
                 raise nixlNotFoundError("[%#x, +%d) of device %d is not registered"
@@ -398,7 +398,7 @@ class nixlAgent:
                         if region]
         if len(numbers) > GRANT_REGIONS_MAX:
             numbers = None
-        head = self._head(numbers)  # what is told may be used, whoever told the secret
+        head = self._head(numbers)  # all holders of the secret may use regions in the metadata
         if rows and not inc_conn_info:
             head = {"name": self._name}
         return _metadata.pack(head, np.array(rows, np.uint64).reshape(-1, 3))
@@ -418,12 +418,12 @@ class nixlAgent:
                 remote = self._remotes[name] = Remote(name, head, since)
             elif remote is None:
                 raise nixlNotFoundError("regions of '%s', whose connection information is "
-                                        "not known" % name)
+                                        "unknown" % name)
             more = remote.learn(regions, head.get("full", 0))
         known = remote.attach
         self._reach(remote)
         if more and known is not None and known is remote.attach:
-            known.refresh(ATTACH_S)  # the daemons learn of them, too
+            known.refresh(ATTACH_S)  # the daemons get the regions, too
         return name.encode("utf-8", "surrogateescape")
 
     def _attach(self, remote):
@@ -431,8 +431,8 @@ class nixlAgent:
         return _kvd.Attach(self._kvd, remote.endpoint, remote.epoch, remote.secret, ATTACH_S)
 
     def _reach(self, remote):
-        """Its attachment. A dead one is made again behind the caller's back, once a
-        second, because a link may come back while an engine does not."""
+        """Its attachment. A dead one is made again in the background, once a second, because a link
+        may recover while an engine does not."""
         if remote.attach is None:
             remote.attach = self._attach(remote)
             if self._require:
@@ -440,7 +440,7 @@ class nixlAgent:
         elif remote.attach.state() < 0:
             if remote.again is not None and remote.again.state() == 1:
                 remote.attach, remote.again = remote.again, None
-                if self._require:  # the way there may be another now
+                if self._require:  # the transport may have changed
                     self._require_check(remote)
             elif (remote.again is None or remote.again.state() < 0) and \
                     time.monotonic() - remote.tried > RETRY_S:
@@ -448,8 +448,8 @@ class nixlAgent:
         return remote.attach
 
     def _look(self, remote, age=LOOK_S):
-        """Ask the own daemon whether it knows of an end of that session: one round trip,
-        when it was not asked for `age` seconds."""
+        """Query the own daemon for the end of that session: one round trip, if the last query is
+        older than `age` seconds."""
         attach, now = self._reach(remote), time.monotonic()
         if attach.state() == 1 and now - remote.asked > age:
             remote.asked = now
@@ -457,13 +457,13 @@ class nixlAgent:
                 attach.check(TIMEOUT_S)
             except Error as error:
                 if error.number >= 512 or error.code == "EBUSY":
-                    raise  # the own daemon's silence; or it has only just come back
+                    raise  # the own daemon does not answer, or has only just started again
                 attach.refuse(error.number, error.message)
                 attach = self._reach(remote)
         return attach
 
     def _require_check(self, remote):
-        """KVD_REQUIRE: wait for the way to the peer, and refuse one that is not named."""
+        """KVD_REQUIRE: wait for the transport to the peer, and refuse one that is not listed."""
         self._await(remote)
         for peer in self._client.command("peer.list")["peers"]:
             if peer.get("endpoint") != remote.endpoint:
@@ -475,7 +475,7 @@ class nixlAgent:
             self._remotes.pop(remote.name, None)
             if remote is self._self:
                 self._self = None
-            raise nixlBackendError("KVD_REQUIRE=%s: '%s' is reached by %s"
+            raise nixlBackendError("KVD_REQUIRE=%s: the transport to '%s' is %s"
                                    % (",".join(self._require), remote.name, used))
 
     def _await(self, remote, seconds=ATTACH_S):
@@ -503,15 +503,15 @@ class nixlAgent:
         return remote
 
     def _usable(self, remote):
-        """A session of the own daemon ended with it: its metadata is of the past."""
+        """A session of the own daemon ended with it: its metadata is out of date."""
         if remote.failed:
-            _waiting(self._kvd)  # the daemon may be another one by now
+            _waiting(self._kvd)  # the daemon may have been replaced
         if remote.beside and self._restarted(remote):
             raise nixlRemoteDisconnectError(self._restarted(remote))
 
     def _restarted(self, remote):
-        """Nothing, or that the own daemon was restarted since the metadata came, and what
-        to do."""
+        """Nothing, or that the own daemon was restarted after the metadata was loaded, and the
+        remedy."""
         if remote.since is None or self._kvd.info()["instance"] == remote.since:
             return ""
         who = "the daemon of both agents was restarted:" if remote.beside else \
@@ -549,7 +549,7 @@ class nixlAgent:
     def checkRemoteMD(self, name, descs):
         name = text_of(name)
         if not isinstance(descs, (nixlXferDList, nixlRegDList)):
-            raise TypeError("a nixlXferDList is wanted")
+            raise TypeError("not a nixlXferDList")
         if name == self._name:
             spans = self._spans.get(descs.getType(), ())
         else:
@@ -571,10 +571,10 @@ class nixlAgent:
 
     def _courier(self, ip_addr, port):
         if not isinstance(ip_addr, (str, bytes)) or not hasattr(port, "__index__"):
-            raise TypeError("an address as str, and a port as int, are wanted")
+            raise TypeError("needs an address (str) and a port (int)")
         if not ip_addr:
-            raise nixlInvalidParamError("an IP address is needed: kvd's directory (option "
-                                        "cluster) keeps no metadata of NIXL's")
+            raise nixlInvalidParamError("needs an IP address: kvd's directory (option "
+                                        "cluster) keeps no metadata of NIXL")
         return self._listener
 
     def getListenPort(self):
@@ -623,8 +623,8 @@ class nixlAgent:
         elif isinstance(descs, nixlXferDList):
             mem, table, columns = descs.getType(), descs.table(), 3
         else:
-            raise TypeError("prepXferDlist: a nixlXferDList, or a memory type with an Nx5 "
-                            "array, is wanted")
+            raise TypeError("prepXferDlist: needs a nixlXferDList, or a memory type with an Nx5 "
+                            "array")
         return self._prepare(name, mem, table, columns)
 
     def _prepare(self, name, mem, table, columns):
@@ -673,7 +673,7 @@ class nixlAgent:
         if not data:
             return None
         if len(data) > NOTIF_MAX:
-            raise nixlInvalidParamError("a notification of %d bytes, at most %d"
+            raise nixlInvalidParamError("notification of %d bytes (limit %d)"
                                         % (len(data), NOTIF_MAX))
         return self._prefix + data
 
@@ -711,7 +711,7 @@ class nixlAgent:
                       backend=[]):
         for descs in (local_descs, remote_descs):
             if not isinstance(descs, nixlXferDList):
-                raise TypeError("a nixlXferDList is wanted")
+                raise TypeError("not a nixlXferDList")
         name = text_of(remote_agent)
         remote = self._remote(name)
         self._need_backend(backend)
@@ -719,7 +719,7 @@ class nixlAgent:
         if files:
             self._need_posix(backend)
         if local_descs.descCount() != remote_descs.descCount():
-            raise nixlInvalidParamError("%d local descriptors for %d remote ones"
+            raise nixlInvalidParamError("%d local and %d remote descriptors"
                                         % (local_descs.descCount(),
                                            remote_descs.descCount()))
         message = self._message(notif_msg)
@@ -729,7 +729,7 @@ class nixlAgent:
         except BaseException:
             self.releasedDlistH(local)
             raise
-        # the request alone holds them
+        # only the request holds them
         mine, theirs = self._dlists[local][0], self._dlists[target][0]
         self.releasedDlistH(local), self.releasedDlistH(target)
         xfer = _Xfer(operation, mine, None, theirs, None, message, local_descs.descCount())
@@ -765,7 +765,7 @@ class nixlAgent:
 
     @plain_abi
     def _heal(self, xfer, remote):
-        """Over a new attachment, if there is one: the link may be back."""
+        """Over a new attachment, if there is one: the link may have recovered."""
         try:
             xfer.rebind(self._look(remote))
         except Error as error:
@@ -785,8 +785,8 @@ class nixlAgent:
         raise self._failed(handle, code)
 
     def _failed(self, handle, code):
-        """The exception of a failed transfer: a new one with the same text each time,
-        because one that is raised again and again collects tracebacks."""
+        """The exception of a failed transfer: a new one with the same text each time, because
+        raising one repeatedly collects tracebacks."""
         told = self._failures.get(handle)
         if told is None:
             xfer, remote = self._requests[handle]
@@ -833,7 +833,7 @@ class nixlAgent:
 
     @plain_abi
     def releaseXferReq(self, handle):
-        """In flight: begins the cancel, and raises until the memory is quiesced."""
+        """In flight: starts the cancel, and raises until the memory is quiesced."""
         if not self._request(handle)[0].stop():
             raise nixlBackendError("the request is being canceled, and its memory may still "
                                    "move: release it again")
@@ -841,7 +841,7 @@ class nixlAgent:
         return SUCCESS
 
     def _abandon(self, handle):
-        """Its handle is gone: the daemon cancels it and forgets it when it has quiesced."""
+        """Its handle is unreferenced: the daemon cancels it and frees it when it has quiesced."""
         self._requests.pop(handle, None)
         self._failures.pop(handle, None)
         self._of_files.discard(handle)
@@ -857,7 +857,7 @@ class nixlAgent:
     def genNotif(self, remote_agent, msg, backends=()):
         name, data = text_of(remote_agent), bytes_of(msg)
         if len(data) > NOTIF_MAX:
-            raise nixlInvalidParamError("a notification of %d bytes, at most %d"
+            raise nixlInvalidParamError("notification of %d bytes (limit %d)"
                                         % (len(data), NOTIF_MAX))
         self._need_backend(backends, nixlBackendError)
         remote = self._remote(name)
@@ -874,8 +874,8 @@ class nixlAgent:
         if not self._backends:
             raise nixlBackendError("no backend was created")
         if type(notif_map) is not dict:
-            raise TypeError("a dict of notifications is wanted")
-        # what was given stays as it is, as with NIXL
+            raise TypeError("not a dict of notifications")
+        # existing entries are kept, as with NIXL
         out = {name: list(told) for name, told in notif_map.items()} if notif_map else {}
         try:
             if _waiting(self._kvd):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Descriptor lists. One is a table of u64 (address, length, device) while it is only
-handed on, and a Python list once somebody changes it row by row."""
+"""Descriptor lists. A list is a table of u64 (address, length, device) while it is only passed
+on, and a Python list once it is changed row by row."""
 import operator
 
 import numpy as np
@@ -12,12 +12,12 @@ from ._status import nixl_mem_t, nixlNotFoundError
 
 def _type_check(mem):
     if not isinstance(mem, nixl_mem_t):
-        raise TypeError("a nixl_mem_t is wanted, not %s" % type(mem).__name__)
+        raise TypeError("not a nixl_mem_t: %s" % type(mem).__name__)
     return mem
 
 
 def _table(rows):
-    """An (N, 3) array of u64 from what numpy gives."""
+    """An (N, 3) array of u64 from numpy's types."""
     if rows.ndim != 2 or rows.shape[1] != 3:
         raise ValueError("descs must be a Nx3 numpy array")
     check_u64(rows, "Nx3")
@@ -25,7 +25,7 @@ def _table(rows):
 
 
 def check_u64(rows, shape):
-    """What NIXL takes as a table: 64-bit integers of this machine, row behind row."""
+    """NIXL's form of a table: 64-bit integers of this machine, consecutive rows."""
     if rows.dtype.kind not in "iu" or rows.dtype.itemsize != 8 or not rows.dtype.isnative:
         raise ValueError("descs must be a %s numpy array of uint64 or int64" % shape)
     if not rows.flags.c_contiguous:
@@ -41,7 +41,7 @@ def strided(table):
 
 
 class _DescList:
-    """What the three kinds have in common. _width: of a row as a tuple."""
+    """Common parts of the three kinds. _width: of a row as a tuple."""
 
     __slots__ = ("_mem", "_array", "_rows", "__weakref__")
     __hash__ = None
@@ -72,9 +72,9 @@ class _DescList:
 
     @staticmethod
     def _count(n):
-        """False, too, is a number of them: NIXL once had a third argument there."""
+        """False is accepted as a number: NIXL once had a third argument in this place."""
         if not hasattr(n, "__index__"):
-            raise TypeError("descs: an array, a list of tuples or a number is wanted")
+            raise TypeError("descs: needs an array, a list of tuples or a number")
         if n.__index__() < 0:
             raise ValueError("descs: a negative number of descriptors")
         return n.__index__()
@@ -87,11 +87,11 @@ class _DescList:
         return n
 
     def _row(self, row):
-        """What a tuple has beyond the list's own width is not looked at, as in NIXL."""
+        """Elements of a tuple beyond the list's width are ignored, as in NIXL."""
         if not isinstance(row, tuple):
-            raise TypeError("a tuple is wanted, not %s" % type(row).__name__)
+            raise TypeError("not a tuple: %s" % type(row).__name__)
         if len(row) < self._width:
-            raise IndexError("a tuple of %d is wanted" % self._width)
+            raise IndexError("needs a tuple of %d" % self._width)
         row = row[:self._width]
         try:
             return (self._number(row[0]), self._number(row[1]), self._number(row[2])) \
@@ -106,7 +106,7 @@ class _DescList:
         self._array = _table(array)
 
     def _list(self):
-        """As rows, to be changed."""
+        """As rows that can be changed."""
         if self._rows is None:
             self._rows = [self._row(tuple(r) + self._blank()[3:])
                           for r in self._array.tolist()]

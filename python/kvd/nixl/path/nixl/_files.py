@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of an agent (FILE_SEG): where their bytes lie among the addresses that the daemon
-knows, and what NIXL's POSIX plugin says of them.
+"""Files of an agent (FILE_SEG): addresses of their bytes for the daemon, and the replies of NIXL's
+POSIX plugin.
 
-A row of a file is (offset, length, device), and devices overlap. The daemon knows bytes by
-address alone; so each registration gets a range of numbers that no memory has, and rows
-are written anew in it. The engine opens files, or this module in its process: the daemon
-is handed descriptors and opens nothing."""
+A row of a file is (offset, length, device), and devices overlap. The daemon identifies bytes by
+address alone; so each registration gets a range of numbers outside of all memory, and rows are
+rewritten in it. The engine opens files, or this module in its process: the daemon receives
+descriptors and opens no file."""
 import os
 import re
 import threading
@@ -17,7 +17,7 @@ from ._status import nixlBackendError, nixlNotFoundError
 FIRST, END = 1 << 62, (1 << 63) - 1  # kvd's, of files
 WHOLE = 1 << 46  # bytes of a file that was registered with length 0, which means all
 PAGE = 4096
-# of what NIXL's plugin takes; nothing here depends on it
+# parameters of NIXL's plugin, without effect here
 PARAMS = {"use_posix_aio": "false", "use_uring": "false", "use_aio": "false",
           "kernel_queue_size": "256", "ios_pool_size": "65536"}
 _FLAGS = {b"ro": os.O_RDONLY, b"rw": os.O_RDWR, b"direct": os.O_DIRECT, b"sync": os.O_SYNC,
@@ -27,8 +27,8 @@ _path_mode = re.compile(rb"((?:ro|rw)(?:,(?:direct|sync|noatime|create))*):(.+)"
 
 
 def opened(meta):
-    """A descriptor of the file that "rw,create:PATH" names; None: meta is no such thing,
-    and the device is the descriptor."""
+    """A descriptor of the file that "rw,create:PATH" names; None: meta has another form, and the
+    device is the descriptor."""
     mode = _path_mode(meta)
     if mode is None:
         return None
@@ -43,7 +43,7 @@ def opened(meta):
 
 
 def queried(meta):
-    """What stat(2) says of the path, as NIXL's plugins give it; None: it is not there."""
+    """stat(2) of the path in the form of NIXL's plugins; None: it does not exist."""
     try:
         told = os.stat(meta)
     except (OSError, ValueError):
@@ -59,7 +59,7 @@ class Ranges:
         self._lock, self._next, self._used = threading.Lock(), FIRST, {}
 
     def take(self, nbytes):
-        size = -(-nbytes // PAGE) * PAGE + PAGE  # neighbours never touch
+        size = -(-nbytes // PAGE) * PAGE + PAGE  # neighbours are never adjacent
         with self._lock:
             at = self._next
             if size > END - at:
@@ -69,7 +69,7 @@ class Ranges:
         return at
 
     def _gap(self, size):
-        """Behind the last one there is no room: one between those that are left."""
+        """Without space after the last range: one between the remaining ranges."""
         at = FIRST
         for used in sorted(self._used):
             if used - at >= size:
@@ -86,9 +86,9 @@ class Ranges:
 
 
 def addresses(table, files):
-    """The rows with addresses in the place of offsets. files: {device: [(offset, bytes,
-    address of that offset)]}, the newest last: numbers of descriptors come again, and NIXL
-    means the present one. Rows are of 3 columns, or 5 with stride and count."""
+    """The rows with addresses in place of offsets. files: {device: [(offset, bytes, address of that
+    offset)]}, the newest last: descriptor numbers are reused, and NIXL means the current one. Rows
+    have 3 columns, or 5 with stride and count."""
     out = np.array(table, np.uint64)
     for i, (offset, nbytes, device, *more) in enumerate(table.tolist()):
         span = nbytes + more[0] * (more[1] - 1) if more and more[1] else nbytes

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metadata by TCP between agents, for those that asked for a listen thread.
+"""Metadata over TCP between agents with a listen thread.
 
-A message is u32 kind, u32 length, bytes; one a connection, and SEND is answered by one
-LOAD. Metadata lets its holder read and write memory and nothing here authenticates the asker, so
-the listener binds to loopback; KVD_NIXL_LISTEN names another address."""
+A message is u32 kind, u32 length, bytes; one per connection, and SEND is answered by one LOAD.
+Metadata permits reading and writing memory, and the requester is not authenticated, so the listener
+binds to loopback; KVD_NIXL_LISTEN names another address."""
 import os
 import queue
 import select
@@ -44,7 +44,7 @@ def _send(sock, kind, data=b""):
 
 
 class Listener:
-    """Two threads: one serves, one asks; both end with the agent."""
+    """Two threads: a server and a client; both end with the agent."""
 
     def __init__(self, agent, port):
         import weakref
@@ -87,7 +87,7 @@ class Listener:
             if self._wake in ready:
                 break
             peer = self._sock.accept()[0]
-            # one slow peer must not keep the others waiting
+            # one slow peer must not delay the others
             threading.Thread(target=self._answer, args=(peer,), daemon=True).start()
         self._sock.close()
         os.close(self._wake)

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agent metadata: what another agent needs to reach this one's memory.
+"""Agent metadata: all that another agent needs to access this one's memory.
 
     8 bytes  "KVDNIXL1"
     u32      length of all of it        u32  CRC-32 of what follows
     u32      length of the JSON part    u32  number of regions
     JSON     {"name", and with connection information: "endpoint", "instance", "epoch",
-              "secret"; "full": when these are all regions, the number of the change
-              to them that this is of}
+              "secret"; "full": if these are all regions, the number of the change
+              to them that this describes}
     regions  u64 memory type + 256 * device, u64 address, u64 bytes each
 
-All little-endian. Whoever has it may read and write the regions that the agent has told of
-so far, to whomever: it is a secret."""
+All little-endian. It is a secret: its holder may read and write all regions that the agent has put
+into any metadata so far."""
 import json
 import re
 import struct
@@ -24,7 +24,7 @@ MAGIC = b"KVDNIXL1"
 _HEAD = struct.Struct("<8sIIII")
 REGIONS_MAX = 1 << 20
 _SECRET = re.compile("[0-9a-f]{32}").fullmatch
-_ENDPOINT = re.compile("tcp://[!-~]{1,121}").fullmatch  # what the daemon takes as one
+_ENDPOINT = re.compile("tcp://[!-~]{1,121}").fullmatch  # an endpoint, as the daemon checks it
 
 
 def pack(head, regions):
@@ -36,7 +36,7 @@ def pack(head, regions):
 
 
 def _name_ok(name):
-    """A name that an agent can have: bytes of its own, which travel as surrogates."""
+    """A valid name of an agent: bytes, which are passed as surrogates."""
     try:
         return isinstance(name, str) and \
             0 < len(name.encode("utf-8", "surrogateescape")) < 1 << 16
@@ -56,7 +56,7 @@ def _head_check(head):
             _is(int, lambda n: 0 <= n < 1 << 64, head.get("epoch")) and \
             _is(str, _SECRET, head.get("secret"))
     if not ok:
-        raise nixlMismatchError("metadata: a field is missing or of another form")
+        raise nixlMismatchError("metadata: a field is missing or invalid")
 
 
 def unpack(blob):
@@ -64,15 +64,15 @@ def unpack(blob):
     if isinstance(blob, str):
         blob = blob.encode("utf-8", "surrogateescape")
     if not isinstance(blob, (bytes, bytearray, memoryview)):
-        raise TypeError("metadata: bytes are wanted, not %s" % type(blob).__name__)
+        raise TypeError("metadata: not bytes but %s" % type(blob).__name__)
     blob = bytes(blob)
     if len(blob) < _HEAD.size or blob[:8] != MAGIC:
         raise nixlMismatchError("metadata: not of a kvd agent")
     _, length, crc, text, count = _HEAD.unpack_from(blob)
     if length != len(blob) or zlib.crc32(blob[16:]) != crc:
-        raise nixlMismatchError("metadata: cut or changed on its way")
+        raise nixlMismatchError("metadata: truncated or corrupted")
     if count > REGIONS_MAX or _HEAD.size + text + 24 * count != len(blob):
-        raise nixlMismatchError("metadata: its parts do not add up")
+        raise nixlMismatchError("metadata: lengths of its parts are inconsistent")
     try:
         head = json.loads(blob[_HEAD.size:_HEAD.size + text])
     except (ValueError, RecursionError):

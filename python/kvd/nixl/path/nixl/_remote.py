@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another agent, as its metadata tells it."""
+"""Another agent, as its metadata describes it."""
 import numpy as np
 
 MEM_TYPES = 256  # a region's kind in metadata: memory type + device * this
 
 
 class Remote:
-    """Another agent: what its metadata told, and the way to its session."""
+    """Another agent: contents of its metadata, and the connection to its session."""
 
     __slots__ = ("name", "endpoint", "epoch", "secret", "spans", "attach", "gone", "again",
                  "asked", "tried", "failed", "full", "since", "beside")
@@ -19,18 +19,18 @@ class Remote:
         self.epoch, self.secret = head["epoch"], head["secret"]
         self.spans = {}  # memory type -> {(address, bytes, device)}, in order
         self.attach, self.gone = None, False
-        self.full = 0  # how often its regions had changed when all of them were told
+        self.full = 0  # number of the change to its regions when all of them were sent
         self.failed = False  # ever: its lists may be of an attachment that is dead
         self.again = None  # the next attachment, while the last one is dead
-        self.asked = self.tried = 0.0  # when the daemon was asked after it; made again
+        self.asked = self.tried = 0.0  # times of the last query of the daemon, and attachment
 
     def same(self, head):
         return (self.endpoint, self.epoch, self.secret) == \
             (head["endpoint"], head["epoch"], head["secret"])
 
     def learn(self, regions, full):
-        """Whether there are some that were not known. full: these are all, and of which
-        change of its regions; what is no newer than what is known tells nothing."""
+        """Whether some of them are new. full: these are all, as of that change of its regions;
+        older metadata is ignored."""
         if 0 < full <= self.full:
             return False
         before, self.full = self.spans, max(self.full, full)

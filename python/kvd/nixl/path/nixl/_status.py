@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Enums and exceptions of NIXL's binding layer, and how kvd's errors become them."""
+"""Enums and exceptions of NIXL's binding layer, and the mapping from kvd's errors."""
 import enum
 
 
@@ -79,7 +79,7 @@ _BY_CODE = {
     "EREVOKED": nixlNotFoundError, "ERANGE": nixlNotFoundError,
     "EPERM": nixlNotAllowedError,
     "ECANCELED": nixlCancelledError, "EABORTED": nixlCancelledError,
-    # the remote engine, its daemon, or the way there; EBUSY: not there again yet
+    # the remote engine, its daemon, or the connection; EBUSY: not connected again yet
     "EBUSY": nixlRemoteDisconnectError,
     "EPEER": nixlRemoteDisconnectError, "ESESSION": nixlRemoteDisconnectError,
     "ERESTART": nixlRemoteDisconnectError, "EAUTH": nixlRemoteDisconnectError,
@@ -90,7 +90,7 @@ _BY_CODE = {
 
 
 def from_code(code, why=""):
-    """The exception for one of kvd's codes; all else is the backend's."""
+    """The exception for one of kvd's codes; all others are the backend's."""
     text = "%s (kvd: %s)" % (why, code) if why else "kvd: " + code
     return _BY_CODE.get(code, nixlBackendError)(text)
 

@@ -22,5 +22,5 @@ def ba_buf(p, n):
 
 
 def verify_transfer(a, b, n):
-    """n bytes at a and at b are the same."""
+    """Check that n bytes at a and at b are equal."""
     assert ctypes.string_at(a, n) == ctypes.string_at(b, n), "the transfer's bytes differ"

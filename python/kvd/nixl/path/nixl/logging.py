@@ -16,7 +16,7 @@ LOGGING_CONFIG = {
     "handlers": {
         "consoleHandler": {
             "class": "logging.StreamHandler",
-            "level": "DEBUG",  # NIXL's own says INFO, and hides what its variable asks for
+            "level": "DEBUG",  # NIXL's own is INFO, which hides levels that its variable selects
             "formatter": "simpleFormatter",
             "stream": "ext://sys.stdout",
         },
@@ -37,7 +37,7 @@ def set_log_level_by_env(nixl_logger):
         return
     level = _LEVELS.get(wanted.upper())
     if level is None:
-        nixl_logger.warning("NIXL_LOG_LEVEL: '%s' is none of %s", wanted, " ".join(_LEVELS))
+        nixl_logger.warning("NIXL_LOG_LEVEL: '%s' is not one of %s", wanted, " ".join(_LEVELS))
         return
     nixl_logger.setLevel(level)
     nixl_logger.info("Log level set to %s by NIXL_LOG_LEVEL", wanted.upper())
