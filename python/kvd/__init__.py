@@ -18,7 +18,7 @@ try:
     from . import _kvd
 except ImportError as error:
     if error.name != __name__:
-        raise  # it is there, and something that it needs is not
+        raise  # _kvd exists, but something that it imports does not
     raise ImportError(
         "kvd: no extension module _kvd for this Python in %s: a source tree, or a build for "
         "another Python. Install the package (pip install ./python in the source tree, or "

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m kvd daemon ARGS... | ctl ARGS...: the programs kvd and kvd-ctl, in place of
-this process."""
+"""python -m kvd daemon ARGS... | ctl ARGS...: run kvd or kvd-ctl in place of this
+process."""
 import os
 import sys
 
@@ -9,7 +9,7 @@ from .daemon import program
 USAGE = """usage: python -m kvd daemon ARGS... | ctl ARGS...
   daemon  run kvd
   ctl     run kvd-ctl
-The programs are this package's own, else those in PATH."""
+The programs of this package are used, else those in PATH."""
 
 
 def _run(name, args):
@@ -21,11 +21,11 @@ def _run(name, args):
     except OSError as error:
         why = "%s: %s" % (path, error.strerror)
     print("%s: %s" % (name, why), file=sys.stderr)
-    return 127  # a shell's status of a command that it cannot run
+    return 127  # a shell's status for a command that it cannot run
 
 
 def main(argv):
-    """Exit status of `python -m kvd ARGV`, where it returns."""
+    """Exit status of `python -m kvd ARGV`, if it returns."""
     names = {"daemon": "kvd", "ctl": "kvd-ctl"}
     if not argv or argv[0] not in names:
         print(USAGE, file=sys.stderr)

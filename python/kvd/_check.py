@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments, before anything is made of them: TypeError for another type, ValueError for
-a value outside its limits. The text names the argument, what came, and what is allowed. A
-bool is not a number."""
+"""Checks of arguments before use: TypeError for another type, ValueError for a value
+outside its limits. The text names the argument, its value, and the limit. A bool is not a
+number."""
 import operator
 
 import numpy as np
@@ -10,7 +10,7 @@ U32, U64 = 0xffffffff, 0xffffffffffffffff
 
 
 def came(value):
-    """What came, short."""
+    """The value, shortened."""
     text = repr(value)
     return "%s (%s)" % (text if len(text) <= 60 else text[:57] + "...", type(value).__name__)
 
@@ -20,7 +20,7 @@ def wrong(name, value, allowed):
 
 
 def integer(name, value, low=0, high=U64):
-    """An int; numpy's integers are taken, too."""
+    """An int; numpy's integers are accepted."""
     if not isinstance(value, (bool, np.bool_)):
         try:
             number = operator.index(value)
@@ -58,14 +58,14 @@ def seconds(name, value):
 
 
 def span(name, value, high=U64):
-    """(begin, end) with begin < end, or None: all, which is (0, 0) below."""
+    """(begin, end) with begin < end, or None: all, which is (0, 0) for the daemon."""
     if value is None:
         return 0, 0
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise wrong(name, value, "a pair (begin, end) or None")
     begin, end = (integer("%s[%d]" % (name, i), v, 0, high) for i, v in enumerate(value))
     if end < begin or end == 0:
-        raise ValueError("%s: (%d, %d) is not a begin below an end; None means all"
+        raise ValueError("%s: (%d, %d): begin must be less than end; None means all"
                          % (name, begin, end))
     return begin, end
 

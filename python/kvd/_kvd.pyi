@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The extension. Clients use what kvd exports; of it, only regions are seen by them.
+# The extension. Clients use the names that kvd exports; among its types they see only Region.
 from typing import Any, Callable, Optional
 
 class Region:

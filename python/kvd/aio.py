@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same client for asyncio: nothing blocks the loop.
+"""The same client for asyncio: no call blocks the loop.
 
-Requests are written at once; the loop watches the daemon's socket and completes the
-futures. A room's state is read from shared memory, so waiting for one costs a timer. While
-there is no session calls raise ConnectionError (ELOST, retryable); the client comes back by
-itself."""
+Requests are sent at once; the loop watches the daemon's socket and completes the futures. A
+room's state is read from shared memory, so waiting for one costs a timer. Without a session
+calls raise ConnectionError (ELOST, retryable); the client reconnects by itself."""
 import asyncio
 import json
 
@@ -17,7 +16,7 @@ from .rooms import (BOOTSTRAPPING, FAILED, NOREPLY, OFFER, PULL, RECV, ROLES, SE
 
 
 class AsyncRoom:
-    """Of AsyncClient.send(), recv(), offer() or pull(); a kvd.Room whose calls are
+    """Made by AsyncClient.send(), recv(), offer() or pull(): a kvd.Room whose calls are
     awaited."""
 
     def __init__(self, client, number, role, pool, *, sources=(), receivers=0, views=None,
@@ -34,48 +33,48 @@ class AsyncRoom:
         self._room = None
 
     async def open(self):
-        """Of the client's own calls: they give an open one."""
+        """Used by the client's calls, which return an open room."""
         def make(on_done):
             self._room = _kvd.Room(*self._args, on_done=on_done, **self._kwargs)
         await self._client._ask(make)
         return self
 
     async def bind(self, views, aux=None, wait=None):
-        """recv, pull: where the bytes shall land; see kvd.Room.bind()."""
+        """recv, pull: set the destination of the bytes; see kvd.Room.bind()."""
         args = views_pack(views), aux_pack(aux), wait_pack(wait)
         await self._client._ask(lambda f: self._room.bind(*args, on_done=f))
 
     async def extend(self, lease_ms):
-        """offer: see kvd.Room.extend()."""
+        """offer: restart the lease; see kvd.Room.extend()."""
         lease_ms = _check.integer("lease_ms", lease_ms, 1, _check.U32)
         await self._client._ask(lambda f: self._room.extend(lease_ms, on_done=f))
 
     async def send(self, views, seq=0, last=True, aux=None, wait=None):
-        """send: one chunk; see kvd.Room.send()."""
+        """send: post one chunk; see kvd.Room.send()."""
         args = (_check.integer("seq", seq), views_pack(views), _check.flag("last", last),
                 aux_pack(aux), wait_pack(wait))
         await self._client._ask(lambda f: self._room.send(*args, on_done=f))
 
     async def abort(self, reason="aborted"):
-        """The state becomes FAILED once nothing of the room can move."""
+        """Abort the room. The state becomes FAILED once no byte of it can move."""
         _check.text("reason", reason)
         await self._client._ask(lambda f: self._room.abort(reason, on_done=f))
 
     async def close(self):
-        """Rooms that have ended only."""
+        """Close a room that has ended."""
         await self._client._ask(lambda f: self._room.close(on_done=f))
 
     @property
     def state(self):
-        """A read of shared memory: no system call."""
+        """The state: a read of shared memory, without a system call."""
         return self._room.state()
 
     def read(self):
-        """State and figures, from shared memory."""
+        """State and counters, from shared memory."""
         return Status(*self._room.read())
 
     async def error(self):
-        """Why it failed, or is aborting, as an exception; None if it does neither."""
+        """Why the room failed or is aborting, as an exception; None otherwise."""
         status = self.read()
         if not status.error:
             return None
@@ -84,13 +83,13 @@ class AsyncRoom:
         try:
             record = await self._client.command("room.show", room=str(self.number),
                                                 role=ROLES[self._role])
-        except Error:  # the session is gone, and its record with it
+        except Error:  # the session has ended, and its record with it
             record = {}
         return room_error(self.number, status, record.get("error"))
 
     async def wait(self, state=SUCCESS):
-        """Until the state is reached, or a later one; raises error() when the room
-        failed. A daemon that does not answer is told to the log."""
+        """Wait until the state is reached or passed. Raises error() if the room failed. A
+        daemon that does not answer is logged."""
         state = _check.integer("state", state, BOOTSTRAPPING, SUCCESS)
         pause, silence = 50e-6, Silence(self)
         while True:
@@ -105,7 +104,7 @@ class AsyncRoom:
 
 
 class AsyncClient:
-    """async with kvd.AsyncClient() as client: … The arguments are kvd.Client's."""
+    """async with kvd.AsyncClient() as client: … Arguments as of kvd.Client."""
 
     def __init__(self, socket=None, *, name=None, client=None, role=None, timeout=None):
         self._args = (socket, name, client, role, timeout)
@@ -139,7 +138,7 @@ class AsyncClient:
         self._fd, self._writing = None, False
 
     def _watch(self):
-        """libkvd's socket, and what it waits to write, may be another after each call."""
+        """Each call may replace libkvd's socket and change the events that it waits for."""
         fd, events, ms = self._client._kvd.wants()
         writing = bool(events & 4) and fd >= 0
         if fd != (-1 if self._fd is None else self._fd) or writing != self._writing:
@@ -179,36 +178,36 @@ class AsyncClient:
             start(done)
         except BaseException:
             self._futures.discard(future)
-            self._watch()  # the call may have begun to connect
+            self._watch()  # the call may have started to connect
             raise
         self._watch()
         return await future
 
     @property
     def info(self):
-        """What the daemon told of itself: endpoint, instance, session, epoch…"""
+        """The daemon's reply to hello: endpoint, instance, session, epoch…"""
         return self._client.info
 
     @property
     def endpoint(self):
-        """What other daemons dial to reach this one's."""
+        """Address at which other daemons reach this daemon."""
         return self._client.endpoint
 
     @property
     def session(self):
-        """Names this engine among those of its daemon, for Source(session=)."""
+        """Id of this engine among the sessions of its daemon, for Source(session=)."""
         return self._client.session
 
     async def command(self, cmd, **args):
-        """Any command of the control protocol; its answer as a dict."""
+        """Send any command of the control protocol. -> the reply as a dict"""
         _check.instance("cmd", cmd, str, "a str")
         text = json.dumps(args) if args else None
         answer = await self._ask(lambda f: self._client._kvd.command(cmd, text, on_done=f))
         return json.loads(answer) if answer else {}
 
     async def register(self, memory, *, name=None, adopt_memory=True, timeout=None):
-        """As kvd.Client.register(). Populating and adopting memory takes long: it is done
-        on a thread of the loop's executor."""
+        """As kvd.Client.register(). Populating and adopting memory takes long, so it runs on a
+        thread of the loop's executor."""
         return await self._loop.run_in_executor(
             None, lambda: self._client.register(memory, name=name, adopt_memory=adopt_memory,
                                                 timeout=timeout))
@@ -221,7 +220,7 @@ class AsyncClient:
     async def send(self, room, pool, *, bootstrap_ms=0, waiting_ms=0, stall_ms=0,
                    request_id=None, traceparent=None,
                    ticket=None, peers=()):
-        """Push, the prefill side; see kvd.Client.send()."""
+        """Push, prefill side; see kvd.Client.send()."""
         return await AsyncRoom(self, room, SEND, pool, bootstrap_ms=bootstrap_ms,
                                waiting_ms=waiting_ms, stall_ms=stall_ms, request_id=request_id,
                                traceparent=traceparent, ticket=ticket, peers=peers).open()
@@ -229,7 +228,7 @@ class AsyncClient:
     async def recv(self, room, pool, sources, *, receivers=0, bootstrap_ms=0, waiting_ms=0,
                    stall_ms=0, request_id=None, traceparent=None,
                    ticket=None, peers=()):
-        """Push, the decode side; see kvd.Client.recv()."""
+        """Push, decode side; see kvd.Client.recv()."""
         return await AsyncRoom(self, room, RECV, pool, sources=sources, receivers=receivers,
                                bootstrap_ms=bootstrap_ms, waiting_ms=waiting_ms,
                                stall_ms=stall_ms, request_id=request_id,
@@ -239,7 +238,7 @@ class AsyncClient:
                     wait=None, lease_ms=0,
                     bootstrap_ms=0, waiting_ms=0, stall_ms=0, request_id=None, traceparent=None,
                     ticket=None, peers=()):
-        """Pull, the prefill side; see kvd.Client.offer()."""
+        """Pull, prefill side; see kvd.Client.offer()."""
         return await AsyncRoom(self, room, OFFER, pool, views=views, receivers=receivers,
                                receivers_told=receivers_told, wait=wait,
                                aux=aux, lease_ms=lease_ms, bootstrap_ms=bootstrap_ms,
@@ -249,7 +248,7 @@ class AsyncClient:
     async def pull(self, room, pool, sources, views=None, *, receivers=0, aux=None,
                    wait=None, bootstrap_ms=0, waiting_ms=0, stall_ms=0, request_id=None, traceparent=None,
                    ticket=None, peers=()):
-        """Pull, the decode side; see kvd.Client.pull()."""
+        """Pull, decode side; see kvd.Client.pull()."""
         return await AsyncRoom(self, room, PULL, pool, sources=pull_sources(sources), views=views,
                                receivers=receivers,
                                aux=aux, wait=wait, bootstrap_ms=bootstrap_ms,

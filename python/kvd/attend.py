@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention where the KV is: query rows go to chunks, of this daemon and of others, and what
-they made of them comes back.
+"""Attention next to the KV: query rows are sent to chunks, of this daemon and of others, and
+their results are returned.
 
     attend = client.attend(rows=16, heads=16, dqk=576, dv=512, kind="mla", q_type="bf16",
                            kv_type="bf16", scale=576 ** -0.5, key="kv")
@@ -9,8 +9,8 @@ they made of them comes back.
     attend.wait(0)
     o, m, l = attend.o(0), attend.m(0), attend.l(0)
 
-Row t * heads + h is head h of query token t. o is over all tokens of the parts, m the largest
-score, l the sum of exp(score - m): what merges with attention over other tokens."""
+Row t * heads + h is head h of query token t. o covers all tokens of the parts, m is the largest
+score, l the sum of exp(score - m): enough to merge with attention over other tokens."""
 import contextlib
 from array import array
 from collections import namedtuple
@@ -28,24 +28,25 @@ TYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 PAIRS = {"halves": 0, "interleaved": 1}
 ALIGN = 64
 ROWS_MAX = 4096
-WHY_S = 5  # for the daemon's words about a post that has failed
+WHY_S = 5  # timeout of the query for a failed request's message, in seconds
 
 Rope = namedtuple("Rope", "first dims pairs inv_freq")
 Rope.__doc__ = """Values [first, first + dims) of a query row and of a key are pairs, "halves" (i
-and i + dims / 2) or "interleaved" (2i and 2i + 1), that are turned by position * inv_freq[i]:
-scaled frequencies, where the model scales them."""
+and i + dims / 2) or "interleaved" (2i and 2i + 1), rotated by position * inv_freq[i]; the
+frequencies include the model's scaling, if it has one."""
 
 Part = namedtuple("Part", "hold rows chunks tokens delta select",
                   defaults=(None, None, 0, 0, None))
 Part.__doc__ = """Rows (begin, end), None: all, and the chunks (begin, end) of a hold, None: all,
-that they attend to; tokens: from the first chunk's first on, 0: all; delta: the chunks are to
-stand so many positions further on than where they were computed; select: of each query token
-as many tokens of the part (one list each, 4294967295: none), which its heads share."""
+that they attend to. tokens: number, from the first chunk's first on, 0: all. delta: positions by
+which the chunks are shifted from where they were computed. select: for each query token one list,
+of equal length, of tokens of the part (4294967295: none), which its heads share."""
 
 AttendFacts = namedtuple("AttendFacts", "queue_us attend_us daemons together replicate")
-AttendFacts.__doc__ = """How long rows waited for a processor, and were attended, where that was
-longest; how many other daemons took part; with how many askers' rows they were attended, where
-that were most; replicate: those were more than 8, and fetching the chunks would help all."""
+AttendFacts.__doc__ = """Times in microseconds, of the slowest part: queue_us, waiting for a
+processor; attend_us, attention. daemons: number of other daemons used. together: largest number of
+requesters whose rows were computed in one batch. replicate: more than 8 of them; fetching the
+chunks would help all."""
 
 
 def _choice(name, value, names):
@@ -69,7 +70,7 @@ def _up(nbytes):
 
 
 class Attend:
-    """Seats of query rows, and the shape of an engine's attention."""
+    """Buffers ("seats") of query rows, and the shape of an engine's attention."""
 
     def __init__(self, client, *, rows, heads, dqk, dv, kind, q_type, kv_type, scale, key,
                  value=None, seats=1, kv_heads=1, first_head=0, softcap=0.0, view=None,
@@ -89,7 +90,7 @@ class Attend:
                 float(scale), float(softcap), view, key, value, _rope_pack(rope),
                 _check.seconds("timeout", timeout))
         except BaseException:
-            with contextlib.suppress(Error):  # why it was refused says more
+            with contextlib.suppress(Error):  # the refusal's own message matters more
                 self._region.unregister()
             raise
         self._at = self._attend.seat()
@@ -100,20 +101,20 @@ class Attend:
         return self._memory.array()[begin:begin + nbytes]
 
     def q(self, seat):
-        """The query rows of a seat, as an array of bytes to be written: rows x dqk of q_type."""
+        """The query rows of a seat, as a writable array of bytes: rows x dqk of q_type."""
         return self._piece(seat, self._at[1], self.rows * self.dqk * TYPE_BYTES[self.q_type])
 
     def o(self, seat):
-        """rows x dv floats."""
+        """Output: rows x dv floats."""
         return self._piece(seat, self._at[2], self.rows * self.dv * 4).view(np.float32).reshape(
             self.rows, self.dv)
 
     def m(self, seat):
-        """rows floats: the largest score of each."""
+        """Largest score: rows floats."""
         return self._piece(seat, self._at[3], self.rows * 4).view(np.float32)
 
     def l(self, seat):
-        """rows floats: the sum of exp(score - m) of each; 0: it has no tokens."""
+        """Sum of exp(score - m): rows floats; 0: the row has no tokens."""
         return self._piece(seat, self._at[4], self.rows * 4).view(np.float32)
 
     def _part_pack(self, part):
@@ -124,50 +125,51 @@ class Attend:
             per_token = len(part.select[0])
             select = array("I", [t for tokens in part.select for t in tokens])
             if len(select) != (end - begin) // self.heads * per_token:
-                raise ValueError("select: as many tokens for each query token are wanted")
+                raise ValueError("select: lists of different lengths; give each query token as "
+                                 "many tokens")
             select = select.tobytes()
         return (part.hold._hold, begin, end - begin, first, last - first, part.tokens,
                 part.delta, per_token, select)
 
     def post(self, seat, layer, parts, *, own=False, deadline=0.0):
-        """Never waits: q is the engine's again when the state is TRANSFERRING, o, m and l are
-        there when it is SUCCESS. own: the seat's o, m and l before are a part, too. deadline:
-        seconds, then it fails; 0: one."""
+        """Send a seat's rows. Never waits: q may be written again in the state TRANSFERRING; o, m
+        and l are complete in SUCCESS. own: merge the seat's previous o, m and l, too. deadline:
+        seconds until the request fails; 0: one."""
         self._attend.post(seat, _check.integer("layer", layer, 0, _check.U32),
                           tuple(self._part_pack(p) for p in parts), _check.flag("own", own),
                           round(deadline * 1e6))
 
     def state(self, seat):
-        """A read of shared memory: no system call. WAITING_FOR_INPUT: q was not read yet."""
+        """The state: a read of shared memory. WAITING_FOR_INPUT: q has not been read yet."""
         return self._attend.state(seat)
 
     def wait(self, seat, timeout=None):
-        """Until the post has ended; raises what it failed with."""
+        """Wait until the request has ended; raises its error."""
         now = self._attend.wait(seat, _check.seconds("timeout", timeout))
         if now == FAILED:
             raise self.error(seat)
         if now not in (SUCCESS, BOOTSTRAPPING):
-            raise TimeoutError("seat %d: not attended in time" % seat, "ENOREPLY", 0, "op", True)
+            raise TimeoutError("seat %d: no result in time" % seat, "ENOREPLY", 0, "op", True)
 
     def error(self, seat):
-        """Why it failed, as an exception; None: it has not."""
+        """Why the request failed, as an exception; None otherwise."""
         if self.state(seat) != FAILED:
             return None
         told = self._attend.error(seat, WHY_S)
         if not told:
-            return error_make(0, "EINTERNAL", True, "op", "seat %d: it failed" % seat)
+            return error_make(0, "EINTERNAL", True, "op", "seat %d: failed" % seat)
         return error_make(*told)
 
     def read(self, seat):
-        """Figures of the seat's last post."""
+        """Measurements of the seat's last request. -> AttendFacts"""
         return AttendFacts(*self._attend.read(seat))
 
     def stop(self, seat):
-        """It fails; what is under way elsewhere is nobody's."""
+        """Cancel the request. It fails; results of other daemons are dropped."""
         self._attend.stop(seat)
 
     def close(self, timeout=None):
-        """Posts that are under way end."""
+        """Close. Requests in progress are cancelled."""
         self._attend.close(_check.seconds("timeout", timeout))
         self._region.unregister()
 

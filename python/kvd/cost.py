@@ -1,31 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Route a query to the holders of KV, fetch the KV, or compute it again: what each costs.
+"""Route a query to the holders of KV, fetch the KV, or recompute it: the cost of each.
 
     page = kvd.cost.preset("h100-ibgda")
     choice = page.decide(kvd.cost.Model.mla(layers=27, heads=16, dqk=576, dv=512),
                          [kvd.cost.Holder(tokens=32768)], steps=100, shifted=True)
     choice.way, choice.even_steps       # 'fetch', 51.66…
 
-By what the daemon has measured (its attends answer fp32: out_bytes=4), for what a hold found at
-another daemon:
+With the daemon's measurements (its attention replies are fp32: out_bytes=4), for a hold that was
+found at another daemon:
 
     page, there = client.cost_page(), hold.holders()[0]
     page.decide(model, [kvd.cost.Holder(tokens=there.tokens, peer=there.peer)], …)
 
-Arithmetic: nobody is asked, nothing is moved. docs/route.md has the model."""
+Arithmetic only: no query is sent, no byte is moved. docs/route.md has the model."""
 import math
 from typing import NamedTuple
 
 from . import _check, _kvd
 
 ROUTE, FETCH, LOCAL = "route", "fetch", "local"
-SELF = bytes(16)  # the one peer of a preset's page
+SELF = bytes(16)  # the one peer of a preset page
 _WAYS = (None, ROUTE, FETCH, LOCAL)
 
 
 class Model(NamedTuple):
-    """As one rank has it. Bytes: of a value of q and KV; of the output; of a token and layer
-    of KV (0: by the others)."""
+    """The model as one rank has it. Sizes in bytes: of a value of q and KV; of the output; of a
+    token and layer of KV (0: computed from the others)."""
     kind: int
     layers: int
     heads: int
@@ -46,8 +46,8 @@ class Model(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """What an instance (16 bytes) holds of the context; `selected`: of that, what a query
-    token attends to."""
+    """The share of the context that an instance (16 bytes) holds; `selected`: tokens of it that
+    a query token attends to."""
     tokens: int
     selected: int = 0
     peer: bytes = SELF
@@ -77,7 +77,7 @@ def _time(name, value):
     if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
         raise _check.wrong(name, value, "a number of microseconds")
     if not 0 <= float(value) < math.inf:
-        raise ValueError("%s: %s is not a time" % (name, _check.came(value)))
+        raise ValueError("%s: %s is not a time in microseconds" % (name, _check.came(value)))
     return float(value)
 
 
@@ -88,7 +88,7 @@ def _holder(i, holder):
 
 
 class Page:
-    """Constants: of preset(), or of a daemon: Client.cost_page()."""
+    """Constants of a fabric: from preset(), or measured by a daemon: Client.cost_page()."""
 
     def __init__(self, page):
         self._page = page
@@ -96,8 +96,8 @@ class Page:
     def decide(self, model, holders, *, query_tokens=1, steps=0, steps_made=0, selected=False,
                shifted=False, no_pages=False, last=None, attend_us=0, hidden_us=0,
                recompute_us=0):
-        """steps: that are to come; 0: not known, then steps_made counts. last: the way that was
-        chosen before. Times of 0 are not known."""
+        """The cheapest choice. steps: decode steps to come; 0: unknown, steps_made is used. last:
+        the previous choice. Times in microseconds; 0: unknown."""
         _check.instance("model", model, Model, "a kvd.cost.Model")
         if last not in _WAYS:
             raise ValueError("last: %s is not one of %s" % (_check.came(last), _WAYS))
@@ -116,7 +116,7 @@ class Page:
 
 
 def preset(name):
-    """Of a published fabric: h100-ibgda, h100-nvlink4, a100-nvlink3, rtx6000-pcie5, a40-pcie4."""
+    """A published fabric: h100-ibgda, h100-nvlink4, a100-nvlink3, rtx6000-pcie5, a40-pcie4."""
     if not isinstance(name, str):
         raise _check.wrong("name", name, "a str")
     return Page(_kvd.cost_preset(name))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of GPUs, as the daemon takes it: by the driver's handle of the allocation.
+"""Memory of GPUs, in the form that the daemon takes: the driver's handle of the allocation.
 
-The driver is the process's own libcuda.so.1 (KVD_CUDA_LIBRARY names another), asked when
-GPU memory is handed over and never before. The handle is of the whole allocation, of
-which a tensor is mostly a part: cuMemGetAddressRange tells where it begins."""
+The driver is the process's libcuda.so.1 (KVD_CUDA_LIBRARY names another); it is loaded when
+GPU memory is registered, not before. The handle is of the whole allocation, of which a tensor
+is mostly a part: cuMemGetAddressRange returns its start."""
 import contextlib
 import ctypes
 import os
@@ -57,7 +57,7 @@ def _driver():
 
 
 class Piece:
-    """Part of an allocation of a GPU: what a region of kind cuda_ipc is made of."""
+    """Part of a GPU allocation: the base of a region of kind cuda_ipc."""
 
     def __init__(self, device, handle, offset):
         self.device, self.handle, self.offset = device, handle, offset
@@ -65,8 +65,8 @@ class Piece:
 
 @contextlib.contextmanager
 def _context(driver, ordinal):
-    """The device's own context is current: the thread may have none, and the driver tells
-    where an allocation begins only to one that has."""
+    """Make the device's context current: the thread may have none, and the driver returns the
+    start of an allocation only to a thread that has."""
     context = ctypes.c_void_p()
     driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal)
     try:
@@ -91,16 +91,16 @@ def _handle(driver, base):
 
 
 def describe(address, nbytes):
-    """A Piece; MemoryImportError for what is no GPU memory, or cannot be shared."""
+    """A Piece; MemoryImportError if it is not GPU memory, or cannot be shared."""
     driver, ordinal = _driver(), ctypes.c_int()
     base, size = ctypes.c_uint64(), ctypes.c_size_t()
     pointer = ctypes.c_uint64(address)
     if driver.code("cuPointerGetAttribute", ctypes.byref(ordinal), _DEVICE_ORDINAL, pointer):
-        raise _refused("%#x is no memory of a GPU" % address)
+        raise _refused("%#x is not GPU memory" % address)
     with _context(driver, ordinal.value):
         driver("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), pointer)
         offset = address - base.value
         if nbytes > size.value - offset:
-            raise _refused("GPU memory [%#x, +%d) reaches beyond its allocation [%#x, +%d)"
+            raise _refused("GPU memory [%#x, +%d) exceeds its allocation [%#x, +%d)"
                            % (address, nbytes, base.value, size.value))
         return Piece(driver.uuid(ordinal.value), _handle(driver, base), offset)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon: finding that of this node, the program itself, and a private daemon for
-tests and laptops.
+"""The daemon: the socket of this node's daemon, the programs, and a private daemon for tests
+and laptops.
 
 KVD_SOCKET       path of the control socket
-KVD_AUTOSTART=1  no daemon answers: start one that lives as long as this process
-KVD_DAEMON       the program to start; else this package's own, else `kvd` in PATH"""
+KVD_AUTOSTART=1  if no daemon answers, start one that lives as long as this process
+KVD_DAEMON       the program to start; default this package's, else `kvd` in PATH"""
 import atexit
 import logging
 import os
@@ -25,7 +25,7 @@ _lock = threading.Lock()
 _private = None
 _started = weakref.WeakSet()
 
-# a wheel has the programs, an install from the source tree has not
+# a wheel contains the programs, an install from the source tree does not
 _OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin")
 
 _CONFIG = """[daemon]
@@ -38,32 +38,32 @@ sessions = 1024
 session_regions = 4096
 """
 
-# the daemon and its folder go with this process, however that ends: its shell has a
-# reader of a pipe of ours; and the shell goes with the daemon
+# the daemon and its folder end with this process, however that ends: its shell reads from
+# a pipe of ours; and the shell ends with the daemon
 _SHELL = ('exec 3<&0; "$@" </dev/null 3<&- & kvd=$!; '
           '{ read -r never <&3; kill $kvd; } 2>/dev/null & reader=$!; exec 3<&-; '
           'wait $kvd; why=$?; kill $reader 2>/dev/null; rm -rf -- "$0"; exit $why')
 
 
-_BASE_MAX = 80  # bytes: a socket's path has 107, and names follow
+_BASE_MAX = 80  # bytes: a socket's path is limited to 107, and names follow
 
 
 def _folder():
-    """A new one; a job's TMPDIR may be too long for a socket."""
+    """A new folder; a job's TMPDIR may be too long for a socket."""
     base = tempfile.gettempdir()
     return tempfile.mkdtemp(prefix="kvd-",
                             dir=base if len(os.fsencode(base)) <= _BASE_MAX else "/tmp")
 
 
 def program(name):
-    """Path of the program "kvd" or "kvd-ctl": this package's own, which is of its version,
-    else the one in PATH; None: there is none."""
+    """Path of the program "kvd" or "kvd-ctl": this package's own, which has its version, else
+    the one in PATH; None if there is none."""
     own = os.path.join(_OWN, name)
     return own if os.path.exists(own) else shutil.which(name)
 
 
 class PrivateDaemon:
-    """A daemon that ends with this process, whatever that ends of."""
+    """A daemon that ends with this process, however that ends."""
 
     def __init__(self):
         kvd = os.environ.get("KVD_DAEMON") or program("kvd")
@@ -85,7 +85,7 @@ class PrivateDaemon:
         log.info("started %s for this process: %s", kvd, self.socket)
 
     def _wait(self):
-        end, pause, why = time.monotonic() + 20, 0.001, "it does not answer"
+        end, pause, why = time.monotonic() + 20, 0.001, "no answer in 20 s"
         while time.monotonic() < end:
             if os.path.exists(self.socket):
                 try:
@@ -102,11 +102,11 @@ class PrivateDaemon:
                               "ENODAEMON", 513, "session", True)
 
     def alive(self):
-        """It has not ended."""
+        """Whether it is running."""
         return self.shell.poll() is None
 
     def stop(self):
-        """End it, and remove its folder. Not in a child of fork()."""
+        """Stop it and remove its folder. Does nothing in a child of fork()."""
         if self.pid != os.getpid():
             return
         self.shell.stdin.close()
@@ -118,8 +118,8 @@ class PrivateDaemon:
 
 
 def _in_child():
-    """Of fork(): it must not keep its parent's daemons, should it outlive it, nor wait for a
-    thread that only its parent has."""
+    """After fork(): the child must not keep its parent's daemons alive, nor wait for a thread
+    that only its parent has."""
     global _lock
     _lock = threading.Lock()
     for one in list(_started):
@@ -130,7 +130,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def private_socket():
-    """The socket of this process's own daemon, started when there is none."""
+    """The socket of this process's own daemon, which is started if needed."""
     global _private
     with _lock:
         if _private is None or _private.pid != os.getpid() or not _private.alive():
@@ -139,7 +139,7 @@ def private_socket():
 
 
 def caller():
-    """What people know this process by: its script or module, else "python"."""
+    """The name of this process for people: its script or module, else "python"."""
     path = sys.argv[0] if getattr(sys, "argv", None) else ""
     name = os.path.basename(path)
     if name in ("__main__.py", "__init__.py"):  # python -m PACKAGE
@@ -149,8 +149,8 @@ def caller():
 
 
 def session(socket, name, client, role, timeout):
-    """The extension's client, for kvd.Client. Where the caller names no daemon and none
-    answers: of a private one (KVD_AUTOSTART), or ConnectionError that says what to do."""
+    """The extension's client, for kvd.Client. If the caller names no daemon and none answers:
+    a private daemon's (KVD_AUTOSTART), or ConnectionError with a remedy."""
     try:
         return _kvd.Client(socket, name, client, role, timeout)
     except ConnectionError as error:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rooms as a scheduler has them: on its one thread, which must not wait for a daemon.
+"""Rooms for a scheduler: on its one thread, which must not wait for a daemon.
 
-Every call is posted: written into shared memory, without an answer. turn() does what had to
-be put off: an opening while an old room has the number or no session is there, a chunk whose
-event has not happened, a call that found that memory full. CUDA events are the daemon's to
-wait for, once follow_cuda() was called. A room's state is a read of shared memory, and version()
-tells of all rooms by one whether it is worth while. Only wait_still() and wait_read() wait, and
-the words of a failure are asked for, WORDS_S at most.
+Every call is posted: written to shared memory, without a reply. turn() does deferred work: an
+opening while an old room has the number or no session exists, a chunk whose event has not
+happened, a call that found that memory full. After follow_cuda() the daemon waits for CUDA
+events. A room's state is a read of shared memory, and version() shows by one read whether the
+rooms may have changed. Only wait_still(), wait_read(), and the query for a failure's message
+wait; the latter WORDS_S at most.
 
-A Handle outlives its room: that is closed, and its number free, as soon as it has ended."""
+A Handle outlives its room: the room is closed, and its number free, as soon as it has ended."""
 import logging
 import time
 from collections import deque
@@ -23,25 +23,25 @@ from .timeline import Timeline
 
 log = logging.getLogger("kvd.engine")
 WORDS_S = 0.05
-MUTE_S = 1.0  # after a daemon that did not tell them in time
+MUTE_S = 1.0  # no such query after a daemon that did not answer in time
 RETRY_S = 5.0  # without a session
 TURN_S = 100e-6
-REFRESH_S = 0.25  # also without a change: the session may have ended, a time be over
+REFRESH_S = 0.25  # also without a change: the session may have ended, or a timeout passed
 DAY_MS = 24 * 3600 * 1000
-DONE_MAX = 65535  # that a room's figures count to
+DONE_MAX = 65535  # largest value of a room's counter of chunks
 LATER = ("EFULL", "EBUSY", "ENOMEM")  # the same call later
 SESSION = ("ELOST", "ENODAEMON", "EDEAD", "EDRAIN")
 
 
 def text_of(error):
-    """An exception's words with its code."""
+    """An exception's message with its code."""
     return "%s (%s)" % (error.message, error.code) if isinstance(error, Error) else \
         "%s: %s" % (type(error).__name__, error)
 
 
 class Met:
-    """The offers know of a puller. Before that nobody would be told of its end, and they would
-    wait for it as long as their lease."""
+    """The offers know of a puller. Before that its end would not be reported to them, and they
+    would wait for it until their lease ends."""
 
     def __init__(self, handle):
         self.handle = handle
@@ -62,9 +62,9 @@ class Handle:
         self._words, self.ended_s = None, 0.0
         self._first = None
         self.code = None  # of the room's end
-        self.end = None  # FAILED or SUCCESS: nothing of it moves any more
+        self.end = None  # FAILED or SUCCESS: no byte of it moves any more
         self.stopped = False
-        self.given = 0  # chunks that the daemon was given
+        self.given = 0  # chunks passed to the daemon
         self.on_end = None
         self.bytes = self.rows = self.moved_us = 0
 
@@ -75,9 +75,9 @@ class Handle:
         self._call(lambda room: room.bind(packed, aux))
 
     def send(self, views, seq, last, aux=None, events=(), listed=None, wait=None):
-        """A chunk, read once all events have happened. An event has query(). views: may be
-        a function, which is called when `listed`, an event, has happened. wait: the daemon's,
-        as of Room.send()."""
+        """A chunk, read once all events have happened. An event has query(). views: may be a
+        function, which is called when the event `listed` has happened. wait: the daemon's, as
+        in Room.send()."""
         events = [e for e in events if e is not None]
         if wait is None:
             wait, events = self.desk.behind(events)
@@ -97,7 +97,7 @@ class Handle:
         self.flush()
 
     def flush(self):
-        """Do what may be done now."""
+        """Do the deferred work that is possible now."""
         if self._room is None:
             self._open()
         while self._room is not None and self._calls:
@@ -120,7 +120,7 @@ class Handle:
         desk, now = self.desk, self.desk.clock()
         if desk.live.get((self.role, self.number), self) is not self:
             if now > self._until:
-                self._over("room %d: the number is still held by a transfer that was given up"
+                self._over("room %d: the number is in use by an abandoned transfer"
                            % self.number)
             return
         args, kwargs = self._pack
@@ -138,8 +138,8 @@ class Handle:
     # ---- its end ----
 
     def stop(self, reason):
-        """Nothing of it shall move. It has ended when `end` says so; the first reason
-        stands."""
+        """No byte of it shall move. It has ended when `end` is set; the first reason is
+        kept."""
         self.desk.changes += 1
         if self.end is not None or self.stopped:
             return
@@ -172,17 +172,17 @@ class Handle:
             self.on_end()
 
     def peek(self):
-        """look() without consequences, from any thread."""
+        """look() without side effects, from any thread."""
         room, end = self._room, self.end
         if end is not None:
             return end
         try:
             return BOOTSTRAPPING if room is None else room.state()
-        except Error:  # closed meanwhile
+        except Error:  # closed concurrently
             return BOOTSTRAPPING if self.end is None else self.end
 
     def look(self):
-        """The state, as the daemon shows it."""
+        """The state in shared memory."""
         if self.end is not None:
             return self.end
         if self._room is None:
@@ -197,7 +197,7 @@ class Handle:
         return now
 
     def _ended(self, now):
-        """Ask for the words, close it."""
+        """Query the message, close it."""
         room, desk = self._room, self.desk
         self.first_token()
         self.end = FAILED if self.stopped else now
@@ -208,7 +208,7 @@ class Handle:
             if self.end == FAILED and self._words is None:
                 self._words = "%s (%s)" % (desk.words(room), self.code)
             room.close()
-        except Error as why:  # libkvd closes what is dropped
+        except Error as why:  # libkvd closes unreferenced rooms
             self._words = self._words or text_of(why)
         self._room = None
         self._gone()
@@ -218,11 +218,11 @@ class Handle:
         return self._words or "room %d failed (%s)" % (self.number, self.code)
 
     def wait_still(self, seconds):
-        """Until nothing of it moves; whether that was so in time."""
+        """Wait until no byte of it moves; whether that was so in time."""
         return self._wait(lambda: self.look() in (FAILED, SUCCESS), seconds)
 
     def _wait(self, holds, seconds):
-        """Until holds(); whether it did in time."""
+        """Wait until holds(); whether it did in time."""
         desk, pause = self.desk, 20e-6
         until = desk.clock() + seconds
         while not holds():
@@ -236,7 +236,7 @@ class Handle:
     # ---- a sender's ----
 
     def wait_read(self, seconds):
-        """Until the daemon reads no chunk that it was given; whether that was so in time."""
+        """Wait until the daemon has read all chunks passed to it; whether it did in time."""
         return self._wait(self._all_read, seconds)
 
     def _all_read(self):
@@ -245,11 +245,11 @@ class Handle:
         return not self._calls and self._room.read()[7] >= min(self.given, DONE_MAX)
 
     def first_token(self):
-        """The first token that a receiver wants; None: not known yet."""
+        """The first token that a receiver needs; None: not known yet."""
         if self._first is None and self._room is not None:
             try:
                 first = self._room.read()[6]
-            except Error:  # its slot is another's
+            except Error:  # its slot was reused
                 first = -1
             self._first = first if first >= 0 else None
         return self._first
@@ -260,8 +260,8 @@ class Desk:
 
     def __init__(self, client, clock=time.monotonic):
         self.client, self.kvd, self.clock = client, client._kvd, clock
-        self.live = {}  # (role, number): who has it in the daemon
-        self.parked = {}  # handles with something to do, by id
+        self.live = {}  # (role, number): the handle that has it in the daemon
+        self.parked = {}  # handles with deferred work, by id
         self.left = {}  # stopped, not ended
         self.timeline = None
         self.changes = 0
@@ -272,7 +272,7 @@ class Desk:
                 lease_ms=0, wait=None, **names):
         times = {"bootstrap_ms": min(int(open_s * 1000), DAY_MS), "waiting_ms": DAY_MS,
                  "lease_ms": lease_ms}
-        try:  # numbers come of requests, and an exception would end the engine's scheduler
+        try:  # numbers are taken from requests; an exception would end the engine's scheduler
             pack = room_pack(self.kvd, number, role, pool, sources_pack(sources), receivers,
                              views, None, wait, times, names, (), None, role == OFFER)
         except (TypeError, ValueError) as error:
@@ -290,30 +290,30 @@ class Desk:
                             ticket=ticket, request_id=request_id)
 
     def offer(self, number, pool, views, *, lease_ms, ticket, request_id=None, wait=None):
-        """To as many as the first puller says. wait: as of a chunk."""
+        """Offer to as many pullers as the first one reports. wait: as of a chunk."""
         return self._handle(OFFER, number, pool, lease_ms / 1000, views=views,
                             lease_ms=lease_ms, ticket=ticket, request_id=request_id, wait=wait)
 
     def pull(self, number, pool, sources, *, receivers, open_s, ticket, request_id=None):
-        """bind() says where to."""
+        """bind() sets the destination."""
         return self._handle(PULL, number, pool, open_s, sources=sources, receivers=receivers,
                             ticket=ticket, request_id=request_id)
 
     def follow_cuda(self):
-        """The daemon shall wait for CUDA events (torch.cuda.Event), not turn()."""
+        """Let the daemon wait for CUDA events (torch.cuda.Event), instead of turn()."""
         try:
             self.timeline = Timeline(self.client)
         except Error as error:
             log.warning("chunks wait for their events in the scheduler: %s", text_of(error))
 
     def behind(self, events):
-        """(what the daemon waits for, the events that are left to turn())"""
+        """(what the daemon waits for, the events left to turn())"""
         wait, left = None, []
         for event in events:
             try:
                 if self.timeline is None or not getattr(event, "cuda_event", None):
                     left.append(event)
-                else:  # behind those before it, too
+                else:  # after those before it, too
                     wait = wait_pack(self.timeline.after(event))
             except Error as error:
                 log.warning("a chunk waits for its event in the scheduler: %s", text_of(error))
@@ -321,13 +321,13 @@ class Desk:
         return wait, left
 
     def refused(self, role, number, words):
-        """A room that failed before it was one."""
+        """A room that failed before it was opened."""
         handle = Handle(self, role, number, 0, None)
         handle.stop(words)
         return handle
 
     def words(self, room):
-        """Why it failed; what its code means, while the daemon is too slow to say."""
+        """Why it failed; the meaning of its code while the daemon is too slow to answer."""
         begun, why = self.clock(), None
         if begun >= self._mute_s:
             why = room.why(WORDS_S)
@@ -336,14 +336,14 @@ class Desk:
         return why[-1] if why else "room failed"
 
     def turn(self, now=False):
-        """Do what was put off."""
+        """Do deferred work."""
         clock = self.clock()
         if now or clock >= self._turn_s:
             self._turn(clock)
 
     def version(self):
-        """turn(). A number, another one if a room's look() may have another answer than at the
-        last call, and every REFRESH_S."""
+        """turn(). -> a number that changes if a room's look() may have another result than at
+        the last call, and every REFRESH_S."""
         clock = self.clock()
         if clock >= self._turn_s:
             self._turn(clock)
@@ -380,6 +380,6 @@ class Desk:
         return self._states.tobytes()
 
     def still(self, role, number):
-        """No room of this number that was stopped can move any more."""
+        """Whether no stopped room of this number can move any more."""
         self.turn()
         return not any(h.number == number and h.role == role for h in self.left.values())

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exceptions. Each carries the daemon's code ("EBUSY"), how far the fault reaches
-(scope) and whether the same call may succeed later (retryable)."""
+"""Exceptions. Each has the daemon's code ("EBUSY"), the scope of the fault, and whether the
+same call may succeed later (retryable)."""
 
 
 class Error(Exception):
-    """A call failed. code: "EBUSY"…; number: kvd.h's; scope: op, room, peer, session,
-    device or daemon."""
+    """A call failed. code: "EBUSY"…; number: its number in kvd.h; scope: op, room, peer,
+    session, device or daemon."""
 
     def __init__(self, message, code="EINTERNAL", number=37, scope="op", retryable=False):
         super().__init__(message)
@@ -25,31 +25,31 @@ class InvalidError(Error, ValueError):
 
 
 class NotFoundError(Error, LookupError):
-    """No such object, or no registered memory there."""
+    """No such object, or no registered memory at that address."""
 
 
 class StateError(Error):
-    """Not possible in the object's state."""
+    """The object's state does not permit the call."""
 
 
 class BusyError(StateError):
-    """In use now."""
+    """In use; retry later."""
 
 
 class LimitError(Error):
-    """A cap is reached, or memory ran out."""
+    """A limit is reached, or memory ran out."""
 
 
 class PermissionDenied(Error):
-    """Not allowed for this caller."""
+    """This caller has no permission."""
 
 
 class MemoryImportError(Error):
-    """Memory of this kind cannot be used, or is gone."""
+    """Memory of this kind cannot be used, or was freed."""
 
 
 class PeerError(Error):
-    """The remote daemon or engine is gone, or the way to it failed."""
+    """The remote daemon or engine ended, or the connection to it failed."""
 
 
 class TimeoutError(PeerError):  # noqa: A001 (kvd.TimeoutError)
@@ -69,7 +69,7 @@ class ConnectionError(Error):  # noqa: A001 (kvd.ConnectionError)
 
 
 class DaemonError(Error):
-    """The daemon refuses for reasons of its own."""
+    """The daemon refused the call."""
 
 
 _CLASSES = {
@@ -108,5 +108,5 @@ RETRY = {
 
 
 def error_make(number, code, retryable, scope, message):
-    """The exception of a code."""
+    """The exception for a code."""
     return _CLASSES.get(code, DaemonError)(message, code, number, scope, bool(retryable))

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a release of an engine has the interface that kvd uses. A list names it (needs.py beside
-the connectors), and serves twice: when a connector starts it is compared with the engine that is
-installed, and `make engines-fit` compares it with a newer release's sources, without running them.
+"""Check that a release of an engine has the interface that kvd uses. A list (needs.py next to
+the connectors) names that interface and is used twice: a connector that starts compares it with
+the installed engine, and `make engines-fit` compares it with a newer release's sources without
+running them.
 
     vllm.logger                                  a module
-        init_logger(name)                        called so; `name=`: by that name
-        Request: status num_tokens               a class, and what its objects have
+        init_logger(name)                        called so; `name=`: by keyword
+        Request: status num_tokens               a class, and attributes of its objects
         Request.get_skip_reading_prefix_cache()
         Connector < shutdown()                   a method that kvd overrides, called so by the engine
-        Connector <? supports_sleep_mode(config) the same, of some releases
+        Connector <? supports_sleep_mode(config) the same, in some releases
 
-Two readers answer the same question, what a name of a module is: Live by importing it, tests'
-Sources by its syntax tree."""
+Two readers resolve a name of a module: Live by importing it, the tests' Sources by its syntax
+tree."""
 import dis
 import importlib
 import inspect
@@ -21,17 +22,17 @@ from collections import namedtuple
 
 logger = logging.getLogger("kvd.fit")
 LINE = re.compile(r"\s+([\w.]+)(?:\s*(<\??)\s*(\w+))?(?:\((.*)\)|:\s*(.+))?$")
-ERRORS_MAX = 8  # that are told
+ERRORS_MAX = 8  # in a message
 
 Need = namedtuple("Need", "module name kind names")
 Need.__doc__ = """kind: "has", "call", "override" or "may override"; names: of attributes, or of
-parameters, where `name=` is one that is given by name."""
+parameters; `name=` is passed by keyword."""
 
 Param = namedtuple("Param", "name optional many")
-Param.__doc__ = """many: "*", "**", or "" for one; "key" for one that only its name gives."""
+Param.__doc__ = """many: "*", "**", or "" for one; "key": keyword only."""
 
 Missing = namedtuple("Missing", "name")
-Missing.__doc__ = "A module or a name that is not there."
+Missing.__doc__ = "A module or a name that does not exist."
 
 
 def parse(text):
@@ -45,7 +46,7 @@ def parse(text):
             continue
         match = LINE.match(line)
         if match is None or module is None:
-            raise ValueError("needs: %r is no line of a list" % line)
+            raise ValueError("needs: %r is not a line of a list" % line)
         name, above, method, params, attributes = match.groups()
         if above:
             kind = "override" if above == "<" else "may override"
@@ -64,8 +65,8 @@ def split(params):
 # ---- what does not fit -------------------------------------------------------------------
 
 def misfits(needs, reader):
-    """[words], of an engine as a reader sees it. A reader has look(module, name): Missing, a list of
-    Param, or None where its parameters are not known; and has(module, name, attribute)."""
+    """[text], of an engine as a reader sees it. A reader has look(module, name): Missing, a list of
+    Param, or None if the parameters are unknown; and has(module, name, attribute)."""
     found = []
     for need in needs:
         there = reader.look(need.module, need.name)
@@ -96,7 +97,7 @@ def unlike_call(params, given):
     places = [name for name in given if not name.endswith("=")]
     names = {name[:-1] for name in given if name.endswith("=")}
     if len(places) > len(by_place) and not any(p.many == "*" for p in params):
-        return "it takes %d by place" % len(by_place)
+        return "it takes %d positional argument(s)" % len(by_place)
     for place, param in zip(places, by_place):
         if place != param.name:
             return "its parameter %s is not %s" % (param.name, place)
@@ -107,7 +108,7 @@ def unlike_call(params, given):
     for param in params:
         if not param.optional and param.many in ("", "key") and \
                 param.name not in names | set(places):
-            return "it wants %s, too" % param.name
+            return "it also needs %s" % param.name
     return None
 
 
@@ -125,16 +126,16 @@ def unlike_override(params, given):
 # ---- an engine that is installed -----------------------------------------------------------
 
 class Live:
-    """Of modules that can be imported."""
+    """Reads modules that can be imported."""
 
     def _find(self, module, name):
-        """(owner, object); of what cannot be imported here, (None, None)."""
+        """(owner, object); (None, None) if it cannot be imported here."""
         try:
             owner, found = None, importlib.import_module(module)
         except ModuleNotFoundError as error:
             absent = error.name and (module + ".").startswith(error.name + ".")
             return None, Missing("the module") if absent else None
-        except Exception:  # of another device: whoever uses it finds out
+        except Exception:  # of another device: its user finds out
             return None, None
         for part in name.split("."):
             owner = found
@@ -189,25 +190,26 @@ def param_of(parameter):
 # ---- at start -------------------------------------------------------------------------------
 
 Engine = namedtuple("Engine", "who name tested needs remedy")
-Engine.__doc__ = """who: of kvd; tested: releases that kvd was run with; needs: text; remedy: what
-to do with a release that does not fit."""
+Engine.__doc__ = """who: the part of kvd; tested: releases that kvd was tested with; needs: text;
+remedy: for a release that does not fit."""
 
 _checked = {}
 
 
 def check(engine, version):
-    """Raise RuntimeError where kvd uses what this release has not; warn once of a release that kvd
-    was not run with."""
+    """Raise RuntimeError if this release lacks an interface that kvd uses; warn once about a
+    release that kvd was not tested with."""
     key = engine.who, version
     if key not in _checked:
         _checked[key] = misfits(parse(engine.needs), Live())
-        # without the words of a build
+        # without a build's suffix
         if not _checked[key] and version.split("+")[0] not in engine.tested:
-            logger.warning("%s: %s %s has all that kvd uses of it, but kvd was run with %s only",
+            logger.warning("%s: %s %s has all interfaces that kvd uses, but kvd was tested with %s "
+                       "only",
                            engine.who, engine.name, version, ", ".join(engine.tested))
     found = _checked[key]
     if found:
         more = len(found) - ERRORS_MAX
-        raise RuntimeError("%s: %s %s is not as kvd uses it: %s%s; %s" % (
+        raise RuntimeError("%s: %s %s lacks interfaces that kvd uses: %s%s; %s" % (
             engine.who, engine.name, version, "; ".join(found[:ERRORS_MAX]),
             " and %d more" % more if more > 0 else "", engine.remedy))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layouts of pools: where byte 0 of (page, token, unit) of each field lies.
+"""Layouts of pools: the position of byte 0 of (page, token, unit) of each field.
 
     offset + page * page_stride + token * token_stride + (unit - first_unit) * unit_stride
 """
@@ -18,34 +18,34 @@ FORMATS = {"bf16": "bfloat16", "half": "float16", "float": "float32", "fp8": "fp
 
 
 def format_of(dtype):
-    """A field's format, of a torch dtype or of an engine's word for one: alike bytes have
-    one name in all engines, others another (float8_e4m3fnuz has another exponent)."""
+    """Format of a field, from a torch dtype or an engine's name for one. Equal bytes have one
+    name for all engines, others differ (float8_e4m3fnuz has another exponent)."""
     word = str(dtype).rsplit(".", 1)[-1]
     word = FORMATS.get(word, word)
     if len(word) <= FORMAT_MAX:
         return word
-    # words that differ behind the cut are other formats
+    # names that differ only after the cut are distinct formats
     return word[:6] + "~" + hashlib.sha256(word.encode()).hexdigest()[:FORMAT_MAX - 7]
 
 
 class Layout:
-    """Build a pool's layout. Every method returns self or an index."""
+    """Builder of a pool's layout. Methods return self or an index."""
 
     def __init__(self, rank=0):
         self.rank = _check.integer("rank", rank, 0, _check.U32)
         self.buffers, self.views = [], {}
 
     def buffer(self, nbytes):
-        """A piece of registered memory; its index."""
+        """Add a piece of registered memory. -> its index"""
         self.buffers.append(_check.integer("nbytes", nbytes, 1, INT64))
         return len(self.buffers) - 1
 
     def view(self, name, page_tokens, pages, shard=None):
-        """Pages of page_tokens tokens, numbered from 0. shard: (size, rank, run), the pages
-        hold token t of a request only when (t // run) % size == rank."""
+        """Add a view: pages of page_tokens tokens, numbered from 0. shard: (size, rank, run), the
+        pages hold token t of a request only if (t // run) % size == rank."""
         _check.instance("name", name, str, "a str")
         if name in self.views:
-            raise ValueError("view %r is there already" % name)
+            raise ValueError("view %r already exists" % name)
         self.views[name] = {
             "page_tokens": _check.integer("page_tokens", page_tokens, 1, _check.U32),
             "pages": _check.integer("pages", pages, 1, _check.U32), "layers": {}}
@@ -59,17 +59,17 @@ class Layout:
 
     def _view(self, name):
         if name not in self.views:
-            raise ValueError("view: %s is none of this layout's: %s"
+            raise ValueError("view: %s is not in this layout (%s)"
                              % (_check.came(name), ", ".join(map(repr, self.views)) or "none"))
         return self.views[name]
 
     def field(self, view, layer, name, *, buffer, offset=0, page_stride, token_stride,
               unit_stride, unit_bytes, units=1, first_unit=0, total_units=None, format=None):
-        """One field of one layer, with all of its strides. format: what the bytes are
-        ("bf16", at most 15 characters); rooms between different ones fail."""
+        """Add one field of one layer, with all of its strides, in bytes. format: type of the
+        values ("bf16", at most 15 characters); rooms between different formats fail."""
         last = len(self.buffers) - 1
         if last < 0:
-            raise ValueError("buffer: there is none; buffer() makes one")
+            raise ValueError("buffer: the layout has none; call buffer() first")
         sizes = {"offset": offset, "page_stride": page_stride, "token_stride": token_stride,
                  "unit_stride": unit_stride, "unit_bytes": unit_bytes}
         counts = {"first_unit": first_unit, "units": units,
@@ -86,7 +86,7 @@ class Layout:
 
     def heads(self, view, layer, name, order=NHD, *, buffer, unit_bytes, units=1, offset=0,
               first_unit=0, total_units=None, page_stride=None, format=None):
-        """Dense attention: pages one after another, one head of one token a unit."""
+        """Add dense attention: consecutive pages; a unit is one head of one token."""
         tokens = self._view(view)["page_tokens"]
         unit_bytes = _check.integer("unit_bytes", unit_bytes, 1, INT64)
         units = _check.integer("units", units, 1, _check.U32)
@@ -102,7 +102,7 @@ class Layout:
             total_units=total_units, format=format)
 
     def text(self):
-        """JSON, as the daemon takes it."""
+        """The JSON text that the daemon takes."""
         views = {name: dict(v, layers=[{"layer": n, "fields": v["layers"][n]}
                                        for n in sorted(v["layers"])])
                  for name, v in self.views.items()}
@@ -110,7 +110,7 @@ class Layout:
 
     @classmethod
     def parse(cls, text):
-        """Of a layout's text."""
+        """Parse a layout's JSON text."""
         told = json.loads(text)
         layout = cls(told.get("rank", 0))
         layout.buffers = [int(n) for n in told["buffers"]]
@@ -122,19 +122,19 @@ class Layout:
                                             for one in view["layers"]}
         return layout
 
-    # ---- shapes of engines, by the plan library (kvd.Shapes has more) ----------------
+    # ---- shapes of engines, by the plan library (more in kvd.Shapes) -----------------
 
     @classmethod
     def sglang_mha(cls, *, page_size, pages, layers, kv_heads, head_bytes, tp_size=1,
                    tp_rank=0, view="kv"):
-        """SGLang's MHA cache: K of all layers, then V; slot rows [slot][head][dim]."""
+        """SGLang's MHA cache: K of all layers, then V; slots are rows [slot][head][dim]."""
         return _shapes(tp_size, tp_rank).sglang_mha(
             view, page_size=page_size, pages=pages, layers=layers, kv_heads=kv_heads,
             head_bytes=head_bytes).layout()
 
     @classmethod
     def sglang_mla(cls, *, page_size, pages, layers, latent_bytes, tp_rank=0, view="kv"):
-        """SGLang's MLA cache: one latent a token, the same on every rank."""
+        """SGLang's MLA cache: one latent per token, equal on all ranks."""
         return _shapes(1, 0, tp_rank).sglang_mla(
             view, page_size=page_size, pages=pages, layers=layers,
             latent_bytes=latent_bytes).layout()
@@ -142,8 +142,8 @@ class Layout:
     @classmethod
     def vllm_attention(cls, *, block_size, blocks, layers, kv_heads, head_bytes, tp_size=1,
                        tp_rank=0, order=HND, block_len=None, view="kv"):
-        """vLLM's attention cache: a buffer a layer, [block][K or V] and in it tokens and
-        heads by `order`; kv_heads 0: MLA, one latent of head_bytes a token."""
+        """vLLM's attention cache: a buffer per layer, [block][K or V], then tokens and heads as
+        `order` says; kv_heads 0: MLA, one latent of head_bytes per token."""
         from .shapes import HND as K_V_HND, MLA, NHD as K_V_NHD
         if order not in (NHD, HND):
             raise ValueError("order: kvd.NHD or kvd.HND")

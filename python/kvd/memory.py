@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of engines: where it lies, and how a daemon gets at it.
+"""Memory of engines: its kind, and how the daemon accesses it.
 
-memfd   the daemon maps it: one copy is enough. Memory made here (Memory), or the
-        process's own that was adopted: moved behind a memfd in place.
+memfd   the daemon maps it, so one copy is enough: memory made here (Memory), or memory
+        of the process that was adopted, that is, moved behind a memfd in place.
 vm      any other memory of this process; the daemon reads and writes it through the
-        kernel, one more copy.
+        kernel, at the cost of one more copy.
 cuda    of a GPU, by the driver's handle (kvd/cuda.py); the GPU copies it.
 
-KVD_ADOPT=0 leaves all memory as it is. What was chosen, and why, is logged."""
+KVD_ADOPT=0 disables adopting. The choice and its reason are logged."""
 import logging
 import os
 import sys
@@ -24,8 +24,8 @@ Region = _kvd.Region
 
 
 class Memory:
-    """nbytes of memory behind a memfd, in huge pages where the kernel can. Exports the array
-    interface: numpy.asarray(memory)."""
+    """nbytes of memory behind a memfd, in huge pages if the kernel has some. It has numpy's
+    array interface: numpy.asarray(memory)."""
 
     _parts = None
 
@@ -38,7 +38,7 @@ class Memory:
                                     "data": (self.address, False)}
 
     def array(self, shape=None, dtype=np.uint8):
-        """A numpy array over it; it keeps the memory alive."""
+        """A numpy array over the memory, which it keeps alive."""
         flat = np.asarray(self)
         if shape is None:
             return flat.view(dtype)
@@ -46,10 +46,11 @@ class Memory:
         return flat[:count].view(dtype).reshape(shape)
 
     def pages(self, count):
-        """The bytes of `count` equal pages, one a row."""
+        """The bytes of `count` equal pages, as an array of one row per page."""
         count = _check.integer("count", count, 1, self.nbytes)
         if self.nbytes % count:
-            raise ValueError("count: %d bytes are no %d equal pages" % (self.nbytes, count))
+            raise ValueError("count: %d bytes cannot be split into %d equal pages"
+                             % (self.nbytes, count))
         return self.array().reshape(count, -1)
 
     def __del__(self):
@@ -58,7 +59,7 @@ class Memory:
 
 
 def _cuda_array(view):
-    """(address, bytes) of what __cuda_array_interface__ tells."""
+    """(address, bytes) from __cuda_array_interface__."""
     address, read_only = view["data"]
     item, strides, wanted = int(view["typestr"][2:]), view.get("strides"), []
     for length in reversed(view["shape"]):
@@ -76,9 +77,9 @@ def _refused(thing, why):
 
 
 def memory_of(thing):
-    """(address, bytes, whether a GPU's) of a numpy array, a tensor of torch, a Memory, or
-    whatever has the array interface, CUDA's, or the buffer protocol. Contiguous, writable
-    memory only: never a copy, whose memory would be gone while a daemon still has it."""
+    """(address, bytes, whether GPU memory) of a numpy array, a torch tensor, a Memory, or an
+    object with the array interface, CUDA's, or the buffer protocol. Only contiguous, writable
+    memory: a copy would be freed while the daemon uses it."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(thing, torch.Tensor):
         if not thing.is_contiguous():
@@ -119,12 +120,12 @@ def _host_array(thing):
 
 
 def adopt_wanted():
-    """Whether KVD_ADOPT leaves adopting on."""
+    """Whether KVD_ADOPT permits adopting."""
     return os.environ.get("KVD_ADOPT", "1") not in ("0", "no", "off")
 
 
 def adopt(address, nbytes):
-    """Move the memory behind a memfd if that is safe. None: it is (now); else why not."""
+    """Move the memory behind a memfd if that is safe. -> None if it is, else the reason."""
     if not adopt_wanted():
         return "KVD_ADOPT=0"
     chunk = (address, nbytes)
@@ -133,11 +134,11 @@ def adopt(address, nbytes):
         try:
             got = _kvd.adopt(*chunk)
             log.debug("adopted %d bytes at %#x (%s)", chunk[1], chunk[0],
-                      "moved" if got["moved"] else "was there")
+                      "moved" if got["moved"] else "already a memfd")
             return None
         except Error as error:
             why = why or error.message
-        # a part of an array, or an aligned begin: look for malloc's own pointer
+        # a part of an array, or an aligned start: search for malloc's own pointer
         found = _kvd.chunk_of(address, nbytes) if nbytes >= 4096 else None
         if not found or found == chunk or found[1] < ADOPT_BYTES_MIN:
             break

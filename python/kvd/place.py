@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine's place in a group of the cluster's directory (docs/cluster.md)."""
+"""The address of an engine as a member of a group in the cluster's directory (docs/cluster.md)."""
 import logging
 import os
 from urllib.parse import urlsplit
@@ -8,12 +8,12 @@ from .errors import Error
 
 logger = logging.getLogger("kvd.place")
 AXES = ("tp", "pp", "dp", "cp")
-CALL_S = 1.0  # the daemon goes on by itself
+CALL_S = 1.0  # seconds; the daemon completes the call in any case
 
 
 class Place:
-    """Published once, and again when the daemon was restarted: keep(), now and then, on the
-    client's thread. A refusal is a warning: the engine serves without it."""
+    """Published once, and again after a restart of the daemon: call keep() now and then, on the
+    client's thread. A refusal is logged as a warning: the engine serves without it."""
 
     def __init__(self, client, group, worker=None, ranks=None, **told):
         """ranks: {"tp": (rank, size), …}; told: endpoint, pool, url, engine, bootstrap, model,
@@ -23,7 +23,7 @@ class Place:
         self.args["group"] = group
         for axis, (rank, size) in (ranks or {}).items():
             if axis not in AXES or not 0 <= rank < size:
-                raise ValueError("ranks: %r is no rank of %r" % ((rank, size), axis))
+                raise ValueError("ranks: %r is not a rank of %r" % ((rank, size), axis))
             self.args.update({axis + "_rank": rank, axis + "_size": size})
 
     def keep(self):
@@ -34,20 +34,20 @@ class Place:
         try:
             self.client.command("group.publish", timeout=CALL_S, **self.args)
         except Error as why:
-            logger.warning("group %r: the place of this engine is not in the directory (yet): "
+            logger.warning("group %r: this engine is not in the directory (yet): "
                            "%s", self.args["group"], why)
 
     def load(self, figures):
-        """What the engine says of how busy it is (session.report): believed for ten seconds."""
+        """Report the engine's load (session.report), which is valid for ten seconds."""
         try:
             self.client.command("session.report", timeout=CALL_S, **figures)
         except Error as why:
-            logger.warning("group %r: this engine's load is not told: %s", self.args["group"],
+            logger.warning("group %r: this engine's load is not reported: %s", self.args["group"],
                            why)
 
 
 def from_environment(client, engine, ranks, bootstrap_port=None, **told):
-    """KVD_GROUP, KVD_WORKER, KVD_URL; None without KVD_GROUP."""
+    """From KVD_GROUP, KVD_WORKER and KVD_URL; None without KVD_GROUP."""
     group, url = os.environ.get("KVD_GROUP"), os.environ.get("KVD_URL")
     if not group:
         return None

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What travels beside the cache, as one record: a head with the first token, in the view `aux`,
-and what the engine adds, in the view `meta`. An engine that has only the first token has no
-`meta`.
+"""Metadata sent with the cache, as one record: a head with the first token, in the view `aux`,
+and the engine's additions, in the view `meta`. An engine without additions has no `meta`.
 
-A record has a slot of its own, in memory that the daemon maps, until its room has ended."""
+A record has its own slot, in memory that the daemon maps, until its room has ended."""
 import struct
 from collections import deque
 
@@ -22,13 +21,13 @@ def head_write(record, room, parts, first):
 
 
 def head_read(record, room):
-    """(parts, first token, None), or what is wrong in the last place."""
+    """(parts, first token, None), or the error in the last place."""
     magic, version, parts, told, first = HEAD.unpack(record[:HEAD.size].tobytes())
     if magic != MAGIC or version != VERSION:
-        return 0, 0, "the metadata that came is no record of this version (%r, %d)" % (magic,
+        return 0, 0, "the received metadata is not a record of this version (%r, %d)" % (magic,
                                                                                     version)
     if told != room:
-        return 0, 0, "the metadata that came is of room %d" % told
+        return 0, 0, "the received metadata belongs to room %d" % told
     return parts, first, None
 
 
@@ -42,7 +41,7 @@ def views_add(layout, buffer, count, nbytes):
 
 
 class Slots:
-    """Records in one piece of memory, handed out by number."""
+    """Records in one block of memory, allocated by number."""
 
     def __init__(self, count, record_bytes):
         self.count, self.record_bytes = count, record_bytes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rooms: one request's handover. States are the numbers that SGLang polls."""
+"""Rooms: the transfer of one request's KV cache. States are the numbers that SGLang polls."""
 import logging
 import time
 from collections import namedtuple
@@ -13,29 +13,29 @@ from .errors import TimeoutError, error_make
 log = logging.getLogger("kvd.rooms")
 FAILED, BOOTSTRAPPING, WAITING_FOR_INPUT, TRANSFERRING, SUCCESS = range(5)
 STATES = ("failed", "bootstrapping", "waiting for input", "transferring", "success")
-CLOSED = -1  # in Client.states() only: closed, or of a session whose slot went on
-ABORTING = 1  # flag: told to fail, not yet proven quiesced
-REMOTE = 16  # flag: the other side failed it, and said so
+CLOSED = -1  # in Client.states() only: closed, or of a session whose slot was reused
+ABORTING = 1  # flag: will fail, but bytes may be in motion
+REMOTE = 16  # flag: the other side failed the room and reported it
 SEND, RECV, OFFER, PULL = range(4)
 ROLES = ("send", "recv", "offer", "pull")
-WHY_S = 5  # for the daemon's words about a room that has failed
+WHY_S = 5  # timeout of the query for a failed room's message, in seconds
 NOREPLY = 515  # of a room that is not over: the own daemon does not answer
-LOOK_S = 1.0  # between looks for that
+LOOK_S = 1.0  # interval of checks for that, in seconds
 SILENT = "this engine's own daemon does not answer (no heartbeat)"
 
 Status = namedtuple("Status", "state flags error retryable bytes total first_token done rows "
                     "moved_us")
-Status.__doc__ = """State and figures of a room. flags: ABORTING, REMOTE; error: number of the
-code, 0 unless failed or aborting (ENOREPLY: the own daemon does not answer); bytes: landed or
-sent so far; total: expected, 0 while it is not known (a sender knows it at its end);
-first_token: of a sender, as Room.first_token(), -1 while it is not known; done: of a sender,
-how many of its chunks the daemon reads no more (at most 65535); rows: of the plans made on
-this side; moved_us: from the first chunk to the last byte that moved so far."""
+Status.__doc__ = """State and counters of a room. flags: ABORTING, REMOTE. error: number of the
+code, 0 unless failed or aborting (ENOREPLY: the own daemon does not answer). bytes: received or
+sent so far. total: expected bytes, 0 while unknown (a sender knows it at the end).
+first_token: of a sender, as Room.first_token(), -1 while unknown. done: of a sender, number of
+its chunks that the daemon has finished reading (at most 65535). rows: rows of the plans made on
+this side. moved_us: time from the first chunk to the last byte moved so far, in microseconds."""
 
 
 class View(namedtuple("View", "pages first_token tokens layers")):
     """Pages of one view. first_token: the request's token in the first slot of pages[0];
-    tokens: (begin, end) of the request, or None for all that the pages hold; layers:
+    tokens: (begin, end) of the request, or None for all tokens of the pages; layers:
     (begin, end), or None for all."""
 
     def __new__(cls, pages, first_token=0, tokens=None, layers=None):
@@ -43,15 +43,15 @@ class View(namedtuple("View", "pages first_token tokens layers")):
 
 
 class Source(namedtuple("Source", "endpoint pool room rank views group worker ranks session")):
-    """Where pages come from. endpoint: of the source's daemon, None: the own one; pool: its
-    name, where the source has several; room: its number there, where that is another;
-    rank: of the pool, where several have the name; session: `client.session` of the engine
-    that owns the pool, where the daemon serves several; views (pull): its pages, None: the
-    whole offer. Instead of endpoint and session, group: the engine at a place of that
-    group, as the directory of the cluster says; worker: which engine of it, None: its only
-    one; ranks: (tp, pp, dp, cp), those at the end 0 if left out.
+    """Source of pages. endpoint: address of the source's daemon, None: this engine's own.
+    pool: its name, if the source has several. room: its number at the source, if that
+    differs. rank: of the pool, if several have the name. session: `client.session` of the
+    engine that owns the pool, if the daemon serves several. views (pull): pages to fetch,
+    None: the whole offer. Instead of endpoint and session, group: the engine at a member
+    address of that group in the cluster's directory; worker: which engine of the group, None:
+    its only one; ranks: (tp, pp, dp, cp), trailing zeros may be omitted.
 
-    Exactly one pool must fit, else the room fails with InvalidError."""
+    Exactly one pool must match, else the room fails with InvalidError."""
 
     def __new__(cls, endpoint=None, pool=None, room=None, rank=None, views=None, *,
                 group=None, worker=None, ranks=(), session=None):
@@ -59,14 +59,14 @@ class Source(namedtuple("Source", "endpoint pool room rank views group worker ra
                                tuple(ranks), session)
 
     def __getnewargs_ex__(self):
-        """For pickle and copy: __new__() takes no more than five by position."""
+        """For pickle and copy: __new__() takes at most five positional arguments."""
         return (), self._asdict()
 
 
 def views_pack(views, name="views"):
-    """{name: View or pages} as _kvd wants them."""
+    """{name: View or pages} in the form that _kvd takes."""
     if not isinstance(views, Mapping):
-        raise _check.wrong(name, views, "a dict {view's name: pages or kvd.View}")
+        raise _check.wrong(name, views, "a dict {view name: pages or kvd.View}")
     packed = []
     for key, view in views.items():
         if not isinstance(key, str):
@@ -82,7 +82,7 @@ def views_pack(views, name="views"):
 
 
 def source_pack(source, name):
-    """An endpoint or a Source as _kvd wants it."""
+    """An endpoint or a Source in the form that _kvd takes."""
     if source is None or isinstance(source, str):
         source = Source(source)
     _check.instance(name, source, Source, "an endpoint (str) or a kvd.Source")
@@ -112,14 +112,13 @@ def sources_pack(sources):
 
 
 class Event(namedtuple("Event", "handle device")):
-    """For `wait=`: an event of CUDA that was made for other processes and recorded. handle:
-    the 64 bytes of cuIpcGetEventHandle (torch.cuda.Event.ipc_handle()); device: the GPU's
-    UUID ("GPU-…") or PCI id. It is neither recorded again nor destroyed before the bytes
-    have moved."""
+    """For `wait=`: an interprocess CUDA event that has been recorded. handle: the 64 bytes of
+    cuIpcGetEventHandle (torch.cuda.Event.ipc_handle()); device: the GPU's UUID ("GPU-…") or
+    PCI id. Do not record it again or destroy it before the bytes have moved."""
 
 
 def wait_pack(wait):
-    """(region, offset, value): not before the word at that offset is at least value. Or an
+    """(region, offset, value): wait until the u64 at that offset is at least value. Or an
     Event."""
     if wait is None:
         return None
@@ -153,7 +152,7 @@ def pull_sources(sources):
 
 def room_pack(client, number, role, pool, sources, receivers, views, aux, wait, times, names,
               peers, timeout, receivers_told=False):
-    """(args, kwargs) for _kvd.Room; times: what ends in _ms; names: request_id,
+    """(args, kwargs) for _kvd.Room; times: arguments ending in _ms; names: request_id,
     traceparent, ticket."""
     from .client import Pool
     number = _check.integer("room", number)
@@ -170,7 +169,7 @@ def room_pack(client, number, role, pool, sources, receivers, views, aux, wait, 
 
 
 def room_error(number, status, told):
-    """An exception from a room's status and what the daemon tells of it."""
+    """An exception from a room's status and the daemon's reply about it."""
     told = told or {}
     message = told.get("message") or "room %d failed" % number
     return error_make(status.error, _kvd.code_name(status.error),
@@ -179,8 +178,8 @@ def room_error(number, status, told):
 
 
 class Silence:
-    """While a room or move is waited for: tells the log when the own daemon does not
-    answer. It goes on if it does again, so this is no error."""
+    """Logs, during a wait for a room or move, that the own daemon does not answer. The wait
+    continues, for the daemon may recover; so this is no error."""
 
     def __init__(self, awaited):
         self._of, self._told, self._next = awaited, False, time.monotonic() + LOOK_S
@@ -197,12 +196,12 @@ class Silence:
 
 
 class Awaited:
-    """What rooms and moves have in common: state, read(), error(), and a name in words."""
+    """Common to rooms and moves: state, read(), error(), and a readable name."""
 
     def wait(self, state=SUCCESS, timeout=None):
-        """Until the state is reached, or a later one; raises error() when it failed,
-        TimeoutError (ENOREPLY) after timeout seconds. A daemon that does not answer is told
-        to the log."""
+        """Wait until the state is reached or passed. Raises error() if the room failed, and
+        TimeoutError (ENOREPLY) after timeout seconds. A daemon that does not answer is
+        logged."""
         state = _check.integer("state", state, BOOTSTRAPPING, SUCCESS)
         timeout = _check.seconds("timeout", timeout)
         until = None if timeout is None else time.monotonic() + timeout
@@ -224,10 +223,10 @@ class Awaited:
 
 
 class Room(Awaited):
-    """Of Client.send(), recv(), offer() or pull(). One that was opened with post=True is told
-    everything through shared memory, without an answer: no call of it waits, and what the
-    daemon refuses makes it FAILED (error() says why) instead of an exception. BusyError: the
-    memory is full now."""
+    """Made by Client.send(), recv(), offer() or pull(). With post=True all calls are written to
+    shared memory and return without a reply: none of them waits. A call that the daemon refuses
+    makes the room FAILED instead of raising; error() has the reason. BusyError: that memory is
+    full."""
 
     def __init__(self, client, number, role, pool, *, sources=(), receivers=0, views=None,
                  aux=None, wait=None, lease_ms=0, bootstrap_ms=0, waiting_ms=0, stall_ms=0,
@@ -243,45 +242,45 @@ class Room(Awaited):
         self._room = _kvd.Room(*args, post=_check.flag("post", post), **kwargs)
 
     def bind(self, views, aux=None, wait=None, timeout=None):
-        """recv, and a pull without views: where the bytes shall land. views: {name: pages
-        or View}; aux: a slot of the view "aux"; wait: (region, offset, value), nothing lands
+        """recv, and a pull without views: set the destination of the bytes. views: {name: pages
+        or View}; aux: a slot of the view "aux"; wait: (region, offset, value), no byte is written
         before the u64 at that offset of the region is at least value; or an Event."""
         self._room.bind(views_pack(views), aux_pack(aux), wait_pack(wait),
                         _check.seconds("timeout", timeout))
 
     def extend(self, lease_ms, timeout=None):
-        """offer: the lease from now on, and each time that a puller extends it."""
+        """offer: set the lease, from now on and from each extension by a puller."""
         self._room.extend(_check.integer("lease_ms", lease_ms, 1, _check.U32),
                           _check.seconds("timeout", timeout))
 
     def send(self, views, seq=0, last=True, aux=None, wait=None, timeout=None):
-        """send: one chunk, numbered 0, 1, …; the same seq twice is one chunk. wait as in
-        bind(): nothing is read before."""
+        """send: post one chunk, numbered 0, 1, …; a repeated seq is ignored. wait as in bind():
+        no byte is read before."""
         self._room.send(_check.integer("seq", seq), views_pack(views),
                         _check.flag("last", last), aux_pack(aux), wait_pack(wait),
                         _check.seconds("timeout", timeout))
 
     def abort(self, reason="aborted", timeout=None):
-        """The state becomes FAILED once nothing of the room can move."""
+        """Abort the room. The state becomes FAILED once no byte of it can move."""
         self._room.abort(_check.text("reason", reason), _check.seconds("timeout", timeout))
 
     def close(self, timeout=None):
-        """Rooms that have ended only. With post: any; what has not ended is aborted, and its
-        number may be opened again at once."""
+        """Close a room that has ended. With post a room in any state: it is aborted first if
+        needed, and its number may be opened again at once."""
         self._room.close(_check.seconds("timeout", timeout))
 
     @property
     def state(self):
-        """A read of shared memory: no system call."""
+        """The state: a read of shared memory, without a system call."""
         return self._room.state()
 
     def read(self):
-        """State and figures, from shared memory."""
+        """State and counters, from shared memory."""
         return Status(*self._room.read())
 
     def error(self):
-        """Why it failed, or is aborting, as an exception; None if it does neither. The
-        first call asks the daemon for the words."""
+        """Why the room failed or is aborting, as an exception; None otherwise. The first call
+        queries the daemon for the message."""
         why = self._room.why(WHY_S)
         return error_make(*why) if why else None
 
@@ -289,12 +288,12 @@ class Room(Awaited):
         return "room %d" % self.number
 
     def first_token(self):
-        """send: the first token that a receiver wants of the pool's first view (it has
-        those before it)."""
+        """send: first token that a receiver needs of the pool's first view (it has the earlier
+        ones)."""
         return self._room.first_token()
 
     def landed(self, pages, view=None):
-        """A failed recv or pull: which of `pages` bound pages are whole, as booleans."""
+        """A failed recv or pull: which of the `pages` bound pages are complete, as booleans."""
         pages = _check.integer("pages", pages, 0, _check.U32)
         bits = np.frombuffer(self._room.landed(_check.text("view", view), pages), np.uint8)
         return np.unpackbits(bits, bitorder="little")[:pages].astype(bool)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a bootstrap server, SGLang's or kvd.vllm's, tells of a prefill rank in GET /route, as
+"""The entry of a prefill rank in GET /route of a bootstrap server, SGLang's or kvd.vllm's, under
 `kvd`:
 
-    endpoint, pool, rank         where its pages are
-    heads, views, states, aux    what they are, so that decode can say what differs
-    layers                       {view: numbers}; vLLM's
-    secret                       the server's; each room's ticket is made of it"""
+endpoint, pool, rank         location of its pages
+heads, views, states, aux    their shape, so that decode can report differences
+layers                       {view: numbers}; vLLM's
+secret                       of the server; each room's ticket is derived from it"""
 import hashlib
 import hmac
 import re
@@ -32,20 +32,20 @@ def ticket_of(secret, room):
 
 def _text(name, value):
     if not isinstance(value, str) or not 0 < len(value) <= TEXT:
-        raise ValueError("kvd.%s: %s is no text of 1 to %d characters"
+        raise ValueError("kvd.%s: %s is not a text of 1 to %d characters"
                          % (name, _check.came(value), TEXT))
     return value
 
 
 def _words(name, value):
     if not isinstance(value, list) or len(value) > WORDS:
-        raise ValueError("kvd.%s: %s is no list of at most %d names"
+        raise ValueError("kvd.%s: %s is not a list of at most %d names"
                          % (name, _check.came(value), WORDS))
     return [_text("%s[%d]" % (name, i), word) for i, word in enumerate(value)]
 
 
 def number(name, value, low, high=_check.U32):
-    """An int that somebody else has sent; ValueError names the field."""
+    """An int received from a server; ValueError names the field."""
     try:
         return _check.integer(name, value, low, high)
     except TypeError as error:
@@ -65,10 +65,10 @@ def layers_of(told):
 
 
 def row_of(info):
-    """The row of one rank, checked; ValueError names the field."""
+    """The entry of one rank, checked; ValueError names the field."""
     row = info.get("kvd") if isinstance(info, dict) else None
     if not isinstance(row, dict):
-        raise ValueError("the prefill server is not on kvd: SGLang's needs "
+        raise ValueError("the prefill server does not use kvd: SGLang's needs "
                          "--disaggregation-transfer-backend kvd, vLLM's KvdConnector")
     try:
         heads, aux, layers = row.get("heads"), row.get("aux"), row.get("layers")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layouts from an engine's own terms, made and checked by kvd's plan library.
+"""Layouts in an engine's own terms, made and checked by kvd's plan library.
 
     layout = (kvd.Shapes(tp_size=2, tp_rank=1)
               .sglang_mha("kv", page_size=16, pages=4096, layers=32, kv_heads=8, head_bytes=256)
               .sglang_aux("aux", slots=128, hidden_size=4096).layout())
 
-What a layout is, and what it may not be, is the daemon's: the same code checks it there."""
+The rules of layouts are the daemon's: the same code checks them there."""
 from . import _check, _kvd
 from .layout import Layout
 
@@ -19,15 +19,15 @@ def _u32(name, numbers):
 
 
 def _checked(low=0, **numbers):
-    """Numbers of 32 bits, but for those of bytes."""
+    """Numbers of 32 bits, except numbers of bytes."""
     for name, value in numbers.items():
         wide = name in ("nbytes", "page_len", "unit_bytes", "block_len")
         _check.integer(name, value, low, (1 << 63) - 1 if wide else _check.U32)
 
 
 class Shapes:
-    """Collects shapes; layout() makes a Layout of them. Each adds a view; SGLang's add
-    their buffers, vLLM's lie in buffers that buffer() names."""
+    """Collects shapes; layout() makes a Layout of them. Each call adds a view; SGLang's also add
+    their buffers, vLLM's use buffers that buffer() names."""
 
     def __init__(self, tp_size=1, tp_rank=0, rank=None):
         self._tp = (_check.integer("tp_size", tp_size, 1, _check.U32),
@@ -46,9 +46,9 @@ class Shapes:
         return self
 
     def buffer(self, nbytes):
-        """A piece of registered memory; its index."""
+        """Add a piece of registered memory. -> its index"""
         if any(step[0] != "buffer" and step[0].startswith("sglang") for step in self._steps):
-            raise ValueError("the shapes of SGLang number their buffers themselves")
+            raise ValueError("buffer() is for vLLM's shapes; SGLang's add their own")
         _checked(1, nbytes=nbytes)
         self._add("buffer", nbytes)
         self._buffers += 1
@@ -57,22 +57,22 @@ class Shapes:
     # ---- SGLang ----
 
     def sglang_mha(self, view="kv", *, page_size, pages, layers, kv_heads, head_bytes):
-        """K of all layers, then V: two buffers a layer of slot rows [slot][head][dim].
-        layers: a number, or kv_layer_ids; kv_heads: of the model."""
+        """K of all layers, then V: two buffers per layer of slot rows [slot][head][dim].
+        layers: a number, or kv_layer_ids; kv_heads: of the whole model."""
         _checked(page_size=page_size, pages=pages, kv_heads=kv_heads, head_bytes=head_bytes)
         return self._add("sglang_mha", view, page_size, pages, _u32("layers", layers),
                          kv_heads, *self._tp, head_bytes)
 
     def sglang_mla(self, view="kv", *, page_size, pages, layers, latent_bytes):
-        """One latent a token, held by every rank; also swa and c128. A page of dsa's index has
-        all values before all scales: it is a state (sglang_state), one slot a page."""
+        """One latent per token, on every rank; also swa and c128. A page of dsa's index has all
+        values before all scales: it is a state (sglang_state), one slot per page."""
         _checked(page_size=page_size, pages=pages, latent_bytes=latent_bytes)
         return self._add("sglang_mla", view, page_size, pages, _u32("layers", layers), 1,
                          *self._tp, latent_bytes)
 
     def sglang_state(self, view, *, slots, layers, full_dim, unit_bytes, groups=(), outer=1):
-        """A state tensor of one slot a request (conv or temporal); groups: what of the
-        sharded dimension is sharded by itself."""
+        """A state tensor with one slot per request (conv or temporal); groups: parts of the
+        sharded dimension that are sharded separately."""
         _checked(slots=slots, full_dim=full_dim, unit_bytes=unit_bytes, outer=outer)
         return self._add("sglang_state", view, slots, _u32("layers", layers), full_dim,
                          _check.pages("groups", tuple(groups)), unit_bytes, outer, *self._tp)
@@ -89,8 +89,8 @@ class Shapes:
 
     def vllm_attention(self, view="kv", *, block_size, blocks, layers, buffers, kv_heads,
                        head_bytes, packing=HND, block_len=0):
-        """buffers: of each layer, by buffer(); block_len: bytes from block to block, 0:
-        without padding."""
+        """buffers: one per layer, by buffer(); block_len: bytes from block to block, 0: no
+        padding."""
         _checked(block_size=block_size, blocks=blocks, kv_heads=kv_heads,
                  head_bytes=head_bytes, packing=packing, block_len=block_len)
         return self._add("vllm_attention", view, block_size, blocks, _u32("layers", layers),
@@ -99,7 +99,7 @@ class Shapes:
 
     def vllm_ssm(self, view, *, kind, pages, page_len, layers, buffers, conv_dim, conv_rows,
                  conv_elem, temporal, ssm_elem):
-        """Conv and temporal state in one page a request; dimensions of the whole model."""
+        """Conv and temporal state in one page per request; dimensions of the whole model."""
         _checked(kind=kind, pages=pages, page_len=page_len, conv_dim=conv_dim,
                  conv_rows=conv_rows, conv_elem=conv_elem, ssm_elem=ssm_elem)
         temporal = tuple(_check.numbers("temporal", tuple(temporal))) + (1, 1)
@@ -111,9 +111,9 @@ class Shapes:
     # ---- the end ----
 
     def text(self):
-        """JSON, as the daemon takes it."""
+        """The JSON text that the daemon takes."""
         return _kvd.shapes(self._rank, tuple(self._steps))
 
     def layout(self):
-        """A Layout, to which other views may be added by hand."""
+        """A Layout; further views may be added to it."""
         return Layout.parse(self.text())

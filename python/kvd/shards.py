@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which heads a tensor-parallel rank holds, as SGLang and vLLM share them."""
+"""The heads that a tensor-parallel rank holds, as SGLang and vLLM divide them."""
 from . import _check, _kvd
 
 

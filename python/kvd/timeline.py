@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a CUDA stream has got, for the daemon to see: kvd_timeline of kvd.h, for Python.
+"""Progress of a CUDA stream, visible to the daemon: kvd_timeline of kvd.h, for Python.
 
-A word in a page that the daemon has mapped and the driver has registered; the stream raises
-it as it goes. A stream a word: numbers of two streams would overtake each other."""
+The progress is a counter in a page that the daemon maps and the driver has registered; the
+stream increases it. Each stream needs its own: values of two streams would overtake each other."""
 import contextlib
 import ctypes
 import mmap
@@ -25,9 +25,9 @@ def _handle(thing, name):
 
 
 class Timeline:
-    """For `wait=` of rooms. stream: a CUstream as int, or a torch.cuda.Stream; None: one of
-    its own, for after(). Its context must be current in the thread of these calls, and it
-    must not be capturing a graph. Close it before the client."""
+    """For `wait=` of rooms. stream: a CUstream as int, or a torch.cuda.Stream; None: a new
+    one, for after(). Its context must be current in the thread of these calls, and the stream
+    must not be capturing a graph. Close the timeline before the client."""
 
     def __init__(self, client, stream=None, *, timeout=None):
         self._cuda, self._lock = cuda._driver(), threading.Lock()
@@ -56,7 +56,7 @@ class Timeline:
             else:
                 self._stream = _handle(stream, "cuda_stream")
             self._address, self._word = address, memory.array(dtype=np.uint64)
-            self._write(0)  # a device that cannot is found out here
+            self._write(0)  # fails here if the device does not support it
             self._undo = undo.pop_all()
 
     def _call(self, name, *args):
@@ -79,15 +79,15 @@ class Timeline:
             raise StateError("timeline: it is closed", "ESTATE", 11)
 
     def mark(self):
-        """What to wait for: all that is in the stream by now. One write of the GPU's; never
-        blocks."""
+        """What to wait for: the work in the stream so far. One write by the GPU; never blocks.
+        -> (region, offset, value)"""
         with self._lock:
             self._usable()
             return self._mark()
 
     def after(self, event):
-        """The same for an event that was recorded: the timeline's stream waits for it. event:
-        a CUevent as int, or a torch.cuda.Event."""
+        """The same for a recorded event: the timeline's stream waits for it. event: a CUevent as
+        int, or a torch.cuda.Event."""
         with self._lock:
             self._usable()
             self._call("cuStreamWaitEvent", self._stream, _handle(event, "cuda_event"), 0)
@@ -99,7 +99,7 @@ class Timeline:
         return self._undo is None or int(self._word[0]) >= self._marks
 
     def close(self, timeout=None):
-        """BusyError until the stream has passed the last mark."""
+        """Release the page. BusyError until the stream has passed the last mark."""
         with self._lock:
             if self._undo is None:
                 return

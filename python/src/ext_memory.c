@@ -128,7 +128,7 @@ bool region_usable(const struct region *region, const struct client *client,
 		   const char *argument, Py_ssize_t index)
 {
 	const char *why = !region->h.kvd	       ? "not registered any more"
-			  : region->h.client != client ? "of another client"
+			  : region->h.client != client ? "belongs to another client"
 						       : NULL;
 
 	if (why)
@@ -219,7 +219,7 @@ bool pool_usable(PyObject *pool, const struct client *client)
 	if (Py_TYPE(pool) != pool_type)
 		why = "not a kvd.Pool";
 	else if (h->client != client)
-		why = "of another client";
+		why = "belongs to another client";
 	else if (!h->kvd)
 		why = "not registered any more";
 	if (why)

@@ -295,7 +295,7 @@ def stored(case, E):
 
 def cleared(E):
     status, said = E.call("POST", "/hicache/storage-backend/clear")
-    assert E.said("leave by themselves"), "%d %s" % (status, said[:200])
+    assert E.said("evicted automatically"), "%d %s" % (status, said[:200])
 
 
 def weights(case, E):

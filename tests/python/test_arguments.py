@@ -174,11 +174,11 @@ def test_pages_of_every_integer_type_are_taken(engine):
 
 
 def test_handles_of_another_client_are_refused(engine, other):
-    with pytest.raises(ValueError, match="pool: it is another client's"):
+    with pytest.raises(ValueError, match="pool: belongs to another client"):
         engine.client.send(600, other.pool)
-    with pytest.raises(ValueError, match=r"regions\[1\]: it is another client's"):
+    with pytest.raises(ValueError, match=r"regions\[1\]: belongs to another client"):
         engine.client.pool(layout(), [engine.regions[0], other.regions[1]])
-    with pytest.raises(ValueError, match=r"wait\[0\]: it is another client's"):
+    with pytest.raises(ValueError, match=r"wait\[0\]: belongs to another client"):
         engine.client.pull(600, engine.pool, None, {"kv": [1]}, wait=(other.regions[0], 0, 1))
 
 
@@ -235,7 +235,7 @@ def test_arguments_of_open_rooms_are_refused_by_name(engine):
     (lambda c: kvd.Layout().heads("kv", 0, "k", buffer=0, unit_bytes=1), ValueError,
      "view: 'kv'"),
     (lambda c: kvd.Layout().view("kv", 2, 3).heads("kv", 0, "k", buffer=0, unit_bytes=1),
-     ValueError, "buffer: there is none"),
+     ValueError, "buffer: the layout has none"),
     (lambda c: kvd.Shapes(1.0), TypeError, "tp_size: 1.0"),
     (lambda c: kvd.Shapes().sglang_mha(page_size=1.5, pages=1, layers=1, kv_heads=1,
                                        head_bytes=1), TypeError, "page_size: 1.5"),

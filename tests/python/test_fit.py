@@ -117,10 +117,10 @@ def test_a_name_that_is_missing_is_told(judge, old, new, words):
 
 @pytest.mark.parametrize("old, new, words", [
     ("start(name, level", "start(level, name", "its parameter level is not name"),
-    ("start(name, level=0)", "start(name, level)", "it wants level, too"),
+    ("start(name, level=0)", "start(name, level)", "it also needs level"),
     ("put(key, value, *, wait=None)", "put(key, value)", "it has no parameter wait"),
-    ("put(key, value, *, wait=None)", "put(key)", "it takes 1 by place"),
-    ("role, cache=None", "role, cache", "it wants cache, too"),
+    ("put(key, value, *, wait=None)", "put(key)", "it takes 1 positional"),
+    ("role, cache=None", "role, cache", "it also needs cache"),
     ("received: set", "got: set", "it has no parameter received"),
     ("def begin(self, step)", "def begin(self, step, late=0)", "the engine has a parameter late"),
     ("def load(self, context, **kwargs)", "def load(self, context)",
@@ -163,7 +163,7 @@ def engine(tested=("1.2.3",), needs="os\n    getpid()\n"):
 def test_a_release_that_lacks_a_name_is_refused_with_it():
     one = engine(needs="os\n    no_such_name\n    getpid(process)\n")
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"One 1\.2\.3 is not as kvd uses it: os: "
+        with pytest.raises(RuntimeError, match=r"One 1\.2\.3 lacks interfaces that kvd uses: os: "
                            r"no_such_name is missing.*install One 1\.2\.3"):
             fit.check(one, "1.2.3")
     many = engine(needs="os\n" + "".join("    none%d\n" % i for i in range(20)))
@@ -177,13 +177,13 @@ def test_a_release_that_is_not_known_starts_with_a_warning(caplog):
     assert not caplog.records
     for _ in range(2):
         fit.check(one, "9.9.9")
-    assert caplog.text.count("One 9.9.9 has all that kvd uses") == 1
-    assert "was run with 1.2.3 only" in caplog.text
+    assert caplog.text.count("One 9.9.9 has all interfaces that kvd uses") == 1
+    assert "was tested with 1.2.3 only" in caplog.text
 
 
 def test_a_line_that_is_none_is_refused():
     for text in ("    name without a module\n", "os\n    a b c\n"):
-        with pytest.raises(ValueError, match="is no line of a list"):
+        with pytest.raises(ValueError, match="is not a line of a list"):
             fit.parse(text)
 
 

@@ -43,7 +43,7 @@ def test_load_is_told_and_one_that_is_refused_is_a_warning(pair, caplog):
     one.load({"running": 3})
     with caplog.at_level(logging.WARNING, logger="kvd.place"):
         one.load({"running": -3})
-    assert "load is not told" in caplog.text and "running" in caplog.text
+    assert "load is not reported" in caplog.text and "running" in caplog.text
     mine.close()
 
 

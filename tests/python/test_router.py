@@ -232,7 +232,7 @@ async def test_long_answer_that_is_no_stream():
 # ---- failures before the start of an answer ----
 
 def failing(router):
-    return [line for line in router.log.splitlines() if " again id=" in line]
+    return [line for line in router.log.splitlines() if " retry id=" in line]
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
@@ -363,7 +363,7 @@ def test_prefill_that_hangs_is_left_out(kind):
             assert await router.metric("kvd_router_member_late_total" + labels) == 1
             await well.kill()
             await router.until_health(wanted=503)
-            assert "%s (it failed lately: no answer within" % hung.label in \
+            assert "%s (failed lately: no answer within" % hung.label in \
                 message((await router.get("/health"))[1])
     run()
 

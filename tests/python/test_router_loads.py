@@ -81,7 +81,7 @@ def test_pick_names_the_pair_and_why(run):
     assert [r["last_resort"] for r in told["scores"]["decode"]] == [False, True], told
     text = run("pick", "--from", "-", "--prompt", "1000", lines=[PAIRS])
     assert text.returncode == 0 and "prefill  p1" in text.stdout, text
-    assert re.search(r"d0 .*no room for its KV", text.stdout), text.stdout
+    assert re.search(r"d0 .*no room for KV", text.stdout), text.stdout
     near = run("pick", "--json", "--from", "-", "--prompt", "20000", "--near", "p0=18000",
                lines=[PAIRS])
     assert json.loads(near.stdout)["prefill"]["worker"] == "p0", near
@@ -108,7 +108,7 @@ def test_groups_of_other_names_are_read(run):
 def test_line_without_an_answer_is_refused(run, command, lines):
     done = run(command, "--from", "-", lines=lines)
     assert done.returncode == 1
-    assert done.stderr.startswith("kvd.router: -:1: " if lines else "kvd.router: -: no line")
+    assert done.stderr.startswith("kvd.router: -:1: " if lines else "kvd.router: -: empty")
 
 
 @pytest.mark.parametrize("words", [

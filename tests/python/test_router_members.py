@@ -466,16 +466,16 @@ async def test_file_of_members():
         running = asyncio.ensure_future(router.ask(STREAM))
         await until(lambda: decode.running, router)
         write(second.url)
-        await until(lambda: "member gone" in router.log, router)
+        await until(lambda: "member removed" in router.log, router)
         await until(lambda: "member up role=prefill url=" + second.url in router.log, router)
         decode.pause.set()
         assert (await running)[0] == 200
         assert (await router.ask())[0] == 200
         assert len(first.asked) == len(second.asked) == 1
         write("nonsense")
-        await until(lambda: "stay as they were" in router.log, router)
+        await until(lambda: "are kept: " in router.log, router)
         os.unlink(path)
-        await until(lambda: router.log.count("stay as they were") == 2, router)
+        await until(lambda: router.log.count("are kept: ") == 2, router)
         assert (await router.ask())[0] == 200 and len(second.asked) == 2
         assert await router.end() == 0
     for fake in fakes:
@@ -527,7 +527,7 @@ async def test_members_of_a_directory():
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "kvd.sock")
         router = await Router(directory_options(path)).start(ready=False)
-        await until(lambda: "members stay as they are" in router.log, router)
+        await until(lambda: "members are kept" in router.log, router)
         daemon = Directory(path).start()
         daemon.put("prefill", "p", {"url": prefill.url, "engine": "vllm"})
         daemon.put("prefill", "p", {}, rank=1)
@@ -551,7 +551,7 @@ async def test_members_of_a_directory():
         await until(lambda: "member gone role=decode url=" + decode.url in router.log, router)
         # the daemon dies: what is known goes on, and what it says wrong is not believed
         daemon.stop()
-        await until(lambda: router.log.count("members stay as they are") == 2, router)
+        await until(lambda: router.log.count("members are kept") == 2, router)
         assert (await router.ask())[0] == 200
         daemon.answer = {"ranks": [{"worker": 7}], "revision": 3}
         daemon.start()
@@ -561,7 +561,7 @@ async def test_members_of_a_directory():
         daemon.put("decode", "d", {"url": decode.url})
         daemon.answer = None
         await until(lambda: "member listed role=decode url=" + decode.url in
-                    router.log.split("stay as they are")[-1], router)
+                    router.log.split("members are kept")[-1], router)
         await until(lambda: "member gone role=decode url=" + other.url in router.log, router)
         await router.until_health()
         assert (await router.ask())[0] == 200 and len(decode.asked) == 2
@@ -627,7 +627,7 @@ async def test_flip_loses_no_request():
             status, said = await command("flip", "--admin", path, a.url, "decode")
             assert status == 1 and "only prefill" in said, said
             status, said = await command("flip", "--admin", path, "http://1.1.1.1:1", "decode")
-            assert status == 1 and "no member" in said
+            assert status == 1 and "not a member" in said
             status, said = await command("members", "--admin", path)
             assert status == 0 and said.count(" up ") == 3, said
             assert {body["kv_transfer_params"].get("do_remote_decode") for _, body, _ in b.asked

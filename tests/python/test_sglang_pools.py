@@ -177,7 +177,7 @@ def test_a_row_that_is_wrong_is_refused_by_its_field(name, value):
     with pytest.raises(ValueError, match="GET /route: kvd.%s" % name):
         route.row_of({"kvd": dict(ROW, **{name: value})})
     for wrong in (None, [], {}, {"kvd": 1}):
-        with pytest.raises(ValueError, match="not on kvd"):
+        with pytest.raises(ValueError, match="does not use kvd"):
             route.row_of(wrong)
 
 

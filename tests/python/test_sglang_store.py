@@ -323,7 +323,7 @@ def test_what_cannot_be_a_chunk_is_refused_by_name():
             pool_of(MHA, layout="page_unified", groups=2))
     pool = pool_of(MHA)
     pool.size -= 1
-    refused("no whole pages", pool)
+    refused("not a multiple of its page", pool)
     pool = pool_of(MHA)
     pool.layer_num += 1
     refused("bytes, .* were expected", pool)

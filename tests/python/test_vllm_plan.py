@@ -219,7 +219,7 @@ def test_an_adapter_that_changes_under_a_running_engine_has_no_chunks():
 def test_an_adapter_of_which_nothing_is_known_has_no_chunks():
     plan, _, warned = lora_plan({})
     assert lora_ids(plan, "x") == (0, []) and lora_ids(plan, "y") == (0, [])
-    assert len(warned) == 1 and "no folder" in warned[0]
+    assert len(warned) == 1 and "not a folder" in warned[0]
     plan, _, _ = plan_of(9)  # the user's word stands for it
     assert lora_ids(plan, "x")[1] == lora_ids(plan, "y", None)[1]
 

@@ -306,9 +306,9 @@ def test_a_request_that_is_given_up_fails_on_both_sides(sides):
     p, d, source = sides
     push, recv = p.push(209), bound(d, 209, source, [14], 16)
     opened(p, push)
-    push.give_up("prefill gave the request up", True)
+    push.give_up("aborted by prefill", True)
     ends(d, recv, FAILED)
-    assert "gave the request up" in recv.reason
+    assert "aborted by prefill" in recv.reason
     until(lambda: p.desk.turn(True) or push.ended)
 
 
@@ -460,7 +460,7 @@ SIZES = {"attn_tp_size": 1, "pp_size": 1, "dp_size": 1, "follow_bootstrap_room":
     (json.dumps(dict(SIZES, attn_tp_size=10 ** 9)).encode(), "attn_tp_size"),
     (json.dumps(dict(SIZES, attn_tp_size=1024, pp_size=1024)).encode(), "1024 x 1024"),
     (json.dumps(dict(SIZES, dp_size=2, follow_bootstrap_room=False)).encode(), "data-parallel"),
-    (json.dumps(SIZES).encode(), "not on kvd"), (b"x" * (2 << 20), "Expecting")])
+    (json.dumps(SIZES).encode(), "does not use kvd"), (b"x" * (2 << 20), "Expecting")])
 def test_a_server_that_answers_something_else_is_told_by_field(told, words):
     made, address = answering(told)
     try:

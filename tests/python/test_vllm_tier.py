@@ -188,8 +188,8 @@ class Engine:
 # ---- what is refused -----------------------------------------------------------------------
 
 @pytest.mark.parametrize("given, match", [
-    ({"revision": None}, "revision: None is no text"), ({"revision": ""}, 'set "revision"'),
-    ({"chunk": 1}, "chunk is no option"), ({"model": 5}, "model: 5 is no text"),
+    ({"revision": None}, "revision: None is not a string"), ({"revision": ""}, 'set "revision"'),
+    ({"chunk": 1}, "chunk is not an option"), ({"model": 5}, "model: 5 is not a string"),
     ({"far": 0}, "far: 0 is not a number"), ({"far": 61}, "up to 60"),
     ({"lease": True}, "lease: True"), ({"lease": "1"}, "lease: '1'")])
 def test_options_that_are_none_are_refused(module, given, match):
@@ -198,7 +198,7 @@ def test_options_that_are_none_are_refused(module, given, match):
 
 
 def test_no_revision_is_refused(module):
-    with pytest.raises(ValueError, match="not told what vLLM was started with"):
+    with pytest.raises(ValueError, match="does not know the options that vLLM"):
         module.check_options({})
 
 
@@ -208,7 +208,7 @@ def test_a_release_without_what_is_used_is_refused(module, monkeypatch):
     old.__dict__.update(__version__="0.10.0", __path__=[])
     monkeypatch.setitem(sys.modules, "vllm", old)
     monkeypatch.delitem(sys.modules, "kvd.vllm.tier", raising=False)
-    with pytest.raises(RuntimeError, match="vLLM 0.10.0 is not as kvd uses it: .*is missing"):
+    with pytest.raises(RuntimeError, match="vLLM 0.10.0 lacks interfaces that kvd uses: .*is missing"):
         importlib.import_module("kvd.vllm.tier")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Unix socket of who runs it, and the commands that speak to it."""
+"""The admin's Unix socket, and the commands that use it."""
 import argparse
 import asyncio
 import json
@@ -29,29 +29,29 @@ def refusal(why):
 
 @web.middleware
 async def guard(request, handler):
-    """Errors as JSON; what is no request of ours is told so."""
+    """Errors as JSON, also for requests that are invalid."""
     try:
         return await handler(request)
     except web.HTTPNotFound:
         why = Refused(404, "%s %.100s: no such endpoint" % (request.method, request.path))
     except web.HTTPMethodNotAllowed as error:
-        why = Refused(405, "%s %.100s: it takes %s" % (request.method, request.path, ", ".join(
+        why = Refused(405, "%s %.100s: allowed: %s" % (request.method, request.path, ", ".join(
             sorted(error.allowed_methods))))
     except web.HTTPException as error:
         why = Refused(error.status, error.reason)
     except Refused as refused:
         why = refused
-    except Exception:  # a fault of ours
+    except Exception:  # a bug of the router
         log.exception("%s %.100s", request.method, request.path)
-        why = Refused(500, "a fault of the router; its log tells more")
+        why = Refused(500, "internal error of the router; see its log")
     response = refusal(why)
     if request.can_read_body:
-        response.force_close()  # what comes behind is not looked at
+        response.force_close()  # the rest is not read
     return response
 
 
 async def serve(runner, path):
-    """Listens at a path, which is its user's alone from the first moment on."""
+    """Listens on a path that only its user can access, from the first moment on."""
     _unlink_stale(path)
     await runner.setup()
     mask = os.umask(0o177)
@@ -62,7 +62,7 @@ async def serve(runner, path):
 
 
 def _unlink_stale(path):
-    """A socket that nobody listens at; bind() tells of everything else."""
+    """A socket without a listener; bind() reports all other errors."""
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             return
@@ -76,7 +76,7 @@ def _unlink_stale(path):
 
 
 async def ask(path, method, target, body=None):
-    """(status, answer)"""
+    """(status, reply)"""
     async with aiohttp.ClientSession(
             connector=aiohttp.UnixConnector(path=path),
             timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session:
@@ -85,7 +85,7 @@ async def ask(path, method, target, body=None):
 
 
 def _asked(path, *request):
-    """Its answer; exits with its words where it is an error."""
+    """Its reply; exits with the message if it is an error."""
     try:
         status, said = asyncio.run(ask(path, *request))
     except (aiohttp.ClientError, OSError, ValueError, asyncio.TimeoutError) as why:
@@ -98,22 +98,22 @@ def _asked(path, *request):
 def flip(argv):
     out = argparse.ArgumentParser(
         prog="python -m kvd.router flip", allow_abbrev=False,
-        description="Puts an engine that serves both roles (vLLM's kv_both) into the other one.")
+        description="Switch an engine that serves both roles (vLLM's kv_both) to the other role.")
     out.add_argument("--admin", required=True, metavar="PATH",
-                     help="of the router, or of the engine's publish")
-    out.add_argument("url", type=checked(base_url), help="the engine's")
+                     help="admin socket of the router, or of the engine's publish")
+    out.add_argument("url", type=checked(base_url), help="URL of the engine")
     out.add_argument("role", choices=ROLES)
     args = out.parse_args(argv)
     said = _asked(args.admin, "POST", "/flip", {"url": args.url, "role": args.role})
-    print("%s: %s%s" % (said["url"], said["role"], "; %d requests end as before" %
+    print("%s: %s%s" % (said["url"], said["role"], "; %d requests finish in the old role" %
                         said["running"] if said.get("running") else ""))
     return 0
 
 
 def members(argv):
     out = argparse.ArgumentParser(prog="python -m kvd.router members", allow_abbrev=False,
-                                  description="Lists a router's members.")
-    out.add_argument("--admin", required=True, metavar="PATH", help="of the router")
+                                  description="List a router's members.")
+    out.add_argument("--admin", required=True, metavar="PATH", help="admin socket of the router")
     out.add_argument("--json", action="store_true")
     args = out.parse_args(argv)
     said = _asked(args.admin, "GET", "/members")

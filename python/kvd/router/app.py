@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The router as a whole: its HTTP server, its members, and its end."""
+"""The router as a whole: its HTTP server, its members, and its shutdown."""
 import asyncio
 import logging
 import os
@@ -29,7 +29,8 @@ LINGER_S = 1
 
 
 def _quiet(record):
-    """A client that does not speak HTTP is no fault of ours, and what it sent is not logged."""
+    """A client that does not speak HTTP is not an error of the router, and its data is not
+    logged."""
     if record.exc_info and isinstance(record.exc_info[1], HttpProcessingError):
         record.exc_info, record.levelno, record.levelname = None, logging.INFO, "INFO"
     return True
@@ -56,10 +57,10 @@ class Router:
         self.runners = []
 
     def engine(self):
-        """The name of the members'; those of a router are of one engine."""
+        """The served model's name, from the members; all members of a router have one engine."""
         return next((m.spec.engine for m in self.members.of("decode")), self.config.engine)
 
-    # ---- its life ----
+    # ---- lifetime ----
 
     async def start(self):
         await self.upstream.start()
@@ -101,7 +102,7 @@ class Router:
         return app
 
     async def run(self):
-        """Until SIGTERM or SIGINT and the drain; a second one ends it at once."""
+        """Until SIGTERM or SIGINT and the drain; a second signal ends it at once."""
         loop, stop, now = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
 
         def on_signal():
@@ -126,7 +127,7 @@ class Router:
         if self.running:
             log.warning("cutting running=%d", len(self.running))
         for exchange, task in list(self.running.items()):
-            exchange.cut = "the router ends"
+            exchange.cut = "the router shuts down"
             task.cancel()
         if self.running:
             await asyncio.wait(list(self.running.values()), timeout=2 * LINGER_S)
@@ -147,16 +148,17 @@ class Router:
     @web.middleware
     async def _head(self, request, handler):
         if sum(len(k) + len(v) for k, v in request.raw_headers) > self.config.max_header:
-            raise Refused(431, "a header above %d bytes (max-header)" % self.config.max_header)
+            raise Refused(431, "header: more than %d bytes (max-header)" % self.config.max_header)
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise Refused(415, "Content-Encoding: bodies are taken as they are, not compressed")
+            raise Refused(415, "Content-Encoding: compressed bodies are not supported; send it "
+                               "uncompressed")
         return await handler(request)
 
     async def _serve(self, request):
         if self.draining:
-            raise Refused(503, "the router drains", retry_after=1)
+            raise Refused(503, "the router is draining", retry_after=1)
         if (request.content_length or 0) > self.config.max_body:
-            raise Refused(413, "a body above %d bytes (max-body)" % self.config.max_body)
+            raise Refused(413, "body: more than %d bytes (max-body)" % self.config.max_body)
         if request.content_type != JSON:
             raise Refused(415, "Content-Type: %.100s; send %s" % (request.content_type, JSON))
         exchange = Exchange(self, request)
@@ -171,7 +173,7 @@ class Router:
                 self.idle.set()
 
     async def _models(self, request):
-        """What a decode server says, the first that answers."""
+        """The reply of a decode server, of the first that answers."""
         headers = passed_on(request.headers)
         await self.gate.enter()
         try:
@@ -192,21 +194,21 @@ class Router:
         raise Refused(503, why or "no decode server", retry_after=1)
 
     async def _health(self, request):
-        """Whether a request would be taken."""
-        why = "the router drains" if self.draining else self.members.missing()
+        """Whether a request would be accepted."""
+        why = "the router is draining" if self.draining else self.members.missing()
         if why:
             raise Refused(503, why, retry_after=1)
         return web.json_response({"status": "ok"})
 
     async def _healthz(self, request):
-        """That this process answers."""
+        """Whether this process answers."""
         return web.json_response({"status": "ok"})
 
     async def _metrics(self, request):
         text = self.metrics.text(self.gate, self.members, self.draining)
         return web.Response(body=text.encode(), headers={"Content-Type": TYPE})
 
-    # ---- the admin's ----
+    # ---- admin socket ----
 
     async def _told(self, request):
         now = time.monotonic()
@@ -220,10 +222,10 @@ class Router:
             raise Refused(400, "role: prefill or decode")
         found = [m for m in self.members.by_key.values() if m.url == url]
         if not found:
-            raise Refused(404, "url: %.100r is no member; members lists them" % (url,))
+            raise Refused(404, "url: %.100r is not a member; list them with 'members'" % (url,))
         if found[0].spec.engine == "sglang":
             raise Refused(400, "%s: SGLang's role is fixed at its start "
-                          "(--disaggregation-mode): start it anew in the other" % url)
+                          "(--disaggregation-mode): restart it in the other role" % url)
         from_role = ROLES[1 - ROLES.index(role)]
         others = [m for m in self.members.of(from_role) if m.url != url]
         if any(m.role != role for m in found) and not others:

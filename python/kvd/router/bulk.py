@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request's body says, and what engines are sent of it.
+"""Contents of a request's body, and the bodies that are sent to engines.
 
-Small bodies are read here. Large ones are read and written by processes of their own: a thread
-would not do, because json keeps the interpreter's lock from the first byte to the last, and all
-streams would stand still meanwhile."""
+Small bodies are parsed here, large ones by separate processes. A thread would not do: json holds
+the interpreter's lock from the first byte to the last, and all streams would stall meanwhile."""
 import asyncio
 import ctypes
 import multiprocessing
@@ -15,7 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from . import engines
 from .errors import Refused
 
-HERE_MAX = 64 << 10  # bytes: some milliseconds
+HERE_MAX = 64 << 10  # bytes: takes some milliseconds
 WORKERS = 2
 PR_SET_PDEATHSIG = 1
 
@@ -52,7 +51,7 @@ def _worker_begin():
 
 
 def _work(call, engine, path, text, args):
-    """(result, None), or (None, what a Refused is made of)."""
+    """(result, None), or (None, the arguments of a Refused)."""
     try:
         return CALLS[call](engines.BY_NAME.get(engine), path, engines.parse(text), *args), None
     except Refused as why:
@@ -60,7 +59,7 @@ def _work(call, engine, path, text, args):
 
 
 class Body:
-    """A client's body. ask(): a call of CALLS."""
+    """A client's body. ask(): call one of CALLS."""
 
     def __init__(self, bulk, path, text):
         self.bulk, self.path, self.text, self.parsed = bulk, path, text, None
@@ -79,7 +78,7 @@ class Body:
 
 class Bulk:
     def __init__(self):
-        self.pool = None  # started by the first large body
+        self.pool = None  # started for the first large body
 
     async def ask(self, *call):
         if self.pool is None:
@@ -89,9 +88,9 @@ class Bulk:
         try:
             got, refused = await asyncio.get_running_loop().run_in_executor(pool, _work, *call)
         except BrokenProcessPool:
-            if self.pool is pool:  # the next one starts another
+            if self.pool is pool:  # the next large body starts another
                 self.pool = None
-            raise Refused(503, "the process that reads large bodies has ended (memory?)",
+            raise Refused(503, "the process that parses large bodies has ended (out of memory?)",
                           retry_after=1) from None
         if refused:
             raise Refused(*refused)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options, and what a member is called on the command line, in files and in the directory."""
+"""Options, and the names of members on the command line, in files and in the directory."""
 import argparse
 import re
 import urllib.parse
@@ -8,13 +8,13 @@ from collections import namedtuple
 ROLES = ("prefill", "decode")
 ENGINES = ("vllm", "sglang")
 POLICIES = ("least-loaded", "round-robin", "random")
-BOOTSTRAP_PORT = 8998  # SGLang's preset
+BOOTSTRAP_PORT = 8998  # SGLang's default
 LINES_MAX = 4096
 FILE_MAX = 1 << 20
 
-# Where an engine is. bootstrap: (host, port) of its bootstrap server, or None; draining: takes
-# nothing new; worker: the directory's name of it, or None; load: a Load of kvd.router.pick as of the time
-# `sampled`, or None.
+# Address of an engine. bootstrap: (host, port) of its bootstrap server, or None; draining: gets no
+# new requests; worker: its name in the directory, or None; load: a Load of kvd.router.pick as of
+# the time `sampled`, or None.
 Spec = namedtuple("Spec", "role url engine bootstrap draining worker load sampled",
                   defaults=(None, False, None, None, None))
 
@@ -28,7 +28,7 @@ def host_port(text, what="address"):
 
 
 def base_url(text):
-    """http[s]://HOST:PORT without anything behind it; ValueError."""
+    """http[s]://HOST:PORT without a path; ValueError."""
     try:
         parts = urllib.parse.urlsplit(text)
         port = parts.port
@@ -42,7 +42,7 @@ def base_url(text):
 
 
 def member_spec(text, role, engine):
-    """Of URL[,bootstrap=HOST:PORT]; ValueError."""
+    """From URL[,bootstrap=HOST:PORT]; ValueError."""
     url, *options = text.split(",")
     url, bootstrap = base_url(url.strip()), None
     for option in options:
@@ -54,18 +54,19 @@ def member_spec(text, role, engine):
 
 
 def spec_of(role, url, engine, bootstrap=None, **more):
-    """SGLang's prefill always has a bootstrap server: at its preset port if nobody says more."""
+    """SGLang's prefill always has a bootstrap server; its default port is used unless one is
+    given."""
     if engine == "sglang" and role == "prefill" and bootstrap is None:
         bootstrap = urllib.parse.urlsplit(url).hostname, BOOTSTRAP_PORT
     return Spec(role, url, engine, bootstrap, **more)
 
 
 def file_specs(path, role, engine):
-    """Of a file with a member a line; OSError, ValueError with the line."""
+    """From a file with a member per line; OSError, ValueError with the line."""
     with open(path, encoding="utf-8") as lines:
         text = lines.read(FILE_MAX + 1)
     if len(text) > FILE_MAX or text.count("\n") > LINES_MAX:
-        raise ValueError("%s: above %d bytes or %d lines" % (path, FILE_MAX, LINES_MAX))
+        raise ValueError("%s: more than %d bytes or %d lines" % (path, FILE_MAX, LINES_MAX))
     specs = []
     for number, line in enumerate(text.splitlines(), 1):
         line = line.partition("#")[0].strip()
@@ -88,7 +89,7 @@ def checked(call):
 def _seconds(text):
     value = float(text)
     if not 0 < value < 1e6:
-        raise ValueError("%s is not a number of seconds above 0" % text)
+        raise ValueError("%s is not a positive number of seconds" % text)
     return value
 
 
@@ -96,56 +97,62 @@ def _count(low):
     def of(text):
         value = int(text)
         if not low <= value < 1 << 31:
-            raise ValueError("%s is not a number of %d to %d" % (text, low, (1 << 31) - 1))
+            raise ValueError("%s is not an integer from %d to %d" % (text, low, (1 << 31) - 1))
         return value
     return checked(of)
 
 
 TIMES = (
-    ("connect-timeout", 3, "for a connection to a member"),
-    ("prefill-timeout", 10, "without an answer of a prefill server to any request, and a second "
-     "for 1000 tokens of the prompt: it hangs"),
-    ("first-timeout", 300, "for a member's answer to begin; whole answers are not begun earlier"),
-    ("deadline", 600, "for all tries until the answer begins"),
-    ("idle-timeout", 60, "between two parts of a stream, and for the client to take one"),
-    ("client-timeout", 60, "for a client's body"),
-    ("member-wait", 2, "for a pair of members to come up"),
-    ("queue-timeout", 30, "in the queue"),
-    ("drain-timeout", 30, "for running requests after SIGTERM"),
-    ("health-interval", 2, "between two looks at a member's health"),
-    ("health-timeout", 5, "for an answer of it"),
-    ("circuit-open", 5, "without a member that failed; doubled up to 60 while it goes on"),
+    ("connect-timeout", 3, "timeout of a connection to a member"),
+    ("prefill-timeout", 10, "time without any answer from a prefill server after which it counts "
+     "as failed, plus one second per 1000 tokens of the prompt"),
+    ("first-timeout", 300, "timeout of the first byte of a member's answer"),
+    ("deadline", 600, "limit of all tries together, until the answer starts"),
+    ("idle-timeout", 60, "longest pause of a stream, of the member or of the client"),
+    ("client-timeout", 60, "timeout of receiving a client's body"),
+    ("member-wait", 2, "longest wait for an available pair of members"),
+    ("queue-timeout", 30, "longest time in the queue"),
+    ("drain-timeout", 30, "time for running requests to finish after SIGTERM"),
+    ("health-interval", 2, "interval of health checks of a member"),
+    ("health-timeout", 5, "timeout of a health check"),
+    ("circuit-open", 5, "time that a failed member gets no requests; doubled up to 60 on repeated "
+                        "failures"),
 )
 LIMITS = (
-    ("retries", 2, 0, "more tries of a request whose answer has not begun"),
-    ("health-failures", 3, 1, "of a member's health in a row, and it is out"),
-    ("circuit-failures", 3, 1, "of requests in a row, and the member is out for a while"),
-    ("max-body", 16 << 20, 1, "bytes of a request's body"),
-    ("max-bodies", 256 << 20, 1, "bytes of all bodies whose answers have not begun; beyond: 429"),
-    ("max-header", 32 << 10, 256, "bytes of a request's header"),
-    ("max-in-flight", 1024, 1, "requests that run"),
-    ("max-queued", 1024, 0, "requests that wait to run; beyond: 429"),
+    ("retries", 2, 0, "further tries of a request whose answer has not started"),
+    ("health-failures", 3, 1, "consecutive failed health checks after which a member gets no "
+                              "requests"),
+    ("circuit-failures", 3, 1, "consecutive failed requests after which a member gets no requests "
+                               "for circuit-open"),
+    ("max-body", 16 << 20, 1, "largest body of a request, in bytes"),
+    ("max-bodies", 256 << 20, 1, "memory for bodies of requests without an answer so far, in "
+                                 "bytes; beyond: 429"),
+    ("max-header", 32 << 10, 256, "largest header of a request, in bytes"),
+    ("max-in-flight", 1024, 1, "largest number of running requests"),
+    ("max-queued", 1024, 0, "largest number of queued requests; beyond: 429"),
 )
 
 
 def parser():
     out = argparse.ArgumentParser(
         prog="python -m kvd.router", allow_abbrev=False,
-        description="An OpenAI-compatible router before prefill and decode servers.",
+        description="An OpenAI-compatible router in front of prefill and decode servers.",
         epilog="python -m kvd.router members|flip|publish|pick|scale --help: other commands")
     out.add_argument("--listen", type=checked(host_port), default=("127.0.0.1", 8000),
-                     metavar="HOST:PORT", help="127.0.0.1:8000 if absent")
+                     metavar="HOST:PORT", help="address to listen on (127.0.0.1:8000)")
     out.add_argument("--engine", choices=ENGINES, default="vllm",
-                     help="of members that do not say theirs (vllm)")
+                     help="engine of members that do not specify one (vllm)")
     for role in ROLES:
         out.add_argument("--" + role, nargs="+", action="extend", default=[], metavar="MEMBER",
-                         help="http://HOST:PORT[,bootstrap=HOST:PORT], or @FILE with one a line")
-    out.add_argument("--socket", metavar="PATH", help="a kvd's: members come of its directory")
+                         help="http://HOST:PORT[,bootstrap=HOST:PORT], or @FILE with one per line")
+    out.add_argument("--socket", metavar="PATH", help="control socket of a kvd; members are read "
+                                                      "from its directory")
     for role in ROLES:
         out.add_argument("--%s-group" % role, default=role, metavar="GROUP",
-                         help="their group there (%s)" % role)
+                         help="group of these members in the directory (%s)" % role)
     out.add_argument("--policy", choices=POLICIES, default=POLICIES[0], help="(%s)" % POLICIES[0])
-    out.add_argument("--admin", metavar="PATH", help="a Unix socket for members and flip")
+    out.add_argument("--admin", metavar="PATH", help="Unix socket to create, for the commands "
+                                                     "members and flip")
     out.add_argument("--health-path", default="/health", metavar="PATH", help="(/health)")
     for name, value, text in TIMES:
         out.add_argument("--" + name, type=checked(_seconds), default=float(value),
@@ -157,7 +164,7 @@ def parser():
 
 
 def read(argv):
-    """The options; argparse ends the program where they are wrong."""
+    """The options; argparse exits if they are invalid."""
     options = parser()
     args = options.parse_args(argv)
     args.files, args.static = [], []
@@ -172,7 +179,7 @@ def read(argv):
             except (OSError, ValueError) as why:
                 options.error("--%s: %s" % (role, why))
         if not getattr(args, role) and not args.socket:
-            options.error("no --%s and no --socket: there is nowhere to send requests" % role)
+            options.error("--%s or --socket is required" % role)
     if not args.health_path.startswith("/"):
-        options.error("--health-path: %r does not begin with /" % args.health_path)
+        options.error("--health-path: %r does not start with /" % args.health_path)
     return args

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Members of a kvd's directory: group.query of the two groups, each second.
+"""Members from a kvd's directory: group.query of the two groups, each second.
 
-While the daemon or its directory is away or does not know all yet, and while a group is empty just
-after the daemon's start, the members stay as they were; their health tells the rest."""
+While the daemon or its directory is unavailable or not synchronised, and while a group is empty
+just after the daemon's start, the members are kept; their health checks find those that ended."""
 import asyncio
 import logging
 import time
@@ -15,30 +15,30 @@ from .pick import Load
 log = logging.getLogger("kvd.router")
 POLL_S = 1
 AWAY_S = 1
-START_S = 10  # in which engines have published again
+START_S = 10  # engines have published again by then
 TIMEOUT_S = 5
 RANKS_MAX = 1 << 16
 AXES = ("dp_rank", "pp_rank", "tp_rank", "cp_rank")
 
 
 def place(rank):
-    """What an entry is told apart by; ValueError."""
+    """The identity of an entry; ValueError."""
     worker = rank.get("worker", "")
     axes = tuple(rank.get(axis, 0) for axis in AXES)
     if not isinstance(worker, str) or not all(type(a) is int for a in axes):
-        raise ValueError("an entry without a place: %.100r" % (rank,))
+        raise ValueError("entry without ranks: %.100r" % (rank,))
     return (worker,) + axes
 
 
 def _number(told, name):
     value = told.get(name) if isinstance(told, dict) else None
-    known = type(value) in (int, float) and 0 <= value < 1e18  # nor infinite, nor NaN
+    known = type(value) in (int, float) and 0 <= value < 1e18  # neither infinite nor NaN
     return float(value) if known else -1
 
 
 def load_of(ranks):
-    """The load of a worker, of its ranks' together: sums of what daemons move, and what the first
-    engine that speaks says. None: there is none."""
+    """The load of a worker, from its ranks: sums of the daemons' traffic, and the report of the
+    first engine that has one. None: no load."""
     loads = [r["load"] for r in ranks if isinstance(r.get("load"), dict)]
     if not loads:
         return None
@@ -54,16 +54,16 @@ def load_of(ranks):
 
 
 def worker_spec(role, worker, ranks, engine, sampled=None):
-    """Of a worker's entries, by place: the first that has an URL speaks for it. ValueError."""
+    """From a worker's entries, by rank: the first that has a URL speaks for it. ValueError."""
     told = next((r for _, r in sorted(ranks.items()) if r.get("url")), None)
     if told is None:
-        raise ValueError("worker %.64r: no rank tells an url" % worker)
+        raise ValueError("worker %.64r: no rank has a url" % worker)
     if not isinstance(told["url"], str):
-        raise ValueError("worker %.64r: url is no text" % worker)
+        raise ValueError("worker %.64r: url is not a string" % worker)
     engine = told.get("engine") or engine
     if engine not in ENGINES:
-        raise ValueError("worker %.64r: engine %.64r: %s are served" % (
-            worker, engine, " and ".join(ENGINES)))
+        raise ValueError("worker %.64r: engine %.64r: not one of %s" % (
+            worker, engine, ", ".join(ENGINES)))
     bootstrap = told.get("bootstrap")
     if bootstrap is not None:
         bootstrap = host_port(str(bootstrap), "bootstrap")
@@ -73,7 +73,7 @@ def worker_spec(role, worker, ranks, engine, sampled=None):
 
 
 class Group:
-    """What is known of one group."""
+    """State of one group."""
 
     def __init__(self, name, role, engine):
         self.name, self.role, self.engine = name, role, engine
@@ -81,12 +81,12 @@ class Group:
         self.sampled = None
 
     def take(self, answer):
-        """Of group.query; ValueError where it is none."""
+        """From a reply of group.query; ValueError if it is not one."""
         ranks, gone = answer.get("ranks", []), answer.get("gone", [])
         revision = answer.get("revision")
         if not isinstance(ranks, list) or not isinstance(gone, list) or not all(
                 isinstance(one, dict) for one in ranks + gone):
-            raise ValueError("group.query: ranks and gone are no lists of objects")
+            raise ValueError("group.query: ranks and gone are not lists of objects")
         if self.revision is None or revision is None or answer.get("whole"):
             self.ranks.clear()
         for rank in gone:
@@ -94,7 +94,7 @@ class Group:
         for rank in ranks:
             self.ranks[place(rank)] = rank
         if len(self.ranks) > RANKS_MAX:
-            raise ValueError("group %s: above %d ranks" % (self.name, RANKS_MAX))
+            raise ValueError("group %s: more than %d ranks" % (self.name, RANKS_MAX))
         self.revision, self.sampled = revision, time.monotonic()
 
     def specs(self):
@@ -109,7 +109,7 @@ class Group:
         return out
 
     def tell(self, why):
-        """Once, of the first hundred."""
+        """Logs each of the first hundred once."""
         if why not in self.told and len(self.told) < 100:
             self.told.add(why)
             log.warning("group %s: %s", self.name, why)
@@ -143,7 +143,7 @@ class Directory:
             except (Error, OSError, ValueError) as why:
                 self._state(str(why))
             for group in self.groups:
-                group.revision = None  # another daemon counts otherwise
+                group.revision = None  # another daemon counts from another number
             await asyncio.sleep(AWAY_S)
 
     async def ask(self, client, group):
@@ -152,7 +152,7 @@ class Directory:
             args["since"] = group.revision
         try:
             answer = await client.command("group.query", **args)
-        except NotFoundError:  # nobody is in the group
+        except NotFoundError:  # the group is empty
             answer = {"whole": True}
         empty = answer.get("whole") and not answer.get("ranks")
         early = time.monotonic() - self.begin < START_S
@@ -165,7 +165,7 @@ class Directory:
         if self.up != (why is None):
             self.up = why is None
             if why:
-                log.warning("directory of %s: %s; members stay as they are", self.config.socket,
+                log.warning("directory of %s: %s; members are kept", self.config.socket,
                             why)
             else:
-                log.info("directory of %s is there", self.config.socket)
+                log.info("directory of %s is available", self.config.socket)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each engine's two servers are sent.
+"""The requests that each engine's two servers are sent.
 
-vLLM, pull: prefill is asked for one token, and what its answer holds as kv_transfer_params goes to
-decode. vLLM, push (prefill has a bootstrap server), and SGLang: both are asked at once, with the
-same random number, the room. A client's own words of this kind are taken out: they could name
-another's cache, or another host."""
+vLLM, pull: prefill is asked for one token, and the kv_transfer_params of its answer are passed to
+decode. vLLM, push (prefill has a bootstrap server), and SGLang: both are sent the request at once,
+with the same random number, the room. A client's own parameters of this kind are removed: they
+could name the cache of another request, or another host."""
 import json
 import math
 import secrets
@@ -15,9 +15,9 @@ BATCH_MAX = 1024
 ROOMS = (1 << 63) - 1
 PULL = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None,
         "remote_block_ids": None, "remote_host": None, "remote_port": None}
-# who hands over what: the router's words, which vLLM takes from these, too
+# set by the router alone; vLLM takes them from these, too
 HANDOVER = ("kv_transfer_params", "ec_transfer_params")
-# contradict one token that is not streamed, or make prefill's answer long
+# these contradict one token that is not streamed, or make prefill's answer long
 NOT_FIRST = ("stream_options", "min_tokens", "prompt_logprobs", "return_token_ids", "echo")
 PROMPT_LOGPROBS = ("prompt_logprobs", "prompt_logprob_token_ids")
 OPENAI = ("/v1/completions", "/v1/chat/completions")
@@ -42,7 +42,7 @@ def parse(text):
     try:
         body = json.loads(text.decode("utf-8"), parse_constant=constant)
         if isinstance(body, dict):
-            packed(body)  # 1e999 is infinite, and no engine's
+            packed(body)  # 1e999 is infinite, and no engine accepts it
     except (ValueError, RecursionError) as why:
         raise Refused(400, "the body is not JSON: %.200s" % why) from None
     if not isinstance(body, dict):
@@ -51,14 +51,14 @@ def parse(text):
 
 
 def sequences(prompt):
-    """How many prompts it is, None: one that is not in a list."""
+    """Number of prompts; None: one, not in a list."""
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
         return len(prompt)
     return None
 
 
 def _samples(body, name="n"):
-    """As engines read it: they take "2" and 2.0, too."""
+    """The number that engines read: they accept "2" and 2.0, too."""
     n = body.get(name)
     try:
         return int(float(n)) if isinstance(n, (int, float, str)) else 1
@@ -67,7 +67,7 @@ def _samples(body, name="n"):
 
 
 def estimate(body, size):
-    """Tokens of the prompt, roughly: what a policy compares."""
+    """Estimated tokens of the prompt, to be compared by a policy."""
     prompt = body.get("input_ids", body.get("prompt"))
     if isinstance(prompt, list) and prompt:
         if isinstance(prompt[0], list):
@@ -81,12 +81,12 @@ class Vllm:
     paths = OPENAI
 
     def check(self, path, body):
-        """Refused where this engine would compute something wrong."""
+        """Refused if this engine would compute a wrong result."""
 
     def alone(self, path, body):
-        """kv_transfer_params name one prompt's cache, and it is read once: several sequences are
-        computed on decode. So is a prompt whose own tokens' logprobs are asked for: vLLM computes
-        it where it answers, whatever cache it is given."""
+        """kv_transfer_params name the cache of one prompt, which is read once: requests for several
+        sequences are computed on decode. So are those for logprobs of the prompt's tokens: vLLM
+        computes them in the server that answers, whatever cache it is given."""
         embeds = body.get("prompt_embeds")
         return (sequences(body.get("prompt")) or 1) != 1 or _samples(body) > 1 or \
             bool(body.get("use_beam_search")) or isinstance(embeds, list) or \
@@ -95,14 +95,14 @@ class Vllm:
 
     @staticmethod
     def _whole(path, body):
-        """Whether the answer is of each of the prompt's tokens."""
-        chat = path == "/v1/chat/completions"  # where top_logprobs is 0 unless it is set
+        """Whether the answer covers each of the prompt's tokens."""
+        chat = path == "/v1/chat/completions"  # its top_logprobs is 0 unless set
         return any(body.get(name) is not None for name in PROMPT_LOGPROBS) or \
             (bool(body.get("echo")) and (chat or body.get("logprobs") is not None))
 
     @staticmethod
     def _own(body):
-        """Without a client's words of HANDOVER. vllm_xargs are given to vLLM's scheduler."""
+        """Without a client's parameters of HANDOVER. vllm_xargs reach vLLM's scheduler."""
         own, extra = {k: v for k, v in body.items() if k not in HANDOVER}, body.get("vllm_xargs")
         if isinstance(extra, dict):
             own["vllm_xargs"] = {k: v for k, v in extra.items() if k not in HANDOVER}
@@ -112,7 +112,7 @@ class Vllm:
         return packed(dict(self._own(body), kv_transfer_params=None))
 
     def bodies(self, path, body, prefill):
-        """(prefill's, decode's or None: it comes of prefill's answer)."""
+        """(prefill's, decode's; None: it follows from prefill's answer)."""
         body = self._own(body)
         first = {k: v for k, v in body.items() if k not in NOT_FIRST}
         first.update(max_tokens=1, stream=False)
@@ -127,16 +127,16 @@ class Vllm:
             "bootstrap_room": number}))
 
     def follow(self, body, answer):
-        """Decode's body of prefill's answer; ValueError."""
+        """Decode's body, from prefill's answer; ValueError."""
         try:
             said = json.loads(answer)
         except RecursionError:
             raise ValueError("nested too deep") from None
         if not isinstance(said, dict):
-            raise ValueError("no JSON object")
+            raise ValueError("not a JSON object")
         params = said.get("kv_transfer_params")
         if params is not None and not isinstance(params, dict):
-            raise ValueError("kv_transfer_params: no JSON object")
+            raise ValueError("kv_transfer_params: not a JSON object")
         return packed(dict(self._own(body), kv_transfer_params=params))
 
 
@@ -147,7 +147,7 @@ class Sglang:
         sampling = body.get("sampling_params") if path == "/generate" else body
         for one in sampling if isinstance(sampling, list) else [sampling]:
             if isinstance(one, dict) and _samples(one) > 1:
-                raise Refused(400, "n: %d; SGLang's prefill and decode servers take n = 1" %
+                raise Refused(400, "n: %d; SGLang's prefill and decode servers support n = 1" %
                               _samples(one))
         size = self._batch(path, body)
         if size is not None and size > BATCH_MAX:
@@ -157,7 +157,7 @@ class Sglang:
         return False
 
     def _batch(self, path, body):
-        """How many prompts; None: one, not in a list."""
+        """Number of prompts; None: one, not in a list."""
         if path == "/v1/completions":
             return sequences(body.get("prompt"))
         if path != "/generate":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a request ends when no engine answers it, and how a try ends."""
+"""How a request ends without an answer of an engine, and how a try ends."""
 import json
 
 JSON = "application/json"
@@ -8,14 +8,14 @@ KINDS = {404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error",
 
 
 def error_body(status, message):
-    """A JSON text, as OpenAI's API has it."""
+    """A JSON text in the form of OpenAI's API."""
     kind = KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return json.dumps({"error": {"message": message, "param": None, "code": status,
                                  "type": kind}}).encode()
 
 
 class Refused(Exception):
-    """The client's answer; nothing has been sent yet."""
+    """The client's answer, before anything was sent."""
 
     def __init__(self, status, message, retry_after=None):
         super().__init__(message)
@@ -23,7 +23,7 @@ class Refused(Exception):
 
 
 class Answered(Exception):
-    """An engine's own answer, a whole one, which goes to the client as it is."""
+    """An engine's complete answer, which is passed to the client unchanged."""
 
     def __init__(self, status, kind, body):
         super().__init__("HTTP %d" % status)
@@ -33,9 +33,9 @@ class Answered(Exception):
 class Failed(Exception):
     """A try that may be followed by another.
 
-    member: whose failure it is. broken: it did not answer as an HTTP server does; otherwise it
-    told of an error, which may be its partner's. hung: it answered nobody else either, for as long
-    as it may. answer: what it said, an Answered. status: 504 where it gave no answer in time."""
+    member: the one that failed. broken: it did not answer as an HTTP server does; otherwise it
+    reported an error, which may be its partner's. hung: it answered no other request either, for as
+    long as it may. answer: its reply, an Answered. status: 504 if it gave no answer in time."""
 
     def __init__(self, member, why, *, status=502, broken=False, busy=False, hung=False,
                  answer=None):

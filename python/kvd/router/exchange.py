@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One client's request: a pair, its two requests, its answer.
 
-Until a part of an answer has gone to the client, a try that fails is followed by one with
-another pair. After that the stream ends with an event that tells the error. When the client
-leaves, the handler is cancelled, and each connection that is open for it is closed: engines
+Until a part of an answer has been sent to the client, a failed try is followed by one with
+another pair. After that the stream ends with an event that has the error. When the client
+disconnects, the handler is cancelled, and each connection that it has open is closed: engines
 take that as an abort."""
 import asyncio
 import logging
@@ -24,25 +24,25 @@ from .waits import ended, within
 log = logging.getLogger("kvd.router")
 access = logging.getLogger("kvd.router.access")
 EVENTS = "text/event-stream"
-WHOLE_HELD = 1 << 20  # of an answer that is no stream; longer ones are begun
+WHOLE_HELD = 1 << 20  # of an answer that is not a stream; longer ones are sent early
 PASSED_ON = ("Authorization", "traceparent", "tracestate")
 STEP_S = 0.2
-PREFILL_TOKENS_S = 1000  # of a prompt, that the slowest of prefill servers computes
-TAIL_S = 5  # for prefill's answer after decode's has ended
+PREFILL_TOKENS_S = 1000  # of a prompt, computed by the slowest prefill server
+TAIL_S = 5  # for prefill's answer after the end of decode's
 
 
 def request_id(headers):
-    """The client's, where it is one word; else a new one."""
+    """The client's id, if it is one word; else a new one."""
     given = headers.get("X-Request-Id", "")
     return given if re.fullmatch(r"[A-Za-z0-9._:-]{1,128}", given) else secrets.token_hex(16)
 
 
 def passed_on(headers):
-    """Those of a client's that engines are sent; Refused."""
+    """The client's headers that are passed to engines; Refused."""
     out = {name: headers[name] for name in PASSED_ON if name in headers}
     for name, value in out.items():
         if not re.fullmatch(r"[\t -~]*", value):
-            raise Refused(400, "%s: only printable ASCII is passed on" % name)
+            raise Refused(400, "%s: only printable ASCII is allowed" % name)
     return out
 
 
@@ -56,15 +56,15 @@ class Exchange:
         self.pair, self.tries, self.first = (None, None), 0, None
         self.out, self.bytes, self.tail, self.broke = None, 0, b"", False
         self.body = self.facts = self.held = self.picked = None
-        self.size = 0  # of the body, as it is counted
+        self.size = 0  # of the body, as counted
         self.headers = {}  # for the engines
-        self.cut = None  # why the router itself ends it
-        self.told = False  # how it ended
+        self.cut = None  # reason why the router itself ends it
+        self.told = False  # its end was logged
 
-    # ---- its frame ----
+    # ---- frame ----
 
     async def run(self):
-        """The response. CancelledError: the client has left."""
+        """The response. CancelledError: the client has disconnected."""
         try:
             try:
                 return await self._served()
@@ -75,11 +75,11 @@ class Exchange:
             except Failed as why:
                 return await self._sent(self._give_up(why))
         except asyncio.CancelledError:
-            if self.told:  # its end was on the way
+            if self.told:  # its end was under way
                 raise
             if self.cut is None:
                 self.router.metrics.left += 1
-                self._log(499, "the client left")
+                self._log(499, "the client disconnected")
                 raise
             return await self._cut_short()
 
@@ -87,7 +87,7 @@ class Exchange:
         router = self.router
         self.headers = dict(passed_on(self.request.headers), **{"X-Request-Id": self.id})
         try:
-            # before it is one of those that run: it may not come
+            # before it counts as running: the body may never arrive
             self.body = Body(router.bulk, self.request.path, await self._read())
             try:
                 await router.gate.enter()
@@ -108,11 +108,11 @@ class Exchange:
         self.size = 0
 
     async def _read(self):
-        """What has come counts, not what was announced."""
+        """The received bytes count, not the announced ones."""
         try:
             return await within(self.config.client_timeout, self._parts())
         except asyncio.TimeoutError:
-            raise Refused(408, "the body did not come within %g s" %
+            raise Refused(408, "body: not received within %g s" %
                           self.config.client_timeout) from None
 
     async def _parts(self):
@@ -122,7 +122,7 @@ class Exchange:
             if not part:
                 return bytes(text)
             if len(text) + len(part) > self.config.max_body:
-                raise Refused(413, "a body above %d bytes (max-body)" % self.config.max_body)
+                raise Refused(413, "body: more than %d bytes (max-body)" % self.config.max_body)
             try:
                 self.router.gate.take(len(part), self.size)
             except Refused:
@@ -132,7 +132,7 @@ class Exchange:
             text += part
 
     def _answer(self, status, body, kind=JSON, retry_after=None, why=""):
-        """A whole one; what ends the request."""
+        """A complete answer, which ends the request."""
         headers = {"Content-Type": kind, "X-Request-Id": self.id}
         if retry_after is not None:
             headers["Retry-After"] = str(retry_after)
@@ -141,7 +141,7 @@ class Exchange:
         return web.Response(status=status, body=body, headers=headers)
 
     async def _sent(self, response):
-        """Of a whole answer. A client that does not read is not waited for."""
+        """Sends a complete answer. A client that does not read is not waited for."""
         async def send():
             await response.prepare(self.request)
             await response.write_eof()
@@ -160,10 +160,10 @@ class Exchange:
                             retry_after=why.retry_after, why=str(why))
 
     def _whole(self, said):
-        return self._answer(said.status, said.body, said.kind, why="of the engine")
+        return self._answer(said.status, said.body, said.kind, why="from the engine")
 
     def _give_up(self, why):
-        """No try is left."""
+        """After the last try."""
         if why.answer is not None:
             return self._answer(why.answer.status, why.answer.body, why.answer.kind,
                                 why=str(why))
@@ -207,10 +207,10 @@ class Exchange:
                 self.router.metrics.tried(prefill, decode, result)
                 self.members.changed()
             self.router.metrics.retries += 1
-            log.info("again id=%s try=%d why=%r", self.id, self.tries, str(failure))
+            log.info("retry id=%s try=%d why=%r", self.id, self.tries, str(failure))
 
     def _blame(self, why):
-        """Counts a failure; who is avoided next."""
+        """Counts a failure; updates the members to avoid."""
         other = next((m for m in self.pair if m is not None and m is not why.member), None)
         if isinstance(why, Unreachable):
             self.members.unreachable(why)
@@ -234,19 +234,20 @@ class Exchange:
         if failure is not None:
             raise failure
         roles = ("decode",) if alone else ("prefill", "decode")
-        raise Refused(503, self.members.missing(roles) or "no pair is free to be asked",
+        raise Refused(503, self.members.missing(roles) or "no pair is available",
                       retry_after=1)
 
     def _fits(self, pair):
-        """Both are of one engine, which serves this path."""
+        """Both have one engine, which serves this path."""
         prefill, decode, held = pair
         try:
             if prefill is not None and prefill.spec.engine != decode.spec.engine:
-                raise Refused(503, "%s is %s, %s is %s: a pair is of one engine" % (
+                raise Refused(503, "%s is %s, %s is %s: a pair must have one engine" % (
                     prefill.label, prefill.spec.engine, decode.label, decode.spec.engine))
             name = decode.spec.engine
             if prefill is None and not self.facts.alone[name]:
-                raise Refused(503, "%s is %s, others are not: a router's members are of one engine" %
+                raise Refused(503, "%s is %s, others are not: all members of a router must have "
+                                   "one engine" %
                               (decode.label, decode.spec.engine))
             if self.request.path not in engines.BY_NAME[name].paths:
                 raise Refused(501, "%s: not served by %s" % (self.request.path, name))
@@ -264,8 +265,8 @@ class Exchange:
                                                self._left(seconds))
 
     async def _post_prefill(self, member, body):
-        """One that answers others meanwhile has a queue, and is waited for; one that answers
-        nobody hangs."""
+        """A member that answers other requests meanwhile has a queue, and is waited for; one that
+        answers none hangs."""
         quiet = self.config.prefill_timeout + self.facts.tokens / PREFILL_TOKENS_S
         begin = time.monotonic()
         asked = asyncio.ensure_future(self._post(member, body, self.config.first_timeout))
@@ -295,19 +296,19 @@ class Exchange:
         return await self._relay(*await self._open(decode, second), decode)
 
     async def _prefilled(self, engine, prefill, body):
-        """Decode's body, of prefill's whole answer."""
+        """Decode's body, from prefill's complete answer."""
         resp = await self._post_prefill(prefill, body)
         try:
             text = await self.router.upstream.whole(prefill, resp, ANSWER_MAX,
                                                     self._left(self.config.first_timeout))
             return await self.body.ask("follow", engine, text)
         except ValueError as why:
-            raise Failed(prefill, "its answer: %.200s" % why, broken=True) from None
+            raise Failed(prefill, "invalid answer: %.200s" % why, broken=True) from None
         finally:
-            resp.close()  # of no effect on a connection that was read to its end
+            resp.close()  # no effect on a connection that was read to its end
 
     async def _try_both(self, prefill, first, decode, second, held):
-        """Both at once. What prefill answers is for nobody; that it answers counts."""
+        """Both at once. The contents of prefill's answer are dropped; that it answers counts."""
         asked = asyncio.ensure_future(self._drained(prefill, first, held))
         opened = asyncio.ensure_future(self._open(decode, second))
         try:
@@ -317,7 +318,7 @@ class Exchange:
                 await asyncio.wait((opened,))
             failed = opened.exception()
             if isinstance(failed, Failed) and not failed.broken:
-                await asyncio.wait((asked,), timeout=STEP_S)  # whose fault was it?
+                await asyncio.wait((asked,), timeout=STEP_S)  # which member failed?
                 if asked.done():
                     asked.result()
             out = await self._relay(*opened.result(), decode)
@@ -342,7 +343,7 @@ class Exchange:
     # ---- the answer ----
 
     async def _open(self, decode, body):
-        """(response, Opening): it has begun, and with no error."""
+        """(response, Opening): it has started, without an error."""
         resp = await self._post(decode, body, self.config.first_timeout)
         try:
             events = resp.content_type == EVENTS
@@ -353,7 +354,7 @@ class Exchange:
             if events and not opening.data:
                 raise Failed(decode, "an empty stream", broken=True)
             if opening.error and opening.error[1] >= 500:
-                text, code = opening.error  # the engine's words are for the client, not for the log
+                text, code = opening.error  # the engine's message is for the client only
                 raise Failed(decode, "an error event, code %d" % code, answer=Answered(
                     502, JSON, error_body(502, "%s: %s" % (decode.label, text))))
             return resp, opening
@@ -371,7 +372,7 @@ class Exchange:
                 self.members.succeeded(decode)
                 return self._answer(200, bytes(opening.data), kind_of(resp))
             return await self._stream(resp, opening, decode)
-        except ConnectionError:  # of the client's connection
+        except ConnectionError:  # to the client
             raise asyncio.CancelledError from None
         finally:
             resp.close()
@@ -388,7 +389,7 @@ class Exchange:
             if writing:
                 self._abort()
             else:
-                resp.content.set_exception(asyncio.TimeoutError("nothing came for %g s" %
+                resp.content.set_exception(asyncio.TimeoutError("no data for %g s" %
                                                                 self.config.idle_timeout))
         dog = Watchdog(loop, self.config.idle_timeout, still)
         try:
@@ -401,7 +402,7 @@ class Exchange:
                 try:
                     data = await resp.content.read(PART)
                 except BROKEN as error:
-                    failure = Failed(decode, "it broke off: %s" % words(error), broken=True)
+                    failure = Failed(decode, "answer broken off: %s" % words(error), broken=True)
                     break
                 dog.touch()
             if failure is None:
@@ -423,7 +424,7 @@ class Exchange:
         self.tail = (self.tail + data)[-2:]
 
     async def _end_broken(self, status, why):
-        """The answer has begun and cannot end whole: the client is told."""
+        """The answer has started and cannot be completed: the client is sent an error."""
         self.router.metrics.cut += 1
         self.broke = True
         self._log(status, why)
@@ -439,12 +440,12 @@ class Exchange:
             self._abort()
 
     def _abort(self):
-        """No proper end: an answer that lacks its end must not look whole."""
+        """Close without a proper end: an incomplete answer must not look complete."""
         if self.request.transport is not None:
             self.request.transport.abort()
 
     async def _cut_short(self):
-        """The router ends it: its drain is over."""
+        """The router ends the request: the time of its drain is over."""
         if self.out is None:
             return self._answer(503, error_body(503, self.cut), retry_after=1, why=self.cut)
         await self._end_broken(503, self.cut)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many requests run at a time, how many wait for that, and how much their bodies take."""
+"""Limits of running requests, queued requests, and memory for their bodies."""
 import asyncio
 from collections import deque
 
@@ -12,7 +12,7 @@ class Gate:
         self.running, self.queue, self.taken = 0, deque(), 0
 
     async def enter(self):
-        """One more runs; Refused."""
+        """Wait to run; Refused."""
         if self.running < self.most:
             self.running += 1
             return
@@ -28,19 +28,19 @@ class Gate:
             raise
         if not turn.done():
             self._give_up(turn)
-            raise Refused(503, "no turn within %g s (queue-timeout)" % self.seconds,
+            raise Refused(503, "queued for more than %g s (queue-timeout)" % self.seconds,
                           retry_after=1)
 
     def _give_up(self, turn):
-        if turn.done():  # it had its turn already
+        if turn.done():  # it was started already
             self.leave()
         else:
             self.queue.remove(turn)
 
     def take(self, size, own):
-        """So many bytes of a body have come, after `own`; Refused."""
+        """Count received bytes of a body, after `own`; Refused."""
         if self.taken > own and self.taken + size > self.bodies:
-            raise Refused(429, "bodies of %d bytes are here (max-bodies)" % self.taken,
+            raise Refused(429, "bodies of %d bytes in memory (max-bodies)" % self.taken,
                           retry_after=1)
         self.taken += size
 
@@ -48,7 +48,7 @@ class Gate:
         self.taken -= size
 
     def leave(self):
-        """The turn goes to the one that waits longest."""
+        """Start the request that has waited longest."""
         if self.queue:
             self.queue.popleft().set_result(None)
         else:

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that is run when something has changed: never two at a time, and not longer than its
-limit.
+"""A program that is run after a change: never twice at a time, and not longer than its limit.
 
-It has a process group of its own, which is killed whole at its limit, and when this process ends.
-Its standard input is empty, and its output goes to our standard error, for our standard output is
-data. One that fails is run again at the next turn that starts nothing else: its work is not
-done."""
+It has its own process group, which is killed at the limit and when this process ends. Its standard
+input is empty, and its output is sent to our standard error, because our standard output is data.
+After a failure it is run again at the next turn that starts nothing else: its work is not done."""
 import os
 import signal
 import subprocess
@@ -15,13 +13,13 @@ import time
 
 class Hook:
     def __init__(self, program, limit):
-        self.program, self.limit = program, limit  # a path, without arguments; no shell reads it
-        self.wanted, self.failures = False, 0  # wanted: run it (again), when none runs
+        self.program, self.limit = program, limit  # a path, without arguments; no shell is used
+        self.wanted, self.failures = False, 0  # wanted: run it (again) when none runs
         self.process, self.ends = None, 0
         self.starting, self.stopped = False, 0
 
     def wait(self, until):
-        """For the one that runs, until this time of time.monotonic() at most."""
+        """Waits for the running one, until this time of time.monotonic() at most."""
         while self.process:
             left = max(min(until, self.ends) - time.monotonic(), 0)
             try:
@@ -62,8 +60,8 @@ class Hook:
             self.stop(self.stopped)
 
     def stop(self, number, *_):
-        """A handler of signals: ends this process, but not while a start is under way, whose
-        process kill() does not know yet."""
+        """A handler of signals: ends this process, but not during a start, whose process kill()
+        does not know yet."""
         self.stopped = number
         if not self.starting:
             sys.exit(128 + number)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engines' servers: which there are, which are well, which may be asked now.
+"""The engines' servers: the list, their health, and whether they may be used now.
 
-A member is one URL in one role. It may be asked when its source lists it and does not drain it,
-its health answered, and its circuit is closed. What has gone from its source finishes what it
-runs; nobody waits for it here."""
+A member is one URL in one role. It is used if its source lists it and does not drain it, its
+health check succeeded, and its circuit is closed. A member that was removed from its source
+finishes its requests; nothing waits for it."""
 import asyncio
 import itertools
 import logging
@@ -22,11 +22,11 @@ ROLE_MAX = 4096  # members; a Picker takes no more
 
 
 class Circuit:
-    """Out for a while after failures; then one request goes first.
+    """No requests for a while after failures; then a single one as a probe.
 
-    A member that does not answer as a server is told from one that answers with an error, which
-    may be its partner's: such failures count when they came with more than one partner, when
-    there is no other, or when there are many."""
+    A member that does not answer as a server is distinguished from one that answers with an error,
+    which may be its partner's: such failures count if they occurred with more than one partner, if
+    there is no other, or if there are many."""
 
     def __init__(self, threshold, open_s):
         self.threshold, self.open_s = threshold, open_s
@@ -46,7 +46,7 @@ class Circuit:
             self.probing = True
 
     def released(self):
-        """One that was taken has ended, perhaps without saying anything of the member."""
+        """A request ended, perhaps without evidence about the member."""
         self.probing = False
 
     def succeeded(self):
@@ -54,7 +54,8 @@ class Circuit:
         self.probing, self.until, self.opened = False, None, 0
 
     def failed(self, now, partner=None, others=False):
-        """partner: who took part; others: there is a partner that has not."""
+        """partner: the other member of the pair; others: there is a partner without such a
+        failure."""
         self.failures += 1
         self.partners.add(partner)
         blamed = None in self.partners or len(self.partners) > 1 or not others or \
@@ -66,7 +67,7 @@ class Circuit:
         self.probing = False
 
     def refused(self, now):
-        """Nobody listens there."""
+        """The address refuses connections."""
         self.failures = self.threshold
         self.failed(now)
 
@@ -75,27 +76,27 @@ class Member:
     _serial = itertools.count(1)
 
     def __init__(self, spec, config):
-        self.name = "m%d" % next(self._serial)  # no other ever has it
+        self.name = "m%d" % next(self._serial)  # unique
         self.spec, self.role, self.url = spec, spec.role, spec.url
         self.label = urllib.parse.urlsplit(spec.url).netloc
         self.circuit = Circuit(config.circuit_failures, config.circuit_open)
-        self.healthy, self.misses, self.why = None, 0, "its health is not known yet"
+        self.healthy, self.misses, self.why = None, 0, "no health check has finished"
         self.listed, self.task = True, None
         self.requests = self.tokens = 0  # reserved by requests of this router
         self.served = self.failed = self.late = 0
-        self.answered = 0.0  # when it last did, to any request
-        self.fault = None  # its last one
+        self.answered = 0.0  # time of its last answer, to any request
+        self.fault = None  # its last failure
 
     def blocked(self, now):
-        """Why it may not be asked; None: it may."""
+        """Why it may not be used; None: it may."""
         if not self.listed:
-            return "it has gone"
+            return "removed"
         if self.spec.draining:
-            return "it drains"
+            return "draining"
         if not self.healthy:
             return self.why
         if not self.circuit.permits(now):
-            return "it failed %s: %s" % ("and is tried" if self.circuit.probing else "lately",
+            return "failed %s: %s" % ("and being probed" if self.circuit.probing else "lately",
                                          self.fault)
         return None
 
@@ -109,7 +110,7 @@ class Member:
 
 
 class Members:
-    """All of them. check(member): its health; None, or why it is not well."""
+    """All members. check(member): its health; None, or why it failed."""
 
     def __init__(self, config, check):
         self.config, self.check = config, check
@@ -123,7 +124,7 @@ class Members:
     async def start(self):
         marks = {}
         for role, path in self.config.files:
-            marks[role, path] = _mark(path)  # before it is read: a change in between is seen
+            marks[role, path] = _mark(path)  # before reading, so that a change in between is seen
             self.sources[role, path] = file_specs(path, role, self.config.engine)
         self.rebuild()
         if marks:
@@ -135,16 +136,16 @@ class Members:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # ---- which there are ----
+    # ---- the list ----
 
     def source(self, name, specs):
-        """What a source lists now."""
+        """The current list of a source."""
         if self.sources.get(name) != specs:
             self.sources[name] = specs
             self.rebuild()
 
     def flip(self, url, role):
-        """Whoever has this URL is in that role from now on, whatever its source says."""
+        """This URL has that role from now on, whatever its source lists."""
         self.roles[url] = role
         self.rebuild()
 
@@ -159,8 +160,8 @@ class Members:
                         wanted[spec.role, spec.url] = spec
         for role, count in counts.items():
             if count > ROLE_MAX:
-                log.warning("%d %s servers are listed, %d are used", count, role, ROLE_MAX)
-        for key, spec in wanted.items():  # before others go: a flip keeps what is known
+                log.warning("%d %s servers are listed, only %d are used", count, role, ROLE_MAX)
+        for key, spec in wanted.items():  # before removals: a flip keeps the known state
             if key in self.by_key:
                 self.by_key[key].spec = spec
             else:
@@ -170,7 +171,7 @@ class Members:
             member.listed = False
             member.task.cancel()
             self.on_gone(member)
-            log.info("member gone role=%s url=%s running=%d", *key, member.requests)
+            log.info("member removed role=%s url=%s running=%d", *key, member.requests)
         self.changed()
 
     def _add(self, key, member):
@@ -189,7 +190,7 @@ class Members:
         return [m for m in self.of(role) if m.blocked(now) is None]
 
     def missing(self, roles=ROLES):
-        """Why there is none of a role, with names; None: there are some of each."""
+        """Why a role has no member, with names; None: each has some."""
         now, out = time.monotonic(), []
         for role in roles:
             members = self.of(role)
@@ -201,7 +202,7 @@ class Members:
                                                    if more > 0 else ""))
         return "; ".join(out) or None
 
-    # ---- waiting for one ----
+    # ---- waiting for a member ----
 
     def changed(self):
         for waiter in self.waiters:
@@ -209,7 +210,7 @@ class Members:
                 waiter.set_result(None)
 
     async def change(self, seconds):
-        """Until something changed, at most so long."""
+        """Waits for a change, at most so long."""
         waiter = asyncio.get_running_loop().create_future()
         self.waiters.add(waiter)
         try:
@@ -223,14 +224,14 @@ class Members:
         while member.listed:
             try:
                 why = await self.check(member)
-            except Exception as error:  # a fault here must not end the looking
+            except Exception as error:  # a bug here must not end the checks
                 log.exception("health of %s", member.label)
                 why = str(error)
             self.seen(member, why)
             await asyncio.sleep(self.config.health_interval)
 
     def seen(self, member, why):
-        """Its health answered (why None) or did not."""
+        """Its health check succeeded (why None) or failed."""
         was = member.healthy
         member.misses = member.misses + 1 if why else 0
         if not why:
@@ -253,11 +254,11 @@ class Members:
             self.changed()
 
     def failed(self, failure, partner):
-        """A try's end. partner: the pair's other member, or None."""
+        """A try ended. partner: the pair's other member, or None."""
         member, now = failure.member, time.monotonic()
         member.failed += 1
         if failure.busy or (partner is not None and not failure.broken and partner.blocked(now)):
-            return  # nothing is said of this one
+            return  # no evidence about this one
         was = member.circuit.until
         member.fault = failure.why
         member.late += failure.status == 504
@@ -272,7 +273,7 @@ class Members:
         self._opened(member, was, failure)
 
     def unreachable(self, failure):
-        """Nothing listens at its address."""
+        """Its address refuses connections."""
         failure.member.failed += 1
         failure.member.fault = failure.why
         was = failure.member.circuit.until
@@ -299,7 +300,7 @@ class Members:
         try:
             self.source((role, path), file_specs(path, role, self.config.engine))
         except (OSError, ValueError) as why:
-            log.warning("members of %s stay as they were: %s", path, why)
+            log.warning("members of %s are kept: %s", path, why)
 
 
 def _mark(path):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prometheus' text, of counts that are kept here and gauges that are asked for."""
+"""Prometheus' text format: counters kept here, and gauges that are queried."""
 import time
 
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -37,7 +37,7 @@ class Metrics:
     def __init__(self):
         self.requests = {}  # {(path, status): n}
         self.pairs = {}  # {(prefill, decode, result): n}
-        self.gone = {}  # {(role, url): [failed, late]}, of members that went
+        self.gone = {}  # {(role, url): [failed, late]}, of removed members
         self.retries = self.cut = self.left = self.refused = 0
         self.first, self.whole = Histogram(), Histogram()
         self.begin = time.time()
@@ -54,7 +54,7 @@ class Metrics:
             self.pairs[key] = self.pairs.get(key, 0) + 1
 
     def keep(self, member):
-        """A member has gone, perhaps into the other role: a counter does not go back."""
+        """A member was removed, perhaps into the other role: its counters must not decrease."""
         if len(self.gone) >= PAIRS_MAX:
             self._forget()
         failed = self.gone.setdefault((member.role, member.url), [0, 0])
@@ -62,7 +62,7 @@ class Metrics:
         failed[1] += member.late
 
     def _forget(self):
-        """Too many are known: those of members that went first."""
+        """Too many are kept: drop the members that were removed first."""
         self.pairs = {k: n for k, n in self.pairs.items() if ("prefill", k[0]) not in self.gone
                       and ("decode", k[1]) not in self.gone}
         self.gone.clear()
@@ -75,7 +75,7 @@ class Metrics:
             out.append("# HELP %s %s\n# TYPE %s %s\n" % (name, words, name, kind))
             out.append(rows.text(name) if isinstance(rows, Histogram) else
                        "".join(_line(name, labels, value) for labels, value in rows))
-        family("requests_total", "counter", "requests that ended, by HTTP status", [
+        family("requests_total", "counter", "finished requests, by HTTP status", [
             ((("path", path), ("status", status)), n)
             for (path, status), n in sorted(self.requests.items())])
         family("pair_requests_total", "counter", "tries by pair; prefill is empty for requests "
@@ -83,25 +83,28 @@ class Metrics:
                    ((("prefill", p), ("decode", d), ("result", r)), n)
                    for (p, d, r), n in sorted(self.pairs.items())])
         for name, value, words in (
-                ("retries_total", self.retries, "tries after a request's first"),
-                ("streams_cut_total", self.cut, "answers that began and did not end whole"),
-                ("clients_left_total", self.left, "clients that left before their answer ended"),
+                ("retries_total", self.retries, "tries after a request's first one"),
+                ("streams_cut_total", self.cut, "answers that were started but not completed"),
+                ("clients_left_total", self.left, "clients that disconnected before the end of "
+                                                  "their answer"),
                 ("refused_total", self.refused, "requests refused by limits: 429, or 503 of the "
                  "queue")):
             family(name, "counter", words, [((), value)])
-        family("in_flight", "gauge", "requests that run", [((), gate.running)])
-        family("queued", "gauge", "requests that wait to run", [((), len(gate.queue))])
-        family("draining", "gauge", "1: it takes no new requests", [((), int(draining))])
-        family("start_time_seconds", "gauge", "of the process, since 1970", [((), self.begin)])
-        family("first_token_seconds", "histogram", "from a request to the first part of its "
+        family("in_flight", "gauge", "running requests", [((), gate.running)])
+        family("queued", "gauge", "queued requests", [((), len(gate.queue))])
+        family("draining", "gauge", "1 while draining: no new requests are accepted",
+           [((), int(draining))])
+        family("start_time_seconds", "gauge", "start time of the process since 1970",
+           [((), self.begin)])
+        family("first_token_seconds", "histogram", "time from a request to the first part of its "
                "answer", self.first)
-        family("request_seconds", "histogram", "from a request to its end", self.whole)
+        family("request_seconds", "histogram", "time from a request to its end", self.whole)
         now = time.monotonic()
         rows = [((("role", m.role), ("url", m.url)), m) for m in
                 sorted(members.by_key.values(), key=lambda m: (m.role, m.url))]
-        family("member_up", "gauge", "1: it may be asked",
+        family("member_up", "gauge", "1 if the member may be used",
                [(labels, int(m.blocked(now) is None)) for labels, m in rows])
-        family("member_requests", "gauge", "requests of this router that it runs",
+        family("member_requests", "gauge", "running requests of this router",
                [(labels, m.requests) for labels, m in rows])
         failed = {key: list(counts) for key, counts in self.gone.items()}
         for _, m in rows:
@@ -109,8 +112,8 @@ class Metrics:
             counts[0] += m.failed
             counts[1] += m.late
         for at, name, words in (
-                (0, "member_failures_total", "tries that failed there"),
-                (1, "member_late_total", "of these, that had no answer in time")):
+                (0, "member_failures_total", "failed tries"),
+                (1, "member_late_total", "failed tries without an answer in time")):
             family(name, "counter", words, [((("role", role), ("url", url)), counts[at])
                                             for (role, url), counts in sorted(failed.items())])
         return "".join(out)

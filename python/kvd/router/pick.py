@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which prefill and which decode worker serve a request.
+"""Choice of the prefill and the decode worker for a request.
 
     picker = Picker()
     picker.feed("prefill", answer)      # of group.query with loads: all, or the changes
@@ -9,20 +9,21 @@
     picker.settle(got.id, ttft=0.31)    # or failed=["prefill"]
     picker.release(got.id)              # the request has ended
 
-A picker is arithmetic in memory: no daemon, thread or clock is needed. Times are seconds of
-time.monotonic(), or of `now`. One thread at a time. docs/pick.md has the function.
+A picker is arithmetic in memory, without daemon, thread or clock. Times are seconds of
+time.monotonic(), or of `now`. Use it from one thread at a time. docs/pick.md has the function.
 
-The two sides do not depend on each other: the predicted time is a sum, so each side's least is the
-pair's. A group of up to `scan` workers is read whole. Of a larger one `sample` workers are drawn,
-each as often as it is fast, and those that hold a prefix are added: two choices keep routers that
-share nothing from all finding the same worker (Mitzenmacher, 2001), and cost the same in any group.
-A draw of only bad workers (without room, or with failures) is repeated, and at last the whole group
-is read. Among those within a hundredth or half a millisecond of the least one is drawn.
+The two sides are independent: the predicted time is a sum, so the best of each side make the best
+pair. A group of up to `scan` workers is evaluated completely. From a larger one `sample` workers
+are drawn, with a probability proportional to their speed, and those that hold a prefix are added:
+two choices keep routers that share no state from all choosing the same worker (Mitzenmacher, 2001),
+and cost the same in any group. A draw of bad workers only (without room, or with failures) is
+repeated, and finally the whole group is evaluated. Among the workers within a hundredth or half a
+millisecond of the best, one is drawn.
 
-A reservation counts in full on a side until a load shows it (one whose sample is later than the
+A reservation counts in full on a side until a load includes it (one whose sample is later than the
 pick by `lag`), and at most for `hold`: a worker need not publish a load that differs too little.
-With `results` it stays in the worker's list after that, until the first token on the prefill side
-and until the end on the decode side, for KEEP_NS at most: so much is certain, whatever the worker
+With `results` it is kept in the worker's list after that, until the first token on the prefill side
+and until the end on the decode side, for KEEP_NS at most: that much is certain, whatever the worker
 reports."""
 import math
 import os
@@ -38,21 +39,21 @@ from .pick_score import (AMOUNT_MAX, DECODE, DRAINING, FAILURES_S, GONE, OTHERS_
 
 __all__ = ["DECODE", "DRAINING", "GONE", "Load", "PREFILL", "Pick", "Picker", "Row", "SERVING",
            "Score", "near"]
-WORKERS_MAX = 4096  # of a side
+WORKERS_MAX = 4096  # per side
 NAME_MAX = 63
 HELD_MAX = 1 << 16  # reservations
 KEEP_NS = 120_000_000_000
 DRAWS_MAX = 8  # beyond the first, while all are bad
-BAD_S = 1.0  # a penalty of that, and no better one is known
+BAD_S = 1.0  # such a penalty, and no better worker is known
 TIE_SHARE, TIE_S = 0.01, 0.0005
 TOKENS_MAX = 1e9
-RESULT_KEEP = 0.9  # of sums of observed and predicted times, an answer
-SPEED_TOKENS = 1000.0  # that are computed show a speed
+RESULT_KEEP = 0.9  # decay per answer of the sums of observed and predicted times
+SPEED_TOKENS = 1000.0  # a prompt of this many tokens shows a speed
 MASK = (1 << 64) - 1
 
 
 class Pick(NamedTuple):
-    """A pair; "" on a side that was not asked for."""
+    """A pair; "" on a side that was not requested."""
     id: int
     prefill: str
     decode: str
@@ -70,9 +71,9 @@ NO_SCORE = Score(0.0, 0.0, 0.0, 0.0, 0.0, False, False)
 
 
 def near(hold, *answers):
-    """Which workers of these answers of group.query have the beginning of a prompt, by the ids of
-    its chunks: those whose daemons have the chunks of hold, of Space.hold(ids, far=…), found there
-    and here. As long as the hold is open, they keep them. -> [(worker, tokens)], for pick()"""
+    """Workers of these answers of group.query that have the beginning of a prompt, by the ids of
+    its chunks: those whose daemons have the chunks of a hold from Space.hold(ids, far=…), local or
+    remote. They keep the chunks while the hold is open. -> [(worker, tokens)], for pick()"""
     own = (hold.chunks - hold.far) * hold.space.tokens if hold.far else hold.tokens
     held = {hold.space.client.info["instance"]: own}
     for holder in hold.holders():
@@ -110,8 +111,8 @@ def worker_name(value):
 
 
 def _amount(value):
-    """A load's figure; -1 where it is not a finite number of a sane size. Less than a millionth is
-    nothing."""
+    """A figure of a load; -1 if it is not a finite number of a plausible size. Less than a
+    millionth counts as 0."""
     value = float(value)
     return (value if value >= 1e-6 else 0.0) if 0 <= value <= AMOUNT_MAX else -1.0
 
@@ -119,8 +120,8 @@ def _amount(value):
 # ---- reservations ----
 
 class _Held:
-    """Of the prefill side (index 0) and of the decode side (1). member: None where it is not on
-    that side, or not any more."""
+    """On the prefill side (index 0) and on the decode side (1). member: None if it has none on that
+    side, or has ended there."""
     __slots__ = "id", "made", "bytes", "predicted", "settled", "member", "tokens", "shown"
 
     def __init__(self, id, made, size):  # noqa: A002
@@ -139,7 +140,7 @@ class _Held:
         member.fresh_bytes += self.bytes
 
     def show(self, side):
-        """A load shows it, or it is too old to count beside one."""
+        """A load includes it, or it is too old to be added to one."""
         if self.shown[side]:
             return
         member, self.shown[side] = self.member[side], True
@@ -148,7 +149,7 @@ class _Held:
         member.fresh_count -= 1
 
     def leave(self, side):
-        """Nothing of it is on this side any more."""
+        """It has ended on this side."""
         member = self.member[side]
         if member is None:
             return
@@ -162,7 +163,7 @@ class _Held:
 
 
 class _Choice:
-    """The least of a side so far; of those that are as good, each with the same chance."""
+    """The best of a side so far; equal ones have equal chances."""
     __slots__ = "picker", "side", "request", "near", "avoid", "member", "score", "ratio", "ties"
 
     def __init__(self, picker, side, request, near, avoid):
@@ -173,7 +174,7 @@ class _Choice:
 
     @property
     def tokens(self):
-        """That it holds of the prompt."""
+        """Tokens of the prompt that it holds."""
         return self.near.get(self.member.name, 0.0)
 
     def read(self, member):
@@ -194,20 +195,20 @@ class _Choice:
         self.member, self.score, self.ratio = member, score, ratio
 
     def bad(self):
-        """None, or without room, or with failures."""
+        """Whether it is None, has no room, or has failures."""
         return self.member is None or self.score[5] or self.score[4] > BAD_S
 
 
 class Picker(Predictor):
-    """Members of a prefill and a decode group, and what was picked of them."""
+    """Members of a prefill and a decode group, and the picks of them."""
 
     def __init__(self, *, seed=None, token_bytes=0, stale=5, hold=5, lag=0.1, scan=64, sample=2,
                  results=True):
-        """seed: of ties and samples. token_bytes: of KV; 0: not known. stale: seconds until a load
-        is distrusted. hold: seconds that a pick counts which no load shows. lag: a load shows what
-        was picked so many seconds before. scan: groups up to this size are read whole; of larger
-        ones `sample` workers. results: the outcome of each pick is reported by settle() and
-        release()."""
+        """seed: of ties and samples. token_bytes: bytes of KV per token; 0: unknown. stale: seconds
+        after which a load is ignored. hold: seconds that a pick counts if no load includes it. lag:
+        seconds from a pick until a load includes it. scan: groups up to this size are evaluated
+        completely; of larger ones `sample` workers. results: the outcome of each pick is reported
+        by settle() and release()."""
         super().__init__(_check.flag("results", results), number("stale", stale, 3600))
         if seed is None:
             seed = int.from_bytes(os.urandom(8), "little")
@@ -218,7 +219,7 @@ class Picker(Predictor):
         self._scan = _check.integer("scan", scan, 0, WORKERS_MAX)
         self._sample = _check.integer("sample", sample, 1, 64)
         self._held, self._serial = OrderedDict(), 0  # by id, the oldest first
-        self._young = deque()  # those of the last hold_s, and such that have ended
+        self._young = deque()  # those of the last hold_s, including ended ones
 
     def _side(self, side):
         if side == PREFILL:
@@ -238,7 +239,7 @@ class Picker(Predictor):
         return (self._draw() >> 32) * limit >> 32
 
     def _tick(self, now):
-        """Time never goes back."""
+        """Time never decreases."""
         now = nanoseconds("now", now)
         if now > self.now:
             self.now, self.trusted = now, now - self.stale_ns
@@ -260,7 +261,7 @@ class Picker(Predictor):
     # ---- members ----
 
     def _member(self, side, name):
-        """The member, a new one if need be; it does not serve until _move()."""
+        """The member, a new one if needed; it does not serve until _move()."""
         member = side.members.get(name)
         if member is None:
             if len(side.order) == WORKERS_MAX:
@@ -297,7 +298,7 @@ class Picker(Predictor):
     def _load(self, side, member, load, sampled):
         sampled = min(sampled, self.now)
         member.told = max(member.told, sampled)
-        # one from the past, or the same again
+        # older, or the same as the last
         if member.loaded and (load.seq == member.load.seq or sampled < member.sampled):
             return
         self.take_load(side, member, load, sampled, self._lag_ns)
@@ -311,7 +312,7 @@ class Picker(Predictor):
                 held.leave(of)
 
     def set(self, side, worker, state=SERVING, load=None, sampled=None, now=None):
-        """A worker, and its load as of `sampled` (now), where there is a new one. GONE forgets
+        """Set a worker's state and, if new, its load as of `sampled` (default: now). GONE removes
         the worker."""
         of, worker = self._side(side), worker_name(worker)
         if state not in STATES:
@@ -333,17 +334,17 @@ class Picker(Predictor):
                       self.now if sampled is None else nanoseconds("sampled", sampled))
 
     def feed(self, side, answer, now=None):
-        """An answer of group.query with loads: a dict, or its text. It has all workers, or with
-        `gone` and without `whole` the changes. Loads of a worker's ranks are put together; the
+        """Read an answer of group.query with loads: a dict, or its text. It has all workers, or,
+        with `gone` and without `whole`, the changes. Loads of a worker's ranks are combined; the
         worker is not picked while one of them drains or is missing. Once the answer is `synced`,
-        loads are as they were published, however long ago."""
+        loads are current, however long ago they were published."""
         of = self._side(side)
         self._tick(now)
         self._expire()
         pick_feed.take(self, of, answer)
 
     def count(self, side):
-        """(workers that serve, all of them)"""
+        """(workers that serve, all workers)"""
         of = self._side(side)
         return of.serving, len(of.order)
 
@@ -371,7 +372,8 @@ class Picker(Predictor):
         return out
 
     def _drawn(self, side):
-        """Each as often as its weight, of which those above the heaviest of late are few."""
+        """Each with the probability of its weight; few draws exceed the recent maximum of
+        weights."""
         for _ in range(64):
             chance = (self._draw() >> 11) * 2.0 ** -53
             member = side.order[self._below(side.serving)]
@@ -399,9 +401,9 @@ class Picker(Predictor):
 
     def pick(self, *, prompt_tokens=0, bytes=0, output_tokens=0, near=(),  # noqa: A002
              avoid=(), only=None, now=None):
-        """The pair that is predicted to give the first token soonest. prompt_tokens or bytes: the
-        other follows from token_bytes. near: (worker, tokens of the prompt that it holds). avoid:
-        workers. only: one side. NotFoundError: no worker serves."""
+        """The pair with the earliest predicted first token. prompt_tokens or bytes: the other one
+        is computed by token_bytes. near: (worker, tokens of the prompt that it holds). avoid:
+        workers to skip. only: one side. NotFoundError: no worker serves."""
         request = self._request(prompt_tokens, bytes, output_tokens)
         near, avoid = self._near(near, request.prompt), {worker_name(name) for name in avoid}
         sides = (self.prefill, self.decode) if only is None else (self._side(only),)
@@ -410,10 +412,10 @@ class Picker(Predictor):
         choices = [self._least(side, request, near, avoid) for side in sides]
         for side, choice in zip(sides, choices):
             if choice.member is None:
-                raise NotFoundError("no %s worker serves, but for those to avoid" % (
+                raise NotFoundError("no %s worker serves, except those to avoid" % (
                     PREFILL if side is self.prefill else DECODE), "ENOTFOUND", 6)
         if len(self._held) == HELD_MAX:
-            raise LimitError("%d picks are not released" % HELD_MAX, "ELIMIT", 9)
+            raise LimitError("picks: %d are not released (limit)" % HELD_MAX, "ELIMIT", 9)
         self.mean_prompt += 0.05 * (request.prompt - self.mean_prompt)
         if output_tokens > 0:
             self.mean_output += 0.05 * (request.output - self.mean_output)
@@ -447,7 +449,7 @@ class Picker(Predictor):
 
     def scores(self, side, *, prompt_tokens=0, bytes=0, output_tokens=0, near=(),  # noqa: A002
                now=None):
-        """The prediction of pick() for each worker of a side; nothing is reserved. -> [Row]"""
+        """The prediction of pick() for each worker of a side, without a reservation. -> [Row]"""
         of, request = self._side(side), self._request(prompt_tokens, bytes, output_tokens)
         near = self._near(near, request.prompt)
         self._tick(now)
@@ -464,8 +466,8 @@ class Picker(Predictor):
         del self._held[held.id]
 
     def settle(self, id, ttft=None, failed=(), now=None):  # noqa: A002
-        """The first token came after ttft seconds; or it will not (None), by the fault of the
-        sides in `failed`. Once a pick; ids that are not known, or not any more, are ignored."""
+        """Report that the first token was received after ttft seconds; or that it failed (None), by
+        the fault of the sides in `failed`. Once per pick; unknown and ended ids are ignored."""
         failed = [self._side(side) for side in ((failed,) if isinstance(failed, str) else failed)]
         ttft = None if ttft is None else min(number("ttft", ttft, math.inf), 3600)
         self._tick(now)
@@ -487,8 +489,8 @@ class Picker(Predictor):
         held.leave(0)
 
     def _answered(self, held, member, ttft):
-        """Prompts are computed in turn: this one's took no longer than since the one before it was
-        answered. Small ones are taken together: of each alone the fixed part takes longest, and
+        """Prompts are computed one after another: this one took no longer than since the answer to
+        the one before it. Small ones are batched: for each alone the fixed part takes longest, and
         those of a batch are answered at the same moment."""
         member.observed = RESULT_KEEP * member.observed + ttft
         member.predicted = RESULT_KEEP * member.predicted + held.predicted
@@ -500,13 +502,13 @@ class Picker(Predictor):
                                         member.seen_tokens / max(member.seen_s, 1e-4), True)
             member.seen_tokens = member.seen_s = 0.0
         member.answered = self.now
-        for other in list(member.held.values()):  # what was picked before it is computed, too
+        for other in list(member.held.values()):  # earlier picks are computed, too
             if other is held:
                 break
             other.leave(0)
 
     def release(self, id, now=None):  # noqa: A002
-        """The request has ended, or never began."""
+        """The request has ended, or was never started."""
         self._tick(now)
         held = self._held.get(_check.integer("id", id))
         if held is not None:

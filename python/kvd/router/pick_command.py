@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m kvd.router pick: which pair a request would get, and the prediction of each worker.
+"""python -m kvd.router pick: the pair that a request would get, and the prediction of each worker.
 
-It reads the loads once, so speeds are what workers have computed lately, and reservations of
-routers are not known here: a router that starts now would choose so."""
+It reads the loads once, so speeds are those of recent work, and reservations of routers are not
+known: a router that starts now would choose the same."""
 import argparse
 import json
 
@@ -15,14 +15,14 @@ FIELDS = ("total_s", "queue_s", "compute_s", "transfer_s", "penalty_s", "last_re
 def _near(text):
     worker, equals, tokens = text.rpartition("=")
     if not equals or not tokens.isascii() or not tokens.isdigit():
-        raise argparse.ArgumentTypeError("WORKER=TOKENS, not %.80r" % text)
+        raise argparse.ArgumentTypeError("%.80r is not WORKER=TOKENS" % text)
     return worker_name(worker), int(tokens)
 
 
 def _count(most):
     def of(text):
         if not text.isascii() or not text.isdigit() or int(text) > most:
-            raise argparse.ArgumentTypeError("%.40r is not a number of 0 to %d" % (text, most))
+            raise argparse.ArgumentTypeError("%.40r is not an integer from 0 to %d" % (text, most))
         return int(text)
     return of
 
@@ -41,8 +41,8 @@ def _print(side, best, rows):
     if rows:
         table("WORKER STATE >FIRST_TOKEN >QUEUE >COMPUTE >TRANSFER >PENALTY NOTE", (
             (row.worker, row.state, *map(_milliseconds, row.score[:5]),
-             "no room for its KV" if row.score.last_resort else
-             "" if row.score.fresh else "no load is known") for row in rows))
+             "no room for KV" if row.score.last_resort else
+             "" if row.score.fresh else "no load known") for row in rows))
 
 
 def _object(row):
@@ -50,20 +50,24 @@ def _object(row):
 
 
 def main(argv):
-    out = parser("pick", "Which workers a request would get, and why: predicted times to the first "
-                 "token by the workers' loads; of a file by its last line. docs/pick.md has the "
+    out = parser("pick", "Show which workers a request would get: predicted times to the first "
+                 "token, from the workers' loads; with a file, from its last line. docs/pick.md "
+                 "has the "
                  "function.")
     out.add_argument("--prompt", type=_count(10 ** 9), default=0, metavar="N",
                      help="tokens of the prompt")
     out.add_argument("--output", type=_count(10 ** 9), default=0, metavar="N",
-                     help="tokens that are expected")
-    out.add_argument("--bytes", type=_count(10 ** 15), default=0, metavar="N", help="of KV")
+                     help="expected output tokens")
+    out.add_argument("--bytes", type=_count(10 ** 15), default=0, metavar="N", help="size of the "
+                                                                                    "prompt's KV, "
+                                                                                    "in bytes")
     out.add_argument("--near", type=_near, action="append", default=[],
-                     metavar="WORKER=TOKENS", help="a worker holds so much of the prompt; may be repeated")
+                     metavar="WORKER=TOKENS", help="tokens of the prompt that a worker holds; may "
+                                                   "be repeated")
     args = parsed(out, argv)
     sides = Sides(args)
     if not sides.look():
-        raise Failed("%s: no line" % args.path)
+        raise Failed("%s: empty" % args.path)
     while sides.file and sides.look():
         pass
     rows = {side: sorted(sides.picker.scores(
@@ -79,5 +83,5 @@ def main(argv):
         for side in rows:
             _print(side, best[side], rows[side])
     if not all(best.values()):
-        raise Failed("pick: no worker of a group serves: kvd-ctl group")
+        raise Failed("pick: a group has no worker that serves; see kvd-ctl group")
     return 0

@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of group.query for a picker: the loads of a worker's ranks put together.
+"""Reads answers of group.query for a picker and combines the loads of a worker's ranks.
 
-Ranks of a worker with the same dp rank serve the same requests, so of the figures of the engine and
-the rooms those of the rank that was published last count; different dp ranks have requests of their
-own, which add up. Bytes and GB/s add up over all ranks. The sum of the ranks' load numbers is the
-worker's: another one whenever one of them has published.
+Ranks of a worker with the same dp rank serve the same requests, so the engine's figures and the
+rooms count once, from the rank that published last; different dp ranks have different requests,
+whose figures are added. Bytes and GB/s are added over all ranks. The worker's load number is the
+sum of its ranks' numbers, so it changes whenever one of them publishes.
 
-A worker of which ranks are missing, or of which one drains, is not picked. An answer with `gone` and
-without `whole` has the changes; any other has all ranks that there are."""
+A worker with missing or draining ranks is not picked. An answer with `gone` and without `whole` has
+the changes; any other has all ranks."""
 import json
 import math
 
 from ..errors import InvalidError, LimitError
 from .pick_score import AMOUNT_MAX, DRAINING, SERVING, Load
 
-RANKS_MAX = 1024  # of a worker
+RANKS_MAX = 1024  # per worker
 NAME_MAX = 63
 AXES = ("dp", "tp", "pp", "cp")
 AXIS_MAX = 65536
-# where a figure is: of an object of the load ("": of the load itself); each: it adds up over ranks
+# where a figure is: object of the load ("": the load itself); each: it is added over ranks
 FIGURES = {
     "rooms_waiting": ("rooms", "waiting"), "rooms_running": ("rooms", "running"),
     "bytes_queued": ("bytes", "queued"), "gbps": ("", "gbps"), "failed": ("", "failed"),
@@ -42,7 +42,7 @@ def _axis(rank, name, low, high):
 
 
 def _place(rank):
-    """(worker, its place, the number of the worker's ranks)"""
+    """(worker, rank, the number of the worker's ranks)"""
     if not isinstance(rank, dict):
         raise _refuse()
     worker = rank.get("worker", "")
@@ -59,7 +59,7 @@ def _figure(load, where, name):
 
 
 def _load(load):
-    """None: there is none. What is wrong in it is not known."""
+    """None if there is none. Its invalid figures are unknown."""
     if not isinstance(load, dict):
         return None
     seq = load.get("seq")
@@ -77,7 +77,7 @@ def _take_rank(picker, side, entry, mark):
     before = member.ranks.get(place)
     member.changed = True
     if before is None and len(member.ranks) == RANKS_MAX:
-        raise LimitError("worker %s: at most %d ranks" % (worker, RANKS_MAX), "ELIMIT", 9)
+        raise LimitError("worker %s: more than %d ranks" % (worker, RANKS_MAX), "ELIMIT", 9)
     rank = member.ranks[place] = Rank()
     state = entry.get("state")
     rank.of, rank.mark, rank.told = of, mark, picker.now
@@ -101,7 +101,7 @@ def _take_gone(side, entry):
 # ---- a worker ----
 
 def _latest(ranks, index):
-    """A figure of the rank that was published last, of those that know it."""
+    """A figure of the rank that published last, among those that have it."""
     told, value = 0, -1.0
     for rank in ranks:
         if rank.load[index] >= 0:
@@ -112,7 +112,7 @@ def _latest(ranks, index):
 
 
 def _together(member):
-    """(Load, as of) of all ranks; None: none has a load."""
+    """(Load, time) of all ranks; None: none has a load."""
     groups = {}
     for place, rank in sorted(member.ranks.items()):
         if rank.load is not None:
@@ -162,8 +162,8 @@ def _parse(answer):
 
 
 def take(picker, side, answer):
-    """Of one that is no answer nothing is taken: InvalidError. LimitError: the part of it that
-    there is room for is taken."""
+    """InvalidError: the answer is invalid, and nothing was changed. LimitError: the part of it that
+    fits was applied."""
     ranks, gone, whole, synced = _parse(answer)
     mark, limit = object(), None
     for entry in gone if not whole else ():

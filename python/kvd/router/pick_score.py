@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The function that a picker minimises: the predicted time to the first token (docs/pick.md).
 
-The prompt tokens that a worker has not computed are known from its last load, which is up to a
-second old: since then it has computed some, and more was picked. So `work` is drained at the
-worker's speed and raised by each pick. A new load sets it, and the picks that this load cannot
-show yet are added again, each at its time.
+The uncomputed prompt tokens of a worker are known from its last load, which is up to a second old:
+since then it has computed some, and more were picked. So `work` is drained at the worker's speed
+and raised by each pick. A new load sets it, and picks that this load cannot include yet are added
+again, each at its time.
 
-What a worker reports is used within bounds. A speed is one eighth to eight times the usual one;
-what was picked here and not answered is there, whatever a load reports (`_floor`); an answer later
-than predicted, in proportion to the others', makes all predictions later; an overdue answer is
-expected as late again. A worker without a load that is trusted is expected to have the usual queue,
-and at least what was picked here."""
+A worker's report is used within bounds. A speed is one eighth to eight times the usual one; picks
+of this picker without an answer are pending, whatever a load reports (`_floor`); an answer later
+than predicted, relative to the others', makes all predictions later; an overdue answer is expected
+to be as late again. A worker without a trusted load is assumed to have the usual queue, and at
+least the picks of this picker."""
 import math
 from collections import OrderedDict
 from typing import NamedTuple
@@ -20,13 +20,13 @@ SERVING, DRAINING, GONE = STATES = ("serving", "draining", "gone")
 AMOUNT_MAX = 1e15
 
 USUAL_NS = 250_000_000
-USUAL_OF = 128  # members, at most, that the medians are of
-BOUND = 8.0  # of a member's figure, in relation to the usual one
+USUAL_OF = 128  # members, at most, whose medians are taken
+BOUND = 8.0  # of a member's figure, relative to the usual one
 SPEED_UNKNOWN = 10000.0
 RATIO_FREE, RATIO_MAX, RATIO_COUNT = 1.5, 64.0, 3
-OTHERS_S = 10.0  # over which the share of other routers is taken
+OTHERS_S = 10.0  # window of the share of other routers
 OTHERS_MAX = 0.9  # of its speed
-STEP_S = 0.1  # that a full batch adds to a token
+STEP_S = 0.1  # added to a token by a full batch
 BATCH_USUAL = 32.0
 FAILURES_S = 30.0  # in which failures fade to a third
 FAILURE_S, FAILURE_MAX_S = 1.0, 60.0
@@ -35,19 +35,19 @@ OVERDUE_FREE, OVERDUE_FREE_S = 2.0, 0.25  # times the prediction, and more
 
 
 class Load(NamedTuple):
-    """A worker's own report; -1: not known. seq: another number is another load."""
+    """A worker's own report; -1: unknown. seq: changes with each load."""
     seq: int = 0
     rooms_waiting: float = -1
     rooms_running: float = -1
     bytes_queued: float = -1  # of transfers
-    gbps: float = -1  # 10^9 bytes a second, lately
+    gbps: float = -1  # 10^9 bytes per second, recently
     failed: float = -1  # rooms of the last minute
     running: float = -1  # requests of the engine
     waiting: float = -1
     kv_free_tokens: float = -1
     kv_total_tokens: float = -1
     prompt_tokens_waiting: float = -1  # not computed yet
-    prompt_tokens_s: float = -1  # computed a second, lately
+    prompt_tokens_s: float = -1  # computed per second, recently
     decode_tokens_s: float = -1
 
 
@@ -59,19 +59,19 @@ class Score(NamedTuple):
     transfer: float
     penalty: float
     last_resort: bool  # decode: no room for its KV
-    fresh: bool  # of a load that is trusted
+    fresh: bool  # from a trusted load
 
 
 class Request(NamedTuple):
-    """Its amounts; those that are not known are the usual ones."""
+    """Amounts of a request; unknown ones are the usual ones."""
     prompt: float
     output: float
     bytes: float
 
 
 class Usual(NamedTuple):
-    """Medians of a side's members. One that reports nothing counts as usual, one that reports too
-    much as not far from that. 0: not known."""
+    """Medians of a side's members. A missing figure counts as usual, a very large one is limited to
+    a multiple of the usual. 0: unknown."""
     speed: float = 0.0
     gbps: float = 0.0
     kv_total: float = 0.0
@@ -85,11 +85,11 @@ class Member:
     __slots__ = (
         "name", "state", "at", "load", "loaded", "sampled", "told",
         "work", "own_work", "work_at",  # prompt tokens that are not computed; of own picks
-        "speed", "seen_speed", "gbps", "served",  # 0: not known
-        "own", "own_at",  # tokens that were picked here, fading
-        "observed", "predicted", "observations",  # of answers: sums that forget
+        "speed", "seen_speed", "gbps", "served",  # 0: unknown
+        "own", "own_at",  # tokens of own picks, fading
+        "observed", "predicted", "observations",  # of answers: decaying sums
         "failures", "failures_at", "answered", "seen_tokens", "seen_s",
-        # reservations by id, the oldest (`head`) first; `fresh_…`: of those that no load has shown
+        # reservations by id, the oldest (`head`) first; `fresh_…`: those that no load includes yet
         "held", "head", "held_tokens", "fresh_tokens", "fresh_bytes", "fresh_count",
         "ranks", "changed")  # of pick_feed
 
@@ -108,11 +108,11 @@ class Member:
 
 class Side:
     def __init__(self):
-        self.members, self.order, self.serving = {}, [], 0  # order: those that serve are first
+        self.members, self.order, self.serving = {}, [], 0  # order: members that serve are first
         self.usual, self.usual_until = Usual(), 0
-        self.heaviest = 1 / BOUND  # weight, lately
-        self.synced = 0  # all loads are as they were published
-        self.answered = 0  # when the latest pick that was answered was made
+        self.heaviest = 1 / BOUND  # recent maximum of weights
+        self.synced = 0  # all loads are current
+        self.answered = 0  # time of the latest pick that was answered
 
 
 def seconds(since, until):
@@ -120,14 +120,14 @@ def seconds(since, until):
 
 
 def faded(amount, since, now, fade_s):
-    """What is left of an amount that fades."""
+    """The rest of an amount that fades."""
     return amount * math.exp(-seconds(since, now) / fade_s) if amount > 0 else 0.0
 
 
 def learned(speed, rise, seen, was_busy):
-    """A speed is near the largest that was seen: a measurement is less whenever the worker was not
-    busy all the time, or busy for others. It rises by this part, and falls more slowly where it
-    was busy."""
+    """A speed is near the largest observed one: a measurement is lower whenever the worker was idle
+    for a part of the time, or busy for others. The speed rises by this part, and falls more slowly
+    if the worker was busy."""
     if seen >= 1:
         if seen > speed:
             return speed + (rise if speed > 0 else 1) * (seen - speed)
@@ -137,7 +137,7 @@ def learned(speed, rise, seen, was_busy):
 
 
 def bound(value, usual):
-    """A member's figure, not far from the usual one."""
+    """A member's figure, limited to BOUND times the usual one."""
     if value <= 0:
         return usual
     if usual <= 0:
@@ -166,7 +166,7 @@ class Predictor:
         self.mean_prompt, self.mean_output = 2048.0, 256.0
 
     def refresh(self, side, must=False):
-        """The medians, which hold for a quarter of a second."""
+        """The medians, which are valid for a quarter of a second."""
         if self.now < side.usual_until and not must:
             return
         step = side.serving // USUAL_OF + 1
@@ -185,23 +185,23 @@ class Predictor:
         side.heaviest = max([self.weight(side, m) for m in some] + [0.9 * side.heaviest])
 
     def fresh(self, side, member):
-        """Its load is trusted."""
+        """Whether its load is trusted."""
         return member.loaded and max(member.told, side.synced) >= self.trusted
 
     def speed(self, member):
-        """Prompt tokens a second."""
+        """Prompt tokens per second."""
         own, seen = member.speed, member.seen_speed
         return bound(own if own > seen else seen, self.prefill.usual.speed) or SPEED_UNKNOWN
 
     def ratio(self, member):
-        """How much later it answers than was predicted, in relation to the others; at least 1."""
+        """Observed over predicted time of its answers, relative to the others; at least 1."""
         usual = self.prefill.usual.ratio
         if usual <= 0:
             return 1.0
         return min(max(_raw_ratio(member) / max(usual, 1e-6) / RATIO_FREE, 1.0), RATIO_MAX)
 
     def weight(self, side, member):
-        """How often it is drawn, in relation to the usual: 1/8 to 8."""
+        """Its probability of being drawn, relative to the usual: 1/8 to 8."""
         usual, weight = side.usual, 1.0
         if side is self.prefill:
             if usual.speed > 0:
@@ -213,7 +213,7 @@ class Predictor:
     # ---- loads ----
 
     def drain(self, member):
-        """What its speed has done until now."""
+        """Subtracts the work computed until now."""
         if member.work_at == self.now:
             return
         if member.work > 0 or member.own_work > 0:
@@ -223,7 +223,7 @@ class Predictor:
         member.work_at = self.now
 
     def prompts(self, load):
-        """Prompt tokens that wait, as a load has them; 0: it does not."""
+        """Waiting prompt tokens of a load; 0: unknown."""
         if load.prompt_tokens_waiting >= 0:
             return load.prompt_tokens_waiting
         if load.waiting >= 0:
@@ -231,10 +231,10 @@ class Predictor:
         return load.rooms_waiting * self.mean_prompt if load.rooms_waiting >= 0 else 0.0
 
     def take_load(self, side, member, load, sampled, lag_ns):
-        """A new load. What a worker computed lately is at most its speed, and about its speed if
-        more prompts wait than it computes in that time."""
+        """Takes a new load. The tokens computed recently are at most the worker's speed, and about
+        its speed if more prompts wait than it computes in that time."""
         past, said = min(seconds(member.sampled, sampled), 10 * OTHERS_S), load.prompt_tokens_s
-        if said >= 0 and past > 0:  # what others bring to it follows
+        if said >= 0 and past > 0:  # the share of other routers follows
             member.served += (1 - math.exp(-past / OTHERS_S)) * (said - member.served)
         member.load, member.loaded, member.sampled = load, True, sampled
         member.speed = learned(member.speed, 0.3, said,
@@ -248,7 +248,8 @@ class Predictor:
             self._replay(member, sampled - lag_ns)
 
     def _replay(self, member, shown):
-        """Adds what the load cannot show yet to the work again, in the order of time."""
+        """Adds the picks that the load cannot include yet to the work again, in the order of
+        time."""
         speed = self.speed(member)
         for held in member.held.values():
             if held.made <= shown:
@@ -260,12 +261,12 @@ class Predictor:
         member.work = max(0.0, member.work - seconds(member.work_at, self.now) * speed)
         member.work_at = self.now
 
-    # ---- the score: of each worker that a pick reads, so calls are few ----
+    # ---- the score: called for each worker that a pick evaluates, so calls are few ----
 
     def _floor(self, member, speed):
-        """Prompt tokens that are there, whatever a load reports. With results: what was picked here
-        and is not answered; the oldest is being computed, and not before the one in front of it was
-        answered. Without: what was picked here, less what its speed can have done since."""
+        """Pending prompt tokens, whatever a load reports. With results: own picks without an
+        answer; the oldest is being computed, and was not started before the answer to the one in
+        front of it. Without: own picks, less the tokens that its speed can have computed since."""
         if not self.results:
             return member.own_work if self.prefill.usual.speed > 0 else 0.0
         head = member.head
@@ -276,8 +277,8 @@ class Predictor:
         return member.held_tokens - (done if done < head.tokens[0] else head.tokens[0])
 
     def _penalty(self, side, member):
-        """Of failures, and of an answer that did not come, although others came that were asked
-        for later: where all are slow, none is overdue."""
+        """Penalty of failures, and of an overdue answer while later requests were answered: if all
+        are slow, none is overdue."""
         failed, head, penalty = member.load.failed, member.head, 0.0
         if member.failures > 0:
             failures = faded(member.failures, member.failures_at, self.now, FAILURES_S)
@@ -292,10 +293,10 @@ class Predictor:
         return penalty
 
     def _others(self, member, speed):
-        """The queue that other routers have brought since the load was sampled, as far as it can
-        be expected: that of a worker of which they take this share, reached in about the time of
-        a prompt. It also makes a worker that others use less attractive, so routers that share
-        nothing come to prefer different workers, and each knows the queues of its own well."""
+        """Expected queue of other routers' requests since the load was sampled: that of a worker of
+        which they take this share, reached in about the time of a prompt. It also makes a worker
+        that others use less attractive, so routers that share no state prefer different workers,
+        and each knows the queues of its own workers well."""
         served = member.served
         if member.own > 0:
             served -= faded(member.own, member.own_at, self.now, OTHERS_S) / OTHERS_S
@@ -321,8 +322,8 @@ class Predictor:
         return queue * ratio, compute * ratio, ratio
 
     def _score_decode(self, member, request, fresh):
-        """(queue, compute, last_resort). Room for KV is what is left of the load's figure, less
-        what was picked since, and never more than what was picked here and is not over leaves."""
+        """(queue, compute, last_resort). Room for KV is the load's figure, less the picks since,
+        and never more than the own unfinished picks leave."""
         usual, load = self.decode.usual, member.load
         total, need = bound(load.kv_total_tokens, usual.kv_total), request.prompt + request.output
         running = load.running if fresh and load.running >= 0 else 0.0
@@ -351,7 +352,7 @@ class Predictor:
         return queue, STEP_S * min(full, 1), full > 1
 
     def score(self, side, member, request, near):
-        """(Score's fields…), ratio"""
+        """(fields of Score…), ratio"""
         load, told = member.load, member.told
         if told < side.synced:
             told = side.synced

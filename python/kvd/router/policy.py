@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pair serves a request: Policy.pick(). What was given out counts until it is released."""
+"""Choice of the pair for a request: Policy.pick(). It counts until it is released."""
 import itertools
 import random
 from collections import namedtuple
@@ -13,8 +13,8 @@ Request = namedtuple("Request", "tokens alone", defaults=(False,))
 
 
 class Reservation:
-    """What a request takes of its pair's members. Each call may come again. A policy that learns
-    of outcomes has one of its own."""
+    """The share of a request in the load of its members. Calls may be repeated. A policy that
+    learns from outcomes has its own class."""
 
     def __init__(self, tokens, prefill, decode):
         self.tokens, self._held = tokens, [m for m in (prefill, decode) if m is not None]
@@ -25,11 +25,11 @@ class Reservation:
             member.circuit.taken()
 
     def prefilled(self):
-        """The prefill server is done with it."""
+        """The prefill server has finished."""
         self._free(self._prefill)
 
     def began(self, seconds):
-        """The first part of the answer came, so long after the pick."""
+        """The first part of the answer was received, so long after the pick."""
 
     def failed(self, member):
         """There will be none, by this member's fault."""
@@ -56,8 +56,8 @@ class Policy:
         raise NotImplementedError
 
     def pick(self, request, avoid=()):
-        """(prefill, decode, Reservation), prefill None for who goes alone; None: there is no
-        pair now. avoid: members that are taken only where there is no other."""
+        """(prefill, decode, Reservation), prefill None for a request served by decode alone; None:
+        no pair is available. avoid: members that are used only if there is no other."""
         pair = []
         for role in ROLES:
             if role == "prefill" and request.alone:
@@ -104,12 +104,12 @@ class PickerReservation(Reservation):
 
 
 class LeastLoaded(Policy):
-    """The pair that a Picker predicts to give the first token soonest: by what this router has
-    given out and how it went, and by the loads of the directory."""
+    """The pair with the earliest first token by a Picker's prediction: from this router's picks and
+    their outcomes, and from the loads of the directory."""
 
     def __init__(self, members):
         super().__init__(members)
-        self.picker, self.fed = Picker(), {}  # {Member: what the picker knows of it}
+        self.picker, self.fed = Picker(), {}  # {Member: the picker's knowledge of it}
 
     def _feed(self):
         for member in [m for m in self.fed if not m.listed]:

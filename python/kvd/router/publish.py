@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps an engine in the directory: in the group of its role, until this process ends.
+"""Publishes an engine in the directory, in the group of its role, until this process ends.
 
-A flip puts it into the other role's group before it leaves its own, so no router ever lacks it."""
+A flip adds it to the other role's group before it is removed from its old one, so it is always
+known to routers."""
 import argparse
 import asyncio
 import logging
@@ -37,7 +38,7 @@ class Publisher:
         return out
 
     async def _enter(self, role):
-        """A session that has the place; its end takes it back."""
+        """The session that has published; its end withdraws the entry."""
         client = AsyncClient(self.args.socket, client="kvd.router", timeout=TIMEOUT_S)
         await client.__aenter__()
         try:
@@ -48,7 +49,7 @@ class Publisher:
         return client
 
     async def keep(self):
-        """Looks each second whether the session is still the one that published."""
+        """Checks each second whether the session is the one that published."""
         while True:
             try:
                 async with self.lock:
@@ -87,7 +88,7 @@ class Publisher:
             raise Refused(404, "url: %.100r; this is %s" % (body["url"], self.args.url))
         if self.args.engine == "sglang":
             raise Refused(400, "SGLang's role is fixed at its start (--disaggregation-mode): "
-                          "start it anew in the other")
+                          "restart it in the other role")
         try:
             await self.flip(body["role"])
         except (Error, OSError) as why:
@@ -118,16 +119,17 @@ class Publisher:
 def parser():
     out = argparse.ArgumentParser(prog="python -m kvd.router publish", allow_abbrev=False,
                                   description=__doc__.split("\n\n")[0])
-    out.add_argument("--socket", required=True, metavar="PATH", help="the kvd's")
+    out.add_argument("--socket", required=True, metavar="PATH", help="control socket of the kvd")
     out.add_argument("--role", required=True, choices=ROLES)
-    out.add_argument("--worker", required=True, metavar="NAME", help="this engine's, of its own")
-    out.add_argument("--url", required=True, type=checked(base_url), help="its HTTP server")
+    out.add_argument("--worker", required=True, metavar="NAME", help="name of this engine, unique "
+                                                                     "in its group")
+    out.add_argument("--url", required=True, type=checked(base_url), help="URL of its HTTP server")
     out.add_argument("--engine", choices=ENGINES, default="vllm")
     out.add_argument("--bootstrap", type=checked(host_port), metavar="HOST:PORT",
-                     help="of its bootstrap server")
+                     help="address of its bootstrap server")
     for role in ROLES:
         out.add_argument("--%s-group" % role, default=role, metavar="GROUP")
-    out.add_argument("--admin", metavar="PATH", help="a Unix socket for flip")
+    out.add_argument("--admin", metavar="PATH", help="Unix socket to create, for the command flip")
     return out
 
 

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many workers are wanted, by measurements of those that serve.
+"""Number of workers that the load requires, from measurements of those that serve.
 
     scaler = Scaler(prefill=(2, 20), decode=(1, 8))
     wanted = scaler.step(measure(picker))   # some seconds after the last step
     wanted.prefill, wanted.decode
 
-Prefill: prompt tokens that arrive a second (those computed, and the growth of the queue) over a
-worker's speed, of which `busy` is to be used; and enough more to compute what waits `within` its
-time. Decode: KV in use, and what requests without room need, over `full` of a worker's. Both are
-smoothed (Holt: a level and its slope) and extrapolated by the time that a worker takes to start,
-since what is wanted now works only then.
+Prefill: prompt tokens that arrive per second (those computed, and the growth of the queue) over a
+worker's speed, of which `busy` is the target; plus enough to compute waiting prompts `within` its
+time. Decode: KV in use, and the need of requests without room, over `full` of a worker's. Both are
+smoothed (Holt: a level and its slope) and extrapolated by the start-up time of a worker, because a
+worker that is started now serves only then.
 
-A step up follows at once, but `up` after the one before it, and goes a band further than needed. A
-step down is made when the most that was needed in the last `down` is three bands below, and goes to
-one band above that: so nothing is given back for `down` after a step up, and a step is not reversed
-for less than a band. The most is kept in bins, so a Scaler is small; it may be copied and pickled."""
+A step up follows at once, but `up` after the previous one, and is a band larger than needed. A step
+down is made when the maximum need in the last `down` is three bands below, and ends one band above
+that: so no worker is removed for `down` after a step up, and a step is not reversed for less than a
+band. The maximum is kept in bins, so a Scaler is small; it may be copied and pickled."""
 import math
 from typing import NamedTuple
 
@@ -25,15 +25,15 @@ from .pick_score import AMOUNT_MAX, seconds
 BINS = 32
 LEVEL_S, SLOPE_S = 30.0, 180.0
 AHEAD_MAX = 1.5  # times the level
-DOWN_BANDS = 3.0  # so far below before a step down
-WAITING_S = 600.0  # of a worker's speed: a longer queue is not believed
+DOWN_BANDS = 3.0  # margin of a step down
+WAITING_S = 600.0  # of a worker's speed: a longer queue is ignored
 ROUND_DOWN = 0.001  # of a worker, for which none is started
 TIME_MAX = 86400
 
 
 class Measured(NamedTuple):
-    """Of a side. Prefill: prompt tokens a second of one worker, and of all; prompt tokens that
-    wait. Decode: KV tokens of one worker, in use, and wanted by requests without room."""
+    """Measurements of a side. Prefill: prompt tokens per second of one worker, and of all; waiting
+    prompt tokens. Decode: KV tokens of one worker, in use, and needed by requests without room."""
     workers: int
     speed: float
     served: float
@@ -41,8 +41,8 @@ class Measured(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """known: False where loads report too little, and the number is what it was. need: neither
-    rounded nor held."""
+    """known: False if loads report too little, and the number is the previous one. need: before
+    rounding and hysteresis."""
     prefill: int
     decode: int
     prefill_need: float
@@ -78,14 +78,14 @@ def _measure(picker, side):
             waiting += max(load.waiting, 0)
     if not prefill:  # running and KV in use show how much KV a request has
         waiting = waiting * served / running if running > 0 else 0.0
-    if 0 < told < side.serving:  # the others are as these
+    if 0 < told < side.serving:  # the others are assumed equal
         served *= side.serving / told
     speed = side.usual.speed if prefill else side.usual.kv_total
     return Measured(side.serving, speed if told else 0.0, served, waiting)
 
 
 class _Side:
-    """The memory of a side between steps. Times are nanoseconds; 0: none yet."""
+    """State of a side between steps. Times are nanoseconds; 0: none yet."""
 
     def __init__(self, least, most, share, within):
         self.least, self.most, self.share, self.within = least, most, share, within
@@ -97,7 +97,7 @@ class _Side:
         return max(self.least, math.ceil(min(max(need - ROUND_DOWN, 0), self.most)))
 
     def need(self, seen, start, now):
-        """Workers that the load needs, when one that is started now works."""
+        """Workers that the load needs when one that is started now serves."""
         past, load, level = seconds(self.last, now), seen.served, self.rate
         if self.within is None:
             load += seen.waiting
@@ -115,7 +115,7 @@ class _Side:
         return ahead / (seen.speed * self.share) + queue
 
     def largest(self, need, down, now):
-        """The most that was needed in the last `down`; infinite while that is not known."""
+        """The maximum need in the last `down`; infinite while that is unknown."""
         width = int(down * 1e9 / (BINS - 1)) + 1
         if not self.bin_at:
             self.bin_at, self.bins[self.bin] = now, need
@@ -123,7 +123,7 @@ class _Side:
             if now < self.bin_at + width:
                 break
             self.bin = (self.bin + 1) % BINS
-            self.bins[self.bin] = need  # also of a time without measurements
+            self.bins[self.bin] = need  # also for a time without measurements
             self.bin_at += width
         if now >= self.bin_at + width:
             self.bin_at = now
@@ -132,14 +132,14 @@ class _Side:
 
 
 class Scaler:
-    """How many workers are wanted, step by step, some seconds apart."""
+    """Number of workers that the load requires, step by step, some seconds apart."""
 
     def __init__(self, *, prefill=(1, WORKERS_MAX), decode=(1, WORKERS_MAX), busy=0.7, full=0.75,
                  within=60, start=180, up=60, down=900, band=0.1):
-        """prefill, decode: least and most. busy: target utilisation of prefill workers' time.
-        full: of decode workers' KV. within: seconds in which prompts that wait are to be computed.
-        start: seconds that a worker takes to start. up: seconds between two steps up. down: less
-        was wanted for so many seconds before a step down. band: hysteresis."""
+        """prefill, decode: minimum and maximum. busy: target utilisation of prefill workers' time.
+        full: of decode workers' KV. within: seconds in which waiting prompts are to be computed.
+        start: seconds until a new worker serves. up: seconds between two steps up. down: seconds
+        of lower need before a step down. band: hysteresis."""
         self._start, self._up = number("start", start, TIME_MAX), number("up", up, TIME_MAX)
         self._down, self._band = number("down", down, TIME_MAX), number("band", band, 10)
         self._sides = (
@@ -183,5 +183,5 @@ def _range(name, limits):
 def _share(name, value, most):
     value = number(name, value, most)
     if not value:
-        raise ValueError("%s: 0 is not above 0" % name)
+        raise ValueError("%s: 0 is not positive" % name)
     return value

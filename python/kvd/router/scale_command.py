@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m kvd.router scale: how many workers are wanted, once or again and again, to a terminal,
-to a program, to a file of metrics.
+"""python -m kvd.router scale: the number of workers that the load requires, once or repeatedly, to
+a terminal, to a program, to a file of metrics.
 
-A daemon that does not answer is asked again at the next look, and the numbers stay as they were:
-no worker may be stopped because a daemon was restarted. The file is replaced whole, so a collector
-never reads half of one."""
+If the daemon does not answer, it is queried again in the next step, and the numbers are kept: no
+worker may be stopped because a daemon was restarted. The file is replaced atomically, so a
+collector never reads a part of one."""
 import argparse
 import json
 import os
@@ -26,57 +26,60 @@ TIME_MAX = 86400
 def _range(text):
     got = re.fullmatch(r"([1-9][0-9]{0,4}):([1-9][0-9]{0,4})", text)
     if not got or not int(got[1]) <= int(got[2]) <= WORKERS_MAX:
-        raise argparse.ArgumentTypeError("MIN:MAX of 1 to %d, not %.40r" % (WORKERS_MAX, text))
+        raise argparse.ArgumentTypeError("%.40r is not MIN:MAX, of 1 to %d" % (text, WORKERS_MAX))
     return int(got[1]), int(got[2])
 
 
 def _percent(text):
     if not re.fullmatch("[1-9][0-9]?|100", text):
-        raise argparse.ArgumentTypeError("%.40r is not a number of 1 to 100" % text)
+        raise argparse.ArgumentTypeError("%.40r is not a percentage from 1 to 100" % text)
     return int(text) / 100
 
 
 def _count(text):
     if not re.fullmatch("[1-9][0-9]{0,8}", text):
-        raise argparse.ArgumentTypeError("%.40r is not a number of 1 to 999999999" % text)
+        raise argparse.ArgumentTypeError("%.40r is not an integer from 1 to 999999999" % text)
     return int(text)
 
 
 def _program(path):
     if not os.access(path, os.X_OK):
-        raise argparse.ArgumentTypeError("%s: it is not a program that may be run" % path)
+        raise argparse.ArgumentTypeError("%s: not an executable program" % path)
     return path
 
 
 def options():
-    out = parser("scale", "How many workers the load requires. Text when a number has changed; "
-                 "--json: a line a look. A kvd that does not answer changes nothing.")
+    out = parser("scale", "Show how many workers the load requires. Prints text when a number "
+                          "changes; "
+                 "--json: a line per step. The numbers are kept while the kvd does not answer.")
     time_of = duration(1e-3, TIME_MAX)
     out.add_argument("--interval", type=duration(1, 3600), metavar="TIME",
-                     help="look again and again; without, once")
-    out.add_argument("--count", type=_count, metavar="N", help="so many looks")
+                     help="repeat at this interval; default: once")
+    out.add_argument("--count", type=_count, metavar="N", help="stop after N steps")
     out.add_argument("--prefill", type=_range, default=(1, WORKERS_MAX), metavar="MIN:MAX",
-                     help="workers (1:%d)" % WORKERS_MAX)
+                     help="limits of the number of prefill workers (1:%d)" % WORKERS_MAX)
     out.add_argument("--decode", type=_range, default=(1, WORKERS_MAX), metavar="MIN:MAX",
-                     help="workers (1:%d)" % WORKERS_MAX)
+                     help="limits of the number of decode workers (1:%d)" % WORKERS_MAX)
     out.add_argument("--busy", type=_percent, default=0.7, metavar="PERCENT",
                      help="target utilisation of prefill workers (70)")
     out.add_argument("--full", type=_percent, default=0.75, metavar="PERCENT",
                      help="target utilisation of decode workers' KV memory (75)")
     for name, value, text in (
-            ("within", 60, "in which prompts that wait are to be computed"),
-            ("start", 180, "that a worker takes to start"), ("up", 60, "between two steps up"),
-            ("down", 900, "for which less was wanted before a step down")):
+            ("within", 60, "time in which waiting prompts are to be computed"),
+            ("start", 180, "start-up time of a worker"), ("up", 60, "interval between two steps "
+                                                                    "up"),
+            ("down", 900, "time of lower need before a step down")):
         out.add_argument("--" + name, type=time_of, default=value, metavar="TIME",
                          help="%s (%ds)" % (text, value))
     out.add_argument("--hook", type=_program, metavar="PROGRAM",
-                     help="run when a number has changed, never two at a time, with "
+                     help="program to run when a number has changed, one at a time, with "
                      "KVD_SCALE_PREFILL, KVD_SCALE_DECODE, and each with _BEFORE, _WORKERS and "
-                     "_GROUP appended; again, when it failed")
+                     "_GROUP appended; it is run again if it failed")
     out.add_argument("--hook-limit", type=time_of, default=60, metavar="TIME",
-                     help="after which it is killed (60s)")
+                     help="time after which it is killed (60s)")
     out.add_argument("--metrics", metavar="FILE",
-                     help="kvd_scale_wanted and others, for the textfile collector")
+                     help="file to write metrics to (kvd_scale_wanted and others), for the "
+                          "textfile collector")
     return out
 
 
@@ -113,23 +116,23 @@ class Scale:
             sys.stdout.flush()
 
     def metrics(self):
-        """The text of the file."""
+        """Contents of the file."""
         def label(group):
             return group.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         out, rows = [], list(self.rows())
         for name, text, column in (
                 ("wanted", "Workers that the load requires.", [row[2] for row in rows]),
-                ("workers", "Workers that serve.", [row[5].workers for row in rows]),
-                ("need", "The same as wanted, neither rounded nor held.",
+                ("workers", "Workers that serve requests.", [row[5].workers for row in rows]),
+                ("need", "As wanted, before rounding and hysteresis.",
                  [row[3] for row in rows]),
-                ("known", "0: loads report too little, and wanted is what it was.",
+                ("known", "0 if loads report too little, and wanted is the previous value.",
                  [int(row[4]) for row in rows])):
             out.append("# HELP kvd_scale_%s %s\n# TYPE kvd_scale_%s gauge\n" % (name, text, name))
             out += ['kvd_scale_%s{group="%s"} %.9g\n' % (name, label(row[1]), value)
                     for row, value in zip(rows, column)]
         for name, text, value in (
-                ("hook_failures", "Runs of the hook that failed.", self.hook.failures),
-                ("lost", "Looks at which the daemon did not answer.", self.lost)):
+                ("hook_failures", "Failed runs of the hook.", self.hook.failures),
+                ("lost", "Steps in which the daemon did not answer.", self.lost)):
             out.append("# HELP kvd_scale_%s_total %s\n# TYPE kvd_scale_%s_total counter\n"
                        "kvd_scale_%s_total %d\n" % (name, text, name, name, value))
         return "".join(out)
@@ -152,7 +155,7 @@ class Scale:
     # ---- steps ----
 
     def step(self):
-        """False: behind the file's last line."""
+        """False: after the file's last line."""
         lost = False
         try:
             if not self.sides.look():
@@ -165,7 +168,7 @@ class Scale:
             self.lost += 1
         now = self.sides.now
         self.seen = measure(self.sides.picker, now)
-        if lost:  # nothing is known
+        if lost:  # the loads are unknown
             self.seen = tuple(seen._replace(speed=0.0) for seen in self.seen)
         self.before = self.wanted[:2] if self.wanted else (0, 0)
         self.wanted = self.scaler.step(self.seen, now)
@@ -187,8 +190,8 @@ class Scale:
                 self.hook.wait(until)
                 time.sleep(max(until - time.monotonic(), 0))
         if not self.steps:
-            raise Failed("%s: no line" % args.path)
-        # what changed while it ran, or failed: once more
+            raise Failed("%s: empty" % args.path)
+        # for a change while it ran, or a failure: run it once more
         self.hook.wait(float("inf"))
         self.before = self.wanted[:2]
         self.hook.turn(self.environment())

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A prefill and a decode group with their loads in a picker, for the commands pick and scale: from
-the directory of a daemon, again and again, or from a file with a line for each look:
+a daemon's directory, repeatedly, or from a file with a line for each step:
 
     {"at": SECONDS, "groups": {"NAME": ANSWER, …}}
 
-ANSWER is an answer of group.query with loads. Without "at" a look is a second after the one
-before it."""
+ANSWER is an answer of group.query with loads. Without "at" a step is one second after the previous
+one."""
 import argparse
 import json
 import re
@@ -26,7 +26,7 @@ class Failed(Exception):
 
 
 def duration(least, most):
-    """Of TIME: a number with a unit, which is s where there is none."""
+    """Parses TIME: a number with a unit, default s."""
     def of(text):
         got = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d|)", text)
         value = float(got[1]) * UNITS_S[got[2] or "s"] if got else 0
@@ -41,13 +41,14 @@ def parser(command, description, **more):
     out = argparse.ArgumentParser(prog="python -m kvd.router " + command, allow_abbrev=False,
                                   description=description, **more)
     out.add_argument("groups", nargs="*", metavar="GROUP",
-                     help="a prefill and a decode group (prefill decode)")
-    out.add_argument("--socket", metavar="PATH", help="the kvd's; else as for every client of it")
-    out.add_argument("--name", help="of the instance: <run dir>/NAME.sock")
+                     help="names of a prefill and a decode group (prefill decode)")
+    out.add_argument("--socket", metavar="PATH", help="control socket of the kvd (KVD_SOCKET, "
+                                                      "KVD_NAME, or the only one in the run dir)")
+    out.add_argument("--name", help="name of the instance: <run dir>/NAME.sock")
     out.add_argument("--timeout", type=duration(1e-3, 3600), default=TIMEOUT_S, metavar="TIME",
-                     help="for an answer of it (%ds)" % TIMEOUT_S)
+                     help="timeout of its answers (%ds)" % TIMEOUT_S)
     out.add_argument("--from", dest="path", metavar="FILE",
-                     help="a look a line, instead of a kvd; - is standard input")
+                     help="file with a line per step, instead of a kvd; - is standard input")
     out.add_argument("--json", action="store_true")
     return out
 
@@ -55,13 +56,13 @@ def parser(command, description, **more):
 def parsed(out, argv):
     args = out.parse_args(argv)
     if len(args.groups) not in (0, 2):
-        out.error("a prefill group and a decode group, or neither")
+        out.error("give a prefill group and a decode group, or neither")
     args.groups = args.groups or [PREFILL, DECODE]
     return args
 
 
 class Sides:
-    """now: nanoseconds of the last look: the file's time, or the clock's."""
+    """now: nanoseconds of the last step: the file's time, or the clock's."""
 
     def __init__(self, args):
         self.args, self.picker, self.now = args, Picker(), 0.0
@@ -76,7 +77,8 @@ class Sides:
                 raise Failed("%s: %s" % (args.path, why.strerror)) from None
 
     def look(self):
-        """One at both groups. False: behind the file's last line. kvd.Error: of the daemon."""
+        """One step for both groups. False: after the file's last line. kvd.Error: from the
+        daemon."""
         if self.file:
             return self._read()
         self.now = time.monotonic()
@@ -86,7 +88,7 @@ class Sides:
         for side, group in zip((PREFILL, DECODE), self.args.groups):
             try:
                 answer = self.client.command("group.query", group=group, loads=True)
-            except NotFoundError:  # nothing is in the group
+            except NotFoundError:  # the group is empty
                 answer = {"ranks": []}
             self.picker.feed(side, answer, self.now)
         return True
@@ -100,7 +102,7 @@ class Sides:
             return False
         where = "%s:%d: " % (self.args.path, self.line)
         if len(text) > LINE_MAX:
-            raise Failed(where + "a line of more than %d MiB" % (LINE_MAX >> 20))
+            raise Failed(where + "line longer than %d MiB" % (LINE_MAX >> 20))
         try:
             look = json.loads(text)
             at, groups = look.get("at"), look["groups"]
@@ -118,12 +120,12 @@ class Sides:
 # ---- output ----
 
 def clean(text):
-    """A name, on one line and without what moves a terminal's cursor."""
+    """A name on one line, without control characters of a terminal."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def table(header, rows):
-    """Columns whose header begins with > are right-aligned."""
+    """Columns whose header starts with > are right-aligned."""
     header = header.split()
     rows = [[h.lstrip(">") for h in header]] + [[clean(str(cell)) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]

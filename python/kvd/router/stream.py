@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Server-sent events of an engine, as far as the router looks at them: whether the first that say
-anything tell of an error. All bytes are passed on as they came."""
+"""Server-sent events of an engine, as far as the router reads them: whether the first ones with
+contents report an error. All bytes are passed on unchanged."""
 import json
 
 HELD_MAX = 64 << 10
 
 
 def _empty(event):
-    """The role of a chat, which comes before the first token and before an error."""
+    """The role of a chat, which is sent before the first token and before an error."""
     choices = event.get("choices")
     if not isinstance(choices, list) or not choices:
         return False
@@ -23,7 +23,7 @@ def _empty(event):
 
 
 def _error(event):
-    """(words, code) of an event that tells of an error, None: it does not."""
+    """(message, code) of an event that reports an error; None otherwise."""
     error = event.get("error")
     if error is not None:
         error = error if isinstance(error, dict) else {"message": error}
@@ -32,17 +32,17 @@ def _error(event):
     meta = event.get("meta_info")
     reason = meta.get("finish_reason") if isinstance(meta, dict) else None
     if isinstance(reason, dict) and reason.get("type") == "abort":
-        code = reason.get("status_code")  # none: somebody aborted it
+        code = reason.get("status_code")  # none: it was aborted
         return str(reason.get("message"))[:200], code if isinstance(code, int) else 400
     return None
 
 
 class Opening:
-    """The beginning of an answer, held until it is clear what it is. done: pass it on;
-    error: (words, code) instead."""
+    """The beginning of an answer, held until it is classified. done: pass it on; error: (message,
+    code) instead."""
 
     def __init__(self, events, hold):
-        """events: they are server-sent ones. hold: bytes of any other answer."""
+        """events: the answer is server-sent events. hold: bytes of any other answer."""
         self.events, self.hold = events, HELD_MAX if events else hold
         self.data, self.at = bytearray(), 0
         self.done, self.error = False, None
@@ -52,7 +52,7 @@ class Opening:
         self.data += data
         if self.events:
             self._look()
-            self.done = self.done or b"\r" in self.data  # other line ends: as it is
+            self.done = self.done or b"\r" in self.data  # other line ends: passed on
         self.done = self.done or not data or len(self.data) > self.hold
 
     def _look(self):
@@ -74,7 +74,7 @@ class Opening:
 
 
 class Watchdog:
-    """Calls end() when nothing was touched for so long. One timer for all of a stream."""
+    """Calls end() after so long without touch(). One timer for the whole stream."""
 
     def __init__(self, loop, seconds, end):
         self.loop, self.seconds, self.end = loop, seconds, end

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to members. Each wait has an end; what goes wrong is a Failed, or an Answered that
-goes to the client."""
+"""Requests to members. Each wait has a limit; an error is a Failed, or an Answered that is passed
+to the client."""
 import asyncio
 import re
 
@@ -12,7 +12,7 @@ from .waits import within
 
 ANSWER_MAX = 64 << 20  # of a prefill server, and of an error
 ERROR_MAX = 1 << 20
-# other statuses are the client's affair
+# other statuses are passed to the client
 AGAIN = frozenset((408, 429, 500, 502, 503, 504))
 BUSY = frozenset((429, 503))
 PART = 16 << 10  # bytes of a stream that are read at a time; a few of them are buffered
@@ -24,19 +24,19 @@ BROKEN = (aiohttp.ClientError, HttpProcessingError, asyncio.TimeoutError, OSErro
 
 
 def words(error):
-    """Without what was sent: an error of HTTP itself has a part of the answer in its text."""
+    """Without the answer's text, which an error of HTTP itself contains in part."""
     told = isinstance(error, (OSError, asyncio.TimeoutError)) and str(error)
     return type(error).__name__ + (": %s" % told if told else "")
 
 
 def kind_of(resp):
-    """Its Content-Type, where it is one."""
+    """Its Content-Type, if it is valid."""
     kind = resp.headers.get("Content-Type", JSON)
     return kind if re.fullmatch(r"[ -~]{1,256}", kind) else "application/octet-stream"
 
 
 class Unreachable(Failed):
-    """There was no connection, so nothing was asked."""
+    """No connection, so the request was not sent."""
 
 
 class Upstream:
@@ -44,7 +44,7 @@ class Upstream:
         self.config, self.session = config, None
 
     async def start(self):
-        # a proxy of the environment is not for members, and no cookie is kept
+        # a proxy of the environment is not used for members, and no cookie is kept
         self.session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
             cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, trust_env=False,
@@ -66,7 +66,7 @@ class Upstream:
             raise Failed(member, words(error), broken=True) from None
 
     async def post(self, member, path, body, headers, seconds):
-        """The answer's head has come. Failed, Answered; the caller closes it."""
+        """Sends a request, reads the answer's head. Failed, Answered; the caller closes it."""
         head = dict(headers, **{"Content-Type": JSON, "Accept-Encoding": "identity"})
         resp = await self._bounded(member, seconds, self.session.post(
             member.url + path, data=body, headers=head, allow_redirects=False))
@@ -81,7 +81,7 @@ class Upstream:
             raise Failed(member, "HTTP %d" % resp.status, status=502, answer=answer,
                          busy=resp.status in BUSY)
         if not 400 <= resp.status < 600:
-            raise Failed(member, "HTTP %d, which is no answer" % resp.status, broken=True)
+            raise Failed(member, "HTTP %d, which is not an answer" % resp.status, broken=True)
         raise answer
 
     async def whole(self, member, resp, most, seconds):
@@ -94,16 +94,16 @@ class Upstream:
                     return b"".join(parts)
                 size += len(data)
                 if size > most:
-                    raise Failed(member, "an answer above %d bytes" % most, broken=True)
+                    raise Failed(member, "answer of more than %d bytes" % most, broken=True)
                 parts.append(data)
         return await self._bounded(member, seconds, read())
 
     async def part(self, member, resp, seconds):
-        """Of its body; b"": that was all."""
+        """A part of its body; b"": the end."""
         return await self._bounded(member, seconds, resp.content.read(PART))
 
     async def drain(self, member, resp, seconds):
-        """To its end, for nothing; no part may take longer."""
+        """Reads it to its end and drops it; no part may take longer."""
         while await self.part(member, resp, seconds):
             pass
 
@@ -117,10 +117,10 @@ class Upstream:
         return await self._bounded(member, seconds, ask())
 
     async def health(self, member):
-        """None, or why it is not well."""
+        """None, or why the health check failed."""
         try:
             status, _, _ = await self.get(member, self.config.health_path, {},
                                           self.config.health_timeout)
         except Failed as why:
             return str(why).partition(": ")[2]
-        return None if status == 200 else "HTTP %d of %s" % (status, self.config.health_path)
+        return None if status == 200 else "HTTP %d from %s" % (status, self.config.health_path)

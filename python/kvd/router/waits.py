@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting with an end. asyncio.wait_for() before Python 3.12 loses a cancellation that comes when
-the call is just done."""
+"""Waits with a time limit. asyncio.wait_for() before Python 3.12 loses a cancellation that occurs
+when the call is just done."""
 import asyncio
 
 
 async def within(seconds, call):
-    """What it gives; asyncio.TimeoutError. What it gives too late is closed."""
+    """Its result; asyncio.TimeoutError. A late result is closed."""
     task = asyncio.ensure_future(call)
     try:
         done, _ = await asyncio.wait((task,), timeout=seconds)
@@ -19,7 +19,7 @@ async def within(seconds, call):
 
 
 async def ended(task):
-    """Cancels it; what it gives all the same is closed."""
+    """Cancels it; a result that it returns nevertheless is closed."""
     task.cancel()
     await asyncio.wait((task,))
     late = None if task.cancelled() or task.exception() else task.result()

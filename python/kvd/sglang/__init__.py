@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """kvd as a transfer backend of SGLang: --disaggregation-transfer-backend kvd; and as the storage
-of its HiCache (store.py), which SGLang finds by its module's name.
+of its HiCache (store.py), which SGLang imports by its module name.
 
 SGLang finds load() by the entry point group sglang.srt.plugins and calls it in each of its
-processes, before the command line is parsed. Nothing of SGLang is imported before that."""
+processes, before the command line is parsed. No module of SGLang is imported before that."""
 import math
 import os
 
@@ -12,8 +12,8 @@ STORE = "kvd.sglang.store"
 
 
 def load():
-    """Make the backend known. What cannot work with this SGLang is said when it is chosen:
-    SGLang only logs what a plugin raises."""
+    """Register the backend. An SGLang that it does not support is reported when it is chosen:
+    SGLang only logs the exceptions of a plugin."""
     from sglang.srt.disaggregation.utils import TransferBackend
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.srt.server_args import add_disagg_transfer_backend_choices
@@ -26,7 +26,7 @@ def load():
 
 
 def add_member(enum, value):
-    """One more member of a closed Enum."""
+    """Add a member to a closed Enum."""
     if value in enum._value2member_map_:
         return
     member = object.__new__(enum)
@@ -38,7 +38,7 @@ def add_member(enum, value):
 
 
 def check(part):
-    """Refuse an SGLang that has not what a part of this package uses (needs.py)."""
+    """Refuse an SGLang without the interfaces that a part of this package uses (needs.py)."""
     import sglang
 
     from .. import fit
@@ -47,8 +47,8 @@ def check(part):
 
 
 def host_memory(original, dims, dtype):
-    """SGLang's alloc_shm() for the store: its own memory bars the seals without which a daemon
-    maps none."""
+    """SGLang's alloc_shm() for the store: its own memory prevents the seals without which a
+    daemon maps no memory."""
     from sglang.srt.runtime_context import get_memory
     if STORE not in (get_memory().hicache_storage_backend_extra_config or ""):
         return original(dims, dtype)

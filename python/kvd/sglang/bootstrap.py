@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bootstrap server: SGLang's, with a row of ours (route.py) for each prefill rank. A rank
-tells it in PUT /route and gets the server's secret in the answer."""
+"""SGLang's bootstrap server, with an entry for kvd (route.py) per prefill rank. A rank sends it in
+PUT /route and receives the server's secret in the reply."""
 import json
 import secrets
 
@@ -17,8 +17,8 @@ class _Routes(CommonKVBootstrapServer):
     async def _handle_route_put(self, request):
         data = await request.json()
         if not isinstance(data.get("kvd"), dict):
-            return web.Response(status=400, text="this prefill server is on kvd, and the rank "
-                                "is not: --disaggregation-transfer-backend kvd on all nodes")
+            return web.Response(status=400, text="this prefill server uses kvd, and the rank "
+                                "does not: --disaggregation-transfer-backend kvd on all nodes")
         answer = await super()._handle_route_put(request)
         if answer.status != 200:
             return answer
@@ -33,15 +33,15 @@ class _Routes(CommonKVBootstrapServer):
         if answer.status != 200:
             return answer
         row = self.kvd_rows.get(tuple(int(request.query[n]) for n in names))
-        if row is None:  # the server's own figures
+        if row is None:  # the server's own sizes
             return answer
         told = json.loads(answer.text)
         return web.json_response(dict(told, kvd=dict(row, secret=self.secret)))
 
 
 class BootstrapServer(BaseKVBootstrapServer):
-    """Not one of SGLang's kind: their Rust registry stands in for those, and it knows no
-    rows of ours."""
+    """Not a class that SGLang replaces: its Rust registry takes the place of those, without
+    kvd's entries."""
 
     def __init__(self, host, port):
         self._routes = _Routes(host, port)

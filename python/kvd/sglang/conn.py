@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang's manager, sender and receiver on kvd's rooms.
 
-A request is a room: its number is SGLang's bootstrap_room, on all ranks. Decode opens a
-receiving one, prefill a sending one; the daemons find each other by what GET /route says of
-a prefill rank: {endpoint, pool, rank} and the server's secret, of which each room's ticket
-is made. All else that SGLang's backends tell each other beside the bytes (pages, prefix,
-progress, end, abort) is the daemons' work, so there is no listener here.
+A request is a room; its number is SGLang's bootstrap_room, on all ranks. Decode opens a receiving
+room, prefill a sending one; the daemons connect by the entry of a prefill rank in GET /route:
+{endpoint, pool, rank} and the server's secret, from which each room's ticket is derived. All other
+information that SGLang's backends exchange next to the bytes (pages, prefix, progress, end, abort)
+is sent by the daemons, so there is no listener here.
 
-SGLang raises for a state that its queue does not know, and gives pages back as soon as it
-sees Failed. So what a room's state shows is held inside its queue's bounds, Failed is shown
-when nothing can move any more, and abort() of a sender that has given chunks waits for
-that: SGLang uses the pages again at once."""
+SGLang raises for a state that its queue does not know, and frees pages as soon as it sees Failed.
+So a room's state is limited to the states of its queue, Failed is reported when no byte can move
+any more, and abort() of a sender that has posted chunks waits for that: SGLang reuses the pages at
+once."""
 import functools
 import logging
 import re
@@ -42,23 +42,23 @@ from .slots import Rows
 
 logger = logging.getLogger("kvd.sglang")
 NAME_MAX = 63  # of a pool
-STILL_S = 30.0  # for a sender's room to end before its pages are used again
+STILL_S = 30.0  # until a sender's room must have ended, before its pages are reused
 STILL_LATE_S = 1.0
-ABORT_S = 0.005  # a receiver's, so that the next poll shows what came of it
+ABORT_S = 0.005  # of a receiver's abort, so that the next poll sees its result
 MIRROR_S = 0.002
 LOOK_S = 0.5
 PREFIX_S = 1.0
 ABORTED = "Aborted by AbortReq."
 ELSEWHERE = "it failed on another rank of the engine"
-# The other side is not what it was: what is known of it is asked for again.
+# The other side has changed: its cached description is fetched again.
 LOST = ("ESESSION", "EPEER", "ERESTART", "EAUTH", "ENOTFOUND", "ETIMEOUT", "ETRANSPORT")
 GONE = ("ESESSION", "EPEER", "ERESTART")
 
 
-# ---- what is refused -------------------------------------------------------------------
+# ---- refused options -------------------------------------------------------------------
 
 def gates(args, parallel, disagg):
-    """(refused, remedy) of options that this backend cannot serve."""
+    """(refused, option, remedy) of options that this backend does not support."""
     yield parallel.attn_dcp_size > 1, "decode context parallelism", "--dcp-size 1"
     yield getattr(args, "enable_hisparse", False), "HiSparse", "drop --enable-hisparse"
     yield getattr(args, "enable_unified_memory", False), "unified memory", \
@@ -102,7 +102,7 @@ def refuse_unsupported(args, mode, hybrid_mla):
 
 
 def warn_unused(args):
-    """Options that have no effect here. args: KVArgs."""
+    """Warn about options without effect. args: KVArgs."""
     if args.ib_device:
         logger.warning("--disaggregation-ib-device %s has no effect: the daemon chooses its rails "
                        "(verbs_rails of kvd.conf, UCX_NET_DEVICES of its environment)",
@@ -132,7 +132,7 @@ class KVManager(CommonKVManager):
         checksum = getattr(server_args, "disaggregation_enable_kv_checksum", False)
         self.rows = Rows(args.aux_data_ptrs, args.aux_data_lens, args.aux_item_lens,
                          -2 if checksum else -1)
-        # rooms that were given up keep theirs until they have ended
+        # aborted rooms keep theirs until they have ended
         self.slots = Slots(2 * self.rows.count + 16, self.rows.record_bytes)
         self.secret, self._regions, self._made, self.senders = None, {}, {}, set()
         self.mirror_lock = threading.Lock()
@@ -144,7 +144,7 @@ class KVManager(CommonKVManager):
         if self.place:
             self.place.keep()
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
-        self.server_socket.close(linger=0)  # nobody sends to it
+        self.server_socket.close(linger=0)  # unused
         if not self.is_prefill:
             tell_lengths()
             self.bootstrap_timeout = envs.SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT.get()
@@ -153,7 +153,7 @@ class KVManager(CommonKVManager):
             threading.Thread(target=self._mirror, name="kvd-mirror", daemon=True).start()
 
     def _place(self, server_args, args):
-        """In the cluster's directory, if KVD_GROUP says which group."""
+        """Publish in the cluster's directory, if KVD_GROUP names a group."""
         parallel = get_parallel()
         return place.from_environment(
             self.client, "sglang",
@@ -166,7 +166,7 @@ class KVManager(CommonKVManager):
     # ---- memory ----
 
     def register_buffer_to_engine(self):
-        """Also after deregister_buffer_to_engine(): memory that came back."""
+        """Also after deregister_buffer_to_engine(), when the memory was restored."""
         if self._regions:
             return
         args = self.kv_args
@@ -182,7 +182,7 @@ class KVManager(CommonKVManager):
             self.pool_of(None if self.mla else args.total_kv_head_num)
 
     def deregister_buffer_to_engine(self):
-        """The engine's memory goes away: nothing may touch it after this."""
+        """The engine releases its memory: no transfer may access it after this."""
         for handle in list(self.desk.live.values()):
             handle.stop("the engine releases its memory")
             if not handle.wait_still(STILL_S):
@@ -196,7 +196,7 @@ class KVManager(CommonKVManager):
         self._regions.clear()
 
     def pool_of(self, heads):
-        """(buffers, pool) for a model of so many heads."""
+        """(buffers, pool) for a model with so many heads."""
         if heads in self._made:
             return self._made[heads]
         args, parallel = self.kv_args, get_parallel()
@@ -214,10 +214,10 @@ class KVManager(CommonKVManager):
         self._made[heads] = made, self.client.pool(made.layout, regions, name=name)
         return self._made[heads]
 
-    # ---- what prefill tells, and decode finds ----
+    # ---- description of prefill, for decode ----
 
     def row(self):
-        """Of this prefill rank, for GET /route."""
+        """Entry of this prefill rank in GET /route."""
         (heads, (made, _)), = self._made.items()
         return {"endpoint": self.told_endpoint, "pool": self.pool_name,
                 "rank": made.layout.rank, "heads": heads, "views": sorted(made.layout.views),
@@ -225,7 +225,7 @@ class KVManager(CommonKVManager):
                 "states": [pools.kind_of(s) for s in self.kv_args.state_types]}
 
     def _register_topology_row(self, url, payload):
-        """SGLang's, with the row, and the secret in the answer."""
+        """SGLang's registration, with the entry; the reply has the secret."""
         payload = dict(payload, kvd=self.row())
         self._put = url, payload
         for attempt in range(5):
@@ -240,12 +240,12 @@ class KVManager(CommonKVManager):
             logger.warning("bootstrap server %s: %s", url, words)
             if attempt < 4:
                 time.sleep(min(2 ** attempt, 8))
-        raise RuntimeError("kvd.sglang: no registration at the bootstrap server %s: %s. It must "
-                           "be of a prefill server with --disaggregation-transfer-backend kvd"
+        raise RuntimeError("kvd.sglang: cannot register at the bootstrap server %s: %s. It must "
+                           "belong to a prefill server with --disaggregation-transfer-backend kvd"
                            % (url, words))
 
     def look_at_endpoint(self):
-        """A daemon that was restarted may listen elsewhere: tell the bootstrap server."""
+        """A restarted daemon may have another address: update the bootstrap server."""
         now = time.monotonic()
         if now < self._look_s + LOOK_S:
             return
@@ -261,8 +261,8 @@ class KVManager(CommonKVManager):
                              daemon=True).start()
 
     def match(self, info, infos):
-        """(sources, buffers, pool, views that they have, secret); ValueError says what does
-        not fit."""
+        """(sources, buffers, pool, views of both sides, secret); ValueError has the first
+        mismatch."""
         rows = [row_of(i) for i in infos]
         first = rows[0]
         here, there = self.attn_tp_size, info.attn_tp_size
@@ -270,7 +270,7 @@ class KVManager(CommonKVManager):
             raise ValueError("prefill has %d tensor-parallel ranks, decode %d: one must divide "
                              "the other" % (there, here))
         if (first["heads"] is None) != self.mla:
-            raise ValueError("one side has an MLA cache, the other has not: are the models "
+            raise ValueError("only one side has an MLA cache: are the models "
                              "the same?")
         own = [pools.kind_of(s) for s in self.kv_args.state_types]
         if first["states"] != own:
@@ -280,14 +280,14 @@ class KVManager(CommonKVManager):
             uncut = pools.uncut(self.kv_args, first["heads"], self.mla)
             if uncut:
                 raise ValueError("prefill has %d tensor-parallel ranks, decode %d: state %s "
-                                 "cannot be cut; use the same --tp-size"
+                                 "cannot be split; use the same --tp-size"
                                  % (there, here, ", ".join(uncut)))
         for row in rows:
             if row["aux"] not in (None, LINE, self.slots.record_bytes):
                 raise ValueError(
-                    "metadata records are of %d bytes on prefill and %d on decode: set "
+                    "metadata records have %d bytes on prefill and %d on decode: set "
                     "--disaggregation-enable-kv-checksum, speculative decoding and "
-                    "SGLANG_ENABLE_DISAGG_SAMPLING_MASK alike" % (row["aux"],
+                    "SGLANG_ENABLE_DISAGG_SAMPLING_MASK to equal values" % (row["aux"],
                                                                  self.slots.record_bytes))
         made, pool = self.pool_of(first["heads"])
         sources = [Source(r["endpoint"], r["pool"], None, r["rank"]) for r in rows]
@@ -296,11 +296,11 @@ class KVManager(CommonKVManager):
     # ---- rooms ----
 
     def is_abort_release_safe(self, bootstrap_room, required_acks):
-        """Nothing writes a page of this room's any more."""
+        """No page of this room is written any more."""
         return self.desk.still(RECV, bootstrap_room)
 
     def _mirror(self):
-        """Pipeline stages see each other's state in SGLang's store."""
+        """Pipeline stages publish their states in SGLang's store."""
         while True:
             time.sleep(MIRROR_S)
             for sender in list(self.senders):
@@ -312,8 +312,8 @@ class KVManager(CommonKVManager):
 
 
 def tell_lengths():
-    """SGLang tells a receiver its pages, and SGLang's prefill fills them. Another engine's has
-    the prompt's tokens and no more: how many there are, a receiver learns here."""
+    """SGLang passes pages to a receiver, and SGLang's prefill fills all of them. Another engine
+    has only the prompt's tokens: a receiver learns here how many there are."""
     from sglang.srt.disaggregation.decode import DecodePreallocQueue
     create = DecodePreallocQueue._create_receiver_and_enqueue
     if hasattr(create, "__wrapped__"):
@@ -328,14 +328,14 @@ def tell_lengths():
 
 
 def cache_format(server_args, args):
-    """Of the cache's bytes; "auto" is the model's own."""
+    """Format of the cache's bytes; "auto" is the model's own."""
     told = args.kv_cache_dtype_str
     return format_of(ModelConfig.from_server_args(server_args).dtype if told == "auto" else told)
 
 
 def pool_name(server_args, args, role):
-    """Unlike any other of a daemon's, also where engines of several network namespaces have
-    the same port: D asks for a pool by name and rank."""
+    """A name unique in a daemon, also if engines of several network namespaces have the same
+    port: decode requests a pool by name and rank."""
     model = re.sub(r"[^A-Za-z0-9_-]", "-", str(server_args.model_path).rstrip("/"))
     port = get_disagg().disaggregation_bootstrap_port if role == "prefill" else \
         get_serving().port
@@ -346,14 +346,14 @@ def pool_name(server_args, args, role):
 
 
 def indices(values):
-    """Page or entry numbers as SGLang gives them."""
+    """Page or entry numbers in SGLang's form."""
     if isinstance(values, (list, tuple)):
         values = np.concatenate([np.asarray(v).ravel() for v in values]) if values else []
     return np.asarray(values).ravel().astype(np.int64)
 
 
 def state_views(made, state_indices, base, wanted=None):
-    """Both sides have the same lists; entry k of one is token base + k of its view."""
+    """Both sides have equal lists; entry k of one is token base + k of its view."""
     views = {}
     for name, listed in zip(made.states, state_indices or ()):
         if name is None or listed is None or wanted is not None and name not in wanted:
@@ -385,7 +385,7 @@ class KVSender(CommonKVSender):
 
     @property
     def supports_host_tensor_indices(self):
-        """Page numbers may come from the GPU later, with indices_event."""
+        """Page numbers may arrive from the GPU later, with indices_event."""
         return self.kv_mgr.gpu
 
     # ---- state ----
@@ -406,7 +406,7 @@ class KVSender(CommonKVSender):
         return self._last
 
     def _moving(self, state):
-        """Bootstrap queue and parked requests know 0, 1, 2; the inflight queue 0, 2, 3, 4."""
+        """The bootstrap queue and parked requests know 0, 1, 2; the inflight queue 0, 2, 3, 4."""
         if self._started:
             return max(state, KVPoll.WaitingForInput)
         if not self._ready and state == KVPoll.WaitingForInput:
@@ -416,7 +416,7 @@ class KVSender(CommonKVSender):
         return KVPoll.WaitingForInput if self._ready else KVPoll.Bootstrapping
 
     def poll_pp_consensus(self):
-        """The first stage's, for all: the lowest that they tell each other."""
+        """For the first stage: the lowest state of all stages."""
         own = self.poll()
         if self._room is None or own == KVPoll.Failed:
             return own
@@ -451,7 +451,7 @@ class KVSender(CommonKVSender):
     def pop_decode_prefix_len(self):
         if self._room is None:
             return super().pop_decode_prefix_len()
-        until = time.monotonic() + PREFIX_S  # another stage's poll may have let it through
+        until = time.monotonic() + PREFIX_S  # another stage's poll may have passed it
         while self._room.first_token() is None and self._room.end is None and \
                 time.monotonic() < until:
             self.kv_mgr.desk.turn(True)
@@ -459,7 +459,7 @@ class KVSender(CommonKVSender):
         return self._prefix()
 
     def _prefix(self):
-        """What decode has already, in whole pages: another engine's pages may be smaller."""
+        """Tokens that decode has, in whole pages: another engine's pages may be smaller."""
         first = self._room.first_token() or 0
         return first - first % self.kv_mgr.kv_args.page_size
 
@@ -505,7 +505,7 @@ class KVSender(CommonKVSender):
             return None
         slot = mgr.slots.take()
         if slot is None:
-            room.stop("no free metadata record: %d rooms that were given up have not ended"
+            room.stop("no free metadata record: %d aborted rooms have not ended"
                       % mgr.slots.count)
             return None
         room.on_end = lambda: mgr.slots.give(slot)
@@ -515,14 +515,14 @@ class KVSender(CommonKVSender):
     # ---- its end ----
 
     def _halt(self, reason):
-        """Until the daemon reads no page of it, if it was given any."""
+        """Wait until the daemon reads no page of it, if chunks were posted."""
         room = self._room
         room.stop(reason)
         if not room.given or room.wait_still(STILL_LATE_S):
             return
-        logger.warning("room %d: waiting for the daemon to let go of its pages", room.number)
+        logger.warning("room %d: waiting for the daemon to release its pages", room.number)
         if not room.wait_still(STILL_S):
-            logger.error("room %d: still not quiet after %g s; its pages are used again",
+            logger.error("room %d: still active after %g s; its pages are reused",
                          room.number, STILL_S)
 
     def abort(self):
@@ -544,8 +544,8 @@ class KVSender(CommonKVSender):
 
     def clear(self):
         if self._room is not None:
-            self._room.stop("the engine has given it up")
-        with self.kv_mgr.mirror_lock:  # a room that was cleared stays so
+            self._room.stop("aborted by the engine")
+        with self.kv_mgr.mirror_lock:  # a cleared room stays cleared
             self.kv_mgr.senders.discard(self)
             super().clear()
 
@@ -560,7 +560,7 @@ def lost_words(room, who):
 class KVReceiver(CommonKVReceiver):
     def __init__(self, mgr, bootstrap_addr, bootstrap_room=None):
         self._room, self._bound, self._slot, self._aux_index = None, False, None, None
-        self._asked = False  # to abort, by another thread
+        self._asked = False  # abort requested by another thread
         self._version, self._seen, self._last = mgr.desk.version, None, None
         self.prompt_tokens = None
         super().__init__(mgr, bootstrap_addr, bootstrap_room)
@@ -585,7 +585,7 @@ class KVReceiver(CommonKVReceiver):
             ticket=ticket_of(secret, self.bootstrap_room))
 
     def _refuse(self, words):
-        """Without a room."""
+        """Fail without a room."""
         mgr = self.kv_mgr
         mgr.record_failure(self.bootstrap_room, words)
         mgr.update_status(self.bootstrap_room, KVPoll.Failed)
@@ -658,7 +658,7 @@ class KVReceiver(CommonKVReceiver):
             return
         self.init_time, self._bound = time.time(), True
         base = int(decode_prefix_len or 0)
-        # of an engine that has no `meta`, the tokens that there are, not whole pages
+        # from an engine without `meta`: the tokens that exist, not whole pages
         tokens = (base, self.prompt_tokens) \
             if len(kv_indices) and META not in self._views else None
         pages = View(indices(kv_indices), base, tokens)
@@ -667,11 +667,11 @@ class KVReceiver(CommonKVReceiver):
         views.update(state_views(self._made, state_indices, base, self._views))
         self._aux_index, self._slot = aux_index, mgr.slots.take()
         if self._slot is None:
-            room.stop("no free metadata record: %d rooms that were given up have not ended"
+            room.stop("no free metadata record: %d aborted rooms have not ended"
                       % mgr.slots.count)
             return
         mgr.slots.record(self._slot)[:] = 0
-        if META in self._views:  # else it tells no more than the first token
+        if META in self._views:  # else the record has only the first token
             views[META] = [self._slot]
         try:
             room.bind(views, self._slot)
@@ -681,7 +681,7 @@ class KVReceiver(CommonKVReceiver):
     # ---- its end ----
 
     def _give_slot(self):
-        """Once nothing writes it."""
+        """Called once its slot is not written any more."""
         slot, self._slot = self._slot, None
         if slot is None:
             return
@@ -712,7 +712,7 @@ class KVReceiver(CommonKVReceiver):
             self._asked = True
             return
         self._stop(ABORTED)
-        if self.conclude_state == KVPoll.Success:  # nothing moves
+        if self.conclude_state == KVPoll.Success:  # no byte moves
             self.conclude_state = KVPoll.Failed
         self._room.wait_still(ABORT_S)
 
@@ -721,13 +721,13 @@ class KVReceiver(CommonKVReceiver):
         if room is not None:
             room.stop(ELSEWHERE)
             if not self.kv_mgr.enable_deferred_decode_kv_release and \
-                    not room.wait_still(STILL_S):  # the pages go back at once
-                logger.error("room %d: still not quiet after %g s; its pages are used again",
+                    not room.wait_still(STILL_S):  # the pages are freed at once
+                logger.error("room %d: still active after %g s; its pages are reused",
                              room.number, STILL_S)
         super().failure_exception()
 
     def _clear(self):
         if self._room is not None:
-            self._room.stop("the engine has given it up")
+            self._room.stop("aborted by the engine")
             self._give_slot()
         super()._clear()

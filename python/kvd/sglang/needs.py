@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kvd uses of SGLang (kvd/fit.py). Whoever uses another name adds it here."""
+"""Interfaces of SGLang that kvd uses (kvd/fit.py). Add a name here before you use it."""
 from ..fit import Engine
 
 PLUGIN = """

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's buffers (KVArgs) as a pool of kvd's. Pure: no engine, no daemon.
+"""SGLang's buffers (KVArgs) as a pool of kvd. Pure functions, without engine or daemon.
 
-view        pages             is
+view        pages             contents
 kv          page_size tokens  K and V of each layer, or the latent of MLA
-draft       page_size tokens  the draft model's, by the same page numbers
-swa<i>      page_size tokens  state component i where it is a cache of heads
+draft       page_size tokens  the draft model's, with the same page numbers
+swa<i>      page_size tokens  state component i, if it is a cache of heads
 state<i>    one entry         any other state component: entries by number
 aux         one record        the row of MetadataBuffers (slots.py)
 
-Layers have the model's numbers, so that a pipeline stage holds some of them. Heads are
-cut by the model's number of heads, which decode learns from prefill; what cannot be cut
-is whole on each rank, and refused where the ranks differ. State is paired by its place in
+Layers have the model's numbers, so a pipeline stage holds some of them. Heads are split by the
+model's number of heads, which decode learns from prefill; a state that cannot be split is whole
+on each rank, and refused if the numbers of ranks differ. State is paired by its position in
 SGLang's lists, as SGLang does: entry k of a list is token base + k."""
 from collections import namedtuple
 
@@ -22,15 +22,15 @@ SUPPORTED = ("swa", "mamba", "dsa", "qsa_pending", "qsa_compressed", "block_scal
              "block_scale_swa")
 
 Ranks = namedtuple("Ranks", "size rank state_size state_rank pool_rank")
-Ranks.__doc__ = "Of attention, of linear attention's state, and the pool's."
+Ranks.__doc__ = "Ranks of attention, of linear attention's state, and of the pool."
 
 
 class Buffers:
-    """The layout of a rank, and where each of its buffers lies."""
+    """The layout of a rank, and the memory of its buffers."""
 
     def __init__(self, pool_rank):
         self.layout, self.parts = Layout(pool_rank), []
-        self.states = []  # of each component: its view, None: it has no tensor
+        self.states = []  # view of each component, None: it has no tensor
 
     def add(self, address, nbytes):
         self.parts.append((address, nbytes))
@@ -42,10 +42,10 @@ def refuse(words, *args):
 
 
 def pages_of(lens, item_lens):
-    """Pages that all buffers have."""
+    """Number of pages in all buffers."""
     for nbytes, item in zip(lens, item_lens):
         if item <= 0 or nbytes < item:
-            refuse("a buffer of %d bytes with pages of %d", nbytes, item)
+            refuse("a buffer of %d bytes is not a multiple of its page, %d bytes", nbytes, item)
     return min(n // item for n, item in zip(lens, item_lens))
 
 
@@ -53,18 +53,18 @@ def cut(item_len, page_size, heads, ranks, mla):
     """(unit_bytes, units, first_unit, total_units) of a token's bytes in a buffer."""
     token, rest = divmod(item_len, page_size)
     if rest:
-        refuse("a page of %d bytes does not hold %d tokens", item_len, page_size)
+        refuse("a page of %d bytes cannot hold %d tokens", item_len, page_size)
     if mla or heads is None:
         return token, 1, 0, 1
     first, units = shards.units(heads, ranks.size, ranks.rank)
     if token % units:
-        refuse("%d bytes a token do not hold the %d of %d heads of rank %d of %d: are the "
+        refuse("%d bytes per token cannot hold the %d of %d heads of rank %d of %d: are the "
                "models the same?", token, units, heads, ranks.rank, ranks.size)
     return token // units, units, first, heads
 
 
 def layer_numbers(count, ids, start, groups):
-    """Of the first of `groups` equal parts of the entries."""
+    """Pages of the first of `groups` equal parts of the entries."""
     n = count // groups
     if not ids:
         return list(range(start, start + n))
@@ -75,7 +75,7 @@ def layer_numbers(count, ids, start, groups):
 
 def heads_view(made, name, ptrs, lens, item_lens, layers, page_size, heads, ranks, mla,
                kind=None):
-    """K of all layers, then V; or one buffer a layer. kind: the format of the bytes."""
+    """K of all layers, then V; or one buffer per layer. kind: format of the bytes."""
     layout = made.layout
     layout.view(name, page_size, pages_of(lens, item_lens))
     for i, (ptr, nbytes, item) in enumerate(zip(ptrs, lens, item_lens)):
@@ -89,7 +89,7 @@ def heads_view(made, name, ptrs, lens, item_lens, layers, page_size, heads, rank
 
 def state_fields(item_len, dim, outer, groups, ranks):
     """[(name, offset, unit_bytes, units, first, total)] of one entry of a state tensor. dim:
-    this rank's part of the sharded dimension; 0: the whole is on each rank."""
+    this rank's part of the sharded dimension; 0: the entry is whole on each rank."""
     if not dim:
         return [("s0.0", 0, item_len, 1, 0, 1)]
     outer = outer or 1
@@ -110,10 +110,10 @@ def state_fields(item_len, dim, outer, groups, ranks):
 
 
 def state_layers(count, ids, pp_size, kind):
-    """A number for each tensor, the same on all pipeline stages."""
+    """A number for each tensor, equal on all pipeline stages."""
     if not ids:
         if pp_size > 1:
-            refuse("state %s with pipeline parallelism: SGLang does not say which layers a "
+            refuse("state %s with pipeline parallelism: SGLang does not report which layers a "
                    "stage has; use --pp-size 1 on prefill", kind)
         return list(range(count))
     seen, numbers = {}, []
@@ -169,7 +169,7 @@ def _at(values, j):
 
 
 def swa_heads(args, i, heads, mla):
-    """Whether component i is a cache of heads that can be cut."""
+    """Whether component i is a cache of heads, which can be split."""
     return kind_of(args.state_types[i]) == "swa" and not mla and heads is not None and \
         getattr(args, "swa_kv_cache_layout", None) == "nhd" and \
         len(args.state_data_ptrs[i]) % 2 == 0 and \
@@ -178,7 +178,7 @@ def swa_heads(args, i, heads, mla):
 
 
 def uncut(args, heads, mla):
-    """Names of state that is whole only where both sides have as many ranks."""
+    """Names of states that are not split, so both sides need equal numbers of ranks."""
     names = []
     for i, state in enumerate(args.state_types):
         kind = kind_of(state)
@@ -191,9 +191,9 @@ def uncut(args, heads, mla):
 
 
 def check(args, mla):
-    """Refuse what has no view."""
+    """Refuse caches without a view."""
     if getattr(args, "mla_compression_ratios", None):
-        refuse("compressed MLA (DeepSeek V4) has no view here: use SGLang's backend nixl on kvd")
+        refuse("compressed MLA (DeepSeek V4) is not supported: use SGLang's backend nixl on kvd")
     if getattr(args, "kv_layout", None) not in (None, "nhd"):
         refuse("a cache of layout %s is not rows of tokens: use SGLang's backend nixl on kvd",
                args.kv_layout)
@@ -203,14 +203,14 @@ def check(args, mla):
                    kind_of(state), ", ".join(SUPPORTED))
     own = len(args.kv_data_ptrs) - getattr(args, "num_draft_entries", 0)
     if not mla and own % 2:
-        refuse("%d buffers are no pairs of K and V: unified memory is not supported "
+        refuse("%d buffers are not pairs of K and V: unified memory is not supported "
                "(--enable-unified-memory)", own)
 
 
 def build(args, ranks, *, heads, mla, start_layer=0, pp_size=1, slots=None, cache=None):
     """Buffers of KVArgs. heads: of the model's cache, None for MLA; slots: (count, bytes) of
     the aux records, whose buffer is the last one and has no address; cache: format of the
-    target's cache (a draft's may be another)."""
+    target's cache (a draft's may differ)."""
     check(args, mla)
     made = Buffers(ranks.pool_rank)
     draft = getattr(args, "num_draft_entries", 0)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The row of SGLang's MetadataBuffers as a record (records.py): SGLang's tensors are pageable,
-and a row is its again as soon as it gives up a request."""
+and SGLang reuses a row as soon as it drops a request."""
 import ctypes
 
 import numpy as np
@@ -9,11 +9,11 @@ from ..records import LINE, head_read, head_write
 
 
 class Rows:
-    """Tensors of SGLang's: item_lens[i] bytes a row. The first begins with the first token, the
+    """Tensors of SGLang with item_lens[i] bytes per row. The first starts with the first token, the
     third with its logprob."""
 
     def __init__(self, ptrs, lens, item_lens, room_tensor):
-        """room_tensor: index of the one whose word tells decode that the row is whole."""
+        """room_tensor: index of the tensor whose value tells decode that the row is complete."""
         self.count = min(n // item for n, item in zip(lens, item_lens)) if ptrs else 0
         self._views = []
         for ptr, nbytes, item in zip(ptrs, lens, item_lens):
@@ -23,7 +23,7 @@ class Rows:
         self.record_bytes = -(-(LINE + sum(item_lens)) // LINE) * LINE
 
     def write(self, row, room, record):
-        """A row into a record."""
+        """Copy a row into a record."""
         head_write(record, room, len(self._views),
                    int(self._views[0][row, :4].view(np.int32)[0]))
         at = LINE
@@ -33,7 +33,7 @@ class Rows:
             at += item
 
     def read(self, row, room, record):
-        """A record into a row, the word of the room last. What is wrong with it, or None."""
+        """Copy a record into a row, the room's value last. -> an error, or None"""
         parts, first, wrong = head_read(record, room)
         if wrong:
             return wrong
@@ -41,7 +41,7 @@ class Rows:
             self._first_token(row, room, first)
             return None
         if parts != len(self._views):
-            return "the metadata that came has %d tensors, %d are expected" % (
+            return "the received metadata has %d tensors instead of %d" % (
                 parts, len(self._views))
         at = LINE
         last = None
@@ -54,12 +54,12 @@ class Rows:
             at += item
         view, at, item = last
         if first != int(self._views[0][row, :4].view(np.int32)[0]):
-            return "the metadata that came contradicts itself"
+            return "the received metadata is inconsistent"
         view[row] = record[at:at + item]
         return None
 
     def _first_token(self, row, room, first):
-        """Of an engine that tells no more: logprobs are not known, which is NaN."""
+        """For an engine without these values: unknown logprobs are NaN."""
         for view in self._views:
             view[row] = 0
         self._views[0][row, :4].view(np.int32)[0] = first

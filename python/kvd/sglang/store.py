@@ -6,9 +6,9 @@
         "kvd.sglang.store", "class_name": "KvdStore", "interface_v1": 1}'
 
 SGLang calls batch_exists() on its prefetch thread (and sometimes the scheduler's), batch_get_*() on
-another, batch_set_*() on a third, close() when these have ended. Ids are its page hashes; ranks are
-in the layouts (store_pools.py), so that ranks of another number read what these have written.
-kvd.stores.shelf does what is asked."""
+another, batch_set_*() on a third, and close() after these have ended. Ids are its page hashes;
+ranks are in the layouts (store_pools.py), so another number of ranks can read these chunks.
+kvd.stores.shelf implements the operations."""
 import logging
 import re
 import secrets
@@ -17,7 +17,7 @@ from collections import namedtuple
 
 from . import check
 
-check("store")  # before what follows fails for a name that this SGLang has not
+check("store")  # before the imports below fail for a name that this SGLang lacks
 
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.mem_cache.hicache_storage import (HiCacheStorage, PoolHitPolicy, PoolName,
@@ -37,7 +37,7 @@ logger = logging.getLogger("kvd.sglang")
 OPTIONS = ("kvd_socket", "model", "revision", "far", "lease")
 SGLANGS = ("backend_name", "module_path", "class_name", "interface_v1", "allocator",
            "file_storage_path")
-# Load formats that read the weights of the model's own folder or repository.
+# Load formats that read the weights from the model's own folder or repository.
 FROM_MODEL = ("auto", "bitsandbytes", "dummy", "fastsafetensors", "gguf", "instanttensor",
               "layered", "mistral", "npcache", "pt", "safetensors", "sharded_state")
 NAME_MAX = 63  # of a pool
@@ -50,23 +50,23 @@ ADAPTERS = ("load_lora_adapter", "load_lora_adapter_from_tensors")
 WORKER = "sglang.srt.managers.tp_worker.BaseTpWorker."
 
 Named = namedtuple("Named", "pool model revision scheme rope tokens")
-Named.__doc__ = "What a space is called; pool: SGLang's name of the host pool."
+Named.__doc__ = "Names of a space; pool: SGLang's name of the host pool."
 
 _stores = weakref.WeakSet()
 
 
-# ---- what is refused -------------------------------------------------------------------
+# ---- refused options -------------------------------------------------------------------
 
 def check_options(given):
     for name in set(given) - set(OPTIONS) - set(SGLANGS):
-        raise ValueError("kvd.sglang: %s is no option of the store: %s"
+        raise ValueError("kvd.sglang: %s is not an option of the store (%s)"
                          % (name, ", ".join(OPTIONS)))
     if not given.get("interface_v1"):
         raise ValueError('kvd.sglang: set "interface_v1": 1 in '
                          "--hicache-storage-backend-extra-config")
     for name in ("kvd_socket", "model", "revision"):
         if not isinstance(given.get(name, ""), str):
-            raise ValueError("kvd.sglang: %s: %r is no text" % (name, given[name]))
+            raise ValueError("kvd.sglang: %s: %r is not a string" % (name, given[name]))
     for name, most in (("far", 60), ("lease", 600)):
         value = given.get(name)
         if value is not None and (isinstance(value, bool) or
@@ -89,28 +89,28 @@ def check_ranks(config):
 # ---- names -----------------------------------------------------------------------------
 
 def weights_word(args, model_config):
-    """What names the weights that were loaded. None: nothing does."""
+    """A name for the loaded weights. None: they have none."""
     if args.load_format not in FROM_MODEL:
-        return None  # they came from elsewhere
+        return None  # loaded from elsewhere
     return commit_of(getattr(model_config.hf_config, "_commit_hash", None), args.revision) or \
         weights_of(args.model_path)
 
 
 def adapters_of(args):
-    """[(what, its word or None)] of LoRA adapters that are named at the start: their ids, which
-    are in the hashes, are made of names and paths alone."""
+    """[(adapter, its name or None)] of LoRA adapters that are given at the start: their ids, which
+    are in the hashes, are derived from names and paths alone."""
     listed = args.lora_paths or []
     told = []
     for one in listed.values() if isinstance(listed, dict) else listed:
         name, path = (getattr(one, a, None) for a in ("lora_name", "lora_path"))
-        if path is None:  # as it was typed
+        if path is None:  # as on the command line
             name, _, path = str(one).rpartition("=")
         told.append(("%s=%s" % (name, path), weights_of(path)))
     return sorted(told)
 
 
 def draft_of(args):
-    """(the draft's path, its word or None); the word is "" where it is the model's own."""
+    """(the draft's path, its name or None); the name is "" if it is the model's own."""
     path = getattr(args, "speculative_draft_model_path", None) or args.model_path
     revision = getattr(args, "speculative_draft_model_revision", None)
     if path == args.model_path and revision in (None, args.revision):
@@ -119,15 +119,14 @@ def draft_of(args):
 
 
 def unnamed(what, path):
-    logger.warning("kvd.sglang: nothing tells the weights of %s %s from others of that name: no "
-                   "chunks are found or put; set \"revision\" in "
-                   "--hicache-storage-backend-extra-config to a word that is another one for "
-                   "other weights, or load a local folder", what, path)
+    logger.warning("kvd.sglang: cannot identify the weights of %s %s: no chunks are found or "
+                   "put; set \"revision\" in --hicache-storage-backend-extra-config to a "
+                   "text that is unique to these weights, or load a local folder", what, path)
 
 
 def revision_of(args, model_config, given):
-    """Of weights, and of what else changes KV without changing ids. given: the user's word for
-    weights. None: nothing names some of them."""
+    """A name for the weights, and for other options that change KV without changing ids. given: the
+    user's name for the weights. None: some of them have no name."""
     weights = given if given is not None else weights_word(args, model_config)
     adapters = adapters_of(args)
     missing = [("the model", args.model_path)] if weights is None else []
@@ -167,8 +166,8 @@ class Names:
         self.rope = rope_of(config.hf_text_config, config.context_len)
 
     def of(self, pool, made):
-        """Named, of what store_pools made of a host pool. Its revision is None where nothing
-        names the weights."""
+        """Named, for the result of store_pools on a host pool. Its revision is None if the weights
+        have no name."""
         revision = self.revision
         if revision is not None and (made.drafts or "draft" in pool):
             path, draft = draft_of(self.args)
@@ -187,20 +186,21 @@ class Names:
 # ---- new weights -----------------------------------------------------------------------
 
 def follow_updates():
-    """Chunks under the name of the weights that were must not be found with others, and those
-    of others not be put under it."""
+    """Chunks named after the old weights must not be found with new ones, nor new ones be put
+    under that name."""
     for name in UPDATES:
         if UPDATER + name not in HookRegistry._patched:
             HookRegistry.register(UPDATER + name, on_update, HookType.BEFORE)
     HookRegistry.apply_hooks()
     missing = [name for name in UPDATES if UPDATER + name not in HookRegistry._patched]
     if missing:
-        raise RuntimeError("kvd.sglang: %s of this SGLang cannot be followed" % missing)
+        raise RuntimeError("kvd.sglang: changes of weights cannot be observed: this SGLang has no "
+                           "%s" % missing)
 
 
 def follow_adapters(args, given):
-    """One that is loaded while the engine runs may be another one of that name and path, by
-    which its chunks are called. A word of the user's stands for it, too."""
+    """An adapter that is loaded at run time may be another one with the name and path that its
+    chunks are named after. The user's revision covers it, too."""
     if given.get("revision") is not None or not (getattr(args, "enable_lora", None) or
                                                  args.lora_paths):
         return
@@ -209,9 +209,9 @@ def follow_adapters(args, given):
             HookRegistry.register(WORKER + name, on_update, HookType.BEFORE)
     HookRegistry.apply_hooks()
     if any(WORKER + name not in HookRegistry._patched for name in ADAPTERS):
-        raise ValueError("kvd.sglang: nothing tells of adapters that this SGLang loads while it "
-                         "runs: set \"revision\" in --hicache-storage-backend-extra-config, "
-                         "another one whenever an adapter of the same path is trained anew")
+        raise ValueError("kvd.sglang: cannot identify adapters that this SGLang loads at run "
+                         "time: set \"revision\" in --hicache-storage-backend-extra-config, "
+                         "and change it whenever an adapter of the same path is retrained")
 
 
 def on_update(*args, **kwargs):
@@ -231,7 +231,7 @@ class KvdStore(HiCacheStorage):
         self.ranks = store_pools.Ranks(storage_config.tp_size, storage_config.tp_rank,
                                        storage_config.tp_rank)
         self.pools = {}  # SGLang's name: (Made, Named, host pool)
-        self.registered = {}  # of the mover's client
+        self.registered = {}  # memory of the mover's client
         self.tail = ".hicache." + secrets.token_hex(4)
 
         def connect():
@@ -259,17 +259,17 @@ class KvdStore(HiCacheStorage):
     def _register(self, name, pool):
         if name in self.pools:
             if self.pools[name][2] is not pool:
-                raise ValueError("kvd.sglang: there is a host pool %s already" % name)
+                raise ValueError("kvd.sglang: host pool %s is already registered" % name)
             return
         heads = self.names.heads if name == PoolName.KV.value else None
         made = store_pools.build(pool, self.ranks, heads)
         named = self.names.of(name, made)
         self.pools[name] = made, named, pool
         if named.revision is None:
-            self.shelf.stop("nothing names the weights")
+            self.shelf.stop("the weights have no name")
             return
         logger.info("pages of %d tokens of %s are chunks: %s", made.page_size, name, named)
-        self.shelf.mover.ask(named, lambda space: True)  # memory is registered before it serves
+        self.shelf.mover.ask(named, lambda space: True)  # register the memory before it serves
 
     def _asking(self, client, named):
         return client.space(self.pools[named.pool][0].layout, **self._words(named))
@@ -292,7 +292,7 @@ class KvdStore(HiCacheStorage):
         return words
 
     def _safe(self, missed, call, *args):
-        """What goes wrong is a miss: some of SGLang's threads would end of an exception."""
+        """Errors are misses: an exception would end some of SGLang's threads."""
         try:
             return call(*args)
         except Exception as error:
@@ -310,7 +310,7 @@ class KvdStore(HiCacheStorage):
             host_indices.cpu().numpy(), len(keys), made.page_size, store_pools.pages_of(pool))
         if pages is None:
             if keys:
-                self.shelf.mover.tell("SGLang names %d pages of %s that are none"
+                self.shelf.mover.tell("SGLang passed %d invalid pages of %s"
                                       % (len(keys), name))
             return [False] * len(keys)
         return move(named, keys, pages)
@@ -341,8 +341,8 @@ class KvdStore(HiCacheStorage):
         return {t.name: self._set(t.name, t.keys or [], t.host_indices) for t in transfers}
 
     def batch_exists_v2(self, keys, pool_transfers=None, extra_info=None):
-        """The lengths of which all pools have what they need. A pool that is asked for its last
-        pages alone is asked here, not at other daemons."""
+        """The lengths at which all pools have the pages they need. A pool that needs only its last
+        pages is searched in this daemon alone."""
         return self._safe(PoolTransferResult.empty(), self._lengths, keys, pool_transfers)
 
     def _lengths(self, keys, pool_transfers):
@@ -359,14 +359,14 @@ class KvdStore(HiCacheStorage):
                 there = self.shelf.present(named, keys[:count])
                 own = trailing(there, max(1, len(transfer.keys or ())))
             else:
-                continue  # it gates nothing, and has no word
+                continue  # it limits nothing, and has no name
             if own:
                 hits[transfer.name] = max(own)
             lengths &= own
         lengths = sorted(lengths)
         return PoolTransferResult(lengths[-1] if lengths else 0, hits, lengths)
 
-    # ---- what SGLang asks for besides ----
+    # ---- SGLang's other calls ----
 
     def exists(self, key):
         return self.batch_exists([key]) == 1
@@ -377,14 +377,15 @@ class KvdStore(HiCacheStorage):
     batch_get = set = batch_set = get
 
     def clear(self):
-        raise NotImplementedError("kvd.sglang: chunks are of all engines of this user, and leave "
-                                  "by themselves; another \"revision\" gives an empty store")
+        raise NotImplementedError("kvd.sglang: chunks are shared by all engines of this user, and "
+                                  "evicted automatically; another \"revision\" gives an empty "
+                                  "store")
 
     def on_new_weights(self):
         if self.shelf.stopped is None:
-            logger.warning("kvd.sglang: the weights (or adapters) change, so that nothing is found and put any "
-                           "more: detach the storage backend, and attach it with a \"revision\" "
-                           "of the new ones")
+            logger.warning("kvd.sglang: the weights (or adapters) change, so no more chunks "
+                           "are found or put: detach the storage backend, and attach it with a "
+                           "\"revision\" of the new weights")
             self.shelf.stop("the weights have changed")
 
     def close(self):
@@ -393,9 +394,9 @@ class KvdStore(HiCacheStorage):
 
 
 def region_of(client, part):
-    """part: as in store_pools.Made. What the allocator `shm` made has an fd, and is shared as it
-    is, though SGLang forbids to seal it unless the kernel (vm.memfd_noexec) says otherwise; the
-    daemon copies other memory through the kernel, for SGLang's cannot be moved."""
+    """part: as in store_pools.Made. Memory from the allocator `shm` has an fd and is shared in
+    place, though SGLang forbids sealing it unless the kernel (vm.memfd_noexec) decides otherwise;
+    the daemon copies other memory through the kernel, because SGLang's cannot be moved."""
     address, nbytes, fd, tensor = part
     for seal in (True, False) if fd is not None else ():
         try:
@@ -406,5 +407,5 @@ def region_of(client, part):
                 raise
             why = error
     if fd is not None:
-        logger.info("a host pool is copied through the kernel: %s", why)
+        logger.info("host pool is copied through the kernel: %s", why)
     return client.register_address(address, nbytes, keep=tensor, timeout=REGISTER_S)

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's host pools (HiCache) as pools of kvd's: one view, a page of page_size tokens. Nothing
+"""SGLang's host pools (HiCache) as pools of kvd: one view, pages of page_size tokens. No module
 of SGLang is imported here.
 
-SGLang's layout        a token's heads of one layer lie
+SGLang's layout        order of a token's heads of one layer
 layer_first            [K or V][layer][token][head]
 page_first             [K or V][token][layer][head]
 page_first_direct      [K or V][page][layer][token][head]
 page_head              [K or V][page][head][token][layer]
 page_unified           [page][group of heads][layer][K or V][token][head]
 
-Models whose K and V are of other widths have two such tensors, MLA has one without K or V and
-heads. Layers have the model's numbers, heads are counted over all ranks: so neither the layout
-nor the ranks of an engine matter to another. Drafts that SGLang packs behind the model's layers
-are layers from DRAFT on."""
+Models whose K and V have different widths have two such tensors; MLA has one, without K or V and
+heads. Layers have the model's numbers, heads are counted over all ranks, so engines with another
+layout or number of ranks share the chunks. Drafts that SGLang packs after the model's layers are
+layers from DRAFT on."""
 from collections import namedtuple
 
 from .. import shards
@@ -25,11 +25,11 @@ KINDS = {"MHATokenToKVPoolHost": "heads", "AsymmetricMHATokenToKVPoolHost": "hea
 OTHERS = "attention, sliding windows, MLA and its index"
 
 Ranks = namedtuple("Ranks", "size rank number")
-Ranks.__doc__ = "Of attention; number: this rank's among those of all stages."
+Ranks.__doc__ = "Ranks of attention; number: this rank's among those of all stages."
 
 Made = namedtuple("Made", "layout parts page_size drafts")
-Made.__doc__ = """parts: the memory of each buffer, (address, bytes, fd or None, what to keep alive);
-drafts: layers of a draft model's."""
+Made.__doc__ = """parts: the memory of each buffer, (address, bytes, fd or None, object to keep
+alive); drafts: layers of a draft model's."""
 
 
 def refuse(words, *args):
@@ -37,22 +37,22 @@ def refuse(words, *args):
 
 
 def kind_of(pool):
-    """Of this very class: one made from it may keep its pages elsewhere."""
+    """Exactly this class: a derived one may store its pages elsewhere."""
     kind = KINDS.get(type(pool).__name__)
     if kind is None:
-        refuse("a host pool %s cannot be kept as chunks, only pools of %s: drop "
+        refuse("host pool %s is not supported by the store, only pools of %s: drop "
                "--hicache-storage-backend for this model", type(pool).__name__, OTHERS)
     for name, remedy in (("_is_dummy", "a pool without memory"),
-                         ("_layer_shard_enabled", "layers that are split over ranks")):
+                         ("_layer_shard_enabled", "a pool with layers split over ranks")):
         if getattr(pool, name, False):
-            refuse("%s cannot be kept as chunks: drop --hicache-storage-backend", remedy)
+            refuse("%s is not supported by the store: drop --hicache-storage-backend", remedy)
     if getattr(pool, "dcp_size", 1) > 1:
         refuse("decode context parallelism is not supported by the store; --dcp-size 1")
     return kind
 
 
 def strides(layout, pages, layers, page, heads, row, groups=1):
-    """(bytes of a page, of a token, of a head, of a layer) of one tensor, row bytes a head."""
+    """(bytes of a page, of a token, of a head, of a layer) of one tensor, row bytes per head."""
     token = heads * row
     if layout == "layer_first":
         return page * token, token, row, pages * page * token
@@ -73,23 +73,24 @@ def strides(layout, pages, layers, page, heads, row, groups=1):
 
 
 def pages_of(pool):
-    """How many, and none of them in part."""
+    """Number of pages, all of them complete."""
     pages, rest = divmod(pool.size, pool.page_size)
     if rest or not pages:
-        refuse("a host pool of %d tokens has no whole pages of %d", pool.size, pool.page_size)
+        refuse("host pool of %d tokens is not a multiple of its page, %d tokens", pool.size,
+               pool.page_size)
     return pages
 
 
 def memory_of(tensor, fds):
-    """The memory of a tensor that is all of one mapping. fds: of the allocator, by bytes."""
+    """The memory of a tensor that fills a mapping. fds: of the allocator, by bytes."""
     nbytes = tensor.numel() * tensor.element_size()
     if not tensor.is_contiguous():
-        refuse("a host pool is not contiguous")
+        refuse("host pool is not contiguous")
     return tensor.data_ptr(), nbytes, fds.get(nbytes), tensor
 
 
 def fds_of(pool, tensors):
-    """{bytes: fd} of memory that SGLang's allocator `shm` made, which keeps them in order."""
+    """{bytes: fd} of memory of SGLang's allocator `shm`, which keeps them in order."""
     fds = list(getattr(getattr(pool, "allocator", None), "fds", None) or [])
     sizes = [t.numel() * t.element_size() for t in tensors]
     if len(fds) != len(sizes) or len(set(sizes)) != len(sizes):
@@ -101,15 +102,15 @@ def layer_of(pool, i):
     target = getattr(pool, "target_layer_num", pool.layer_num)
     if i >= target:
         return DRAFT + i - target
-    # of an index some layers have none, of a hybrid model's MLA neither
+    # some layers have no index, a hybrid model's MLA neither
     own = getattr(pool, "_live_target_layers", None) or \
         getattr(pool, "_target_layer_indices", None)
     return pool.start_layer + (own[i] if own else i)
 
 
 def heads_of(pool, ranks, total):
-    """(first, units, total) of this rank. total: of the model, None: not known, then each
-    rank has others."""
+    """(first, units, total) of this rank. total: of the model, None: unknown, then each rank has
+    others."""
     units = pool.head_num
     if total and units == shards.units(total, ranks.size, ranks.rank)[1]:
         return shards.units(total, ranks.size, ranks.rank) + (total,)
@@ -138,7 +139,7 @@ def build_heads(layout, pool, ranks, total):
     both = pool.kv_buffer
     tensors = list(both) if isinstance(both, (list, tuple)) else [both]
     if len(tensors) == 1 and row["k"] != row["v"]:
-        refuse("K and V of %d and %d bytes in one tensor", row["k"], row["v"])
+        refuse("K and V have %d and %d bytes in one tensor", row["k"], row["v"])
     fds = fds_of(pool, tensors)
     parts = [memory_of(t, fds) for t in tensors]
     buffers = [layout.buffer(part[1]) for part in parts]
@@ -155,15 +156,15 @@ def build_heads(layout, pool, ranks, total):
 
 
 def check_bytes(pool, parts, wanted):
-    """What was computed is what SGLang has allocated."""
+    """Checks the computed size against SGLang's allocation."""
     have = sum(part[1] for part in parts)
     if have != wanted:
-        refuse("a host pool %s of %d bytes, %d were expected", type(pool).__name__, have, wanted)
+        refuse("host pool %s has %d bytes instead of %d", type(pool).__name__, have, wanted)
     return parts
 
 
 def build_latent(layout, pool):
-    """The same on all ranks."""
+    """Equal on all ranks."""
     row = pool.kv_cache_dim * pool.dtype.itemsize
     if pool.layout not in ("layer_first", "page_first", "page_first_direct", "page_unified"):
         refuse("--hicache-mem-layout %s is not supported by the store for MLA; page_first",
@@ -181,11 +182,11 @@ def build_latent(layout, pool):
 
 
 def build_index(layout, pool):
-    """Keys and scales of a page together, which moves as one."""
+    """Keys and scales of a page together, moved as one unit."""
     stride, tensor = pool.indexer_page_stride_size, pool.index_k_with_scale_buffer
     token, rest = divmod(stride, pool.page_size)
     if rest:
-        refuse("an index page of %d bytes is not %d tokens long", stride, pool.page_size)
+        refuse("an index page of %d bytes cannot hold %d tokens", stride, pool.page_size)
     parts = [memory_of(tensor, fds_of(pool, [tensor]))]
     buffer = layout.buffer(parts[0][1])
     rows = pool.indexer_page_num
@@ -202,7 +203,7 @@ def build_index(layout, pool):
 
 
 def build(pool, ranks, heads=None):
-    """Made of a host pool. heads: the model's, where they are known."""
+    """Made from a host pool. heads: of the model, if known."""
     kind = kind_of(pool)
     layout = Layout(ranks.number)
     layout.view(VIEW, pool.page_size, pages_of(pool))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the connectors of all engines to the daemon's chunks have in common. No engine is imported
+"""Common parts of the connectors of all engines to the daemon's chunks. No engine is imported
 here.
 
-door     a session that is opened when it is first asked, and again after the daemon was restarted
-names    what spaces are called: weights, positions
+door     a session that is opened on first use, and again after a restart of the daemon
+names    names of spaces: weights, positions
 shelf    pages of a pool in host memory as chunks, by their hashes"""

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One session with the daemon for the store: opened when it is first asked, and again after the
-daemon was restarted. Where it is not there everything is a miss, and no call waits for it; nothing
-of it is an exception in the engine. Any thread may ask; they take turns for a call, not for what it
-has begun."""
+"""One session with the daemon for the store: opened on first use, and again after a restart of the
+daemon. Without a daemon every lookup is a miss, no call waits for it, and the engine sees no
+exception. All threads may call it; they take turns for a call, not for the moves that it starts."""
 import logging
 import threading
 import time
@@ -10,21 +9,21 @@ import time
 from ..errors import BusyError, Error
 
 logger = logging.getLogger("kvd.stores")
-CALL_S = 1.0  # for the daemon's answer; a command takes less than a millisecond
-FETCH_S = 30.0  # for a fetch; what takes longer is a miss and is computed
-AWAY_S = 1.0  # until a daemon that is not there is tried again
-MUTE_S = 5.0  # and one that keeps no chunks, or that did not answer in time, where the pause
-MUTE_MOST_S = 60.0  # doubles each time up to this
-BUSY_S = 0.1  # and one that makes its memory
-TELL_S = 60.0  # between two lines of the log that say the same
+CALL_S = 1.0  # timeout of a command, which takes less than a millisecond
+FETCH_S = 30.0  # timeout of a fetch; a slower one is a miss and is computed
+AWAY_S = 1.0  # pause before connecting again to a daemon that does not run
+MUTE_S = 5.0  # and to one that keeps no chunks, or did not answer in time; the latter
+MUTE_MOST_S = 60.0  # pause doubles each time up to this
+BUSY_S = 0.1  # and to one that is preparing its memory
+TELL_S = 60.0  # between equal lines of the log
 GONE = ("ELOST", "ENODAEMON", "EDEAD", "EDRAIN")
-MISSES = ("ELEASE", "ENOTFOUND")  # chunks have left
+MISSES = ("ELEASE", "ENOTFOUND")  # chunks were evicted
 
 
 def hold_most(hold, count, far):
-    """The longest hold that its user's limits allow. hold(n, far): of the first n chunks; what
-    all holds of a user keep is bounded, so that one of fewer chunks may be possible. far: for
-    which other daemons are asked, or None. They are once: what is too much lies here."""
+    """The longest hold that its user's limits allow. hold(n, far): of the first n chunks; all holds
+    of a user together are limited, so a shorter one may be possible. far: seconds to query other
+    daemons, or None. They are queried once: the limit is this daemon's."""
     best, low, high, most = None, 0, count + 1, count
     while most > low:
         try:
@@ -37,15 +36,15 @@ def hold_most(hold, count, far):
             if best is not None:
                 best.close(CALL_S)
             best, low = one, most
-            if one.chunks < most:  # the store has no more
+            if one.chunks < most:  # no more are stored
                 break
         most = (low + high) // 2
     return best
 
 
 class Door:
-    """connect() gives a client, where there is none yet; opener(client, key) a space of it, key
-    being what the caller names spaces by. most: spaces that stay open, 0 for all; log: the
+    """connect() returns a client if there is none yet; opener(client, key) opens a space, where key
+    is the caller's name for it. most: number of spaces that are kept open, 0: all; log: the
     engine's."""
 
     def __init__(self, connect, opener, client=None, *, most=0, log=logger,
@@ -56,10 +55,10 @@ class Door:
         self._lock, self._told, self._mute_s = threading.RLock(), {}, MUTE_S
 
     def ask(self, key, call):
-        """call(space); None: it could not be, `why` says it."""
+        """call(space); None if it was not possible, then `why` has the reason."""
         with self._lock:
             if self.clock() < self.until:
-                self.why = "the store is away"
+                self.why = "the daemon is unavailable"
                 return None
             begin = self.clock()
             try:
@@ -74,8 +73,8 @@ class Door:
                 return None
 
     def _here(self):
-        """Whether there is a session. A turn notices that one has ended, or tries to make one,
-        and waits for neither."""
+        """Whether there is a session. A call detects the end of a session, or starts a new one,
+        without waiting."""
         if self.client is None:
             self.client = self.connect()
         self.client._kvd.poll()
@@ -96,7 +95,7 @@ class Door:
             if self.most and len(self.spaces) >= self.most:
                 self.spaces.clear()
             space = self.opener(self.client, key)
-            # a session's first look-up makes its shared memory, for which no timeout is told
+            # a session's first lookup creates its shared memory, for which no timeout can be set
             space.find(bytes(32), timeout=CALL_S)
             self.spaces[key] = space
         return self.spaces[key]
@@ -111,25 +110,25 @@ class Door:
             self.mute()
         elif code in GONE:
             self.until = self.clock() + AWAY_S
-        elif key not in self.spaces:  # it has none
+        elif key not in self.spaces:  # it has no chunks
             self.until = self.clock() + MUTE_S
         if code not in MISSES:
             self.tell("the store of chunks does not serve: %s" % self.why, code)
 
     def mute(self):
-        """A call was not answered in time: none waits for the next ones."""
+        """A call was not answered in time: the next ones do not wait."""
         self.until = self.clock() + self._mute_s
         self._mute_s = min(2 * self._mute_s, MUTE_MOST_S)
 
     def tell(self, words, kind=None):
-        """Once in a while."""
+        """Logs at a limited rate."""
         now, kind = self.clock(), kind or words
         if now >= self._told.get(kind, 0):
             self._told[kind] = now + TELL_S
             self.log.warning("%s", words)
 
     def close(self):
-        """No call after this does anything."""
+        """Later calls have no effect."""
         with self._lock:
             self.until = float("inf")
             client, self.client = self.client, None

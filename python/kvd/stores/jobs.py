@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A thread for what an engine's scheduler must not wait for."""
+"""A thread for calls that an engine's scheduler must not wait for."""
 import queue
 import threading
 
@@ -7,7 +7,7 @@ CLOSE_S = 2.0
 
 
 class Jobs:
-    """Calls one after another, on a thread of their own."""
+    """Runs calls one after another, on its own thread."""
 
     def __init__(self, name):
         self._queue = queue.Queue()
@@ -31,6 +31,6 @@ class Jobs:
         self._queue.join()
 
     def close(self):
-        """A daemon that stands still is not waited for: its mapping outlives this process."""
+        """A stopped daemon is not waited for: its mapping outlives this process."""
         self.add(None)
         self._thread.join(CLOSE_S)

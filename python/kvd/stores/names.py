@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a space is called. Two engines share chunks when all of its words are equal, so that what
-changes KV without changing ids is in one of them."""
+"""Names of a space. Two engines share chunks when all names are equal, so everything that changes
+KV without changing ids is part of one of them."""
 import hashlib
 import json
 import os
 import re
 
-WORD_MAX = 200  # bytes of a space's word
+WORD_MAX = 200  # bytes of a space's name
 WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|ckpt|gguf|tensors|npz)$")
-BESIDE = re.compile(r"\.(json|py)$")  # files beside weights that change what they compute
-READ = 64 << 20  # bytes of a folder of weights that are looked at
+BESIDE = re.compile(r"\.(json|py)$")  # files next to weights that change their results
+READ = 64 << 20  # bytes that are read of a folder of weights
 PIECE = 64 << 10
 HEADER_MAX = 16 << 20  # of a safetensors file
 KNOWN_MAX = 1024
 
-_known = {}  # what weights_of() has read, {path: (files, digest)}
+_known = {}  # results of weights_of(), {path: (files, digest)}
 
 
 def word(text):
-    """As a space takes it. One that is cut or changed for that ends in a digest of all of it."""
+    """A name in the form that a space accepts. A shortened or changed one ends in a digest of all
+    of it."""
     text = str(text)
     plain = "".join(c if c.isprintable() else "?" for c in text)
     if plain == text and len(text.encode()) <= WORD_MAX:
@@ -29,17 +30,17 @@ def word(text):
 
 
 def commit_of(loaded, revision):
-    """What names weights of a hub: the commit that was loaded, or a revision that is one. A
-    branch or a tag names what it points at today. None: neither."""
+    """A name for weights of a hub: the loaded commit, or a revision that is one. A branch or a tag
+    does not identify weights. None: neither."""
     if loaded:
         return loaded
     return revision if re.fullmatch(r"[0-9a-f]{40}([0-9a-f]{24})?", revision or "") else None
 
 
 def weights_of(path):
-    """A digest of a file or a folder of weights: names, sizes, times, and of their contents the
-    headers of safetensors and READ bytes in all, spread over the files. Contents tell copies
-    without times apart, times what lies between the pieces. None: there are no weights."""
+    """A digest of a file or a folder of weights: names, sizes, times, the headers of safetensors,
+    and READ bytes of contents, spread over the files. Contents distinguish copies without times,
+    times distinguish changes between the sampled parts. None: there are no weights."""
     if os.path.isfile(path):
         files = [path]
     else:
@@ -63,7 +64,7 @@ def weights_of(path):
 
 
 def read_some(path, size, share, digest):
-    """A file's header, and pieces of the rest at equal distances."""
+    """A file's header, and samples of the rest at equal distances."""
     with open(path, "rb") as file:
         if path.endswith(".safetensors"):
             length = int.from_bytes(file.read(8), "little")
@@ -79,11 +80,11 @@ def read_some(path, size, share, digest):
 
 
 def rope_of(hf_config, length):
-    """How positions are encoded."""
+    """Position encoding of a model."""
     told = getattr(hf_config, "rope_parameters", None) or {
         name: getattr(hf_config, name) for name in ("rope_theta", "rope_scaling")
         if getattr(hf_config, name, None) is not None}
     text = json.dumps(told, sort_keys=True, default=str) if told else ""
-    if "longrope" in text or "dynamic" in text:  # these look at how long a prompt may be
+    if "longrope" in text or "dynamic" in text:  # these depend on the longest prompt
         text = "%d of %s" % (length, text)
     return text

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine asks of the storage behind its host memory, in chunks: a page of a pool is one,
-and its hash in hex is its id.
+"""Storage behind an engine's host memory, in chunks: each page of a pool is a chunk, and its hash
+in hex is its id.
 
-Engines do not say where in their prompt such pages are: they have no place (kvd.chunks.ANYWHERE).
-What exists() finds is held until it is got, for at most the lease, so that no page leaves between
-the two, and another daemon is asked once.
+Engines do not pass the position of such pages in their prompt: they have none
+(kvd.chunks.ANYWHERE). Pages that exists() finds are held until they are read, for at most the
+lease, so no page is evicted between the two, and another daemon is queried once.
 
-A call returns when the daemon touches the pool no more: the engine uses its pages again at once. So
-one that stands still in the middle keeps the engine's storage thread, and not its scheduler."""
+A call returns when the daemon no longer accesses the pool, because the engine reuses its pages at
+once. So a daemon that stops during a call blocks the engine's storage thread, not its scheduler."""
 import threading
 import time
 from collections import OrderedDict
@@ -20,14 +20,14 @@ from ..rooms import FAILED, SUCCESS, View
 from .door import CALL_S, FETCH_S, hold_most
 
 LEASE_S = 10.0
-HELD_MAX = 64  # holds of pages that were found and not got yet
-STILL_S = 5.0  # until a move that lasts is told to the log
+HELD_MAX = 64  # holds of pages that were found and not read yet
+STILL_S = 5.0  # until a slow move is logged
 PIECE = 1024  # pages of one put or fetch
-OVER = ("ELEASE", "ENOTFOUND")  # of a hold
+OVER = ("ELEASE", "ENOTFOUND")  # the end of a hold
 
 
 def ids_of(keys):
-    """Ids of hashes in hex, up to the first that is none."""
+    """Ids of hashes in hex, up to the first invalid one."""
     ids = []
     for key in keys:
         try:
@@ -41,8 +41,8 @@ def ids_of(keys):
 
 
 def pages_of(indices, count, page, pages):
-    """Numbers of `count` pages by the slots of their tokens, as SGLang gives them; None: these
-    are no whole pages of the pool."""
+    """Numbers of `count` pages by the slots of their tokens, in SGLang's form; None: not whole
+    pages of the pool."""
     slots = np.asarray(indices, np.int64).reshape(-1)
     if slots.size != count * page:
         return None
@@ -55,7 +55,7 @@ def pages_of(indices, count, page, pages):
 
 
 def trailing(there, count):
-    """Lengths whose last pages, so many, are there."""
+    """Lengths whose last pages, so many, are stored."""
     lengths, run = set(), 0
     for i, one in enumerate(there):
         run = run + 1 if one else 0
@@ -72,7 +72,7 @@ class Held:
 
 
 class Holds:
-    """What was found and not got yet, by its ids."""
+    """Pages that were found and not read yet, by their ids."""
 
     def __init__(self, clock):
         self.clock, self._lock = clock, threading.Lock()
@@ -88,7 +88,7 @@ class Holds:
         return gone
 
     def _late(self):
-        """Those that are over; their places are given up."""
+        """Drops ended holds and their entries."""
         now, gone = self.clock(), []
         for name, held in list(self._held.items()):
             if held.until > now and len(self._held) <= HELD_MAX:
@@ -100,7 +100,7 @@ class Holds:
         return gone
 
     def find(self, key, ids):
-        """(held, number of the first, how many of them follow it there), or None."""
+        """(held, index of the first, number that follow in it), or None."""
         with self._lock:
             held, at = self._where.get((key, ids[0]), (None, 0))
             if held is None or held.until <= self.clock():
@@ -112,7 +112,7 @@ class Holds:
             return held, at, count
 
     def got(self, held, last):
-        """All up to the one before `last`; the hold goes with its last one."""
+        """Drops all up to the one before `last`; the hold is closed with its last one."""
         if last < len(held.ids):
             return
         with self._lock:
@@ -120,7 +120,7 @@ class Holds:
             self._where = {k: v for k, v in self._where.items() if v[0] is not held}
 
     def clear(self):
-        """-> those that were here"""
+        """-> those that were held"""
         with self._lock:
             gone = list(self._held.values())
             self._held.clear()
@@ -129,19 +129,19 @@ class Holds:
 
 
 class Shelf:
-    """asker: a Door whose spaces have layouts alone; mover: one whose spaces have memory. key:
-    what both name a pool's space by. far: seconds, or None."""
+    """asker: a Door whose spaces have layouts alone; mover: one whose spaces have memory. key: name
+    of a pool's space for both. far: seconds, or None."""
 
     def __init__(self, asker, mover, *, lease=LEASE_S, far=None, clock=time.monotonic):
         self.asker, self.mover, self.lease, self.far = asker, mover, lease, far
         self.clock, self.holds = clock, Holds(clock)
-        self.stopped = None  # why nothing is found and put any more
+        self.stopped = None  # reason why no page is found or put any more
         self.found = self.missed = self.got = self.put_pages = 0
 
-    # ---- what is there ----
+    # ---- lookups ----
 
     def exists(self, key, keys, hold=True):
-        """How many pages are there from the first on."""
+        """Number of pages that are stored, from the first on."""
         ids, count = ids_of(keys), 0
         while self.stopped is None and count < len(ids):
             part = ids[count:count + IDS_MAX]
@@ -165,8 +165,8 @@ class Shelf:
         return held.chunks
 
     def _hold(self, key, ids):
-        """None: nothing is known. What this shelf holds already makes way where all holds are
-        too much."""
+        """None: unknown. Holds of this shelf are released if all holds together exceed the
+        limit."""
         def call(space):
             def hold(count, far):
                 return space.hold(ids[:count], ANYWHERE, lease=self.lease, far=far,
@@ -182,7 +182,7 @@ class Shelf:
         return self.asker.ask(key, call)
 
     def present(self, key, keys):
-        """Of each page, whether it is there, here."""
+        """For each page, whether it is in this daemon."""
         there, ids = [False] * len(keys), ids_of(keys)
         at = 0
         while self.stopped is None and at < len(ids):
@@ -197,7 +197,7 @@ class Shelf:
     # ---- moves ----
 
     def get(self, key, keys, pages):
-        """Read pages; of each, whether it is there now, up to the first that is not."""
+        """Read pages; for each whether it was read, up to the first that was not."""
         ids, count = ids_of(keys), 0
         while self.stopped is None and count < len(ids):
             part = ids[count:count + PIECE]
@@ -209,7 +209,7 @@ class Shelf:
         return [i < count for i in range(len(keys))]
 
     def _get(self, key, ids, pages):
-        """(pages that came, pages that were asked for)"""
+        """(pages read, pages requested)"""
         known = self.holds.find(key, ids)
         if known is None:
             hold = self._hold(key, ids)
@@ -220,7 +220,7 @@ class Shelf:
             held, at, count = known
         read = self._fetch(key, held.hold, at, count, pages)
         if known is not None:
-            if read < count:  # of what was held; perhaps its lease is over
+            if read < count:  # of held pages; perhaps the lease has ended
                 self.holds.got(held, len(held.ids))
                 if read == 0:
                     return self._get(key, ids, pages)
@@ -229,7 +229,7 @@ class Shelf:
         return read, count
 
     def _fetch(self, key, hold, at, count, pages):
-        """How many came, from the first on."""
+        """Number of pages read, from the first on."""
         page = self.page_of(key)
         views = {"kv": View(pages[:count], first_token=at * page,
                             tokens=(at * page, (at + count) * page))}
@@ -253,7 +253,7 @@ class Shelf:
         return min(count, facts.prefix_tokens // page) if facts else 0
 
     def put(self, key, keys, pages):
-        """Store pages; of each, whether it is there now, up to the first that is not."""
+        """Store pages; for each whether it is stored now, up to the first that is not."""
         ids, count = ids_of(keys), 0
         while self.stopped is None and count < len(ids):
             part = ids[count:count + PIECE]
@@ -280,8 +280,8 @@ class Shelf:
         return key.tokens
 
     def _still(self, move):
-        """Its end, SUCCESS or FAILED. Until then the pages are the daemon's, whatever becomes
-        of it; one that is gone has ended."""
+        """Its end, SUCCESS or FAILED. Until then the daemon accesses the pages, whatever the
+        result; a closed move has ended."""
         told = self.clock() + STILL_S
         while True:
             try:
@@ -291,7 +291,7 @@ class Shelf:
                     return FAILED
             if self.clock() > told:
                 told = float("inf")
-                self.mover.tell("a %s lasts: the daemon has not let go of the host pool after "
+                self.mover.tell("%s is slow: the daemon has not released the host pool after "
                                 "%g s" % (move, STILL_S))
             try:
                 self.mover.client._kvd.poll()
@@ -299,28 +299,28 @@ class Shelf:
                 return FAILED  # closed
 
     def _facts(self, move):
-        """What became of a move that is still; None: nobody tells. It is closed."""
+        """The result of a move that has ended; None: unknown. Closes it."""
         try:
             facts = move.show(CALL_S)
             if facts.error is not None:
-                self.mover.tell("a %s has failed: %s" % (move, facts.error), "move")
+                self.mover.tell("%s failed: %s" % (move, facts.error), "move")
             elif facts.left_out:
-                self.mover.tell("%d of %d pages found no room among the chunks"
+                self.mover.tell("%d of %d pages found no space in the chunk memory"
                                 % (facts.left_out, facts.left_out + facts.chunks), "room")
             move.close(CALL_S)
             return facts
         except Error as error:
-            self.mover.tell("a %s has failed: %s" % (move, error), "move")
+            self.mover.tell("%s failed: %s" % (move, error), "move")
             return None
 
     # ---- ends ----
 
     def stop(self, why):
-        """Nothing is found and put from now on."""
+        """From now on no page is found or put."""
         self.stopped = why
         self.holds.clear()
 
     def close(self):
-        self.stop("it is closed")
+        self.stop("closed")
         self.asker.close()
         self.mover.close()

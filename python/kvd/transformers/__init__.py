@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of Hugging Face transformers that attend to a document whose KV lies elsewhere: the
+"""Models of Hugging Face transformers that attend to a document whose KV is elsewhere: the
 reference client of kvd's routed attention, small enough to read.
 
     import kvd.transformers as kt
@@ -9,16 +9,16 @@ reference client of kvd's routed attention, small enough to read.
     reader = kt.Reader(place, document, way="rent")   # document: token ids
     logits = reader.step(question)                    # and so on, a token each
 
-A Place is where a model's KV goes in and out of chunks; a Reader is one conversation about one
-document. Its own tokens are attended here; the document's tokens where they are (route), after
-they were fetched (fetch), or after they were computed again (local). All give the same numbers,
-up to rounding: the document's KV is the same bytes, and its positions are adapted alike.
+A Place moves a model's KV into and out of chunks; a Reader is one conversation about one document.
+The conversation's tokens are attended here; the document's tokens where their KV is (route), after
+fetching it (fetch), or after recomputing it (local). All give the same numbers, up to rounding: the
+document's KV has the same bytes, and its positions are adapted alike.
 
-    geometry   what a model's KV and attention look like, from its configuration
-    place      KV in pages and chunks
-    attention  the attention function that transformers calls, and its cache
-    reader     ways, and changing them
-    home       prices that only this client can tell
+geometry   shape of a model's KV and attention, from its configuration
+place      KV in pages and chunks
+attention  the attention function that transformers calls, and its cache
+reader     the ways, and switching between them
+home       costs that only this client can measure
 
 Importing this imports torch and transformers, and registers the attention "kvd"."""
 from .attention import Cache, attention, mask

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention function that transformers calls for each layer, and the cache that knows of
-tokens which are elsewhere.
+"""The attention function that transformers calls for each layer, and a cache that counts tokens
+which are stored elsewhere.
 
-A model is called with its cache and with kvd=reader, which reaches this function untouched. The
-cache holds the conversation's own tokens; the document's count where transformers asks for
-lengths, so masks and positions are right without more. In the function
+A model is called with its cache and with kvd=reader, which reaches this function unchanged. The
+cache holds the conversation's own tokens; the document's are included in the lengths that
+transformers queries, so masks and positions are right without more. In the function
 
     o, m, l         own attention, fp32
-    o', m', l'      the document's, from the reader: rows went to it before own attention began
+    o', m', l'      the document's, from the reader: its rows were sent before own attention
     w = l exp(m - max), w' = l' exp(m' - max); (w o + w' o') / (w + w')
 
-Of MLA the rows are absorbed: q_nope by the K part of kv_b_proj, so that a row meets the cached
-latent itself; what comes back is a mean of latents, and goes through the V part."""
+For MLA the rows are absorbed: q_nope is multiplied by the K part of kv_b_proj, so a row is compared
+with the cached latent itself; the result is a mean of latents, which is multiplied by the V
+part."""
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache as BaseCache
@@ -22,7 +23,7 @@ NONE = 0xFFFFFFFF  # in a selection: no token
 
 
 class Away:
-    """Tokens of a document that are elsewhere; they stand before own token `at`."""
+    """Tokens of a document that are stored elsewhere, before own token `at`."""
 
     def __init__(self):
         self.tokens, self.at = 0, 0
@@ -40,7 +41,7 @@ class Layer(DynamicLayer):
         return super().get_seq_length()
 
     def insert(self, keys, values, at):
-        """KV of tokens that are not elsewhere any more."""
+        """Insert KV of tokens that are local now."""
         if not self.is_initialized:
             self.lazy_initialization(keys, values)
         if not self.own():
@@ -52,7 +53,7 @@ class Layer(DynamicLayer):
 
 
 class IndexedLayer(Layer, DynamicIndexedLayer):
-    """Index keys are of all tokens."""
+    """Index keys cover all tokens."""
 
     def __init__(self, away):
         DynamicIndexedLayer.__init__(self)
@@ -66,8 +67,8 @@ class Cache(BaseCache):
         super().__init__(layers=[kind(self.away) for _ in range(geometry.layers)])
 
     def cut(self, length):
-        """Forget own tokens, so that in all `length` remain; of some layers there may be more
-        than of others."""
+        """Remove own tokens, so that `length` remain in all; some layers may have more than
+        others."""
         for layer in self.layers:
             more = layer.get_seq_length() - length
             if more > 0:
@@ -78,12 +79,12 @@ class Cache(BaseCache):
 
 
 def mask(*args, **kwargs):
-    """True: may be attended to. Always made: selections and documents need it."""
+    """True: may be attended to. Always created, because selections and documents need it."""
     return sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False})
 
 
 def visible(attention_mask, indices, tokens):
-    """Of all tokens, which may be attended to: [batch, heads or 1, queries, tokens]."""
+    """Whether each token may be attended to: [batch, heads or 1, queries, tokens]."""
     seen = attention_mask[..., :tokens]
     if indices is None:
         return seen
@@ -94,7 +95,7 @@ def visible(attention_mask, indices, tokens):
 def own_part(query, key, value, seen, scale):
     """-> o [batch, heads, queries, values], m, l [batch, heads, queries]; fp32."""
     batch, heads, queries, dims = query.shape
-    # heads of one K and V together: none is copied for each
+    # heads that share K and V together, so that none is copied for each
     query = query.float().view(batch, key.shape[1], -1, queries, dims).flatten(2, 3)
     scores = torch.matmul(query, key.float().transpose(2, 3)) * scale
     scores = scores.view(batch, heads, queries, -1).masked_fill(~seen, -torch.inf)
@@ -106,7 +107,7 @@ def own_part(query, key, value, seen, scale):
 
 
 def merge(a, b):
-    """Of attention over these tokens and those: over both."""
+    """Merge attention over two disjoint sets of tokens."""
     (oa, ma, la), (ob, mb, lb) = a, b
     m = torch.maximum(ma, mb).clamp(min=-3e38)
     wa, wb = la * torch.exp(ma - m), lb * torch.exp(mb - m)
@@ -114,7 +115,7 @@ def merge(a, b):
 
 
 def rows_of(module, query, geometry):
-    """Query rows as the document's KV wants them: [queries * heads, dqk], of the KV's type."""
+    """Query rows in the form of the document's KV: [queries * heads, dqk], of the KV's type."""
     q = query[0].transpose(0, 1).float()  # [queries, heads, values]
     if geometry.mla:
         up = module.kv_b_proj.weight.view(geometry.heads, -1, geometry.dv).float()
@@ -125,7 +126,7 @@ def rows_of(module, query, geometry):
 
 
 def part_of(module, o, m, l, geometry):
-    """What came back for rows, as own_part() has it."""
+    """Returned rows, in the form of own_part()."""
     o, m, l = (t.view(-1, geometry.heads, *t.shape[1:]) for t in (o, m, l))
     if geometry.mla:
         up = module.kv_b_proj.weight.view(geometry.heads, -1, geometry.dv).float()
@@ -136,7 +137,7 @@ def part_of(module, o, m, l, geometry):
 def attention(module, query, key, value, attention_mask, scaling, dropout=0.0, kvd=None,
               indices=None, **_):
     """Registered as "kvd"; see transformers' AttentionInterface. Without kvd=reader, or with one
-    whose document is here, it is ordinary attention."""
+    whose document is local, it is ordinary attention."""
     away = kvd.cache.away if kvd is not None else Away()
     own, total = key.shape[2], key.shape[2] + away.tokens
     seen = visible(attention_mask, indices, total)
@@ -144,7 +145,7 @@ def attention(module, query, key, value, attention_mask, scaling, dropout=0.0, k
         o, _, _ = own_part(query, key, value, seen, scaling)
         return o.to(query.dtype).transpose(1, 2).contiguous(), None
     if query.shape[0] != 1:
-        raise ValueError("kvd: one conversation a reader, not a batch of %d" % query.shape[0])
+        raise ValueError("kvd: batch of %d: a reader has one conversation" % query.shape[0])
     geometry = kvd.place.geometry
     at, end = away.at, away.at + away.tokens
     asked = kvd.ask(module.layer_idx, rows_of(module, query, geometry),

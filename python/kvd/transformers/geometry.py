@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model's KV and attention look like to kvd: the shape of rows and tokens, how positions
-are in them, the layout of pages.
+"""Shape of a model's KV and attention for kvd: rows and tokens, encoding of positions, layout of
+pages.
 
-transformers caches two tensors a layer, [batch, heads, tokens, values]: K and V, or of MLA the
-latent and the rotated key, which kvd has as one row a token. DeepSeek-V3.2 has index keys
-beside them, by which it selects tokens: a view of their own, for they are always needed here."""
+transformers caches two tensors per layer, [batch, heads, tokens, values]: K and V, or for MLA the
+latent and the rotated key, which kvd stores as one row per token. DeepSeek-V3.2 also has index
+keys, by which it selects tokens: they are a separate view, because they are always needed here."""
 import torch
 
 from .. import cost
 from ..attend import Rope
 from ..layout import Layout, format_of
 
-# How pairs of rotated values lie in what the model caches, which its configuration does not say.
+# Order of pairs of rotated values in the model's cache, which its configuration does not contain.
 # V3's function for interleaved weights leaves halves behind.
 PAIRS = {"deepseek_v2": "interleaved", "deepseek_v3": "halves", "deepseek_v32": "halves",
          "llama": "halves"}
-ROPE_FIXED = ("default", "linear", "yarn", "llama3")  # frequencies that no length changes
+ROPE_FIXED = ("default", "linear", "yarn", "llama3")  # frequencies independent of the length
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
@@ -23,7 +23,8 @@ class Geometry:
     def __init__(self, model):
         config = model.config
         if config.model_type not in PAIRS:
-            raise ValueError("model: %r is none of %s" % (config.model_type, ", ".join(PAIRS)))
+            raise ValueError("model: %r is not supported (%s)"
+                             % (config.model_type, ", ".join(PAIRS)))
         self.name, self.dtype = config.model_type, model.dtype
         self.type = TYPES[model.dtype]
         self.value_bytes = model.dtype.itemsize
@@ -44,12 +45,12 @@ class Geometry:
     def _rope(self, rotary):
         freq = [float(f) for f in rotary.inv_freq.double()]
         if rotary.rope_type not in ROPE_FIXED:
-            return None  # no chunk can be used at another position
+            return None  # chunks can only be used at their original position
         first = self.dv if self.mla else 0
         return Rope(first, 2 * len(freq), PAIRS[self.name], freq)
 
     def layout(self, page_tokens, pages):
-        """One buffer: layer after layer, field after field, pages in a row."""
+        """One buffer: layer after layer, field after field, consecutive pages."""
         layout = Layout()
         layout.buffers, at = [0], 0
         views = {"kv": [(n, self.kv_heads, d) for n, d in self.fields.items()]}
@@ -67,7 +68,7 @@ class Geometry:
         return layout
 
     def attend(self, client, rows, seats):
-        """Seats for this model's rows."""
+        """Buffers for this model's rows."""
         names = dict(key="kv") if self.mla else dict(key="k", value="v")
         return client.attend(
             rows=rows, seats=seats, heads=self.heads, kv_heads=self.kv_heads, dqk=self.dqk,
@@ -81,7 +82,7 @@ class Geometry:
         return cost.Model.gqa(self.layers, self.heads, self.kv_heads, self.dqk, self.dv,
                               **sizes)
 
-    # ---- what transformers caches, and rows of tokens ----
+    # ---- transformers' cache, and rows of tokens ----
 
     def pack(self, keys, values):
         """A layer's cached tensors -> each field's rows [tokens, heads, values]."""
@@ -98,12 +99,12 @@ class Geometry:
         return rows["k"].transpose(0, 1)[None], rows["v"].transpose(0, 1)[None]
 
     def splice(self, rows, delta):
-        """Rows of tokens that are to stand `delta` positions further on: from the bytes that
-        the model computed, once, and rounded once."""
+        """Rows of tokens shifted by `delta` positions: from the bytes that the model computed,
+        rounded once."""
         if not delta:
             return rows
         if self.rope is None:
-            raise ValueError("delta: this model's frequencies depend on the length")
+            raise ValueError("delta: not supported: this model's frequencies depend on the length")
         first, dims, pairs, freq = self.rope
         name = "kv" if self.mla else "k"
         keys = rows[name].clone()

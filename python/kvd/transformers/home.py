@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What no daemon can measure of prices: attention and computing at home, as this client does
-them. All else is in a daemon's page (Client.cost_page())."""
+"""Costs that no daemon can measure: attention and computation in this client. All others are in a
+daemon's page (Client.cost_page())."""
 import time
 from statistics import median
 
@@ -22,7 +22,7 @@ def _us(work, repeat):
 
 
 def _attend(model, g, rows):
-    """One query token and tokens that are here; transformers expands all latents for it."""
+    """One query token and local tokens; transformers expands all latents for it."""
     keys, values = g.unpack(rows)
     if g.mla:
         with torch.no_grad():
@@ -33,7 +33,7 @@ def _attend(model, g, rows):
 
 
 def home_price(place, document):
-    """-> a Reader's price, of a document."""
+    """-> a Reader's price, for a document."""
     g, tokens, part = place.geometry, len(document), document[:COMPUTED]
     rows = {name: torch.zeros(tokens, g.kv_heads, dims, dtype=g.dtype)
             for name, dims in g.fields.items()}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model's KV in pages and chunks: what is computed here goes in, what is to be attended here
-comes out."""
+"""A model's KV in pages and chunks: computed KV is stored, KV that is to be attended here is
+fetched."""
 import contextlib
 import hashlib
 import json
@@ -15,8 +15,8 @@ from ..errors import BusyError, Error, NotFoundError
 from ..memory import Memory
 from .geometry import Geometry
 
-START_S = 60  # the daemon makes its memory of chunks
-FAR_S = 10  # other daemons are asked
+START_S = 60  # the daemon prepares its chunk memory
+FAR_S = 10  # query of other daemons
 LEASE_S = 600
 SUMMED = 1 << 24  # values of a parameter at a time
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -27,7 +27,7 @@ Held.__doc__ = """Tokens [begin, begin + tokens) of a document."""
 
 
 def chunk_ids(tokens, size):
-    """A name for each `size` tokens and all before them; the last may have fewer."""
+    """An id for each `size` tokens and all tokens before them; the last may have fewer."""
     ids, last = [], b""
     for begin in range(0, len(tokens), size):
         part = tokens[begin:begin + size]
@@ -37,9 +37,9 @@ def chunk_ids(tokens, size):
 
 
 def revision_of(model):
-    """What decides a model's KV: its configuration, and its parameters as they are in memory, by
-    sums of their bits, plain and weighted by place. Neither a name nor a commit tells what was
-    changed after loading. It reads all parameters once, as fast as memory is."""
+    """A name for everything that decides a model's KV: its configuration, and its parameters in
+    memory, by sums of their bits, plain and weighted by position. Neither a name nor a commit
+    covers changes after loading. It reads all parameters once, at the speed of memory."""
     config = {name: value for name, value in model.config.to_dict().items()
               if name != "transformers_version" and not name.startswith("_")}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
@@ -56,14 +56,14 @@ def revision_of(model):
 
 
 def _still(move):
-    """Ends it: its pages are nobody's but ours when this returns."""
+    """End a move: its pages are free when this returns."""
     while True:
         try:
             if move.state in (rooms.SUCCESS, rooms.FAILED):
                 break
-        except Error:  # closed, or gone with its session
+        except Error:  # closed, or ended with its session
             return
-        with contextlib.suppress(Error):  # its end shows in its state
+        with contextlib.suppress(Error):  # its state shows the end
             move.abort()
         time.sleep(0.001)
     with contextlib.suppress(Error):
@@ -71,8 +71,8 @@ def _still(move):
 
 
 class Place:
-    """Pages for `tokens` tokens at a time, and the space of chunks that this model's KV goes
-    to: models share it whose configurations and parameters are equal."""
+    """Pages for `tokens` tokens at a time, and the space of chunks of this model's KV: models with
+    equal configurations and parameters share it."""
 
     def __init__(self, client, model, *, tokens, chunk=16):
         self.client, self.model, self.chunk = client, model, chunk
@@ -85,7 +85,7 @@ class Place:
                                 name="%s.%s" % (geometry.name, geometry.type))
         self._views = {name: view["layers"] for name, view in layout.views.items()}
         self._free, self._pages = list(range(pages)), pages
-        # index keys are fetched alone, and a fetch is of all views of a space
+        # index keys are fetched alone, and a fetch covers all views of a space
         revision = revision_of(model)
         self.spaces = {name: self._space(revision, name) for name in self._views}
 
@@ -104,13 +104,13 @@ class Place:
     # ---- pages ----
 
     def take(self, tokens):
-        """BusyError: others have too many of the pages now."""
+        """BusyError: too many pages are in use."""
         count = -(-tokens // self.chunk)
         if count > self._pages:
-            raise ValueError("tokens: %d need %d pages, of %d in all"
+            raise ValueError("tokens: %d need %d pages (%d in all)"
                              % (tokens, count, self._pages))
         if count > len(self._free):
-            raise BusyError("tokens: %d need %d pages, of which %d are free"
+            raise BusyError("tokens: %d need %d pages (%d free)"
                             % (tokens, count, len(self._free)), "EBUSY", 0, "op", True)
         pages, self._free = self._free[:count], self._free[count:]
         return pages
@@ -138,8 +138,8 @@ class Place:
     # ---- chunks ----
 
     def put(self, tokens, cache, begin=0, end=None):
-        """Store the KV of a document's tokens [begin, end), whole chunks but for the last, which
-        lies in a cache of transformers from its first token on."""
+        """Store the KV of a document's tokens [begin, end), in whole chunks except the last, from a
+        transformers cache that has the document from its first token on."""
         geometry, end = self.geometry, len(tokens) if end is None else end
         ids = chunk_ids(tokens, self.chunk)[begin // self.chunk:-(-end // self.chunk)]
         pages, moves = self.take(end - begin), []
@@ -161,7 +161,7 @@ class Place:
             self.give(pages)
 
     def hold(self, tokens, view="kv"):
-        """All chunks of a document, whoever has them. -> [Held]"""
+        """All chunks of a document, from any daemon. -> [Held]"""
         ids, held = chunk_ids(tokens, self.chunk), []
         at = 0
         try:
@@ -171,7 +171,7 @@ class Place:
                 at += hold.chunks
                 held.append(Held(hold, begin, min(at * self.chunk, len(tokens)) - begin))
                 if not hold.chunks:
-                    raise NotFoundError("document: nobody has its tokens from %d on" % begin,
+                    raise NotFoundError("document: no daemon has its tokens from %d on" % begin,
                                         "ENOTFOUND", 0, "op", False)
         except BaseException:
             for one in held:
@@ -195,15 +195,14 @@ class Place:
         return moves
 
     def drop(self, moves):
-        """Moves that nobody wants: their pages are free once nothing lands there."""
+        """Abandoned moves: their pages are free once no byte is written to them."""
         for move, pages in moves:
             if move is not None:
                 _still(move)
             self.give(pages)
 
     def fetched(self, moves, held, view):
-        """What has landed: of each layer {field: rows}. The pages are free again, whatever
-        happens."""
+        """The fetched rows, per layer {field: rows}. Frees the pages, also after an error."""
         try:
             for move, _ in moves:
                 move.wait()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One conversation about one document.
 
-Ways: "route", rows go to the document's holders in every layer and step; "fetch" and "local", the
-document's KV is brought here, or computed here, before the first step. "rent" (ski rental) routes,
-and brings the KV behind that as soon as the prices say that routing has cost what this would:
-whatever the conversation's length turns out to be, both together cost at most twice the better
-way. The step after the KV has landed attends here. No token differs for it."""
+Ways: "route", rows are sent to the document's holders in every layer and step; "fetch" and "local",
+the document's KV is fetched or computed before the first step. "rent" (ski rental) starts with
+routing, and fetches or computes the KV in the background as soon as routing has cost as much as
+that would: whatever the conversation's length, both together cost at most twice the better way.
+The step after the KV is complete attends here. The tokens are the same."""
 import time
 from collections import namedtuple
 
@@ -18,33 +18,33 @@ from ..errors import BusyError, Error, NotFoundError
 from .attention import NONE, Cache
 
 WAYS = ("route", "fetch", "local", "rent")
-PARTS_MAX = 64  # of a post
-LOST = ("ELEASE", "ENOTFOUND", "EREVOKED")  # beside errors that another try may not have
-COMPUTE = 512  # tokens of a document at a time, when it is computed here
+PARTS_MAX = 64  # of a request
+LOST = ("ELEASE", "ENOTFOUND", "EREVOKED")  # in addition to retryable errors
+COMPUTE = 512  # tokens of a document at a time, if it is computed here
 
 Step = namedtuple("Step", "way us routed_us tokens choice")
-Step.__doc__ = """Of Reader.steps. way: how the document was attended; us: the whole step;
-routed_us: of that, waiting for rows to come back; choice: the prices, of rent."""
+Step.__doc__ = """Of Reader.steps. way: how the document was attended; us: duration of the step;
+routed_us: of that, waiting for routed rows; choice: the costs, for rent."""
 
 
 class Reader:
-    """A document's token ids, and tokens of the conversation that stand before it (prefix). The
-    document's KV was computed from position 0 on and is used where it stands.
+    """A document's token ids, and tokens of the conversation that precede it (prefix). The
+    document's KV was computed from position 0 on; it is shifted to its position.
 
-    steps tells what became of each step, now which way it is at present.
+    steps has a record of each step, now is the current way.
 
-    page: prices: the daemon's (Client.cost_page()), or a preset. Without one, or as long as it
-    knows no way, "rent" brings the KV from the first step on.
-    holders: of the document's KV, as kvd.cost.Holder; None: the daemons that it is held at. A
-    preset's page knows one holder, kvd.cost.Holder(tokens).
-    price: more of kvd.cost.Page.decide()'s arguments, as of home_price(); attend_us: of one
+    page: costs: the daemon's (Client.cost_page()), or a preset. Without one, or while it has no
+    costs, "rent" fetches or computes the KV before the first step.
+    holders: of the document's KV, as kvd.cost.Holder; None: the daemons that hold it. A preset's
+    page has one holder, kvd.cost.Holder(tokens).
+    price: further arguments of kvd.cost.Page.decide(), such as home_price(); attend_us: of one
     query token.
-    recover: when a holder is lost, compute the KV here and go on; else the error is the step's."""
+    recover: when a holder is lost, compute the KV here and continue; else the step raises."""
 
     def __init__(self, place, document, *, way="route", prefix=(), page=None, holders=None,
                  price=None, recover=True, rows=None):
         if way not in WAYS:
-            raise ValueError("way: %r is none of %s" % (way, ", ".join(WAYS)))
+            raise ValueError("way: %r is not one of %s" % (way, ", ".join(WAYS)))
         self.place, self.model, self.geometry = place, place.model, place.geometry
         self.document, self.delta = list(document), len(prefix)
         if self.delta and self.geometry.index:
@@ -59,13 +59,13 @@ class Reader:
             self._forward(prefix)
         self._open(way)
 
-    # ---- the document: elsewhere, on its way, here ----
+    # ---- the document: remote, in transfer, local ----
 
     def _open(self, way):
         self.way = way
         if way == "local":
             return self._compute()
-        if self.geometry.index:  # index keys are needed here, whatever the way
+        if self.geometry.index:  # index keys are needed here in every way
             self._held = self.place.hold(self.document, "index")
             self._index_here(self._fetched("index"))
             self._release()
@@ -93,7 +93,7 @@ class Reader:
             layer.update_indexer(rows["index"].transpose(0, 1))
 
     def _here(self, layers, way):
-        """The document's KV, as it was computed, of each layer: from now on all is ordinary."""
+        """Insert the document's KV, layer by layer: from now on attention is ordinary."""
         away, self.now = self.cache.away, way
         at = away.at if away.tokens else self.cache.layers[0].own()
         away.tokens = 0
@@ -102,7 +102,7 @@ class Reader:
         self._release()
 
     def _compute(self):
-        """The document again, from position 0 on; also when some of it was lost."""
+        """Compute the document from position 0 on; also after a part was lost."""
         cache, index = Cache(self.geometry), self.geometry.index
         for begin in range(0, len(self.document), COMPUTE):
             self._call(self.document[begin:begin + COMPUTE], cache)
@@ -115,8 +115,8 @@ class Reader:
     # ---- rows of one layer, for the attention function ----
 
     def ask(self, layer, rows, chosen):
-        """Send what fits; answer() does the rest. chosen: of each query, which of the document's
-        tokens; None: all."""
+        """Send the rows that fit; answer() does the rest. chosen: for each query, its tokens of the
+        document; None: all."""
         heads = self.geometry.heads
         most = self._attend.rows // heads
         count = len(rows) // heads
@@ -147,7 +147,7 @@ class Reader:
         return o, m, l
 
     def _post(self, seat, layer, rows, chosen, cut):
-        """False: no query looks at the document."""
+        """False: no query attends to the document."""
         heads = self.geometry.heads
         rows = rows[cut[0] * heads:cut[1] * heads]
         q = rows.view(torch.uint8).view(-1).numpy()
@@ -160,7 +160,7 @@ class Reader:
             parts = [Part(h.hold, rows=some, tokens=h.tokens, select=s) for h in self._held
                      for s in [select(chosen[cut[0]:cut[1], h.begin:h.begin + h.tokens])] if s]
         if len(parts) > PARTS_MAX:
-            raise ValueError("document: in %d pieces, of at most %d" % (len(parts), PARTS_MAX))
+            raise ValueError("document: %d parts (limit %d)" % (len(parts), PARTS_MAX))
         if parts:
             self._attend.post(seat, layer, parts)
         return bool(parts)
@@ -195,8 +195,8 @@ class Reader:
         return logits
 
     def prices(self, tokens=1):
-        """What the ways cost, after the steps made so far and with one of so many tokens:
-        kvd.cost.Choice. None: no prices are known."""
+        """Costs of the ways, after the steps made so far and with one of so many tokens:
+        kvd.cost.Choice. None: costs are unknown."""
         if self.page is None or not self.holders:
             return None
         more = dict(self.price, attend_us=tokens * self.price.get("attend_us", 0))
@@ -204,18 +204,18 @@ class Reader:
             return self.page.decide(
                 self.geometry.cost_model(), self.holders, query_tokens=tokens,
                 steps_made=len(self.steps), shifted=bool(self.delta), **more)
-        except NotFoundError:  # nobody has measured the way to them
+        except NotFoundError:  # not measured for these daemons
             return None
 
     def _turn(self, tokens):
-        """Ski rental, before a step: is it time to bring the KV, or has it landed?"""
+        """Ski rental, before a step: fetch or compute the KV now, or is it complete?"""
         if not self.cache.away.tokens:
             return None
         choice = None
         if self._moves is None:
             try:
                 choice = self.prices(tokens)
-            except BusyError:  # the page is being written: with the next step
+            except BusyError:  # the page is being written: retry in the next step
                 return None
             if choice is None or choice.way == "fetch":
                 self._moves = self.place.fetch(self._held, "kv")
@@ -252,7 +252,7 @@ class Reader:
         self._moves = None
 
     def _release(self):
-        """Nothing is asked any more."""
+        """Close; no request is sent any more."""
         if self._attend is not None:
             self._attend.close()
             self._attend = None
@@ -272,16 +272,16 @@ class Reader:
 
 
 def holders_of(held):
-    """Who is asked for what, as kvd.cost.Holder. What lies at the own daemon is in no price."""
+    """The holders of all parts, as kvd.cost.Holder. The local daemon has no cost."""
     tokens = {}
     for one in held:
-        for there in one.hold.holders()[:1]:  # others are asked when that one fails
+        for there in one.hold.holders()[:1]:  # the others replace it if it fails
             tokens[there.peer] = tokens.get(there.peer, 0) + there.tokens
     return [cost.Holder(tokens=n, peer=peer) for peer, n in tokens.items()]
 
 
 def select(chosen):
-    """A table of who looks at what -> lists of one length; None: nobody looks at anything."""
+    """A table of selected tokens per query -> lists of one length; None: no query selects any."""
     most = int(chosen.sum(-1).max())
     if not most:
         return None

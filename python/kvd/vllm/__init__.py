@@ -4,15 +4,15 @@
     --kv-transfer-config '{"kv_connector": "KvdConnector",
                            "kv_connector_module_path": "kvd.vllm", "kv_role": …}'
 
-KvdConnector hands a request over from prefill to decode; KvdStoreConnector keeps prompts in the
+KvdConnector transfers a request from prefill to decode; KvdStoreConnector keeps prompts in the
 daemon's chunks.
 
-vLLM imports this in each of its processes; nothing of a daemon or a GPU is touched before the
-caches are registered."""
+vLLM imports this in each of its processes; no daemon or GPU is used before the caches are
+registered."""
 
 
 def check(part):
-    """Refuse a vLLM that has not what a part of this package uses (needs.py)."""
+    """Refuse a vLLM without the interfaces that a part of this package uses (needs.py)."""
     import vllm
 
     from .. import fit

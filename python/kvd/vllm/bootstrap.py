@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a prefill engine's ranks are, told by HTTP as SGLang's bootstrap server tells it, so that
-either engine may be on either side of a push."""
+"""The addresses of a prefill engine's ranks, over HTTP in the format of SGLang's bootstrap server,
+so either engine may be on either side of a push."""
 import asyncio
 import json
 import threading
@@ -14,11 +14,11 @@ from ..route import row_of
 RANKS = 1024
 ANSWER = 1 << 20  # bytes
 ANSWER_S = 5.0
-AGAIN_S = 1.0  # after a server that did not answer
+AGAIN_S = 1.0  # before a retry of a server that did not answer
 ASKED, KNOWN = 32, 1024  # servers
 
 Prefill = namedtuple("Prefill", "tp pp rows")
-Prefill.__doc__ = "Of a bootstrap server. rows: of route.py, all of a pipeline stage together."
+Prefill.__doc__ = "From a bootstrap server. rows: of route.py, those of a pipeline stage together."
 QUERY = "prefill_dp_rank=%d&prefill_cp_rank=%d&target_tp_rank=%d&target_pp_rank=%d"
 
 
@@ -74,7 +74,7 @@ class Server:
                 "follow_bootstrap_room": True})
         row = self._ranks().get((pp, tp)) if (dp, cp) == (0, 0) else None
         if row is None:
-            return web.Response(status=404, text="there is no such rank")
+            return web.Response(status=404, text="no such rank")
         return web.json_response({"rank_ip": self._at[0], "rank_port": self._at[1],
                                   "kvd": dict(row, secret=self._secret)})
 
@@ -101,27 +101,28 @@ def _size(told, name):
 
 
 def fetch(address, room):
-    """A Prefill; an exception says why there is none."""
+    """A Prefill; exceptions have the reason why there is none."""
     told = _get(address, -1, -1, -1, -1)
     tp, pp, dp = (_size(told, name) for name in ("attn_tp_size", "pp_size", "dp_size"))
     if tp * pp > RANKS:
         raise ValueError("GET /route: %d x %d ranks, at most %d" % (tp, pp, RANKS))
     if dp > 1 and not told.get("follow_bootstrap_room"):
-        raise ValueError("prefill has %d data-parallel ranks that do not follow the room's number "
+        raise ValueError("prefill has %d data-parallel ranks that are not chosen by the room's "
+                         "number "
                          "(--load-balance-method follow_bootstrap_room)" % dp)
     return Prefill(tp, pp, [row_of(_get(address, room % dp, 0, t, stage))
                             for stage in range(pp) for t in range(tp)]), dp
 
 
 class Lookups:
-    """Of bootstrap servers, by threads that end with the answer: a scheduler cannot wait."""
+    """Queries bootstrap servers in threads, which end with the answer: a scheduler cannot wait."""
 
     def __init__(self):
         self._known, self._failed, self._asked = {}, {}, set()
         self._sizes = {}  # data-parallel ranks, by address
 
     def of(self, address, room):
-        """A Prefill; None: not known yet; ValueError: it was asked, and why there is none."""
+        """A Prefill; None: unknown so far; ValueError: the query failed, with the reason."""
         key = address, room % self._sizes.get(address, 1)
         found = self._known.get(key)
         if found is not None:
@@ -142,7 +143,7 @@ class Lookups:
                 self.forget()
             self._sizes[address] = dp
             self._known[address, room % dp] = found
-        except Exception as error:  # whatever a stranger's server answers
+        except Exception as error:  # for any answer of an untrusted server
             if len(self._failed) >= KNOWN:
                 self._failed.clear()
             self._failed[key] = str(error)[:300], time.monotonic() + AGAIN_S
@@ -150,6 +151,6 @@ class Lookups:
             self._asked.discard(key)
 
     def forget(self):
-        """What is known may be of a prefill engine that is no more."""
+        """The cached entry may belong to a prefill engine that has ended."""
         self._known.clear()
         self._sizes.clear()

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's KvdConnector: a request's cache goes from prefill to decode by kvd's rooms.
+"""vLLM's KvdConnector: a request's cache is transferred from prefill to decode by kvd's rooms.
 
-Pull. Prefill mints a room when a request has finished and offers its blocks; what decode needs
-to find it (room, ticket, the ranks' pools) travels as kv_transfer_params, so proxies that serve
-NixlConnector serve this one. Decode opens its side as soon as the request arrives, which keeps
-prefill's lease, and names its blocks when it has some.
+Pull. When a request has finished, prefill creates a room and offers its blocks; decode receives
+what it needs (room, ticket, the ranks' pools) as kv_transfer_params, so proxies for NixlConnector
+work with this one. Decode opens its side as soon as the request arrives, which extends prefill's
+lease, and binds its blocks when it has some.
 
 Push. The proxy chooses the room's number and sends both requests at once, as SGLang's does;
-decode asks prefill's bootstrap server where its ranks are, and prefill sends what it has
-computed after each step, or each layer. Either engine may be SGLang (kvd.sglang).
+decode queries prefill's bootstrap server for the addresses of its ranks, and prefill sends the
+computed blocks after each step, or each layer. Either engine may be SGLang (kvd.sglang).
 
-The daemons tell each other all else.
+The daemons exchange everything else.
 
-A request is reported to vLLM when its room has ended, and not before: nothing reads or writes
-its blocks any more."""
+A request is reported to vLLM only when its room has ended: its blocks are neither read nor written
+any more."""
 import contextlib
 import secrets
 import time
@@ -44,19 +44,19 @@ from .worker import Worker
 logger = init_logger("vllm.kvd")
 LEASE_S = 30  # vLLM's own default
 
-with contextlib.suppress(ValueError):  # it is: MultiConnector asks for its children by name
+with contextlib.suppress(ValueError):  # registered already: MultiConnector loads children by name
     KVConnectorFactory.register_connector("KvdConnector", "kvd.vllm", "KvdConnector")
 
 
 @dataclass
 class Handshake(KVConnectorHandshakeMetadata):
-    """Where a rank's blocks are, and what they are (route.py)."""
+    """Address and shape of a rank's blocks (route.py)."""
     row: dict
 
 
 @dataclass
 class Rows(KVConnectorWorkerMetadata):
-    """Of ranks whose blocks are told anew: {(stage, rank): row}."""
+    """Of ranks whose blocks have moved: {(stage, rank): row}."""
     rows: dict
 
     def aggregate(self, other):
@@ -65,7 +65,7 @@ class Rows(KVConnectorWorkerMetadata):
 
 @dataclass
 class Step(KVConnectorMetadata):
-    """What the scheduler tells the workers in a step."""
+    """What the scheduler sends to the workers in a step."""
     offers: list = field(default_factory=list)  # (request, room, ticket, blocks, tokens)
     pulls: list = field(default_factory=list)  # (request, Remote)
     binds: list = field(default_factory=list)  # (request, blocks, begin, end)
@@ -89,19 +89,19 @@ def address(text):
 
 
 class Mismatch(ValueError):
-    """Prefill was found, and is of another kind."""
+    """Prefill was found, but does not match."""
 
 
 class Ask:
-    """A request whose prefill is asked for. unwanted: the request, once vLLM computes its prompt
-    without the answer."""
+    """A request whose prefill is being queried. unwanted: the request, once vLLM computes its
+    prompt without the answer."""
 
     def __init__(self, room, address, until):
         self.room, self.address, self.until, self.unwanted = room, address, until, None
 
 
 class Pushed:
-    """A request that prefill sends. idle: it has blocks and has not run with them, so vLLM may be
+    """A request that prefill sends. idle: it has blocks but has not run with them, so vLLM may be
     waiting for another connector that loads them."""
 
     def __init__(self, request):
@@ -114,7 +114,7 @@ class Scheduler:
     def __init__(self, config, kv_cache_config):
         self.config, self.caches = config, kv_cache_config
         self.step, self.pulls, self.ranks, self.shortened = Step(), {}, {}, set()
-        self.computed = {}  # {request: tokens that vLLM had when it was told of the others}
+        self.computed = {}  # {request: tokens that vLLM had when it received the others}
         self.pushes, self.asks, self.lookups = {}, {}, Lookups()
         self.server, self.secret = None, secrets.token_hex(32)
         transfer = config.kv_transfer_config
@@ -128,8 +128,8 @@ class Scheduler:
 
     def told_by_workers(self, metadata):
         if not all(isinstance(told, Handshake) for told in metadata.values()):
-            raise ValueError("kvd.vllm: a MultiConnector must have KvdConnector before "
-                             "connectors that make a handshake")
+            raise ValueError("kvd.vllm: a MultiConnector must list KvdConnector before "
+                             "connectors with a handshake")
         self.ranks = {key: told.row for key, told in metadata.items()}
         if self.bootstrap is None or self.server is not None:
             return
@@ -139,8 +139,8 @@ class Scheduler:
                              lambda: self.ranks, self.secret)
 
     def backoff(self):
-        """Tokens at the prompt's end that decode computes itself: the last one where a state
-        has to be of the one before it, and those that a drafter looks ahead."""
+        """Tokens at the prompt's end that decode computes itself: the last one if a state must be
+        the one before it, and those that a drafter looks ahead."""
         return max(1 if self.replay else 0, self.lookahead - 1)
 
     def loads(self, tokens):
@@ -172,7 +172,7 @@ class Scheduler:
             params["do_remote_prefill"] = False
             return
         if any(other.room == remote.room for other in self.pulls.values()):
-            logger.warning("request %s: another one has asked for room %d; its prompt is "
+            logger.warning("request %s: room %d is in use by another request; its prompt is "
                            "computed here", request.request_id, remote.room)
             params["do_remote_prefill"] = False
             return
@@ -181,7 +181,7 @@ class Scheduler:
         wanted = self.loads(request.num_prompt_tokens)
         why = unlike(remote.layers, next(iter(self.ranks.values()))["layers"])
         if why is None and self.replay and remote.tokens != wanted:  # a state is of one token
-            why = "it has the state after %d tokens, not after %d" % (remote.tokens, wanted)
+            why = "its state is after %d tokens, not after %d" % (remote.tokens, wanted)
         if why:
             logger.warning("request %s: prefill cannot serve it: %s; the prompt is computed here",
                            request.request_id, why)
@@ -189,13 +189,13 @@ class Scheduler:
             self.step.drops.append((request.request_id, False))
 
     def _push(self, request, params):
-        """Prefill of a request whose room the proxy has named."""
+        """Prefill of a request whose room the proxy has chosen."""
         try:
             room = room_of(params)
             if room is None:
                 return
             if self.server is None:
-                raise ValueError("bootstrap_room wants kv_connector_extra_config.bootstrap, "
+                raise ValueError("bootstrap_room needs kv_connector_extra_config.bootstrap, "
                                  "HOST:PORT of a bootstrap server, on prefill")
         except ValueError as error:
             logger.error("request %s: kv_transfer_params: %s", request.request_id, error)
@@ -204,7 +204,7 @@ class Scheduler:
         self.step.pushes.append((request.request_id, room, ticket_of(self.secret, room)))
 
     def _found(self, request):
-        """Whether what is asked of a bootstrap server has been answered."""
+        """Whether the queries of bootstrap servers have been answered."""
         name, ask = request.request_id, self.asks.get(request.request_id)
         if ask is None:
             return True
@@ -237,13 +237,13 @@ class Scheduler:
             if there != here:
                 raise Mismatch("%s of the cache are %s on prefill, %s here: are the models the "
                                "same?" % (name, there, here))
-        if all(row["layers"] is not None for row in found.rows):  # SGLang's do not say
+        if all(row["layers"] is not None for row in found.rows):  # SGLang does not report them
             why = unlike(layers_of_all(found.rows), own["layers"])
             if why:
                 raise Mismatch("prefill cannot serve it: " + why)
 
     def _shorten(self, request, params):
-        """Prefill stops where decode goes on. Once: requests come again."""
+        """Prefill stops where decode continues. Once: requests are passed repeatedly."""
         cut = self.backoff()
         if not cut or request.request_id in self.shortened or \
                 request.num_prompt_tokens <= cut or request.get_skip_reading_prefix_cache():
@@ -272,7 +272,7 @@ class Scheduler:
         return (end - computed, True) if end > computed else (0, False)
 
     def _end(self, request, remote):
-        """Tokens that prefill has, of those that are wanted."""
+        """Tokens that prefill has, among the needed ones."""
         wanted = self.loads(request.num_prompt_tokens)
         return wanted if remote.push else min(wanted, remote.tokens)
 
@@ -286,16 +286,16 @@ class Scheduler:
         if remote is None or not params.get("do_remote_prefill"):
             return
         params["do_remote_prefill"] = False
-        end = begin + external  # it may be fewer than there are
+        end = begin + external  # may be fewer than exist
         if external and self.replay and end != self._end(request, remote):
-            self.step.refused.append((name, remote.room, "vLLM loads %d tokens of it: the state "
-                                      "after these is not there" % end))
+            self.step.refused.append((name, remote.room, "vLLM loads %d of its tokens: the state "
+                                      "after these does not exist" % end))
         ids = self.caches.select_transfer_block_ids(blocks.get_block_ids()) if external else ()
         self.step.binds.append((name, ids, begin, end))
 
     def _open_unwanted(self):
-        """A room that is bound to nothing gives prefill its blocks back, which it keeps for as
-        long as its lease otherwise."""
+        """A room that is bound to no blocks frees prefill's blocks, which are otherwise kept until
+        the end of the lease."""
         for name, ask in list(self.asks.items()):
             if ask.unwanted is not None and self._found(ask.unwanted):
                 params_of(ask.unwanted)["do_remote_prefill"] = False
@@ -311,7 +311,7 @@ class Scheduler:
         if self.asks.pop(name, None) is not None:
             return False, None
         if self.pulls.pop(name, None) is not None:
-            # one without blocks stays until its room has ended: workers go on stepping
+            # one without blocks stays until its room has ended: workers continue to step
             waits = bool(params.get("do_remote_prefill"))
             self.step.drops.append((name, waits))
             return waits, None
@@ -326,7 +326,7 @@ class Scheduler:
         if not any(blocks):
             return False, None
         room, ticket = secrets.randbits(63), secrets.token_hex(16)
-        # a step in flight still writes the others
+        # a step in flight may write the others
         tokens = request.num_computed_tokens - request.num_in_flight_tokens
         self.step.offers.append((name, room, ticket, blocks, tokens))
         parallel = self.config.parallel_config
@@ -337,8 +337,8 @@ class Scheduler:
         request = push.request
         if push.idle or request.status not in (RequestStatus.FINISHED_LENGTH_CAPPED,
                                                RequestStatus.FINISHED_STOPPED):
-            # vLLM waits for a load alone; a second report would end its engine core
-            self.step.given_up.append((request.request_id, "prefill gave the request up",
+            # vLLM waits for loads only; a second report would end its engine core
+            self.step.given_up.append((request.request_id, "aborted by prefill",
                                        not push.idle))
             return
         tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
@@ -362,7 +362,7 @@ class Scheduler:
         return step
 
     def heard(self, output):
-        """What is known of a prefill engine may be why a load has failed."""
+        """A load may have failed because the cached entry of a prefill engine is out of date."""
         if output.failed_recving or output.invalid_block_ids:
             self.lookups.forget()
 
@@ -389,7 +389,7 @@ def refusals(config, caches):
         "drop it (kvd cuts heads itself)"
     yield transfer.get_from_extra_config("layerwise", False) and \
         transfer.get_from_extra_config("bootstrap", None) is None, \
-        "layerwise without a bootstrap server", "set bootstrap, too: only a push goes by layers"
+        "layerwise without a bootstrap server", "set bootstrap, too: only a push is layerwise"
     yield from sleep.refusals(config)
     yield any(g.host_resident for g in caches.kv_cache_groups), "HiSparse", \
         "drop its option, or use NixlConnector"

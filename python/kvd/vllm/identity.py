@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What names an engine's space of chunks: the weights that were loaded, and what else changes KV
-without changing ids. Nothing of vLLM is imported here."""
+"""Names for an engine's space of chunks: the loaded weights, and other options that change KV
+without changing ids. No module of vLLM is imported here."""
 import json
 import logging
 
@@ -8,31 +8,31 @@ from ..stores.names import commit_of, rope_of, weights_of, word
 from .store_plan import Words
 
 logger = logging.getLogger("vllm.kvd")
-# Load formats that read the weights of the model's own folder or repository.
+# Load formats that read the weights from the model's own folder or repository.
 FROM_MODEL = ("auto", "bitsandbytes", "dummy", "fastsafetensors", "gguf", "hf", "instanttensor",
               "mistral", "npcache", "pt", "runai_streamer", "runai_streamer_sharded",
               "safetensors", "sharded_state")
 
 
 def loaded_commit(model_config):
-    """The commit of the configuration that was loaded, if the weights are of the same place."""
+    """The commit of the loaded configuration, if the weights are from the same place."""
     other = getattr(model_config, "hf_config_path", None)
     return None if other and other != model_config.model else \
         getattr(model_config.hf_config, "_commit_hash", None)
 
 
 def weights_word(config):
-    """What names the weights that were loaded. None: nothing does."""
+    """A name for the loaded weights. None: they have none."""
     model_config, load_format = config.model_config, str(config.load_config.load_format)
     if getattr(model_config, "model_weights", "") or load_format not in FROM_MODEL:
-        return None  # they came from elsewhere
+        return None  # loaded from elsewhere
     return commit_of(loaded_commit(model_config), model_config.revision) or \
         weights_of(str(model_config.model))
 
 
 def revision_of(config):
-    """Of weights, and of what else changes KV without changing ids. None: nothing tells these
-    weights from others of that name, and engines with either must not share."""
+    """A name for the weights, and for other options that change KV without changing ids. None:
+    these weights cannot be distinguished from others of that name, so they must not be shared."""
     model_config = config.model_config
     weights, overrides = weights_word(config), model_config.hf_overrides
     if weights is None:
@@ -50,16 +50,15 @@ def revision_of(config):
 
 
 def names(config, extra, scheme):
-    """Its revision is None where nothing names the weights."""
+    """Its revision is None if the weights have no name."""
     model = config.model_config
     revision = extra("revision", None)
     if revision is None:
         revision = revision_of(config)
     if revision is None:
-        logger.warning("kvd.vllm: nothing tells the weights of %s from others of that name: no "
-                       "chunks are found or saved; set \"revision\" in "
-                       "kv_connector_extra_config to a word that is another one for other "
-                       "weights, or load a commit or a local folder", model.model)
+        logger.warning("kvd.vllm: cannot identify the weights of %s: no chunks are found or saved; "
+                       "set \"revision\" in kv_connector_extra_config to a text that is unique to "
+                       "these weights, or load a commit or a local folder", model.model)
     return Words(word(extra("model", None) or model.model),
                  None if revision is None else word(revision), scheme,
                  word(rope_of(model.hf_text_config, model.max_model_len)), 0)

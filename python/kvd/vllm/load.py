@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How busy this engine is: the scheduler counts, and tells its workers once a second, which
-tell their daemons (session.report)."""
+"""Load of this engine: the scheduler counts and sends it to its workers once a second, which report
+it to their daemons (session.report)."""
 import time
 
 EVERY_S = 1.0
-KEEP = 0.5  # of a rate, when another second is known
+KEEP = 0.5  # weight of the old rate when a new second is added
 
 
 class Meter:
     def __init__(self, block_size, clock=time.monotonic):
         self.block_size, self.clock, self.pool = block_size, clock, None
-        self.requests = {}  # those that have not finished, by id
+        self.requests = {}  # unfinished ones, by id
         self.told_s, self.prompt, self.decode = None, 0, 0
         self.rates = {}
 
@@ -21,7 +21,7 @@ class Meter:
         self.requests.pop(request.request_id, None)
 
     def stepped(self, scheduled):
-        """scheduled: tokens of this step by request. What to tell, or None: not yet."""
+        """scheduled: tokens of this step by request. -> the report, or None: not yet due"""
         for name, tokens in scheduled.items():
             request = self.requests.get(name)
             prompt = min(tokens, self._left(request)) if request else 0

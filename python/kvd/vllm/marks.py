@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine's stream has enqueued, for the daemon to wait for."""
+"""Progress of an engine's stream, for the daemon to wait for."""
 import contextlib
 
 from ..errors import Error
@@ -7,13 +7,13 @@ from ..timeline import Timeline
 
 
 class Marks:
-    """Of a rank's streams. gpu: False, a call that returns has computed."""
+    """For a rank's streams. gpu: False, a call that returns has computed."""
 
     def __init__(self, client, gpu):
         self._client, self._gpu, self._timelines = client, gpu, {}
 
     def __call__(self):
-        """Of the current stream; None: nothing is to be waited for."""
+        """A mark in the current stream; None: no need to wait."""
         if not self._gpu:
             return None
         from torch.cuda import current_stream
@@ -24,5 +24,5 @@ class Marks:
 
     def close(self):
         for timeline in self._timelines.values():
-            with contextlib.suppress(Error):  # a stream that hangs keeps its page
+            with contextlib.suppress(Error):  # a hanging stream keeps its page
                 timeline.close()

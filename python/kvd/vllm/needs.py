@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kvd's connectors use of vLLM (kvd/fit.py). Whoever uses another name adds it here."""
+"""Interfaces of vLLM that kvd's connectors use (kvd/fit.py). Add a name here before you use it."""
 from ..fit import Engine
 
 CONFIG = """

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kv_transfer_params. Pull: what prefill tells decode of a request, under `kvd`:
+"""kv_transfer_params. Pull: what prefill sends to decode for a request, under `kvd`:
 
-    room, ticket   its number, in decimal, and what its daemons ask for
-    tokens         of the prompt that are there
-    tp, pp         prefill's ranks
-    layers         of all pipeline stages, {view: numbers}
-    sources        [endpoint, pool, rank] of each, all of a pipeline stage together
+room, ticket   the room's number, in decimal, and the secret that its daemons require
+tokens         number of the prompt's tokens
+tp, pp         prefill's ranks
+layers         of all pipeline stages, {view: numbers}
+sources        [endpoint, pool, rank] of each, those of a pipeline stage together
 
-Push: what the proxy tells both, in SGLang's words: bootstrap_room, and decode also
+Push: what the proxy sends to both, under SGLang's names: bootstrap_room, and to decode also
 bootstrap_host and bootstrap_port."""
 import re
 from collections import namedtuple
@@ -24,8 +24,8 @@ Remote = namedtuple("Remote", "room ticket tokens tp pp sources push layers",
 
 
 def params_of(request):
-    """A request's kv_transfer_params. A client can send them where no proxy takes them out, also
-    as one of vLLM's vllm_xargs: what is no object is none."""
+    """A request's kv_transfer_params. A client can send them if no proxy removes them, also as one
+    of vLLM's vllm_xargs: values that are not objects are ignored."""
     params = request.kv_transfer_params
     return params if isinstance(params, dict) else {}
 
@@ -49,15 +49,15 @@ def write(room, ticket, tokens, tp, pp, ranks):
 
 def _text(name, value, pattern):
     if not isinstance(value, str) or len(value) > TEXT or not re.fullmatch(pattern, value):
-        raise ValueError("kvd.%s: %s is not one" % (name, _check.came(value)))
+        raise ValueError("kvd.%s: %s is not valid" % (name, _check.came(value)))
     return value
 
 
 def read(params):
-    """A Remote; ValueError says which field is wrong."""
+    """A Remote; ValueError names the invalid field."""
     told = params.get("kvd")
     if not isinstance(told, dict):
-        raise ValueError("there is no `kvd`: prefill must run KvdConnector, too")
+        raise ValueError("`kvd` is missing: prefill must run KvdConnector, too")
     tp, pp = (number("kvd." + name, told.get(name), 1, RANKS) for name in ("tp", "pp"))
     rows = told.get("sources")
     if not isinstance(rows, list) or len(rows) != tp * pp or len(rows) > RANKS:
@@ -77,7 +77,7 @@ def read(params):
 
 
 def room_of(params):
-    """The number of a push, None: it is none; ValueError."""
+    """The number of a push, None: it is not a push; ValueError."""
     room = params.get("bootstrap_room")
     if isinstance(room, str) and re.fullmatch("[0-9]{1,19}", room):
         room = int(room)
@@ -88,7 +88,7 @@ def address_of(params):
     """host:port of prefill's bootstrap server."""
     host, port = params.get("bootstrap_host"), params.get("bootstrap_port")
     if not isinstance(host, str) or not re.fullmatch(r"[A-Za-z0-9._:\[\]-]{1,253}", host):
-        raise ValueError("bootstrap_host: %s is no name or address" % _check.came(host))
+        raise ValueError("bootstrap_host: %s is not a name or address" % _check.came(host))
     if isinstance(port, str) and re.fullmatch("[0-9]{1,5}", port):
         port = int(port)
     if ":" in host and not host.startswith("["):
@@ -97,7 +97,7 @@ def address_of(params):
 
 
 def sources_of(remote, tp, rank):
-    """(the sources of a decode rank, how many decode ranks each of them has)."""
+    """(the sources of a decode rank, the number of decode ranks that each of them has)."""
     if max(tp, remote.tp) % min(tp, remote.tp):
         raise ValueError("prefill has %d tensor-parallel ranks, decode %d: one must divide the "
                          "other" % (remote.tp, tp))

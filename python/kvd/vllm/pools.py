@@ -3,13 +3,13 @@
 
 A group of layers with one block table is one view: kv, kv1, … of full attention, swa<i> of a
 sliding window, state<i> of a state-space model. An attention tensor is [block][head][token]
-[K and V], whatever its strides: those are the layout.
+[K and V], with any strides: those are the layout.
 
 Shape and strides do not show whether the bytes inside a block are in that order: the index of
 sparse attention has all values of a block before all scales, vLLM's CPU kernels interleave the
 tokens. Only the backends and modes listed here are known to keep rows of tokens. A view of any
-other cache has whole blocks, which take the place of tokens, in a format that names what wrote
-them: release, backend, instruction set, mode."""
+other cache has whole blocks, in place of tokens, in a format that names their writer: release,
+backend, instruction set, mode."""
 import hashlib
 import math
 from collections import namedtuple
@@ -21,14 +21,14 @@ from ..layout import Layout, format_of
 from ..rooms import View
 
 KINDS = ("kv", "swa", "state")
-# Backends that keep each token's K and V of a head, or its latent, in one piece.
+# Backends that keep each token's K and V of a head, or its latent, contiguous.
 ROWS = ("FLASH_ATTN", "FLASH_ATTN_DIFFKV", "FLASH_ATTN_MLA", "FLASH_ATTN_MLA_SPARSE", "FLASHINFER",
         "FLASHINFER_MLA", "FLASHINFER_MLA_SPARSE", "FLASHINFER_MLA_SPARSE_SM90",
         "FLASHINFER_MLA_SPARSE_SM120", "FLASHMLA", "FLASHMLA_SPARSE", "FLEX_ATTENTION",
         "CUTLASS_MLA", "TRITON_ATTN", "TRITON_ATTN_DIFFKV", "TRITON_MLA", "TOKENSPEED_MLA",
         "CPU_MLA")
-HEADS = ("CPU_ATTN",)  # those that keep each head of a block in one piece
-# Quantization modes whose scales, if any, are in a token's row, or are no part of the cache.
+HEADS = ("CPU_ATTN",)  # those that keep each head of a block contiguous
+# Quantization modes whose scales, if any, are in a token's row, or are not part of the cache.
 ROW_MODES = ("NONE", "FP8_PER_TENSOR", "INT8_PER_TOKEN_HEAD", "FP8_PER_TOKEN_HEAD",
              "INT4_PER_TOKEN_HEAD", "TURBOQUANT_K8V4", "TURBOQUANT_4BIT_NC", "TURBOQUANT_K3V4_NC",
              "TURBOQUANT_3BIT_NC", "ULTRAQUANT_4BIT", "NVFP4_DS_MLA")
@@ -36,12 +36,12 @@ PAGE_MODES = ("NVFP4",)  # those whose scales are elsewhere in the block
 
 
 class Group(namedtuple("Group", "name kind tokens ratio grain window spec_blocks")):
-    """tokens: of a block of the block table; ratio: pages that it takes; grain: of the
-    request's tokens, one of the view's; window: 0 but for sliding windows; spec_blocks: of a
-    state, slots behind the one that counts."""
+    """tokens: of a block of the block table; ratio: number of pages per block; grain: tokens of the
+    request per token of the view; window: 0 except for sliding windows; spec_blocks: of a state,
+    slots after the valid one."""
 
     def _pages(self, blocks, first):
-        """Blocks `first` and on of the table, as pages; the view's first token."""
+        """The table's blocks from `first` on, as pages; the view's first token."""
         ids = np.asarray(blocks[first:], np.int64)
         if self.ratio > 1:
             ids = (ids[:, None] * self.ratio + np.arange(self.ratio)).ravel()
@@ -59,12 +59,12 @@ class Group(namedtuple("Group", "name kind tokens ratio grain window spec_blocks
         return View([blocks[len(blocks) - 1 - scratch]], 0, (0, 1)) if blocks else None
 
     def offered(self, blocks, end):
-        """What a request of `end` tokens has; None: nothing."""
+        """Pages of a request of `end` tokens; None: none."""
         return self._state(blocks) if self.kind == "state" else self.pushed(blocks, 0, end)
 
     def pushed(self, blocks, begin, end):
-        """Tokens [begin, end) of a request, as far as they have not left the window: block 0
-        stands for one that did."""
+        """Tokens [begin, end) of a request that are in the window: block 0 stands for one that is
+        not."""
         blocks = list(blocks)[:-(-end // self.tokens)]
         first = begin // self.tokens
         for at in range(len(blocks) - 1, first - 1, -1):
@@ -74,7 +74,7 @@ class Group(namedtuple("Group", "name kind tokens ratio grain window spec_blocks
         return self._view(blocks, begin, end) if begin < end else None
 
     def wanted(self, blocks, begin, end):
-        """What is missing of tokens [0, end), where [0, begin) is here; None: nothing."""
+        """The missing part of tokens [0, end), if [0, begin) is here; None: none."""
         if self.kind == "state":
             return self._state(blocks)
         if self.window:
@@ -111,7 +111,7 @@ class Buffers:
 
     @property
     def grain(self):
-        """Tokens that go together in all views."""
+        """Alignment, in tokens, common to all views."""
         return math.lcm(*(g.grain for g in self.groups if g and g.kind != "state"))
 
     def has_layers(self, view, begin, end):
@@ -132,14 +132,14 @@ class Buffers:
 
 
 def author_of(backend, spec, *words):
-    """What has written a layer's blocks, in words; None: they are rows of tokens. words: what
-    else decides the order of their bytes."""
+    """A text that names the writer of a layer's blocks; None: they are rows of tokens. words: other
+    options that decide the order of their bytes."""
     mode = spec.kv_quant_mode.name
     if mode not in ROW_MODES + PAGE_MODES:
-        refuse("a cache of mode %s is not known (%s); choose another --kv-cache-dtype", mode,
+        refuse("a cache of mode %s is not supported (%s); choose another --kv-cache-dtype", mode,
                ", ".join(ROW_MODES + PAGE_MODES).lower())
     if spec.tokens_per_state != 1:
-        refuse("a cache of %s tokens a state is not supported: use NixlConnector on kvd",
+        refuse("a cache of %s tokens per state is not supported: use NixlConnector on kvd",
                spec.tokens_per_state)
     if backend in ROWS and mode in ROW_MODES and not indexes(spec) and not any(words):
         return None
@@ -147,7 +147,7 @@ def author_of(backend, spec, *words):
 
 
 def indexes(spec):
-    """Whether it is of the index by which sparse attention selects tokens."""
+    """Whether it belongs to the index by which sparse attention selects tokens."""
     return getattr(getattr(spec, "cache_role", None), "name", "") == "INDEXER"
 
 
@@ -157,7 +157,7 @@ def attention(made, group, layer, cache, spec, heads, ranks, author, dtype):
     size, mla = cache.element_size(), heads is None
     index, offset = made.buffer(cache)
     if cache.dim() != 4 or cache.shape[2] * group.ratio != group.tokens:
-        refuse("a cache of shape %s is not known: [blocks, heads, tokens of %d, K and V]",
+        refuse("a cache of shape %s is not supported, only [blocks, heads, tokens of %d, K and V]",
                tuple(cache.shape), group.tokens)
     if group.grain == 1 and (author or indexes(spec)):
         refuse("layer %d: blocks of %s are not rows of tokens", layer, author or "an index")
@@ -165,11 +165,11 @@ def attention(made, group, layer, cache, spec, heads, ranks, author, dtype):
     units, tokens, content = cache.shape[1], cache.shape[2], cache.shape[3] * size
     apart = group.grain == 1 or author is not None and author.split()[0] in HEADS
     if cache.stride(3) != 1 or group.grain > 1 and not dense(cache, 2 if apart else 1):
-        refuse("a cache with strides %s is not known", tuple(cache.stride()))
+        refuse("a cache with strides %s is not supported", tuple(cache.stride()))
     first, mine, total = (0, 1, 1) if mla else \
         (*shards.units(heads, ranks.size, ranks.rank), heads)
     if apart and mine != units:
-        refuse("a cache of %d heads where %d are expected (%d over %d ranks)", units, mine,
+        refuse("a cache of %d heads instead of %d (%d over %d ranks)", units, mine,
                total, ranks.size)
     if group.grain == 1:
         parts = contents(mla, content, spec, size)
@@ -190,7 +190,7 @@ def attention(made, group, layer, cache, spec, heads, ranks, author, dtype):
 
 
 def dense(cache, first):
-    """Whether dimensions `first` and on of a block are one piece of memory, in any order."""
+    """Whether dimensions `first` and on of a block are contiguous memory, in any order."""
     width = 1
     for stride, count in sorted((cache.stride(i), cache.shape[i]) for i in range(first, 4)
                                 if cache.shape[i] > 1):
@@ -201,8 +201,8 @@ def dense(cache, first):
 
 
 def contents(mla, content, spec, size):
-    """[(name, bytes)] of a token's and head's bytes. K and V are fields of their own where
-    they are all of it: other engines have them apart."""
+    """[(name, bytes)] of a token's and head's bytes. K and V are separate fields if there are no
+    other bytes: other engines store them separately."""
     if mla:
         return [("latent", content)]
     k, v = spec.head_size * size, spec.head_size_v * size
@@ -210,7 +210,7 @@ def contents(mla, content, spec, size):
 
 
 def format_name(cache, group, dtype, author=None):
-    """Of bytes that may not be taken for each other."""
+    """Format of bytes that must not be mistaken for others."""
     if dtype == "auto" or cache.element_size() > 1:
         dtype = cache.dtype
     if group.grain == 1:
@@ -221,7 +221,7 @@ def format_name(cache, group, dtype, author=None):
 
 def state(made, group, layer, cache, spec, split, ranks, groups):
     """Conv state, by its projections, then the temporal one. groups: of the model's B and C
-    (Mamba2), None: it has none. Where it is one, each rank has it."""
+    (Mamba2), None: it has none. A single group is on each rank."""
     index, offset = made.buffer(cache)
     page = cache.stride(0) * cache.element_size()
     shape, size = spec.shapes[1], spec.dtypes[1].itemsize

@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request that prefill pushes while it computes it.
+"""A request that prefill pushes while computing it.
 
-Nothing is sent before decode has named its blocks; until then it adds up. After each step the
-tokens that are there go as one chunk, layer by layer during the forward pass where that is
-asked for. States, the head of the metadata and the end come when the request has finished."""
+No chunk is sent before decode has bound its blocks; until then tokens accumulate. After each step
+the computed tokens are sent as one chunk, with the option layer by layer during the forward pass.
+States, the head of the metadata and the end are sent when the request has finished."""
 from ..records import head_write
 from ..rooms import FAILED, SUCCESS, WAITING_FOR_INPUT, View
 
-PREEMPT_S = 1.0  # for the daemon to have read the chunks that it was given
+PREEMPT_S = 1.0  # for the daemon to read the posted chunks
 ALL_LAYERS = 1 << 31
 
 
 class Push:
     def __init__(self, worker, name, handle):
         self.worker, self.name, self.handle = worker, name, handle
-        self.sent = 0  # tokens of the request, in all layers
-        self.layer = 0  # layers below it have those of this chunk, too
+        self.sent = 0  # tokens of the request that were sent, in all layers
+        self.layer = 0  # layers below it have sent those of this chunk, too
         self.seq, self.blocks, self.end = 0, (), 0
         self.finished = self.told = False  # told: its request has ended
-        self.waits = True  # vLLM does, for its blocks
+        self.waits = True  # vLLM waits for its blocks
         self.first = None
 
     def computed(self, blocks, end):
@@ -26,7 +26,7 @@ class Push:
         self.blocks, self.end = blocks, end
 
     def finish(self, blocks, end, first):
-        """first: the token that was sampled, None: none that decode could use."""
+        """first: the sampled token, None: none that decode could use."""
         self.blocks, self.end, self.first = blocks, end, first
         self.finished = self.told = True
 
@@ -61,7 +61,7 @@ class Push:
         return views
 
     def layer_saved(self, layer, mark):
-        """Of the pass that runs: layers up to this one have been enqueued before the mark."""
+        """In the current pass: layers up to this one have been enqueued before the mark."""
         end = self._limit()
         if end <= self.sent or not self._open():
             return
@@ -71,7 +71,7 @@ class Push:
         self.layer = layer + 1
 
     def advance(self, mark):
-        """Behind a pass: what is left of it."""
+        """After a pass: sends the rest of it."""
         end, views = self._limit(), {}
         if (end <= self.sent and not self.finished) or not self._open():
             return
@@ -91,7 +91,7 @@ class Push:
         self._send(views, True, self._aux(), mark())
 
     def _aux(self):
-        """A slot with the first token. Its view is the last pipeline stage's."""
+        """A slot with the first token. Its view belongs to the last pipeline stage."""
         slots = self.worker.slots
         if slots is None or self.first is None:
             return None
@@ -109,7 +109,7 @@ class Push:
         self.seq += 1
 
     def settle(self):
-        """Its blocks go to another request: the daemon reads none of them after this."""
+        """Its blocks are reused by another request: the daemon reads none of them after this."""
         if self.worker.zeroed and self.handle.given or not self.handle.wait_read(PREEMPT_S):
             self.handle.stop("the request was preempted while its blocks were read")
             self.handle.wait_still(PREEMPT_S * 30)

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sleep mode of vLLM gives the cache's physical memory back and maps other memory at the same
-addresses. That memory is of cuMemCreate, without a handle by which a daemon could map it, so that
-kvd cannot follow: engines with it are refused. From release 0.33 on vLLM asks a connector, and
-takes one that does not answer for able to; before that it asks nothing."""
+"""vLLM's sleep mode frees the cache's physical memory and maps other memory at the same addresses.
+That memory is of cuMemCreate, without a handle by which a daemon could map it, so kvd cannot
+follow: engines with sleep mode are refused. From release 0.33 on vLLM queries a connector, and
+assumes that one without an answer supports it; before that it does not query."""
 
 
 class Awake:
-    """What both connectors answer."""
+    """The answer of both connectors."""
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config):
         return False
 
     def unregister_kv_caches(self):
-        """Before the memory changes. No vLLM that was refused comes here: going on would move
-        memory that is not the cache's any more."""
+        """Before the memory changes. A vLLM that was refused does not reach this: continuing would
+        move memory that is no longer the cache's."""
         raise RuntimeError("kvd.vllm: the memory of the cache cannot be replaced while kvd moves "
                            "it; start without sleep mode")
 

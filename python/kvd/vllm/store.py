@@ -4,13 +4,12 @@
     --kv-transfer-config '{"kv_connector": "KvdStoreConnector",
                            "kv_connector_module_path": "kvd.vllm", "kv_role": "kv_both"}'
 
-A request's prefix that vLLM's own cache does not have is asked for when the request is first
-looked at, and loaded while other requests are computed; what a load lacks is computed. Chunks
-are put as soon as a step has computed all of their tokens, so that a request which is given up
-loses none of them.
+The prefix of a request that vLLM's own cache lacks is looked up when the request is first
+considered, and loaded while other requests are computed; missing tokens are computed. Chunks are
+put as soon as a step has computed all of their tokens, so aborting a request loses none of them.
 
-Alone, or in vLLM's MultiConnector beside KvdConnector. store_plan.py is the scheduler's side,
-store_worker.py the workers'."""
+It runs alone, or in vLLM's MultiConnector together with KvdConnector. store_plan.py is the
+scheduler's side, store_worker.py the workers'."""
 import contextlib
 import math
 import re
@@ -41,13 +40,13 @@ HASH = "sha256_cbor"
 OPTIONS = ("kvd_socket", "chunk_tokens", "model", "revision", "ids", "lease", "far")
 NO_CACHE_DRAFTERS = ("ngram", "ngram_gpu", "suffix")
 
-with contextlib.suppress(ValueError):  # it is: MultiConnector asks for its children by name
+with contextlib.suppress(ValueError):  # registered already: MultiConnector loads children by name
     KVConnectorFactory.register_connector("KvdStoreConnector", "kvd.vllm", "KvdStoreConnector")
 
 
 @dataclass
 class StoreStep(Step, KVConnectorMetadata):
-    """A Step as vLLM sends it."""
+    """A Step in vLLM's form."""
 
 
 @dataclass
@@ -59,7 +58,7 @@ class StoreRows(KVConnectorWorkerMetadata):
         return StoreRows({**self.rows, **other.rows})
 
 
-# ---- what is refused -------------------------------------------------------------------
+# ---- refused options -------------------------------------------------------------------
 
 def specs_of(caches):
     for group in caches.kv_cache_groups:
@@ -78,8 +77,8 @@ def refusals(config, caches):
         % (len(caches.kv_cache_groups), ", ".join(sorted({type(s).__name__ for s in specs}))), \
         "models whose layers all have full attention or MLA are"
     yield any(s.non_causal for s in specs if hasattr(s, "non_causal")), \
-        "attention that is not causal", "its cache is of one prompt alone"
-    yield config.model_config.runner_type != "generate", "a model that generates nothing", \
+        "attention that is not causal", "its cache is valid for one prompt only"
+    yield config.model_config.runner_type != "generate", "a model without generation", \
         "drop the connector"
     yield parallel.prefill_context_parallel_size > 1, "prefill context parallelism", \
         "--prefill-context-parallel-size 1"
@@ -104,11 +103,11 @@ def refuse_options(config):
     transfer = config.kv_transfer_config
     given = transfer.kv_connector_extra_config
     for name in set(given) - set(OPTIONS):
-        raise ValueError("kvd.vllm: kv_connector_extra_config: %s is no option of "
-                         "KvdStoreConnector: %s" % (name, ", ".join(OPTIONS)))
+        raise ValueError("kvd.vllm: kv_connector_extra_config: %s is not an option of "
+                         "KvdStoreConnector (%s)" % (name, ", ".join(OPTIONS)))
     for name in ("kvd_socket", "model", "revision"):
         if not isinstance(given.get(name, ""), str):
-            raise ValueError("kvd.vllm: %s: %r is no text" % (name, given[name]))
+            raise ValueError("kvd.vllm: %s: %r is not a string" % (name, given[name]))
     lease = given.get("lease", LEASE_S)
     if isinstance(lease, bool) or not isinstance(lease, (int, float)) or not 0 < lease <= 600:
         raise ValueError("kvd.vllm: lease: %r is not a number of seconds up to 600" % (lease,))
@@ -120,7 +119,7 @@ def refuse_options(config):
 
 
 def refuse_ids(config, kind):
-    """Ids that two engines would compute differently are misses that nobody sees."""
+    """Ids that two engines would compute differently never match, without an error."""
     hashing = config.cache_config.prefix_caching_hash_algo
     if kind not in ("blocks", "tokens"):
         raise ValueError("kvd.vllm: ids: %r is neither \"blocks\" nor \"tokens\"" % (kind,))
@@ -146,7 +145,7 @@ def ids_and_scheme(config, kind, block):
 
 
 def plan(config, caches, hashed, block, tokens):
-    """The scheduler's side. hashed: tokens of what vLLM hashes; block: of what it allocates."""
+    """The scheduler's side. hashed: tokens per hash of vLLM; block: per allocated block."""
     transfer, parallel = config.kv_transfer_config, config.parallel_config
     extra = transfer.get_from_extra_config
     ids, scheme = ids_and_scheme(config, extra("ids", "blocks"), hashed)
@@ -191,7 +190,7 @@ class Worker:
         pool = client.pool(made.layout, [take(*part) for part in made.parts],
                            name=model[-(NAME_MAX - len(tail)):] + tail)
         self.marks = Marks(client, gpu)
-        self.marks()  # a GPU that cannot is found out here
+        self.marks()  # fails here if the GPU does not support it
         (group,) = made.groups
         self.row = made.layout.text(), group.grain
 
@@ -218,7 +217,7 @@ class Worker:
 
 class KvdStoreConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
     _cache_hit_source = releases.hits("HOST")
-    requires_kv_delivery = False  # what is not saved is a miss
+    requires_kv_delivery = False  # unsaved chunks are misses
 
     def __init__(self, vllm_config, role, kv_cache_config):
         super().__init__(vllm_config, role, kv_cache_config)
@@ -232,7 +231,7 @@ class KvdStoreConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
         block = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
         tokens = chunk_tokens(transfer.get_from_extra_config("chunk_tokens", None),
                               math.lcm(block, hashed))
-        # what a cache lacks is computed; in a MultiConnector its own policy stands
+        # missing tokens are computed; in a MultiConnector its own policy applies
         transfer.kv_load_failure_policy = "recompute"
         self._plan = self._worker = None
         if role == KVConnectorRole.SCHEDULER:
@@ -272,7 +271,7 @@ class KvdStoreConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
         return self._plan.finished(request, block_ids), None
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata):
-        """Of another connector in a MultiConnector."""
+        """From another connector in a MultiConnector."""
 
     def reset_cache(self):
         if self._plan is not None:

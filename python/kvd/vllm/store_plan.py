@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler's side of KvdStoreConnector: what chunks of a prompt are called, which of them
-the store has, and which are to be put there.
+"""The scheduler's side of KvdStoreConnector: ids of a prompt's chunks, which of them are stored,
+and which are to be stored.
 
-The scheduler finds and holds with the layout of the whole model, which it makes of those that
-the workers tell in their first step: a chunk is found when the parts of all ranks are there.
-One rank's layout would not do, for the others' parts may be on their way still, or have been
-left out. It cannot be made of vLLM's configuration either: how a cache lies is known to the
-attention backends, which live in the workers."""
+The scheduler finds and holds chunks with the layout of the whole model, which it combines from the
+layouts that workers send in their first step: a chunk is found when the parts of all ranks are
+stored. One rank's layout would not do, because the others' parts may be in transfer, or have been
+left out. vLLM's configuration would not do either: the order of a cache is known only to the
+attention backends, in the workers."""
 import hashlib
 import time
 from collections import namedtuple
@@ -19,29 +19,29 @@ from ..stores.jobs import Jobs
 from ..stores.names import word
 
 CHUNK_TOKENS = 256
-TOKENS_MIN = 16  # of a chunk, in what the layout calls tokens
+TOKENS_MIN = 16  # of a chunk, in the layout's tokens
 LEASE_S = 10.0
-FAR_MOST_S = 0.5  # for which the scheduler may wait
-AGAIN_S = 1.0  # until a queued request's prefix is asked for again
+FAR_MOST_S = 0.5  # longest wait of the scheduler for other daemons
+AGAIN_S = 1.0  # until a queued request's prefix is looked up again
 START_S = 20.0  # for the workers' first step
-ADAPTER_S = 1.0  # for what an adapter's folder has
+ADAPTER_S = 1.0  # for reading an adapter's folder
 
 Words = namedtuple("Words", "model revision scheme rope tokens")
-Words.__doc__ = """What a space is named by. tokens: of a chunk, as the layout counts them."""
+Words.__doc__ = """Names of a space. tokens: of a chunk, as the layout counts them."""
 
 
 def chunk_tokens(asked, block):
-    """Tokens of a chunk: whole blocks. asked: None, the preset, which is rounded."""
+    """Tokens of a chunk: whole blocks. asked: None, the default, which is rounded."""
     if asked is None:
         return -(-CHUNK_TOKENS // block) * block
     if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1 or asked % block:
-        raise ValueError("kvd.vllm: chunk_tokens: %r is no multiple of the block size, %d"
+        raise ValueError("kvd.vllm: chunk_tokens: %r is not a multiple of the block size, %d"
                          % (asked, block))
     return asked
 
 
 def whole_layout(rows):
-    """The text of a layout with all heads and layers of the ranks whose layouts are told."""
+    """The text of a layout with all heads and layers of these ranks."""
     whole, at = Layout(), 0
     whole.buffer(1)
     for layout in map(Layout.parse, rows):
@@ -65,8 +65,8 @@ def whole_layout(rows):
 # ---- ids -------------------------------------------------------------------------------
 
 class BlockIds:
-    """vLLM's own hashes of blocks. Each is of all tokens up to its end, so that a chunk's is
-    its last block's."""
+    """vLLM's own hashes of blocks. Each covers all tokens up to its end, so a chunk's hash is its
+    last block's."""
 
     def __init__(self, block):
         self.block = block
@@ -75,14 +75,14 @@ class BlockIds:
         return word("vllm %s block=%d" % (hashing, self.block))
 
     def of(self, known, tokens, count):
-        """Of the request's first `count` chunks."""
+        """Ids of the request's first `count` chunks."""
         ratio = tokens // self.block
         return [bytes(h) for h in known.request.block_hashes[ratio - 1:count * ratio:ratio]]
 
 
 class TokenIds:
-    """A chain of hashes of whole chunks: the same for engines with other blocks. digest: of
-    an object; extra: vLLM's keys of what is no token (adapters, images, salts), (request,
+    """A chain of hashes of whole chunks, which is equal for engines with other blocks. digest: of
+    an object; extra: vLLM's keys for everything but tokens (adapters, images, salts), (request,
     begin, end, first image) -> (keys, next image)."""
 
     def __init__(self, digest, extra):
@@ -105,19 +105,19 @@ class TokenIds:
 
 
 class Adapter:
-    """What a request's adapter adds to its ids. ok: whether its chunks may be used, None: that
-    is not known yet; word: bytes, or None."""
+    """An adapter's share of its requests' ids. ok: whether its chunks may be used, None: unknown so
+    far; word: bytes, or None."""
 
     def __init__(self, ok=None):
         self.ok, self.word = ok, None
 
 
 class Adapters:
-    """LoRA adapters' weights, which vLLM's ids know by name and path alone. One that is trained
-    anew in its place has other KV: its chunks get other ids. While the engine runs it cannot be
-    known which of the two is loaded, so that such a one has no chunks from then on, and one
-    whose weights have no name never has any. weights: of a path, or None; run(call, *args): calls
-    one after another, None: on a thread, for a folder's file system may be slow."""
+    """LoRA adapters' weights, which vLLM's ids identify by name and path alone. One that is
+    retrained in place has other KV: its chunks get other ids. While the engine runs it is unknown
+    which of the two is loaded, so a changed adapter has no chunks from then on, and one whose
+    weights have no name never has any. weights: of a path, or None; run(call, *args): runs calls
+    one after another, None: on a thread, because a folder's file system may be slow."""
 
     def __init__(self, weights, log, run=None):
         self.weights, self.log, self.run, self.first = weights, log, run, {}
@@ -146,10 +146,10 @@ class Adapters:
         if told is not None and first == told:
             return told.encode()
         if not known or first is not None:
-            self.log.warning("kvd.vllm: the adapter %s (%s) %s: its requests have no chunks, "
+            self.log.warning("kvd.vllm: adapter %s (%s) %s: its requests have no chunks, "
                              "unless \"revision\" is set in kv_connector_extra_config",
                              lora.lora_name, lora.lora_path, "has changed" if known else
-                             "is no folder of weights")
+                             "is not a folder of weights")
             self.first[lora.lora_path] = None
         return None
 
@@ -161,36 +161,36 @@ class Known:
 
     def __init__(self, request):
         self.request, self.chain = request, []
-        self.saved = 0  # chunks from the first on that are in the store, or on their way
-        self.local = 0  # tokens that this engine's own cache had
-        self.loaded = False  # what it was given beside those of the own cache has been reported
-        # or else so many may be missing until its first step has a result; None: before that step
+        self.saved = 0  # chunks, from the first on, that are stored or being stored
+        self.local = 0  # tokens in this engine's own cache
+        self.loaded = False  # its tokens from other caches have been reported
+        # or else this many may be missing until its first step has a result; None: before that step
         self.doubted = None
-        self.looked, self.counted = None, False  # (chunks asked for, found) until counted
+        self.looked, self.counted = None, False  # (chunks looked up, found) until counted
         self.hold, self.first, self.end, self.until = None, 0, 0, 0.0
-        self.blocks = None  # that are loaded into
-        self.failed = False  # a load has: it is not tried again
+        self.blocks = None  # destination of the load
+        self.failed = False  # a load failed: it is not tried again
         self.frozen = False  # of a model that has changed since
         self.adapter, self.adapter_s = Adapter(True), 0.0
-        self.puts = False  # some may be under way
+        self.puts = False  # some may be in progress
 
     def let_go(self):
-        """Of its hold. What reads by it goes on."""
+        """Close its hold. Reads in progress continue."""
         self.hold, self.end, self.until = None, 0, 0.0
 
     @property
     def named(self):
-        """Whether its chunks have ids, and are those of the model that runs."""
+        """Whether its chunks have ids, and belong to the current model."""
         return bool(self.adapter.ok) and not self.frozen
 
 
 @dataclass
 class Step:
-    """What the scheduler tells the workers in a step. Chunks are counted from the prompt's
-    first, tokens are the request's, blocks are those of the tokens that are meant."""
+    """What the scheduler sends to the workers in a step. Chunks are counted from the prompt's
+    first, tokens are the request's, blocks are those of these tokens."""
     words: Words = None
     loads: list = field(default_factory=list)  # (request, secret, blocks, begin, end)
-    drops: list = field(default_factory=list)  # requests whose load is given up
+    drops: list = field(default_factory=list)  # requests whose load is abandoned
     # (request, first chunk, ids, blocks, Words of the model that computed them)
     saves: list = field(default_factory=list)
     settles: list = field(default_factory=list)  # requests that were preempted
@@ -199,15 +199,15 @@ class Step:
 
 class Plan:
     """door: a Door whose opener takes (client, layout text, words). block: tokens of one;
-    group: of the block table; lease: of holds, seconds; far: for which other daemons are
-    asked, or None; adapters: Adapters, or None where a word of the user's stands for them;
-    ranks: how many workers there are; loads, saves: whether it does."""
+    group: of the block table; lease: of holds, seconds; far: seconds to query other daemons,
+    or None; adapters: Adapters, or None if the user's revision covers them; ranks: number of
+    workers; loads, saves: whether it does."""
 
     def __init__(self, door, ids, words, block, tokens, *, group=0, ranks=1, lease=LEASE_S,
                  far=None, loads=True, saves=True, adapters=None, step=Step,
                  clock=time.monotonic):
         self.door, self.ids, self.block, self.tokens = door, ids, block, tokens
-        self.named, self.words = words, None  # without and with what the workers tell
+        self.named, self.words = words, None  # without and with the workers' layouts
         self.group, self.lease, self.far = group, lease, far
         self.loads, self.saves, self.adapters = loads, saves, adapters
         self.new_step, self.step, self.clock = step, step(), clock
@@ -215,7 +215,7 @@ class Plan:
         self.requests, self.loading = {}, {}
         self.asked = self.found = 0  # chunks
 
-    # ---- what the workers tell ----
+    # ---- reports of the workers ----
 
     def told(self, rows):
         """{rank: (layout's text, its grain)}, of one or more."""
@@ -230,13 +230,13 @@ class Plan:
         self.words = self.named._replace(tokens=self.tokens // grain)
 
     def _waits(self):
-        """Whether the workers' first step is still waited for."""
+        """Whether the workers' first step is pending."""
         if self.start_s is None:
             self.start_s = self.clock()
         return self.words is None and self.clock() < self.start_s + START_S
 
     def heard(self, received, bad):
-        """Of a step's results: requests that were loaded, blocks that were not."""
+        """From a step's results: loaded requests, blocks that were not loaded."""
         for known in self.loading.values() if bad else ():
             if not bad.isdisjoint(known.blocks):
                 known.failed, known.saved = True, 0
@@ -263,7 +263,7 @@ class Plan:
         return ids if word is None else [hashlib.sha256(word + one).digest() for one in ids]
 
     def matched(self, request, computed):
-        """(tokens behind the first `computed` ones that can be loaded, whether later)"""
+        """(tokens after the first `computed` ones that can be loaded, whether later)"""
         known = self.requests.get(request.request_id)
         if known is None:
             return 0, False
@@ -279,7 +279,7 @@ class Plan:
         return (end - computed, True) if end > computed else (0, False)
 
     def _held(self, known, computed):
-        """Up to which token chunks are held. A queued request is asked for again and again."""
+        """The token up to which chunks are held. A queued request is looked up repeatedly."""
         first, now = computed // self.tokens, self.clock()
         if first == known.first and now < known.until:
             return known.end
@@ -306,20 +306,20 @@ class Plan:
         return known.end
 
     def allocated(self, request, table, external):
-        """table(): its blocks; external: of its tokens so many are to be loaded."""
+        """table(): its blocks; external: number of its tokens to load."""
         known = self.requests.get(request.request_id)
         if known is None:
             return
         known.doubted = None
-        if known.looked is not None:  # in the queue it may be asked for once a second
+        if known.looked is not None:  # a queued one may be looked up once a second
             self.asked, self.found = self.asked + known.looked[0], self.found + known.looked[1]
             known.looked, known.counted = None, True
         if known.hold is None or known.blocks is not None:
             return
-        if not external:  # another connector loads it, or nobody
+        if not external:  # another connector loads it, or none
             known.let_go()
             return
-        begin, end = known.local, known.local + external  # it may be fewer than were found
+        begin, end = known.local, known.local + external  # may be fewer than were found
         known.blocks = self._part(table(), begin, end)
         self.loading[request.request_id] = known
         self.step.loads.append((request.request_id, known.hold.secret, known.blocks, begin, end))
@@ -348,9 +348,9 @@ class Plan:
             return False
         known.let_go()
         if self.loading.pop(name, None) is not None:
-            self.step.drops.append(name)  # vLLM waits for the load, and for nothing else
+            self.step.drops.append(name)  # vLLM waits for loads only
             return False
-        # vLLM counts what is being loaded as computed, and what a step in flight still writes
+        # vLLM counts tokens that are loading, or that a step in flight writes, as computed
         self._save(self.step, known, self._over(known), lambda: blocks)
         if known.puts:
             self.step.ends.append(name)
@@ -358,14 +358,14 @@ class Plan:
 
     @staticmethod
     def _over(known):
-        """Tokens after the last step with a result. 0: none of the blocks that it has is sure."""
+        """Tokens after the last step with a result. 0: none of its blocks is certain."""
         request = known.request
         over = request.num_computed_tokens - request.num_in_flight_tokens
         sure = known.doubted is not None and over > known.doubted
         return min(over, request.num_tokens) if sure else 0
 
     def reset(self):
-        """The model has changed: nothing from before it is found, or saved, any more."""
+        """The model has changed: chunks from before are neither found nor saved any more."""
         self.named = self.named._replace(revision=word(
             "%s reset %d" % (self.named.revision, time.time_ns())))
         if self.words is not None:
@@ -376,20 +376,20 @@ class Plan:
                 known.let_go()
 
     def take_counts(self):
-        """(chunks asked for, found) since the last call"""
+        """(chunks looked up, found) since the last call"""
         asked, found, self.asked, self.found = self.asked, self.found, 0, 0
         return asked, found
 
     # ---- a step ----
 
     def take(self, output):
-        """The step that is about to run."""
+        """The step that starts now."""
         step, self.step = self.step, self.new_step()
         step.words = self.words
         step.settles += output.preempted_req_ids or ()
         for name in step.settles:
             known = self.requests.get(name)
-            if known is not None:  # what of it was put is left out when it is put again
+            if known is not None:  # its stored chunks are left out when they are put again
                 known.saved, known.puts = 0, False
         for name, count in output.num_scheduled_tokens.items():
             known = self.requests.get(name)
@@ -398,7 +398,7 @@ class Plan:
             request, computed = known.request, known.request.num_computed_tokens
             if known.doubted is None:
                 known.doubted = computed if computed > known.local and not known.loaded else 0
-            # drafts are no tokens of the request yet
+            # drafts are not tokens of the request yet
             end = self._over(known) if known.doubted else \
                 min(computed + count, request.num_tokens)
             if end >= (known.saved + 1) * self.tokens:

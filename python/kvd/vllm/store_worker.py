@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank's loads and saves of chunks, on its engine's thread.
 
-A put is begun behind the step that has computed its chunks, on a GPU behind a mark in the
-stream. Until it has ended its blocks may be read: vLLM keeps those of a request that finishes
-until that is reported, and those of a request that is preempted are waited for before the next
-step writes them. What a put reads later would be stored as what it is not."""
+A put is started after the step that has computed its chunks, on a GPU after a mark in the stream.
+Until it has ended its blocks may be read: vLLM keeps those of a finished request until the end is
+reported, and puts of a preempted request are waited for before the next step writes its blocks.
+A later read would store wrong contents."""
 import contextlib
 import logging
 import time
@@ -16,13 +16,13 @@ from ..rooms import ABORTING, FAILED, SUCCESS, View
 from ..stores.door import CALL_S, FETCH_S
 
 logger = logging.getLogger("vllm.kvd")
-SHOW_S = 0.25  # for the daemon's words about a load that has failed
-TELL_S = 1.0  # between words about a daemon that stands still
+SHOW_S = 0.25  # timeout of the query for a failed load's message
+TELL_S = 1.0  # between log lines about a daemon that does not answer
 CLOSE_S = 2.0
 
 
 class Load:
-    """move: None, it could not be begun; hold: by which it reads."""
+    """move: None, it could not be started; hold: by which it reads."""
 
     def __init__(self, move, blocks, hold=None):
         self.move, self.hold, self.blocks, self.dropped = move, hold, blocks, False
@@ -30,7 +30,7 @@ class Load:
 
 
 def post(call):
-    """A put or a fetch without an answer, by shared memory; with one where that is full."""
+    """A put or a fetch without a reply, by shared memory; with one if that is full."""
     try:
         return call(post=True)
     except Error as error:
@@ -40,23 +40,23 @@ def post(call):
 
 
 def over(move):
-    """Whether nothing of it moves any more."""
+    """Whether no byte of it moves any more."""
     try:
         return move.state in (FAILED, SUCCESS)
-    except Error:  # its slot is another's: it has ended, and nobody saw it
+    except Error:  # its slot was reused: it has ended unnoticed
         return True
 
 
 class Rank:
-    """door: a Door that opens spaces of the pool; group: of pools.py; mark(): what is enqueued
-    by now, for the daemon to wait for; count(name=value): statistics."""
+    """door: a Door that opens spaces of the pool; group: of pools.py; mark(): the enqueued work,
+    for the daemon to wait for; count(name=value): statistics."""
 
     def __init__(self, door, group, mark, count):
         self.door, self.group, self.mark, self.count = door, group, mark, count
         self.loads, self.puts, self.ending, self.bad = {}, {}, set(), set()
 
     def view(self, blocks, begin, end):
-        """Tokens [begin, end) of the request, which begin with the first of these blocks."""
+        """Tokens [begin, end) of the request, which start with the first of these blocks."""
         group, pages = self.group, np.asarray(blocks, np.int64)
         if group.ratio > 1:
             pages = (pages[:, None] * group.ratio + np.arange(group.ratio)).ravel()
@@ -67,14 +67,14 @@ class Rank:
     # ---- a step ----
 
     def begin(self, step):
-        """Before anything of the step writes."""
+        """Before the step writes."""
         for name in step.settles:
             moves = self.puts.pop(name, ())
             self.stop(moves)
             self.still(moves)
 
     def take(self, step):
-        """Behind what the step does to the blocks that are loaded."""
+        """After the step's accesses to the blocks that are loaded."""
         for name, secret, blocks, begin, end in step.loads:
             def fetch(space, secret=secret, views=self.view(blocks, begin, end)):
                 hold = space.join(secret, timeout=CALL_S)
@@ -88,11 +88,11 @@ class Rank:
                 self.stop([self.loads[name].move])
 
     def saved(self, step):
-        """All of the step is enqueued."""
+        """The whole step is enqueued."""
         self.ending.update(step.ends)
         try:
             wait = self.mark() if step.saves else None
-        except Error as error:  # of the stream: nothing says when its chunks are there
+        except Error as error:  # of the stream: the time of its chunks is unknown
             self.count(failed_saves=len(step.saves))
             self.door.tell("chunks are not saved: %s" % error, "mark")
             return
@@ -110,7 +110,7 @@ class Rank:
                 self.puts.setdefault(name, []).append(move)
 
     def _begun(self, move):
-        """Its daemon may stand still, or not have answered: then it is not asked again soon."""
+        """Its daemon may be stopped, or did not answer: it is not called again soon."""
         if move is not None and not over(move) and move.read().flags & ABORTING:
             self.door.mute()
 
@@ -123,8 +123,8 @@ class Rank:
                     move.abort(CALL_S)
 
     def still(self, moves, seconds=float("inf")):
-        """Until none of them moves. Only a daemon that stands still takes long, and it must
-        not read these pages when it goes on."""
+        """Wait until none of them moves. Only a stopped daemon takes long, and it must not read
+        these pages when it continues."""
         now = time.monotonic()
         until, told, pause = now + seconds, now + TELL_S, 20e-6
         while not all(map(over, moves)):
@@ -139,7 +139,7 @@ class Rank:
             pause = min(pause * 1.5, 1e-3)
 
     def turn(self):
-        """Late answers come with it."""
+        """Late replies arrive with it."""
         with contextlib.suppress(Error):
             self.door.client._kvd.poll()
 
@@ -165,7 +165,7 @@ class Rank:
         return sent, received
 
     def bad_blocks(self):
-        """That were not loaded, since the last call."""
+        """Blocks that were not loaded, since the last call."""
         bad, self.bad = self.bad, set()
         return bad
 
@@ -218,7 +218,7 @@ class Rank:
         return True
 
     def quiet(self):
-        """Nothing of it touches the engine's memory after this."""
+        """No transfer accesses the engine's memory after this."""
         moves = [move for some in self.puts.values() for move in some]
         moves += [load.move for load in self.loads.values() if load.move is not None]
         self.stop(moves)

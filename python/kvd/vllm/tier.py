@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A secondary tier of vLLM's OffloadingConnector: the chunks of the node's daemon behind vLLM's own
-tier of host memory.
+"""A secondary tier of vLLM's OffloadingConnector: the chunks of the node's daemon, behind vLLM's
+own tier of host memory.
 
     --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
         "kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec",
             "cpu_bytes_to_use": 10737418240, "block_size": 256, "secondary_tiers": [
                 {"type": "KvdTier", "module_path": "kvd.vllm.tier", "revision": "e1945c40"}]}}'
 
-All of it runs in the scheduler's process. vLLM's memory is rows of equal size, one for each of its
-chunks, with what all ranks have of it: a page of a pool, and a chunk of kvd's. How it lies in a row
-is not told, so that a row is one field, and what decides it is in the space's words. vLLM says
-neither to a tier what its model was started with: `revision` has to.
+It runs in the scheduler's process. vLLM's memory is rows of equal size, one for each of its chunks,
+with the data of all ranks: a page of a pool, and a chunk of kvd. The order inside a row is not
+known, so a row is one field, and everything that decides the order is in the space's names. vLLM
+does not pass a tier the options that its model was started with, either: `revision` has to.
 
-Rows are vLLM's again when a job is reported, which is when the daemon touches them no more.
-They are host memory, which sleep mode leaves where it is.
-Look-ups, loads and stores have a thread each, so that a daemon that stands still keeps requests
-that wait for it, and not the scheduler."""
+Rows may be reused by vLLM when a job is reported, that is, when the daemon no longer accesses them.
+They are host memory, which sleep mode does not move.
+Lookups, loads and stores have a thread each, so a stopped daemon blocks requests that wait for it,
+not the scheduler."""
 import json
 import os
 import queue
@@ -28,7 +28,7 @@ import numpy as np
 
 from . import check
 
-check("tier")  # before what follows fails for a name that this vLLM has not
+check("tier")  # before the imports below fail for a name that this vLLM lacks
 
 import vllm
 from vllm.logger import init_logger
@@ -56,21 +56,21 @@ NAME_MAX = 63  # of a pool
 REGISTER_S = 120.0  # for memory that a daemon may have to pin
 
 Named = namedtuple("Named", "model revision scheme rope tokens")
-Named.__doc__ = """What a space is called."""
+Named.__doc__ = """Names of a space."""
 
 
 def check_options(given):
     for name in set(given) - set(OPTIONS):
-        raise ValueError("kvd.vllm: secondary_tiers: %s is no option of KvdTier: %s"
+        raise ValueError("kvd.vllm: secondary_tiers: %s is not an option of KvdTier (%s)"
                          % (name, ", ".join(OPTIONS)))
     for name in ("revision", "model", "kvd_socket"):
         if not isinstance(given.get(name, ""), str):
-            raise ValueError("kvd.vllm: %s: %r is no text" % (name, given[name]))
+            raise ValueError("kvd.vllm: %s: %r is not a string" % (name, given[name]))
     if not given.get("revision"):
         raise ValueError(
-            "kvd.vllm: KvdTier is not told what vLLM was started with: set \"revision\" to a word "
-            "that is another one for other weights, adapters, quantization, overrides, position "
-            "encoding and attention backends")
+            "kvd.vllm: KvdTier does not know the options that vLLM was started with: set "
+            "\"revision\" to a text that is unique to these weights, adapters, quantization, "
+            "overrides, position encoding and attention backends")
     for name, most in (("lease", 600), ("far", 60)):
         value = given.get(name)
         if value is not None and (isinstance(value, bool) or
@@ -82,8 +82,8 @@ def check_options(given):
 # ---- names -----------------------------------------------------------------------------
 
 def scheme_of(spec, row):
-    """Of what is in a row, and of how it lies there. Rows of other numbers of ranks are laid out
-    in another way, unless vLLM was asked for one that they share."""
+    """A name for the contents and the order of a row. With another number of ranks rows are laid
+    out differently, unless vLLM was configured with a common order."""
     config = spec.config
     shared = config.canonical_layout or config.replicated_layout
     fields = FileMapper.from_offloading_spec("", spec, spec.blocks_per_chunk, shared).fields
@@ -110,16 +110,16 @@ def layout_of(rows, row):
         unit_bytes=unit, format="vllm-row")
 
 
-# ---- look-ups -------------------------------------------------------------------------
+# ---- lookups --------------------------------------------------------------------------
 
 def ascends(places):
     return None not in places and all(a < b for a, b in zip(places, places[1:]))
 
 
 class Lookups(AsyncLookupManager):
-    """What a step asks for is found at once. What is found is held for a while, so that it is
-    there when vLLM loads it. vLLM asks from a prompt's begin on, and needs nothing behind a miss,
-    or for windows from its end on, and then gaps do not matter."""
+    """A step's lookups are answered at once. Found chunks are held for a while, so they exist when
+    vLLM loads them. vLLM looks up a prompt from its start, and needs nothing after a miss, or for
+    windows from its end, and then gaps do not matter."""
 
     def __init__(self, tier, tier_type):
         super().__init__(tier_type)
@@ -149,7 +149,7 @@ class KvdTier(SecondaryTierManager):
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = Locality(given["locality"]) if "locality" in given else None
         self.rows, self.row = len(primary_kv_view), self._block_size_bytes
-        # no view of it is kept: vLLM could not give its memory back
+        # no view of it is kept: vLLM could not free its memory
         self.address = np.asarray(primary_kv_view).ctypes.data
         self.layout = layout_of(self.rows, self.row)
         self.named = names_of(offloading_spec, self.row, given)
@@ -170,7 +170,7 @@ class KvdTier(SecondaryTierManager):
         self.shelf = Shelf(asker, mover, lease=given.get("lease", LEASE_S), far=given.get("far"))
         self.lookups = Lookups(self, tier_type)
         self.loads, self.stores = Jobs("kvd-loads"), Jobs("kvd-stores")
-        # memory is registered before it serves
+        # the memory is registered before it serves
         self.loads.add(self.shelf.mover.ask, self._space_of(0), lambda space: True)
         logger.info("kvd.vllm: rows of %d bytes are chunks: %s", self.row, self.named)
 
@@ -183,7 +183,7 @@ class KvdTier(SecondaryTierManager):
         return client.space(self.pool, timeout=CALL_S, **named._asdict())
 
     def _register(self, client):
-        """The file that vLLM's workers have mapped, too: it is shared as it is, never moved, or
+        """The file that vLLM's workers have mapped, too: it is shared in place, never moved, or
         copied through the kernel by a daemon that may not open it."""
         folder, name = os.path.split(getattr(self.region, "mmap_path", ""))
         nbytes = self.rows * self.row
@@ -205,17 +205,17 @@ class KvdTier(SecondaryTierManager):
         return self.named._replace(scheme=word("group %d of %s" % (group, self.named.scheme)))
 
     def by_space(self, keys):
-        """[(what its space is called, its keys in order)]"""
+        """[(name of its space, its keys in order)]"""
         groups = {}
         for key in keys:
             if len(get_offload_block_hash(key)) != ID_BYTES:
-                self.shelf.mover.tell("block hashes of %d bytes are no ids: set "
+                self.shelf.mover.tell("block hashes of %d bytes cannot be ids: set "
                                       "--prefix-caching-hash-algo sha256_cbor" % (len(key) - 4))
                 continue
             groups.setdefault(get_offload_group_idx(key), []).append(key)
         return [(self._space_of(group), some) for group, some in groups.items()]
 
-    # ---- look-ups ----
+    # ---- lookups ----
 
     def on_new_request(self, req_context):
         self.requests.add(req_context.req_id)
@@ -247,7 +247,7 @@ class KvdTier(SecondaryTierManager):
         self.loads.add(self._do, self.shelf.get, job_metadata)
 
     def _do(self, move, job):
-        """job: all of it is over when it is reported. What goes wrong is a miss."""
+        """job: it has ended when it is reported. Errors are misses."""
         begin, done = time.monotonic(), []
         try:
             rows = dict(zip(job.keys, np.asarray(job.chunk_ids, np.int64)))
@@ -267,7 +267,7 @@ class KvdTier(SecondaryTierManager):
             job, done, seconds = self.done.get()
             success = len(done) == len(job.keys)
             if job.is_promotion and not success:
-                # or else vLLM would load them again and again
+                # or else vLLM would load them repeatedly
                 self.lookups.mark_miss(set(job.keys).difference(done))
             results.append(JobResult(
                 job_id=job.job_id, success=success, transfer_time=seconds,
@@ -278,8 +278,8 @@ class KvdTier(SecondaryTierManager):
     # ---- ends ----
 
     def drain_jobs(self):
-        """vLLM forgets what it has, perhaps because its weights have changed: nothing from before
-        is found, or stored, any more."""
+        """vLLM drops its cache, perhaps because its weights have changed: chunks from before are
+        neither found nor stored any more."""
         self.loads.drain()
         self.stores.drain()
         self.named = self.named._replace(

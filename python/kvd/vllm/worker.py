@@ -20,7 +20,7 @@ logger = logging.getLogger("vllm.kvd")
 NAME_MAX = 63  # of a pool
 ID_MAX = 128  # of a request
 OPEN_S = 30.0  # for prefill's daemon and its room
-OFFER_S = 10.0  # for an offer, which comes with prefill's next step
+OFFER_S = 10.0  # for an offer, which prefill makes in its next step
 CLOSE_S = 2.0
 ENDPOINT_S = 0.25  # of a daemon that was restarted
 RECORDS = 1024  # of pushed requests that have finished here, at least
@@ -29,7 +29,7 @@ Ranks = namedtuple("Ranks", "size rank")
 
 
 class Pull:
-    """waits: for which report vLLM waits; until: when its offer must be there."""
+    """waits: report that vLLM waits for; until: deadline of its offer."""
 
     def __init__(self, handle):
         self.handle, self.bound, self.dropped, self.waits = handle, False, False, None
@@ -38,8 +38,8 @@ class Pull:
 
 class Worker:
     def __init__(self, config, kv_cache_config, lease_s, pushes=False, place=None):
-        """pushes: this engine is prefill, and has a bootstrap server. place: its group, worker
-        and url in the cluster's directory, if they are configured."""
+        """pushes: this engine is prefill, and has a bootstrap server. place: its group, worker and
+        url in the cluster's directory, if configured."""
         self.config, self.caches, self.lease_s = config, kv_cache_config, lease_s
         self.client = self.desk = self.pool = self.slots = None
         self.marks = self.mark = None
@@ -61,7 +61,7 @@ class Worker:
         self.desk = Desk(self.client)
         gpu = next(iter(kv_caches.values())).is_cuda
         self.marks = self.mark = Marks(self.client, gpu)
-        # this runner has zeroed blocks that were given away before it calls begin()
+        # this runner has zeroed reused blocks before it calls begin()
         self.zeroed = self.caches.needs_kv_cache_zeroing and self.config.use_v2_model_runner
         take = self.client.register_gpu if gpu else self.client.register_address
         regions = [take(*part) for part in made.parts]
@@ -71,7 +71,7 @@ class Worker:
                      self.slots.count, LINE)
             regions.append(self.client.register(self.slots.memory))
         if self.with_push:
-            self.mark()  # a GPU that cannot is found out here
+            self.mark()  # fails here if the GPU does not support it
         model = re.sub(r"[^A-Za-z0-9_-]", "-", str(self.config.model_config.model).rstrip("/"))
         tail = "." + secrets.token_hex(4)
         self.name = model[-(NAME_MAX - len(tail)):] + tail
@@ -117,8 +117,8 @@ class Worker:
     # ---- a step ----
 
     def begin(self, step):
-        """Before the step's forward pass. All that needs none of it: vLLM may call take()
-        behind it, and on a CPU that is a pass later."""
+        """Before the step's forward pass: everything that does not need it, because vLLM may call
+        take() after it, which on a CPU is a pass later."""
         if step.load and self.place:
             self.place.load(step.load)
         for name in step.preempted:
@@ -156,25 +156,25 @@ class Worker:
                 pull.dropped = True
                 if waits:
                     pull.waits = "sent"
-                pull.handle.stop("the request was given up")
+                pull.handle.stop("the request was aborted")
         if step.ends:  # of rooms that ended before
             self._seen = None
 
     def layer_saved(self, step, layer):
-        """In the forward pass, behind this layer."""
+        """During the forward pass, after this layer."""
         mark = Mark(self)
         for name, _, _ in step.computed:
             if name in self.pushes:
                 self.pushes[name].layer_saved(layer, mark)
 
     def take(self, step):
-        """Copies of blocks that vLLM makes for the pass have been enqueued. It does not zero
-        those that are loaded, and gives none away that a step in flight may write."""
+        """Copies of blocks for the pass have been enqueued. vLLM does not zero blocks that are
+        loaded, and frees none that a step in flight may write."""
         for name, blocks, begin, end in step.binds:
             self._bind(name, blocks, begin, end)
 
     def saved(self):
-        """All of the step has been enqueued."""
+        """The whole step has been enqueued."""
         mark = Mark(self)
         for push in self.pushes.values():
             push.advance(mark)
@@ -205,7 +205,7 @@ class Worker:
             pull.waits = "received"
         pull.handle.bind(views)
 
-    # ---- what came of them ----
+    # ---- results ----
 
     def results(self):
         """(sent, received, failed) since the last call."""
@@ -246,7 +246,7 @@ class Worker:
 
     def _count_offer(self, name, handle):
         if handle.end == FAILED:
-            logger.warning("request %s: decode did not get its cache: %s", name, handle.reason)
+            logger.warning("request %s: its cache was not sent to decode: %s", name, handle.reason)
             self._count(**{"expired" if handle.code == "ELEASE" else "failed": 1})
 
     def _count_pull(self, name, pull):
@@ -269,7 +269,7 @@ class Worker:
         return told
 
     def close(self):
-        """Nothing touches the engine's memory after this."""
+        """No transfer accesses the engine's memory after this."""
         if self.client is None:
             return
         others = [*self.pulls.values(), *self.pushes.values()]
@@ -284,8 +284,8 @@ class Worker:
 
 
 class Mark:
-    """What a chunk waits for: the work that is enqueued so far. Made at its first use, for all
-    chunks of one place."""
+    """What a chunk waits for: the work enqueued so far. Created on first use, for all chunks of one
+    position."""
 
     def __init__(self, worker):
         self._worker, self._made = worker, None
@@ -297,7 +297,7 @@ class Mark:
 
 
 def shown(name):
-    """A request's id as the daemon takes it: whoever sends a request may choose it."""
+    """A request's id in the form that the daemon accepts: clients may choose it."""
     return re.sub(r'[^!#-\[\]-~]', "?", name)[-ID_MAX:]
 
 
@@ -323,7 +323,7 @@ def build(config, caches, kv_caches, ranks, rank):
             continue
         first = specs[names[0]]
         mamba = isinstance(first, MambaSpec)
-        # of these very classes: one that is derived may keep its blocks otherwise
+        # exactly these classes: a derived one may store its blocks differently
         if not {type(specs[n]) for n in names} <= known or mamba and first.tp_replicated:
             pools.refuse("a cache of %s is not supported: use NixlConnector on kvd",
                          " and ".join(sorted({type(specs[n]).__name__ for n in names})))
@@ -351,7 +351,7 @@ def build(config, caches, kv_caches, ranks, rank):
 
 
 def author_of(config, name, spec, tokens):
-    """What has written a layer's blocks (pools.py). tokens: of a kernel's block."""
+    """A name for the writer of a layer's blocks (pools.py). tokens: of a kernel's block."""
     from vllm import __version__
     from vllm.platforms import current_platform
     layer = config.compilation_config.static_forward_context[name]
@@ -360,7 +360,7 @@ def author_of(config, name, spec, tokens):
         from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
         words = [_get_attn_isa(config.model_config.dtype, tokens, spec.head_size,
                                config.cache_config.cache_dtype)]
-    elif current_platform.is_rocm():  # its backends tile blocks, some under the names of others
+    elif current_platform.is_rocm():  # its backends tile blocks, some under other names
         words = ["rocm"]
     author = pools.author_of(backend, spec, *words)
     if author is None:
@@ -371,7 +371,7 @@ def author_of(config, name, spec, tokens):
 
 
 def paging(kind, cache, caches, spec, whole):
-    """(pages of a block, the request's tokens that are one of the view's)"""
+    """(pages of a block, the request's tokens per token of the view)"""
     if kind == "state":
         return 1, 1
     ratio = max(cache.shape[0] // caches.num_blocks, 1)
@@ -379,7 +379,7 @@ def paging(kind, cache, caches, spec, whole):
 
 
 def groups_of(config, spec):
-    """How many groups the model's B and C have; models name it differently."""
+    """Number of groups of the model's B and C; models name it differently."""
     text = config.model_config.hf_text_config
     names = ("mamba_n_groups", "n_groups", "mamba_ngroups")
     return next((getattr(text, n) for n in names if hasattr(text, n)), None) \
