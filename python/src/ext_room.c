@@ -475,7 +475,7 @@ static PyObject *room_close(PyObject *self, PyObject *args, PyObject *kwargs)
 	return handle_close(self, args, kwargs, room_end, ((struct room *)self)->post);
 }
 
-/* ---- looking
+/* ---- state
  * ------------------------------------------------------------------------------ */
 
 static PyObject *room_state(PyObject *self, PyObject *Py_UNUSED(none))
