@@ -216,7 +216,7 @@ def source_with_several_pools_names_what_to_set():
         says("('kv' rank 0, 'draft' rank 0); set the source's field pool")
         p.prefill.cmd("pool.unregister", pool=other.pool)
         Cache(p.prefill)
-        says("('kv' rank 0, 'kv' rank 0); give each a name of its own there (pool.register, "
+        says("('kv' rank 0, 'kv' rank 0); give each pool its own name there (pool.register, "
              "field name), and set the source's field pool")
 
 

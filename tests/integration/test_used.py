@@ -195,7 +195,7 @@ def trace_follows_a_chunk():
         pair.hand_over(7, open_push, PUSH, APART)
         logs = [d.log().splitlines() for d in pair.daemons]
     for log, role, life in zip(logs, PUSH, (LIFE, LIFE_THERE)):
-        lines = [line for line in log if "room 7: a chunk" in line]
+        lines = [line for line in log if "room 7: " in line and " seq=" in line]
         assert [line.split("room 7: ")[1].split(" role=")[0] for line in lines] == life, log
         assert all("role=%s seq=0 " % role in line for line in lines), lines
         assert "bytes=157696 rows=40 " in lines[-1], lines
