@@ -17,7 +17,7 @@ from kvd_daemon import BUILD, DEADLINE_S, Daemon, Skip, run  # noqa: E402
 from kvd_engine import FAILED, SUCCESS, Cache, Engine, open_push  # noqa: E402
 from world import Net, may_mount, may_partition  # noqa: E402
 
-NEEDS = "shm needs a network namespace or run_dir that both have"
+NEEDS = "shm needs a network namespace or run_dir shared by both daemons"
 CONFIG = "[peer]\nlisten = tcp://%s:%d\ninsecure = yes\n[transport]\ntransports = %s\n"
 ENTER = 'cp "$2" "$0" && mount --bind "$0" "$1" && shift 2 && exec "$@"'
 TOKENS = 40

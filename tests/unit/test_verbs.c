@@ -508,7 +508,7 @@ static void rails_default_to_the_address_of_listen_or_to_all(void **state)
 static void rail_that_is_not_there_fails_loudly(void **state)
 {
 	vp_begin(state);
-	open_fails("mlx5_9", "'mlx5_9' is no RDMA port");
+	open_fails("mlx5_9", "'mlx5_9' is not an RDMA port");
 	snprintf(vp_config.listen, sizeof(vp_config.listen), "tcp://192.168.1.1:7400");
 	open_fails("", "name the ports in verbs_rails");
 	vp_end(state);
