@@ -555,7 +555,7 @@ static void lease_that_ends_under_a_puller_is_told_to_it(void **state)
 	cluster_until_state(&p->c, p->decode, "offer", 43, KVD_FAILED);
 	cluster_run(&p->c, 50 * MS);
 	assert_int_equal(cluster_state(&p->c, p->prefill, "pull", 43), KVD_FAILED);
-	said(why(p, 1, ROOM_OFFER, 43), ERR_LEASE, "of 1 pullers 1 joined and");
+	said(why(p, 1, ROOM_OFFER, 43), ERR_LEASE, "of 1 pullers 1 joined and 0");
 	said(why(p, 0, ROOM_PULL, 43), ERR_LEASE, "peer tcp://10.0.0.2:7400 instance ");
 	said(why(p, 0, ROOM_PULL, 43), ERR_LEASE, "ms expired");
 	assert_int_equal(counted(p, 1, METRIC_LEASES_EXPIRED), 1);
