@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libkvd's client object: find the socket, open, close.
- *
- * A client is made once and lives through any number of sessions
- * (client_session.c); what it owns are the handles, each of which belongs to the
- * session that made it and, if it is memory, is taken along into the next one.
- * So kvd_close() needs no daemon: it drops the connection, whose end is what ends
- * the session there, and frees every handle that is left.
+ * libkvd's client object: find the socket, open, close. A client is created once and
+ * outlives any number of sessions (client_session.c). It owns the handles; each belongs
+ * to the session that created it, and memory is registered again in the next one.
+ * kvd_close() therefore needs no daemon: it closes the connection, which ends the session
+ * there, and frees every remaining handle.
  */
 #include "lib/client.h"
 
@@ -41,7 +39,7 @@ int client_enter(struct kvd_client *client, bool blocks)
 	if (client->owner != getpid())
 		return client_fail(
 			client, KVD_E_FORKED,
-			"this client belongs to process %d: open one of your own",
+			"client: belongs to process %d; open one in this process",
 			(int)client->owner);
 	if (blocks && client->in_callback)
 		return client_fail(client, KVD_E_STATE,
@@ -58,7 +56,7 @@ static int path_fits(char *path, size_t bytes, struct kvd_error *why, const char
 
 	if (n >= 0 && (size_t)n < bytes && (size_t)n < CLIENT_PATH_MAX)
 		return 0;
-	client_error_set(why, KVD_E_TOOBIG, "socket path: over %u bytes",
+	client_error_set(why, KVD_E_TOOBIG, "socket path: longer than %u bytes",
 			 CLIENT_PATH_MAX - 1);
 	return -KVD_E_TOOBIG;
 }
@@ -171,7 +169,8 @@ int kvd_close(struct kvd_client *client)
 	if (!client)
 		return 0;
 	if (client->in_callback)
-		return client_fail(client, KVD_E_STATE, "kvd_close in a callback");
+		return client_fail(client, KVD_E_STATE,
+				   "kvd_close: not allowed in a callback");
 	client_conn_fini(client);
 	/* transfers and rooms before the pools and regions they name */
 	for (int i = CLIENT_KINDS - 1; i >= 0; i--)

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * client: what the files of libkvd share. Nothing here is exported
- * (lib/libkvd.map); the public contract is lib/kvd.h.
+ * client: shared by the files of libkvd. Nothing here is exported (lib/libkvd.map); the
+ * public contract is lib/kvd.h.
  *
  *   client.c         open, close
  *   client_session.c connect, greet, register again, reconnect
- *   client_conn.c    socket, queues, answers and deadlines
- *   client_call.c    making requests, blocking and not; any command as JSON
+ *   client_conn.c    socket, queues, replies and deadlines
+ *   client_call.c    requests, blocking and asynchronous; any command as JSON
  *   client_status.c  the mapped status page and the lock-free reads
  *   client_object.c  handles: references, phases
  *   client_region.c client_pool.c client_room.c client_peer.c   the commands
  *   client_ring.c    the submission ring
- *   client_dlist.c client_xfer.c client_notif.c   what goes through it
+ *   client_dlist.c client_xfer.c client_notif.c   operations through the ring
  *   client_space.c   spaces of chunks
- *   client_chunk.c   holds, puts, fetches and others of chunks
+ *   client_chunk.c   holds, puts, fetches and other operations on chunks
  *   client_adopt*.c client_maps.c   memory moved behind a memfd (client_adopt.h)
  *   client_memory.c client_layout.c client_text.c client_error.c   helpers
  */
@@ -29,7 +29,7 @@
 #include "lib/kvd.h"
 
 #define CLIENT_LINE_MAX (1u << 20)  /* bytes of a request, newline included */
-#define CLIENT_REPLY_MAX (8u << 20) /* bytes of an answer: rooms by the thousand */
+#define CLIENT_REPLY_MAX (8u << 20) /* bytes of a reply: thousands of rooms */
 #define CLIENT_FDS_MAX 16u
 #define CLIENT_PATH_MAX 108
 /* Linux 6.5; not in every libc's headers */
@@ -45,7 +45,7 @@ void client_text_str(struct text *text, const char *name, const char *value);
 void client_text_int(struct text *text, const char *name, uint64_t value);
 void client_text_some(struct text *text, const char *name, uint64_t value); /* not 0 */
 void client_text_u64(struct text *text, const char *name, uint64_t value);
-/* ,"wait":{…}; nothing where there is nothing to wait for */
+/* ,"wait":{…}; nothing if there is no condition */
 void client_text_wait(struct text *text, const struct kvd_wait *wait);
 /* The object alone, in an empty text. */
 void client_text_wait_object(struct text *text, const struct kvd_wait *wait);
@@ -64,9 +64,10 @@ void *client_memory_map(int fd, size_t bytes);
 /* Make all pages of a mapping of whole 2 MiB present, huge ones where the kernel
  * can: those are added to *huge_bytes_p. -KVD_E_NOMEM, -KVD_E_IO. */
 int client_memory_fill(void *at, size_t bytes, size_t *huge_bytes_p);
-/* For tests: what is called instead of madvise(MADV_COLLAPSE); NULL: that again. */
-/* Pages that nobody has made yet are made here: a daemon takes no memory with holes. What
- * cannot be looked at or mapped is left to its answer. -KVD_E_NOMEM. */
+/* For tests: the replacement of madvise(MADV_COLLAPSE); NULL: none. */
+/* Pages that do not exist yet are created here: a daemon takes no memory with holes.
+ * Memory that cannot be inspected or mapped is left to the daemon's reply.
+ * -KVD_E_NOMEM. */
 int client_memory_present(int fd, uint64_t offset, size_t bytes);
 void client_memory_with(int (*collapse)(void *at, size_t bytes));
 
@@ -82,19 +83,19 @@ struct client_map {
 	uint32_t slot_count;
 	uint64_t heartbeat_interval_ns;
 	int pidfd;	     /* of the daemon; -1: its process is not visible from here */
-	atomic_bool suspect; /* the connection ended: ask the pidfd now */
-	atomic_bool ended;   /* by the daemon: it takes no more requests from it */
+	atomic_bool suspect; /* the connection ended: check the pidfd now */
+	atomic_bool ended;   /* set by the daemon: it accepts no more requests */
 	atomic_bool dead;    /* sticky */
-	_Atomic uint64_t asked_ns; /* when the pidfd was last asked */
+	_Atomic uint64_t asked_ns; /* time of the last check of the pidfd */
 };
 
-/* Takes pidfd, not page_fd. -KVD_E_PROTO with `why` when the page is not one. */
+/* Takes pidfd, not page_fd. -KVD_E_PROTO with `why` if the page is invalid. */
 int client_map_new(int page_fd, size_t bytes, uint32_t slots, int pidfd,
 		   struct client_map **map_p, const char **why);
 void client_map_unref(struct client_map *map);
 enum client_health client_map_health(struct client_map *map);
-/* Whether the page's writer gives no sign of life, in words: "" and false where it does,
- * or where that is not known (NULL). */
+/* Is the page's writer without a sign of life? Sets a text; "" and false if it is
+ * alive, or if that is unknown (NULL). */
 #define CLIENT_SILENCE_MAX 96
 bool client_map_silence(struct client_map *map, char text[CLIENT_SILENCE_MAX]);
 
@@ -103,10 +104,9 @@ bool client_map_silence(struct client_map *map, char text[CLIENT_SILENCE_MAX]);
 struct client_object;
 struct client_request;
 
-/* The typed part of an answer. reply: the parsed line when result is 0. Gives
- * the result as the caller shall see it (-KVD_E_PROTO for a reply without its
- * fields). May run twice: with -KVD_E_NOREPLY at the deadline, and with the late
- * answer (req->late). */
+/* The typed part of a reply. reply: the parsed line when result is 0. Returns the
+ * result for the caller (-KVD_E_PROTO for a reply without its fields). May run twice:
+ * with -KVD_E_NOREPLY at the deadline, and with the late reply (req->late). */
 typedef int client_finish(struct client_request *req, int result, const cJSON *reply);
 
 /* of a blocking call */
@@ -128,7 +128,7 @@ struct client_request {
 	struct client_waiter *waiter;
 	void (*on_done)(void *arg, int result, const struct kvd_reply *reply);
 	void *arg;
-	bool late; /* its caller was told -KVD_E_NOREPLY */
+	bool late; /* its caller has received -KVD_E_NOREPLY */
 };
 
 struct client_frame {
@@ -143,21 +143,21 @@ struct client_conn {
 	int fd; /* -1: lost */
 	char *in;
 	size_t in_len, in_cap, in_scanned;
-	int in_fds[CLIENT_FDS_MAX]; /* arrived, not yet taken */
+	int in_fds[CLIENT_FDS_MAX]; /* received, not yet processed */
 	unsigned int in_fd_count;
 	pid_t sender;	    /* of the last message, by SCM_CREDENTIALS; 0: not known */
-	int sender_pidfd;   /* the same, by SCM_PIDFD; -1: the kernel does not tell */
+	int sender_pidfd;   /* the same, by SCM_PIDFD; -1: not supported by the kernel */
 	struct list frames; /* unsent */
 	size_t queued_bytes;
 	struct list requests; /* unanswered, oldest first */
-	struct list ready;    /* answered without the daemon */
+	struct list ready;    /* completed without the daemon */
 	unsigned int pending;
 	uint64_t next_deadline_ns; /* none is earlier; 0: no deadline at all */
 };
 
 #define KVD_IPC_BYTES 64u /* of a handle of CUDA IPC */
 
-/* one request being made */
+/* a request under construction */
 struct client_op {
 	struct text text; /* `{"id":…,"cmd":…` … without the last brace */
 	uint64_t id;
@@ -166,38 +166,39 @@ struct client_op {
 	struct client_object *object;
 	client_finish *finish;
 	void *out;
-	bool forced; /* libkvd's own clean-up: beyond the caps */
+	bool forced; /* libkvd's own clean-up: exempt from the limits */
 };
 
 void client_conn_init(struct client_conn *conn);
-/* Forget everything; on_done is not called. */
+/* Drop everything; on_done is not called. */
 void client_conn_fini(struct kvd_client *client);
 /* Close the socket; every pending request ends with -KVD_E_LOST. */
-/* by_daemon: it closed; nothing more of ours will be read. */
+/* by_daemon: the daemon closed it and reads no more requests. */
 void client_conn_lost(struct kvd_client *client, bool by_daemon, const char *why);
 
-/* Send what the socket takes. false: the connection is broken (and not yet
- * declared lost: what the daemon said last may still be readable). */
+/* Send as much as the socket accepts. false: the connection is broken (but not yet
+ * declared lost: the daemon's last message may be readable). */
 bool client_conn_flush(struct client_conn *conn);
 void client_frame_free(struct client_conn *conn, struct client_frame *frame);
 /* Unanswered, by id; or NULL. */
 struct client_request *client_request_find(struct client_conn *conn, uint64_t id);
 
 void client_op_begin(struct kvd_client *client, struct client_op *op, const char *cmd);
-/* Queue it, and wait when call says so. Consumes op. 0 = done or queued. */
+/* Queue it, and wait if `call` requests it. Consumes op. 0 = done or queued. */
 int client_op_run(struct kvd_client *client, struct client_op *op,
 		  const struct kvd_call *call);
-/* The same, blocking, and the answer's line (also of an error answer). */
+/* The same, blocking, with the line of the reply (also of an error reply). */
 int client_op_json(struct kvd_client *client, struct client_op *op, int timeout_ms,
 		   char **json_p);
-/* End without asking the daemon: at once when blocking, else in kvd_poll(). */
+/* Complete without the daemon: at once when blocking, else in kvd_poll(). */
 int client_op_local(struct kvd_client *client, const struct kvd_call *call);
-/* One turn: send, receive, expire, run callbacks; how many requests ended. */
+/* One turn: send, receive, expire, run callbacks; returns the number of requests that
+ * ended. */
 int client_conn_turn(struct kvd_client *client, int timeout_ms);
-/* When a call's time ends: 0 is the client's default, negative never (UINT64_MAX). */
+/* Deadline of a call: 0 is the client's default, negative never (UINT64_MAX). */
 uint64_t client_until_ns(const struct kvd_client *client, int timeout_ms);
-/* Between two looks at shared memory: what the socket has, then a pause that grows
- * (*pause_ns, 0 at first). */
+/* Between two polls of shared memory: process the socket, then pause with growing
+ * length (*pause_ns, 0 at first). */
 void client_pause(struct kvd_client *client, uint64_t *pause_ns);
 
 /* ---- handles ------------------------------------------------------------- */
@@ -217,11 +218,11 @@ enum client_kind {
 };
 
 enum client_phase {
-	CLIENT_MAKING, /* asked for, unanswered */
+	CLIENT_MAKING, /* requested, no reply yet */
 	CLIENT_READY,
-	CLIENT_DOUBT,  /* asked for, the caller was told "no answer" */
+	CLIENT_DOUBT,  /* requested, the caller has received "no answer" */
 	CLIENT_FAILED, /* the daemon has no such object */
-	CLIENT_CLOSED, /* closed there; the handle is the caller's still */
+	CLIENT_CLOSED, /* closed there; the caller keeps the handle */
 };
 
 struct client_object {
@@ -230,12 +231,12 @@ struct client_object {
 	void (*fini)(struct client_object *object);
 	uint64_t id;
 	enum client_kind kind;
-	unsigned int refs;   /* the caller's and one of each request */
-	unsigned int serial; /* of the session that made it */
-	unsigned int asked;  /* the last session that it was registered again in */
-	/* from here on: what reads of thousands look at, close together */
+	unsigned int refs;   /* one of the caller and one of each request */
+	unsigned int serial; /* of the session that created it */
+	unsigned int asked;  /* the last session with which it was registered */
+	/* from here on: members that reads of thousands of objects use, close together */
 	_Atomic uint32_t phase;
-	bool lost; /* FAILED because it could not be made again */
+	bool lost; /* FAILED because it could not be restored */
 };
 
 void client_object_init(struct kvd_client *client, struct client_object *object,
@@ -244,48 +245,51 @@ void client_object_ref(struct client_object *object);
 void client_object_unref(struct client_object *object);
 enum client_phase client_object_phase(const struct client_object *object);
 void client_object_enter(struct client_object *object, enum client_phase phase);
-/* Is it known to the daemon in this session? Else -KVD_E_STATE or _LOST. */
+/* Does the daemon know it in this session? Else -KVD_E_STATE or _LOST. */
 int client_object_usable(struct client_object *object, const char *what);
 
-/* The client_finish of regions, pools and dlists being made. */
+/* The client_finish of regions, pools and dlists under construction. */
 int client_object_made(struct client_request *req, int result, const cJSON *reply);
-/* The same, of what is registered again: the handle stays on record. */
+/* The same for objects registered again: the handle stays on record. */
 int client_object_again(struct client_request *req, int result, const cJSON *reply);
 /* The client_finish of a closing command: frees the handle if it is in time. */
 int client_object_gone(struct client_request *req, int result, const cJSON *reply);
-/* The whole closing function of regions, pools and dlists. */
+/* The complete closing function of regions, pools and dlists. */
 int client_object_close(struct client_object *object, const struct kvd_call *call);
 /* Free a handle that the daemon does not have. */
 int client_object_forget(struct client_object *object, const struct kvd_call *call);
-/* What a call names must be there in this session; -KVD_E_BUSY: it is on its way. */
+/* An object named by a call must exist in this session; -KVD_E_BUSY: its registration
+ * is in progress. */
 int client_prepared(struct kvd_client *client, const struct client_object *object,
 		    const char *what);
-/* The caller's number of an attachment to the daemon's. A blocking call waits for one
- * that is being made again, another gets -KVD_E_BUSY. */
+/* Translates the caller's number of an attachment to the daemon's. A blocking call
+ * waits for one that is being restored, another returns -KVD_E_BUSY. */
 int client_attach_id(struct kvd_client *client, uint64_t *attach_p,
 		     const struct kvd_call *call);
-/* The same, of what is made again after it. 1: not there yet. */
+/* The same for objects restored after it. 1: not there yet. */
 int client_attach_again_id(struct kvd_client *client, uint64_t number,
 			   uint64_t *attach_p);
 /* The daemon's id; 0: not registered in this session. */
 uint64_t client_object_id(const struct client_object *object);
 
-/* What rooms and xfers have in common: a slot of the status page. */
+/* Common part of rooms and xfers: a slot of the status page. */
 struct client_slot {
 	struct client_object object;
-	struct client_map *map;	 /* a reference; NULL only when never asked for */
-	uint64_t number;	 /* rooms: the slot's `object` figure */
+	struct client_map *map;	 /* a reference; NULL only if never requested */
+	uint64_t number;	 /* rooms: the `object` value of the slot */
 	uint32_t slot;		 /* valid from CLIENT_READY on, as gen */
-	_Atomic uint32_t gen;	 /* rises with every post of a transfer */
+	_Atomic uint32_t gen;	 /* incremented by every post of a transfer */
 	atomic_bool posted;	 /* by kvd_xfer_post() */
-	bool numbered;		 /* by us: client_ring_slot() */
-	uint32_t before;	 /* numbered: the generation of whoever had the slot */
+	bool numbered;		 /* numbered here: client_ring_slot() */
+	uint32_t before;	 /* if numbered: generation of the slot's previous
+				  * object */
 	int error;		 /* kvd code, valid in CLIENT_FAILED */
-	struct kvd_error *fault; /* the same with its text, a room's why; may be NULL */
+	struct kvd_error *fault; /* the same with its text, for kvd_room_why(); may be
+				  * NULL */
 };
 
 struct kvd_dlist {
-	struct client_slot slot; /* used where it is `numbered` */
+	struct client_slot slot; /* used if `numbered` */
 	uint64_t rows;
 	uint64_t attach; /* the caller's number; 0: own memory */
 	size_t count, columns;
@@ -300,19 +304,19 @@ struct kvd_room {
 	struct client_slot slot;
 	enum kvd_role role;
 	bool asked; /* slot.fault is kvd_room_why()'s */
-	bool told;  /* and the last word */
+	bool told;  /* and the last status word */
 };
 
-/* Of an object being made in the current session (client->map is there). */
+/* For an object created in the current session (client->map exists). */
 void client_slot_init(struct client_slot *slot, uint64_t number);
 int client_slot_state(const struct client_slot *slot);
-/* Of many, as kvd_room_states(); of: what slot_at() finds them in. */
+/* For many objects, as kvd_room_states(); of: for slot_at(). */
 size_t client_slot_states(const struct client_slot *(*slot_at)(const void *of, size_t i),
 			  const void *of, size_t count, int *states);
 int client_slot_read(const struct client_slot *slot, struct kvd_room_status *status_p);
-/* Until state >= `state`, failed or gone; the state or -KVD_E_NOREPLY. */
+/* Wait until state >= `state`, failed or replaced; the state or -KVD_E_NOREPLY. */
 int client_slot_wait(struct client_slot *slot, int state, int timeout_ms);
-/* Take slot and gen from an answer; false: the answer lacks them. */
+/* Take slot and gen from a reply; false: the reply lacks them. */
 bool client_slot_attach(struct client_slot *slot, const cJSON *reply);
 void client_slot_fini(struct client_slot *slot);
 
@@ -320,7 +324,7 @@ struct kvd_space {
 	struct client_object object;
 };
 struct kvd_hold;
-/* The daemon's number of it; 0: not answered yet. */
+/* The daemon's number of it; 0: no reply yet. */
 uint64_t client_hold_id(const struct kvd_hold *hold);
 
 /* ---- the submission ring ----------------------------------------------------- */
@@ -328,15 +332,15 @@ uint64_t client_hold_id(const struct kvd_hold *hold);
 struct client_ring;
 struct kvd_ring_entry;
 
-/* a released slot; gen 0: nothing of it is under way */
+/* a released slot; gen 0: no entry of it is in progress */
 struct client_left {
 	uint32_t slot, gen;
 };
 
-/* of the session: those that we number */
+/* of the session: slots numbered by the client */
 struct client_slots {
-	uint32_t fresh; /* so many were used at least once */
-	uint32_t out;	/* given out, or waiting in the queue: at most cap */
+	uint32_t fresh; /* number of slots used at least once */
+	uint32_t out;	/* in use, or waiting in the queue: at most cap */
 	struct client_left *queue;
 	uint32_t cap, front, waiting;
 };
@@ -347,26 +351,26 @@ struct client_part {
 	size_t bytes;
 };
 
-/* client_enter() for calls that never wait; asks for a ring. */
+/* client_enter() for calls that never wait; requests a ring. */
 int client_ring_begin(struct kvd_client *client);
 /* Number the object: a slot, its next generation, an id. */
 int client_ring_slot(struct kvd_client *client, struct client_slot *slot);
-/* The object ends; the slot is used again when the daemon let go of it, too. */
+/* The object ends; the slot is reused when the daemon has released it, too. */
 void client_ring_slot_back(struct kvd_client *client, const struct client_slot *slot);
-/* Give the entry, by the ring or else the socket; nothing of it has reached the
- * daemon when this fails. */
+/* Submit the entry, by the ring or else the socket; on failure the daemon has received
+ * nothing. */
 int client_ring_put(struct kvd_client *client, struct kvd_ring_entry *entry,
 		    const struct client_part *parts, size_t count,
 		    struct client_object *object);
-/* The slot was numbered, and its entry not given. */
+/* The slot was numbered, but its entry not submitted. */
 void client_ring_slot_unused(struct client_slot *slot);
-void client_ring_lost(struct kvd_client *client); /* the session is gone */
+void client_ring_lost(struct kvd_client *client); /* the session has ended */
 
 /* The closing function of lists and transfers: never waits. */
 int client_slot_release(struct client_slot *slot);
-/* The daemon has refused it by the socket, for client->error. */
+/* The daemon refused it over the socket; for client->error. */
 void client_slot_refused(struct client_slot *slot);
-/* Why it failed, from the daemon where it has kept its text. Blocks. */
+/* The error of its failure, from the daemon if it has kept the text. Blocks. */
 int client_slot_error(const struct client_slot *slot, int timeout_ms,
 		      struct kvd_error *error_p);
 /* -KVD_E_TOOBIG */
@@ -374,12 +378,12 @@ int client_notif_check(struct kvd_client *client, size_t bytes);
 
 /* ---- rooms that are posted (client_room_post.c) -------------------------------- */
 
-/* Does the daemon know the op, and is there a ring to ask by? */
+/* Does the daemon know the op, and is there a ring for it? */
 int client_post_begin(struct kvd_client *client, unsigned int op);
-/* The entry's payload is views, then text: taken. An OPEN numbers the room. */
+/* The entry's payload is views, then text: both taken. An OPEN numbers the room. */
 int client_post_pages(struct kvd_room *room, struct kvd_ring_entry *entry,
 		      const struct kvd_view *views, size_t view_count, struct text *text);
-/* The same of any slot; `ids` (NULL: none): entry->n0 of them before the views. */
+/* The same for any slot; `ids` (NULL: none): entry->n0 of them before the views. */
 int client_post_views(struct client_slot *slot, struct kvd_ring_entry *entry,
 		      const void *ids, const struct kvd_view *views, size_t view_count,
 		      struct text *text);
@@ -391,30 +395,30 @@ int client_post_close_entry(struct kvd_room *room); /* the handle stays */
 
 enum client_stage {
 	CLIENT_DOWN,	    /* no session */
-	CLIENT_GREETING,    /* hello is on its way */
-	CLIENT_REGISTERING, /* what is on record, too */
+	CLIENT_GREETING,    /* hello has been sent */
+	CLIENT_REGISTERING, /* and the recorded objects */
 	CLIENT_UP,
 };
 
 struct client_again {
-	bool manual; /* only kvd_reconnect() begins */
+	bool manual; /* only kvd_reconnect() starts */
 	enum client_stage stage;
-	bool failed;	    /* this attempt is to end, for `why` */
+	bool failed;	    /* end this attempt, with `why` */
 	unsigned int open;  /* registrations unanswered */
-	unsigned int tries; /* since the last session that lasted */
+	unsigned int tries; /* since the last stable session */
 	uint64_t up_ns;
 	uint64_t retry_ns;    /* DOWN: when the next attempt is due */
-	uint64_t redo_ns;     /* UP: when to make again what failed; 0: nothing did */
-	uint64_t until_ns;    /* of an attempt that somebody waits for; 0: nobody */
-	uint64_t hello_ns;    /* GREETING: when it was said */
+	uint64_t redo_ns;     /* UP: when to restore failed objects; 0: none failed */
+	uint64_t until_ns;    /* of an attempt with a waiting caller; 0: none */
+	uint64_t hello_ns;    /* GREETING: when hello was sent */
 	struct kvd_error why; /* of the last attempt; code 0: none failed */
 };
 
-/* A new session, whatever was; blocks. 0, or why there is none. */
+/* Open a new session in any case; blocks. 0, or the reason for none. */
 int client_session_open(struct kvd_client *client, int timeout_ms);
 /* Take the steps that are due, after each turn; never waits. */
 void client_session_step(struct kvd_client *client);
-/* The connection is gone; from client_conn_lost(). */
+/* The connection was lost; from client_conn_lost(). */
 void client_session_lost(struct kvd_client *client);
 /* When the next step is due without an event; false: none is. */
 bool client_session_due(const struct kvd_client *client, uint64_t *due_p);
@@ -422,12 +426,12 @@ bool client_session_due(const struct kvd_client *client, uint64_t *due_p);
 int client_session_again(struct client_op *op);
 void client_session_answered(struct client_object *object, int result);
 /*
- * Every call that needs the session begins here, before it looks at a handle:
- * without one it is -KVD_E_LOST, retryable, never the handle's -KVD_E_STATE. need()
- * takes the steps to a new session that are due, and never waits; check() takes none.
- * begin() is client_enter() and need(); a blocking one finds the end of the
- * connection, connects again if somebody listens, and waits for the registrations,
- * at most the call's time.
+ * Every call that needs the session starts here, before it checks a handle: without a
+ * session it returns -KVD_E_LOST, retryable, never the handle's -KVD_E_STATE. need()
+ * takes the due steps to a new session and never waits; check() takes none. begin() is
+ * client_enter() and need(); a blocking one detects the end of the connection, connects
+ * again if a daemon listens, and waits for the registrations, at most for the call's
+ * time.
  */
 int client_session_check(struct kvd_client *client);
 int client_session_need(struct kvd_client *client);
@@ -448,14 +452,15 @@ struct kvd_client {
 	struct client_conn conn;
 	struct client_again again;
 	struct client_map *map;	  /* of the current session */
-	struct client_ring *ring; /* the same; NULL: by the socket */
-	unsigned int ring_asked;  /* the serial of the session that was asked for one */
-	uint64_t ring_ops;	  /* 1 << op of those that its daemon knows */
-	unsigned int submits;	  /* entries on the socket: those behind go there, too */
+	struct client_ring *ring; /* the same; NULL: use the socket */
+	unsigned int ring_asked;  /* serial of the session that was asked for a ring */
+	uint64_t ring_ops;	  /* 1 << op for the ops known to its daemon */
+	unsigned int submits;	  /* entries on the socket; later ones must use it, too */
 	struct client_slots slots;
 	uint64_t notifs_taken; /* in this session */
 	uint64_t notifs_waiting;
-	cJSON *notifs_kept; /* those: taken, and not told yet; NULL: none ever came */
+	cJSON *notifs_kept; /* those: fetched, and not reported yet; NULL: none was
+			     * ever received */
 	struct kvd_daemon_info info;
 	struct kvd_error error;
 	struct list objects[CLIENT_KINDS];
@@ -464,9 +469,9 @@ struct kvd_client {
 /* -KVD_E_FORKED, -KVD_E_STATE in a callback (blocking calls only), else 0. */
 int client_enter(struct kvd_client *client, bool blocks);
 bool client_blocks(const struct kvd_call *call);
-/* The `call` of those that never wait: nobody is told. */
+/* The `call` of functions that never wait: without a completion. */
 extern const struct kvd_call client_never_waits;
-/* In a new session: register again under the old handle. */
+/* In a new session: register again under the existing handle. */
 int client_region_again(struct kvd_region *region);
 int client_pool_again(struct kvd_pool *pool);
 int client_attach_again(struct client_object *object);
@@ -478,11 +483,11 @@ int client_fail(struct kvd_client *client, int code, const char *fmt, ...)
 int client_fail_nomem(struct kvd_client *client);
 void client_error_set(struct kvd_error *error, int code, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
-/* From an error answer; always makes some error. */
+/* From an error reply; always sets an error. */
 void client_error_parse(struct kvd_error *error, const cJSON *reply);
 struct kvd_error *client_error_thread(void);
 
-/* Members of an answer; false when absent or of another type. */
+/* Members of a reply; false if absent or of another type. */
 bool client_get_u64(const cJSON *reply, const char *name, uint64_t *out_p);
 const char *client_get_str(const cJSON *reply, const char *name);
 

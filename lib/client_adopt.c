@@ -2,31 +2,30 @@
 /*
  * Moving memory behind a memfd while other threads use it.
  *
- * Copying a range and mapping the copy over it loses every store between the two
- * (38 237 in one trial). So the range goes over in slices of 2 MiB, and for each:
+ * Copying a range and mapping the copy over it loses every store in between (38 237 in
+ * one trial). So the range is moved in slices of 2 MiB, and for each:
  *
- *   fill     the memfd's slice gets its pages, huge ones where possible
- *   present  every page of the old slice is made present: only what is present
- *            can be write-protected
+ *   fill     allocate the pages of the memfd's slice, huge ones where possible
+ *   present  make every page of the old slice present: only present pages can be
+ *            write-protected
  *   protect  userfaultfd write-protect: from here on a store waits in the kernel,
- *            loads go on
- *   copy     nothing changes meanwhile
- *   replace  mmap(MAP_FIXED) of the memfd's slice: for a load there is no moment
- *            without memory, faults wait for the map's lock
- *   wake     a waiting thread faults again, now in the new slice, and its store lands
+ *            loads continue
+ *   copy     no store can change the slice
+ *   replace  mmap(MAP_FIXED) of the memfd's slice: a load always finds memory,
+ *            faults wait for the map's lock
+ *   wake     a waiting thread faults again, now in the new slice, and stores there
  *
- * Nobody reads the userfaultfd's messages: the only answer to a fault is the wake
- * that comes anyway. A slice that cannot be replaced is unprotected, which wakes
- * too. The thread that moves never stores to the range between protect and wake
- * (its stack is refused, the registry is its own mapping), so it cannot wait for
- * itself.
+ * The messages of the userfaultfd are not read: a fault is resolved by the wake, which
+ * always follows. A slice that cannot be replaced is unprotected, which wakes too. The
+ * moving thread never stores to the range between protect and wake (its stack is refused,
+ * the registry is its own mapping), so it cannot wait for itself.
  *
- * The kernel's own stores (a read() into the range) wait as well if the process
- * may have a full userfaultfd: as root, by vm.unprivileged_userfaultfd, by rights
- * on /dev/userfaultfd. With UFFD_USER_MODE_ONLY, which anyone may have, they fail
- * with EFAULT for the moment of a slice.
+ * The kernel's own stores (a read() into the range) wait as well if the process may have
+ * a full userfaultfd: as root, by vm.unprivileged_userfaultfd, or by rights on
+ * /dev/userfaultfd. With UFFD_USER_MODE_ONLY, which needs no privilege, they fail with
+ * EFAULT while a slice is moved.
  *
- * All of it under the registry's lock, so nobody else adopts meanwhile.
+ * The registry's lock is held throughout, so no other thread adopts at the same time.
  */
 #include "lib/client_adopt.h"
 
@@ -56,8 +55,8 @@
 
 struct mover {
 	struct adopt_range *range;
-	int uffd;	 /* -1: quiet */
-	uint8_t *window; /* the whole memfd, for us to fill */
+	int uffd;	 /* -1: quiet, without userfaultfd */
+	uint8_t *window; /* the whole memfd, to be filled */
 	size_t window_bytes;
 };
 
@@ -82,7 +81,7 @@ static bool uffd_greet(int fd)
 	return ioctl(fd, UFFDIO_API, &api) == 0;
 }
 
-/* The full kind if we may, else the one for stores of user mode; -1 with errno. */
+/* The full kind if permitted, else the kind for stores of user mode; -1 with errno. */
 static int uffd_open(void)
 {
 	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
@@ -113,8 +112,8 @@ static int uffd_begin(struct mover *m, uint64_t begin, uint64_t end)
 		return client_adopt_failed(
 			KVD_E_PERM,
 			"this process may not use userfaultfd with write-protect, "
-			"without which stores of other threads would be lost (allow "
-			"it, or promise with `quiet` that there are none)");
+			"without which stores of other threads could be lost; allow "
+			"it, or set `quiet` if there are none");
 	if (ioctl(m->uffd, UFFDIO_REGISTER, &reg) < 0)
 		return client_adopt_failed(
 			KVD_E_IMPORT, errno == EBUSY
@@ -149,7 +148,7 @@ static void uffd_wake(const struct mover *m, uint64_t begin, uint64_t bytes)
 
 /* ---- one slice ----------------------------------------------------------------- */
 
-/* Others may store to it now (loads of theirs do not mind an added 0). */
+/* Other threads may store to it now (their loads are not affected by adding 0). */
 static int old_present(uint64_t begin, uint64_t bytes)
 {
 	long page = sysconf(_SC_PAGESIZE);
@@ -165,8 +164,8 @@ static int old_present(uint64_t begin, uint64_t bytes)
 	return 0;
 }
 
-/* Not memcpy: stores of others before the protection are in order with it by the
- * kernel's doing, which no sanitizer can see. */
+/* Not memcpy: the kernel orders stores of other threads before the protection, which
+ * sanitizers cannot see. */
 __attribute__((no_sanitize("thread", "address"))) static void slice_copy(
 	uint8_t *to, const uint8_t *from, uint64_t bytes)
 {
@@ -179,8 +178,8 @@ __attribute__((no_sanitize("thread", "address"))) static void slice_copy(
 #endif
 }
 
-/* The bare system call, for the same reason: to a sanitizer a mapping made over
- * memory is a store to all of it. */
+/* The raw system call, for the same reason: a sanitizer treats a mapping over memory
+ * as a store to all of it. */
 static int slice_replace(const struct mover *m, uint64_t begin, uint64_t bytes,
 			 uint64_t offset)
 {
@@ -215,7 +214,7 @@ static int slice_move(struct mover *m, uint64_t begin, uint64_t bytes, uint64_t 
 	if (m->uffd >= 0)
 		uffd_wake(m, begin, bytes);
 	m->range->huge += huge > 0;
-	/* a child would share it, and write into its parent's cache */
+	/* a child would share it, and write to its parent's cache */
 	(void)madvise((void *)(uintptr_t)begin, bytes, MADV_DONTFORK);
 	(void)madvise((void *)(uintptr_t)begin, bytes, MADV_POPULATE_WRITE);
 	return 0;
@@ -252,7 +251,7 @@ static int range_move(struct adopt_range *range, bool quiet)
 			n = range->bytes - range->done;
 		r = slice_move(&m, range->begin + range->done, n, offset);
 	}
-	mem_closep(&m.uffd); /* lets go of what it watches */
+	mem_closep(&m.uffd); /* releases the ranges that it watches */
 	munmap(m.window, m.window_bytes);
 	return r;
 }
@@ -293,7 +292,7 @@ static void adopted_fill(const struct adopt_range *range,
 	out->id = range->inode;
 }
 
-/* New memory, or the rest of what an earlier call began. */
+/* New memory, or the remainder of an earlier call. */
 static int adopt_fresh(struct adopt_registry *registry, const struct kvd_adopt_args *args,
 		       struct adopt_range *range, struct kvd_adopted *out)
 {
@@ -301,7 +300,7 @@ static int adopt_fresh(struct adopt_registry *registry, const struct kvd_adopt_a
 	uint64_t begin, end;
 	int r;
 
-	if (range) { /* the first check saw all of it */
+	if (range) { /* the first check covered all of it */
 		rest.address = (void *)(uintptr_t)(range->begin + range->done);
 		rest.bytes = range->bytes - range->done;
 		rest.vouched = true;
@@ -316,7 +315,7 @@ static int adopt_fresh(struct adopt_registry *registry, const struct kvd_adopt_a
 	if (!range)
 		return -client_error_thread()->code;
 	r = range_move(range, args->quiet);
-	if (r < 0) { /* what is moved stays on record, and lies where it lay */
+	if (r < 0) { /* moved ranges stay on record at the same address */
 		range->refs--;
 		adopt_registry_settle(registry);
 		return r;
@@ -376,7 +375,7 @@ int kvd_adopt_release(struct kvd_adopted *adopted)
 		adopt_registry_settle(registry);
 	} else {
 		client_error_set(client_error_thread(), KVD_E_NOTFOUND,
-				 "adopt: nothing is held by this");
+				 "adopt: no reference exists for this");
 	}
 	if (registry)
 		adopt_registry_unlock(registry);

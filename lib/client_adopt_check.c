@@ -1,22 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * May this memory be moved behind a memfd?
+ * May this memory be moved behind a memfd? For its owner, MADV_DONTNEED on a shared
+ * mapping does not zero, fork() does not copy it (the child has a view of it,
+ * client_adopt_fork.c), mremap() cannot grow it, and holders of its physical pages (DMA)
+ * keep the old ones. An allocator that recycles memory relies on the first, so without
+ * `vouched` only whole chunks that malloc mapped for one allocation are accepted: free()
+ * unmaps those without any other use. glibc maps every allocation of 32 MiB or more
+ * (DEFAULT_MMAP_THRESHOLD_MAX); below that it may be an arena or a raised threshold, so
+ * the chunk's own header is read: IS_MMAPPED, and a start and an end on page boundaries.
+ * Other allocators store other values there, which cannot match by accident for a range
+ * of the right length.
  *
- * What changes for its owner: MADV_DONTNEED on a shared mapping does not zero,
- * fork() does not copy it (the child has a view of it, client_adopt_fork.c), mremap()
- * cannot grow it, and whoever holds its physical pages (DMA) holds the old ones. An
- * allocator that recycles memory relies on the first, so only whole chunks that
- * malloc mapped for one allocation are taken unasked: free() unmaps those and
- * nothing else ever happens to them. glibc maps every allocation of 32 MiB or
- * more (DEFAULT_MMAP_THRESHOLD_MAX); below that an arena or a raised threshold
- * may be meant, so the chunk's own header is read: IS_MMAPPED, and a begin and
- * an end that are page boundaries. Other allocators put other words there, which
- * cannot look like it by accident for a range of the right length. All else the
- * caller must vouch for.
- *
- * Of what pins pages, the kernel tells nothing; the CUDA driver does, if it is in
- * the process, page by page. Another library's RDMA registrations cannot be
- * seen at all.
+ * The caller must guarantee the rest. The kernel does not report what pins pages; the
+ * CUDA driver does, if it is in the process, page by page. RDMA registrations of other
+ * libraries cannot be detected.
  */
 #include "lib/client_adopt.h"
 
@@ -33,7 +30,7 @@
 #define CHUNK_IS_MMAPPED UINT64_C(2)
 
 #define ATTRIBUTE_MEMORY_TYPE 2 /* CU_POINTER_ATTRIBUTE_MEMORY_TYPE */
-#define CUDA_INVALID_VALUE 1	/* not known to the driver: what we hope for */
+#define CUDA_INVALID_VALUE 1	/* unknown to the driver, as required */
 #define CUDA_NOT_INITIALIZED 3	/* nothing can be registered yet */
 #define CUDA_DEINITIALIZED 4
 
@@ -47,7 +44,7 @@ static int client_adopt_check_refuse(const char *what, uint64_t at)
 /* ---- the map ---------------------------------------------------------------- */
 
 struct walk {
-	uint64_t at; /* seen up to here, without a gap */
+	uint64_t at; /* checked up to here, without a gap */
 	uint64_t stack;
 };
 
@@ -59,7 +56,7 @@ static int area_check(void *arg, const struct maps_area *area)
 		return client_adopt_check_refuse("is not mapped", walk->at);
 	if (area->shared)
 		return client_adopt_check_refuse(
-			"is shared already: register it as it is (memfd, shm)",
+			"is shared already: register it directly (memfd, shm)",
 			area->begin);
 	if (strstr(area->name, "anon_hugepage"))
 		return client_adopt_check_refuse(
@@ -74,7 +71,7 @@ static int area_check(void *arg, const struct maps_area *area)
 	     walk->stack >= walk->at))
 		return client_adopt_check_refuse("is a stack", area->begin);
 	if (area->name[0] == '[' && strncmp(area->name, "[anon", 5) != 0)
-		return client_adopt_check_refuse("is the kernel's own", area->begin);
+		return client_adopt_check_refuse("belongs to the kernel", area->begin);
 	if (!area->readable || !area->writable)
 		return client_adopt_check_refuse("cannot be read and written",
 						 area->begin);
@@ -84,8 +81,8 @@ static int area_check(void *arg, const struct maps_area *area)
 	return 0;
 }
 
-/* A thread's stack merges with neighbours in the map: only where it is used now
- * can be known, and that only of the calling thread. */
+/* A thread's stack merges with neighbours in the map: only its current position is
+ * known, and only for the calling thread. */
 static int client_adopt_check_map_check(uint64_t begin, uint64_t end)
 {
 	uint8_t here;
@@ -103,11 +100,11 @@ static int client_adopt_check_map_check(uint64_t begin, uint64_t end)
 /* ---- malloc's header ---------------------------------------------------------- */
 
 struct chunk_words {
-	uint64_t before; /* bytes from the mapping's begin to this header */
+	uint64_t before; /* bytes from the start of the mapping to this header */
 	uint64_t size;	 /* of the chunk, with flags */
 };
 
-/* Malloc's words lie where a sanitizer keeps others from reading. */
+/* Malloc's header is in memory that sanitizers protect from reading. */
 __attribute__((no_sanitize("address", "thread"))) static struct chunk_words
 chunk_words_at(uint64_t header)
 {
@@ -120,9 +117,9 @@ static int chunk_check(uint64_t address, uint64_t bytes, uint64_t page, uint64_t
 		       uint64_t *end_p)
 {
 	static const char *const not_its_own =
-		"is not a chunk that malloc mapped by itself (of 32 MiB or more, named "
-		"by the pointer that malloc gave): vouch for it if all of its pages are "
-		"yours and nothing relies on MADV_DONTNEED to zero them";
+		"is not a chunk that malloc mapped for one allocation (of 32 MiB or "
+		"more, named by the pointer from malloc); set `vouched` if all of its "
+		"pages are yours and no code relies on MADV_DONTNEED to zero them";
 	struct chunk_words words;
 	uint64_t header = address - sizeof(words), begin, end;
 	int r;
@@ -155,8 +152,8 @@ static int library_find(struct dl_phdr_info *info, size_t size, void *arg)
 	return strstr(info->dlpi_name, "/libcuda.so") != NULL;
 }
 
-/* Only if the driver is loaded already: then its answer counts. (Asked so that
- * the caller's dlerror() is left alone where there is none.) */
+/* Only if the driver is loaded already: then its reply counts. (Checked so that the
+ * caller's dlerror() is not changed if it is not.) */
 static int cuda_check(uint64_t begin, uint64_t end, uint64_t page)
 {
 	void *lib = dl_iterate_phdr(library_find, NULL)
@@ -180,8 +177,8 @@ static int cuda_check(uint64_t begin, uint64_t end, uint64_t page)
 				at);
 		else if (answer != CUDA_INVALID_VALUE)
 			r = client_adopt_check_refuse(
-				"may be registered with CUDA: the driver would not tell; "
-				"call from a thread with a CUDA context",
+				"may be registered with CUDA: the driver did not "
+				"answer; call from a thread with a CUDA context",
 				at);
 	}
 	if (lib)

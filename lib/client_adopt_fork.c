@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Adopted memory in a child of fork().
+ * Adopted memory in a child of fork(). Memory moved behind a memfd is a shared mapping: a
+ * child with it would write to its parent's memory, which a peer might read. So the
+ * kernel leaves it out of the child (MADV_DONTFORK). The child still has every pointer
+ * into it, however: an allocator reads the header of a chunk that it frees, and even a
+ * child that only exits frees memory.
  *
- * What was moved behind a memfd is a shared mapping: a child that had it would write
- * into its parent's memory, and give it to a peer. So the kernel leaves it out of the
- * child (MADV_DONTFORK). But the child still has every pointer into it: an allocator
- * reads the words in front of a chunk that it frees, and a child that only ends frees
- * much. So the child gets a mapping of its own in the same place: private, of the same
- * file. What it writes is its own; what it has not written shows what its parent writes,
- * which is all that may be expected by code that uses memory after fork() that the parent
- * goes on with. (Rejected: a copy, gigabytes in a moment; nothing, and the child dies.)
+ * So the child gets its own mapping at the same address: private, of the same file. Its
+ * writes are its own; unwritten pages show what its parent writes, as code that shares
+ * memory with its parent after fork() must expect. (Rejected: a copy, gigabytes at once;
+ * no mapping, because the child crashes.)
  *
- * The ranges are noted before the fork, because the registry is not in the child
- * either, and its lock is not held over the fork: what is adopted in between is not in
- * the child. An exec() needs nothing of it; vfork() and posix_spawn() do not call this.
+ * The ranges are recorded before the fork, because the registry is not in the child
+ * either, and its lock is not held over the fork: ranges adopted in between are not in
+ * the child. exec() needs none of this; vfork() and posix_spawn() do not call it.
  */
 #include "lib/client_adopt.h"
 
@@ -26,7 +26,7 @@
 #define MAP_FIXED_NOREPLACE 0x100000
 #endif
 
-/* Of this thread's fork: others that fork at the same time have their own. */
+/* For this thread's fork: concurrent forks of other threads have their own. */
 static _Thread_local struct adopt_range *noted;
 static _Thread_local uint32_t noted_count;
 
@@ -48,7 +48,7 @@ static void in_child(void)
 		const struct adopt_range *r = &noted[i];
 		void *wanted = (void *)(uintptr_t)r->begin, *at;
 
-		/* where another handler put something, that stays */
+		/* if another handler mapped something there, it stays */
 		at = mmap(wanted, r->done, PROT_READ | PROT_WRITE,
 			  MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED_NOREPLACE, r->fd,
 			  (off_t)r->file_begin);

@@ -1,28 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One registry of adopted ranges for the process.
- *
- * Several copies of libkvd may be in one process (an engine's wheel and its
- * router's, one linked, one opened with RTLD_LOCAL), and none may adopt what
- * another has. Symbols do not meet across such copies; descriptors do. So the
- * registry is a memfd of its own, found by its name in /proc/self/fd, which each
- * copy maps: a lock and a table. The fds in it are numbers of this process, good
- * for every copy. (Rejected: a weak symbol, which RTLD_LOCAL and version scripts
- * hide; reading everything back from /proc/self/maps, which gives no fd without
+ * One registry of adopted ranges for the process. Several copies of libkvd may be in one
+ * process (an engine's wheel and its router's, one linked, one opened with RTLD_LOCAL),
+ * and none may adopt a range of another. Symbols are not shared across such copies, but
+ * descriptors are. So the registry is a memfd, found by its name in /proc/self/fd, which
+ * each copy maps: a lock and a table. The fds in it are numbers of this process, valid
+ * for every copy. (Rejected: a weak symbol, which RTLD_LOCAL and version scripts hide;
+ * reading everything back from /proc/self/maps, which gives no fd without
  * CAP_CHECKPOINT_RESTORE.)
  *
- * Two copies may look for it at once. What serialises them is the dynamic
- * linker's own lock, held while dl_iterate_phdr() runs its callback: the one lock
- * that every copy shares before it knows of the others.
+ * Two copies may search for it at once. They are serialised by the dynamic linker's lock,
+ * held while dl_iterate_phdr() runs its callback: the only lock that all copies share
+ * before they know each other. A child of fork() inherits the memfd, but not its memory
+ * (MADV_DONTFORK): the name contains the process's id and its start time, so it does not
+ * match in the child. The child gets private views of the adopted ranges
+ * (client_adopt_fork.c).
  *
- * A child of fork() inherits the memfd, but not its memory (MADV_DONTFORK): the
- * name holds the process's id and its start time, so it is not the child's.
- * Of the adopted ranges it gets private views (client_adopt_fork.c).
- *
- * Entries live as long as their memory: an adopted chunk that the engine freed is
- * unmapped, and nothing tells us. What the map of the process does not show any
- * more is forgotten at the next lock, at once if nobody refers to it, else when
- * the last reference goes; the pages stay as long as the fd does.
+ * Entries live as long as their memory. The library is not notified when the engine frees
+ * an adopted chunk and unmaps it. Ranges missing from the process's map are therefore
+ * dropped at the next lock, at once if they have no reference, else with the last
+ * reference; the pages stay as long as the fd.
  */
 #include "lib/client_adopt.h"
 
@@ -44,22 +41,22 @@
 #define REGISTRY_MAGIC UINT64_C(0x3274706f64612d4b) /* "K-adopt2" */
 
 struct adopt_registry {
-	_Atomic uint64_t magic; /* last to be written by its maker */
-	uint64_t bytes;		/* of this struct: another layout is not ours */
+	_Atomic uint64_t magic; /* written last by its creator */
+	uint64_t bytes;		/* size of this struct: another size is incompatible */
 	pthread_mutex_t lock;
-	uint32_t count; /* entries below it may be used */
+	uint32_t count; /* entries below it may be in use */
 	struct adopt_range ranges[ADOPT_RANGES_MAX];
 };
 
-/* This copy's mapping, and whose it is: a child's is not its parent's. Written
- * under the linker's lock. */
+/* This copy's mapping, and its process: a child's is not its parent's. Written under
+ * the linker's lock. */
 static struct adopt_registry *_Atomic mapped;
 static _Atomic pid_t mapped_by;
 
 /* ---- finding or making it ------------------------------------------------- */
 
-/* When this process was started, in ticks: field 22 of stat, after the name, which
- * may hold blanks and brackets. */
+/* Start time of this process, in ticks: field 22 of stat, after the name, which may
+ * contain blanks and brackets. */
 static uint64_t start_ticks(void)
 {
 	cleanup_close int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
@@ -87,7 +84,7 @@ static bool link_is(int dir_fd, const char *fd_name, const char *wanted)
 	return strcmp(target, wanted) == 0;
 }
 
-/* The fd that some copy holds; -1: none does. */
+/* The fd of any copy; -1: none. */
 static int registry_search(const char *name)
 {
 	char wanted[128];
@@ -104,7 +101,7 @@ static int registry_search(const char *name)
 	return fd;
 }
 
-/* The fd stays open for as long as the process lives: other copies look for it. */
+/* The fd stays open for the life of the process: other copies search for it. */
 static struct adopt_registry *registry_map(int fd)
 {
 	struct adopt_registry *registry =
@@ -143,7 +140,7 @@ static struct adopt_registry *registry_make(const char *name)
 }
 
 struct opening {
-	bool make; /* when there is none */
+	bool make; /* if there is none */
 	const char *why;
 };
 
@@ -170,7 +167,7 @@ static int registry_open(struct dl_phdr_info *info, size_t size, void *arg)
 	} else if (atomic_load(&registry->magic) != REGISTRY_MAGIC ||
 		   registry->bytes != sizeof(*registry)) {
 		opening->why =
-			"another version of libkvd in this process keeps it otherwise";
+			"another version of libkvd in this process uses another format";
 		munmap(registry, sizeof(*registry));
 	} else {
 		atomic_store(&mapped_by, getpid());
@@ -210,7 +207,7 @@ static int count_mapped(void *arg, const struct maps_area *area)
 	return 0;
 }
 
-/* Does the memory that was moved still lie where it was moved to? */
+/* Is the moved memory still mapped at its address? */
 static bool range_mapped(const struct adopt_range *range)
 {
 	struct mapped_bytes m = {range, range->begin};
@@ -218,7 +215,7 @@ static bool range_mapped(const struct adopt_range *range)
 	if (range->done == 0)
 		return false;
 	if (maps_each(range->begin, range->begin + range->done, count_mapped, &m) < 0)
-		return true; /* nothing is known: forget nothing */
+		return true; /* the map is unknown: drop nothing */
 	return m.at >= range->begin + range->done;
 }
 
@@ -226,7 +223,7 @@ static void range_forget(struct adopt_range *range)
 {
 	struct stat st;
 
-	/* whoever closed it may have had the number taken by another file */
+	/* after a foreign close() the number may refer to another file */
 	if (fstat(range->fd, &st) == 0 && st.st_ino == range->inode &&
 	    st.st_dev == range->device)
 		close(range->fd);
@@ -240,7 +237,7 @@ void adopt_registry_settle(struct adopt_registry *registry)
 
 		if (!range->used || range_mapped(range))
 			continue;
-		range->done = 0; /* no one finds it by address any more */
+		range->done = 0; /* it is no longer found by address */
 		if (range->refs == 0)
 			range_forget(range);
 	}
@@ -296,7 +293,7 @@ struct adopt_range *adopt_registry_add(struct adopt_registry *registry, int fd,
 		i++;
 	if (i == ADOPT_RANGES_MAX || fstat(fd, &st) < 0) {
 		client_error_set(client_error_thread(), KVD_E_LIMIT,
-				 "%u adopted ranges: the cap of a process", i);
+				 "adopted ranges: limit of %u per process reached", i);
 		return NULL;
 	}
 	registry->ranges[i] = (struct adopt_range){.begin = begin,
@@ -344,7 +341,7 @@ bool client_adopted(const void *address, uint64_t bytes, int *fd_p, uint64_t *of
 
 	if (!address || bytes == 0 || bytes > UINT64_MAX - begin)
 		return false;
-	/* a process that never adopted need not make a registry to know it */
+	/* a process that never adopted needs no registry for this */
 	registry = adopt_registry_lock(false);
 	if (!registry)
 		return false;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Each seat has a slot of the status page while a post of it is under way or was not
- * followed by another: the terminal word frees it for the daemon, and the next post of
- * the seat takes one anew.
+ * Each seat has a slot of the status page while a request of it is in progress or has not
+ * been followed by another: the terminal word frees it for the daemon, and the next
+ * request of the seat takes a new one.
  */
 #include "lib/client.h"
 
@@ -14,7 +14,7 @@
 
 #define PARTS_MAX 64u
 #define SEATS_MAX 256u
-#define SELECT_MAX (1u << 20) /* of a post; the daemon's, too */
+#define SELECT_MAX (1u << 20) /* of a request; also the daemon's limit */
 #define REPLICATE_FROM 8u
 
 struct kvd_attend {
@@ -26,7 +26,7 @@ struct kvd_attend {
 
 static void seat_fini(struct client_object *object)
 {
-	(void)object; /* it lies in its attend */
+	(void)object; /* it is embedded in its context */
 }
 
 static void client_attend_fini(struct client_object *object)
@@ -64,7 +64,7 @@ static struct kvd_attend *attend_new(struct kvd_client *client, uint32_t seats)
 
 /* ---- opening ---------------------------------------------------------------------- */
 
-/* Whatever the program's locale calls a decimal point. */
+/* Independent of the decimal point of the program's locale. */
 static void text_real(struct text *text, const char *name, double value)
 {
 	char number[40], *comma;
@@ -128,14 +128,14 @@ static int attend_made(struct client_request *req, int result, const cJSON *repl
 	     !client_get_u64(reply, "q", &s->q) || !client_get_u64(reply, "o", &s->o) ||
 	     !client_get_u64(reply, "m", &s->m) || !client_get_u64(reply, "l", &s->l)))
 		result = client_fail(req->client, KVD_E_PROTO,
-				     "attention.open: another answer");
+				     "attention.open: the reply lacks its members");
 	return client_object_made(req, result, reply);
 }
 
 static int client_attend_check(struct kvd_client *client, const struct kvd_attend_args *a)
 {
 	if (!a->region || !kvd_region_id(a->region))
-		return client_fail(client, KVD_E_STATE, "region: not registered now");
+		return client_fail(client, KVD_E_STATE, "region: not registered");
 	if (a->seats == 0 || a->seats > SEATS_MAX)
 		return client_fail(client, KVD_E_RANGE, "seats: %u is not in 1 to %u",
 				   a->seats, SEATS_MAX);
@@ -218,13 +218,13 @@ static int parts_fill(struct kvd_attend *attend, const struct kvd_part *parts,
 
 		if (!client_hold_id(p->hold))
 			return client_fail(client, KVD_E_STATE,
-					   "parts[%zu].hold: not answered yet", i);
+					   "parts[%zu].hold: no reply yet", i);
 		if (p->rows > attend->rows ||
 		    (uint64_t)p->rows / attend->heads * p->per_token >
 			    SELECT_MAX - chosen)
 			return client_fail(client, KVD_E_RANGE,
-					   "parts[%zu]: rows of %u, or over %u tokens "
-					   "selected in all",
+					   "parts[%zu]: at most %u rows, and %u "
+					   "selected tokens in all parts",
 					   i, attend->rows, SELECT_MAX);
 		chosen += (uint64_t)p->rows / attend->heads * p->per_token;
 		if (p->per_token && !p->select)
@@ -288,7 +288,7 @@ int kvd_attend_post(struct kvd_attend *attend, uint32_t seat, uint32_t layer,
 		r = client_object_usable(&attend->object, "attend");
 	if (!r && (!slot || part_count == 0 || part_count > PARTS_MAX))
 		r = client_fail(client, KVD_E_RANGE,
-				"seat %u of %u; %zu parts, 1 to %u at a time", seat,
+				"seat %u of %u, %zu parts; 1 to %u parts at a time", seat,
 				attend->seats, part_count, PARTS_MAX);
 	if (!r)
 		r = parts_fill(attend, parts, part_count, out, pieces);
@@ -296,7 +296,8 @@ int kvd_attend_post(struct kvd_attend *attend, uint32_t seat, uint32_t layer,
 		return r;
 	state = kvd_attend_state(attend, seat);
 	if (state == KVD_TRANSFERRING || state == KVD_WAITING_FOR_INPUT)
-		return client_fail(client, KVD_E_BUSY, "seat %u: a post has it", seat);
+		return client_fail(client, KVD_E_BUSY,
+				   "seat %u: in use; wait for its terminal state", seat);
 	r = seat_take(attend, slot);
 	if (r)
 		return r;

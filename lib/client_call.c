@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Making requests.
+ * Requests. A request is one line of text, written into a client_op: most of its bytes
+ * are page lists, so no tree is built. It is checked against every limit before it is
+ * queued; from then on it ends exactly once, by a reply, its deadline or the end of the
+ * connection (client_conn.c).
  *
- * A request is one line of text, put together in a client_op: most of its bytes
- * are page lists, so there is no tree in between. It is checked against every
- * bound before anything is queued; from then on it ends exactly once, by an
- * answer, its deadline or the end of the connection (client_conn.c).
+ * A blocking call is an asynchronous one with a waiter on the caller's stack and a loop
+ * of turns.
  *
- * A blocking call is an asynchronous one with a waiter on the caller's stack and
- * a loop of turns around it. libkvd's own clean-up requests (`forced`) are let
- * past the caps: there is at most one for each request that was let in.
+ * libkvd's own clean-up requests (`forced`) are exempt from the limits: there is at most
+ * one for each accepted request.
  */
 #include "daemon/base/clock.h"
 #include "lib/client.h"
@@ -34,23 +34,23 @@ static int op_check(struct kvd_client *client, struct client_op *op)
 	if (op->text.failed)
 		return client_fail_nomem(client);
 	if (op->text.len > CLIENT_LINE_MAX)
-		return client_fail(client, KVD_E_TOOBIG,
-				   "a request of %zu bytes, limit %u", op->text.len,
-				   CLIENT_LINE_MAX);
+		return client_fail(client, KVD_E_TOOBIG, "request: %zu bytes; at most %u",
+				   op->text.len, CLIENT_LINE_MAX);
 	if (op->fd_count > CLIENT_FDS_MAX)
-		return client_fail(client, KVD_E_TOOBIG,
-				   "%u fds with a request, limit %u", op->fd_count,
-				   CLIENT_FDS_MAX);
+		return client_fail(client, KVD_E_TOOBIG, "request: %u fds; at most %u",
+				   op->fd_count, CLIENT_FDS_MAX);
 	if (op->forced && client->conn.fd >= 0)
 		return 0;
 	r = client_session_check(client);
 	if (r)
 		return r;
 	if (client->conn.pending >= client->max_pending)
-		return client_fail(client, KVD_E_FULL, "%u unanswered requests, limit %u",
+		return client_fail(client, KVD_E_FULL,
+				   "requests: %u without a reply; at most %u",
 				   client->conn.pending, client->max_pending);
 	if (client->conn.queued_bytes + op->text.len > client->max_queued_bytes)
-		return client_fail(client, KVD_E_FULL, "%zu bytes are unsent, limit %zu",
+		return client_fail(client, KVD_E_FULL,
+				   "requests: %zu bytes unsent; at most %zu",
 				   client->conn.queued_bytes, client->max_queued_bytes);
 	return 0;
 }
@@ -114,7 +114,7 @@ static struct client_request *request_new(struct kvd_client *client,
 	return req;
 }
 
-/* Queue op; the request is the connection's. */
+/* Queue op; the connection owns the request. */
 static int op_queue(struct kvd_client *client, struct client_op *op,
 		    const struct kvd_call *call, struct client_waiter *waiter)
 {
@@ -138,17 +138,17 @@ static int op_queue(struct kvd_client *client, struct client_op *op,
 	list_push_back(&conn->frames, &frame->link);
 	list_push_back(&conn->requests, &req->link);
 	conn->pending++;
-	/* a broken socket is found, and told, in the next turn */
+	/* a broken socket is detected and reported in the next turn */
 	client_conn_flush(conn);
 	return 0;
 }
 
 static int op_wait(struct kvd_client *client, struct client_waiter *waiter)
 {
-	/* a turn that fails has ended every request, ours too */
+	/* a failed turn has ended every request, including this one */
 	while (!waiter->done)
 		client_conn_turn(client, kvd_timeout_ms(client));
-	/* other requests of the same turn have left their own errors */
+	/* other requests of the same turn have set their own errors */
 	if (waiter->result)
 		client->error = waiter->error;
 	return waiter->result;
@@ -163,7 +163,7 @@ int client_op_run(struct kvd_client *client, struct client_op *op,
 
 	if (call && call->post) {
 		text_fini(&op->text);
-		return client_fail(client, KVD_E_INVAL, "post: calls on rooms only");
+		return client_fail(client, KVD_E_INVAL, "post: only for calls on rooms");
 	}
 	r = op_queue(client, op, call, blocks ? &waiter : NULL);
 
@@ -217,7 +217,7 @@ static int args_splice(struct kvd_client *client, struct client_op *op, const ch
 	    (!cJSON_IsObject(json) || cJSON_GetObjectItemCaseSensitive(json, "cmd") ||
 	     cJSON_GetObjectItemCaseSensitive(json, "id")))
 		r = client_fail(client, KVD_E_INVAL,
-				"args: not a JSON object without \"cmd\" and \"id\"");
+				"args: must be a JSON object without \"cmd\" and \"id\"");
 	else if (json && json->child) {
 		copy = mem_strdup(args);
 		if (!copy) {
@@ -272,7 +272,8 @@ int kvd_cancel(struct kvd_client *client, uint64_t id)
 		return r;
 	req = client_request_find(&client->conn, id);
 	if (!req || req->late || !req->on_done)
-		return client_fail(client, KVD_E_NOTFOUND, "no such request is pending");
+		return client_fail(client, KVD_E_NOTFOUND,
+				   "id: no such request is pending");
 	req->on_done = NULL;
 	req->deadline_ns = 0;
 	return 0;

@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Chunks, as the engine's side sees them. A move has a slot of the status page like a
- * room, and the same delicate case: a put or fetch without an answer may be moving bytes,
- * so it is in doubt, and shows as aborting until the late answer (then libkvd closes it)
- * or the session's end.
+ * Chunks, on the engine's side. A move has a slot of the status page like a room, and the
+ * same difficult case: a put or fetch without a reply may be moving bytes. It is then in
+ * doubt, and shows as aborting until the late reply (libkvd then closes it) or the end of
+ * the session.
  *
- * What is waited for within the call (finding, holding) goes by the submission ring where
- * there is one: the answer is a word of the status page, which the daemon writes within
- * microseconds while it is awake, so it is looked at for a while before anybody sleeps.
- * The daemon may have been woken on the caller's own core and be kept from it by the very
- * looking (who asks without a pause has the daemon use more than its share): so the core
- * is offered between looks, yet not before an awake daemon would have answered, for
- * others may keep it.
+ * Calls that wait for their result (finding, holding) use the submission ring if there is
+ * one. The result is a word of the status page, which an awake daemon writes within
+ * microseconds, so it is polled for a while before the thread sleeps. The daemon may have
+ * been woken on the caller's core and be delayed by this polling (without pauses the
+ * daemon would take more than its share), so the core is yielded between polls, but not
+ * before an awake daemon would have answered, since other tasks may keep the core.
  */
 #include "lib/client.h"
 
@@ -23,12 +22,12 @@
 #include "daemon/base/hex.h"
 #include "proto/kvd_ring.h"
 
-#define SPIN_NS UINT64_C(50000) /* before a look at the page becomes a wait */
-#define KEEP_NS UINT64_C(10000) /* of it, with the core to itself */
+#define SPIN_NS UINT64_C(50000) /* polling time before a wait */
+#define KEEP_NS UINT64_C(10000) /* of it, without yielding the core */
 #define LEASE_MS 10000u		/* as the command's preset */
 
 struct kvd_hold {
-	struct client_slot slot; /* used where it is `numbered` */
+	struct client_slot slot; /* used if `numbered` */
 	struct kvd_found found;
 	uint64_t first;
 	uint8_t secret[KVD_HOLD_SECRET_BYTES];
@@ -50,8 +49,8 @@ static int space_enter(struct kvd_space *space, const struct kvd_call *call)
 static int chunks_check(struct kvd_client *client, const struct kvd_chunks *chunks)
 {
 	if (chunks->count == 0 || chunks->count > 4096)
-		return client_fail(client, KVD_E_INVAL,
-				   "chunks: %zu, 1 to 4096 at a time", chunks->count);
+		return client_fail(client, KVD_E_INVAL, "chunks: %zu; must be 1 to 4096",
+				   chunks->count);
 	return 0;
 }
 
@@ -83,12 +82,13 @@ static int found_told(struct client_request *req, int result, const cJSON *reply
 	if (client_get_u64(reply, "chunks", &found->chunks) &&
 	    client_get_u64(reply, "tokens", &found->tokens))
 		return 0;
-	return client_fail(req->client, KVD_E_PROTO, "chunk.find: another answer");
+	return client_fail(req->client, KVD_E_PROTO,
+			   "chunk.find: the reply lacks its members");
 }
 
 /* ---- by the ring ------------------------------------------------------------------ */
 
-/* A slot that somebody in here waits for. */
+/* A slot with a waiting caller in this file. */
 static void asked_fini(struct client_object *object)
 {
 	(void)object;
@@ -101,7 +101,7 @@ static void asked_begin(struct kvd_client *client, struct client_slot *slot)
 	client_slot_init(slot, 0);
 }
 
-/* A find that was answered has let go of its slot. */
+/* A find with a result has freed its slot. */
 static void asked_end(struct client_slot *slot, bool answered)
 {
 	struct kvd_ring_entry entry = {.op = KVD_RING_RELEASE, .a = slot->object.id};
@@ -118,7 +118,7 @@ static bool state_ends(int state)
 	return state == KVD_SUCCESS || state == KVD_FAILED;
 }
 
-/* Looks for a while; the last state it saw. */
+/* Polls for a while; the last state read. */
 static int slot_spin(const struct client_slot *slot)
 {
 	uint64_t begin_ns = clock_ns(), spun_ns = 0;
@@ -134,7 +134,7 @@ static int slot_spin(const struct client_slot *slot)
 	}
 }
 
-/* Give the entry and wait for its word: 0 when it is KVD_SUCCESS. */
+/* Submit the entry and wait for its word: 0 when it is KVD_SUCCESS. */
 static int slot_ask(struct client_slot *slot, struct kvd_ring_entry *entry,
 		    const struct client_part *parts, size_t count, int timeout_ms)
 {
@@ -182,7 +182,7 @@ static int slot_found(const struct client_slot *slot, struct kvd_found *found_p,
 	return 0;
 }
 
-/* RELEASE, CANCEL of what the ring made. */
+/* RELEASE, CANCEL of objects created through the ring. */
 static int slot_tell(const struct client_slot *slot, enum kvd_ring_op what)
 {
 	struct kvd_ring_entry entry = {.op = what, .a = slot->object.id};
@@ -190,14 +190,14 @@ static int slot_tell(const struct client_slot *slot, enum kvd_ring_op what)
 	int r;
 
 	if (kvd_lost(client) || slot->object.serial != client->serial)
-		return 0; /* it went with its session */
+		return 0; /* removed with its session */
 	r = client_post_begin(client, what);
 	if (!r)
 		r = client_ring_put(client, &entry, NULL, 0, NULL);
 	return r == -KVD_E_LOST ? 0 : r;
 }
 
-/* Is there a ring that knows the op? Nothing is wrong when there is not. */
+/* Is there a ring that knows the op? It is no error if not. */
 static bool chunk_ring(struct kvd_client *client, unsigned int op)
 {
 	struct kvd_error error = client->error;
@@ -231,7 +231,7 @@ static int find_post(struct kvd_space *space, const struct kvd_chunks *chunks,
 
 /* ---- by commands ------------------------------------------------------------------ */
 
-/* A command of ids whose answer is waited for. */
+/* A command with ids that waits for its result. */
 static int chunks_ask(struct kvd_space *space, const char *cmd,
 		      const struct kvd_chunks *chunks, int timeout_ms,
 		      struct kvd_found *found_p)
@@ -289,7 +289,7 @@ static int hold_made(struct client_request *req, int result, const cJSON *reply)
 			strlen(secret) != HEX_CHARS(KVD_HOLD_SECRET_BYTES) ||
 			!hex_read(secret, hold->secret, KVD_HOLD_SECRET_BYTES)))
 		result = client_fail(req->client, KVD_E_PROTO,
-				     "chunk.hold: another answer");
+				     "chunk.hold: the reply lacks its members");
 	return client_object_made(req, result, reply);
 }
 
@@ -311,7 +311,7 @@ static int hold_ask(struct kvd_space *space, struct client_op *op, uint32_t leas
 	struct kvd_hold *hold = NULL;
 	int r = 0;
 
-	if (kvd_lost(client)) /* while a ring was asked for */
+	if (kvd_lost(client)) /* while a ring was requested */
 		r = client_fail(client, KVD_E_LOST, "the session has ended");
 	else if (!(hold = hold_new(client)))
 		r = client_fail_nomem(client);
@@ -331,7 +331,7 @@ static int hold_ask(struct kvd_space *space, struct client_op *op, uint32_t leas
 	return r;
 }
 
-/* chunks NULL: join by the secret; *entry has the op and what it alone has. */
+/* chunks NULL: join by the secret; *entry has the op and its own members. */
 static int hold_post(struct kvd_space *space, struct kvd_ring_entry *entry,
 		     const struct kvd_chunks *chunks, const void *secret,
 		     uint32_t lease_ms, int timeout_ms, struct kvd_hold **hold_p)
@@ -344,10 +344,10 @@ static int hold_post(struct kvd_space *space, struct kvd_ring_entry *entry,
 
 	if (!hold)
 		return client_fail_nomem(client);
-	/* the daemon makes a joined hold's own, and tells it to nobody */
+	/* the daemon creates the secret of a joined hold and does not disclose it */
 	if (chunks && getentropy(hold->secret, sizeof(hold->secret)) < 0) {
 		client_object_unref(&hold->slot.object);
-		return client_fail(client, KVD_E_IO, "no random bytes");
+		return client_fail(client, KVD_E_IO, "random bytes: not available");
 	}
 	if (chunks) {
 		parts[0].data = hold->secret;
@@ -370,8 +370,9 @@ static int hold_post(struct kvd_space *space, struct kvd_ring_entry *entry,
 	}
 	why = client->error;
 	if (hold->slot.numbered)
-		(void)slot_tell(&hold->slot, KVD_RING_RELEASE); /* it may come to be */
-	client->error = why; /* the hold's, not that of telling */
+		(void)slot_tell(&hold->slot, KVD_RING_RELEASE); /* it may still be
+								 * created */
+	client->error = why; /* the error of the hold, not of the report */
 	client_object_unref(&hold->slot.object);
 	return r;
 }
@@ -469,7 +470,7 @@ static int holders_told(struct client_request *req, int result, const cJSON *rep
 		    !client_get_u64(one, "chunks", &holder->chunks) ||
 		    !client_get_u64(one, "tokens", &holder->tokens))
 			return client_fail(req->client, KVD_E_PROTO,
-					   "chunk.holders: another answer");
+					   "chunk.holders: the reply lacks its members");
 		out->count++;
 	}
 	return 0;
@@ -563,7 +564,7 @@ static int chunk_move_made(struct client_request *req, int result, const cJSON *
 static int chunk_move_check(struct kvd_client *client, const struct kvd_move_args *args)
 {
 	if (!args->pool || !kvd_pool_id(args->pool))
-		return client_fail(client, KVD_E_STATE, "pool: not registered now");
+		return client_fail(client, KVD_E_STATE, "pool: not registered");
 	if (!args->view_count)
 		return client_fail(client, KVD_E_INVAL, "views: missing");
 	return client_wait_check(client, &args->wait);
@@ -613,7 +614,7 @@ static int chunk_move_send(struct kvd_client *client, struct client_op *op,
 	op->finish = chunk_move_made;
 	*move_p = move;
 	r = client_op_run(client, op, call);
-	/* in doubt it is the caller's all the same: pages may be in motion */
+	/* in doubt it is the caller's nevertheless: its pages may be in motion */
 	if (r && client_object_phase(&move->slot.object) != CLIENT_DOUBT) {
 		*move_p = NULL;
 		client_object_unref(&move->slot.object);
@@ -621,7 +622,7 @@ static int chunk_move_send(struct kvd_client *client, struct client_op *op,
 	return r;
 }
 
-/* The text of args behind what the command begins with. */
+/* The text of args after the command's own members. */
 static int chunk_move_ask(struct kvd_client *client, struct client_op *op,
 			  const struct kvd_move_args *args, const struct kvd_call *call,
 			  struct kvd_move **move_p)
@@ -648,7 +649,7 @@ static int chunk_give(struct kvd_space *space, const struct kvd_chunks *chunks,
 	if (!r)
 		r = chunk_move_check(client, args);
 	if (!r && args->deadline_ms)
-		r = client_fail(client, KVD_E_INVAL, "deadline_ms: of a fetch only");
+		r = client_fail(client, KVD_E_INVAL, "deadline_ms: only for a fetch");
 	if (r)
 		return r;
 	if (call && call->post) {
@@ -682,7 +683,7 @@ int kvd_publish(struct kvd_space *space, const struct kvd_chunks *chunks,
 	*move_p = NULL;
 	if (args->durable)
 		return client_fail(space->object.client, KVD_E_INVAL,
-				   "durable: of a put only");
+				   "durable: only for a put");
 	return chunk_give(space, chunks, args, "chunk.publish", KVD_RING_PUBLISH, call,
 			  move_p);
 }
@@ -718,7 +719,7 @@ int kvd_fetch(struct kvd_hold *hold, const struct kvd_move_args *args,
 	if (!r)
 		r = chunk_move_check(client, args);
 	if (!r && args->durable)
-		r = client_fail(client, KVD_E_INVAL, "durable: of a put only");
+		r = client_fail(client, KVD_E_INVAL, "durable: only for a put");
 	if (r)
 		return r;
 	if (call && call->post) {
@@ -758,7 +759,7 @@ static int facts_told(struct client_request *req, int result, const cJSON *reply
 	    !client_get_u64(reply, "done", &facts->done) ||
 	    !client_get_u64(reply, "prefix_tokens", &facts->prefix_tokens))
 		return client_fail(req->client, KVD_E_PROTO,
-				   "chunk.move: another answer");
+				   "chunk.move: the reply lacks its members");
 	if (!client_get_u64(reply, "there", &facts->there) ||
 	    !client_get_u64(reply, "left_out", &facts->left_out))
 		facts->there = facts->left_out = 0; /* a fetch */
@@ -787,14 +788,14 @@ int kvd_move_show(struct kvd_move *move, int timeout_ms, struct kvd_move_facts *
 	return client_op_run(client, &op, &call);
 }
 
-/* When the session ends under the request, it is as closed. */
+/* If the session ends during the request, it counts as closed. */
 static int chunk_move_closed(struct client_request *req, int result, const cJSON *reply)
 {
 	return client_object_gone(req, result == -KVD_E_LOST ? 0 : result, reply);
 }
 
-/* CANCEL, RELEASE. Nobody need be told of one that failed, is in doubt and closed by its
- * late answer, or has ended with its session. */
+/* CANCEL, RELEASE. Not needed for a move that failed, is in doubt and closed by its
+ * late reply, or has ended with its session. */
 static int move_stop(struct kvd_move *move, enum kvd_ring_op what,
 		     const struct kvd_call *call)
 {

@@ -1,26 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The connection: one non-blocking stream socket, a queue of frames not yet
- * sent, and a list of requests not yet answered.
+ * The connection: one non-blocking stream socket, a queue of unsent frames, and a list of
+ * requests without a reply. Every command is a request with an id (client_call.c).
  *
- * Every command is a request with an id (client_call.c). A turn is send, receive,
- * expire, in that order; callbacks of whatever ended run in it, and it never
- * blocks for longer than it was told.
+ * A turn is send, receive, expire, in that order. Callbacks of ended requests run in it,
+ * and it never blocks for longer than the given time. A deadline ends the caller's wait,
+ * not the request: the daemon may complete the work later, which must then be undone. So
+ * an expired request stays in the list without its caller, marked late, and its `finish`
+ * runs a second time when the reply is received. A lost connection ends all requests at
+ * once.
  *
- * A deadline ends the caller's wait, not the request: the daemon may do the
- * work later, and something must then undo it. So an expired request stays in
- * the list without its caller, marked late, and its `finish` runs a second time
- * when the answer comes. A lost connection ends all requests at once.
+ * Limits: requests by max_pending, unsent bytes by max_queued_bytes, a line by the
+ * daemon's 1 MiB, a reply by 8 MiB, fds of one message by 16. Replies are a stream, cut
+ * at newlines; fds arrive with the message of their bytes, and only `hello` uses any:
+ * others are closed at once, so that the fd table cannot be filled.
  *
- * Bounds: requests by max_pending, unsent bytes by max_queued_bytes, a line by
- * the daemon's 1 MiB, an answer by 8 MiB, fds of one message by 16.
- *
- * Answers come as a stream, so they are cut at newlines; fds come with the
- * message that brought their bytes, and only `hello` takes any: others are
- * closed at once, so that nobody can fill our table. The sender's pid comes from
- * SCM_CREDENTIALS, filled in by the kernel from the process that wrote, in our
- * own PID namespace. SO_PEERCRED would name whoever called listen(): systemd,
- * under socket activation.
+ * The sender's pid is from SCM_CREDENTIALS, which the kernel fills in for the writing
+ * process, in this PID namespace. SO_PEERCRED would name the process that called
+ * listen(): systemd, under socket activation.
  */
 #include "daemon/base/clock.h"
 #include "lib/client.h"
@@ -93,7 +90,7 @@ void client_conn_fini(struct kvd_client *client)
 	conn->pending = 0;
 }
 
-/* Tell the caller: waiter or callback. The error record is the client's. */
+/* Complete the request: waiter or callback. The error record is the client's. */
 static void request_tell(struct client_request *req, int result, const char *line,
 			 size_t len)
 {
@@ -144,7 +141,7 @@ static void request_expire(struct client_request *req)
 	char silence[CLIENT_SILENCE_MAX];
 	bool silent = client_map_silence(req->client->map, silence);
 	int r = client_fail(req->client, KVD_E_NOREPLY,
-			    "no answer from the daemon in time%s%s", silent ? ": " : "",
+			    "no reply from the daemon in time%s%s", silent ? ": " : "",
 			    silence);
 
 	req->deadline_ns = 0;
@@ -167,7 +164,7 @@ void client_conn_lost(struct kvd_client *client, bool by_daemon, const char *why
 			atomic_store(&client->map->ended, true);
 		atomic_store(&client->map->suspect, true);
 	}
-	/* what callbacks submit from here on fails at once: the list is finite */
+	/* requests that callbacks submit from here on fail at once: the list is finite */
 	while ((req = list_first(&conn->requests, struct client_request, link))) {
 		list_remove(&req->link);
 		list_push_back(&ending, &req->link);
@@ -259,7 +256,7 @@ static void conn_take_control(struct client_conn *conn, struct msghdr *msg)
 		} else if (c->cmsg_type == SCM_RIGHTS) {
 			count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
 			if (count > CLIENT_FDS_MAX)
-				count = CLIENT_FDS_MAX; /* the buffer holds no more */
+				count = CLIENT_FDS_MAX; /* the buffer is full */
 			memcpy(fds, CMSG_DATA(c), count * sizeof(int));
 			for (size_t i = 0; i < count; i++)
 				if (conn->in_fd_count < CLIENT_FDS_MAX)
@@ -322,7 +319,7 @@ struct client_request *client_request_find(struct client_conn *conn, uint64_t id
 	return NULL;
 }
 
-/* One answer. false: it breaks the protocol. */
+/* One reply. false: it breaks the protocol. */
 static bool client_conn_line(struct kvd_client *client, char *line, size_t len)
 {
 	cJSON *json = cJSON_ParseWithLength(line, len);
@@ -348,7 +345,7 @@ static bool client_conn_line(struct kvd_client *client, char *line, size_t len)
 	return true;
 }
 
-/* Cut the input at newlines. How many requests ended; -1: protocol broken. */
+/* Cut the input at newlines. Returns the number of ended requests; -1: protocol error. */
 static int conn_lines(struct kvd_client *client)
 {
 	struct client_conn *conn = &client->conn;
@@ -364,23 +361,23 @@ static int conn_lines(struct kvd_client *client)
 		count++;
 		at = ++end;
 	}
-	if (conn->fd < 0) /* a callback found the connection lost */
+	if (conn->fd < 0) /* a callback detected the loss of the connection */
 		return count;
 	memmove(conn->in, conn->in + at, conn->in_len - at);
 	conn->in_len -= at;
 	conn->in_scanned = conn->in_len;
 	if (conn->in_len > CLIENT_REPLY_MAX) {
-		client_fail(client, KVD_E_PROTO, "an answer over %u bytes",
+		client_fail(client, KVD_E_PROTO, "a reply over %u bytes",
 			    CLIENT_REPLY_MAX);
 		return -1;
 	}
-	/* hello has taken its fds while its line was handled */
+	/* hello took its fds while its line was processed */
 	for (; conn->in_fd_count; conn->in_fd_count--)
 		mem_closep(&conn->in_fds[conn->in_fd_count - 1]);
 	return count;
 }
 
-/* Read and handle what is there. How many requests ended. */
+/* Read and process the available input. Returns the number of ended requests. */
 static int conn_receive(struct kvd_client *client)
 {
 	struct client_conn *conn = &client->conn;
@@ -397,7 +394,7 @@ static int conn_receive(struct kvd_client *client)
 		if (n < 0) {
 			snprintf(why, sizeof(why), "%s",
 				 client->error.code ? client->error.message
-						    : "an answer without a request");
+						    : "a reply without a request");
 			client_conn_lost(client, false, why);
 			return count;
 		}
@@ -427,7 +424,7 @@ static int conn_expire(struct client_conn *conn)
 
 	if (!conn->next_deadline_ns || now < conn->next_deadline_ns)
 		return 0;
-	/* from the front each time: a callback may have changed the list */
+	/* from the front each time: callbacks may change the list */
 	for (; (req = request_expired(conn, now)); count++)
 		request_expire(req);
 	list_foreach(req, &conn->requests, link)
@@ -463,7 +460,7 @@ int client_conn_turn(struct kvd_client *client, int timeout_ms)
 
 	if (lost)
 		client_session_step(client);
-	p.fd = conn->fd; /* -1: only the time passes */
+	p.fd = conn->fd; /* -1: no fd, only a timeout */
 	p.events = kvd_events(client);
 	if (conn->fd >= 0 || !client->again.manual)
 		poll(&p, 1, local ? 0 : timeout_ms);
@@ -473,7 +470,7 @@ int client_conn_turn(struct kvd_client *client, int timeout_ms)
 	}
 	count += conn_expire(conn);
 	client_session_step(client);
-	if (lost) /* those were libkvd's own */
+	if (lost) /* these were libkvd's own */
 		count = 0;
 	if (kvd_lost(client) && !local && !count)
 		return -KVD_E_LOST;

@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * kvd_decide(): the closed form of daemon/cost with an engine's case and a page's
- * constants.
+ * constants. It is called once per layer group or step, during work of tens of
+ * microseconds, so it only copies a few rows of the page and computes: no allocation, no
+ * clock, no system call, and no error text, which would be costly for a million calls.
  *
- * It is asked once a layer group or step, beside work that is measured in tens of
- * microseconds, so all it does is to copy a few rows of the page and compute: no
- * allocation, no clock, no system call, and no error text, which would have to be
- * written for somebody who asks a million times. A row that is being written is tried
- * for a bounded time. What the page does not know is not guessed: a holder whose
- * attention was never measured cannot be routed to, and one that was never reached cannot
- * be fetched from, either.
+ * A row that is being written is retried for a bounded time. Unknown constants are not
+ * estimated: without a measurement of its attention a holder cannot be routed to, and
+ * without a measured transfer it cannot be fetched from.
  */
 #include "lib/client.h"
 
@@ -109,7 +107,7 @@ static struct cost_shape decide_shape(const struct kvd_decide_args *args)
 
 /* ---- the page's constants ---- */
 
-/* Rows as they were read; what a case points to. */
+/* Rows as read; a case points to them. */
 struct known {
 	struct cost_holder holders[COST_HOLDERS_MAX];
 	struct cost_peer peers[COST_HOLDERS_MAX];
@@ -196,7 +194,7 @@ int kvd_decide(const struct kvd_decide_args *args, const struct kvd_cost_page *p
 {
 	struct cost_prices prices;
 	struct cost_choice choice;
-	struct known known; /* what is pointed to was read before */
+	struct known known; /* the target has been read before */
 	struct cost_case c;
 
 	*result = (struct kvd_decide_result){.way = KVD_COST_NONE};

@@ -17,7 +17,8 @@ static int cost_opened(struct client_request *req, int result, const cJSON *repl
 	if (result || req->late)
 		return result;
 	if (conn->in_fd_count < 1)
-		return client_fail(req->client, KVD_E_PROTO, "cost.page: no page came");
+		return client_fail(req->client, KVD_E_PROTO,
+				   "cost.page: the reply has no descriptor");
 	r = cost_page_map(conn->in_fds[0], &page);
 	if (r < 0) {
 		r = client_fail(req->client, KVD_E_PROTO, "cost.page: %s",

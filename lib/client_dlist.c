@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Descriptor lists: rows of memory that transfers name.
- *
- * A list goes through the submission ring as it lies in memory, and is named by
- * what stands behind it in the ring: nobody waits. One that has no place there (too
- * long for the arena, all numbers in use) goes by the socket, in a memfd when it is
- * long; the daemon numbers it, so transfers name it once that is answered.
- *
- * The rows are kept here, so that the list is prepared again in the next session
- * (client_peer.c tells when).
+ * Descriptor lists: rows of memory that transfers name. A list goes through the
+ * submission ring in its memory layout, and later entries of the ring can name it at
+ * once. A list that does not fit (too long for the arena, all numbers in use) is sent
+ * over the socket, in a memfd when it is long; the daemon numbers it, so transfers can
+ * name it after the reply. The rows are kept here, so that the list can be prepared again
+ * in the next session (client_peer.c decides when).
  */
 #include "lib/client.h"
 
@@ -119,7 +116,7 @@ static int dlist_new(struct kvd_client *client, uint64_t attach, const uint64_t 
 	return 0;
 }
 
-/* *fd_p: the caller's to close once the request is queued. */
+/* *fd_p: closed by the caller after the request is queued. */
 static int dlist_op(struct kvd_dlist *dlist, uint64_t attach, struct client_op *op,
 		    int *fd_p)
 {
@@ -146,7 +143,7 @@ static int dlist_op(struct kvd_dlist *dlist, uint64_t attach, struct client_op *
 	return 0;
 }
 
-/* 1: its attachment is not there yet. */
+/* 1: its attachment is not available yet. */
 int client_dlist_again(struct client_object *object)
 {
 	struct kvd_dlist *dlist = container_of(object, struct kvd_dlist, slot.object);
@@ -190,7 +187,7 @@ static int list_made(struct client_request *req, int result, const cJSON *reply)
 {
 	struct client_object *object = req->object;
 
-	if (result == -KVD_E_LOST) { /* prepared with the next session */
+	if (result == -KVD_E_LOST) { /* prepared in the next session */
 		object->serial = 0;
 		client_object_enter(object, CLIENT_READY);
 		return result;
@@ -226,7 +223,8 @@ int kvd_dlist_prep(struct kvd_client *client, uint64_t attach, const void *rows,
 
 	*dlist_p = NULL;
 	if (!r && (columns < 2 || columns > 4 || !count || count > UINT32_MAX))
-		r = client_fail(client, KVD_E_INVAL, "%zu rows of %zu columns", count,
+		r = client_fail(client, KVD_E_INVAL,
+				"rows: %zu with %zu columns; 2 to 4 columns", count,
 				columns);
 	if (!r && attach)
 		r = client_attach_id(client, &id, &client_never_waits);
@@ -250,7 +248,7 @@ int kvd_dlist_release(struct kvd_dlist *dlist)
 	return client_slot_release(&dlist->slot);
 }
 
-/* ---- looking ------------------------------------------------------------------ */
+/* ---- state and errors ---------------------------------------------------------- */
 
 uint64_t kvd_dlist_count(const struct kvd_dlist *dlist)
 {
@@ -281,7 +279,7 @@ int kvd_dlist_error(const struct kvd_dlist *dlist, int timeout_ms,
 	return client_slot_error(&dlist->slot, timeout_ms, error_p);
 }
 
-/* The refusal of a list, its text into kvd_last_error(). */
+/* The refusal of a list, with its text in kvd_last_error(). */
 static int client_dlist_refused(const struct kvd_dlist *dlist, int code, int timeout_ms)
 {
 	struct kvd_client *client = dlist->slot.object.client;
@@ -309,7 +307,7 @@ int kvd_dlist_wait(struct kvd_dlist *dlist, int timeout_ms)
 		if (clock_ns() >= until)
 			return client_fail(client, KVD_E_NOREPLY,
 					   "the list is not prepared yet");
-		if (r) /* what is made again is made by turns */
+		if (r) /* restored objects are created in turns */
 			client_conn_turn(client, 0);
 		r = kvd_lost(client) ? client_fail(client, KVD_E_LOST,
 						   "no connection to %s", client->path)

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Errors as an engine sees them: the daemon's codes, by their names on the wire,
- * and libkvd's own from 512 on.
- *
- * The public enum repeats the numbers of the daemon's table, so that an engine
- * needs no header of the daemon; tests/unit/test_client.c holds the two together.
- * A client keeps the record of its last failed call; what fails before there is a
- * client (opening, memory, layouts) is kept a thread.
+ * Errors on the engine's side: the daemon's codes, by their names on the wire, and
+ * libkvd's own from 512 on. The public enum repeats the numbers of the daemon's table, so
+ * that an engine needs no header of the daemon; tests/unit/test_client.c compares the
+ * two. A client keeps the record of its last failed call; failures without a client
+ * (opening, memory, layouts) are kept per thread.
  */
 #include "lib/client.h"
 
@@ -97,7 +95,7 @@ void client_error_parse(struct kvd_error *error, const cJSON *reply)
 
 	if (!name) {
 		client_error_set(error, KVD_E_PROTO,
-				 "the daemon's answer is neither ok nor an error");
+				 "the daemon's reply is neither ok nor an error");
 		return;
 	}
 	client_error_set(error, code_from_name(name), "%s", message ? message : name);

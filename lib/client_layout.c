@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A pool's layout, put together field by field and told as the JSON that the
- * planner reads (docs/internals/layouts.md).
- *
- * The builder only keeps and orders: fields may come in any order and are sorted
- * by view and layer when the text is made. What a layout must obey (bytes inside
- * their buffers, no overlap) is checked where it is used, by the daemon, once and
- * for all clients; here only what could not be said in JSON is refused. The first
- * error stays until the text is asked for, so that a caller writes forty calls
- * without forty ifs.
+ * A pool's layout, built field by field and formatted as the JSON that the planner reads
+ * (docs/internals/layouts.md). The builder only stores and sorts: fields may be added in
+ * any order and are sorted by view and layer when the text is written. Rules of layouts
+ * (bytes inside their buffers, no overlap) are checked by the daemon, for all clients;
+ * this file refuses only values that JSON cannot represent. The first error is kept until
+ * the text is requested, so that forty calls need no forty checks.
  */
 #include "lib/client.h"
 
@@ -19,7 +16,7 @@
 #define NUMBER_MAX UINT64_C(9007199254740991) /* of a JSON number: 2^53 - 1 */
 
 struct layout_part {
-	uint32_t view, layer, order; /* order: as it was added */
+	uint32_t view, layer, order; /* order: the order of addition */
 	char name[32], format[16];
 	struct kvd_field field;
 };
@@ -86,7 +83,7 @@ uint32_t kvd_layout_buffer(struct kvd_layout *layout, uint64_t bytes)
 		return 0;
 	}
 	if (bytes > NUMBER_MAX)
-		layout_fail(layout, KVD_E_RANGE, "buffer: over 2^53 - 1 bytes");
+		layout_fail(layout, KVD_E_RANGE, "buffer: more than 2^53 - 1 bytes");
 	layout->buffers = buffers;
 	buffers[layout->buffer_count] = bytes;
 	return layout->buffer_count++;
@@ -144,7 +141,7 @@ void kvd_layout_field(struct kvd_layout *layout, uint32_t view, uint32_t layer,
 		return;
 	}
 	if (!field_fits(field)) {
-		layout_fail(layout, KVD_E_RANGE, "field: a figure over 2^53 - 1");
+		layout_fail(layout, KVD_E_RANGE, "field: a value over 2^53 - 1");
 		return;
 	}
 	if (layout->part_count == layout->part_cap) {
@@ -158,7 +155,7 @@ void kvd_layout_field(struct kvd_layout *layout, uint32_t view, uint32_t layer,
 	}
 	part = &parts[layout->part_count];
 	if (field->format && strlen(field->format) >= sizeof(part->format)) {
-		layout_fail(layout, KVD_E_INVAL, "format: over 15 bytes");
+		layout_fail(layout, KVD_E_INVAL, "format: longer than 15 bytes");
 		return;
 	}
 	*part = (struct layout_part){.view = view,
@@ -186,7 +183,8 @@ void kvd_layout_heads(struct kvd_layout *layout, uint32_t view, uint32_t layer,
 	}
 	tokens = layout->views[view].page_tokens;
 	if (f.unit_bytes > NUMBER_MAX / (tokens + 1) / (f.units + 1u)) {
-		layout_fail(layout, KVD_E_RANGE, "field: a page over 2^53 - 1 bytes");
+		layout_fail(layout, KVD_E_RANGE,
+			    "field: a page of more than 2^53 - 1 bytes");
 		return;
 	}
 	f.token_stride = order == KVD_HND ? f.unit_bytes : f.unit_bytes * f.units;

@@ -37,7 +37,7 @@ int maps_each(uint64_t begin, uint64_t end,
 {
 	FILE *maps = fopen("/proc/self/maps", "re");
 	char line[512];
-	bool whole = true; /* `line` begins where a line of the file does */
+	bool whole = true; /* `line` starts at a line of the file */
 	int r = 0;
 
 	if (!maps) {

@@ -1,20 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Cache memory in huge pages, whatever the machine's shmem_enabled says.
+ * Cache memory in huge pages, whatever the machine's shmem_enabled is. The first touch of
+ * a memfd by another process costs 1 µs per 4 KiB page, so the pages are created here,
+ * where they are charged to the engine that needs them.
  *
- * A memfd's first touch by another process costs 1 µs a 4 KiB page, so the pages
- * are made here, where they are charged to the engine that wants them.
  * MADV_COLLAPSE (Linux 6.1) makes a huge page of a range on request, even with
- * transparent huge pages for shared memory switched off, if map and file are
- * 2 MiB-aligned and the range has at least one page: so one page is populated,
- * then the range collapsed, which allocates the huge page without the other 511
- * small ones: a third of the time (docs/runs). Where that is refused, the
- * range is populated page by page. Each collapse begins with a visit to every core:
- * where all are busy that can take seconds, so that there is a time for them all,
- * behind which pages stay small.
- *
- * MADV_POPULATE_WRITE (5.14), not a loop of writes: a full tmpfs or memory group
- * is then an error and not a SIGBUS.
+ * transparent huge pages for shared memory switched off, if map and file are 2
+ * MiB-aligned and the range has at least one page. So one page is populated, then the
+ * range collapsed, which allocates the huge page without the other 511 small ones: a
+ * third of the time (docs/runs). If that is refused, the range is populated page by page.
+ * Each collapse starts with a visit to every core, which can take seconds when all are
+ * busy, so all collapses share a time limit; after it pages stay small.
+ * MADV_POPULATE_WRITE (5.14) instead of a loop of writes: a full tmpfs or memory group is
+ * then an error and not a SIGBUS.
  */
 #include "daemon/base/clock.h"
 #include "lib/client.h"
@@ -28,7 +26,7 @@
 
 #define HUGE_BYTES ((size_t)2 << 20)
 #define COLLAPSE_NS UINT64_C(300000000)
-#define COLLAPSE_NS_PER_BYTE 2u /* 2 s a GiB; several times what it takes */
+#define COLLAPSE_NS_PER_BYTE 2u /* 2 s per GiB; several times the usual time */
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_READ 22
@@ -61,7 +59,7 @@ void *client_memory_map(int fd, size_t bytes)
 	return at;
 }
 
-/* EFAULT is what a fault that would have been SIGBUS gives. */
+/* EFAULT means a fault that would have been SIGBUS. */
 static int populate(void *at, size_t bytes)
 {
 	while (madvise(at, bytes, MADV_POPULATE_WRITE) < 0) {
@@ -73,7 +71,7 @@ static int populate(void *at, size_t bytes)
 	return 0;
 }
 
-static int (*collapse_by)(void *at, size_t bytes); /* of tests */
+static int (*collapse_by)(void *at, size_t bytes); /* set by tests */
 
 void client_memory_with(int (*collapse)(void *at, size_t bytes))
 {
@@ -111,7 +109,7 @@ int client_memory_present(int fd, uint64_t offset, size_t bytes)
 {
 	const uint64_t skip = offset % (uint64_t)sysconf(_SC_PAGESIZE);
 	char path[32];
-	cleanup_close int own = -1; /* a position of our own */
+	cleanup_close int own = -1; /* a separate file position */
 	int advice = MADV_POPULATE_WRITE, prot = PROT_READ | PROT_WRITE, r = 0;
 	off_t hole;
 	char *at;
@@ -122,7 +120,7 @@ int client_memory_present(int fd, uint64_t offset, size_t bytes)
 	if (own < 0 || hole < 0 || (uint64_t)hole >= offset + bytes)
 		return 0;
 	at = mmap(NULL, bytes + skip, prot, MAP_SHARED, fd, (off_t)(offset - skip));
-	if (at == MAP_FAILED) { /* sealed, or opened, for reading */
+	if (at == MAP_FAILED) { /* sealed, or opened read-only */
 		advice = MADV_POPULATE_READ;
 		prot = PROT_READ;
 		at = mmap(NULL, bytes + skip, prot, MAP_SHARED, fd,
@@ -160,8 +158,8 @@ int kvd_memory_alloc(size_t bytes, const char *name, struct kvd_memory *memory_p
 
 	*memory_p = m;
 	if (!bytes || bytes > SIZE_MAX / 2) {
-		client_error_set(client_error_thread(), KVD_E_INVAL, "bytes: 1 to %zu",
-				 (size_t)SIZE_MAX / 2);
+		client_error_set(client_error_thread(), KVD_E_INVAL,
+				 "bytes: must be 1 to %zu", (size_t)SIZE_MAX / 2);
 		return -KVD_E_INVAL;
 	}
 	m.bytes = (bytes + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Notifications: sent through the ring, taken by the socket (as base64).
- *
- * The daemon gives each away once. So what comes after its caller's timeout, or cannot
- * be told for want of memory, is kept, and told by the next call that is answered.
+ * Notifications: sent through the ring, fetched over the socket (as base64). The daemon
+ * delivers each one once. Notifications that arrive after their caller's timeout, or
+ * cannot be reported for lack of memory, are therefore kept and reported by the next call
+ * with a reply.
  */
 #include "lib/client.h"
 
@@ -12,15 +12,15 @@
 #include "proto/base64.h"
 #include "proto/kvd_ring.h"
 
-/* as the daemon: 1 MiB and what is written in front of it */
+/* limit of the daemon: 1 MiB plus its header */
 #define NOTIF_MAX ((1u << 20) + (64u << 10) + 16u)
 
 int client_notif_check(struct kvd_client *client, size_t bytes)
 {
 	if (bytes <= NOTIF_MAX)
 		return 0;
-	return client_fail(client, KVD_E_TOOBIG,
-			   "a notification of %zu bytes, at most %u", bytes, NOTIF_MAX);
+	return client_fail(client, KVD_E_TOOBIG, "notification: %zu bytes; at most %u",
+			   bytes, NOTIF_MAX);
 }
 
 int kvd_notif_send(struct kvd_client *client, uint64_t attach, const void *data,
@@ -54,7 +54,7 @@ struct drain {
 	int count;
 };
 
-/* What the daemon gave away is ours: out of its answer, to be told. */
+/* The delivered notifications are owned here: move them from the reply to the list. */
 static int client_notif_keep(struct kvd_client *client, const cJSON *reply)
 {
 	cJSON *notifs =
@@ -86,7 +86,7 @@ static int tell_first(struct kvd_client *client, struct drain *drain)
 		return client_fail_nomem(client); /* it stays */
 	good = from && text && base64_decode(text, strlen(text), data, &bytes);
 	if (!good && drain->count)
-		return 1; /* the next call's fault: these are told */
+		return 1; /* reported by the next call: these come first */
 	client->notifs_waiting--;
 	if (good) {
 		client->in_callback = true;
@@ -97,7 +97,7 @@ static int tell_first(struct kvd_client *client, struct drain *drain)
 	cJSON_Delete(cJSON_DetachItemViaPointer(client->notifs_kept, notif));
 	return good ? 0
 		    : client_fail(client, KVD_E_PROTO,
-				  "notif.drain: a notification of another form");
+				  "notif.drain: a notification has an unknown form");
 }
 
 static int drained(struct client_request *req, int result, const cJSON *reply)

@@ -1,16 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Handles: what regions, pools, rooms, dlists and transfers have in common.
+ * Handles: the common part of regions, pools, rooms, dlists and transfers.
  *
- * A handle has two kinds of owners: the caller, until its closing function
- * succeeded, and every request that speaks of it. So an answer that comes after
- * the caller gave up still finds memory to write to, and the last one to let go
- * frees it. Phases only move forward: MAKING, then READY or FAILED (or DOUBT, for
- * what may be moving bytes), then CLOSED when the daemon closed it while its
- * caller was told "no answer".
- *
- * What was made after its caller gave up is undone by the closing command, sent
- * by libkvd itself.
+ * A handle has two kinds of owners: the caller, until its closing function has succeeded,
+ * and every request that refers to it. So a reply that follows after the caller's timeout
+ * can still write to memory, and the last owner frees it. Phases only move forward:
+ * MAKING, then READY or FAILED (or DOUBT, if bytes may be moving), then CLOSED if the
+ * daemon closed it while its caller received "no answer". An object created after its
+ * caller's timeout is undone by the closing command, which libkvd sends itself.
  */
 #include "lib/client.h"
 
@@ -58,24 +55,24 @@ int client_object_usable(struct client_object *object, const char *what)
 		break;
 	case CLIENT_MAKING:
 	case CLIENT_DOUBT:
-		return client_fail(client, KVD_E_STATE, "%s: not answered yet", what);
+		return client_fail(client, KVD_E_STATE, "%s: no reply yet", what);
 	default:
-		return client_fail(client, KVD_E_STATE, "%s: the daemon does not have it",
+		return client_fail(client, KVD_E_STATE, "%s: unknown to the daemon",
 				   what);
 	}
 	if (object->serial != client->serial && object->kind > CLIENT_POOL)
-		return client_fail(client, KVD_E_STATE, "%s: of a session that has ended",
-				   what);
+		return client_fail(client, KVD_E_STATE,
+				   "%s: belongs to a session that has ended", what);
 	return 0;
 }
 
-/* How the daemon calls them. */
+/* Their names in the protocol. */
 static const struct {
 	const char *noun, *make, *close;
 } kinds[] = {
 	[CLIENT_REGION] = {"region", "region.register", "region.unregister"},
 	[CLIENT_POOL] = {"pool", "pool.register", "pool.unregister"},
-	[CLIENT_ATTACH] = {"attach", "peer.attach", NULL}, /* lives with the session */
+	[CLIENT_ATTACH] = {"attach", "peer.attach", NULL}, /* ends with the session */
 	[CLIENT_ROOM] = {"room", "room.open", "room.close"},
 	[CLIENT_DLIST] = {"dlist", "dlist.prep", "dlist.free"},
 	[CLIENT_SPACE] = {"space", "space.open", "space.close"},
@@ -84,7 +81,7 @@ static const struct {
 	[CLIENT_ATTEND] = {"attend", "attention.open", "attention.close"},
 };
 
-/* Somebody registered it after the caller's timeout: take it back. */
+/* The daemon registered it after the caller's timeout: unregister it. */
 static void object_undo(struct client_object *object, uint64_t id)
 {
 	struct client_op op;
@@ -104,7 +101,8 @@ int client_object_made(struct client_request *req, int result, const cJSON *repl
 		result =
 			client_fail(req->client, KVD_E_PROTO, "%s: the reply names no %s",
 				    kinds[object->kind].make, kinds[object->kind].noun);
-	if (req->late || object->refs == 1) { /* its caller is gone, or has released it */
+	if (req->late || object->refs == 1) { /* its caller has timed out, or has
+					       * released it */
 		if (!result)
 			object_undo(object, id);
 		return result;
@@ -123,7 +121,7 @@ int client_object_again(struct client_request *req, int result, const cJSON *rep
 	const char *noun = kinds[object->kind].noun;
 	uint64_t id = 0;
 
-	if (req->late) { /* its session has been given up, or it was asked again */
+	if (req->late) { /* its session has been abandoned, or it was requested again */
 		if (!result && client_get_u64(reply, noun, &id) &&
 		    kinds[object->kind].close)
 			object_undo(object, id);
@@ -138,7 +136,7 @@ int client_object_again(struct client_request *req, int result, const cJSON *rep
 		object->serial = req->client->serial;
 	}
 	if (!result && object->refs == 1 && kinds[object->kind].close)
-		object_undo(object, id); /* its caller has let go of it meanwhile */
+		object_undo(object, id); /* its caller has released it meanwhile */
 	client_session_answered(object, result);
 	return result;
 }
@@ -151,7 +149,7 @@ int client_object_gone(struct client_request *req, int result, const cJSON *repl
 	if (result || client_object_phase(object) == CLIENT_CLOSED)
 		return result;
 	client_object_enter(object, CLIENT_CLOSED);
-	/* in time: the caller's reference goes with the answer */
+	/* in time: the caller's reference is dropped with the reply */
 	if (!req->late)
 		client_object_unref(object);
 	return 0;

@@ -1,37 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Peers and attachments: the sessions of others that transfers reach.
+ * Peers and attachments: the sessions of other engines that transfers address. They
+ * belong to a session of the daemon and are recorded here, so that they are restored
+ * after a restart: lists of own memory at once, attachments as soon as their daemon
+ * permits, lists of attached memory after them. This happens after the session is up
+ * (client_session.c): rooms do not need it, and the absence of another daemon must not
+ * delay the engine of this one. A transfer that names an object not restored yet returns
+ * -KVD_E_BUSY.
  *
- * All of it belongs to a session of the daemon, and is on record here, so that
- * after a restart it is made again: lists of own memory at once, attachments as
- * soon as their daemon lets, lists of attached memory after them. That goes on
- * behind the session (client_session.c): rooms need none of it, and another
- * daemon's absence shall not keep this one's engine waiting. A transfer that
- * names what is not there yet gets -KVD_E_BUSY.
+ * Failures that may pass (a peer that is not connected yet) are retried once a second.
+ * Permanent ones (the attached session has ended, and its secret with it) fail the
+ * attachment and its lists; the engine needs a new key.
  *
- * What may work later (a peer that is not there yet) is tried again once a
- * second. What never will (the attached session itself is gone: its secret died
- * with it) fails for good, and its lists with it; the engine must get a new key.
- *
- * The number of an attachment is the caller's for as long as the client lives;
- * the daemon's may be another one after each restart, so the two are kept apart.
+ * The caller's number of an attachment is valid for the life of the client. The daemon's
+ * may change with each restart, so the two are kept separately.
  */
 #include "daemon/base/clock.h"
 #include "lib/client.h"
 
 #include <string.h>
 
-/* Numbers of our own, for when the daemon's is another attachment's already. */
+/* Numbers of the client, for use when the daemon's is another attachment's already. */
 #define OWN_NUMBERS (UINT64_C(1) << 40)
 
 struct client_attach {
 	struct client_object object;
 	uint64_t number; /* the caller's */
-	char *endpoint;	 /* NULL: our own daemon, whichever it is */
+	char *endpoint;	 /* NULL: the local daemon, whichever instance */
 	struct kvd_session_key key;
 };
 
-/* The daemon waits for the peer as long as the caller waits for us. */
+/* The daemon waits for the peer as long as the caller waits for the daemon. */
 static void text_timeout(const struct kvd_client *client, struct text *text,
 			 const struct kvd_call *call)
 {
@@ -101,7 +100,7 @@ static int regions_check(struct kvd_client *client, struct kvd_region *const *re
 	for (size_t i = 0; i < count; i++) {
 		if (!kvd_region_id(regions[i]))
 			return client_fail(client, KVD_E_STATE,
-					   "regions[%zu]: not registered now", i);
+					   "regions[%zu]: not registered", i);
 	}
 	return 0;
 }
@@ -215,11 +214,11 @@ static struct client_attach *attach_find(struct kvd_client *client, uint64_t num
 		if (attach_of(object)->number == number)
 			return attach_of(object);
 	}
-	return NULL; /* 0 is the number of those that have none yet, and own memory */
+	return NULL; /* 0 is the number of those without one, and of own memory */
 }
 
-/* The daemon's own number where that is free: whoever speaks the protocol himself
- * (kvd_command) can use it until the daemon is restarted. */
+/* The daemon's own number if it is free: a caller of kvd_command() can use it until
+ * the daemon restarts. */
 static uint64_t number_new(struct kvd_client *client, uint64_t id)
 {
 	uint64_t number = id;
@@ -350,16 +349,16 @@ int client_prepared(struct kvd_client *client, const struct client_object *objec
 		return 0;
 	if (phase == CLIENT_FAILED && object->lost)
 		return client_fail(client, KVD_E_STATE,
-				   "%s: could not be made again after a restart", what);
+				   "%s: could not be restored after a restart", what);
 	if (phase == CLIENT_READY)
 		return client_fail(client, KVD_E_BUSY,
-				   "%s: is being made again after a restart", what);
+				   "%s: is being restored after a restart", what);
 	if (phase == CLIENT_MAKING)
-		return client_fail(client, KVD_E_BUSY, "%s: not answered yet", what);
+		return client_fail(client, KVD_E_BUSY, "%s: no reply yet", what);
 	return client_fail(client, KVD_E_STATE, "%s: not prepared", what);
 }
 
-/* A blocking call waits for one that is being made again. */
+/* A blocking call waits for one that is being restored. */
 static void attach_wait(const struct client_attach *attach, const struct kvd_call *call)
 {
 	const struct client_object *object = &attach->object;
@@ -392,7 +391,7 @@ int client_attach_again_id(struct kvd_client *client, uint64_t number, uint64_t 
 
 	if (!attach || client_object_phase(&attach->object) == CLIENT_FAILED)
 		return client_fail(client, KVD_E_NOTFOUND,
-				   "its attachment could not be made again");
+				   "its attachment could not be restored");
 	*attach_p = client_object_id(&attach->object);
 	return *attach_p ? 0 : 1;
 }

@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Keeps all it was made from, for kvd_reconnect(). The daemon refuses to let go
- * of a region while a pool uses it, so the regions' handles outlive this one. */
+/* Keeps all of its arguments, for kvd_reconnect(). The daemon does not release a
+ * region while a pool uses it, so the regions' handles outlive the pool's. */
 struct kvd_pool {
 	struct client_object object;
 	char name[64];
@@ -41,7 +41,7 @@ static int pool_op(struct kvd_pool *pool, struct client_op *op)
 		if (!id) {
 			text_fini(&op->text);
 			return client_fail(client, KVD_E_STATE,
-					   "regions[%zu]: not registered now", i);
+					   "regions[%zu]: not registered", i);
 		}
 		client_text_printf(&op->text, "%s{\"region\":%llu", i ? "," : "",
 				   (unsigned long long)id);
@@ -59,7 +59,7 @@ int client_layout_check(struct kvd_client *client, const char *text)
 	bool ok = cJSON_IsObject(json);
 
 	cJSON_Delete(json);
-	return ok ? 0 : client_fail(client, KVD_E_INVAL, "layout: not a JSON object");
+	return ok ? 0 : client_fail(client, KVD_E_INVAL, "layout: must be a JSON object");
 }
 
 static int client_pool_new(struct kvd_client *client, const struct kvd_pool_args *a,

@@ -1,17 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory that the daemon may use.
+ * Memory that the daemon may use. A region keeps the arguments of its registration, and a
+ * duplicate of its descriptor, so that kvd_reconnect() can register it with another
+ * daemon.
  *
- * A region keeps all that its registration said, and a duplicate of its
- * descriptor, so that kvd_reconnect() can say it again to another daemon.
- *
- * Plain memory (`vm`) goes with our own /proc/self/mem: who opened it is what counts, so
- * the daemon needs no right of its own. A daemon of the same user may open it once more,
- * for others to read; Yama lets one named process do that: the one that the kernel says
- * answered our hello.
- *
- * Our /proc/self/statm goes along: by it the daemon sees that our memory is gone before
- * our process is, also where /proc hides us from it.
+ * Plain memory (`vm`) is passed with this process's /proc/self/mem. The process that
+ * opened it counts, so the daemon needs no right of its own. A daemon of the same user
+ * may open it once more, for other daemons to read; Yama permits that for one named
+ * process: the one that the kernel reports as the sender of the reply to hello. This
+ * process's /proc/self/statm is passed along: with it the daemon detects that the memory
+ * has been freed before the process has exited, even if /proc hides the process from it.
  */
 #include "lib/client.h"
 
@@ -30,7 +28,7 @@
 struct kvd_region {
 	struct client_object object;
 	enum kvd_region_kind kind;
-	int fd;	   /* our duplicate (memfd), for kvd_reconnect(); vm: while it is sent */
+	int fd;	   /* duplicate (memfd), for kvd_reconnect(); vm: while it is sent */
 	int statm; /* while it is sent */
 	char shm_name[256];
 	char name[64];
@@ -96,7 +94,7 @@ static int gpu_check(struct kvd_client *client, const struct kvd_region_args *a)
 {
 	if (!a->device || strlen(a->device) >= sizeof(((struct kvd_region *)0)->device))
 		return client_fail(client, KVD_E_INVAL,
-				   "device: missing, or over 63 bytes");
+				   "device: missing, or longer than 63 bytes");
 	if (a->kind == KVD_REGION_CUDA_IPC && !a->ipc_handle)
 		return client_fail(client, KVD_E_INVAL, "ipc_handle: missing");
 	if (a->kind == KVD_REGION_CUDA_VMM && !a->allocation)
@@ -110,7 +108,8 @@ static int client_region_args_check(struct kvd_client *client,
 	if (!a->bytes)
 		return client_fail(client, KVD_E_INVAL, "bytes: 0");
 	if (a->offset > UINT64_C(9007199254740991))
-		return client_fail(client, KVD_E_RANGE, "offset: over 2^53 - 1");
+		return client_fail(client, KVD_E_RANGE,
+				   "offset: more than 2^53 - 1 bytes");
 	if (has_fd(a) && a->fd < 0)
 		return client_fail(client, KVD_E_INVAL, "fd: %d", a->fd);
 	switch (a->kind) {
@@ -125,7 +124,7 @@ static int client_region_args_check(struct kvd_client *client,
 		    (!*a->shm_name ||
 		     strlen(a->shm_name) >= sizeof(((struct kvd_region *)0)->shm_name)))
 			return client_fail(client, KVD_E_INVAL,
-					   "shm_name: empty, or over 255 bytes");
+					   "shm_name: empty, or longer than 255 bytes");
 		return 0;
 	case KVD_REGION_FILE:
 		if ((uint64_t)(uintptr_t)a->address < KVD_FILE_ADDRESS)
@@ -135,14 +134,14 @@ static int client_region_args_check(struct kvd_client *client,
 	case KVD_REGION_VM:
 		if (!a->address)
 			return client_fail(client, KVD_E_INVAL,
-					   "address: required for vm");
+					   "address: missing; required for vm");
 		return 0;
 	}
 	return client_fail(client, KVD_E_INVAL, "kind: %d", (int)a->kind);
 }
 
-/* What the daemon may use is its choice; it tells what it lacks. Files of /proc are ours
- * until the registration is sent. */
+/* The daemon decides which kinds it supports; it reports the missing ones. Files of
+ * /proc are ours until the registration is sent. */
 static void region_open(struct kvd_region *region)
 {
 	pid_t daemon = region->object.client->info.pid;
@@ -150,7 +149,7 @@ static void region_open(struct kvd_region *region)
 	region->statm = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
 	if (region->kind != KVD_REGION_VM)
 		return;
-	/* a kernel without Yama knows no such call, and needs none */
+	/* a kernel without Yama does not know this call, and does not need it */
 	if (daemon > 0)
 		(void)prctl(PR_SET_PTRACER, daemon, 0, 0, 0);
 	region->fd = open("/proc/self/mem", O_RDWR | O_CLOEXEC);
@@ -197,7 +196,7 @@ static int region_new(struct kvd_client *client, const struct kvd_region_args *a
 	return 0;
 }
 
-/* Memory that was adopted has a memfd, by which it is faster. */
+/* Adopted memory has a memfd, which is faster. */
 static void by_memfd(struct kvd_region_args *args, int *fd_p)
 {
 	if (args->kind != KVD_REGION_VM ||
@@ -207,7 +206,8 @@ static void by_memfd(struct kvd_region_args *args, int *fd_p)
 	args->fd = *fd_p;
 }
 
-/* Pages are charged to who makes them: the daemon makes none for us. */
+/* Pages are charged to the process that creates them: the daemon creates none for
+ * engines. */
 static int client_region_present(const struct kvd_region *region)
 {
 	char path[sizeof(region->shm_name) + 16];

@@ -1,22 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The submission ring (proto/kvd_ring.h), as the engine writes it.
+ * The submission ring (proto/kvd_ring.h), on the engine's side. It is created by the
+ * first call that needs it (one round trip) and belongs to the session: after a reconnect
+ * the next call creates another.
  *
- * It is made when the first call wants it (one round trip) and belongs to the
- * session: after a reconnect the next call makes another. Whoever puts an entry
- * never waits. Where the ring is full, or the daemon could not make one, the same
- * entry goes by the socket (xfer.submit), and those behind it until the daemon has
- * answered; it takes both in one order, and the result shows in the same slot.
+ * Submitting never waits. If the ring is full, or the daemon could not create one, the
+ * entry is sent over the socket (xfer.submit), and so are later ones until the daemon has
+ * replied. The daemon keeps the order of both, and the result shows in the same slot.
  *
- * Slots are chosen here, among those that the status page leaves to us. One that
- * was released is used again when the daemon has let go of it (KVD_FLAG_FREE):
- * released ones queue up, and the oldest is looked at first, so that the page
- * stays small.
+ * Slots are chosen here, among those that the status page reserves for the engine. A
+ * released slot is reused when the daemon has released it (KVD_FLAG_FREE): released ones
+ * are queued, and the oldest is checked first, so that the page stays small.
  *
- * The arena is a ring, too: stretches are given out in order, never across its
- * end, and are free again when the daemon's head has passed their entry. Positions
- * count on for ever; an empty ring begins at the front again, so that a light
- * load stays in the same few pages, and gives back what a large list has left.
+ * The arena is a ring, too: ranges are allocated in order, never across its end, and are
+ * free again when the daemon's head has passed their entry. Positions only increase. An
+ * empty ring starts at the front again, so that a light load stays in the same few pages,
+ * and pages of a large list are released.
  */
 #include "lib/client.h"
 
@@ -30,8 +29,10 @@
 #include "proto/kvd_ring.h"
 
 #define TRIM_BYTES (UINT64_C(4) << 20) /* of the arena, before pages are given back */
-#define LOOKS 16u		       /* at released slots, for one that is free */
-#define SUBMIT_BYTES (700u << 10)      /* of payload in a line of the socket */
+#define LOOKS                                                                     \
+	16u			  /* number of released slots to check for a free \
+				   * one */
+#define SUBMIT_BYTES (700u << 10) /* of payload in a line of the socket */
 
 struct client_ring {
 	struct kvd_ring_header *shared;
@@ -39,9 +40,10 @@ struct client_ring {
 	char *arena;
 	uint64_t arena_bytes, arena_tail, arena_high;
 	uint32_t entries;
-	uint64_t tail, round; /* round: the tail when the arena last began at the front */
+	uint64_t tail, round; /* round: the tail when the arena was last started at the
+			       * front */
 	int event_fd;
-	uint64_t ends[]; /* of each entry's stretch */
+	uint64_t ends[]; /* of each entry's range */
 };
 
 /* ---- slots -------------------------------------------------------------------- */
@@ -51,7 +53,7 @@ static uint64_t client_ring_slot_word(const struct client_map *map, uint32_t slo
 	return __atomic_load_n(&map->slots[slot].word, __ATOMIC_ACQUIRE);
 }
 
-/* Has the daemon let go of what we released? Its word is the last one's then. */
+/* Has the daemon released this slot, too? Its word is the last object's then. */
 static bool is_free(const struct client_map *map, const struct client_left *left)
 {
 	uint64_t word = client_ring_slot_word(map, left->slot);
@@ -60,7 +62,7 @@ static bool is_free(const struct client_map *map, const struct client_left *left
 	       (kvd_word_gen(word) == left->gen && kvd_word_flags(word) & KVD_FLAG_FREE);
 }
 
-/* A released one that is free; false: none of the oldest is. */
+/* A released slot that is free; false: none among the oldest. */
 static bool slot_again(struct kvd_client *client, uint32_t *slot_p)
 {
 	struct client_slots *s = &client->slots;
@@ -95,7 +97,7 @@ static int slots_grow(struct client_slots *s)
 	return 0;
 }
 
-/* There is room in the queue for every slot that was given out. */
+/* The queue has space for every slot in use. */
 int client_ring_slot(struct kvd_client *client, struct client_slot *slot)
 {
 	const struct client_map *map = client->map;
@@ -126,7 +128,7 @@ static void slot_leave(struct kvd_client *client, const struct client_slot *slot
 {
 	struct client_slots *s = &client->slots;
 
-	/* of an earlier session: it went with its page */
+	/* of an earlier session: removed with its page */
 	if (!slot->numbered || slot->map != client->map || !s->cap)
 		return;
 	s->queue[(s->front + s->waiting) % s->cap] =
@@ -152,7 +154,7 @@ static void client_slots_fini(struct client_slots *slots)
 	*slots = (struct client_slots){0};
 }
 
-/* ---- made and gone -------------------------------------------------------------- */
+/* ---- creation and end ---------------------------------------------------------- */
 
 static void client_ring_free(struct client_ring *ring)
 {
@@ -204,7 +206,7 @@ static struct client_ring *client_ring_ring_map(int fds[3], uint64_t entries,
 	return ring;
 }
 
-/* None told: a daemon from before rooms were posted. */
+/* No ops listed: a daemon without posted rooms. */
 static uint64_t ops_told(const cJSON *reply)
 {
 	const cJSON *op = NULL;
@@ -226,15 +228,17 @@ static int ring_shared(struct client_request *req, int result, const cJSON *repl
 		return result;
 	if (!client_get_u64(reply, "entries", &entries) ||
 	    !client_get_u64(reply, "arena_bytes", &arena) || conn->in_fd_count < 3)
-		return client_fail(client, KVD_E_PROTO, "session.share: another answer");
+		return client_fail(client, KVD_E_PROTO,
+				   "session.share: the reply lacks its members");
 	client->ring_ops = ops_told(reply);
 	client->ring = client_ring_ring_map(conn->in_fds, entries, arena);
 	return client->ring ? 0
 			    : client_fail(client, KVD_E_PROTO,
-					  "session.share: memory of another form");
+					  "session.share: the shared memory has an "
+					  "unknown form");
 }
 
-/* Once a session: then there is one, or the socket does. */
+/* Once per session: afterwards there is a ring, or the socket is used. */
 static void client_ring_make(struct kvd_client *client)
 {
 	struct client_op op;
@@ -262,7 +266,7 @@ int client_ring_begin(struct kvd_client *client)
 
 	if (r)
 		return r;
-	/* a reader of shared memory alone learns here that the daemon is gone */
+	/* a caller that only reads shared memory detects the daemon's end here */
 	if (!client->in_callback && !kvd_lost(client) &&
 	    client_map_health(client->map) != CLIENT_ALIVE)
 		client_conn_turn(client, 0);
@@ -293,7 +297,7 @@ static void parts_copy(char *to, const struct client_part *parts, size_t count)
 	}
 }
 
-/* The daemon has done with everything: begin at the front. */
+/* The daemon has processed everything: start at the front. */
 static void arena_reset(struct client_ring *ring)
 {
 	if (ring->arena_high > TRIM_BYTES) {
@@ -304,7 +308,7 @@ static void arena_reset(struct client_ring *ring)
 	ring->round = ring->tail;
 }
 
-/* Where `bytes` lie; false: not now. */
+/* The position of `bytes`; false: no space now. */
 static bool arena_take(struct client_ring *ring, size_t bytes, uint64_t *offset_p)
 {
 	/* acquire: the daemon has read the payloads of all entries before its head */
@@ -313,7 +317,8 @@ static bool arena_take(struct client_ring *ring, size_t bytes, uint64_t *offset_
 
 	if (head == ring->tail)
 		arena_reset(ring);
-	else if (head > ring->round) /* else that end is of the round before */
+	else if (head > ring->round) /* otherwise that end belongs to the previous
+				      * round */
 		freed = ring->ends[(head - 1) & (ring->entries - 1)];
 	at = ring->arena_tail;
 	if (at % ring->arena_bytes + bytes > ring->arena_bytes)
@@ -342,11 +347,11 @@ static bool client_ring_do_ring_put(struct client_ring *ring,
 	ring->ends[ring->tail & (ring->entries - 1)] = ring->arena_tail;
 	if (kvd_ring_push(ring->shared, ring->entries, ring->tail++, entry) &&
 	    write(ring->event_fd, &one, sizeof(one)) < 0)
-		return true; /* EAGAIN: 2^64 - 2 calls wait there already */
+		return true; /* EAGAIN: 2^64 - 2 signals are pending already */
 	return true;
 }
 
-/* What the socket refused is in no slot: the handle says it. */
+/* An entry refused over the socket is in no slot: the handle has the error. */
 static int submitted(struct client_request *req, int result, const cJSON *reply)
 {
 	struct client_object *object = req->object;
@@ -373,12 +378,12 @@ static int client_ring_socket_put(struct kvd_client *client,
 	int r;
 
 	if (bytes > SUBMIT_BYTES)
-		return client_fail(
-			client,
-			client->ring && bytes <= client->ring->arena_bytes ? KVD_E_FULL
-									   : KVD_E_TOOBIG,
-			"%zu bytes for the daemon: the arena has no room for them%s",
-			bytes, client->ring ? " now" : "");
+		return client_fail(client,
+				   client->ring && bytes <= client->ring->arena_bytes
+					   ? KVD_E_FULL
+					   : KVD_E_TOOBIG,
+				   "arena: no space for %zu bytes%s", bytes,
+				   client->ring ? " now" : "");
 	if (client->conn.pending >= client->max_pending ||
 	    client->conn.queued_bytes + bytes > client->max_queued_bytes) {
 		if (!client->in_callback)
@@ -409,8 +414,9 @@ int client_ring_put(struct kvd_client *client, struct kvd_ring_entry *entry,
 		    const struct client_part *parts, size_t count,
 		    struct client_object *object)
 {
-	/* the daemon takes lines behind the ring, and nothing makes it wait the other
-	 * way round: so a caller that took the socket stays there until it is empty */
+	/* the daemon processes lines after the ring, but nothing makes the ring wait
+	 * for a line: so a caller that used the socket continues to use it until it is
+	 * empty */
 	if (client->submits && !client->in_callback)
 		client_conn_turn(client, 0);
 	if (!client->submits &&
@@ -420,7 +426,7 @@ int client_ring_put(struct kvd_client *client, struct kvd_ring_entry *entry,
 	return client_ring_socket_put(client, entry, parts, count, object);
 }
 
-/* ---- the end of what we numbered --------------------------------------------------- */
+/* ---- end of objects numbered here ---------------------------------------------- */
 
 int client_slot_release(struct client_slot *slot)
 {
@@ -432,8 +438,8 @@ int client_slot_release(struct client_slot *slot)
 
 	if (r)
 		return r;
-	/* of one that a line was refused for the daemon may have the slot all the same;
-	 * one on its way by the socket is taken back when it is answered */
+	/* the daemon may have the slot of an object whose line was refused; one in
+	 * flight over the socket is undone with its reply */
 	if ((phase == CLIENT_READY || slot->numbered) && !kvd_lost(client) &&
 	    object->serial == client->serial) {
 		r = client_ring_begin(client);
@@ -454,7 +460,7 @@ void client_slot_refused(struct client_slot *slot)
 
 	slot->error = error->code;
 	mem_free(slot->fault);
-	slot->fault = mem_dup(error, sizeof(*error)); /* NULL: the code must do */
+	slot->fault = mem_dup(error, sizeof(*error)); /* NULL: only the code is known */
 	client_object_enter(&slot->object, CLIENT_FAILED);
 }
 
@@ -481,15 +487,15 @@ int client_slot_error(const struct client_slot *slot, int timeout_ms,
 
 	if (client_object_phase(&slot->object) == CLIENT_FAILED) {
 		client_error_set(error_p, slot->error ? slot->error : KVD_E_STATE, "%s",
-				 slot->object.lost ? "not made again after a restart"
-						   : "");
+				 slot->object.lost ? "not restored after a restart" : "");
 		if (slot->fault)
 			*error_p = *slot->fault;
 		return 0;
 	}
 	r = client_begin(client, &call);
 	if (!r && (slot->object.serial != client->serial || !slot->object.id))
-		r = client_fail(client, KVD_E_STATE, "of a session that has ended");
+		r = client_fail(client, KVD_E_STATE,
+				"belongs to a session that has ended");
 	if (r)
 		return r;
 	client_op_begin(client, &op, "xfer.state");

@@ -1,17 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rooms, as the engine's side sees them.
+ * Rooms, on the engine's side. A room's handle exists before the daemon has replied, so
+ * that binds and chunks can follow its opening at once (the daemon processes a session's
+ * lines in order), and a poll loop needs no separate state for "requested".
  *
- * A room's handle exists before the daemon has answered, so that binds and
- * chunks can follow its opening at once (the daemon takes a session's lines in
- * order) and so that a poll loop needs no second notion of "asked for".
- *
- * The delicate case is an opening without an answer: a pull may already be
- * landing bytes. Such a room is in doubt. It shows as aborting, its pages held,
- * until the late answer (then libkvd aborts it, and its slot says when it is
- * still), or the daemon's end of the connection and a page without an unfinished
- * slot for it, or the end of the daemon's process. It is never reported as
- * failed for want of an answer alone (invariant 1).
+ * The difficult case is an opening without a reply: a pull may already be writing bytes.
+ * Such a room is in doubt. It shows as aborting, with its pages in use, until the late
+ * reply (libkvd then aborts it, and its slot shows when its I/O has stopped), or the
+ * daemon's end of the connection and a page without an unfinished slot for it, or the end
+ * of the daemon's process. It is never reported as failed for lack of a reply alone
+ * (invariant 1).
  */
 #include "lib/client.h"
 
@@ -47,7 +45,7 @@ static void room_begin(struct kvd_room *room, struct client_op *op, const char *
 	op->object = &room->slot.object;
 }
 
-/* Of a room that was posted the slot says which: it may have been refused because another
+/* The slot of a posted room has the reason: it may have been refused because another
  * one has its number. */
 static void show_begin(struct kvd_room *room, struct client_op *op)
 {
@@ -127,7 +125,7 @@ static void text_sources(struct text *text, const struct kvd_client *client,
 	text_put(text, "]", 1);
 	if (a->role != KVD_PULL)
 		return;
-	/* the engine knows the pages, or leaves it to the offer */
+	/* the engine knows the pages, or uses those of the offer */
 	if (!a->sources[0].view_count)
 		return;
 	client_text_printf(text, ",\"remote\":[");
@@ -160,7 +158,8 @@ static void text_timeouts(struct text *text, const struct kvd_room_args *a)
 	text_put(text, "}", 1);
 }
 
-/* What room.open has behind room and role; its views unless they are told otherwise. */
+/* Members of room.open after room and role; includes its views unless they are passed
+ * separately. */
 static void text_open(struct text *text, const struct kvd_room *room,
 		      const struct kvd_room_args *a, bool with_views)
 {
@@ -194,7 +193,7 @@ static void room_undo(struct kvd_room *room)
 	struct client_op op;
 
 	room_begin(room, &op, "room.abort");
-	client_text_str(&op.text, "reason", "its opening was given up");
+	client_text_str(&op.text, "reason", "its opening was canceled");
 	op.forced = true;
 	client_op_run(room->slot.object.client, &op, NULL);
 }
@@ -229,7 +228,7 @@ int client_wait_check(struct kvd_client *client, const struct kvd_wait *wait)
 {
 	if (wait->ipc_event && wait->region)
 		return client_fail(client, KVD_E_INVAL,
-				   "wait: a word or an event, not both");
+				   "wait: give a word or an event, not both");
 	if (wait->ipc_event && !wait->device)
 		return client_fail(client, KVD_E_INVAL, "wait.device: missing");
 	if (wait->region && !kvd_region_id(wait->region))
@@ -243,7 +242,7 @@ static int open_check(struct kvd_client *client, const struct kvd_room_args *a)
 	if ((unsigned int)a->role >= ARRAY_LEN(role_names))
 		return client_fail(client, KVD_E_INVAL, "role: %d", (int)a->role);
 	if (!a->pool || !kvd_pool_id(a->pool))
-		return client_fail(client, KVD_E_STATE, "pool: not registered now");
+		return client_fail(client, KVD_E_STATE, "pool: not registered");
 	return client_wait_check(client, &a->wait);
 }
 
@@ -302,7 +301,7 @@ int kvd_room_open(struct kvd_client *client, const struct kvd_room_args *args,
 	room = room_new(client, args);
 	if (!room)
 		return client_fail_nomem(client);
-	*room_p = room; /* before its answer, which may come within */
+	*room_p = room; /* before its reply, which may arrive during the call */
 	r = post ? open_post(room, args) : open_ask(room, args, call);
 	if (r && client_object_phase(&room->slot.object) != CLIENT_DOUBT) {
 		*room_p = NULL;
@@ -313,7 +312,7 @@ int kvd_room_open(struct kvd_client *client, const struct kvd_room_args *args,
 
 /* ---- the room's commands ----------------------------------------------------- */
 
-/* What is known here of its end: the refusal of its opening, the end of its session. */
+/* The local knowledge of its end: the refusal of its opening, the end of its session. */
 static void room_fault(const struct kvd_room *room, int code, struct kvd_error *error)
 {
 	char silence[CLIENT_SILENCE_MAX];
@@ -322,20 +321,19 @@ static void room_fault(const struct kvd_room *room, int code, struct kvd_error *
 		*error = *room->slot.fault;
 		return;
 	}
-	if (code == KVD_E_NOREPLY) { /* it may have answered meanwhile */
+	if (code == KVD_E_NOREPLY) { /* the reply may have arrived meanwhile */
 		client_map_silence(room->slot.map, silence);
 		client_error_set(error, code, "%s",
-				 *silence ? silence
-					  : "this engine's own daemon did not answer");
+				 *silence ? silence : "the local daemon did not respond");
 		return;
 	}
 	client_error_set(error, code, "%s",
-			 code == KVD_E_DEAD   ? "the daemon's process is gone"
+			 code == KVD_E_DEAD   ? "the daemon's process has ended"
 			 : code == KVD_E_LOST ? "its session has ended"
 					      : err_meaning((enum err_code)code));
 }
 
-/* A room of this session that has failed is refused by the daemon, with its error. */
+/* The daemon refuses calls on a failed room of this session, with the room's error. */
 static int room_failed(struct kvd_room *room)
 {
 	struct kvd_client *client = room->slot.object.client;
@@ -352,7 +350,7 @@ static int room_failed(struct kvd_room *room)
 	return -why.code;
 }
 
-/* An opening still unanswered is fine: lines are taken in order. */
+/* An opening without a reply yet is allowed: lines are processed in order. */
 static int room_enter(struct kvd_room *room, const struct kvd_call *call)
 {
 	struct client_object *object = &room->slot.object;
@@ -370,9 +368,9 @@ static int room_enter(struct kvd_room *room, const struct kvd_call *call)
 	return r;
 }
 
-/* Of one that was posted nobody was told yet that it failed. A line names a room by its
- * number, which is another room's where the posted opening is refused for that: so lines
- * that change something are none of such a room's. */
+/* The failure of a posted room has not been reported to the caller. A line names a
+ * room by its number, which is another room's if the posted opening was refused for
+ * that: so lines that change something are not sent for such a room. */
 static int pages_enter(struct kvd_room *room, const struct kvd_wait *wait,
 		       const struct kvd_call *call)
 {
@@ -382,7 +380,7 @@ static int pages_enter(struct kvd_room *room, const struct kvd_wait *wait,
 		r = room_failed(room);
 	if (!r && room->slot.numbered && !(call && call->post))
 		r = client_fail(room->slot.object.client, KVD_E_STATE,
-				"room %llu was posted: post to it (call->post)",
+				"room %llu: was posted; use posted calls (call->post)",
 				(unsigned long long)room->slot.number);
 	return r ? r : client_wait_check(room->slot.object.client, wait);
 }
@@ -488,8 +486,7 @@ int kvd_room_abort(struct kvd_room *room, const char *reason, const struct kvd_c
 		r = client_session_need(object->client);
 	if (r)
 		return r;
-	/* failed, or in doubt and going to be aborted anyway, or ended with its session
-	 */
+	/* failed, or in doubt and about to be aborted, or ended with its session */
 	if (!lives || object->serial != object->client->serial)
 		return call && call->post ? 0 : client_op_local(object->client, call);
 	if (call && call->post)
@@ -503,7 +500,7 @@ int kvd_room_abort(struct kvd_room *room, const char *reason, const struct kvd_c
 	return client_op_run(object->client, &op, call);
 }
 
-/* It was terminal: when the session ends under the request, it is as closed. */
+/* It was terminal: if the session ends during the request, it counts as closed. */
 static int room_closed(struct client_request *req, int result, const cJSON *reply)
 {
 	return client_object_gone(req, result == -KVD_E_LOST ? 0 : result, reply);
@@ -557,8 +554,8 @@ static int why_told(struct client_request *req, int result, const cJSON *reply)
 	return 0;
 }
 
-/* The daemon's record has the text: the status page has the code alone. 1: nobody
- * has it any more. */
+/* The daemon's record has the text; the status page has only the code. 1: no record
+ * exists any more. */
 static int why_ask(struct kvd_room *room, int timeout_ms)
 {
 	struct kvd_client *client = room->slot.object.client;
@@ -590,7 +587,7 @@ const struct kvd_error *kvd_room_why(struct kvd_room *room, int timeout_ms)
 	room_fault(room, st.error, &why);
 	if (!room->slot.fault)
 		room->slot.fault = mem_dup(&why, sizeof(why));
-	if (!room->slot.fault) { /* the code must do */
+	if (!room->slot.fault) { /* only the code is known */
 		*client_error_thread() = why;
 		return client_error_thread();
 	}
@@ -655,17 +652,19 @@ static int landed_told(struct client_request *req, int result, const cJSON *repl
 	if (!hex)
 		return client_fail(
 			req->client, landed ? KVD_E_NOTFOUND : KVD_E_STATE,
-			landed ? "view: %s was not bound"
-			       : "view %s: only a failed room tells what landed",
+			landed ? "view: %s is not bound"
+			       : "view %s: the room has not failed; only failed rooms "
+				 "have this",
 			out->view);
 	n = strlen(hex) / 2;
 	if (n > out->bytes)
 		return client_fail(req->client, KVD_E_TOOBIG,
-				   "bitmap: %zu bytes, %zu needed", out->bytes, n);
+				   "bitmap: %zu bytes; at least %zu", out->bytes, n);
 	memset(out->bitmap, 0, out->bytes);
-	return hex_read(hex, out->bitmap, n)
-		       ? 0
-		       : client_fail(req->client, KVD_E_PROTO, "landed: not hex digits");
+	return hex_read(hex, out->bitmap, n) ? 0
+					     : client_fail(req->client, KVD_E_PROTO,
+							   "landed: the reply has no "
+							   "hex digits");
 }
 
 int kvd_room_landed(struct kvd_room *room, const char *view, int timeout_ms,

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rooms' calls with `post`: entries of the submission ring (client_ring.c), which nobody
- * waits for and nobody answers.
+ * Calls on rooms with `post`: entries of the submission ring (client_ring.c) without a
+ * reply. They are the calls of client_room.c by another path. Errors that the library can
+ * detect are returned by the call; entries that the daemon refuses fail the room, in its
+ * slot of the status page.
  *
- * They are the calls of client_room.c with another door. What the library can say it says
- * in the call; what the daemon refuses fails the room, in its slot of the status page. A
- * room that is posted is numbered here, like a transfer, so its handle is usable at once.
- * One that was opened by an answered call can be posted to once its answer is here: lines
- * of the socket go behind entries of the ring, not the other way round.
+ * A posted room is numbered here, like a transfer, so its handle is usable at once. A
+ * room opened by a call with a reply can be posted to after the reply: lines of the
+ * socket follow entries of the ring, but not the reverse.
  */
 #include "lib/client.h"
 
@@ -25,17 +25,18 @@ int client_post_begin(struct kvd_client *client, unsigned int op)
 		return r;
 	if (!client->ring && client->in_callback)
 		return client_fail(client, KVD_E_STATE,
-				   "post: no submission ring is there, and none can be "
-				   "made in a callback: kvd_xfer_prepare() before");
+				   "post: there is no submission ring, and none can be "
+				   "created in a callback; call kvd_xfer_prepare() "
+				   "before");
 	if (!client->ring)
 		return client_fail(client, KVD_E_REQUIRE,
-				   "post: this daemon gives no submission ring: give a "
-				   "call without post");
+				   "post: this daemon has no submission ring; call "
+				   "without post");
 	if (!(client->ring_ops >> op & 1))
 		return client_fail(client, KVD_E_NOCMD,
-				   "post: %s does not know op %u of the submission ring "
-				   "(rooms by the ring): give a call without post, or "
-				   "update it",
+				   "post: %s does not support op %u of the submission "
+				   "ring (rooms by the ring); call without post, or "
+				   "upgrade it",
 				   client->info.daemon, op);
 	return 0;
 }
@@ -86,7 +87,7 @@ static int view_add(struct kvd_client *client, struct views *v, size_t index,
 
 	if (strlen(name) >= sizeof(head->name))
 		return client_fail(client, KVD_E_INVAL,
-				   "views[%zu]: a name of %zu bytes, at most %zu", index,
+				   "views[%zu]: a name of %zu bytes; at most %zu", index,
 				   strlen(name), sizeof(head->name) - 1);
 	if (view->page_count > UINT32_MAX / 8)
 		return client_fail(client, KVD_E_TOOBIG, "views.%s: %zu pages", name,
@@ -104,7 +105,7 @@ static int view_add(struct kvd_client *client, struct views *v, size_t index,
 	return 0;
 }
 
-/* What is opened gets its number here; one that is not given has none. */
+/* An opened room gets its number here; if its entry is not submitted it has none. */
 static int entry_give(struct client_slot *slot, struct kvd_ring_entry *entry,
 		      const struct views *v)
 {
@@ -133,7 +134,7 @@ static int room_named(struct kvd_room *room)
 	if (client_object_phase(object) != CLIENT_MAKING)
 		return 0;
 	return client_fail(object->client, KVD_E_BUSY,
-			   "room %llu: its opening is not answered yet: post it, too, or "
+			   "room %llu: its opening has no reply yet; post it, too, or "
 			   "call again",
 			   (unsigned long long)room->slot.number);
 }
@@ -158,7 +159,7 @@ int client_post_views(struct client_slot *slot, struct kvd_ring_entry *entry,
 		r = view_add(client, &v, i, &views[i]);
 	part_add(&v, text->data, text->len);
 	if (!r && v.bytes > UINT32_MAX)
-		r = client_fail(client, KVD_E_TOOBIG, "%zu bytes of pages", v.bytes);
+		r = client_fail(client, KVD_E_TOOBIG, "pages: %zu bytes", v.bytes);
 	if (!r) {
 		entry->bytes = (uint32_t)v.bytes;
 		entry->n1 = (uint32_t)view_count;
@@ -201,7 +202,7 @@ int client_post_abort(struct kvd_room *room, const char *reason)
 				       .bytes = (uint32_t)part.bytes};
 	int r = room_named(room);
 
-	if (!r) /* OPEN came with its reason and its slot */
+	if (!r) /* OPEN has its reason and its slot */
 		r = client_post_begin(slot->object.client, KVD_RING_OPEN);
 	return r ? r : client_ring_put(slot->object.client, &entry, &part, 1, NULL);
 }

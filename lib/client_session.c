@@ -1,36 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sessions: the first one, and those after a daemon was restarted.
+ * Sessions: the first one, and those after a restart of the daemon.
  *
- * The greeting brings three things that later calls stand on: the session's
- * status page, the daemon's pid, and its limits. The pid that counts is the one
- * the kernel put on the reply (SCM_CREDENTIALS of the process that wrote it), so
- * neither a forged message nor socket activation can point us at another process.
- * Since Linux 6.5 the kernel puts a pidfd there, too: that one names the process
- * wherever it is, also in a PID namespace that we cannot see (a side car). Else
- * the pidfd is opened before the connection is looked at once more: if it still
- * stands, the daemon had not ended, so its number cannot have been given to
- * another process, and the pidfd is the daemon's.
+ * The reply to hello provides three values for later calls: the session's status page,
+ * the daemon's pid, and its limits. The pid is the one that the kernel attached to the
+ * reply (SCM_CREDENTIALS of the writing process), so neither a forged message nor socket
+ * activation can refer to another process. Since Linux 6.5 the kernel attaches a pidfd,
+ * too, which identifies the process in any PID namespace, even one that is not visible
+ * here (a side car). Otherwise the pidfd is opened before the connection is checked once
+ * more: if that is alive, the daemon had not ended, so its number cannot have been
+ * reused, and the pidfd is the daemon's.
  *
  *   DOWN ──connect──▶ GREETING ──hello──▶ REGISTERING ──all answered──▶ UP
  *    ▲                    │                    │                         │
  *    └───── back-off ─────┴──── any refusal ───┴──── connection lost ────┘
  *
- * There is one way up, whoever walks it: kvd_open() and kvd_reconnect() wait for
- * its end, kvd_poll() takes the steps that are due and never waits for one. Every
- * step is an ordinary request with a deadline, so none can block an event loop.
- * The record that is registered again is the handles themselves: regions first
- * (each keeps a duplicate of its fd), then the pools made of them. A session is
- * UP with all of it or not at all: an engine never finds half of its pools. What
- * the record holds may be refused for good (a smaller daemon, another version);
- * then it is tried again at the slowest pace, and the reason stands in every call.
+ * All callers use the same steps: kvd_open() and kvd_reconnect() wait for the last one,
+ * kvd_poll() takes the due steps and never waits. Every step is an ordinary request with
+ * a deadline, so none can block an event loop. The handles are the record of
+ * registrations: regions first (each keeps a duplicate of its fd), then their pools. A
+ * session is UP with all of them or not at all, so an engine never has half of its pools.
+ * The daemon may refuse a registration permanently (a smaller daemon, another version);
+ * it is then retried at the slowest pace, and every call returns the reason.
  *
- * Registrations go out a window at a time: each carries a descriptor, and a
- * thousand regions must not need a thousand more of them.
+ * Registrations are sent within a window: each carries a descriptor, and a thousand
+ * regions must not need a thousand more descriptors.
  *
- * Handles keep their addresses; rooms and transfers of the old session keep its
- * page and end there (client_status.c): they are failed when the old daemon's
- * process is gone, not because a new one answers.
+ * Handles keep their addresses; rooms and transfers of the old session keep its page and
+ * end there (client_status.c): they fail when the old daemon's process has exited, not
+ * because a new one answers.
  */
 #include "daemon/base/clock.h"
 #include "lib/client.h"
@@ -46,7 +44,7 @@
 #include <unistd.h>
 
 #define CLOCK_SLACK_NS 1000000u
-#define WINDOW 16u /* registrations on their way */
+#define WINDOW 16u /* registrations in progress */
 #define RETRY_NS UINT64_C(10000000)
 #define RETRY_MAX_NS UINT64_C(1000000000)
 
@@ -58,12 +56,12 @@ static int connect_failed(struct kvd_client *client, int no)
 	case ENOENT:
 		return client_fail(
 			client, KVD_E_NODAEMON,
-			"no daemon: %s does not exist; is it running, under this name?",
+			"no daemon: %s does not exist; start kvd, or check the name",
 			client->path);
 	case ECONNREFUSED:
 		return client_fail(
 			client, KVD_E_NODAEMON,
-			"no daemon: nobody listens on %s (left by one that ended?)",
+			"no daemon: no process listens on %s (left by one that exited?)",
 			client->path);
 	case EACCES:
 	case EPERM:
@@ -80,7 +78,7 @@ static int connect_failed(struct kvd_client *client, int no)
 	}
 }
 
-/* Never waits. -KVD_E_NOREPLY: the backlog is full, and no event tells its end. */
+/* Never waits. -KVD_E_NOREPLY: the backlog is full, and no event signals its end. */
 static int conn_connect(struct kvd_client *client)
 {
 	struct sockaddr_un addr = {.sun_family = AF_UNIX};
@@ -91,7 +89,7 @@ static int conn_connect(struct kvd_client *client)
 	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
 		return client_fail(client, KVD_E_IO, "socket: %s", strerror(errno));
-	/* before connect: the kernel then puts the writer on every message */
+	/* before connect: the kernel then attaches the writer to every message */
 	if (setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &one, sizeof(one)) < 0)
 		return client_fail(client, KVD_E_IO, "SO_PASSCRED: %s", strerror(errno));
 	setsockopt(fd, SOL_SOCKET, CLIENT_SO_PASSPIDFD, &one, sizeof(one));
@@ -112,7 +110,7 @@ static void info_str(const cJSON *reply, const char *name, char *out, size_t byt
 	snprintf(out, bytes, "%s", s ? s : "");
 }
 
-/* A pidfd of the daemon, or -1 when the kernel has no way to give us one. */
+/* A pidfd of the daemon, or -1 if the kernel cannot provide one. */
 static int daemon_pidfd(struct kvd_client *client)
 {
 	struct pollfd p = {.fd = client->conn.fd, .events = POLLRDHUP};
@@ -129,9 +127,9 @@ static int daemon_pidfd(struct kvd_client *client)
 	return mem_steal_fd(&pidfd);
 }
 
-/* The status page's times are of the daemon's clock, which a time namespace shifts: a
- * daemon that is well would be taken for dead, or one that is frozen for well. It told
- * its time between our hello and now. */
+/* The times of the status page are the daemon's clock, which a time namespace shifts:
+ * a healthy daemon would be taken for dead, or a frozen one for healthy. The reply has
+ * its time between hello and now. */
 static int clock_check(struct kvd_client *client, uint64_t theirs)
 {
 	uint64_t from = client->again.hello_ns, to = clock_ns();
@@ -142,8 +140,8 @@ static int clock_check(struct kvd_client *client, uint64_t theirs)
 		return 0;
 	return client_fail(
 		client, KVD_E_STATE,
-		"the daemon's clock is %.1f s %s this process's: one of the two "
-		"is in a time namespace of its own; run both in the same",
+		"the daemon's clock is %.1f s %s this process's: one of the two is in "
+		"another time namespace; run both in the same",
 		1e-9 * (double)off, behind ? "behind" : "ahead of");
 }
 
@@ -173,17 +171,17 @@ static int hello_take(struct client_request *req, const cJSON *reply)
 	r = clock_check(client, time_ns);
 	if (r)
 		return r;
-	if (!conn->in_fd_count) /* the kernel drops what a full table has no room for */
+	if (!conn->in_fd_count) /* the kernel drops descriptors when the table is full */
 		return client_fail(client, KVD_E_LIMIT,
-				   "the hello reply came without the status page: was no "
-				   "file descriptor left for it (RLIMIT_NOFILE)?");
+				   "the hello reply has no status page: file "
+				   "descriptors exhausted (RLIMIT_NOFILE)?");
 	pidfd = daemon_pidfd(client);
 	r = client_map_new(conn->in_fds[0], (size_t)bytes, (uint32_t)slots, pidfd,
 			   &client->map, &why);
 	if (r) {
 		mem_closep(&pidfd);
 		return client_fail(client, -r, "the status page: %s",
-				   why ? why : "no memory");
+				   why ? why : "out of memory");
 	}
 	info->slots = (uint32_t)slots;
 	client->notifs_taken = 0;
@@ -191,7 +189,7 @@ static int hello_take(struct client_request *req, const cJSON *reply)
 	return 0;
 }
 
-/* Something of this attempt failed; client_session_step() ends it. */
+/* A step of this attempt failed; client_session_step() ends it. */
 static void attempt_failed(struct kvd_client *client)
 {
 	if (!client->again.failed)
@@ -218,7 +216,7 @@ static int hello_finish(struct client_request *req, int result, const cJSON *rep
 	return 0;
 }
 
-/* Of each request of this attempt. */
+/* For each request of this attempt. */
 static int timeout_of(const struct kvd_client *client)
 {
 	uint64_t now = clock_ns(), until = client->again.until_ns;
@@ -285,7 +283,7 @@ int client_session_again(struct client_op *op)
 	return r;
 }
 
-/* Of what is made again behind the session: later, or never. */
+/* Failures of objects restored after the session: retry later, or never. */
 static void redo_failed(struct client_object *object)
 {
 	struct kvd_client *client = object->client;
@@ -324,7 +322,7 @@ static int object_again(struct client_object *object)
 	}
 }
 
-/* On record, and not made in this session. */
+/* On record, but not registered in this session. */
 static bool is_due(const struct client_object *object)
 {
 	return client_object_phase(object) == CLIENT_READY &&
@@ -332,7 +330,7 @@ static bool is_due(const struct client_object *object)
 	       object->asked != object->client->serial;
 }
 
-/* What transfers stand on; rooms do not wait for it. */
+/* Objects that transfers need; rooms do not wait for them. */
 static void redo_more(struct kvd_client *client)
 {
 	static const enum client_kind kinds[] = {CLIENT_ATTACH, CLIENT_DLIST};
@@ -354,7 +352,7 @@ static void redo_more(struct kvd_client *client)
 		}
 }
 
-/* The next of this kind, as far as the window lets. 1: none is left. */
+/* The next one of this kind, if the window permits. 1: none is left. */
 static int register_kind(struct kvd_client *client, enum client_kind kind)
 {
 	struct client_object *object;
@@ -388,7 +386,7 @@ static void register_more(struct kvd_client *client)
 	client->again.why.code = 0;
 }
 
-/* ---- the way up ------------------------------------------------------------------ */
+/* ---- connecting ------------------------------------------------------------------ */
 
 void client_session_lost(struct kvd_client *client)
 {
@@ -398,14 +396,14 @@ void client_session_lost(struct kvd_client *client)
 
 	if (was_up)
 		again->why = client->error;
-	/* a daemon that takes us and throws us out again is no reason to hurry */
+	/* a daemon that accepts and then drops the session is no reason to hurry */
 	if (was_up && now - again->up_ns >= RETRY_MAX_NS)
 		again->tries = 0;
 	for (unsigned int i = 1; i < again->tries && pause < RETRY_MAX_NS; i++)
 		pause *= 2;
 	if (pause > RETRY_MAX_NS)
 		pause = RETRY_MAX_NS;
-	/* many engines lost the same daemon at the same time */
+	/* many engines lose the same daemon at the same time */
 	pause += now % (pause / 4);
 	again->retry_ns = was_up && !again->tries ? now : now + pause;
 	again->tries++;
@@ -443,7 +441,7 @@ bool client_session_due(const struct kvd_client *client, uint64_t *due_p)
 					 : again->stage == CLIENT_DOWN && !again->manual;
 }
 
-/* One attempt, or the one under way, to its end. */
+/* One attempt, or the one in progress, to its end. */
 static int session_wait(struct kvd_client *client, uint64_t until)
 {
 	const struct timespec pause = {.tv_nsec = 1000000};
@@ -456,7 +454,7 @@ static int session_wait(struct kvd_client *client, uint64_t until)
 		if (now >= until)
 			return client_fail(
 				client, KVD_E_NOREPLY,
-				"%s: the daemon did not take this session in time",
+				"%s: the daemon did not accept this session in time",
 				client->path);
 		if (again->stage == CLIENT_DOWN) {
 			r = session_begin(client);
@@ -486,7 +484,8 @@ int client_session_open(struct kvd_client *client, int timeout_ms)
 	int r;
 
 	if (client->conn.fd >= 0)
-		client_conn_lost(client, false, "kvd_reconnect() was called");
+		client_conn_lost(client, false,
+				 "a new session was requested by kvd_reconnect()");
 	client->again.until_ns = until;
 	r = session_wait(client, until);
 	if (r && client->conn.fd >= 0) {
@@ -512,7 +511,7 @@ bool kvd_lost(const struct kvd_client *client)
 	return client->again.stage != CLIENT_UP;
 }
 
-/* Has it ended since somebody looked? Nothing says so but the socket. */
+/* Has it ended since the last check? Only the socket shows it. */
 static void notice_end(struct kvd_client *client)
 {
 	struct pollfd p = {.fd = client->conn.fd, .events = POLLRDHUP};
@@ -534,8 +533,8 @@ int client_session_check(struct kvd_client *client)
 
 int client_session_need(struct kvd_client *client)
 {
-	/* without a session nothing is unanswered but libkvd's own requests: no callback
-	 * runs in this turn */
+	/* without a session only libkvd's own requests are pending: no callback runs
+	 * in this turn */
 	if (kvd_lost(client) && !client->in_callback && list_empty(&client->conn.ready))
 		client_conn_turn(client, 0);
 	return client_session_check(client);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Spaces of chunks: what makes chunks of two engines mean the same. */
+/* Spaces of chunks: the properties that must be equal for chunks of two engines to be
+ * interchangeable. */
 #include "lib/client.h"
 
 #include <string.h>
@@ -42,14 +43,14 @@ static int space_check(struct kvd_client *client, const struct kvd_space_args *a
 {
 	if (!a->pool == !a->layout)
 		return client_fail(client, KVD_E_INVAL,
-				   "one of pool and layout is wanted");
+				   "pool, layout: give exactly one of them");
 	if (!a->model || !a->scheme)
 		return client_fail(client, KVD_E_INVAL, "%s: missing",
 				   a->model ? "scheme" : "model");
 	if (a->pool)
-		return kvd_pool_id(a->pool) ? 0
-					    : client_fail(client, KVD_E_STATE,
-							  "pool: not registered now");
+		return kvd_pool_id(a->pool)
+			       ? 0
+			       : client_fail(client, KVD_E_STATE, "pool: not registered");
 	return client_layout_check(client, a->layout);
 }
 

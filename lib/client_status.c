@@ -1,26 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The status page, read without a system call and without a lock.
+ * The status page, read without a system call and without a lock. The daemon writes one
+ * 64-bit word per room last, with release order; a reader loads it with acquire order, so
+ * a state is never newer than the values. The word has the slot's generation: a slot
+ * reused by another room reads as KVD_E_GONE, never as that room's state.
  *
- * The daemon writes one 64-bit word a room last, with release order; a reader
- * loads it with acquire order, so a state it sees is never ahead of the figures.
- * The word carries the slot's generation: a slot given to another room reads as
- * KVD_E_GONE, never as that room's state.
+ * The page cannot show that its writer has stopped. Its header has a heartbeat. If a room
+ * is unfinished and the heartbeat old, a reader shows it as aborting, with its pages in
+ * use, because copies and queue pairs of a frozen daemon may still move bytes (invariant
+ * 1); its error gives the reason. Only the end of the daemon's process proves that they
+ * cannot: then the kernel has closed its queue pairs and unmapped the engine's memory. A
+ * pidfd shows that permanently, so only then is failure reported (invariant 4). It is
+ * checked at most every 10 ms, and only while the heartbeat is old or the connection has
+ * ended: the only system call here. If a word was unfinished and the process dead, the
+ * word is read once more, because the daemon may have finished the room just before its
+ * end.
  *
- * What the page cannot say is that its writer stopped. Its header carries a
- * heartbeat; a reader that finds a room unfinished and the heartbeat old shows it as
- * aborting, its pages held, because a frozen daemon's copies and queue pairs may
- * still move bytes (invariant 1); its error says why. Only the end of the daemon's
- * process proves that they cannot: then the kernel has closed its queue pairs and
- * unmapped the engine's memory. A pidfd says that, once for all, so only then do we
- * report failed (invariant 4). It is asked at most every 10 ms, and only while the
- * heartbeat is old or the connection has ended: the one system call on this path.
- *
- * After a word was found unfinished and the process dead, the word is read once
- * more: the daemon may have finished the room just before its end.
- *
- * A map outlives its session: rooms of a session that ended keep a reference,
- * and the daemon writes their last states through its own mapping.
+ * A map outlives its session: rooms of an ended session keep a reference, and the daemon
+ * writes their last states through its own mapping.
  */
 #include "daemon/base/clock.h"
 #include "lib/client.h"
@@ -36,9 +33,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LOOK_NS 1000000u /* of a wait: then the connection is looked at, too */
+#define LOOK_NS 1000000u /* of a wait: then the connection is checked, too */
 
-#define HEARTBEATS_MISSED 4u /* heartbeat intervals without a heartbeat: old */
+#define HEARTBEATS_MISSED 4u /* missed heartbeat intervals after which it is old */
 #define ASK_EVERY_NS UINT64_C(10000000)
 #define FIGURES_TRIES 16u
 
@@ -51,12 +48,12 @@ static const char *client_status_map_check(int fd, size_t bytes, uint32_t slots,
 	if (seals < 0 || !(seals & F_SEAL_SHRINK))
 		return "it is not sealed against shrinking";
 	if (header->magic != KVD_STATUS_MAGIC)
-		return "its magic is wrong";
+		return "its magic number is wrong";
 	if (header->slots != slots || header->slot_bytes != KVD_STATUS_SLOT_BYTES ||
 	    sizeof(*header) + (size_t)slots * KVD_STATUS_SLOT_BYTES > bytes)
 		return "its header contradicts the hello reply";
 	if (!header->heartbeat_interval_ns)
-		return "it names no heartbeat interval";
+		return "it has no heartbeat interval";
 	return NULL;
 }
 
@@ -149,7 +146,7 @@ bool client_map_silence(struct client_map *map, char text[CLIENT_SILENCE_MAX])
 	heartbeat = __atomic_load_n(&map->header->heartbeat_ns, __ATOMIC_RELAXED);
 	now = clock_ns();
 	snprintf(text, CLIENT_SILENCE_MAX,
-		 "this engine's own daemon does not answer (no heartbeat for %.1f s)",
+		 "the local daemon does not respond (no heartbeat for %.1f s)",
 		 now > heartbeat ? (double)(now - heartbeat) / 1e9 : 0.0);
 	return true;
 }
@@ -167,15 +164,15 @@ static bool word_terminal(uint64_t word)
 }
 
 /*
- * The connection ended before the answer to an opening came: the daemon may or
- * may not have made the object. Its slot, if there is one, names the object.
+ * The connection ended before the reply to an opening: the daemon may have created the
+ * object. Its slot, if there is one, names the object.
  */
 static bool slot_may_live(const struct client_slot *slot)
 {
 	const struct client_map *map = slot->map;
 	uint32_t count = map->header->engine_first;
 
-	/* the daemon numbered it; behind those are slots that we numbered */
+	/* numbered by the daemon; slots after those are numbered by the client */
 	if (!count || count > map->slot_count)
 		count = map->slot_count;
 	for (uint32_t i = 0; i < count; i++) {
@@ -189,7 +186,7 @@ static bool slot_may_live(const struct client_slot *slot)
 	return false;
 }
 
-/* A word for an object that has no slot of its own (yet). */
+/* A word for an object without a slot (yet). */
 static uint64_t word_without_slot(const struct client_slot *slot, enum client_phase phase)
 {
 	if (phase == CLIENT_FAILED || !slot->map)
@@ -209,18 +206,18 @@ static uint32_t gen_load(const struct client_slot *slot)
 	return atomic_load_explicit(&slot->gen, memory_order_acquire);
 }
 
-/* Ours, or ours as soon as the daemon takes the entry that stands in the ring. */
+/* Ours, or ours when the daemon takes the pending entry of the ring. */
 static bool word_ours(const struct client_slot *slot, uint64_t word, uint32_t gen)
 {
-	/* made and posted at once, both may still stand there */
+	/* if created and posted at once, both may be pending */
 	return kvd_word_gen(word) == gen ||
 	       (slot->numbered && kvd_word_gen(word) == slot->before) ||
 	       (atomic_load(&slot->posted) &&
 		kvd_ring_next_gen(kvd_word_gen(word)) == gen);
 }
 
-/* The word of `gen`, as far as the daemon is: one that it has not begun yet is
- * shown as it will begin, or as failed once it never will. */
+/* The word of `gen`. An entry that the daemon has not processed shows its initial
+ * state, or failed if it never will be. */
 static uint64_t word_of(const struct client_slot *slot, uint32_t gen)
 {
 	const struct kvd_status_slot *at = &slot->map->slots[slot->slot];
@@ -229,8 +226,8 @@ static uint64_t word_of(const struct client_slot *slot, uint32_t gen)
 	if (kvd_word_gen(word) == gen || !word_ours(slot, word, gen))
 		return word;
 	if (__atomic_load_n(&slot->map->header->ended, __ATOMIC_ACQUIRE)) {
-		/* `ended` is the daemon's last store: a word that is loaded after it does
-		 * not change any more, the one above may have. */
+		/* `ended` is the daemon's last store: a word loaded after it is final,
+		 * the one above may not be. */
 		word = word_load(at);
 		if (kvd_word_gen(word) != gen)
 			return kvd_word_make(gen, KVD_FAILED, 0, KVD_E_LOST);
@@ -241,7 +238,7 @@ static uint64_t word_of(const struct client_slot *slot, uint32_t gen)
 		0);
 }
 
-/* for many slots read at one moment */
+/* for many slots read at once */
 struct health_known {
 	struct client_map *map;
 	enum client_health health;
@@ -254,7 +251,7 @@ static enum client_health health_of(struct client_map *map, struct health_known 
 	return known->health;
 }
 
-/* The word as an engine shall see it; false: the slot is another object's. */
+/* The word to show to an engine; false: the slot is another object's. */
 static bool client_status_slot_word(const struct client_slot *slot,
 				    struct health_known *known, uint64_t *word_p)
 {
@@ -277,9 +274,9 @@ static bool client_status_slot_word(const struct client_slot *slot,
 	if (kvd_word_gen(word) == gen && !word_terminal(word)) {
 		health = health_of(slot->map, known);
 		if (health == CLIENT_DEAD) {
-			/* Once more: the daemon may have stored the end between our load
-			 * and its death. Nobody stores from here on, so this load is
-			 * final. */
+			/* Once more: the daemon may have stored the end between the
+			 * load and its exit. There are no stores from here on, so this
+			 * load is final. */
 			word = word_of(slot, gen);
 			if (kvd_word_gen(word) == gen && !word_terminal(word))
 				word = kvd_word_make(gen, KVD_FAILED, 0, KVD_E_DEAD);
@@ -306,7 +303,7 @@ int client_slot_state(const struct client_slot *slot)
 							    : -KVD_E_GONE;
 }
 
-/* Handles and slots of thousands lie in no cache: they are asked for ahead. */
+/* Handles and slots of thousands are not in a cache: prefetch them. */
 #define AHEAD 8u
 
 size_t client_slot_states(const struct client_slot *(*slot_at)(const void *of, size_t i),
@@ -336,13 +333,13 @@ size_t client_slot_states(const struct client_slot *(*slot_at)(const void *of, s
 	return ended;
 }
 
-/* The progress figures: a sequence that is odd while they change. A writer that
- * never rests costs us the figures of this call, never more than 16 tries. */
+/* The progress values: a sequence that is odd while they change. If the writer never
+ * pauses, this call returns no values after 16 tries. */
 static void slot_figures(const struct kvd_status_slot *s, struct kvd_room_status *st)
 {
 	for (unsigned int i = 0; i < FIGURES_TRIES; i++) {
 		uint64_t before = __atomic_load_n(&s->sequence, __ATOMIC_ACQUIRE);
-		/* acquire: the second look at the sequence stays behind these */
+		/* acquire: the second read of the sequence stays after these */
 		uint64_t bytes = __atomic_load_n(&s->bytes, __ATOMIC_ACQUIRE);
 		uint64_t total = __atomic_load_n(&s->total, __ATOMIC_ACQUIRE);
 		uint64_t changed_ns = __atomic_load_n(&s->changed_ns, __ATOMIC_ACQUIRE);
@@ -384,7 +381,7 @@ int client_slot_read(const struct client_slot *slot, struct kvd_room_status *sta
 	at = ready ? &slot->map->slots[slot->slot] : NULL;
 	if (ready && kvd_word_gen(word_load(at)) == kvd_word_gen(word)) {
 		slot_figures(at, &st);
-		/* the figures are of this object only if the word still is */
+		/* the values belong to this object only if the word still does */
 		if (kvd_word_gen(word_load(at)) != kvd_word_gen(word))
 			return -KVD_E_GONE;
 	}
@@ -392,16 +389,16 @@ int client_slot_read(const struct client_slot *slot, struct kvd_room_status *sta
 	return 0;
 }
 
-/* The next pause of a wait, which is longer than the one before. */
+/* The next pause of a wait, longer than the one before. */
 static struct timespec pause_next(struct kvd_client *client, uint64_t *pause_ns)
 {
 	uint64_t ns = *pause_ns ? *pause_ns : 20000;
 
-	/* or the daemon has ended: its connection tells, the page does not */
+	/* or the daemon has exited: shown by its connection, not by the page */
 	if (client->conn.pending || kvd_lost(client) || ns >= LOOK_NS)
 		client_conn_turn(client, 0);
-	/* a sixteenth of all the pauses before: so late is what has happened seen, where
-	 * nobody calls */
+	/* a sixteenth of all previous pauses: the delay in detecting an event without
+	 * a signal */
 	*pause_ns = ns < LOOK_NS ? ns + ns / 16 : ns;
 	return (struct timespec){.tv_nsec = (long)ns};
 }
@@ -413,13 +410,13 @@ void client_pause(struct kvd_client *client, uint64_t *pause_ns)
 	nanosleep(&pause, NULL);
 }
 
-/* The half of the word that a change of state changes. */
+/* The half of the word that a state change modifies. */
 static const uint32_t *slot_state_at(const struct client_slot *slot)
 {
 	return (const uint32_t *)(const void *)&slot->map->slots[slot->slot].word + 1;
 }
 
-/* The daemon cuts it short where it calls who waits (status_slot_call()). */
+/* The daemon ends it early if it signals waiters (status_slot_call()). */
 static void slot_pause(const struct client_slot *slot, uint32_t seen, uint64_t *pause_ns)
 {
 	struct timespec pause = pause_next(slot->object.client, pause_ns);

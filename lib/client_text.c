@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lines of JSON, written front to back into one growing buffer.
- *
- * A chunk's page list is most of a request, so there is no tree in between and no
- * printf for each number. Lists that are mostly runs are told as runs, which
- * keeps a request of thousands of contiguous pages under a hundred bytes. Running
- * out of memory is kept in the text and found once, when the line is sent.
+ * Lines of JSON, written front to back into one growing buffer. A chunk's page list is
+ * most of a request, so there is no tree and no printf for each number. Lists that are
+ * mostly runs are sent as runs, which keeps a request of thousands of contiguous pages
+ * under a hundred bytes. Running out of memory is recorded in the text and checked once,
+ * when the line is sent.
  */
 #include "lib/client.h"
 

@@ -1,20 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Timelines: how far a CUDA stream of the engine's has got, for the daemon to see
- * without a CUDA call on either side's host.
+ * Timelines: the progress of one CUDA stream of the engine, visible to the daemon without
+ * a CUDA call on either host.
  *
- * One word in a memfd that the daemon has mapped. The engine's driver gets the page
- * registered, and its stream writes rising numbers there (cuStreamWriteValue64): it
- * fences memory first, as __threadfence_system() would (cuda.h, on
- * CU_STREAM_WRITE_VALUE_DEFAULT), so what the stream wrote before is there before the
- * number is. The daemon loads the word with acquire order.
+ * One word in a memfd that the daemon has mapped. The engine's driver registers the page,
+ * and its stream writes increasing numbers there (cuStreamWriteValue64). It fences memory
+ * first, as __threadfence_system() would (cuda.h, on CU_STREAM_WRITE_VALUE_DEFAULT), so
+ * earlier writes of the stream are visible before the number. The daemon loads the word
+ * with acquire order. One word per stream: numbers of two streams would overtake each
+ * other. One page per word: the driver registers whole pages, and the daemon should map
+ * nothing else of the engine.
  *
- * A stream a word: numbers of two streams would overtake each other. A page a word:
- * the driver registers whole pages, and nothing else of the engine's shall lie in
- * memory that the daemon maps.
- *
- * The driver is the one that the engine has loaded; nothing of CUDA is linked. Of the
- * v2 calls only (CUDA 12): before them the whole set was switched off by default.
+ * The driver is the one that the engine has loaded; no CUDA library is linked. Only the
+ * v2 calls are used (CUDA 12), because the earlier ones were off by default.
  */
 #include "lib/client.h"
 
@@ -27,7 +25,7 @@
 #define LIBRARY "libcuda.so.1"
 #define PORTABLE_MAPPED 3u /* CU_MEMHOSTREGISTER_PORTABLE, _DEVICEMAP */
 
-/* cuda.h's, by the names that carry their version */
+/* those of cuda.h, by their versioned names */
 struct driver {
 	int (*host_register)(void *base, size_t bytes, unsigned int flags);
 	int (*host_unregister)(void *base);
@@ -45,7 +43,7 @@ struct kvd_timeline {
 	int fd;
 	uint64_t *word; /* mapped */
 	size_t bytes;
-	bool registered;  /* with the driver */
+	bool registered;  /* registered with the driver */
 	uint64_t address; /* of the word, as the GPU sees it */
 	uint64_t marks;
 };
@@ -86,7 +84,7 @@ static int driver_load(struct kvd_timeline *t, const char *path)
 			dlclose(library);
 			return client_fail(
 				t->client, KVD_E_REQUIRE,
-				"%s has no %s: record an event instead (kvd_wait)", path,
+				"%s has no %s; record an event instead (kvd_wait)", path,
 				wanted[i].name);
 		}
 		memcpy(wanted[i].to, &symbol, sizeof(symbol));
@@ -136,7 +134,7 @@ static int region_make(struct kvd_timeline *t, int timeout_ms)
 	return kvd_region_register(t->client, &args, &call, &t->region);
 }
 
-/* What the daemon had of it is gone already, or is the session's to drop. */
+/* The daemon has dropped its part already, or drops it with the session. */
 static void timeline_free(struct kvd_timeline *t)
 {
 	if (t->registered)

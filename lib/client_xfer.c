@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One-sided transfers: the calls that never wait, through the submission ring
- * (client_ring.c).
- *
- * Everything that can be said without the daemon is said in the call: a row index
- * outside its list, rows of unequal number or length, a list of the wrong side.
- * What only the daemon knows (memory that is not registered, a peer that is gone)
- * shows in the state. A handle is usable at once: what it makes stands in the ring
- * before what uses it. It is polled like a room, by its slot of the status page.
+ * One-sided transfers: calls that never wait, through the submission ring
+ * (client_ring.c). Errors that need no daemon are returned by the call: a row index
+ * outside its list, rows of different number or length, a list of the wrong side. Errors
+ * that only the daemon can detect (unregistered memory, a lost peer) show in the state. A
+ * handle is usable at once, because its entry precedes those that use it in the ring. It
+ * is polled like a room, by its slot of the status page.
  */
 #include "lib/client.h"
 
@@ -25,13 +23,13 @@ static int check_index(struct kvd_client *client, const char *what, const uint32
 {
 	for (size_t i = 0; index && i < count; i++)
 		if (index[i] >= dlist->rows)
-			return client_fail(client, KVD_E_RANGE,
-					   "%s[%zu]: %u of %llu rows", what, i, index[i],
+			return client_fail(client, KVD_E_RANGE, "%s[%zu]: row %u of %llu",
+					   what, i, index[i],
 					   (unsigned long long)dlist->rows);
 	return 0;
 }
 
-/* Length of a row, where every entry of the list is one; 0: the daemon looks. */
+/* Length of a row, if equal for all entries of the list; 0: the daemon checks. */
 static uint64_t row_bytes(const struct kvd_dlist *dlist, uint64_t row)
 {
 	return dlist->rows == dlist->count ? dlist->table[row * dlist->columns + 1] : 0;
@@ -70,7 +68,7 @@ static int check_args(struct kvd_client *client, const struct kvd_xfer_args *a)
 		return client_fail(client, KVD_E_INVAL, "local and remote: required");
 	if (a->local->attach || !a->remote->attach)
 		return client_fail(client, KVD_E_INVAL,
-				   "%s: a list of the %s side is wanted",
+				   "%s: must be a list of the %s side",
 				   a->local->attach ? "local" : "remote",
 				   a->local->attach ? "own" : "remote");
 	r = check_index(client, "local_index", a->local_index, a->local_index_count,
@@ -177,11 +175,11 @@ int kvd_xfer_post(struct kvd_xfer *xfer, const void *notif, size_t notif_bytes)
 	if (state != KVD_FAILED && state != KVD_SUCCESS && posted)
 		return client_fail(client, KVD_E_STATE, "xfer: not ended yet");
 	entry.a = slot->object.id;
-	/* first, for readers: the daemon's word comes after it */
+	/* first, for readers: the daemon's word follows it */
 	atomic_store(&slot->posted, true);
 	atomic_store(&slot->gen, entry.gen);
 	r = client_ring_put(client, &entry, &part, 1, &slot->object);
-	if (r) { /* never asked: it is what it was; undone in the other order */
+	if (r) { /* never submitted: unchanged; undone in reverse order */
 		atomic_store(&slot->gen, gen);
 		atomic_store(&slot->posted, posted);
 	}
@@ -205,7 +203,7 @@ int kvd_xfer_release(struct kvd_xfer *xfer)
 	return client_slot_release(&xfer->slot);
 }
 
-/* ---- looking ------------------------------------------------------------------ */
+/* ---- state and errors ---------------------------------------------------------- */
 
 int kvd_xfer_state(const struct kvd_xfer *xfer)
 {
@@ -219,7 +217,7 @@ int kvd_xfer_read(const struct kvd_xfer *xfer, struct kvd_room_status *status_p)
 
 int kvd_xfer_wait(struct kvd_xfer *xfer, int timeout_ms)
 {
-	/* nothing ends what was never posted, but a refusal */
+	/* a transfer that was never posted ends only by a refusal */
 	if (!atomic_load(&xfer->slot.posted))
 		return client_slot_state(&xfer->slot);
 	return client_slot_wait(&xfer->slot, KVD_SUCCESS, timeout_ms);

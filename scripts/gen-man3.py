@@ -21,7 +21,7 @@ PAGE = (r'''.\" SPDX-License-Identifier: Apache-2.0
 .\" Made of the public headers by scripts/gen-man3.py (make docs): change those.
 .TH LIBKVD 3 "" "kvd %s" "Library functions"
 .SH NAME
-libkvd \- an engine\(aqs side of a kvd daemon
+libkvd \- client library of the kvd daemon
 .SH SYNOPSIS
 .nf
 .B #include <kvd.h>

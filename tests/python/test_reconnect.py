@@ -108,7 +108,7 @@ def test_frozen_own_daemon_is_named(caplog):
     layout = kvd.Layout.sglang_mha(**SHAPE)
 
     def warned():
-        return [r for r in caplog.records if "own daemon does not answer" in r.getMessage()]
+        return [r for r in caplog.records if "local daemon does not respond" in r.getMessage()]
 
     async def waits(path, freeze):
         async with kvd.AsyncClient(path) as client:
@@ -137,8 +137,8 @@ def test_frozen_own_daemon_is_named(caplog):
             daemon.freeze()
             error = until(room.error)
             assert (error.code, error.retryable) == ("ENOREPLY", True), error
-            assert "own daemon does not answer (no heartbeat for " in error.message
-            with pytest.raises(kvd.TimeoutError, match="own daemon does not answer"):
+            assert "local daemon does not respond (no heartbeat for " in error.message
+            with pytest.raises(kvd.TimeoutError, match="local daemon does not respond"):
                 room.wait(timeout=0.001)
             assert not warned()
             waiting = threading.Thread(target=lambda: pytest.raises(kvd.AbortedError, room.wait))

@@ -501,9 +501,9 @@ static void memory_not_of_its_own_is_refused_by_name(void **state)
 	args = vouched((uint8_t *)brk + 100, PAGE);
 	assert_refused(&args, KVD_E_IMPORT, "heap");
 	args = (struct kvd_adopt_args){.address = p + 64, .bytes = 40 * MIB};
-	assert_refused(&args, KVD_E_IMPORT, "vouch for it");
+	assert_refused(&args, KVD_E_IMPORT, "set `vouched`");
 	args.address = p + 8;
-	assert_refused(&args, KVD_E_IMPORT, "vouch for it");
+	assert_refused(&args, KVD_E_IMPORT, "set `vouched`");
 	mprotect(p + 8 * MIB, PAGE, PROT_READ);
 	args = vouched(p, 16 * MIB);
 	assert_refused(&args, KVD_E_IMPORT, "cannot be read and written");

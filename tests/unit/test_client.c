@@ -92,7 +92,7 @@ static void open_without_daemon_names_path(void **state)
 	o.socket = fake_kvd_path(f->fake);
 	fake_kvd_kill(f->fake);
 	assert_int_equal(kvd_open(&o, &client), -KVD_E_NODAEMON);
-	assert_non_null(strstr(kvd_last_error(NULL)->message, "nobody listens"));
+	assert_non_null(strstr(kvd_last_error(NULL)->message, "no process listens"));
 }
 
 static void open_with_long_path_is_refused(void **state)

@@ -253,7 +253,7 @@ static void room_of_an_ended_session_tells_why(void **state)
 		;
 	assert_int_equal(kvd_room_why(room, 0)->code, KVD_E_DEAD);
 	assert_string_equal(kvd_room_why(room, 0)->message,
-			    "the daemon's process is gone");
+			    "the daemon's process has ended");
 	assert_true(kvd_room_why(room, 0)->retryable);
 }
 
@@ -366,14 +366,14 @@ static void room_of_a_frozen_daemon_is_aborting(void **state)
 	assert_int_equal(st.error, KVD_E_NOREPLY);
 	why = kvd_room_why(room, 60000); /* nobody is asked */
 	assert_int_equal(why->code, KVD_E_NOREPLY);
-	assert_non_null(strstr(why->message, "own daemon does not answer (no heartbeat"));
+	assert_non_null(strstr(why->message, "does not respond (no heartbeat"));
 	assert_int_equal(kvd_room_wait(room, KVD_SUCCESS, 1), -KVD_E_NOREPLY);
 	assert_non_null(strstr(kvd_last_error(f->client)->message,
-			       "still transferring: this engine's own daemon does not"));
+			       "still transferring: the local daemon does not"));
 	assert_int_equal(kvd_room_abort(room, NULL, &(struct kvd_call){.timeout_ms = 1}),
 			 -KVD_E_NOREPLY);
 	assert_non_null(
-		strstr(kvd_last_error(f->client)->message, "own daemon does not"));
+		strstr(kvd_last_error(f->client)->message, "local daemon does not"));
 	fake_kvd_word(f->fake, 2, 40, KVD_SUCCESS, 0, 0);
 	assert_int_equal(kvd_room_state(room), KVD_SUCCESS);
 	fake_kvd_word(f->fake, 2, 40, KVD_WAITING_FOR_INPUT, 0, 0);

@@ -150,7 +150,7 @@ static void calls_without_a_session_are_lost_and_make_one(void **state)
 	assert_int_equal(kvd_room_bind(old, &(struct kvd_bind_args){0}, NULL),
 			 -KVD_E_DEAD);
 	assert_string_equal(kvd_last_error(f->client)->message,
-			    "room 77 failed: EDEAD: the daemon's process is gone");
+			    "room 77 failed: EDEAD: the daemon's process has ended");
 }
 
 static void rooms_of_a_living_daemon_do_not_fail_with_the_connection(void **state)
@@ -377,11 +377,11 @@ static void attachment_that_is_gone_takes_its_lists_along(void **state)
 				 "\"message\":\"no such session\"}}");
 	fake_kvd_answer(f->fake, OK ",\"dlist\":20}");
 	assert_int_equal(kvd_dlist_wait(l.remote, 0), -KVD_E_STATE);
-	assert_non_null(strstr(kvd_last_error(f->client)->message, "not made again"));
+	assert_non_null(strstr(kvd_last_error(f->client)->message, "not restored"));
 	assert_int_equal(kvd_dlist_wait(l.local, 0), 0);
 	assert_int_equal(lists_use(f, &l), -KVD_E_STATE);
 	assert_non_null(
-		strstr(kvd_last_error(f->client)->message, "remote: could not be made"));
+		strstr(kvd_last_error(f->client)->message, "could not be restored"));
 	assert_int_equal(client_object_id(&l.local->slot.object), 20);
 	assert_false(kvd_lost(f->client)); /* nobody else pays */
 	assert_int_equal(kvd_dlist_release(l.remote), 0);
