@@ -35,7 +35,7 @@ static int value_of(char c)
 	return c == '/' ? 63 : -1;
 }
 
-/* Bytes that the last group of four stands for; 0 = it is not one. */
+/* Number of bytes in the last group of four; 0: invalid group. */
 static size_t tail_bytes(const char *s)
 {
 	if (s[3] != '=')
@@ -61,7 +61,7 @@ bool base64_decode(const char *text, size_t text_len, uint8_t *out, size_t *len_
 			v = v << 6 | (uint32_t)d;
 		}
 		if (v & ((UINT32_C(1) << (8 * (3 - bytes))) - 1))
-			return false; /* bits that no byte takes */
+			return false; /* unused bits */
 		for (size_t k = 0; k < bytes; k++)
 			out[len++] = (uint8_t)(v >> (16 - 8 * k));
 	}

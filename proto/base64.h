@@ -11,7 +11,7 @@
 
 /* Writes BASE64_CHARS(len) characters and a NUL. */
 void base64_encode(const void *data, size_t len, char *out);
-/* Strict: padded, no white space, no stray bits. `out` holds 3 bytes for each 4
+/* Strict: padded, no white space, no excess bits. `out` holds 3 bytes for each 4
  * characters. False: not base64. */
 bool base64_decode(const char *text, size_t text_len, uint8_t *out, size_t *len_p);
 

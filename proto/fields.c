@@ -60,7 +60,7 @@ static int fields_number_read(const struct field *f, const cJSON *obj, void *to)
 		r = json_get_int(obj, f->name, f->required, 0, INT32_MAX, &v);
 	else
 		r = json_get_int(obj, f->name, f->required, f->min, f->max, &v);
-	narrow = (uint32_t)v; /* the macros saw to it that it fits */
+	narrow = (uint32_t)v; /* the macros have checked that it fits */
 	if (f->bytes == sizeof(narrow))
 		memcpy(to, &narrow, sizeof(narrow));
 	else

@@ -2,18 +2,18 @@
 /*
  * fields: the members of a JSON object, bound to the members of a struct.
  *
- * A table says once what a member is called, what it may hold and where it goes:
+ * A table defines the name, the limits and the destination of each member:
  *
  *	struct send_args { uint64_t room; int64_t aux; };
  *	static const struct field send_fields[] = {
- *		F_U64("room", send_args, room, REQUIRED, "the router's number"),
+ *		F_U64("room", send_args, room, REQUIRED, "Number of the room"),
  *		F_INT("aux", send_args, aux, DEFAULT(-1), 0, INT32_MAX, "slot"),
  *		F_END,
  *	};
  *
- * fields_read() fills the struct; help and the reference page come from the same
- * table. The macros refuse, when compiled, a member of another type than the
- * field's and a limit that does not fit into it.
+ * fields_read() fills the struct; help and the reference page use the same table. The
+ * macros do not compile if the member's type differs from the field's, or if a limit does
+ * not fit it.
  */
 #ifndef KVD_PROTO_FIELDS_H
 #define KVD_PROTO_FIELDS_H
@@ -32,27 +32,27 @@ enum field_type {
 	FIELD_U64,    /* uint64_t; a decimal string (or small number) */
 	FIELD_BOOL,   /* bool */
 	FIELD_NUMBER, /* double, finite; 0 when absent */
-	FIELD_CHOICE, /* int: which of `names` a string is */
+	FIELD_CHOICE, /* int: index in `names` of the string */
 	FIELD_ARRAY,  /* const cJSON *; limit: entries */
 	FIELD_OBJECT, /* const cJSON * */
 	FIELD_FD,     /* int: the index of a descriptor of the line; -1 when absent */
 };
 
 struct field {
-	const char *name; /* NULL: behind the last one */
+	const char *name; /* NULL: end of the table */
 	enum field_type type;
 	bool required;
 	int64_t min, max; /* INT: range. STR, ARRAY: max = limit, 0: none */
 	const char *help;
-	int64_t preset;		  /* of numbers and choices that are absent */
-	const char *const *names; /* CHOICE; NULL behind the last */
-	uint16_t at, bytes;	  /* of the struct's member */
+	int64_t preset;		  /* value of absent numbers and choices */
+	const char *const *names; /* CHOICE; ends with NULL */
+	uint16_t at, bytes;	  /* offset of the struct's member */
 };
 
 /* The largest struct that a table may fill. */
 #define FIELDS_BYTES_MAX 192u
 
-/* How a macro's `need` is said; absent strings, arrays and objects are NULL. */
+/* The values for `need` in a macro; absent strings, arrays and objects are NULL. */
 #define REQUIRED .required = true
 #define OPTIONAL .required = false
 #define DEFAULT(value) .preset = (value)
@@ -91,7 +91,7 @@ struct field {
 #define F_INT(name, s, m, need, least, most, text)                                      \
 	FIELD(name, FIELD_INT, s, m, FIELD_HOLDS(s, m, most), text, need, .min = least, \
 	      .max = most)
-/* a number that the daemon gave: 0 … 2^53 - 1 */
+/* a number assigned by the daemon: 0 … 2^53 - 1 */
 #define F_ID(name, s, m, need, text) F_INT(name, s, m, need, 0, JSON_INT_MAX, text)
 #define F_U64(name, s, m, need, text) \
 	FIELD(name, FIELD_U64, s, m, FIELD_IS(s, m, uint64_t), text, need)
@@ -109,17 +109,17 @@ struct field {
 #define F_FD(name, s, m, text) \
 	FIELD(name, FIELD_FD, s, m, FIELD_IS(s, m, int), text, DEFAULT(-1))
 
-/* A string as it was read, which is no longer than `dst` has room for; absent: "". */
+/* A validated string, which fits `dst`; absent: "". */
 static inline void field_copy(char *dst, size_t size, const char *text)
 {
 	snprintf(dst, size, "%s", text ? text : "");
 }
-/* NULL: there is none of this name. */
+/* NULL: no field has this name. */
 const struct field *field_find(const struct field *fields, const char *name);
-/* Fill *args, or find what is missing, of another type or outside its limits
- * (ERR_INVAL, ERR_RANGE by name). Other members of `obj` are not looked at. */
+/* Fill *args, or report a field that is missing, of the wrong type or outside its
+ * limits (ERR_INVAL, ERR_RANGE by name). Other members of `obj` are ignored. */
 int fields_read(const struct field *fields, const cJSON *obj, void *args);
-/* The same, and members that no field names are refused: "<name>: unknown member". */
+/* The same, but unknown members are refused: "<name>: unknown member". */
 int fields_read_all(const struct field *fields, const cJSON *obj, void *args);
 
 #endif

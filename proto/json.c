@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Getters over cJSON's tree. Three habits of cJSON are kept away from callers:
- * its default look-up ignores case, its numbers are doubles whose `valueint`
- * saturates silently, and a missing member is NULL like an empty one. A getter
- * finds by exact name, takes an integer only when the double holds one exactly,
- * and tells absent from wrong: every error names the member and the limits.
+ * Getters for cJSON's tree. They hide three habits of cJSON from callers: its default
+ * look-up ignores case, its numbers are doubles whose `valueint` saturates silently, and
+ * a missing member is NULL like an empty one. A getter finds a member by its exact name,
+ * accepts an integer only if the double holds one exactly, and distinguishes absent from
+ * wrong: every error names the member and the limits. Numbers that may need all 64 bits
+ * are sent as decimal strings; a small number is accepted too, since {"address":0} is
+ * unambiguous.
  *
- * Numbers that may need all 64 bits travel as decimal strings; a small number
- * is taken too, because a client that writes {"address":0} means what it says.
- *
- * Page lists are read in two passes, count then fill, so that the array is
- * allocated once, after the caps were checked: a run [0, 4294967295] costs its
- * sender an error, not us 16 GiB.
+ * Page lists are read in two passes, count then fill, so that the array is allocated
+ * once, after the limits have been checked: a run [0, 4294967295] returns an error to its
+ * sender instead of allocating 16 GiB.
  */
 #include "proto/json.h"
 
@@ -30,8 +29,8 @@ int json_parse(const char *text, size_t len, size_t max_depth, cJSON **json_p)
 	if (r < 0)
 		return err_pass(r);
 	*json_p = cJSON_ParseWithLength(text, len);
-	if (!*json_p) /* the text is sound, so it can only be this */
-		return err_raise(ERR_NOMEM, "no memory for %zu bytes of JSON", len);
+	if (!*json_p) /* the text is valid, so this is the only cause */
+		return err_raise(ERR_NOMEM, "out of memory for %zu bytes of JSON", len);
 	return 0;
 }
 
@@ -57,7 +56,7 @@ bool json_number_is_int(const cJSON *num, int64_t *out_p)
 	if (!cJSON_IsNumber(num))
 		return false;
 	d = num->valuedouble;
-	/* the negation lets NaN fall out too */
+	/* the negation also excludes NaN */
 	if (!(d >= -(double)JSON_INT_MAX && d <= (double)JSON_INT_MAX))
 		return false;
 	if ((double)(int64_t)d != d)
@@ -147,7 +146,7 @@ int json_get_str(const cJSON *obj, const char *name, bool required, size_t max,
 	return 0;
 }
 
-/* What json_pack_pages() has counted stands in valueint, which cJSON leaves 0. */
+/* The result of json_pack_pages() is in valueint, which cJSON leaves 0. */
 static size_t list_length(const cJSON *list)
 {
 	const cJSON *it;
@@ -161,11 +160,11 @@ static size_t list_length(const cJSON *list)
 	return n;
 }
 
-/* In the place of a long page list that json_pack_pages() has read: no text makes an
- * item of type Raw, and what valuestring points at is freed with the tree. valueint
- * pages lie there, and behind them the list's length and the highest page. */
+/* Replaces a long page list that json_pack_pages() has read: no text produces an item
+ * of type Raw, and the memory at valuestring is freed with the tree. It contains
+ * valueint pages, followed by the list's length and the highest page. */
 struct packed {
-	uint32_t *pages; /* NULL: it is no such list */
+	uint32_t *pages; /* NULL: not a packed list */
 	uint32_t count, entries, top;
 };
 enum { PACKED_ENTRIES, PACKED_TOP, PACKED_MORE };
@@ -219,14 +218,14 @@ int json_get_object(const cJSON *obj, const char *name, bool required,
 
 /* ---- page lists ---- */
 
-#define PACK_MIN 256u /* shorter ones cost the loop nothing */
+#define PACK_MIN 256u /* shorter ones take no noticeable time on the loop */
 #define PACK_MAX (1u << 20)
 
 struct page_list {
 	const char *name;
 	uint32_t page_limit;
 	size_t max;
-	bool runs; /* the first entry decides, the others must follow */
+	bool runs; /* the first entry decides the form of all */
 };
 
 static int entry_fault(const struct page_list *l, size_t at, const char *wanted)
@@ -285,7 +284,7 @@ static int pages_walk(const struct page_list *l, const cJSON *list, uint32_t *pa
 	return 0;
 }
 
-/* The list's memory becomes the caller's; nothing is left of it in the tree. */
+/* The caller takes the list's memory; the tree keeps nothing of it. */
 static int take_packed(const struct page_list *l, cJSON *list, uint32_t **pages_p,
 		       size_t *count_p)
 {
@@ -309,7 +308,7 @@ static int take_packed(const struct page_list *l, cJSON *list, uint32_t **pages_
 	return 0;
 }
 
-/* What is wrong with a list, its command finds. */
+/* Errors of a list are reported by its command. */
 static void pack(cJSON *list)
 {
 	struct page_list l = {.name = "", .page_limit = UINT32_MAX, .max = PACK_MAX};
@@ -416,6 +415,6 @@ int json_add_u64(cJSON *obj, const char *name, uint64_t v)
 
 	snprintf(text, sizeof(text), "%" PRIu64, v);
 	if (!cJSON_AddStringToObject(obj, name, text))
-		return err_raise(ERR_NOMEM, "no memory for '%s'", name);
+		return err_raise(ERR_NOMEM, "out of memory for '%s'", name);
 	return 0;
 }

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * json: cJSON behind a strict check.
- *
- * cJSON accepts bad UTF-8, 1e999, trailing bytes and duplicate keys, and nests
- * without asking. json_parse() refuses all of these with the byte offset, then
- * lets cJSON build the tree. Getters copy and range-check one member and name
- * it in the error; look-ups are case-sensitive.
+ * json: cJSON with a strict check. cJSON accepts bad UTF-8, 1e999, trailing bytes,
+ * duplicate keys and unlimited nesting. json_parse() refuses these with the byte offset,
+ * then lets cJSON build the tree. Getters copy and range-check one member and name it in
+ * the error; member names are case-sensitive.
  */
 #ifndef KVD_PROTO_JSON_H
 #define KVD_PROTO_JSON_H
@@ -24,8 +22,8 @@ int json_parse(const char *text, size_t len, size_t max_depth, cJSON **json_p);
 int json_check(const char *text, size_t len, size_t max_depth);
 /* Is it UTF-8 without a NUL? */
 bool json_utf8(const char *s, size_t len);
-/* Make text fit for a reply: bytes that are not UTF-8 (a message that was cut
- * in the middle of a character) and control characters become '?'. */
+/* Make a text valid in a reply: invalid UTF-8 (such as a message cut within a
+ * character) and control characters become '?'. */
 void json_sanitize(char *s);
 
 /*
@@ -45,8 +43,7 @@ int json_get_array(const cJSON *obj, const char *name, bool required, size_t max
 		   const cJSON **out_p);
 int json_get_object(const cJSON *obj, const char *name, bool required,
 		    const cJSON **out_p);
-/* A cJSON number to an integer without surprise: false when fractional, NaN or
- * beyond 2^53 - 1. */
+/* A cJSON number to an integer, exactly: false if fractional, NaN or above 2^53 - 1. */
 bool json_number_is_int(const cJSON *num, int64_t *out_p);
 /* Decimal string to u64, no sign, no spaces, no leading zeros beyond "0". */
 bool json_parse_u64(const char *s, uint64_t *out_p);
@@ -54,12 +51,12 @@ bool json_parse_u64(const char *s, uint64_t *out_p);
  * array; each < page_limit, at most max entries. */
 int json_get_pages(const cJSON *obj, const char *name, uint32_t page_limit, size_t max,
 		   uint32_t **pages_p, size_t *count_p);
-/* The same of a list that was got already: json_get_array(). */
+/* The same for a list that was read by json_get_array(). */
 int json_pages(const cJSON *list, const char *name, uint32_t page_limit, size_t max,
 	       uint32_t **pages_p, size_t *count_p);
-/* On a helper thread, of a command's line: long page lists in "views" and the index
- * lists are read now, and json_get_pages() has only to take them, once; the tree's own
- * lists are counted for json_get_array(). The tree must not change afterwards. */
+/* On a helper thread, for the line of a command: reads long page lists in "views" and
+ * index lists, so that json_get_pages() only takes them, once; counts the other lists
+ * for json_get_array(). The tree must not change afterwards. */
 void json_pack_pages(cJSON *tree);
 /* Refuse members that are not in `names` (NULL-terminated): ERR_INVAL. */
 int json_only(const cJSON *obj, const char *const *names);

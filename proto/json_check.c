@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The check before cJSON: one pass over the text that accepts RFC 8259 and
- * nothing else. cJSON 1.7 takes bad UTF-8, raw control characters, a byte order
- * mark, "01", 1e999 (as infinity), cuts a number after 63 characters, keeps
- * both of two equal keys, and recurses as deep as the text asks it to.
+ * The check before cJSON: one pass over the text that accepts exactly RFC 8259. cJSON 1.7
+ * accepts bad UTF-8, raw control characters, a byte order mark, "01", 1e999 (as
+ * infinity), cuts a number after 63 characters, keeps both of two equal keys, and
+ * recurses as deep as the text.
  *
- * The pass is iterative with a fixed stack of frames. Keys of the open objects
- * lie in one growing stack; when an object closes, its keys are sorted by hash
- * of their decoded characters ("a" is "\u0061") and neighbours are compared.
- * The hash only saves work: equal hashes are compared by content, so a client
- * that makes collisions gains nothing but n log n comparisons of its own bytes.
+ * The pass is iterative with a fixed stack of frames. The keys of open objects are in one
+ * growing stack. When an object closes, its keys are sorted by hash of their decoded
+ * characters ("a" equals "\u0061") and neighbours are compared. The hash only saves work:
+ * equal hashes are compared by content, so a client that produces collisions costs only n
+ * log n comparisons of its own bytes.
  *
- * A number must fit a double. That is decided on the digits, not by strtod():
- * libkvd runs in processes whose locale may want a comma.
+ * A number must fit a double. This is decided from the digits, not by strtod(): libkvd
+ * runs in processes whose locale may use a comma.
  */
 #include "proto/json.h"
 
@@ -25,7 +25,7 @@
 #include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
 
-#define NUMBER_MAX 63u /* cJSON's buffer */
+#define NUMBER_MAX 63u /* size of cJSON's buffer */
 #define EXPONENT_CAP 100000
 #define KEYS_INLINE 32u
 #define CHAR_BAD UINT32_MAX
@@ -83,8 +83,8 @@ static bool is_digit(int c)
 
 /* ---- characters ---- */
 
-/* One UTF-8 sequence of [p, end): its code point and length, or CHAR_BAD for
- * overlong forms, surrogates, cut sequences and what lies beyond U+10FFFF. */
+/* One UTF-8 sequence of [p, end): its code point and length, or CHAR_BAD for overlong
+ * forms, surrogates, incomplete sequences and code points above U+10FFFF. */
 static uint32_t utf8_take(const uint8_t *p, const uint8_t *end, size_t *len_p)
 {
 	static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
@@ -132,7 +132,7 @@ static uint32_t hex4(const uint8_t *p, const uint8_t *end)
 	return v;
 }
 
-/* What follows a backslash. */
+/* The character after a backslash. */
 static uint32_t escape_take(const uint8_t *p, const uint8_t *end, size_t *len_p)
 {
 	static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
@@ -159,7 +159,7 @@ static uint32_t escape_take(const uint8_t *p, const uint8_t *end, size_t *len_p)
 	return 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00);
 }
 
-/* One character of a string's inside, escapes decoded. */
+/* One character of a string, with escapes decoded. */
 static uint32_t char_take(const uint8_t *p, const uint8_t *end, size_t *len_p)
 {
 	uint32_t c;
@@ -192,7 +192,7 @@ static int scan_string(struct scan *s, struct key *key)
 		s->pos += n;
 	}
 	*key = (struct key){s->text + start, (uint32_t)(s->pos - start), hash};
-	return accept(s, '"') ? 0 : bad(s, "string without an end");
+	return accept(s, '"') ? 0 : bad(s, "unterminated string");
 }
 
 /* ---- keys ---- */
@@ -260,7 +260,7 @@ static int keys_close(struct scan *s, size_t first)
 		if (key_order(&keys[i - 1], &keys[i]) != 0)
 			continue;
 		s->pos = (size_t)(keys[i].at - s->text);
-		return bad(s, "the same key twice in one object");
+		return bad(s, "duplicate key in an object");
 	}
 	s->key_count = first;
 	return 0;
@@ -331,12 +331,12 @@ static int scan_number(struct scan *s)
 	if (r < 0)
 		return err_pass(r);
 	if (s->pos - start > NUMBER_MAX)
-		return bad(s, "number over 63 characters");
+		return bad(s, "number longer than 63 characters");
 	exponent += n.exponent;
 	/* DBL_MAX is 1.7976931348623157e308 */
 	if (!n.zero && (exponent > 308 ||
 			(exponent == 308 && strcmp(n.digits, "17976931348623157") > 0)))
-		return bad(s, "number beyond the range of a double");
+		return bad(s, "number out of the range of a double");
 	return 0;
 }
 
@@ -363,7 +363,7 @@ static int container_close(struct scan *s)
 	return frame->object ? keys_close(s, frame->first_key) : 0;
 }
 
-/* Outcome 1: another value begins here (in a container that was opened). */
+/* Outcome 1: another value starts here (in a container that was opened). */
 static int container_open(struct scan *s, bool object)
 {
 	if (s->depth == s->max_depth)
@@ -382,7 +382,7 @@ static int container_open(struct scan *s, bool object)
 	return 1;
 }
 
-/* Outcome 1: a container was opened and its first value comes next. */
+/* Outcome 1: a container was opened and its first value follows. */
 static int scan_value(struct scan *s)
 {
 	struct key ignored;
@@ -406,7 +406,8 @@ static int scan_value(struct scan *s)
 	}
 }
 
-/* Close what ends here. Outcome 1: another value follows; 0: all is read. */
+/* Close containers that end here. Outcome 1: another value follows; 0: the end of the
+ * text. */
 static int scan_after(struct scan *s)
 {
 	for (;;) {

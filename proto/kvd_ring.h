@@ -1,55 +1,53 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The submission ring: shared memory in which an engine gives its daemon work
- * without a system call, and the arena beside it, in which lists travel as they
- * lie in memory. `session.share` hands over three descriptors: ring, arena,
- * eventfd. Little-endian, as the machine is.
+ * The submission ring: shared memory in which an engine submits work to its daemon
+ * without a system call, and the arena, which contains the lists as they are in memory.
+ * `session.share` returns three descriptors: ring, arena, eventfd. Byte order of the
+ * machine, little-endian.
  *
- * Ring = header (one 4096-byte page), then `entries` entries of 64 bytes. One
- * writer (the engine: kvd_ring_push() below, which is all there is to it), one
- * reader (the daemon). `tail` counts entries given, `head` entries that the
- * daemon has done with; neither wraps. Entry n lies at n % entries. The daemon
- * takes entries in order, and lines of the session's socket behind the entries
- * that were given before them. What an entry says of the arena is the daemon's
- * until head has passed the entry, the engine's afterwards.
+ * Ring = header (one 4096-byte page), then `entries` entries of 64 bytes. It has one
+ * writer (the engine: kvd_ring_push() below is all that it needs) and one reader (the
+ * daemon). `tail` counts submitted entries, `head` processed ones; neither wraps. Entry n
+ * is at n % entries. The daemon processes entries in order, and each line of the
+ * session's socket after the entries submitted before it. The arena bytes of an entry
+ * belong to the daemon until head has passed the entry, then to the engine again.
  *
- * The daemon sleeps when the ring is empty: then `asleep` is not 0 and whoever
- * pushes writes 1 to the eventfd. While it is awake nobody need call it.
+ * The daemon sleeps while the ring is empty. It has then set `asleep` to non-zero, and
+ * the engine writes 1 to the eventfd after pushing. While the daemon is awake no signal
+ * is needed.
  *
- * Answers. There are none in the ring: what an entry makes lives in a slot of the
- * status page, which the engine chose among its own (first_slot … + slot_count)
- * together with the generation: one more than the slot's word shows, 0 skipped.
- * Until the daemon has taken the entry the word shows the generation before;
- * from then on the state of the new one, KVD_FAILED with a code when the entry
- * was refused. Its number in the commands of the socket is KVD_RING_IDS + slot.
- * A slot is the engine's again when its word shows KVD_FLAG_FREE.
- *
- * An entry that no engine could send by mistake (a slot that is not the engine's
- * or in use, a generation that does not follow, bytes outside the arena, an
- * unknown op) ends the session: kvd and its engine do not agree on what the
- * memory holds. Which ops a daemon knows `session.share` tells (`ops`).
+ * Results. The ring has no replies. An object created by an entry is in a slot of the
+ * status page that the engine chose among its own (first_slot … + slot_count), with a
+ * generation one higher than the slot's word shows, skipping 0. Until the daemon has
+ * processed the entry, the word shows the previous generation; then it shows the state of
+ * the new one, or KVD_FAILED with a code if the entry was refused. In commands on the
+ * socket its number is KVD_RING_IDS + slot. The engine may reuse a slot when its word
+ * shows KVD_FLAG_FREE. An entry that no correct engine sends (a slot in use or of the
+ * daemon, a generation out of sequence, bytes outside the arena, an unknown op) ends the
+ * session, because kvd and the engine disagree about the contents of memory.
+ * `session.share` lists the ops that a daemon knows (`ops`).
  *
  * Rooms. OPEN, BIND, SEND, CLOSE and EXTEND are room.open, room.bind, room.send,
- * room.close and room.extend without an answer: what is refused fails the room, with the
- * refusal's code in its slot. They name a room by slot and generation, whichever way it
- * was opened; one that is closed, or of another generation, is late, and nothing happens.
- * Their payload is `n1` views (struct kvd_ring_view), one behind the other, then `n2`
- * bytes of JSON text; `bytes` is both. CANCEL and RELEASE of a room's number
- * (KVD_RING_IDS + slot) are ABORT and CLOSE of it.
+ * room.close and room.extend without a reply: if one is refused, the room fails with the
+ * code in its slot. They name a room by slot and generation, also one opened by the
+ * socket. Entries for a room that is closed or has another generation are ignored. Their
+ * payload is `n1` views (struct kvd_ring_view), contiguous, then `n2` bytes of JSON text;
+ * `bytes` is the size of both. CANCEL and RELEASE of a room's number (KVD_RING_IDS +
+ * slot) are ABORT and CLOSE.
  *
  * Chunks. FIND, HOLD, PUT and FETCH are chunk.find, chunk.hold or chunk.join, chunk.put
- * and chunk.fetch, each in a new slot; HOLD_FAR is a chunk.hold that asks other daemons,
- * and shows BOOTSTRAPPING until they have answered. What FIND, HOLD and HOLD_FAR found is
- * in the slot: `total` chunks, `bytes` tokens, `rows` of the chunks, the last ones, that
- * are at another daemon, of a joined hold `first_token`: the number of the first chunk.
- * A FIND that was answered has let go of its slot; RELEASE lets go of one that was
- * refused, and closes a hold or a move; CANCEL aborts a move.
+ * and chunk.fetch, each in a new slot; HOLD_FAR is a chunk.hold that also queries other
+ * daemons, and shows BOOTSTRAPPING until they have replied. The slot has the result of
+ * FIND, HOLD and HOLD_FAR: `total` chunks, `bytes` tokens, `rows` trailing chunks that
+ * are on another daemon, and for a joined hold `first_token`: the number of the first
+ * chunk. A successful FIND frees its slot. RELEASE frees the slot of a refused one, and
+ * closes a hold or a move; CANCEL aborts a move.
  *
- * ATTEND takes a new slot, too, which is free again with the terminal word; its `bytes`
- * are the microseconds that it waited for a processor, `moved_us` those of its attention,
- * `total` how many askers' rows were attended together, each where that was most, `rows`
- * the other daemons that took part. CANCEL ends it; RELEASE
- * before its terminal word does nothing.
+ * ATTEND takes a new slot, too, which is free again with the terminal word. Its `bytes`
+ * is the queueing time in microseconds, `moved_us` the attention time, `total` the number
+ * of requesters whose rows were processed together (each the maximum over the daemons),
+ * `rows` the number of other daemons that took part. CANCEL ends it; RELEASE before its
+ * terminal word has no effect.
  */
 #ifndef KVD_RING_LAYOUT_H
 #define KVD_RING_LAYOUT_H
@@ -66,39 +64,39 @@
 
 enum kvd_ring_op {
 	/* A descriptor list. a: attach, 0 = own memory; n0: rows; n1: columns of a
-	 * row, u64 each: 2 address, bytes; 3 the same and a device, which is not
-	 * looked at; 4 address, bytes, stride, count. Word: SUCCESS when prepared. */
+	 * row, u64 each: 2 address, bytes; 3 the same and a device, which is ignored;
+	 * 4 address, bytes, stride, count. Word: SUCCESS when prepared. */
 	KVD_RING_LIST = 1,
-	/* A transfer. a, b: local and remote list; n0, n1: u32 indices into them that
-	 * lie one behind the other (0: all rows); behind them `bytes` of notification.
-	 * Word: BOOTSTRAPPING until it is posted. */
+	/* A transfer. a, b: local and remote list; n0, n1: numbers of u32 indices into
+	 * them, contiguous (0: all rows), followed by `bytes` of notification. Word:
+	 * BOOTSTRAPPING until it is posted. */
 	KVD_RING_XFER = 2,
-	/* a: a transfer that has ended or was never posted; gen: its next; `bytes` of
-	 * another notification, with KVD_RING_NOTIFIES. */
+	/* a: a transfer that has ended or was never posted; gen: its next generation;
+	 * `bytes` of another notification, with KVD_RING_NOTIFIES. */
 	KVD_RING_POST = 3,
-	KVD_RING_CANCEL = 4,  /* a: a transfer or room; nothing happens if it has ended */
+	KVD_RING_CANCEL = 4,  /* a: a transfer or room; no effect if it has ended */
 	KVD_RING_RELEASE = 5, /* a: a transfer (canceled first), a list or a room */
 	KVD_RING_NOTIFY = 6,  /* a: attach; `bytes` to its session. No slot. */
-	/* A room: by slot and gen, or with gen 0 by a: its number, n0: its role, enum
+	/* A room: by slot and gen; or with gen 0, a: its number, n0: its role, enum
 	 * kvd_role. `bytes` of reason, at most 200. */
 	KVD_RING_ABORT = 7,
-	/* A room in a new slot. a, b: its number and pool, as in the text; text:
-	 * room.open's line without cmd and id; views: its pages, instead of the line's.
-	 */
+	/* A room in a new slot. a, b: its number and pool, as in the text; text: the
+	 * line of room.open without cmd and id; views: its pages, which replace the
+	 * line's. */
 	KVD_RING_OPEN = 8,
-	/* views: where the bytes land; text: `wait`'s object, if any. c: slot of the view
-	 * "aux", with KVD_RING_AUX. */
+	/* views: destination pages; text: the object of `wait`, if any. c: slot of the
+	 * view "aux", with KVD_RING_AUX. */
 	KVD_RING_BIND = 9,
-	/* The same of a chunk. b: seq; KVD_RING_LAST. */
+	/* The same for a chunk. b: seq; KVD_RING_LAST. */
 	KVD_RING_SEND = 10,
-	/* Done with it: its number may be opened again at once. It is aborted if it has
-	 * not ended; the slot is free once it has. */
+	/* Close a room. Its number may be opened again at once. It is aborted if it
+	 * has not ended; the slot is free when it has ended. */
 	KVD_RING_CLOSE = 11,
-	KVD_RING_EXTEND = 12, /* an offer: c: lease_ms, as room.extend */
+	KVD_RING_EXTEND = 12, /* an offer: c: lease_ms, as in room.extend */
 	/* a: space; c: number of the first chunk; payload: n0 ids of 32 bytes each. */
 	KVD_RING_FIND = 16,
-	/* The same; b: lease_ms; before the ids the hold's secret, 16 random bytes. With
-	 * n0 0: the hold that has this secret is joined. */
+	/* The same; b: lease_ms; the ids follow the hold's secret, 16 random bytes.
+	 * With n0 0 it joins the hold with this secret. */
 	KVD_RING_HOLD = 17,
 	/* a: hold; b: pool; c: deadline_ms, 0: none; payload as BIND's. */
 	KVD_RING_FETCH = 18,
@@ -106,51 +104,51 @@ enum kvd_ring_op {
 	 * BIND's.
 	 */
 	KVD_RING_PUT = 19,
-	/* As HOLD, of one id at least; n1: far_ms. */
+	/* As HOLD, with at least one id; n1: far_ms. */
 	KVD_RING_HOLD_FAR = 21,
-	/* a: attend (attention.open); b: layer; c: deadline_us; n0: seat; payload: n1
-	 * parts (struct kvd_ring_part), then their selections in the same order. Word:
-	 * TRANSFERRING from when q is the engine's again; SUCCESS: o, m and l are in the
-	 * seat. */
+	/* a: attention context (attention.open); b: layer; c: deadline_us; n0: seat;
+	 * payload: n1 parts (struct kvd_ring_part), then their selections in the same
+	 * order. Word: TRANSFERRING when the engine may reuse q; SUCCESS: o, m and l
+	 * are in the seat. */
 	KVD_RING_ATTEND = 24,
 };
 
 enum {
 	KVD_RING_WRITES = 1 << 0,   /* XFER: local to remote */
 	KVD_RING_POSTS = 1 << 1,    /* XFER: and post it */
-	KVD_RING_NOTIFIES = 1 << 2, /* XFER, POST: `bytes` of notification, perhaps 0 */
-	KVD_RING_LAST = 1 << 3,	    /* SEND: no chunk comes after this one */
+	KVD_RING_NOTIFIES = 1 << 2, /* XFER, POST: with `bytes` of notification, may be
+				     * 0 */
+	KVD_RING_LAST = 1 << 3,	    /* SEND: the last chunk */
 	KVD_RING_AUX = 1 << 4,	    /* BIND, SEND: c is a slot of the view "aux" */
-	KVD_RING_DURABLE = 1 << 5, /* PUT: it succeeds when all would outlast the power */
-	KVD_RING_OWN = 1 << 6,	   /* ATTEND: o, m and l of the seat are a part, too */
-	KVD_RING_PUBLISH = 1 << 7, /* PUT: as chunk.publish; a daemon that does not know
-				    * it copies */
+	KVD_RING_DURABLE = 1 << 5,  /* PUT: succeed only when all is synced to files */
+	KVD_RING_OWN = 1 << 6,	    /* ATTEND: include o, m and l of the seat as a part */
+	KVD_RING_PUBLISH = 1 << 7,  /* PUT: as chunk.publish; older daemons copy */
 };
 
 #define KVD_RING_ID_BYTES 32u
 #define KVD_RING_SECRET_BYTES 16u
 
-/* Pages of one view, and what of them is meant; behind it page_count numbers of 32 bits,
- * and 4 bytes more when they are odd. */
+/* Pages of one view and the range in use; followed by page_count u32 page numbers,
+ * padded to 8 bytes. */
 struct kvd_ring_view {
-	char name[32];	      /* NUL within */
+	char name[32];	      /* NUL-terminated */
 	uint64_t first_token; /* of the request, in the first slot of pages[0] */
-	uint64_t token_begin, token_end; /* both 0: all that the pages hold */
-	uint32_t layer_begin, layer_end; /* both 0: all */
+	uint64_t token_begin, token_end; /* both 0: all tokens of the pages */
+	uint32_t layer_begin, layer_end; /* both 0: all layers */
 	uint32_t page_count, zero;
 	uint32_t pages[];
 };
 
-/* Query rows of a seat, and which chunks of a hold they attend to. */
+/* Query rows of a seat, and the chunks of a hold that they attend to. */
 struct kvd_ring_part {
 	uint64_t hold;
 	uint32_t row, rows;
 	uint32_t first, count; /* chunks of the hold */
-	uint64_t tokens;       /* from the first one's first on; 0: all */
-	int32_t delta;	       /* by how many places the chunks lie behind where they
+	uint64_t tokens;       /* from the start of the first chunk; 0: all */
+	int32_t delta;	       /* position shift of the chunks relative to where they
 				* were computed */
-	uint32_t per_token;    /* 0: all tokens. Else so many numbers of 32 bits for each
-				* query token: tokens of the part, ~0: none */
+	uint32_t per_token;    /* 0: all tokens. Otherwise the number of u32 per query
+				* token: tokens of the part, ~0: none */
 };
 
 struct kvd_ring_entry {
@@ -182,7 +180,7 @@ struct kvd_ring_header {
 	uint64_t reserved4[6];
 };
 
-/* What a payload of the entry takes in the arena; UINT64_MAX: too much to be. */
+/* Arena bytes used by the entry's payload; UINT64_MAX: overflow. */
 static inline uint64_t kvd_ring_payload(const struct kvd_ring_entry *e)
 {
 	uint64_t bytes = e->bytes;
@@ -194,19 +192,19 @@ static inline uint64_t kvd_ring_payload(const struct kvd_ring_entry *e)
 	return bytes;
 }
 
-/* What a view takes in a payload. */
+/* Bytes of a view in a payload. */
 static inline uint64_t kvd_ring_view_bytes(uint32_t page_count)
 {
 	return sizeof(struct kvd_ring_view) + ((uint64_t)page_count + 1) / 2 * 8;
 }
 
-/* The generation that follows in a slot. */
+/* The next generation of a slot. */
 static inline uint32_t kvd_ring_next_gen(uint32_t gen)
 {
 	return gen + 1 ? gen + 1 : 1;
 }
 
-/* How many entries find room. */
+/* Number of entries that fit. */
 static inline uint32_t kvd_ring_room(const struct kvd_ring_header *ring, uint32_t entries,
 				     uint64_t tail)
 {
@@ -215,7 +213,7 @@ static inline uint32_t kvd_ring_room(const struct kvd_ring_header *ring, uint32_
 	return used < entries ? entries - (uint32_t)used : 0;
 }
 
-/* Give an entry; there must be room for it. True: the daemon sleeps, write the
+/* Submit an entry; the ring must have space. True: the daemon sleeps, write to the
  * eventfd. `entries` and `tail` are the caller's own copies. */
 static inline bool kvd_ring_push(struct kvd_ring_header *ring, uint32_t entries,
 				 uint64_t tail, const struct kvd_ring_entry *entry)
@@ -228,7 +226,7 @@ static inline bool kvd_ring_push(struct kvd_ring_header *ring, uint32_t entries,
 	memcpy(words, entry, sizeof(words));
 	for (unsigned int i = 0; i < KVD_RING_ENTRY_BYTES / 8; i++)
 		__atomic_store_n(&at[i], words[i], __ATOMIC_RELAXED);
-	/* the daemon says "asleep", then looks at the tail; we the other way round */
+	/* the daemon sets `asleep`, then reads the tail; the engine does the reverse */
 	__atomic_store_n(&ring->tail, tail + 1, __ATOMIC_SEQ_CST);
 	return __atomic_load_n(&ring->asleep, __ATOMIC_SEQ_CST) != 0;
 }

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The status page: shared memory that a daemon writes and its engine reads, so
- * that polling thousands of rooms costs no system call.
+ * The status page: shared memory that a daemon writes and its engine reads, so that
+ * polling thousands of rooms needs no system call.
  *
- * Page = header (64 bytes), then `slots` slots of 64 bytes. Little-endian, as
- * the machine is. Read through the functions of kvd.h (or kvd_status_read()
- * below), never field by field: the word is atomic, the figures are guarded.
+ * Page = header (64 bytes), then `slots` slots of 64 bytes. Byte order of the machine,
+ * little-endian. Read it through the functions of kvd.h (or kvd_status_read() below),
+ * never by single fields: the word is atomic, the other values have a sequence lock.
  *
- * word: bits 0-31 generation, 32-39 state, 40-47 flags, 48-63 error code.
- * A reader compares the generation with the one that room.open gave, or that its ring
- * entry chose; a slot of another generation belongs to another object.
+ * word: bits 0-31 generation, 32-39 state, 40-47 flags, 48-63 error code. A reader
+ * compares the generation with the one from room.open, or the one that its ring entry
+ * chose; a slot with another generation belongs to another object.
  */
 #ifndef KVD_STATUS_LAYOUT_H
 #define KVD_STATUS_LAYOUT_H
@@ -29,11 +29,12 @@ enum kvd_state {
 };
 
 enum {
-	KVD_FLAG_ABORTING = 1 << 0, /* told to fail, not yet proven quiesced */
-	KVD_FLAG_STAGED = 1 << 1,   /* some of its bytes passed a buffer here */
+	KVD_FLAG_ABORTING = 1 << 0, /* aborted, I/O has not stopped yet */
+	KVD_FLAG_STAGED = 1 << 1,   /* some bytes were copied through a buffer of this
+				     * daemon */
 	KVD_FLAG_IDLE = 1 << 2,	    /* this source has nothing to send */
-	KVD_FLAG_FREE = 1 << 3,	    /* the engine's own slot is the engine's again */
-	KVD_FLAG_REMOTE = 1 << 4,   /* the other side failed it, and said so */
+	KVD_FLAG_FREE = 1 << 3,	    /* the engine may reuse this slot */
+	KVD_FLAG_REMOTE = 1 << 4,   /* the remote side aborted it */
 };
 
 struct kvd_status_header {
@@ -41,22 +42,23 @@ struct kvd_status_header {
 	uint8_t instance[16];
 	uint64_t heartbeat_ns; /* CLOCK_MONOTONIC of the last heartbeat, atomic */
 	uint32_t slots, slot_bytes;
-	uint64_t heartbeat_interval_ns; /* the longest: four without one are silence */
-	uint64_t notifs; /* notifications that came for this session so far, atomic */
-	uint32_t engine_first; /* slots from here on are numbered by the engine */
-	uint32_t ended; /* not 0: no request of this session is taken any more, atomic */
+	uint64_t heartbeat_interval_ns; /* heartbeat interval, at most; four missed
+					 * ones mean a failure */
+	uint64_t notifs;       /* notifications received for this session, atomic */
+	uint32_t engine_first; /* the engine assigns slots from here on */
+	uint32_t ended;	       /* not 0: the session accepts no more requests, atomic */
 };
 
 struct kvd_status_slot {
 	uint64_t word;	     /* atomic, stored last */
-	uint64_t sequence;   /* odd while the figures change */
+	uint64_t sequence;   /* odd while the values change */
 	uint64_t object;     /* room number or transfer id */
-	uint64_t bytes;	     /* landed or sent so far */
+	uint64_t bytes;	     /* received or sent so far */
 	uint64_t total;	     /* expected; 0 = not known yet */
 	uint64_t changed_ns; /* CLOCK_MONOTONIC of the last state change */
-	/* Of a room, each figure cut to the largest that it holds; 0 of others:
-	 * [0] first token + 1 u32, 0: not known; chunks done u16, 0 u16;
-	 * [1] rows u32, moved_us u32 */
+	/* Of a room, each value limited to its largest number; 0 for other objects:
+	 * [0] first token + 1 u32, 0: unknown; chunks done u16, 0 u16; [1] rows u32,
+	 * moved_us u32 */
 	uint64_t more[2];
 };
 

@@ -1,22 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * wire: everything here is made from the table of proto/wire_table.h, so a
- * message cannot have an encoder that its decoder does not know.
+ * wire: everything here is generated from the table of proto/wire_table.h, so each
+ * message has a matching encoder and decoder.
  *
- * A decoder reads the fields it knows and leaves the rest to a newer reader. It
- * answers with the message's and the field's name, which is what an operator
- * with two versions in one cluster needs. Text comes out printable: bytes that
- * are no UTF-8, and control characters, become '?'. They are not refused, for a
- * text cut in the middle of a character must not cost a peer; they are not kept
- * either, for texts end up in logs and in JSON.
+ * A decoder reads the fields it knows and skips newer ones. Its errors name the message
+ * and the field, which an operator with two versions in one cluster needs. Texts are made
+ * printable: invalid UTF-8 and control characters become '?'. They are not refused,
+ * because a text cut within a character must not cost a peer, and not kept, because texts
+ * are written to logs and JSON.
  *
- * The header and the bodies of HELLO, WELCOME and BYE never change in their
- * known part, whatever the version: that is how two daemons that share no
- * version can tell each other so. So the header's version is only checked for
- * the other messages; those three carry ranges.
- *
- * The checksum finds broken memory and broken senders, not attackers: that is
- * CURVE's work.
+ * The header and the known parts of HELLO, WELCOME and BYE never change in any version,
+ * so that two daemons without a common version can report it to each other. The header's
+ * version is checked only for the other messages; those three carry ranges. The checksum
+ * detects broken memory and broken senders; CURVE protects against attackers.
  */
 #include "proto/wire.h"
 
@@ -37,7 +33,7 @@
 /* Length of the well-formed, printable UTF-8 sequence at p, 0 when none. */
 static size_t utf8_len(const uint8_t *p, size_t left)
 {
-	uint8_t lo = 0x80, hi = 0xbf; /* limits of the second byte */
+	uint8_t lo = 0x80, hi = 0xbf; /* range of the second byte */
 	size_t n = p[0] < 0x80 ? 1 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : 4;
 
 	if (p[0] < 0x20 || p[0] == 0x7f || (p[0] >= 0x80 && p[0] < 0xc2) || p[0] > 0xf4 ||
@@ -110,12 +106,12 @@ static void put_text(struct cursor *out, const char *src)
 #define GET_id(f) get_id(in, m->f)
 #define GET_str(f) get_text(in, m->f)
 #define GET_blob(f) m->f.data = cursor_get_blob(in, cap, &m->f.len)
-#define GET(type, f)                                                             \
-	GET_##type(f);                                                           \
-	if (in->bad)                                                             \
-		return err_raise(ERR_PROTO,                                      \
-				 "%s: field %s (%s) is over its cap or reaches " \
-				 "past the message's %zu bytes",                 \
+#define GET(type, f)                                                                   \
+	GET_##type(f);                                                                 \
+	if (in->bad)                                                                   \
+		return err_raise(ERR_PROTO,                                            \
+				 "%s: field %s (%s) exceeds its cap or the message's " \
+				 "%zu bytes",                                          \
 				 name, #f, #type, in->size);
 
 static int put_failed(const char *name, const char *field, const struct cursor *out)
@@ -137,7 +133,7 @@ static int put_checked(const char *name, const struct cursor *out, size_t start,
 {
 	if (out->pos - start <= cap)
 		return 0;
-	return err_raise(ERR_TOOBIG, "%s: a body of %zu bytes, the cap is %zu", name,
+	return err_raise(ERR_TOOBIG, "%s: body of %zu bytes; at most %zu", name,
 			 out->pos - start, cap);
 }
 
@@ -251,7 +247,7 @@ void wire_frame_put(uint8_t *frame, const struct wire_header *h, const void *bod
 	cursor_put_u64(&c, h->epoch);
 	cursor_put_u64(&c, h->sequence);
 	cursor_put_u32(&c, h->body_len);
-	cursor_put_u32(&c, 0); /* the checksum's place */
+	cursor_put_u32(&c, 0); /* position of the checksum */
 	cursor_put_u64(&c, h->from_epoch);
 	cursor_put_bytes(&c, zero, sizeof(zero));
 	assert(!c.bad && c.pos == WIRE_HEADER_BYTES);
@@ -269,7 +265,7 @@ static bool carries_versions(unsigned int type)
 
 static int frame_judge(const struct wire_header *h, size_t len)
 {
-	static const uint8_t nobody[sizeof(h->sender)]; /* a HELLO's target */
+	static const uint8_t nobody[sizeof(h->sender)]; /* target of a HELLO */
 	const struct row *row = wire_row_of(h->type);
 
 	if (h->body_len != len - WIRE_HEADER_BYTES)
@@ -279,8 +275,8 @@ static int frame_judge(const struct wire_header *h, size_t len)
 	if (!row)
 		return err_raise(ERR_PROTO, "frame: unknown message type %u", h->type);
 	if (h->body_len > row->cap)
-		return err_raise(ERR_PROTO, "%s: a body of %u bytes, the cap is %u",
-				 row->name, h->body_len, row->cap);
+		return err_raise(ERR_PROTO, "%s: body of %u bytes; at most %u", row->name,
+				 h->body_len, row->cap);
 	if (h->version < 1 ||
 	    (!carries_versions(h->type) &&
 	     (h->version < WIRE_VERSION_MIN || h->version > WIRE_VERSION_MAX)))
@@ -288,7 +284,7 @@ static int frame_judge(const struct wire_header *h, size_t len)
 				 "%s: version %u, this daemon speaks %u to %u", row->name,
 				 h->version, WIRE_VERSION_MIN, WIRE_VERSION_MAX);
 	if (memcmp(h->sender, nobody, sizeof(nobody)) == 0)
-		return err_raise(ERR_PROTO, "%s: from nobody", row->name);
+		return err_raise(ERR_PROTO, "%s: no sender instance", row->name);
 	return 0;
 }
 
@@ -318,7 +314,8 @@ int wire_frame_get(const uint8_t *frame, size_t len, struct wire_header *h_p,
 	for (unsigned int i = 0; i < RESERVED_BYTES; i++)
 		rest |= cursor_get_u8(&c);
 	if (magic != WIRE_MAGIC)
-		return err_raise(ERR_PROTO, "frame: magic %08x is not kvd's", magic);
+		return err_raise(ERR_PROTO, "frame: magic number %08x is not kvd's",
+				 magic);
 	if (checksum != frame_checksum(frame, len, h_p->flags))
 		return err_raise(ERR_PROTO, "frame: wrong checksum");
 	if (rest)

@@ -1,19 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * wire: the messages between daemons. A frame is a fixed header and a body;
- * both are read and written with the bounded cursor, little-endian.
+ * wire: the messages between daemons. A frame is a fixed header and a body; both are read
+ * and written with the bounded cursor, little-endian.
  *
- * header, 96 bytes: magic u32 "KVD1", version u16, type u16, flags u32, sender
- * instance id, target instance id (zero in HELLO only), session epoch u64 (of
- * the peering; each side mints the one that it wants to see and tells it in the
- * header of its HELLO/WELCOME), sequence u64 (per epoch from 1 without a gap;
- * HELLO, WELCOME and BYE stand outside: 0; flags on the control line tell how
- * many numbers before this one went by the data line), body length u32, checksum
- * u32 (XXH3 low half over header with this field zero, then body; see also
- * WIRE_FLAG_ROWS), the sender's own
- * epoch u64 (the receiver may tell one epoch to several attempts of a sender,
- * so only both together name a peering; 0 in HELLO, WELCOME and a BYE that refuses a
- * HELLO), 20 reserved zero bytes.
+ * Header, 96 bytes: magic u32 "KVD1", version u16, type u16, flags u32, sender instance
+ * id, target instance id (zero in HELLO only), session epoch u64 (of the peering; each
+ * side chooses the one that it accepts and sends it in the header of its HELLO/WELCOME),
+ * sequence u64 (per epoch from 1 without a gap; HELLO, WELCOME and BYE are not numbered:
+ * 0; flags on the control connection: how many earlier numbers used the data connection),
+ * body length u32, checksum u32 (XXH3 low half over header with this field zero, then
+ * body; see also WIRE_FLAG_ROWS), the sender's own epoch u64 (a receiver may give one
+ * epoch to several attempts of a sender, so a peering is identified by both epochs; 0 in
+ * HELLO, WELCOME and a BYE that refuses a HELLO), 20 reserved zero bytes.
  */
 #ifndef KVD_PROTO_WIRE_H
 #define KVD_PROTO_WIRE_H
@@ -30,13 +28,13 @@
 #define WIRE_VERSION_MAX 2u
 #define WIRE_HEADER_BYTES 96u
 #define WIRE_STR_MAX 336u /* bytes of a str field with its NUL */
-/* A flag on the data line: of the body only the first WIRE_SUMMED bytes are in the
- * checksum. Behind them are rows: bytes of engines, which no transport sums either,
- * unless it is told to. */
+/* A flag on the data connection: the checksum covers only the first WIRE_SUMMED bytes
+ * of the body. The rest are rows, bytes of engines; transports do not checksum them
+ * either unless configured to. */
 #define WIRE_FLAG_ROWS (UINT32_C(1) << 31)
 #define WIRE_SUMMED 1024u
 #define WIRE_FRAME_MAX \
-	(1u << 20) /* header + body, the option `peer message` caps lower */
+	(1u << 20) /* header + body; the option `peer message` lowers the limit */
 
 #define WIRE_ENUM(num, NAME, name, owner, cap, text) WIRE_T_##NAME = (num),
 enum wire_type { WIRE_MESSAGES(WIRE_ENUM) WIRE_T_END };
@@ -76,9 +74,9 @@ WIRE_MESSAGES(WIRE_STRUCT)
 #undef WIRE_STRUCT
 
 /*
- * wire_<name>_put appends the body: 0 or ERR_TOOBIG. wire_<name>_get reads it:
- * 0 or ERR_PROTO, both naming message and field. Longer bodies are fine (newer
- * sender). Texts come out printable: what is no UTF-8 or a control becomes '?'.
+ * wire_<name>_put appends the body: 0 or ERR_TOOBIG. wire_<name>_get reads it: 0 or
+ * ERR_PROTO; errors name message and field. Longer bodies are accepted (newer sender).
+ * Texts are made printable: invalid UTF-8 and control characters become '?'.
  */
 #define WIRE_PROTOS(num, NAME, name, owner, cap, text)                          \
 	int wire_##name##_put(struct cursor *out, const struct wire_##name *m); \
@@ -86,22 +84,22 @@ WIRE_MESSAGES(WIRE_STRUCT)
 WIRE_MESSAGES(WIRE_PROTOS)
 #undef WIRE_PROTOS
 
-/* Is there a session's secret or a room's ticket in what was put? Who shows it is let
- * in. It is the last field of those that ask for something. */
+/* Does the encoded message contain a session's secret or a room's ticket? It grants
+ * access. It is the last field of such requests. */
 bool wire_shows_secret(unsigned int type, const void *body, size_t len);
 
-/* Make a text printable in place: what is no UTF-8, or a control, becomes '?'. */
+/* Make a text printable in place: invalid UTF-8 and control characters become '?'. */
 void wire_text_clean(char *text);
 
 const char *wire_type_name(unsigned int type); /* "HELLO"; "?" when unknown */
 size_t wire_body_cap(unsigned int type);       /* 0 when unknown */
 enum wire_owner wire_owner(unsigned int type); /* WIRE_OWNER_NONE when unknown */
 
-/* Write header + body into one frame of WIRE_HEADER_BYTES + body_len bytes, where the
- * body may lie already. */
+/* Write header + body into one frame of WIRE_HEADER_BYTES + body_len bytes; the body
+ * may already be in it. */
 void wire_frame_put(uint8_t *frame, const struct wire_header *h, const void *body);
 /* Check magic, length, checksum, reserved zeroes, type, body cap of the type and
- * version (HELLO, WELCOME and BYE never change and pass in any): 0 and *body_p
+ * version (HELLO, WELCOME and BYE never change and pass in any version): 0 and *body_p
  * in place, or ERR_PROTO / ERR_VERSION. */
 int wire_frame_get(const uint8_t *frame, size_t len, struct wire_header *h_p,
 		   struct cursor *body_p);

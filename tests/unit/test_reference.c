@@ -79,7 +79,7 @@ static void reference_lists_every_message(void **state)
 	WIRE_MESSAGES(COUNT)
 	assert_int_equal(lines, messages + 2);
 	assert_non_null(
-		strstr(text, "| 3 | PING | 64 | are you there | u64 `stamp` |\n"));
+		strstr(text, "| 3 | PING | 64 | liveness probe | u64 `stamp` |\n"));
 	free(text);
 }
 

@@ -378,7 +378,7 @@ static void frame_with_bad_header_refused(void **state)
 		.version = WIRE_VERSION_MAX, .type = WIRE_T_PING, .body_len = 65};
 	wire_frame_put(frame, &h, body);
 	assert_refused(frame, WIRE_HEADER_BYTES + 65, ERR_PROTO);
-	assert_non_null(strstr(err_last()->text, "cap is 64"));
+	assert_non_null(strstr(err_last()->text, "at most 64"));
 	h = (struct wire_header){
 		.version = WIRE_VERSION_MAX + 1, .type = WIRE_T_PING, .body_len = 8};
 	wire_frame_put(frame, &h, body);
