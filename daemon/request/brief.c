@@ -8,7 +8,7 @@
 
 #include "daemon/base/err.h"
 
-/* cJSON's nodes are not const; printing and copying change none of them. */
+/* cJSON's nodes are not const; printing and copying do not change them. */
 static char *borrowed(const char *s)
 {
 	return (char *)(uintptr_t)s;
@@ -40,7 +40,7 @@ static cJSON *brief_member(struct brief *brief, cJSON *object, int type, const c
 
 bool brief_whole(double value, char text[BRIEF_WHOLE_MAX])
 {
-	/* beyond, a double is no exact count */
+	/* above, a double is not exact */
 	if (!(value >= -9007199254740991.0 && value <= 9007199254740991.0) ||
 	    value != (double)(int64_t)value)
 		return false;

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * brief: a small JSON object without the heap, for the replies of commands that
- * have taken effect. Such a command must not be answered "no memory": its engine
- * would take back pages that a room has, or never learn the number of what it now
- * owns. The nodes lie in the struct; names and texts are borrowed until it was
- * printed or copied.
+ * brief: a small JSON object without heap allocation, for replies to commands that have
+ * taken effect. Such a command must not fail with "out of memory": its engine would reuse
+ * pages that a room has, or never learn the number of its new object. The nodes are in
+ * the struct; names and texts are borrowed until it has been printed or copied.
  */
 #ifndef KVD_BRIEF_H
 #define KVD_BRIEF_H
@@ -23,8 +22,8 @@ struct brief {
 	char whole[BRIEF_NODES_MAX][BRIEF_WHOLE_MAX]; /* of whole numbers, by node */
 };
 
-/* The digits of a number that is whole: all of them, where cJSON prints the 15 that
- * are almost it, and takes 1 us (printf and scanf of a double); false: it is not. */
+/* The digits of a whole number, exactly; cJSON prints 15 digits and takes 1 us (printf
+ * and scanf of a double). False: not whole. */
 bool brief_whole(double value, char text[BRIEF_WHOLE_MAX]);
 
 void brief_init(struct brief *brief);

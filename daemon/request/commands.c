@@ -2,19 +2,16 @@
 /*
  * From a parsed line to a running command, and from its result to a reply.
  *
- * The tables of the modules are the only description of a command: its fields
- * are read here, before run(), into the command's own struct, so that it finds
- * every member of its type and within its limits, or what stands for absent. What
- * a table cannot say (two fields that exclude each other, a number inside a
- * layout) the command checks itself.
+ * The tables of the modules are the only description of a command. Its fields are read
+ * here, before run(), into the command's own struct, so each member has its type, is
+ * within its limits, or has its default. A command checks conditions that a table cannot
+ * express (two exclusive fields, a number inside a layout).
  *
- * A reply is put together as text: `{"id":<as it came>,"ok":true` and then the
- * members of the result. An error reply is made without allocating anything,
- * in a buffer on the stack, so that "out of memory" can be told at all: a
- * client must never wait for an answer that will not come.
- *
- * A tree of a long line is deleted on a helper thread: half a million nodes
- * are 10 ms of free().
+ * A reply is formatted as text: `{"id":<as received>,"ok":true` and then the members of
+ * the result. An error reply is formatted without allocation, in a buffer on the stack,
+ * so that "out of memory" can be reported: a client must never wait for a reply that is
+ * not sent. The tree of a long line is deleted on a helper thread: half a million nodes
+ * take 10 ms in free().
  */
 #include "daemon/request/commands.h"
 
@@ -138,7 +135,7 @@ void request_drop(struct request *req)
 	commands_request_free(req);
 }
 
-/* The session has ended: its open requests' answers go nowhere. */
+/* The session has ended: replies to its open requests are discarded. */
 void requests_detach(struct session *session)
 {
 	struct request *req;
@@ -149,8 +146,8 @@ void requests_detach(struct session *session)
 
 /* ---- replies ---- */
 
-/* Space for an id of REQUEST_ID_MAX and a message of ERR_TEXT_MAX when every
- * byte of them is written as \u00XX, and the text around them. */
+/* Space for an id of REQUEST_ID_MAX and a message of ERR_TEXT_MAX with each byte
+ * written as \u00XX, and the surrounding text. */
 #define ID_TEXT_MAX (6 * REQUEST_ID_MAX + 8)
 #define REPLY_SHORT_MAX 6144u
 #define REPLY_LARGE_BYTES (64u << 10)
@@ -162,7 +159,7 @@ static void id_print(const cJSON *id, char text[ID_TEXT_MAX])
 
 	if (cJSON_IsNumber(id) && brief_whole(id->valuedouble, text))
 		return;
-	/* printing into a buffer changes nothing of the item */
+	/* printing to a buffer does not change the item */
 	if (!fits ||
 	    !cJSON_PrintPreallocated((cJSON *)(uintptr_t)id, text, ID_TEXT_MAX, false))
 		memcpy(text, "null", 5);
@@ -235,8 +232,8 @@ void request_fail_last(struct request *req)
 	request_fail(req, &err);
 }
 
-/* Without the heap: a command that was done must not be answered "no memory",
- * its engine would take back pages that a room has. False: it does not fit. */
+/* Without the heap: a command that has taken effect must not fail with "out of
+ * memory", or its engine would reuse pages that a room has. False: it does not fit. */
 static bool reply_short(const cJSON *id, cJSON *result, char text[REPLY_SHORT_MAX])
 {
 	char head[ID_TEXT_MAX], body[REPLY_SHORT_MAX - ID_TEXT_MAX - 32] = "{}";
@@ -249,7 +246,7 @@ static bool reply_short(const cJSON *id, cJSON *result, char text[REPLY_SHORT_MA
 	return true;
 }
 
-/* NULL: no memory. The body is "{…}": its inside follows ours. */
+/* NULL: out of memory. The members of the body "{…}" follow ours. */
 static char *reply_long(const cJSON *id, cJSON *result)
 {
 	char head[ID_TEXT_MAX], *body, *text;
@@ -257,7 +254,7 @@ static char *reply_long(const cJSON *id, cJSON *result)
 	id_print(id, head);
 	body = cJSON_PrintUnformatted(result);
 	if (!body) {
-		err_raise(ERR_NOMEM, "no memory for the reply");
+		err_raise(ERR_NOMEM, "out of memory for the reply");
 		return NULL;
 	}
 	text = mem_printf("{\"id\":%s,\"ok\":true%s%s\n", head, body[1] == '}' ? "" : ",",
@@ -266,12 +263,12 @@ static char *reply_long(const cJSON *id, cJSON *result)
 	return text;
 }
 
-/* A large one may wait for long; small ones are had by whoever comes to see why. */
+/* A large reply may wait for a long time; small ones are available to any client for
+ * diagnosis. */
 static int check_size(const struct request *req, size_t len)
 {
 	if (len > req->kvd->config->client_queue_bytes)
-		return err_raise(ERR_TOOBIG, "a reply of %zu bytes is over client_queue",
-				 len);
+		return err_raise(ERR_TOOBIG, "reply: %zu bytes exceed client_queue", len);
 	if (len < REPLY_LARGE_BYTES || !req->session || req->frees)
 		return 0;
 	return err_pass(account_check(req->session->account, ACCOUNT_REPLIES, len));
@@ -320,13 +317,13 @@ void request_reply(struct request *req, cJSON *result)
 void request_reply_brief(struct request *req, const struct brief *brief)
 {
 	cJSON *object =
-		(cJSON *)(uintptr_t)&brief->nodes[0]; /* printing changes nothing */
+		(cJSON *)(uintptr_t)&brief->nodes[0]; /* printing does not change it */
 	char text[REPLY_SHORT_MAX];
 
 	if (reply_short(request_id(req), object, text))
 		request_answer(req, text, strlen(text), NULL, 0);
 	else
-		request_fail_last(req); /* cannot be: briefs are short */
+		request_fail_last(req); /* impossible: briefs are short */
 }
 
 void request_text_begin(const struct request *req, struct text *text)
@@ -345,7 +342,7 @@ int request_text_reply(struct request *req, struct text *text)
 
 	text_puts(text, "}\n");
 	if (text->failed)
-		return err_raise(ERR_NOMEM, "no memory for the reply");
+		return err_raise(ERR_NOMEM, "out of memory for the reply");
 	if (check_size(req, text->len) < 0)
 		return err_pass(-err_errno(err_last()->code));
 	req->answered = true;
@@ -384,7 +381,8 @@ int request_all(const struct request *req, bool all)
 {
 	if (all && !req->session->admin)
 		return err_raise(ERR_PERM,
-				 "all: what is foreign is shown to admins only");
+				 "all: only administrators may list the objects of "
+				 "other sessions");
 	return 0;
 }
 
@@ -435,7 +433,8 @@ static bool is_envelope(const char *name)
 static int fd_check(const struct request *req, const struct field *f, int fd)
 {
 	if (!req->fd_count)
-		return err_raise(ERR_INVAL, "%s: the line came without a descriptor",
+		return err_raise(ERR_INVAL,
+				 "%s: the line has no descriptor; pass one by SCM_RIGHTS",
 				 f->name);
 	if ((unsigned int)fd >= req->fd_count)
 		return err_raise(ERR_RANGE, "%s: %d is not in 0 … %u", f->name, fd,
@@ -443,8 +442,8 @@ static int fd_check(const struct request *req, const struct field *f, int fd)
 	return 0;
 }
 
-/* Each descriptor of the line must be named by a field: one that nobody asked
- * for is a client's mistake that it should hear of. */
+/* Each descriptor of the line must be named by a field. An unused descriptor is an
+ * error of the client, which is reported. */
 static int fds_check(const struct request *req, const struct command *cmd)
 {
 	unsigned int named = 0;
@@ -462,11 +461,11 @@ static int fds_check(const struct request *req, const struct command *cmd)
 	}
 	if (req->fd_count && !(cmd->flags & COMMAND_FDS))
 		return err_raise(ERR_INVAL,
-				 "%s takes no descriptors, %u came with the line",
+				 "%s: takes no descriptors, but the line has %u",
 				 cmd->name, req->fd_count);
 	if (req->fd_count != named)
 		return err_raise(ERR_INVAL,
-				 "%u descriptors came with the line, %u are named",
+				 "the line has %u descriptors, but its fields name %u",
 				 req->fd_count, named);
 	return 0;
 }
@@ -478,7 +477,7 @@ int commands_check(struct request *req, const struct command *cmd)
 
 	cJSON_ArrayForEach(it, req->line) {
 		if (!is_envelope(it->string) && !field_find(cmd->fields, it->string))
-			return err_raise(ERR_INVAL, "%.64s: %s has no such field",
+			return err_raise(ERR_INVAL, "%.64s: unknown field of %s",
 					 it->string, cmd->name);
 	}
 	r = fields_read(cmd->fields, req->line, req->args);
@@ -487,22 +486,21 @@ int commands_check(struct request *req, const struct command *cmd)
 
 /* ---- dispatch ---- */
 
-/* The parts of a line that belong to no command. */
+/* The parts of a line that are common to all commands. */
 static int envelope_check(struct request *req, const char **name_p)
 {
 	const cJSON *id;
 	int64_t ignored;
 
 	if (!cJSON_IsObject(req->line))
-		return err_raise(ERR_PROTO, "a line holds one JSON object");
+		return err_raise(ERR_PROTO, "a line must be one JSON object");
 	id = cJSON_GetObjectItemCaseSensitive(req->line, "id");
 	if (id && !json_number_is_int(id, &ignored) &&
 	    !(cJSON_IsString(id) && strlen(id->valuestring) <= REQUEST_ID_MAX)) {
 		cJSON_DeleteItemFromObjectCaseSensitive(req->line, "id");
-		return err_raise(
-			ERR_INVAL,
-			"id: an integer or a string of at most %u bytes was expected",
-			REQUEST_ID_MAX);
+		return err_raise(ERR_INVAL,
+				 "id: must be an integer or a string of at most %u bytes",
+				 REQUEST_ID_MAX);
 	}
 	return err_pass(json_get_str(req->line, "cmd", true, 64, name_p));
 }
@@ -510,11 +508,13 @@ static int envelope_check(struct request *req, const char **name_p)
 static int permit(const struct session *session, const struct command *cmd)
 {
 	if (!session->greeted && !(cmd->flags & COMMAND_NO_HELLO))
-		return err_raise(ERR_STATE, "%s: say hello first", cmd->name);
+		return err_raise(ERR_STATE,
+				 "%s: not allowed before hello; send hello first",
+				 cmd->name);
 	if ((cmd->flags & COMMAND_ADMIN) && !session->admin)
 		return err_raise(ERR_PERM,
-				 "%s: for root, the daemon's user or one of admin_uids; "
-				 "this is uid %u",
+				 "%s: uid %u may not run this; use root, the daemon's "
+				 "user or one of admin_uids",
 				 cmd->name, session->uid);
 	return 0;
 }
@@ -529,7 +529,7 @@ static int commands_do_dispatch(struct request *req)
 		return err_pass(r);
 	cmd = commands_find(req->kvd->modules, name, &req->number);
 	if (!cmd)
-		return err_raise(ERR_NOCMD, "%.64s: no such command; try help", name);
+		return err_raise(ERR_NOCMD, "%.64s: unknown command; see help", name);
 	r = permit(req->session, cmd);
 	if (r == 0)
 		r = commands_check(req, cmd);
@@ -543,7 +543,7 @@ static int commands_do_dispatch(struct request *req)
 void commands_dispatch(struct request *req)
 {
 	err_clear();
-	/* run() may have answered and freed the request when it returns 0 */
+	/* run() may have replied and freed the request when it returns 0 */
 	if (commands_do_dispatch(req) < 0)
 		request_fail_last(req);
 }

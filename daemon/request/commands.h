@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * commands: control commands, in tables of the modules that own their nouns
- * (module->commands). Dispatch, the schema check, `help` and the reference page come from
- * these. A command's fields (proto/fields.h) are bound to a
- * struct of its own, which is filled before run(): there are no types and limits
- * but the table's.
+ * commands: control commands, in tables of the modules that own their objects
+ * (module->commands). Dispatch, the schema check, `help` and the reference page use these
+ * tables. A command's fields (proto/fields.h) are bound to a struct of its own, which is
+ * filled before run(): the table is the only place with types and limits.
  *
- * A request is answered exactly once, in run() or later (request_reply,
- * request_fail). It survives its session's end: answers then go nowhere.
+ * A request is answered exactly once, in run() or later (request_reply, request_fail). It
+ * survives the end of its session; its reply is then discarded.
  */
 #ifndef KVD_COMMANDS_H
 #define KVD_COMMANDS_H
@@ -33,20 +32,22 @@ struct text;
 #define RESULT_HEX_MAX 32u	   /* bytes */
 
 struct request {
-	struct list link; /* in its session's list of open requests */
+	struct list link; /* in the list of open requests of its session */
 	struct kvd *kvd;
-	struct session *session; /* NULL once the session is gone */
+	struct session *session; /* NULL after the session has ended */
 	cJSON *line;		 /* parsed */
 	/* the struct that the command's fields fill: see request_args() */
 	_Alignas(uint64_t) char args[FIELDS_BYTES_MAX];
-	int fds[REQUEST_FDS_MAX]; /* owned; a command takes one by setting it -1 */
+	int fds[REQUEST_FDS_MAX]; /* owned; a command takes ownership by setting it to
+				   * -1 */
 	unsigned int fd_count;
 	bool answered, failed;
-	bool frees; /* its answer gives back what it takes: never refused for want */
-	unsigned int number;	/* of its command, from 1; 0: none was found */
-	size_t bytes;		/* of the line: what the session is charged */
+	bool frees; /* its effect releases resources, so it is never refused for lack
+		     * of them */
+	unsigned int number;	/* of its command, from 1; 0: none */
+	size_t bytes;		/* of the line, charged to the session */
 	struct offload_job job; /* private: deletes a large tree off the loop */
-	/* callers without a connection (simulation, tests) hear the answer here */
+	/* callers without a connection (simulation, tests) receive the reply here */
 	void (*on_answer)(void *arg, const char *text, size_t len);
 	void *on_answer_arg;
 };
@@ -62,36 +63,36 @@ struct command {
 	const char *summary;
 	const struct field *fields; /* fill its args; may be NULL */
 	unsigned int flags;
-	/* 0: answered or will be. Negative: commands.c answers with err_last(). */
+	/* 0: answered, now or later. Negative: commands.c replies with err_last(). */
 	int (*run)(struct request *req);
-	const char *reply; /* one line for the reference: what the reply holds */
+	const char *reply; /* one line for the reference: the contents of the reply */
 };
 
-/* Of run(), and for as long as the request: what the line's fields say. */
+/* The values of the line's fields; valid as long as the request. */
 static inline const void *request_args(const struct request *req)
 {
 	return req->args;
 }
 
-/* Takes `result` (an object, also one as raw text; NULL = {}); adds id and ok. */
+/* Takes `result` (an object, also as raw text; NULL = {}); adds id and ok. */
 void request_reply(struct request *req, cJSON *result);
-/* Negative: not answered, the reply found no memory or is too long: the command
- * takes back what it did. */
+/* Negative: not answered, because the reply is too long or memory is short; the
+ * command undoes its effect. */
 int request_try_reply(struct request *req, cJSON *result);
-/* The same without memory, for what was done: see brief.h. */
+/* The same without allocation, for commands that have taken effect: see brief.h. */
 void request_reply_brief(struct request *req, const struct brief *brief);
 /* The same with fds attached to the reply (duplicated). */
 void request_reply_fds(struct request *req, cJSON *result, const int *fds,
 		       unsigned int fd_count);
-/* A reply put together as text: begin it, add members (`,"rooms":[…]`), then give
- * it. ERR_TOOBIG, ERR_NOMEM: not answered. `text` is empty afterwards. */
+/* A reply formatted as text: start it, add members (`,"rooms":[…]`), then send it.
+ * ERR_TOOBIG, ERR_NOMEM: not answered. `text` is empty afterwards. */
 void request_text_begin(const struct request *req, struct text *text);
 int request_text_reply(struct request *req, struct text *text);
 void request_fail(struct request *req, const struct err *err);
 /* Fail with err_last(). */
 void request_fail_last(struct request *req);
-/* The end of a run(): 0 after replying with `result` (taken) when it was filled
- * whole; ERR_NOMEM, the request not answered, when a member found no memory. */
+/* The end of a run(): replies with `result` (taken) and returns 0 if it was filled
+ * completely. ERR_NOMEM, the request not answered, if a member could not be added. */
 int request_finish(struct request *req, cJSON *result, bool filled);
 /* An empty result object, or NULL with ERR_NOMEM raised. */
 cJSON *request_result(void);
@@ -105,19 +106,19 @@ struct request_list_args {
 int request_list(struct request *req, const char *name,
 		 bool (*add)(cJSON *list, const struct session *session,
 			     const struct request *req));
-/* What commands have in common when they fill results. */
+/* Members common to several results. */
 bool result_add_hex(cJSON *obj, const char *name, const uint8_t *bytes, size_t len);
-/* Its version, name, instance, pid and endpoint. */
+/* Version, name, instance, pid and endpoint of the daemon. */
 bool result_add_daemon(cJSON *result, const struct session *session);
 bool result_add_u64(cJSON *obj, const char *name, uint64_t v); /* decimal string */
 
-/* For control: a request of one line, not parsed yet; the line's fds are moved
- * into it. It counts as open until it is answered. NULL: ERR_NOMEM. */
+/* For control: a request of one line, not parsed yet; takes the line's fds. It counts
+ * as open until it is answered. NULL: ERR_NOMEM. */
 struct request *request_new(struct session *session, size_t bytes, const int *fds,
 			    unsigned int fd_count);
-/* Never answered: its client is gone. */
+/* Ended without a reply, because its client has disconnected. */
 void request_drop(struct request *req);
-/* The session has ended: its open requests' answers go nowhere. */
+/* The session has ended: replies to its open requests are discarded. */
 void requests_detach(struct session *session);
 extern const struct module request_module;
 extern const struct command ring_commands[]; /* commands_ring.c */
@@ -129,9 +130,9 @@ size_t reply_error_text(const cJSON *id, const struct err *err,
 
 /* Called by control for each parsed line; takes the request. */
 void commands_dispatch(struct request *req);
-/* The line against the command's fields; fills request_args(). */
+/* Check the line against the command's fields; fills request_args(). */
 int commands_check(struct request *req, const struct command *cmd);
-/* Of these modules. *number_p: 1 + the `i` of commands_at(); may be NULL. */
+/* Of the given modules. *number_p: 1 + the `i` of commands_at(); may be NULL. */
 const struct command *commands_find(const struct module *const *modules, const char *name,
 				    unsigned int *number_p);
 /* All of them: i = 0, 1, …; NULL at the end. */
@@ -139,6 +140,7 @@ const struct command *commands_at(const struct module *const *modules, unsigned 
 
 /* {"name":…, "summary":…, "fields":[…], …} */
 void command_put(struct text *text, const struct command *cmd);
-const char *field_type_name(enum field_type type); /* as both call it: "u64" */
+const char *field_type_name(enum field_type type); /* the name of the type in both:
+						    * "u64" */
 
 #endif

@@ -11,7 +11,7 @@ struct share_args {
 	uint64_t arena_bytes;
 };
 
-/* An entry of another op ends the session, so an engine asks first. */
+/* An entry with an unknown op ends the session, so an engine needs this list. */
 static bool add_ops(cJSON *result, const struct ring *ring)
 {
 	cJSON *ops = cJSON_AddArrayToObject(result, "ops");
@@ -38,7 +38,7 @@ static bool add_ring(cJSON *result, const struct ring *ring)
 	       add_ops(result, ring);
 }
 
-/* Said again: the same memory, whatever size is asked for then. */
+/* A repeated call returns the same memory and ignores the size. */
 static int session_share_run(struct request *req)
 {
 	const struct share_args *args = request_args(req);
@@ -64,18 +64,19 @@ static int session_share_run(struct request *req)
 
 static const struct field session_share_fields[] = {
 	F_INT("entries", share_args, entries, DEFAULT(RING_ENTRIES_DEFAULT), 2,
-	      RING_ENTRIES_MAX, "A power of two; 512 if absent."),
+	      RING_ENTRIES_MAX, "Entries of the ring; a power of two; default 512."),
 	F_INT("arena_bytes", share_args, arena_bytes, DEFAULT(RING_ARENA_DEFAULT), 4096,
 	      RING_ARENA_MAX,
-	      "For lists and notifications; 64 MiB if absent. Pages count when written."),
+	      "Bytes of the arena for lists and notifications; default 64 MiB. Memory "
+	      "is charged when pages are written."),
 	F_END,
 };
 
 const struct command ring_commands[] = {
-	{"session.share", "Make this session's submission ring (proto/kvd_ring.h)",
+	{"session.share", "Create the submission ring of this session (proto/kvd_ring.h)",
 	 session_share_fields, 0, session_share_run,
-	 "version, entries, arena_bytes, first_slot, slots, ops (the numbers of the ops "
-	 "that the daemon knows; another one ends the session); with it three "
-	 "descriptors: ring, arena, eventfd"},
+	 "version, entries, arena_bytes, first_slot, slots, ops (numbers of the known "
+	 "ops; an entry with another op ends the session); with three descriptors: "
+	 "ring, arena, eventfd"},
 	{.name = NULL},
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests as a module: what an engine asks, by a line of its socket or an entry of its
- * submission ring. */
+/* Requests as a module: lines of an engine's socket and entries of its submission
+ * ring. */
 #include "daemon/request/commands.h"
 #include "daemon/request/ring.h"
 #include "daemon/request/ring_ops.h"

@@ -30,12 +30,13 @@ static void walk_done(struct loop_work *work)
 	if (r < 0)
 		err_take(&why);
 	session->walking--;
-	walk->end(walk);     /* first: its places are in what the request owns */
-	if (!req->session) { /* nobody is there to be told */
+	walk->end(walk);     /* first, because its cursors refer to objects owned by
+			      * the request */
+	if (!req->session) { /* the client has disconnected */
 		request_drop(req);
 	} else if (r < 0) {
 		request_fail(req, &why);
-	} else if (request_text_reply(req, &text) < 0) { /* larger than a queue, too */
+	} else if (request_text_reply(req, &text) < 0) { /* larger than the queue, too */
 		request_fail_last(req);
 	}
 	text_fini(&text);

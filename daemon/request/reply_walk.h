@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * reply_walk: a reply over thousands of objects, made piece by piece, some in each
- * turn of the loop. Until it is given its session's next line waits. Embedded in its
- * owner, which says what a piece is.
+ * reply_walk: a reply over thousands of objects, written in pieces, some in each turn of
+ * the loop. Until it is sent, the next line of its session waits. Embedded in its owner,
+ * which writes one piece per call.
  */
 #ifndef KVD_REPLY_WALK_H
 #define KVD_REPLY_WALK_H
@@ -14,10 +14,9 @@ struct request;
 struct session;
 
 struct reply_walk {
-	struct request
-		*req; /* its session may end: then no piece is asked for any more */
+	struct request *req; /* its session may end: then no further piece is requested */
 	struct text text;
-	/* Append one piece. 1: there is more; 0: that was all; negative: raised. */
+	/* Append one piece. 1: more follow; 0: done; negative: raised. */
 	int (*piece)(struct reply_walk *walk);
 	void (*end)(struct reply_walk *walk); /* once: frees the owner */
 	/* private */
@@ -26,8 +25,8 @@ struct reply_walk {
 	int result; /* of the last piece */
 };
 
-/* Takes the request: it is answered, or fails, now or in later turns. `piece` and
- * `end` are set; `text` follows the reply's head (request_text_begin). */
+/* Takes the request, which succeeds or fails now or in a later turn. `piece` and `end`
+ * are set; `text` follows the head of the reply (request_text_begin). */
 void reply_walk_begin(struct reply_walk *walk, struct request *req);
 
 #endif

@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ring is memory that the engine may write at any moment. So nothing in it is
- * read twice: an entry is copied out word by word and checked in the copy, where
- * the daemon is is known from its own counter, and lists are read from the arena
- * with pread() (a descriptor that is sealed against shrinking; no page of the
- * daemon is mapped for it, so a list of a million rows costs no page faults).
+ * The engine may write to the ring at any moment, so nothing in it is read twice. An
+ * entry is copied out word by word and checked in the copy, the daemon's position comes
+ * from its own counter, and lists are read from the arena with pread(). The arena's
+ * descriptor is sealed against shrinking and not mapped, so a list of a million rows
+ * costs no page faults.
  *
- * Turns. Rings with something to do stand in one queue and get a few entries
- * each, round and round, until the turn's time is up; the rest of the loop comes
- * in between. An engine that floods its ring waits for itself. An entry that
- * takes long (a large list) goes to a helper, and its ring waits for it: entries
- * of one session keep their order without further fields.
+ * Turns. Rings with work are in one queue and get a few entries each, in rotation, until
+ * the turn's time is over; the rest of the loop runs in between. An engine that floods
+ * its ring delays only itself. An entry that takes long (a large list) runs on a helper
+ * while its ring waits, so entries of one session keep their order without further
+ * fields.
  *
- * Order with the socket. A line is taken behind the entries that were in the ring
- * when it was found: those and no more, so that an engine which never stops
- * posting cannot lock out its own commands.
+ * Order with the socket. A line is processed after the entries that were in the ring when
+ * it was found, but not after later ones: an engine that posts continuously cannot starve
+ * its own commands.
  *
- * Sleep. Empty: say "asleep", look once more, then rely on the eventfd. Both
- * sides store before they load with sequential order, so one of them sees the
- * other. The eventfd's flags are shared with the engine, which may make it
- * blocking and empty it in the wrong moment: it is read with RWF_NOWAIT.
+ * Sleep. When the ring is empty: set `asleep`, check once more, then rely on the eventfd.
+ * Both sides store before they load with sequential consistency, so at least one of them
+ * sees the other. The eventfd's flags are shared with the engine, which may make it
+ * blocking and drain it at the wrong moment, so it is read with RWF_NOWAIT.
  */
 #include "daemon/request/ring.h"
 
@@ -87,8 +87,9 @@ static void copy_out(const struct ring *ring, struct kvd_ring_entry *entry)
 							      KVD_RING_HEADER_BYTES) +
 			     (ring->head & (ring->entries - 1)) * ARRAY_LEN(words);
 
-	/* Each word once: a second load may give what was not checked. The entry is
-	 * whole because the tail, loaded before (acquire), is stored after it. */
+	/* Each word is loaded once: a second load may return an unchecked value. The
+	 * entry is complete because the engine stores the tail, which was loaded
+	 * before (acquire), after it. */
 	for (size_t i = 0; i < ARRAY_LEN(words); i++)
 		words[i] = __atomic_load_n(&at[i], __ATOMIC_RELAXED);
 	memcpy(entry, words, sizeof(*entry));
@@ -98,21 +99,21 @@ static void ring_entry_done(struct ring *ring)
 {
 	assert(ring->shared);
 	ring->head++;
-	/* a release: from here on the engine may write over the entry and its payload,
-	 * which were read before */
+	/* a release: from here on the engine may overwrite the entry and its payload,
+	 * which have been read */
 	__atomic_store_n(&ring->shared->head, ring->head, __ATOMIC_RELEASE);
 	gate_look(ring);
 }
 
-/* How many wait; 0: none does, and the engine will call. */
+/* Number of pending entries; 0: none, and the engine will signal the next one. */
 static int entries_waiting(struct ring *ring, uint64_t *count_p)
 {
 	uint64_t count = tail_of(ring) - ring->head;
 
 	if (count == 0) {
-		/* We store `asleep`, then load the tail; the engine stores the tail, then
-		 * loads `asleep`. Both sequentially consistent, so at least one side sees
-		 * the other's store: no entry is left without a call. */
+		/* We store `asleep`, then load the tail; the engine stores the tail,
+		 * then loads `asleep`. Both are sequentially consistent, so at least
+		 * one side sees the other's store and no entry is missed. */
 		__atomic_store_n(&ring->shared->asleep, 1, __ATOMIC_SEQ_CST);
 		count = tail_of(ring) - ring->head;
 		if (count)
@@ -120,13 +121,14 @@ static int entries_waiting(struct ring *ring, uint64_t *count_p)
 	}
 	if (count > ring->entries)
 		return err_raise(ERR_PROTO,
-				 "submission ring: tail is %llu entries before head",
+				 "submission ring: tail is %llu entries ahead of head; "
+				 "more than it has",
 				 (unsigned long long)count);
 	*count_p = count;
 	return 0;
 }
 
-/* A few entries. 1: look again; 0: it sleeps, or waits for its work. */
+/* Process a few entries. 1: call again; 0: it sleeps, or waits for a helper. */
 static int ring_take(struct ring *ring)
 {
 	struct kvd_ring_entry entry;
@@ -217,14 +219,14 @@ static void ring_on_event(struct loop_fd *watch, int events)
 
 	(void)events;
 	iov = (struct iovec){.iov_base = &count, .iov_len = sizeof(count)};
-	/* the tail counts, not this; the engine may have taken it back */
+	/* the tail is authoritative; the engine may have drained the eventfd */
 	if (preadv2(watch->fd, &iov, 1, -1, RWF_NOWAIT) < 0 && errno != EAGAIN)
 		log_debug("ring", ring->session->client, "eventfd", "errno=%d", errno);
 	__atomic_store_n(&ring->shared->asleep, 0, __ATOMIC_SEQ_CST);
 	ring_ready(ring);
 }
 
-/* ---- in line with the socket ---- */
+/* ---- order with the socket ---- */
 
 bool ring_gate_passed(struct ring *ring)
 {
@@ -239,8 +241,8 @@ bool ring_gate_passed(struct ring *ring)
 		ring->gate_open = false;
 		return true;
 	}
-	/* What is there now goes before the line, what comes later behind it. A tail
-	 * beyond the ring is found, and answered for, in its turn. */
+	/* Entries present now precede the line, later ones follow it. An invalid tail
+	 * is detected and reported in the ring's own turn. */
 	ring->gate = ring->head + (waiting < ring->entries ? waiting : ring->entries);
 	ring->gated = true;
 	if (waiting)
@@ -278,8 +280,8 @@ static int event_new(int *fd_p)
 		return err_raise_errno(errno, "eventfd");
 	if (preadv2(fd, &iov, 1, -1, RWF_NOWAIT) >= 0 || errno != EAGAIN)
 		return err_raise(ERR_IO,
-				 "this kernel cannot read an eventfd without waiting "
-				 "(Linux 5.8): use the socket");
+				 "reading an eventfd without blocking needs Linux 5.8; "
+				 "use the socket");
 	*fd_p = mem_steal_fd(&fd);
 	return 0;
 }

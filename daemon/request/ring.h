@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ring: the daemon's end of a session's submission ring (proto/kvd_ring.h): its
- * memory, the wake-up, taking entries in turn with everybody else's.
+ * ring: the daemon's end of a session's submission ring (proto/kvd_ring.h): its memory,
+ * the wake-up, and fair processing of entries. A session has one from the first
+ * session.share or xfer.submit on.
  *
- * A session has one from the first session.share or xfer.submit on. Entries are
- * copied out before they are looked at; whoever breaks the protocol loses the
- * session (ERR_PROTO), nobody else notices. What an entry means: ring_ops.c.
+ * Entries are copied before they are checked. An engine that breaks the protocol loses
+ * its session (ERR_PROTO); other sessions are not affected. ring_ops.c executes the
+ * entries.
  */
 #ifndef KVD_RING_H
 #define KVD_RING_H
@@ -39,39 +40,40 @@ struct ring {
 	struct kvd_ring_header *shared; /* NULL: only by xfer.submit */
 	uint32_t entries;
 	uint64_t arena_bytes;
-	int fds[RING_FDS]; /* ours; -1 without shared memory */
+	int fds[RING_FDS]; /* local copy; -1 without shared memory */
 	struct loop_fd watch;
-	uint64_t head; /* ours: what the shared one says is for the engine */
+	uint64_t head; /* local copy: the shared counter is for the engine */
 	uint64_t gate; /* a line waits until head is here */
 	bool gated, gate_open;
 	bool stopped;
-	void *work;	    /* an entry that a helper has; all others wait */
-	struct list faults; /* struct ring_fault: texts of what was refused */
+	void *work;	    /* an entry is on a helper; all others wait */
+	struct list faults; /* struct ring_fault: texts of refused entries */
 	unsigned int fault_count;
 };
 
-/* The session's; NULL: it has none. */
+/* The ring of the session; NULL: none. */
 static inline struct ring *ring_of(const struct session *session)
 {
 	return session->part[MODULE_REQUEST];
 }
-/* Made if need be. NULL: ERR_NOMEM. */
+/* Created if necessary. NULL: ERR_NOMEM. */
 struct ring *ring_need(struct session *session);
-/* Every session's: request_module's part. */
+/* Rings of all sessions: the part of request_module. */
 int rings_new(struct kvd *kvd, void **part_p);
 void rings_free(void *part);
-/* Give it memory; once. `entries` a power of two. */
+/* Allocate its shared memory, once. `entries` is a power of two. */
 int ring_share(struct ring *ring, uint32_t entries, uint64_t arena_bytes);
-/* No entry is taken any more. Idempotent; NULL is fine. */
+/* No further entry is processed. Idempotent; NULL is allowed. */
 void ring_stop(struct ring *ring);
-void ring_free(struct ring *ring); /* stopped, without work; NULL is fine */
+void ring_free(struct ring *ring); /* stopped, without work in progress; NULL is
+				    * allowed */
 
-/* May the next line of the session's socket be taken? Not before the entries
- * that were given before it: session->conn_ops->resume() comes then. NULL is fine. */
+/* May the next line of the session's socket be processed? Not before the entries that
+ * precede it: session->conn_ops->resume() follows then. NULL is allowed. */
 bool ring_gate_passed(struct ring *ring);
 bool ring_gate_shut(const struct ring *ring);
 
-/* Look at the ring again (its work is done). */
+/* Check the ring again (its work has finished). */
 void ring_resume(struct ring *ring);
 
 #endif

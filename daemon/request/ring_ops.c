@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An entry names everything by number and finds it again each time: between two
- * entries anything may have gone. Three kinds of wrong are kept apart. What no
- * engine sends by mistake (numbers that its own slots contradict, bytes outside
- * the arena) breaks the protocol. What can go wrong in correct use (memory not
- * registered, a peer lost, a cap) fails the slot, with a code there and a text
- * here, for xfer.state. What is late (cancel, release of what has ended) is fine.
+ * An entry names objects by number and finds them each time, because any of them may have
+ * been removed between two entries. Three kinds of errors are distinguished. Values that
+ * no correct engine sends (numbers that contradict its own slots, bytes outside the
+ * arena) break the protocol. Errors possible in correct use (unregistered memory, a lost
+ * peer, a limit) fail the slot, with a code in the slot and a text here for xfer.state.
+ * Late entries (cancel or release of an ended object) are ignored.
  *
- * While a helper has an entry, the ring stands quiesced, and no order has to be
- * explained. CANCEL and RELEASE are of any object that a slot has: each module says
- * whether it is one of its own.
+ * While a helper processes an entry, the ring stops, so order needs no further rules.
+ * CANCEL and RELEASE apply to any object with a slot: each module checks whether the
+ * object is its own.
  */
 #include "daemon/request/ring_ops.h"
 
@@ -66,12 +66,12 @@ void ring_faults_free(struct ring *ring)
 		fault_drop(ring, fault);
 }
 
-/* The newest are kept; without memory for the text the code must do. */
+/* The newest are kept; without memory for the text only the code remains. */
 static void fault_put(struct ring *ring, uint64_t id, const struct err *err)
 {
 	struct ring_fault *fault = fault_find(ring, id);
 
-	if (fault) /* of whoever had the slot before */
+	if (fault) /* of the slot's previous object */
 		fault_drop(ring, fault);
 	fault = mem_zalloc(sizeof(*fault));
 	if (!fault) {
@@ -118,7 +118,7 @@ int ring_payload_read(const struct ring_payload *payload, uint64_t offset, void 
 		memcpy(to, payload->data + offset, len);
 		return 0;
 	}
-	/* not mmap(): its owner may cut a memfd */
+	/* not mmap(): its owner may truncate a memfd */
 	while (got < len) {
 		ssize_t n = pread(payload->fd, (char *)to + got, len - got,
 				  (off_t)(offset + got));
@@ -126,7 +126,7 @@ int ring_payload_read(const struct ring_payload *payload, uint64_t offset, void 
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n == 0)
-			return err_raise(ERR_RANGE, "fd: %llu bytes are not there",
+			return err_raise(ERR_RANGE, "fd: %llu bytes are missing",
 					 (unsigned long long)(offset + len));
 		if (n < 0)
 			return err_raise_errno(errno, "reading the payload of an entry");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ring_ops: what an entry of the submission ring does (proto/kvd_ring.h has the
- * words): modules give verbs, one an op. Loop thread.
+ * ring_ops: execution of entries of the submission ring (defined in proto/kvd_ring.h):
+ * modules provide verbs, one per op. Loop thread.
  */
 #ifndef KVD_RING_OPS_H
 #define KVD_RING_OPS_H
@@ -12,13 +12,13 @@
 
 #include "daemon/request/ring.h"
 
-/* Where bytes that belong to an entry lie. */
+/* Location of the bytes that belong to an entry. */
 struct ring_payload {
 	int fd;	       /* of an arena or a memfd; or: */
-	uint8_t *data; /* heap; who takes it sets it NULL */
+	uint8_t *data; /* heap; the function that takes it sets it to NULL */
 	uint64_t bytes;
 };
-/* A copy; what it says may be another when it is read again. */
+/* A copy; a second read may return other contents. */
 int ring_payload_read(const struct ring_payload *payload, uint64_t offset, void *to,
 		      size_t len);
 /* The same, to the heap, with a zero byte after it; on failure *copy_p stays NULL. */
@@ -30,22 +30,21 @@ enum { RING_OP_LATER = 1 };
 struct ring_verb {
 	uint32_t op;
 	/*
-	 * Do it; `arena` is where its payload lies, which is inside it. RING_OP_LATER:
-	 * not done yet, and no other entry of this ring may be begun; ring_work_end()
-	 * follows: the entry is done, or ring_resume(): it is tried again. Negative: it
-	 * breaks the protocol (ERR_PROTO). What is merely refused shows in its slot, and
-	 * is 0.
+	 * Execute it; `arena` contains its payload, which is inside. RING_OP_LATER: not
+	 * finished yet, and no other entry of this ring may start; ring_work_end()
+	 * follows when it is done, or ring_resume() to try it again. Negative: a protocol
+	 * error (ERR_PROTO). A refused entry shows in its slot and returns 0.
 	 */
 	int (*run)(struct ring *ring, const struct kvd_ring_entry *entry,
 		   struct ring_payload *arena);
 };
 extern const struct ring_verb ring_verbs[];
 
-/* As the verb of the entry's op; an op that no module has: ERR_PROTO. */
+/* Runs the verb of the entry's op; ERR_PROTO if no module has the op. */
 int ring_op(struct ring *ring, const struct kvd_ring_entry *entry,
 	    struct ring_payload *arena);
-/* A helper has the entry: RING_OP_LATER. Then it is done: the next one may be taken.
- * `shared`: its payload lay in the ring's arena. */
+/* A helper has the entry: RING_OP_LATER. Afterwards it is done and the next one may
+ * start. `shared`: its payload was in the ring's arena. */
 int ring_work_begin(struct ring *ring, void *work);
 void ring_work_end(struct ring *ring, bool shared);
 
@@ -53,10 +52,10 @@ void ring_work_end(struct ring *ring, bool shared);
 bool ring_has(const struct ring *ring, uint64_t id);
 /* The slot, which the entry claimed, fails, for err_last(). */
 void ring_refuse(struct ring *ring, uint32_t slot, uint64_t id);
-/* Its slot was claimed, and no object has it any more. */
+/* Its slot was claimed, and its object has been removed. */
 void ring_forget(struct ring *ring, uint64_t id);
 
-/* The text of what was refused under this number; NULL: none is kept. */
+/* The text of the refusal under this number; NULL: none is kept. */
 const struct err *ring_fault_of(const struct ring *ring, uint64_t id);
 void ring_faults_free(struct ring *ring);
 

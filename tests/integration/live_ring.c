@@ -612,7 +612,7 @@ static void entries_that_break_the_protocol_end_the_session(void **state)
 	__atomic_store_n(&raw.ring->tail, RAW_ENTRIES + 1, __ATOMIC_SEQ_CST);
 	assert_int_equal(write(raw.event, &(uint64_t){1}, 8), 8);
 	raw_hear(&raw, text, sizeof(text), NULL, 0);
-	assert_non_null(strstr(text, "entries before head"));
+	assert_non_null(strstr(text, "entries ahead of head"));
 	raw_close(&raw);
 	sides_open(f);
 	send_row(f, 1, 2, 3);

@@ -102,7 +102,7 @@ static void schema_refuses_the_rest_by_name(void **state)
 		const char *fault;
 	} wrong[] = {
 		{"{}", 0, -EINVAL, "s: missing"},
-		{"{\"S\":\"a\"}", 0, -EINVAL, "S: test has no such field"},
+		{"{\"S\":\"a\"}", 0, -EINVAL, "S: unknown field of test"},
 		{"{\"s\":\"abcde\"}", 0, -ERANGE, "s: 5 bytes, limit 4"},
 		{"{\"s\":1}", 0, -EINVAL, "s: a string"},
 		{"{\"s\":null}", 0, -EINVAL, "s: a string"},
@@ -120,11 +120,12 @@ static void schema_refuses_the_rest_by_name(void **state)
 		{"{\"s\":\"a\",\"a\":{}}", 0, -EINVAL, "a: an array"},
 		{"{\"s\":\"a\",\"a\":[1,2,3]}", 0, -ERANGE, "a: 3 entries, limit 2"},
 		{"{\"s\":\"a\",\"o\":[]}", 0, -EINVAL, "o: an object"},
-		{"{\"s\":\"a\",\"fd\":0}", 0, -EINVAL, "fd: the line came without"},
+		{"{\"s\":\"a\",\"fd\":0}", 0, -EINVAL, "fd: the line has no descriptor"},
 		{"{\"s\":\"a\",\"fd\":1}", 1, -ERANGE, "fd: 1 is not in 0 … 0"},
-		{"{\"s\":\"a\"}", 1, -EINVAL, "1 descriptors came with the line, 0"},
+		{"{\"s\":\"a\"}", 1, -EINVAL,
+		 "the line has 1 descriptors, but its fields name 0"},
 		{"{\"s\":\"a\",\"fd\":0}", 2, -EINVAL,
-		 "2 descriptors came with the line, 1"},
+		 "the line has 2 descriptors, but its fields name 1"},
 	};
 
 	(void)state;
@@ -136,7 +137,7 @@ static void schema_refuses_the_rest_by_name(void **state)
 	}
 	assert_int_equal(check("{\"s\":\"a\",\"fd\":0}", 1, 0), -EINVAL);
 	assert_string_equal(err_last()->text,
-			    "test takes no descriptors, 1 came with the line");
+			    "test: takes no descriptors, but the line has 1");
 }
 
 /* What every table must hold: the check trusts it. */
