@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * stats: the figures, as JSON or for Prometheus; or what is kept for each principal.
+ * stats: the metrics, as JSON or for Prometheus; or the resources held by each principal.
  *
- * The loop copies them; a helper writes them down, since that takes longer than a turn
- * may. Principals are no label of a metric: their number is not bounded by this daemon's
- * configuration, so the metrics have sums by class, and who holds them is asked for here.
+ * The loop copies the values and a helper formats them, which takes longer than a turn
+ * may. Principals are not a label of a metric, since their number is not bounded by the
+ * configuration: the metrics have sums by class, and this command shows the principals.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -25,7 +25,8 @@ struct stats {
 	struct request *req;
 	bool prometheus;
 	struct figures figures;
-	struct account *principals; /* by: a copy of each, most bytes first; else NULL */
+	struct account *principals; /* by: copies, in descending order of bytes;
+				     * otherwise NULL */
 	unsigned int principal_count, principals_known;
 	uint64_t limit, share, total;
 	struct text reply;
@@ -94,7 +95,7 @@ static void put_principals(struct stats *stats)
 	text_puts(text, "]");
 }
 
-/* Copied in this turn: some hundred bytes each. */
+/* Copied in this turn: about a hundred bytes each. */
 static int take_principals(struct stats *stats, const struct accounts *accounts)
 {
 	const struct account *account;
@@ -158,10 +159,11 @@ static int stats_run(struct request *req)
 
 	if (args->format && strcmp(args->format, "json") != 0 &&
 	    strcmp(args->format, "prometheus") != 0)
-		return err_raise(ERR_INVAL, "format: json or prometheus, not %s",
+		return err_raise(ERR_INVAL,
+				 "format: %s is unknown; use json or prometheus",
 				 args->format);
 	if (args->by && (args->format || strcmp(args->by, "principal") != 0))
-		return err_raise(ERR_INVAL, "by: principal, without format");
+		return err_raise(ERR_INVAL, "by: must be principal, and excludes format");
 	stats = mem_zalloc(sizeof(*stats));
 	if (!stats)
 		return err_pass(-ENOMEM);
@@ -181,24 +183,25 @@ static int stats_run(struct request *req)
 
 static const struct field stats_fields[] = {
 	F_STR("format", stats_args, format, OPTIONAL, 16,
-	      "\"json\", or \"prometheus\" for the text that the metrics endpoint "
-	      "serves."),
+	      "\"json\" (default), or \"prometheus\" for the text that the metrics "
+	      "endpoint serves."),
 	F_STR("by", stats_args, by, OPTIONAL, 16,
-	      "\"principal\": what is kept for each user, key and address instead."),
+	      "\"principal\": show the resources held by each user, key and address "
+	      "instead."),
 	F_END,
 };
 
 const struct command stats_commands[] = {
 	{"stats", "Show all counters, gauges and histograms", stats_fields,
 	 COMMAND_NO_HELLO, stats_run,
-	 "metrics [{name, type, unit, value, series, help}] (value: the sum of all "
-	 "series, of histograms their counts; series: those that are not zero, with "
-	 "their labels), loop {busy_us, cpu_us, late_us}, each {count, p50, p99, p999, "
-	 "max, buckets}: turns of the loop by how long it was away from its poll, had a "
-	 "core in that, and was late for a timer; bucket i counts what was up to 2^i us. "
-	 "With format prometheus: text. With by principal: limit_bytes (memory_limit), "
-	 "share_bytes (most of one), bytes (of all), known (how many there are), "
-	 "principals [{name, bytes, refused, classes [{class, objects, bytes}]}], at "
-	 "most 4096"},
+	 "metrics [{name, type, unit, value, series, help}] (value: sum over all "
+	 "series, for histograms the number of samples; series: those that are not "
+	 "zero, with their labels), loop {busy_us, cpu_us, late_us}, each {count, p50, "
+	 "p99, p999, max, buckets}: microseconds per loop turn spent outside poll, of "
+	 "CPU time, and of timer delay; bucket i counts turns of up to 2^i us. With "
+	 "format prometheus: text. With by principal: limit_bytes (memory_limit), "
+	 "share_bytes (limit of one principal), bytes (of all), known (number of "
+	 "principals), principals [{name, bytes, refused, classes [{class, objects, "
+	 "bytes}]}], at most 4096"},
 	{.name = NULL},
 };

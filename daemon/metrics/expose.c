@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The figures as texts: for Prometheus in its two formats, and as JSON for `stats`.
- * All walk the table of families, and in each the values of its labels.
- *
- * Series of labels with few values are always told, also at zero: a rate is only known
- * of what was there before it rose. Those of peers, transports and commands are told of
- * what is there.
+ * The metrics as text: for Prometheus in its two formats, and as JSON for `stats`. All of
+ * them walk the table of families, and in each the values of its labels. Series of labels
+ * with few values are always present, even at zero, because a rate needs a value before
+ * the increase. Series of peers, transports and commands are present for existing ones.
  */
 #include <stdio.h>
 #include <string.h>
@@ -31,7 +29,7 @@ static unsigned int series_cell(const struct series *s)
 	return s->row->cell + s->at[0] * s->row->count[1] + s->at[1];
 }
 
-/* Seconds are told with as many digits as it takes. */
+/* Seconds have as many digits as necessary. */
 static size_t number_print(char digits[NUMBER_MAX], enum metric_unit unit, uint64_t value)
 {
 	size_t len;
@@ -56,7 +54,7 @@ static void expose_put_number(struct text *out, enum metric_unit unit, uint64_t 
 	text_put(out, digits, number_print(digits, unit, value));
 }
 
-/* Calls `each` for every series of the family that is there. */
+/* Calls `each` for every existing series of the family. */
 static void each_series(const struct figures *f, const struct figures_family *family,
 			void (*each)(const struct figures *f, const struct series *s,
 				     void *arg),
@@ -93,7 +91,7 @@ static void put_name(struct text *out, const struct metric_row *row, size_t len)
 	text_put(out, row->name, len);
 }
 
-/* Label values and help: a backslash before \ " and a line's end. */
+/* Label values and help: a backslash before \ " and a newline. */
 static void put_escaped(struct text *out, const char *s)
 {
 	for (size_t plain; *s; s += plain) {
@@ -196,7 +194,7 @@ static void expose_put_head(struct exposition *e, const char *what,
 	size_t len = strlen(row->name);
 
 	if (e->openmetrics && row->type == METRIC_COUNTER)
-		len -= strlen("_total"); /* the samples have it, the family does not */
+		len -= strlen("_total"); /* in the names of samples, not of the family */
 	text_puts(e->out, what);
 	put_name(e->out, row, len);
 	text_puts(e->out, " ");

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Levels, and counts that others keep as numbers of their own, are taken when somebody
- * looks: at a scrape, at `stats`. So who changes them pays nothing for it, and a figure
- * is of that moment.
+ * Gauges, and counters that other modules keep as their own numbers, are read on demand:
+ * at a scrape or at `stats`. So changing them costs nothing extra, and all values are of
+ * one moment.
  */
 #include "daemon/metrics/figures.h"
 
@@ -16,7 +16,7 @@
 #include "daemon/room/rooms.h"
 #include "daemon/transport/transport.h"
 
-/* ---- levels that nobody counts as they change ---- */
+/* ---- gauges without a counter of changes ---- */
 
 static void take_loop(struct kvd *kvd)
 {
@@ -55,7 +55,7 @@ static void take_modules(struct kvd *kvd, struct figures *f)
 	}
 }
 
-/* Those that have figures of their own: of others there may be thousands. */
+/* Those with their own counters: there may be thousands of others. */
 static void take_peers(struct kvd *kvd)
 {
 	struct metrics *m = &kvd->metrics;

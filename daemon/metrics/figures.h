@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * figures: a copy of all that the daemon counts, of one moment. The loop makes it in
- * some microseconds, whatever the number of rooms; texts are made of it elsewhere.
+ * figures: a copy of all metrics of the daemon at one moment. The loop makes it in some
+ * microseconds, independent of the number of rooms; texts are formatted elsewhere.
  */
 #ifndef KVD_METRICS_FIGURES_H
 #define KVD_METRICS_FIGURES_H
@@ -14,9 +14,9 @@ struct text;
 
 struct figures {
 	struct metrics metrics;
-	uint64_t cells[MODULES][METRIC_OWN_MAX]; /* modules' own */
+	uint64_t cells[MODULES][METRIC_OWN_MAX]; /* those of modules */
 	const char *transports[TRANSPORTS_MAX];	 /* names; NULL: none */
-	const struct module *const *modules;	 /* whose figures these are */
+	const struct module *const *modules;	 /* the module that owns the values */
 	char name[64];				 /* the daemon's */
 	enum health health;
 	char why[ERR_TEXT_MAX]; /* HEALTH_REFUSING, HEALTH_DEGRADED */
@@ -26,16 +26,16 @@ struct figures {
 void figures_take(struct kvd *kvd, struct figures *f);
 
 /* ---- any thread, in this order ---- */
-/* What the kernel says of this process. */
+/* Values of this process from the kernel. */
 void figures_read_process(struct figures *f);
 /* For Prometheus: its text format 0.0.4, or OpenMetrics 1.0. */
 void figures_expose(const struct figures *f, bool openmetrics, struct text *out);
 /* Members of a JSON object, each after a comma: "loop", "metrics". Series that never
- * counted anything are left out. */
+ * counted are omitted. */
 void figures_json(const struct figures *f, struct text *out);
 
-/* One family: a row, and where its cells are counted from. Calls each in turn: the
- * daemon's, then those of its modules. */
+/* One family: a row, and the position of its cells. Calls each in turn: the daemon's,
+ * then those of its modules. */
 struct figures_family {
 	const struct metric_row *row;
 	const uint64_t *cells; /* NULL: a histogram */
@@ -43,7 +43,7 @@ struct figures_family {
 void figures_families(const struct figures *f,
 		      void (*each)(void *arg, const struct figures_family *family),
 		      void *arg);
-/* What a label's value is called; NULL: nothing of that number is there. */
+/* The name of a label's value; NULL: the number is not in use. */
 const char *figures_word(const struct figures *f, enum metric_label label,
 			 unsigned int which, unsigned int value);
 

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One thread of libmicrohttpd's accepts, reads, answers and writes. For figures it puts
- * a note into the loop's mailbox and waits; the loop copies them and goes on. Whoever
- * asks more often than FRESH_NS gets what was asked for last, so no number of requests
- * takes more than a few turns a second. A loop that does not answer for ANSWER_NS makes
- * every request a 503: that is what /livez is for.
+ * One thread of libmicrohttpd accepts, reads, replies and writes. For metrics it posts a
+ * request to the loop's mailbox and waits while the loop copies them. A client that asks
+ * more often than every FRESH_NS gets the previous copy, so any number of requests takes
+ * at most a few turns a second. If the loop does not answer for ANSWER_NS every request
+ * is a 503: this is the purpose of /livez.
  *
- * Clients may be slow, or never mean to end. None waits for another, since no write
- * blocks; the connection that is there for longest makes room for a new one, so those
- * that hang about cannot keep anybody out. What a connection may hold is bounded by
- * CONNECTION_BYTES and by one copy of the text.
+ * Clients may be slow or never finish. They do not delay each other, since no write
+ * blocks, and the oldest connection makes room for a new one, so idle clients cannot lock
+ * out others. The memory of a connection is limited by CONNECTION_BYTES and one copy of
+ * the text.
  */
 #include "daemon/metrics/http.h"
 
@@ -46,15 +46,15 @@ struct http {
 	struct http_listen listen;
 	struct MHD_Daemon *server;
 	struct mailbox box;
-	struct list note; /* in the box: figures are wanted */
+	struct list note; /* in the mailbox: metrics are requested */
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
-	bool asked; /* the loop may write `figures`: nobody reads them */
+	bool asked; /* the loop may write `figures`: they are not being read */
 	bool closing;
 	struct figures figures;
-	/* the server's thread's */
-	uint64_t taken_ns;		 /* of figures; 0: there are none */
-	struct MHD_Response *exposed[2]; /* of them; NULL: not made yet */
+	/* used by the server's thread */
+	uint64_t taken_ns;		 /* time of the copy; 0: none */
+	struct MHD_Response *exposed[2]; /* text of the copy; NULL: not formatted yet */
 	struct list connections;	 /* oldest first */
 	unsigned int connection_count;
 };
@@ -74,14 +74,14 @@ static void on_note(struct mailbox *box, struct list *item)
 	pthread_mutex_unlock(&http->lock);
 }
 
-/* False: the loop does not answer. */
+/* False: the loop does not respond. */
 static bool http_ask(struct http *http)
 {
 	struct timespec until = clock_after(ANSWER_NS);
 	bool answered;
 
 	pthread_mutex_lock(&http->lock);
-	if (!http->asked) { /* else the loop still has the last note */
+	if (!http->asked) { /* otherwise the loop has the last request */
 		http->asked = true;
 		mailbox_put(&http->box, &http->note);
 	}
@@ -103,7 +103,7 @@ static void exposed_drop(struct http *http)
 	}
 }
 
-/* NULL: the loop does not answer. */
+/* NULL: the loop does not respond. */
 static struct figures *http_figures(struct http *http)
 {
 	if (http->taken_ns && clock_ns() - http->taken_ns < FRESH_NS)
@@ -119,7 +119,7 @@ static struct figures *http_figures(struct http *http)
 
 /* ---- answers ---- */
 
-/* One connection a request: a scraper comes once in many seconds. */
+/* One connection per request: scrapers connect at intervals of many seconds. */
 static struct MHD_Response *answer_make(struct http *http, const char *type,
 					const char *text, size_t len)
 {
@@ -163,10 +163,10 @@ static enum MHD_Result answer_text(struct http *http, struct MHD_Connection *c,
 static enum MHD_Result answer_stuck(struct http *http, struct MHD_Connection *c)
 {
 	return answer_text(http, c, MHD_HTTP_SERVICE_UNAVAILABLE,
-			   "the daemon's loop does not answer\n");
+			   "the event loop does not respond\n");
 }
 
-/* How much a client wants a type: its q, 0 where it is not named. */
+/* The client's preference for a type: its q, 0 if it is not listed. */
 static double wish_of(const char *accept, const char *type)
 {
 	const char *at = accept;
@@ -272,8 +272,9 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *c, const cha
 	(void)body_len;
 	if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0)
 		return answer_text(http, c, MHD_HTTP_METHOD_NOT_ALLOWED,
-				   "only GET and HEAD\n");
-	if (!*state) { /* the head is there; the answer follows at the second call */
+				   "only GET and HEAD are supported\n");
+	if (!*state) { /* the header has been read; the reply follows at the second
+			* call */
 		*state = http;
 		return MHD_YES;
 	}
@@ -281,7 +282,7 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *c, const cha
 		if (strcmp(path, routes[i].path) == 0)
 			return routes[i].serve(http, c);
 	return answer_text(http, c, MHD_HTTP_NOT_FOUND,
-			   "there are /, /metrics, /livez, /readyz\n");
+			   "not found; use /, /metrics, /livez or /readyz\n");
 }
 
 /* ---- connections ---- */
@@ -291,7 +292,7 @@ struct connection {
 	int fd;
 };
 
-/* The server sees the end of the stream, and closes it. */
+/* The server detects the end of the stream, and closes it. */
 static void connection_end(struct http *http, struct connection *connection)
 {
 	shutdown(connection->fd, SHUT_RDWR);
@@ -320,7 +321,7 @@ static void on_connection(void *arg, struct MHD_Connection *c, void **state,
 	connection = mem_zalloc(sizeof(*connection));
 	*state = connection;
 	if (!connection) {
-		shutdown(fd, SHUT_RDWR); /* one that could not make room for others */
+		shutdown(fd, SHUT_RDWR); /* one that could not be closed for others */
 		return;
 	}
 	connection->fd = fd;
@@ -336,7 +337,7 @@ static int server_start(struct http *http)
 {
 	sigset_t all, old;
 
-	/* its thread leaves signals to the loop's */
+	/* its thread leaves signals to the loop */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
 	http->server = http->lib->MHD_start_daemon(
@@ -347,7 +348,8 @@ static int server_start(struct http *http)
 		MHD_OPTION_NOTIFY_CONNECTION, on_connection, http, MHD_OPTION_END);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	if (!http->server)
-		return err_raise(ERR_IO, "libmicrohttpd does not start at %s",
+		return err_raise(ERR_IO,
+				 "metrics_listen: libmicrohttpd cannot start at %s",
 				 http->kvd->config->metrics_listen);
 	return 0;
 }
@@ -394,7 +396,7 @@ void http_free(struct http *http)
 	pthread_cond_signal(&http->changed);
 	pthread_mutex_unlock(&http->lock);
 	if (http->server)
-		http->listen.fd = -1; /* is the server's to close */
+		http->listen.fd = -1; /* is closed by the server */
 	http_listen_close(&http->listen);
 	if (http->server)
 		http->lib->MHD_stop_daemon(http->server); /* its thread has ended */

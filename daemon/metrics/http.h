@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * http: the metrics endpoint (option metrics_listen). GET /metrics, /livez, /readyz, and
- * a page at /; anything else is refused. A thread of libmicrohttpd's serves it. It
- * touches nothing of the loop's: it asks for a copy of the figures and waits for it.
+ * a page at /; other requests are refused. It is served by a thread of libmicrohttpd,
+ * which accesses nothing of the loop: it requests a copy of the metrics and waits for it.
  */
 #ifndef KVD_METRICS_HTTP_H
 #define KVD_METRICS_HTTP_H
@@ -10,9 +10,9 @@
 struct http;
 struct kvd;
 
-/* *http_p is NULL where the option is empty. ERR_REQUIRE, ERR_IO, ERR_CONFIG. */
+/* *http_p is NULL if the option is empty. ERR_REQUIRE, ERR_IO, ERR_CONFIG. */
 int http_new(struct kvd *kvd, struct http **http_p);
-/* No request is answered any more. NULL is fine. */
+/* No further request is answered. NULL is allowed. */
 void http_free(struct http *http);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* http_lib: libmicrohttpd as a table of functions, loaded when a metrics endpoint is
- * wanted: it brings libgnutls, which other daemons need not carry. */
+ * configured: it depends on libgnutls, which other daemons should not load. */
 #ifndef KVD_METRICS_HTTP_LIB_H
 #define KVD_METRICS_HTTP_LIB_H
 
@@ -22,7 +22,7 @@ struct http_lib {
 #undef HTTP_LIB_MEMBER
 };
 
-/* ERR_REQUIRE says what is missing. Once loaded it stays. */
+/* ERR_REQUIRE names the missing part. Once loaded it stays. */
 int http_lib_load(const struct http_lib **lib_p);
 
 #endif

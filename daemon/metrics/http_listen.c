@@ -49,7 +49,7 @@ static int tcp_open(const char *endpoint, int *fd_p)
 	return err_pass(r);
 }
 
-/* Whoever may talk to the control socket may read. */
+/* Every user of the control socket may read. */
 static int path_own(const char *path, const struct config *config)
 {
 	struct stat st;

@@ -12,8 +12,8 @@ struct http_listen {
 	struct lock_socket name; /* of a Unix socket */
 };
 
-/* As config->metrics_listen says, which config.c has checked. A Unix socket gets the
- * control socket's group and mode. ERR_CONFIG: somebody listens there. */
+/* According to config->metrics_listen, which config.c has checked. A Unix socket gets
+ * the control socket's group and mode. ERR_CONFIG: the address is in use. */
 int http_listen_open(const struct config *config, struct http_listen *l);
 void http_listen_close(struct http_listen *l); /* idempotent */
 

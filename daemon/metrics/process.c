@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The figures that exporters of all programs have under the same names. What cannot be
- * read is absent. */
+/* The metrics that all exporters provide under the same names. Values that cannot be
+ * read are absent. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,7 +29,7 @@ static uint64_t boot_time_s(void)
 	return s;
 }
 
-/* The fields of /proc/self/stat behind the name, which may hold anything. */
+/* The fields of /proc/self/stat after the name, which may contain any characters. */
 enum { UTIME = 11, STIME = 12, THREADS = 17, START = 19, VSIZE = 20, RSS = 21, FIELDS };
 
 static bool stat_read(uint64_t fields[FIELDS])

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the values of labels are called: by those who own the words. */
+/* Names of label values, from the modules that define them. */
 #include "daemon/request/commands.h"
 #include "daemon/metrics/figures.h"
 #include "daemon/peer/peer.h"

@@ -79,7 +79,7 @@ static void loop_that_does_not_turn_is_told(void **state)
 	assert_non_null(strstr(answer, "HTTP/1.1 200 "));
 	while (!strstr(answer, "HTTP/1.1 503 ")) /* until the last copy is old */
 		http_get(path, "/livez", NULL, answer);
-	assert_non_null(strstr(answer, "the daemon's loop does not answer"));
+	assert_non_null(strstr(answer, "the event loop does not respond"));
 	http_get(path, "/metrics", NULL, answer);
 	assert_non_null(strstr(answer, "HTTP/1.1 503 "));
 	http_get(path, "/readyz", kvd.loop, answer);
