@@ -66,23 +66,22 @@ void page_commands(FILE *out)
 
 	fprintf(out,
 		"# Control commands\n\n"
-		"Made from the daemon's tables. One JSON object a line, at most 1 MiB:\n"
+		"Generated from the daemon's tables. Each request and reply is one line\n"
+		"with a JSON object, at most 1 MiB:\n"
 		"`{\"id\":1,\"cmd\":\"ping\"}`; the reply is `{\"id\":1,\"ok\":true,…}` "
 		"or\n"
 		"`{\"id\":1,\"error\":{\"code\":\"EINVAL\",\"message\":\"…\","
 		"\"retryable\":false,\"scope\":\"op\"}}`.\n"
-		"`id` (an integer or a string of at most 128 bytes) comes back as it "
-		"was.\n"
-		"An integer without a range is 0 … 2^53 - 1.\n"
-		"A u64 is a decimal string. An fd is the index of a descriptor that "
-		"came\n"
-		"with the line (SCM_RIGHTS, in the sendmsg that begins the line). "
-		"Unknown\n"
-		"fields and descriptors that no field names are refused.\n");
+		"The reply repeats `id` (an integer or a string of at most 128 bytes).\n"
+		"An integer without a given range may be 0 … 2^53 - 1.\n"
+		"A u64 is a decimal string. An fd is the index of a descriptor passed\n"
+		"with the line (SCM_RIGHTS, in the sendmsg that sends its first byte).\n"
+		"Unknown fields, and descriptors that no field names, are refused.\n");
 	print_commands(out);
 	fprintf(out,
-		"\n# Error codes\n\nWhat to do, in the words of `kvd-ctl doctor`. Of "
-		"programs: [clients.md](clients.md#errors).\n\n"
+		"\n# Error codes\n\n"
+		"The last column is the advice of `kvd-ctl doctor`. For programs, see "
+		"[clients.md](clients.md#errors).\n\n"
 		"| code | meaning | scope | retryable | what to do |\n"
 		"|---|---|---|---|---|\n");
 	for (int code = 1; code < ERR_CODE_END; code++)
@@ -122,7 +121,7 @@ void page_metrics(FILE *out)
 	static struct figures all = {.modules = modules_built};
 
 	fputs("\n# Metrics\n\nServed at `metrics_listen` and by `kvd-ctl stats "
-	      "--prometheus`;\n`stats` has them without `kvd_`.\n\n"
+	      "--prometheus`;\n`stats` omits the prefix `kvd_`.\n\n"
 	      "| name | type | labels | meaning |\n|---|---|---|---|\n",
 	      out);
 	figures_families(&all, print_family, out);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * attend.*: seats for query rows that attend to chunks where they are
- * (daemon/attend/attend.h).
+ * attention.*: buffers ("seats") for query rows, and attention over chunks on the daemon
+ * that has them (daemon/attend/attend.h).
  *
- * Posts are entries of the submission ring, and have no command: who posts wants its
- * answer within microseconds, and a line of JSON takes more than that.
+ * Attention requests are entries of the submission ring and have no command: a reply is
+ * needed within microseconds, which a line of JSON exceeds.
  */
 
 #include <errno.h>
@@ -33,37 +33,42 @@ struct open_args {
 };
 static const struct field open_fields[] = {
 	F_ID("region", open_args, region, REQUIRED,
-	     "of this session: a memfd, where the seats are"),
+	     "Region of this session that contains the seats; its kind is memfd"),
 	F_ID("offset", open_args, offset, OPTIONAL,
-	     "of the first seat in it, a multiple of 64"),
+	     "Byte offset of the first seat in the region, a multiple of 64; default 0"),
 	F_INT("rows", open_args, rows, REQUIRED, 1, ATTEND_ROWS_MAX,
-	      "of a seat: query tokens x heads"),
+	      "Query rows per seat: query tokens x heads"),
 	F_INT("seats", open_args, seats, DEFAULT(1), 1, ATTEND_SEATS_MAX,
-	      "one behind the other"),
+	      "Number of seats, laid out contiguously; default 1"),
 	F_CHOICE("kind", open_args, kind, REQUIRED, kinds,
-		 "mla: one latent a token, whose first dv values are v; gqa: heads of k "
-		 "and of v"),
-	F_CHOICE("q_type", open_args, q_type, REQUIRED, types, "of the query rows"),
-	F_CHOICE("kv_type", open_args, kv_type, REQUIRED, types, "of the chunks' values"),
-	F_INT("heads", open_args, heads, REQUIRED, 1, UINT16_MAX, "of a query token"),
-	F_INT("kv_heads", open_args, kv_heads, DEFAULT(1), 1, UINT16_MAX, "mla: 1"),
+		 "mla: one latent vector per token, whose first dv values are v; gqa: "
+		 "separate heads of k and v"),
+	F_CHOICE("q_type", open_args, q_type, REQUIRED, types,
+		 "Data type of the query rows"),
+	F_CHOICE("kv_type", open_args, kv_type, REQUIRED, types,
+		 "Data type of the chunks"),
+	F_INT("heads", open_args, heads, REQUIRED, 1, UINT16_MAX,
+	      "Query heads per token"),
+	F_INT("kv_heads", open_args, kv_heads, DEFAULT(1), 1, UINT16_MAX,
+	      "KV heads; default 1; must be 1 for mla"),
 	F_INT("first_head", open_args, first_head, OPTIONAL, 0, INT32_MAX,
-	      "of the model's kv heads, the first of these"),
+	      "Index of the first KV head among the model's; default 0"),
 	F_INT("dqk", open_args, dqk, REQUIRED, 1, ATTEND_DIMS_MAX,
-	      "values of a query row, and of a key"),
-	F_INT("dv", open_args, dv, REQUIRED, 1, ATTEND_DIMS_MAX, "values of a v"),
-	F_NUMBER("scale", open_args, scale, REQUIRED, "of the scores"),
+	      "Values per query row and per key"),
+	F_INT("dv", open_args, dv, REQUIRED, 1, ATTEND_DIMS_MAX, "Values per v row"),
+	F_NUMBER("scale", open_args, scale, REQUIRED, "Factor applied to the scores"),
 	F_NUMBER("softcap", open_args, softcap, OPTIONAL,
-		 "scores are softcap x tanh(score / softcap); 0: as they are"),
+		 "Scores become softcap x tanh(score / softcap); default 0: off"),
 	F_STR("view", open_args, view, OPTIONAL, FORM_NAME_MAX - 1,
-	      "of the chunks; if absent, the one that they have"),
+	      "View of the chunks; default: the only view"),
 	F_STR("key", open_args, key, REQUIRED, FORM_NAME_MAX - 1,
-	      "the field with the keys; mla: with the latents"),
+	      "Field of the view that contains the keys; for mla: the latents"),
 	F_STR("value", open_args, value, OPTIONAL, FORM_NAME_MAX - 1,
-	      "gqa: the one with v"),
+	      "gqa: field of the view that contains v"),
 	F_OBJECT("rope", open_args, rope, OPTIONAL,
-		 "{first, dims, pairs: halves or interleaved, inv_freq: [dims / 2 "
-		 "numbers]}: for chunks at other places than where they were computed"),
+		 "Rotary embedding {first, dims, pairs: halves or interleaved, "
+		 "inv_freq: [dims / 2 numbers]}, for chunks used at other positions "
+		 "than they were computed at"),
 	F_END,
 };
 
@@ -90,17 +95,16 @@ static int rope_read(const cJSON *json, struct form_rope *rope)
 	if (r < 0)
 		return err_prefix(r, "rope");
 	if ((uint32_t)cJSON_GetArraySize(args.inv_freq) * 2 != args.dims)
-		return err_raise(ERR_INVAL, "rope.inv_freq: %d numbers for %u values",
+		return err_raise(ERR_INVAL,
+				 "rope.inv_freq: %d numbers for %u values; give dims / "
+				 "2 numbers",
 				 cJSON_GetArraySize(args.inv_freq), args.dims);
 	rope->first = args.first;
 	rope->dims = args.dims;
 	rope->pairs = (uint8_t)args.pairs;
 	cJSON_ArrayForEach(item, args.inv_freq) {
 		if (!cJSON_IsNumber(item))
-			return err_raise(ERR_INVAL,
-					 "rope.inv_freq[%u]: a number was "
-					 "expected",
-					 n);
+			return err_raise(ERR_INVAL, "rope.inv_freq[%u]: not a number", n);
 		rope->inv_freq[n++] = item->valuedouble;
 	}
 	return 0;
@@ -128,7 +132,7 @@ static int open_read(const struct open_args *args, struct attend_args *out)
 	snprintf(form->key, sizeof(form->key), "%s", args->key);
 	field_copy(form->value, sizeof(form->value), args->value);
 	if (args->kind == ATTEND_GQA && !args->value)
-		return err_raise(ERR_INVAL, "value: missing, gqa has one");
+		return err_raise(ERR_INVAL, "value: missing; required for gqa");
 	return args->rope ? err_pass(rope_read(args->rope, &form->rope)) : 0;
 }
 
@@ -141,8 +145,7 @@ static int open_run(struct request *req)
 	int r;
 
 	if (!attends_of(req->kvd))
-		return err_raise(ERR_STATE,
-				 "this daemon keeps no chunks: set chunk_memory");
+		return err_raise(ERR_STATE, "the chunk store is off; set chunk_memory");
 	r = open_read(request_args(req), &args);
 	if (r >= 0)
 		r = attend_open(req->session, &args, &attend);
@@ -166,7 +169,7 @@ struct key_args {
 	uint64_t attend;
 };
 static const struct field key_fields[] = {
-	F_ID("attend", key_args, attend, REQUIRED, "of this session"),
+	F_ID("attend", key_args, attend, REQUIRED, "Attention context of this session"),
 	F_END,
 };
 
@@ -183,11 +186,12 @@ static int close_run(struct request *req)
 }
 
 const struct command attend_commands[] = {
-	{"attention.open", "seats for query rows that attend to chunks where they are",
-	 open_fields, 0, open_run,
-	 "attend; seat_bytes: from one seat to the next; q, o, m, l: where in a seat "
-	 "they begin. o, m and l are fp32"},
-	{"attention.close", "be done with an attend: its posts end", key_fields, 0,
+	{"attention.open",
+	 "Open an attention context with buffers (seats) for query rows", open_fields, 0,
+	 open_run,
+	 "attend: the context; seat_bytes: distance between seats; q, o, m, l: byte "
+	 "offsets within a seat. o, m and l are fp32"},
+	{"attention.close", "Close an attention context; its requests end", key_fields, 0,
 	 close_run, "nothing"},
 	{.name = NULL},
 };

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cost.*: the page of constants that kvd_decide() prices by (daemon/cost/live.h), and
- * measuring them.
+ * cost.*: the page of constants that kvd_decide() uses (daemon/cost/live.h), and their
+ * measurement.
  *
- * Who asks for the page makes the daemon measure all peers that can attend, now and when
- * they come up: a daemon of which nobody asks it sends no byte for it.
+ * The first request for the page makes the daemon measure all peers that support
+ * attention, now and when they connect. Without such a request it sends no measurement
+ * traffic.
  */
 #include <errno.h>
 #include <string.h>
@@ -23,7 +24,7 @@ static int cost_needs(const struct kvd *kvd)
 {
 	if (attends_of(kvd) && store_costs(kvd))
 		return 0;
-	return err_raise(ERR_STATE, "this daemon keeps no chunks: set chunk_memory");
+	return err_raise(ERR_STATE, "the chunk store is off; set chunk_memory");
 }
 
 /* ---- cost.page ---- */
@@ -171,12 +172,12 @@ struct calibrate_fields {
 };
 static const struct field calibrate_fields[] = {
 	F_STR("endpoint", calibrate_fields, endpoint, REQUIRED, 255,
-	      "of a peer that is up, or its name or instance"),
+	      "Endpoint, name or instance of a connected peer"),
 	F_INT("rows", calibrate_fields, rows, OPTIONAL, 0, CALIBRATE_ROWS_MAX,
-	      "of 1152 bytes, there and back: only this size is measured, and the page "
-	      "stays as it is; 0: the usual sizes"),
+	      "Measure only this number of rows of 1152 bytes, sent and returned, "
+	      "without updating the page; default 0: the standard sizes"),
 	F_INT("rounds", calibrate_fields, rounds, DEFAULT(0), 0, CALIBRATE_ROUNDS_MAX,
-	      "how often; 0: 24"),
+	      "Repetitions; default 0: 24"),
 	F_END,
 };
 
@@ -206,7 +207,7 @@ static void calibrate_done(void *owner, const struct calibrate_result *result,
 	}
 	if (!ok) {
 		cJSON_Delete(json);
-		err_raise(ERR_NOMEM, "no memory for the answer");
+		err_raise(ERR_NOMEM, "out of memory for the reply");
 		request_fail_last(req);
 		return;
 	}
@@ -225,7 +226,8 @@ static struct remote *cost_remote(const struct kvd *kvd, const char *words)
 		    strcmp(peer->instance_text, words) == 0)
 			return remote;
 	}
-	err_raise(ERR_NOTFOUND, "endpoint: no peer %.100s: kvd-ctl peers", words);
+	err_raise(ERR_NOTFOUND, "endpoint: no connected peer %.100s; see kvd-ctl peers",
+		  words);
 	return NULL;
 }
 
@@ -247,17 +249,19 @@ static int cost_calibrate_run(struct request *req)
 
 const struct command cost_commands[] = {
 	{"cost.page",
-	 "the page of constants for kvd_decide(), which is filled from then on", NULL, 0,
-	 cost_page_run, "nothing; one fd, read-only: the page"},
-	{"cost.show", "what the page has", NULL, 0, cost_show_run,
-	 "peers: each with stale, wait_us, requesters (at work there), and links, by "
-	 "transport: probe_us, turn_us, bytes_per_us, pull_us, pull_bytes_per_us, "
-	 "congestion; speeds: of attention, by instance (zeros: this daemon) and "
-	 "geometry, and attend: what it takes lately, by what they say; "
-	 "home: merging and splicing. A constant: value, mad, error (one standard "
-	 "deviation), count, at_s (CLOCK_MONOTONIC); null: not measured"},
-	{"cost.calibrate", "measure the way to a peer, and how fast it attends",
+	 "Get the page of cost constants that kvd_decide() reads; the daemon updates it "
+	 "from then on",
+	 NULL, 0, cost_page_run, "nothing; one read-only fd: the page"},
+	{"cost.show", "Show the constants of the cost page", NULL, 0, cost_show_run,
+	 "peers: each with stale, wait_us, requesters (computing there now), and "
+	 "links, by transport: probe_us, turn_us, bytes_per_us, pull_us, "
+	 "pull_bytes_per_us, congestion, model_error; speeds: attention speed by "
+	 "instance (zeros: this daemon) and geometry; its attend: recent measured time "
+	 "/ predicted time; home: merging and splicing. Each constant: value, mad, "
+	 "error (one standard deviation), count, at_s (CLOCK_MONOTONIC); null: not "
+	 "measured"},
+	{"cost.calibrate", "Measure the link to a peer, and its attention speed",
 	 calibrate_fields, COMMAND_ADMIN, cost_calibrate_run,
-	 "echoes: bytes there and back, us (median), mad_us, count; bytes: of all"},
+	 "echoes: {bytes sent and returned, us (median), mad_us, count}; bytes: total"},
 	{.name = NULL},
 };

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * group.publish, group.query, cluster.show: what engines say to the directory and ask of
- * it. Each waits in a groups_call of its own, which holds the request until it is
- * answered; when the session ends first, the call is ended with ERR_SESSION and the
- * answer goes nowhere.
+ * group.publish, group.query, cluster.show: the directory as control commands. Each
+ * request waits in its own groups_call, which owns it until the reply. If the session
+ * ends first, the call fails with ERR_SESSION and the reply is discarded.
  *
- * The numbers of a rank are flat fields (tp_rank, tp_size, …): an axis that a group does
- * not have is left out and is 0 of 1. A query with `since` is answered at once, with what
- * this daemon knows, as far as it changed; one without is asked of the directory.
+ * The numbers of a rank are flat fields (tp_rank, tp_size, …); an axis that a group does
+ * not have is omitted and means rank 0 of 1. A query with `since` is answered at once
+ * from this daemon's cache, with the entries that changed. A query without it is sent to
+ * the directory.
  */
 
 #include <errno.h>
@@ -24,7 +24,7 @@
 #include "daemon/session/session.h"
 #include "proto/json.h"
 
-#define SHOWN_MAX 1024u /* places, watches in cluster.show */
+#define SHOWN_MAX 1024u /* maximum of places and of watches in cluster.show */
 
 struct group_call {
 	struct groups_call call;
@@ -41,16 +41,16 @@ static const char *const size_names[PLACE_AXES] = {"tp_size", "pp_size", "dp_siz
 
 struct told_rank {
 	struct place place;
-	char *record; /* NULL: gone; the load behind it, or "" */
+	char *record; /* NULL: removed; the load follows the record, or "" */
 };
 
 struct ranks_walk {
 	struct reply_walk reply;
-	struct told_rank *ranks; /* those that are there, then those that have gone */
+	struct told_rank *ranks; /* present ranks first, then removed ones */
 	unsigned int count, gone, next;
 	uint64_t revision;
 	bool complete, synced, whole;
-	struct record record; /* of the piece that is made */
+	struct record record; /* of the entry being written */
 };
 
 static void put_place(struct text *text, const struct place *place)
@@ -83,8 +83,8 @@ static void put_record(struct text *text, const struct record *record)
 	text_puts(text, "]");
 }
 
-/* The directory has it as text: it is handed on if it is an object and nothing else, in
- * one line, as an answer is. */
+/* The directory stores the load as text. It is copied if it is exactly one object
+ * without a newline, since a reply is one line. */
 static void put_load(struct text *text, const char *load)
 {
 	if (*load != '{' || strpbrk(load, "\t\n\r") ||
@@ -103,7 +103,8 @@ static int put_rank(struct ranks_walk *walk, const struct told_rank *rank)
 
 	put_place(text, &rank->place);
 	if (rank->record) {
-		r = record_read(rank->record, &walk->record); /* as it was checked */
+		r = record_read(rank->record, &walk->record); /* checked when it was
+							       * copied */
 		if (r < 0)
 			return err_pass(r);
 		put_record(text, &walk->record);
@@ -159,21 +160,21 @@ static void ranks_end(struct reply_walk *reply)
 	walk_free(container_of(reply, struct ranks_walk, reply));
 }
 
-/* ---- what an answer holds ---- */
+/* ---- contents of a reply ---- */
 
 struct since {
 	uint64_t revision; /* 0: all */
 	bool loads;
 };
 
-/* Is the entry new to who knows `since`? */
+/* Has the entry changed since revision `since`? */
 static bool is_new(const struct roster_entry *entry, const struct since *since)
 {
 	return entry->record_rev > since->revision ||
 	       (since->loads && entry->load_rev > since->revision);
 }
 
-/* The copy of an entry: its record and, behind it, its load. */
+/* A copy of an entry: its record, followed by its load. */
 static bool rank_copy(const struct roster_entry *entry, bool loads,
 		      struct told_rank *rank)
 {
@@ -322,11 +323,12 @@ static int run_publish(struct request *req)
 
 struct query_args {
 	const char *group;
-	int64_t since; /* -1: not said */
+	int64_t since; /* -1: not given */
 	bool loads;
 };
 
-/* What is known here, as far as it changed; before all was told once, asks as without. */
+/* Answer from the cache if it is complete, with changes only; otherwise query the
+ * directory. */
 static int query_since(struct request *req, const struct query_args *args, bool *done_p)
 {
 	const struct since since = {.revision = (uint64_t)args->since,
@@ -467,39 +469,42 @@ static int run_cluster(struct request *req)
 }
 
 #define F_GROUP(s) \
-	F_STR("group", s, group, REQUIRED, PLACE_GROUP_MAX - 1, "the group's name")
+	F_STR("group", s, group, REQUIRED, PLACE_GROUP_MAX - 1, "Name of the group")
 #define F_RANK(axis, i)                                                             \
 	F_INT(axis "_rank", publish_args, rank[i], OPTIONAL, 0, PLACE_SIZE_MAX - 1, \
-	      "0 if absent"),                                                       \
+	      "default 0"),                                                         \
 		F_INT(axis "_size", publish_args, size[i], DEFAULT(1), 1,           \
-		      PLACE_SIZE_MAX, "1 if absent")
+		      PLACE_SIZE_MAX, "default 1")
 
 static const struct field publish_fields[] = {
 	F_GROUP(publish_args),
 	F_STR("worker", publish_args, worker, OPTIONAL, PLACE_WORKER_MAX - 1,
-	      "which engine of the group; its only one if absent"),
+	      "Name of the engine within the group; default: the group has only one"),
 	F_RANK("tp", PLACE_TP),
 	F_RANK("pp", PLACE_PP),
 	F_RANK("dp", PLACE_DP),
 	F_RANK("cp", PLACE_CP),
 	F_STR("endpoint", publish_args, endpoint, OPTIONAL, LINK_ENDPOINT_MAX - 1,
-	      "where the rank is reached; this daemon if absent"),
-	F_STR("pool", publish_args, pool, OPTIONAL, 63, "name of its pool"),
-	F_STR("model", publish_args, model, OPTIONAL, 127, "what it serves"),
+	      "Endpoint of the rank's daemon; default: this daemon"),
+	F_STR("pool", publish_args, pool, OPTIONAL, 63, "Name of the rank's pool"),
+	F_STR("model", publish_args, model, OPTIONAL, 127,
+	      "Model that the engine serves"),
 	F_STR("url", publish_args, url, OPTIONAL, RECORD_URL_MAX - 1,
-	      "the engine's HTTP server"),
-	F_STR("engine", publish_args, engine, OPTIONAL, 31, "vllm, sglang, …"),
+	      "URL of the engine's HTTP server"),
+	F_STR("engine", publish_args, engine, OPTIONAL, 31,
+	      "Engine type: vllm, sglang, …"),
 	F_STR("bootstrap", publish_args, bootstrap, OPTIONAL, 127,
-	      "SGLang's bootstrap server, HOST:PORT"),
+	      "Address of SGLang's bootstrap server, HOST:PORT"),
 	F_STR("summary", publish_args, summary, OPTIONAL, RECORD_SUMMARY_MAX - 1,
-	      "what others should know of it; handed on as it is"),
+	      "Text for other daemons and routers; passed on unchanged"),
 	F_END,
 };
 static const struct field query_fields[] = {
 	F_GROUP(query_args),
 	F_INT("since", query_args, since, DEFAULT(-1), 0, JSON_INT_MAX,
-	      "revision of an earlier answer: what changed, as this daemon knows it"),
-	F_BOOL("loads", query_args, loads, "with each rank's load"),
+	      "`revision` of an earlier reply: return only the changes since then, "
+	      "from this daemon's cache"),
+	F_BOOL("loads", query_args, loads, "Include the load of each rank"),
 	F_END,
 };
 
@@ -520,28 +525,28 @@ static const struct field session_load_fields[] = {
 };
 
 const struct command group_commands[] = {
-	{"group.publish", "say in the directory which rank of a group this engine serves",
-	 publish_fields, 0, run_publish, "nothing; the rank goes with the session"},
-	{"group.query", "ask the directory for the ranks of a group", query_fields, 0,
-	 run_query,
+	{"group.publish",
+	 "Publish in the directory which rank of a group this engine serves",
+	 publish_fields, 0, run_publish,
+	 "nothing; the entry is removed when the session ends"},
+	{"group.query", "List the ranks of a group", query_fields, 0, run_query,
 	 "ranks: {worker, tp_rank, tp_size, …, endpoint (with its key), pool, summary, "
-	 "state (serving, draining), instance, name, key, version, session, url, engine, "
-	 "bootstrap, transports, pools, load}; complete: every worker has all of its "
-	 "ranks; revision: for `since`; gone: {worker, tp_rank, …}, which are not there "
-	 "any more; whole: forget what was known; synced: the directory has told all "
-	 "since it was connected last"},
-	{"cluster.show", "the directory, and what this daemon has to do with it", NULL, 0,
-	 run_cluster,
-	 "kind (local, etcd), where, up, since_ms, why (while it is not), lease_ms, "
-	 "trust, "
-	 "refused (entries of others that could not be used), puts, events, reconnects, "
-	 "places: {group, worker, "
-	 "tp_rank, "
-	 "…, session (0: the daemon's own), taken}, of this session, or all for an "
-	 "administrator, watches: {group, entries, synced}; 1024 of each at most"},
-	{"session.report", "Say how busy the engine is: others choose by it",
+	 "state (serving, draining), instance, name, key, version, session, url, "
+	 "engine, bootstrap, transports, pools, load}; complete: every worker has all "
+	 "of its ranks; revision: the value of `since` for the next query; gone: "
+	 "{worker, tp_rank, …} of removed ranks; whole: the reply replaces all earlier "
+	 "ones; synced: the cache is complete since the last connection to the "
+	 "directory"},
+	{"cluster.show", "Show the directory and this daemon's entries and watches in it",
+	 NULL, 0, run_cluster,
+	 "kind (local, etcd), where (its address), up, since_ms, why (while not up), "
+	 "lease_ms, trust, refused (entries of other daemons that were invalid), puts, "
+	 "events, reconnects, places: {group, worker, tp_rank, …, session (0: the "
+	 "daemon's own), taken: the directory has it}, of this session, or all for an "
+	 "administrator, watches: {group, entries, synced}; at most 1024 of each"},
+	{"session.report", "Publish the load of the engine, by which routers choose",
 	 session_load_fields, 0, session_load_run,
-	 "nothing; what is not given is unknown from now on, and all of it ten "
-	 "seconds later"},
+	 "nothing; omitted values become unknown at once, and all values after ten "
+	 "seconds"},
 	{.name = NULL},
 };

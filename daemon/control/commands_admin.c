@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * health, config.show, config.reload, log.level, drain: what an operator asks.
- *
- * The settings come from their table, so a new row needs nothing here. What changes
- * the daemon is for admins; drain answers before it acts, or the answer would meet a
- * closed connection.
+ * health, config.show, config.reload, log.level, drain: commands for operators. The
+ * settings are read from the option table. Commands that change the daemon are for
+ * administrators. drain replies before it acts, because the connection may be closed by
+ * the drain.
  */
 #include "daemon/request/commands.h"
 
@@ -168,7 +167,7 @@ static int log_level_run(struct request *req)
 
 /* ---- config.show ---- */
 
-/* Where files lie and who is let in: no engine needs it. */
+/* Paths, users and groups, which engines do not need. */
 static bool is_for_admins(const struct setting *setting)
 {
 	return setting->type == SETTING_PATH || setting->type == SETTING_UIDS ||
@@ -182,7 +181,8 @@ static bool add_setting(cJSON *list, const struct setting *setting,
 	cJSON *json = cJSON_CreateObject();
 
 	setting_format(setting, config, value);
-	if (*value && !admin && is_for_admins(setting)) /* that it is set is no secret */
+	if (*value && !admin && is_for_admins(setting)) /* whether it is set is not
+							 * secret */
 		snprintf(value, sizeof(value), "%s", "(for administrators)");
 	setting_range(setting, range);
 	return json && cJSON_AddItemToArray(list, json) &&
@@ -296,7 +296,7 @@ static int config_reload_run(struct request *req)
 /* ---- the end ---- */
 
 struct drain_args {
-	int64_t timeout_ms; /* -1: not said */
+	int64_t timeout_ms; /* -1: not given */
 };
 
 static int drain_run(struct request *req)
@@ -309,19 +309,21 @@ static int drain_run(struct request *req)
 		timeout_ns = (uint64_t)args->timeout_ms * LOOP_NS_PER_MS;
 	log_info("control", req->session->client, "requests a drain", "session=%ju",
 		 (uintmax_t)req->session->id);
-	request_reply(req, NULL); /* before it can become too late */
+	request_reply(req, NULL); /* before the connection can be closed */
 	kvd_drain(kvd, timeout_ns);
 	return 0;
 }
 
 static const struct field reload_fields[] = {
-	F_BOOL("check", reload_args, check, "Only tell what differs; take nothing."),
+	F_BOOL("check", reload_args, check,
+	       "Only report the differences; apply nothing."),
 	F_END,
 };
 
 static const struct field drain_fields[] = {
 	F_INT("timeout_ms", drain_args, timeout_ms, DEFAULT(-1), 0, DRAIN_MS_MAX,
-	      "Stop at the latest then; default: the setting drain_timeout."),
+	      "Milliseconds until the daemon stops, whether or not rooms are open; "
+	      "default: the option drain_timeout."),
 	F_END,
 };
 
@@ -334,33 +336,33 @@ static const struct field log_level_fields[] = {
 
 const struct command admin_commands[] = {
 	{"health", "Show the daemon's state", NULL, COMMAND_NO_HELLO, health_run,
-	 "daemon (its version), name, instance, pid, endpoint, state (serving, refusing, "
-	 "draining, stopping; degraded: it serves, and the directory of option cluster "
-	 "is away, the file of its socket is another process's, or the disk of "
-	 "chunk_dir does not answer), why (refusing: no "
-	 "transport that `require` allows is usable, so rooms are refused), uptime_ms, "
-	 "sessions, helper_jobs, lag_ms (the longest time of the last second that the "
-	 "loop was busy), room_bytes (moved by rooms since the start), staged_bytes (of "
-	 "them, by way of a buffer of this daemon's), insecure (insecure = yes: it "
-	 "does not authenticate its peers), plain_peers (daemons of other hosts to "
-	 "which bytes go in clear), sandbox (what bounds it: seccomp, landlock), "
-	 "sandbox_lacks (why that is not all), attention (instructions and threads that "
-	 "attend to chunks; absent: attention_threads is off), transports"},
+	 "daemon (version), name, instance, pid, endpoint, state (serving, refusing, "
+	 "draining, stopping; degraded: serving, but the directory of the option "
+	 "cluster is unavailable, another process owns the socket path, or the disk of "
+	 "chunk_dir does not respond), why (refusing: no transport allowed by "
+	 "`require` is usable, so rooms are refused), uptime_ms, sessions, "
+	 "helper_jobs, lag_ms (longest time that the event loop was busy within the "
+	 "last second), room_bytes (moved by rooms since the start), staged_bytes (of "
+	 "these, copied through a buffer of this daemon), insecure (insecure = yes: "
+	 "peers are not authenticated), plain_peers (daemons on other hosts that "
+	 "receive unencrypted data), sandbox (active: seccomp, landlock), "
+	 "sandbox_lacks (why the sandbox is incomplete), attention (instruction set "
+	 "and threads of attention; absent: attention_threads is off), transports"},
 	{"config.show",
-	 "Show the settings in force; paths, users and groups to administrators only",
+	 "Show the settings in force; paths, users and groups only to administrators",
 	 NULL, 0, config_show_run,
 	 "path, settings [{section, name, value, default, allowed, reload, help}]"},
-	{"config.reload", "Read the configuration again, as SIGHUP does", reload_fields,
+	{"config.reload", "Reload the configuration, as SIGHUP does", reload_fields,
 	 COMMAND_ADMIN, config_reload_run,
-	 "path, options [{section, name, running, file, restart}]: each that differed; "
-	 "keys {path, added, removed, changed}: lines of curve_allow_file that differed; "
-	 "these, and options without restart, were taken, unless check; ended {peerings, "
-	 "sessions}: how many end by that: peerings of keys that were removed or have "
-	 "another name or other hosts, sessions of users that allow_uids and allow_gids "
-	 "do not admit any more"},
-	{"drain", "Refuse new rooms, let running ones end, then stop", drain_fields,
+	 "path, options [{section, name, running, file, restart}]: the options that "
+	 "differ; keys {path, added, removed, changed}: the lines of curve_allow_file "
+	 "that differ. Keys and options without restart have been applied, unless "
+	 "check was set. ended {peerings, sessions}: numbers of connections ended: "
+	 "peerings whose key was removed or has another name or other hosts, and "
+	 "sessions of users that allow_uids and allow_gids no longer admit"},
+	{"drain", "Refuse new rooms, let open rooms finish, then stop", drain_fields,
 	 COMMAND_ADMIN, drain_run, "nothing"},
-	{"log.level", "Set the log level until the next start", log_level_fields,
-	 COMMAND_ADMIN, log_level_run, "level, was"},
+	{"log.level", "Show the log level, or set it until the next start",
+	 log_level_fields, COMMAND_ADMIN, log_level_run, "level, was"},
 	{.name = NULL},
 };

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * devices: what the machine has that could move bytes, and why it is not used.
- * Looking opens adapters and starts the GPU driver, so a helper does it; asking
- * makes no context and takes no memory of a GPU.
+ * devices: RDMA ports and GPUs of the machine, and why they are not used. The scan opens
+ * adapters and starts the GPU driver, so it runs on a helper. It creates no context and
+ * allocates no GPU memory.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -22,12 +22,12 @@ struct looking {
 	struct offload_job job;
 	struct request *req;
 	struct verbs_look rdma;
-	struct err gpu;	    /* why there are no GPUs; ERR_OK: there are */
+	struct err gpu;	    /* why no GPU is usable; ERR_OK: GPUs are usable */
 	uint32_t gpus_used; /* bit n: device n */
 	char kernels[192];
 };
 
-/* Both may wait for a context that is being made. */
+/* Both may block while a context is being created. */
 static void look_at_gpus(struct looking *looking, struct gpu *gpu)
 {
 	gpu_module_text(gpu, looking->kernels, sizeof(looking->kernels));
@@ -42,9 +42,9 @@ static void look_work(struct offload_job *job)
 	struct gpu *gpu = looking->req->kvd->gpu;
 
 	verbs_look(&looking->rdma);
-	/* starts the driver, which takes a moment; no context, so no GPU memory */
+	/* starts the driver, which is slow; without a context it uses no GPU memory */
 	if (!gpu)
-		err_set(&looking->gpu, ERR_REQUIRE, "this daemon uses no GPU");
+		err_set(&looking->gpu, ERR_REQUIRE, "this daemon does not use GPUs");
 	else if (gpu_start(gpu) < 0)
 		err_take(&looking->gpu);
 	else
@@ -122,7 +122,7 @@ static bool add_gpu(cJSON *list, const struct gpu_device *device, bool used)
 	       cJSON_AddBoolToObject(json, "failed", gpu_device_broken(device));
 }
 
-/* Features that the driver has; of others the first function that it lacks. */
+/* Features of the driver; for a missing one, the first function that it lacks. */
 static bool add_features(cJSON *result, const struct cudrv *drv, const char *kernels)
 {
 	cJSON *json = cJSON_AddObjectToObject(result, "gpu_features");
@@ -183,12 +183,13 @@ static int devices_run(struct request *req)
 }
 
 const struct command device_commands[] = {
-	{"devices", "Show the machine's RDMA ports and GPUs, and whether they are used",
-	 NULL, 0, devices_run,
+	{"devices",
+	 "Show the RDMA ports and GPUs of the machine, and whether they are used", NULL,
+	 0, devices_run,
 	 "rdma [{device, port, state, link, rate, mtu, node, interface, address, used, "
-	 "use (as which rail, or why not), gids [{index, gid, type}]}]; rdma_error "
-	 "when there is none or one does not open; gpus [{gpu, pci, name, bytes, "
-	 "compute, allowed, used, failed}], cuda (13000 is 13.0), gpu_features {name: "
-	 "yes, or no and why}; gpu_error when there is no driver"},
+	 "use (the rail, or why it is not used), gids [{index, gid, type}]}]; "
+	 "rdma_error if there is no device or one cannot be opened; gpus [{gpu, pci, "
+	 "name, bytes, compute, allowed, used, failed}]; cuda (13000 means 13.0); "
+	 "gpu_features {name: yes, or no and why}; gpu_error if there is no driver"},
 	{.name = NULL},
 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the command tables say, as `help`. */
+/* The command tables in the form of `help`. */
 #include "daemon/request/commands.h"
 
 #include "daemon/base/text.h"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* keys: who may come in by CURVE, and who was refused. Public keys are no secrets. */
+/* keys: the CURVE keys that may connect, and refused connections. Public keys are not
+ * secret. */
 #include <errno.h>
 
 #include "daemon/base/context.h"
@@ -73,12 +74,12 @@ static int keys_run(struct request *req)
 }
 
 const struct command keys_commands[] = {
-	{"keys", "CURVE keys: this daemon's, who is allowed, who was refused", NULL, 0,
-	 keys_run,
-	 "public_key (empty: none, insecure = yes), line (what the curve_allow_file of "
-	 "others needs), allowed [{name, key}] (curve_allow_file), beside [{name, key}] "
-	 "(daemons of this user and host that run, this one included), refused "
-	 "[{address, key, why, count, first_ms, last_ms}]: the last 64 that came in "
-	 "vain, and how long ago"},
+	{"keys", "Show this daemon's CURVE key, the allowed keys and refused connections",
+	 NULL, 0, keys_run,
+	 "public_key (empty if insecure = yes: none); line (to add to curve_allow_file "
+	 "of other daemons); allowed [{name, key}] (curve_allow_file); beside [{name, "
+	 "key}] (running daemons of this user on this host, including this one); "
+	 "refused [{address, key, why, count, first_ms, last_ms}] (the last 64 refused "
+	 "connections, with their age in milliseconds)"},
 	{.name = NULL},
 };

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * peer.connect, peer.list. A connect is answered when the peer's control and
- * data lines are up, or when its time is over; the request waits in a list that
- * a timer and every change of a peer look through.
+ * peer.connect, peer.list. peer.connect replies when the control and data connections of
+ * the peer are up, or after its timeout. Pending requests are kept in a list that is
+ * checked on a timer and on every change of a peer.
  */
 #include <errno.h>
 
@@ -18,7 +18,7 @@
 #define CONNECT_MS_DEFAULT 5000
 #define CONNECT_MS_MAX 600000
 
-/* one peer.connect that waits */
+/* a pending peer.connect */
 struct connect {
 	struct list link;
 	struct request *req;
@@ -28,7 +28,7 @@ struct connect {
 
 static struct list waiting = LIST_INIT(waiting);
 
-/* `why` lives as long as `out`. */
+/* `why` is valid as long as `out`. */
 static void commands_peer_describe(struct brief *out, const struct remote *remote,
 				   char why[ERR_TEXT_MAX])
 {
@@ -82,7 +82,7 @@ static void connect_end(struct connect *c, const struct err *why)
 	mem_free(c);
 }
 
-/* Is the wait over? A data line that found no memory is tried again. */
+/* Has the wait ended? A data connection that failed for lack of memory is retried. */
 static void connect_look(struct connect *c)
 {
 	struct err why;
@@ -164,8 +164,8 @@ static double ms_since(uint64_t now_ns, uint64_t then_ns)
 	return (double)((now_ns - then_ns) / LOOP_NS_PER_MS);
 }
 
-/* up_ns: its data line is up since then; 0: it is not. What others' rooms failed of is
- * told to administrators. */
+/* up_ns: start of its data connection; 0: it is down. Errors of other users' rooms are
+ * shown to administrators only. */
 static bool put_totals(cJSON *one, const struct peer_totals *totals, uint64_t up_ns,
 		       uint64_t now_ns, bool admin)
 {
@@ -252,7 +252,7 @@ static int run_list(struct request *req)
 		ok = list_one(out, remote, now_ns, req->session->admin);
 	}
 	list_foreach(past, peers_past(req->kvd->peers), link) {
-		if (!ok || !req->session->admin) /* who dialled where in vain */
+		if (!ok || !req->session->admin) /* peers that could not be reached */
 			break;
 		ok = list_past(lost, past, now_ns);
 	}
@@ -263,25 +263,26 @@ static const struct field connect_fields[] = {
 	F_STR("endpoint", connect_args, endpoint, REQUIRED, LINK_ENDPOINT_MAX - 1,
 	      "tcp://host:port"),
 	F_INT("timeout_ms", connect_args, timeout_ms, DEFAULT(CONNECT_MS_DEFAULT), 1,
-	      CONNECT_MS_MAX, "5000 if absent"),
+	      CONNECT_MS_MAX, "Milliseconds to wait; default 5000"),
 	F_END,
 };
 const struct command peer_commands[] = {
-	{"peer.connect", "reach another daemon; answers when its lines are up",
-	 connect_fields, 0, run_connect, "the peer"},
+	{"peer.connect",
+	 "Connect to another daemon; reply when the control and data connections are up",
+	 connect_fields, 0, run_connect, "the peer, in the form of peer.list"},
 	{"peer.list",
-	 "all peers; to administrators why they failed, and those that were "
-	 "lost in the last ten minutes",
+	 "List the peers. Administrators also see why peers failed, and those lost "
+	 "within the last ten minutes",
 	 NULL, 0, run_list,
-	 "peers: {endpoint, instance, state, transport, path, crypto (what protects "
-	 "bytes on their way: none, aes128gcm, aes128gcm-ktls: by this side's "
-	 "kernel, all streams in both directions), "
-	 "passed_over (transports that it could not be connected by, and why), "
-	 "inflight_bytes, why, why_code (no data line: EREQUIRE, no transport; EPEER, no "
-	 "connection), …}; "
-	 "lost: the same of those that are gone (state lost), or never came up "
-	 "(unreached); of each known_as (its name in curve_allow_file), version, "
-	 "since_ms (up or not), bytes_in, bytes_out, rooms_ended, rooms_failed, downs, "
-	 "last_error {code, message, resolved (its data line came up after it), age_ms}"},
+	 "peers: {endpoint, instance, state, transport, path, crypto (protection of "
+	 "data in transit: none, aes128gcm, or aes128gcm-ktls: by this host's kernel, "
+	 "for all streams in both directions), passed_over (transports that could not "
+	 "be used, and why), inflight_bytes, why, why_code (reason for no data "
+	 "connection: EREQUIRE, no transport; EPEER, no connection), …}; lost: the "
+	 "same for peers that disconnected (state lost) or were never connected "
+	 "(unreached); each with known_as (its name in curve_allow_file), version, "
+	 "since_ms (time up or down), bytes_in, bytes_out, rooms_ended, rooms_failed, "
+	 "downs (disconnects), last_error {code, message, resolved (the data "
+	 "connection has been up since), age_ms}"},
 	{.name = NULL},
 };

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan: the planner over the control socket. Pure, and a long list is long work:
- * it runs on a helper, and its answer is put into the reply as text. */
+/* plan: the planner as a control command. It has no side effects. A long plan takes
+ * long to compute, so it runs on a helper, and the result is inserted into the reply
+ * as text. */
 #include "daemon/request/commands.h"
 
 #include <errno.h>
@@ -13,7 +14,7 @@
 #include "daemon/plan/plan_json.h"
 #include "daemon/session/session.h"
 
-#define REPLY_ROWS_MAX 65536u /* some 4 MiB of reply; kvd-ctl plan has no such limit */
+#define REPLY_ROWS_MAX 65536u /* about 4 MiB of reply; kvd-ctl plan has no such limit */
 
 struct planning {
 	struct offload_job job;
@@ -31,7 +32,8 @@ static int plan_into(const struct request *req, FILE *out)
 {
 	const struct plan_args *args = request_args(req);
 
-	/* reads the members again: a file of kvd-ctl plan has passed no table */
+	/* checks the members itself: files of kvd-ctl plan are not checked by a field
+	 * table */
 	if (args->sources)
 		return err_pass(plan_json_cover(req->line, NULL, out));
 	return err_pass(plan_json_rows(req->line, REPLY_ROWS_MAX, NULL, out));
@@ -43,12 +45,12 @@ static void commands_plan_plan_work(struct offload_job *job)
 	FILE *out = open_memstream(&p->answer, &p->len);
 
 	if (!out) {
-		job->result = err_raise(ERR_NOMEM, "no memory for a plan");
+		job->result = err_raise(ERR_NOMEM, "out of memory for a plan");
 		return;
 	}
 	job->result = plan_into(p->req, out);
 	if (fclose(out) != 0 && job->result == 0)
-		job->result = err_raise(ERR_NOMEM, "no memory for a plan");
+		job->result = err_raise(ERR_NOMEM, "out of memory for a plan");
 }
 
 static void commands_plan_plan_done(struct offload_job *job)
@@ -61,7 +63,8 @@ static void commands_plan_plan_done(struct offload_job *job)
 		p->answer[strcspn(p->answer, "\n")] = '\0';
 		raw = cJSON_CreateRaw(p->answer);
 		if (!raw)
-			err_set(&job->err, ERR_NOMEM, "no memory for a plan's reply");
+			err_set(&job->err, ERR_NOMEM,
+				"out of memory for the reply of a plan");
 	}
 	if (raw)
 		request_reply(req, raw);
@@ -93,20 +96,22 @@ static const struct field plan_fields[] = {
 		"[{view, src_pages, dst_pages, src_first_token, dst_first_token, "
 		"tokens}]."),
 	F_ARRAY("wants", plan_args, wants, OPTIONAL, PLAN_JSON_WANTS_MAX,
-		"Only these of what both hold, as `sends` of a cover: [{view, layer, "
-		"field, first_unit, units}]."),
+		"Restrict the plan to these parts, in the form of `sends` of a shard "
+		"selection: [{view, layer, field, first_unit, units}]."),
 	F_ARRAY("sources", plan_args, sources, OPTIONAL, 65536,
-		"Instead of src and map: the layouts of all ranks; which one sends "
-		"what?"),
+		"Instead of src and map: the layouts of all source ranks; the reply "
+		"shows the part that each rank sends."),
 	F_U64("room", plan_args, room, OPTIONAL,
-	      "With sources: spreads what several ranks hold."),
+	      "With sources: seed that spreads data held by several ranks over them."),
 	F_END,
 };
 
 const struct command plan_commands[] = {
-	{"plan", "Tell which bytes would move between two layouts; nothing moves",
+	{"plan",
+	 "Show the bytes that would move between two layouts, without moving them",
 	 plan_fields, 0, plan_run,
 	 "rows [[src_buffer, src_offset, dst_buffer, dst_offset, length]], runs, "
-	 "descriptors, bytes; with sources: sends, contributions, idle"},
+	 "descriptors, bytes; with sources: sends, contributions, idle (ranks that "
+	 "send nothing)"},
 	{.name = NULL},
 };

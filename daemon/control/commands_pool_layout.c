@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pool.layout: a pool's layout as pool.register took it, so that it can be compared with
- * another, and given to kvd-ctl plan. It may be long: it is written a layer at a time, as
- * text. Nothing holds the pool meanwhile, an engine may unregister it at any time; each
- * piece looks it up anew, and when it is gone the command fails.
+ * pool.layout: the layout of a pool in the form of pool.register, to compare it with
+ * another or to pass it to kvd-ctl plan. It may be long, so it is written as text, one
+ * layer per step. The pool is not referenced between steps, so its engine may unregister
+ * it: each step finds it again, and the command fails if it has been removed.
  */
 #include <errno.h>
 
@@ -21,7 +21,7 @@ struct layout_args {
 };
 const struct field pool_layout_fields[] = {
 	F_ID("pool", layout_args, pool, REQUIRED,
-	     "of this session; an administrator may ask for any"),
+	     "Pool of this session; administrators may name any pool"),
 	F_END,
 };
 

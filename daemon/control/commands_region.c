@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * region.* and pool.*: an engine hands its memory over and says how it is laid
- * out.
+ * region.* and pool.*: an engine registers memory and describes its layout.
  *
- * Registering and taking back are answered later, when a helper, the last pin or
- * the last peer is done; the request waits as the callback's argument. By then
- * the session may be over: the answer is given all the same and goes nowhere.
+ * Registering and unregistering are answered later, when a helper, the last pin or the
+ * last peer has finished; the request waits as the callback's argument. If the session
+ * has ended by then, the reply is discarded.
  */
 #include "daemon/request/commands.h"
 #include "daemon/control/commands_pool.h"
@@ -46,11 +45,11 @@ static int kind_parse(const char *name, enum region_kind *kind_p)
 			 name);
 }
 
-/* Which fields say where memory of a kind is. All others are refused. */
+/* Fields that locate memory of a kind. All others are refused. */
 #define KIND(kind) (1u << REGION_##kind)
 static const struct source_field {
 	const char *name;
-	unsigned int must, may; /* kinds that need it, or take it */
+	unsigned int must, may; /* kinds that require it, or accept it */
 } source_fields[] = {
 	{"fd", KIND(MEMFD) | KIND(CUDA_VMM) | KIND(DMABUF) | KIND(FILE),
 	 KIND(VM) | KIND(SHM)},
@@ -69,17 +68,18 @@ static int source_check(const cJSON *line, enum region_kind kind)
 		bool there = cJSON_GetObjectItemCaseSensitive(line, field->name);
 
 		if (!there && field->must & 1u << kind)
-			return err_raise(ERR_INVAL, "%s: missing, kind %s needs it",
+			return err_raise(ERR_INVAL, "%s: missing; required for kind %s",
 					 field->name, region_kind_name(kind));
 		if (there && !((field->must | field->may) & 1u << kind))
-			return err_raise(ERR_INVAL, "%s: not for kind %s", field->name,
-					 region_kind_name(kind));
+			return err_raise(ERR_INVAL, "%s: not allowed for kind %s",
+					 field->name, region_kind_name(kind));
 	}
 	if (kind == REGION_SHM &&
 	    !cJSON_GetObjectItemCaseSensitive(line, "fd") ==
 		    !cJSON_GetObjectItemCaseSensitive(line, "shm_name"))
 		return err_raise(ERR_INVAL,
-				 "shm_name: kind shm needs it or fd, not both");
+				 "shm_name: kind shm requires exactly one of shm_name "
+				 "and fd");
 	return 0;
 }
 
@@ -293,73 +293,79 @@ static const struct field region_register_fields[] = {
 	      "\"memfd\", \"shm\" (POSIX name), \"vm\", \"cuda_ipc\", \"cuda_vmm\", "
 	      "\"dmabuf\" or \"file\"."),
 	F_FD("fd", register_args, region.fd,
-	     "memfd: the descriptor. It must carry F_SEAL_SHRINK or accept it. "
-	     "shm: of memory without a name, or of a memfd that cannot be sealed. "
-	     "cuda_vmm: of cuMemExportToShareableHandle. dmabuf: of "
+	     "memfd: the descriptor; it must have F_SEAL_SHRINK or allow adding it. "
+	     "shm: of unnamed memory, or of a memfd that cannot be sealed. cuda_vmm: "
+	     "from cuMemExportToShareableHandle. dmabuf: from "
 	     "cuMemGetHandleForAddressRange; only RDMA adapters can use it. vm: the "
-	     "client's own /proc/self/mem, opened for reading and writing; a daemon of "
-	     "another user, or that does not see the process, needs it. file: a regular "
-	     "file of a local file system, or a block device; it is for transfers of "
-	     "this session by address, and for no pool."),
+	     "client's own /proc/self/mem, open for reading and writing; required if "
+	     "the daemon runs as another user or does not see the process. file: a "
+	     "regular file of a local file system, or a block device; only for "
+	     "transfers of this session by address, not for pools."),
 	F_STR("shm_name", register_args, region.shm_name, OPTIONAL, 255,
-	      "shm: the name, \"/…\", where there is no fd."),
+	      "shm: the name, \"/…\", if fd is not given."),
 	F_STR("handle", register_args, handle, OPTIONAL, 128,
-	      "cuda_ipc: what cuIpcGetMemHandle gave for the allocation, 64 bytes in "
-	      "base64."),
+	      "cuda_ipc: the handle from cuIpcGetMemHandle for the allocation, 64 "
+	      "bytes in base64."),
 	F_STR("device", register_args, region.device, OPTIONAL, 63,
-	      "cuda_ipc, cuda_vmm: the GPU, by UUID (\"GPU-…\") or PCI id; never by "
-	      "number."),
+	      "cuda_ipc, cuda_vmm: the GPU, by UUID (\"GPU-…\") or PCI id. Device "
+	      "numbers are not accepted."),
 	F_U64("allocation", register_args, region.allocation, OPTIONAL,
-	      "cuda_vmm: bytes of the whole allocation, as cuMemCreate was given."),
+	      "cuda_vmm: size of the whole allocation in bytes, as passed to "
+	      "cuMemCreate."),
 	F_U64("offset", register_args, region.offset, OPTIONAL,
-	      "Of byte 0 in the object, allocation or file; default 0. Not for vm."),
-	F_U64("length", register_args, region.length, REQUIRED, "Bytes."),
+	      "Byte offset of the region in the object, allocation or file; default 0. "
+	      "Not for vm."),
+	F_U64("length", register_args, region.length, REQUIRED,
+	      "Length of the region in bytes."),
 	F_U64("address", register_args, region.address, OPTIONAL,
-	      "The client's own address of byte 0. vm: required; else only transfers "
-	      "by address need it. file: required, "
-	      "numbers from 2^62 on, by which transfers name its bytes."),
-	F_STR("name", register_args, region.name, OPTIONAL, 63, "For people."),
+	      "The client's address of the region's first byte. Required for vm; "
+	      "otherwise needed only for transfers by address. file: required, a "
+	      "number of at least 2^62, by which transfers address the file."),
+	F_STR("name", register_args, region.name, OPTIONAL, 63,
+	      "Name shown to operators; no effect."),
 	F_FD("statm", register_args, statm,
-	     "The client's own /proc/self/statm: that its memory has gone is seen before "
-	     "its process has. The first of a session counts."),
+	     "The client's own /proc/self/statm, by which the daemon detects that the "
+	     "client's memory was freed before its process has exited. Only the first "
+	     "one of a session is used."),
 	F_END,
 };
 
 static const struct field region_fields[] = {
-	F_ID("region", region_id_args, region, REQUIRED,
-	     "The id that region.register gave."),
+	F_ID("region", region_id_args, region, REQUIRED, "Id from region.register."),
 	F_END,
 };
 
 static const struct field list_fields[] = {
-	F_BOOL("all", request_list_args, all, "Of all sessions (admins)."),
+	F_BOOL("all", request_list_args, all,
+	       "Include all sessions (administrators only)."),
 	F_END,
 };
 
 static const struct field pool_register_fields[] = {
 	F_STR("name", pool_args, name, OPTIONAL, POOL_NAME_MAX - 1,
-	      "Pools of one name are meant to match; default \"kv\"."),
+	      "Name of the pool; pools of equal names exchange data; default \"kv\"."),
 	F_OBJECT("layout", pool_args, layout, REQUIRED,
 		 "{rank, buffers, views}, see docs/internals/layouts.md."),
 	F_ARRAY("regions", pool_args, regions, REQUIRED, LAYOUT_BUFFERS_MAX,
-		"[{region, offset}], one a buffer of the layout."),
+		"[{region, offset}], one per buffer of the layout."),
 	F_END,
 };
 
 static const struct field pool_fields[] = {
-	F_ID("pool", pool_id_args, pool, REQUIRED, "The id that pool.register gave."),
+	F_ID("pool", pool_id_args, pool, REQUIRED, "Id from pool.register."),
 	F_END,
 };
 
 const struct command region_commands[] = {
 	{"region.register",
-	 "Import a piece of memory; the same memory again gives the same id and counts",
+	 "Register a region of memory. Registering the same memory again returns the "
+	 "same id and increments its count",
 	 region_register_fields, COMMAND_FDS, region_register_run,
-	 "region, bytes, kind, writable; after the import is finished"},
-	{"region.unregister",
-	 "Take one registration back; EBUSY while a pool uses the region", region_fields,
-	 0, region_unregister_run, "nothing; after nothing touches the memory any more"},
-	{"region.list", "Show this session's regions, or all", list_fields, 0,
+	 "region, bytes, kind, writable; sent after the import has finished"},
+	{"region.unregister", "Undo one registration; EBUSY while a pool uses the region",
+	 region_fields, 0, region_unregister_run,
+	 "nothing; sent when the memory is no longer in use"},
+	{"region.list", "List the regions of this session, or of all", list_fields, 0,
 	 region_list_run,
 	 "regions [{region, session, kind, bytes, address, writable, registered, pins, "
 	 "pools, name, dead}]"},
@@ -367,15 +373,15 @@ const struct command region_commands[] = {
 };
 
 const struct command pool_commands[] = {
-	{"pool.register", "Say how a cache lies in regions", pool_register_fields, 0,
-	 pool_register_run, "pool, bytes"},
-	{"pool.unregister", "Withdraw a pool; EBUSY while rooms use it", pool_fields, 0,
-	 pool_unregister_run, "nothing; after no peer can use it any more"},
-	{"pool.list", "Show this session's pools, or all", list_fields, 0, pool_list_run,
-	 "pools [{pool, name, rank, bytes, rooms, session, views}]"},
-	{"pool.layout", "Show how a pool lies in its buffers", pool_layout_fields, 0,
+	{"pool.register", "Register a pool: the layout of a KV cache in regions",
+	 pool_register_fields, 0, pool_register_run, "pool, bytes"},
+	{"pool.unregister", "Unregister a pool; EBUSY while rooms use it", pool_fields, 0,
+	 pool_unregister_run, "nothing; sent when no peer can access the pool any more"},
+	{"pool.list", "List the pools of this session, or of all", list_fields, 0,
+	 pool_list_run, "pools [{pool, name, rank, bytes, rooms, session, views}]"},
+	{"pool.layout", "Show the layout of a pool", pool_layout_fields, 0,
 	 pool_layout_run,
-	 "pool, name, session, digest (equal for equal layouts), layout as pool.register "
-	 "takes it"},
+	 "pool, name, session, digest (equal for equal layouts), layout in the form of "
+	 "pool.register"},
 	{.name = NULL},
 };

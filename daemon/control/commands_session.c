@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * hello, ping, help, session.list: what a client says first and about itself.
+ * hello, ping, help, session.list: greeting and information about sessions.
  *
- * hello makes the status page and hands it over with the reply; said again, the
- * same greeting comes (its first answer may have been lost for want of memory).
- * A session's secret lets any daemon reach its memory, so it is told to that
- * session only, not even to admins.
+ * hello creates the status page and passes it with the reply. A repeated hello returns
+ * the same reply, because the first one may have failed for lack of memory. The secret of
+ * a session gives any daemon access to its memory, so it is shown to that session only,
+ * not to administrators.
  */
 #include "daemon/request/commands.h"
 
@@ -29,7 +29,7 @@ static const char *const roles[] = {"prefill", "decode", NULL};
 
 struct hello_args {
 	uint32_t proto;
-	int role; /* of roles[]; -1: not said */
+	int role; /* of roles[]; -1: not given */
 	const char *client;
 };
 
@@ -126,8 +126,8 @@ static int hello_run(struct request *req)
 				 "proto %u: this daemon, kvd " KVD_VERSION ", speaks %d",
 				 args->proto, PROTO_VERSION);
 	if (req->kvd->stopping)
-		return err_raise(ERR_DRAIN, "the daemon shuts down");
-	/* said again (the first answer found no memory): the same greeting */
+		return err_raise(ERR_DRAIN, "the daemon is shutting down");
+	/* repeated because the reply failed for lack of memory: send the same greeting */
 	r = session->greeted ? 0
 			     : session_greet(session, args->client,
 					     args->role < 0 ? NULL : roles[args->role]);
@@ -203,7 +203,7 @@ static bool add_session(cJSON *list, const struct session *session,
 		      cJSON_AddBoolToObject(json, "ending", session->ending) &&
 		      cJSON_AddBoolToObject(json, "own", own);
 
-	if (!filled || !own) /* the secret is the session's own */
+	if (!filled || !own) /* the secret is shown to its own session only */
 		return filled;
 	return result_add_u64(json, "epoch", session->epoch) &&
 	       result_add_hex(json, "secret", session->secret, sizeof(session->secret));
@@ -216,38 +216,40 @@ static int session_list_run(struct request *req)
 
 static const struct field hello_fields[] = {
 	F_INT("proto", hello_args, proto, REQUIRED, 0, INT32_MAX,
-	      "Version of this protocol: 1."),
+	      "Version of the protocol; must be 1."),
 	F_STR("client", hello_args, client, REQUIRED, 63,
-	      "What the client calls itself, for people."),
+	      "Name of the client, shown to operators."),
 	F_CHOICE("role", hello_args, role, DEFAULT(-1), roles,
-		 "\"prefill\" or \"decode\", for people."),
+		 "\"prefill\" or \"decode\", shown to operators; no effect."),
 	F_END,
 };
 
 static const struct field help_fields[] = {
-	F_STR("command", help_args, command, OPTIONAL, 64, "Only this command."),
+	F_STR("command", help_args, command, OPTIONAL, 64,
+	      "Describe only this command; default: all."),
 	F_END,
 };
 
 static const struct field session_list_fields[] = {
-	F_BOOL("all", request_list_args, all, "Foreign sessions too (admins)."),
+	F_BOOL("all", request_list_args, all,
+	       "Include the sessions of other clients (administrators only)."),
 	F_END,
 };
 
 const struct command session_commands[] = {
-	{"hello", "Begin a session", hello_fields, COMMAND_NO_HELLO, hello_run,
+	{"hello", "Open a session", hello_fields, COMMAND_NO_HELLO, hello_run,
 	 "proto, daemon, name, instance, pid, session, epoch, time_ns (its monotonic "
-	 "clock, by which the status page counts), endpoint, limits, features, "
-	 "transports, status {slots, bytes}; with it a read-only descriptor "
-	 "of the status page"},
-	{"ping", "Tell that the daemon is there", NULL, COMMAND_NO_HELLO, ping_run,
-	 "time_ns, its monotonic clock"},
+	 "clock, which the status page uses), endpoint, limits, features, transports, "
+	 "status {slots, bytes}; with a read-only descriptor of the status page"},
+	{"ping", "Check that the daemon responds", NULL, COMMAND_NO_HELLO, ping_run,
+	 "time_ns: its monotonic clock"},
 	{"help", "Describe the commands", help_fields, COMMAND_NO_HELLO, help_run,
 	 "commands [{name, summary, fields, reply, admin}]"},
-	{"session.list", "Show this session, or all of them", session_list_fields, 0,
+	{"session.list", "List this session, or all sessions", session_list_fields, 0,
 	 session_list_run,
 	 "sessions [{session, client, role, pid, uid, age_ms, regions, pools, "
-	 "requests, ending, own}]; the daemon's own have its pid; for one's own also "
-	 "epoch and secret, which let other daemons reach its memory"},
+	 "requests, ending, own}]; sessions of the daemon itself have its pid. The own "
+	 "session also has epoch and secret, which give other daemons access to its "
+	 "memory"},
 	{.name = NULL},
 };

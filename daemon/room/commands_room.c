@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * room.open … room.show (room.poll and room.list: commands_room_list.c). The schema has
- * checked types and limits; what they mean is room_op.c's, for the submission ring asks
- * for the same. Abort and close of what has ended say so.
+ * room.open to room.show (room.poll and room.list: commands_room_list.c). The field
+ * tables have checked types and limits. room_op.c checks the rest, because the submission
+ * ring shares it. Abort and close of a room that has ended are reported as such.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -52,7 +52,7 @@ static int run_open(struct request *req)
 
 /* ---- room.bind, room.send ---- */
 
-/* The room of this role, whatever else has its number; "role" may say so. */
+/* The room of this number and role, which "role" may select. */
 static struct room *find_as(struct request *req, const struct room_key *key,
 			    enum room_role role)
 {
@@ -77,7 +77,7 @@ struct bind_args {
 	struct pages_args pages;
 };
 
-/* A recv room of this number, else a pull. */
+/* A recv room of this number; otherwise a pull. */
 static struct room *find_binding(struct request *req, const struct room_key *key)
 {
 	struct rooms *rooms = rooms_of(req->kvd);
@@ -187,18 +187,18 @@ static int run_close(struct request *req)
 
 struct show_args {
 	struct room_key key;
-	int64_t slot; /* -1: not said */
+	int64_t slot; /* -1: not given */
 };
 
-/* The ring refused to open the room of this slot: why, as long as that is kept. */
+/* The ring refused to open the room of this slot: the reason, while it is kept. */
 static int show_refused(struct request *req, uint32_t slot)
 {
 	const struct err *why = ring_fault_of(ring_of(req->session), KVD_RING_IDS + slot);
 	struct brief brief;
 
 	if (!why)
-		return err_raise(ERR_NOTFOUND, "room: none of this session in slot %u",
-				 slot);
+		return err_raise(ERR_NOTFOUND,
+				 "room: no room of this session has slot %u", slot);
 	brief_init(&brief);
 	brief_number(&brief, "state", KVD_FAILED);
 	brief_error(&brief, why);
@@ -247,9 +247,9 @@ static int run_show(struct request *req)
 static const struct field bind_fields[] = {
 	F_ROOM(bind_args),
 	F_ROLE(bind_args),
-	F_VIEWS(bind_args,
-		"where the bytes shall land: {name: {pages, first_token, tokens}}"),
-	F_AUX(bind_args, "slot of view \"aux\" for the aux bytes"),
+	F_VIEWS(bind_args, "Destination pages: {name: {pages, first_token, tokens}}"),
+	F_AUX(bind_args, "Slot of view \"aux\" that receives the aux bytes; default: "
+			 "none"),
 	F_WAIT(bind_args),
 	F_END,
 };
@@ -257,86 +257,93 @@ static const struct field extend_fields[] = {
 	F_ROOM(extend_args),
 	F_ROLE(extend_args),
 	F_INT("lease_ms", extend_args, lease_ms, REQUIRED, 1, ROOM_MS_MAX,
-	      "the lease from now on, and each time a puller extends it"),
+	      "New lease in milliseconds, also used for each extension by a puller"),
 	F_END,
 };
 static const struct field send_fields[] = {
 	F_ROOM(send_args),
 	F_ROLE(send_args),
-	F_ID("seq", send_args, seq, REQUIRED, "the chunk's number: a retry is one chunk"),
-	F_VIEWS(send_args, "what is ready: {name: {pages, first_token, tokens, layers}}"),
-	F_BOOL("last", send_args, last, "no chunk comes after this one"),
-	F_AUX(send_args, "slot of view \"aux\" to send from"),
+	F_ID("seq", send_args, seq, REQUIRED,
+	     "Number of the chunk; a chunk sent again under the same number is "
+	     "accepted once"),
+	F_VIEWS(send_args, "Pages that are ready: {name: {pages, first_token, tokens, "
+			   "layers}}"),
+	F_BOOL("last", send_args, last, "This is the last chunk"),
+	F_AUX(send_args, "Slot of view \"aux\" to send; default: none"),
 	F_WAIT(send_args),
 	F_END,
 };
 static const struct field abort_fields[] = {
 	F_ROOM(abort_args),
 	F_ROLE(abort_args),
-	F_STR("reason", abort_args, reason, OPTIONAL, 200, "for the other side"),
+	F_STR("reason", abort_args, reason, OPTIONAL, 200,
+	      "Reason, reported to the remote side"),
 	F_END,
 };
 static const struct field show_fields[] = {
 	F_ROOM(show_args),
 	F_ROLE(show_args),
 	F_INT("slot", show_args, slot, DEFAULT(-1), 0, UINT32_MAX,
-	      "of this session's status page: the room that has it, whatever else has "
-	      "its number; of an opening by the ring that was refused, why"),
+	      "Slot of this session's status page: show its room, even if other rooms "
+	      "have the same number; if the ring refused to open a room in it, the "
+	      "error"),
 	F_END,
 };
 
 const struct command room_commands[] = {
-	{"room.open", "open one side of a request's handover", room_open_fields, 0,
-	 run_open, "room, gen and slot of the status page, generation, state"},
-	{"room.bind", "give a recv room, or a pull without any, its pages", bind_fields,
-	 0, run_bind, "state"},
-	{"room.extend", "extend the lease of an offer", extend_fields, 0, run_extend,
+	{"room.open", "Open one side of the KV transfer of a request", room_open_fields,
+	 0, run_open, "room, gen and slot of the status page, generation, state"},
+	{"room.bind", "Bind pages to a recv room, or to a pull opened without pages",
+	 bind_fields, 0, run_bind, "state"},
+	{"room.extend", "Extend the lease of an offer", extend_fields, 0, run_extend,
 	 "state"},
-	{"room.send", "send a chunk of a send room", send_fields, 0, run_send, "state"},
-	{"room.poll", "states of rooms, by list or since a version", room_poll_fields, 0,
-	 room_poll_run, "rooms: {room, role, gen, state, flags, bytes, error}; version"},
-	{"room.abort", "fail a room on both sides", abort_fields, 0, run_abort, "state"},
-	{"room.close", "forget a room that has ended", room_key_fields, 0, run_close,
+	{"room.send", "Send a chunk in a send room", send_fields, 0, run_send, "state"},
+	{"room.poll", "Poll the states of rooms, by list or by changes since a version",
+	 room_poll_fields, 0, room_poll_run,
+	 "rooms: {room, role, gen, state, flags, bytes, error}; version"},
+	{"room.abort", "Abort a room on both sides", abort_fields, 0, run_abort, "state"},
+	{"room.close", "Close a room that has ended", room_key_fields, 0, run_close,
 	 "nothing"},
-	{"room.show", "everything about one room", show_fields, 0, run_show,
-	 "the record. `ticket`: it has one (which is told to nobody); `admits`: its "
-	 "`peers`. `waits_for`, until it has ended: {what, who, since_ms, until_ms "
-	 "(then it ends otherwise)}; `surplus_tokens`: of chunks, that nobody had bound. "
-	 "What it did is in `sent` or `received`, of the room and of each of its peers: "
-	 "{bytes, staged_bytes (by way of a buffer of this daemon's), staged_share, "
-	 "rows, descriptors (iovecs, work requests, messages or copies; 0: the other "
-	 "side's daemon moved them)}; `staged`: some were; a peer's `path`: by what they "
-	 "went, \"\": nothing did yet"},
-	{"room.list", "records of rooms", room_list_fields, 0, room_list_run,
-	 "rooms: records, and for each request of a peer for a room that is not open "
-	 "here {room, role, state_name: \"unopened\", pool, peers, waits_for}; total: "
-	 "the open rooms'"},
-	{"room.history", "rooms that have ended, the latest first", room_history_fields,
-	 0, room_history_run,
-	 "rooms: {room, role, state_name, error, opened_ms, started_ms, ended_ms (ago), "
-	 "timings_ms, bytes, expected_bytes, tokens (bound or offered, whatever came of "
-	 "them), surplus_tokens, session, engine, pid, peer_count, peer (the first), "
-	 "transport}; next: if there are more; total: ended so far. The last 4096 are "
-	 "kept"},
-	{"room.trace", "what happened to the rooms of a number, and when",
+	{"room.show", "Show one room in detail", show_fields, 0, run_show,
+	 "the record of the room. `ticket`: true if it has a ticket, which is never "
+	 "shown; `admits`: its `peers`. `waits_for`, until it has ended: {what, who, "
+	 "since_ms, until_ms (timeout)}; `surplus_tokens`: tokens in chunks that no "
+	 "receiver had bound. `sent` or `received`, for the room and for each of its "
+	 "peers: {bytes, staged_bytes (copied through a buffer of this daemon), "
+	 "staged_share, rows, descriptors (iovecs, work requests, messages or copies; "
+	 "0: moved by the remote daemon)}; `staged`: true if any bytes were; `path` of "
+	 "a peer: the transport path used, \"\": none yet"},
+	{"room.list", "List rooms", room_list_fields, 0, room_list_run,
+	 "rooms: records; a peer's request for a room that is not open here appears as "
+	 "{room, role, state_name: \"unopened\", pool, peers, waits_for}; total: "
+	 "number of open rooms"},
+	{"room.history", "List rooms that have ended, the latest first",
+	 room_history_fields, 0, room_history_run,
+	 "rooms: {room, role, state_name, error, opened_ms, started_ms, ended_ms (age "
+	 "in milliseconds), timings_ms, bytes, expected_bytes, tokens (bound or "
+	 "offered, whether moved or not), surplus_tokens, session, engine, pid, "
+	 "peer_count, peer (the first), transport}; next: present if there are more; "
+	 "total: rooms ended since the start. The last 4096 are kept"},
+	{"room.trace", "Show the events of the rooms of a number, with times",
 	 room_trace_fields, 0, room_trace_run,
-	 "rooms: {what room.show or room.history says; generation, opened_ns "
-	 "(CLOCK_MONOTONIC), layout (its digest), open, now_ns (of one that has not "
-	 "ended), views: {view, party, first_token, tokens, layers, pages, runs, "
-	 "runs_cut}, views_cut: there are more than 64 views or receivers, "
-	 "events, the latest first: {ns (since it was opened), what, party, seq, bytes, "
-	 "generation}, left_out: events past 4096, forgotten: the first are "
-	 "overwritten}; name, instance, boot_id, clock_ns. The latest 65536 events of "
-	 "all rooms are kept"},
-	{"room.plan", "what the planner is given for a room", room_plan_fields, 0,
+	 "rooms: {the fields of room.show or room.history; generation, opened_ns "
+	 "(CLOCK_MONOTONIC), layout (its digest), open, now_ns (of an open room), "
+	 "views: {view, party, first_token, tokens, layers, pages, runs, runs_cut}, "
+	 "views_cut: more than 64 views or receivers, events, the latest first: {ns "
+	 "(since it was opened), what, party, seq, bytes, generation}, left_out: "
+	 "number of events after the first 4096, forgotten: the oldest events have "
+	 "been overwritten}; name, instance, boot_id, clock_ns. The latest 65536 "
+	 "events of all rooms are kept"},
+	{"room.plan", "Show the planner's input for a room", room_plan_fields, 0,
 	 room_plan_run,
-	 "role, party, peer, pool (its), parties; src, dst, map, wants: as plan takes "
-	 "them. Of a push the source's pages come with its chunks and are not kept: its "
-	 "maps have no src_pages"},
-	{"room.digest", "XXH3 of what a room's pages hold, by block of tokens",
+	 "role, party, peer, pool (of the peer), parties; src, dst, map, wants: in the "
+	 "form of the command plan. In a push the source's pages are sent with the "
+	 "chunks and not kept, so the maps have no src_pages"},
+	{"room.digest", "Compute XXH3 digests of the pages of a room, by block of tokens",
 	 room_digest_fields, 0, room_digest_run,
-	 "role, block, units: {view, layer, field, unit, blocks: [first token, the one "
-	 "behind the last, page of the first, digest]}, next: if there are over 4096 "
-	 "blocks. Of what the pages hold now; one at a time in a session"},
+	 "role, block, units: {view, layer, field, unit, blocks: [first token, end "
+	 "token (exclusive), page of the first token, digest]}; next: present if there "
+	 "are more than 4096 blocks. Digests cover the current contents of the pages; "
+	 "one room.digest per session at a time"},
 	{.name = NULL},
 };

@@ -1,23 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * room.digest: XXH3 of what an open room's pages hold, so that the two sides of a
- * transfer can be compared where tokens are wrong. No peer is asked: each daemon reads
- * the memory of its own engine, and kvd-ctl compares.
+ * room.digest: XXH3 of the contents of an open room's pages, to compare the two sides of
+ * a transfer when tokens are wrong. No peer is involved: each daemon reads the memory of
+ * its own engine, and kvd-ctl compares.
  *
- * Both sides must name the same bytes, whatever their pages, orders and ranks are. A
- * digest is therefore of one block: a view's layer, its field, one unit (a head) by the
- * model's number, and the tokens [k * block, (k + 1) * block) of the request that the
- * pages hold; its bytes are the unit's rows in the order of tokens. The order within a
- * page, its size and the split over ranks are in none of it.
+ * Both sides must name the same bytes, independent of their pages, orders and ranks. A
+ * digest therefore covers one block: one layer of a view, one field, one unit (a head) by
+ * the model's numbering, and the tokens [k * block, (k + 1) * block) of the request that
+ * the pages hold. Its bytes are the unit's rows in the order of tokens. Page order, page
+ * size and the split over ranks do not affect it.
  *
- * Rows are gathered by the copy threads, a slice of 256 KiB at a time: they alone may
- * touch memory that its owner can cut, another process's or a GPU's. A slice is hashed
- * on the loop, which takes a quarter of its turn. Between two slices the room is looked
- * up anew; the pool is in use all the time, so its regions stay. A reply has at most
- * KEYS_MAX blocks, and says where the next one begins.
+ * The copy threads gather the rows in slices of 256 KiB, because only they may access
+ * memory that its owner can truncate, another process's memory, or a GPU's. A slice is
+ * hashed on the loop, which takes a quarter of a turn. Between slices the room is found
+ * again; the pool stays in use, so its regions remain. A reply has at most KEYS_MAX
+ * blocks and the position of the next one.
  *
- * A sender's pages are not kept when a chunk has moved (memory in every room, for what
- * people ask for once): its engine's pages are given with the command.
+ * The pages of a sender are not kept after a chunk has moved, since that would cost
+ * memory in every room for a rare command. The caller therefore passes them with the
+ * command.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -38,9 +39,9 @@
 
 #define SLICE_BYTES (256u << 10)
 #define SLICE_ROWS 512u
-#define SLICE_BLOCKS 64u /* their text is written in one turn */
+#define SLICE_BLOCKS 64u /* formatted in one turn */
 #define KEYS_MAX 4096u
-#define FIELDS_A_TURN 1024u /* passed over on the way to `from` */
+#define FIELDS_A_TURN 1024u /* skipped before `from` */
 #define BLOCK_MAX 65536
 
 struct digest_args {
@@ -50,33 +51,35 @@ struct digest_args {
 	int32_t block;
 };
 const struct field room_digest_fields[] = {
-	F_U64("room", digest_args, key.number, REQUIRED, "the router's number"),
+	F_U64("room", digest_args, key.number, REQUIRED, "Number of the room"),
 	F_CHOICE("role", digest_args, key.role, DEFAULT(-1), room_role_names,
-		 "send, recv, offer or pull; needed when there are several"),
+		 "send, recv, offer or pull; required if several rooms have this number"),
 	F_U64("generation", digest_args, generation, DEFAULT(0),
-	      "which of this number, in any session (administrators)"),
+	      "Generation of the room, in any session (administrators only)"),
 	F_OBJECT("views", digest_args, views, OPTIONAL,
-		 "of a sender: the pages, as room.send has them"),
-	F_INT("block", digest_args, block, DEFAULT(64), 1, BLOCK_MAX, "tokens"),
-	F_U64("from", digest_args, from, DEFAULT(0), "`next` of the reply before"),
+		 "Pages, for a sender only: as passed to room.send"),
+	F_INT("block", digest_args, block, DEFAULT(64), 1, BLOCK_MAX,
+	      "Tokens per block; default 64"),
+	F_U64("from", digest_args, from, DEFAULT(0),
+	      "`next` of the previous reply; default 0"),
 	F_END,
 };
 
-/* The next byte. */
+/* Position of the next byte. */
 struct place {
 	size_t map;
-	const struct layout_view *view; /* its; NULL: not looked for yet */
+	const struct layout_view *view; /* of the block; NULL: not found yet */
 	uint32_t layer, field, unit;	/* indexes */
 	bool in_unit;			/* `token` is set */
 	uint64_t token, byte;
 };
 
-/* What is next of one row. */
+/* Position within one row. */
 struct piece {
 	const struct room_map *map;
 	const struct layout_layer *layer;
 	const struct layout_field *field;
-	uint32_t unit; /* the model's */
+	uint32_t unit; /* by the model's numbering */
 	uint64_t token;
 	uint32_t page;
 	uint64_t src, len;
@@ -89,9 +92,9 @@ struct digest {
 	struct rooms *rooms;
 	uint64_t gen;
 	struct pool *pool;     /* in use */
-	struct room_maps sent; /* a sender's */
+	struct room_maps sent; /* of a sender */
 	uint64_t block;
-	uint64_t skip; /* blocks that are still passed over */
+	uint64_t skip; /* number of blocks left to skip */
 	uint64_t keys; /* in this reply */
 	struct place at, slice_at;
 	struct copy_buffer *buffers;
@@ -102,7 +105,7 @@ struct digest {
 	XXH3_state_t *state;
 	struct text text;
 	bool in_group, any_group;
-	uint32_t page; /* where the block under way begins */
+	uint32_t page; /* where the current block starts */
 	struct loop_defer go;
 };
 
@@ -117,7 +120,7 @@ static void digest_free(struct digest *d)
 	mem_free(d);
 }
 
-/* Its answer is `r` negative, raised, or the text. */
+/* Reply with `r` if negative (raised), or with the text. */
 static void digest_over(struct digest *d, int r)
 {
 	struct request *req = d->req;
@@ -141,7 +144,7 @@ static void digest_over(struct digest *d, int r)
 
 /* ---- which bytes, in which order ---- */
 
-/* The next field that has rows; false: there is none. */
+/* The next field with rows; false: none. */
 static bool place_settle(const struct digest *d, const struct room_maps *maps,
 			 struct place *at, struct piece *p)
 {
@@ -217,7 +220,7 @@ static bool piece_next(const struct digest *d, const struct room_maps *maps,
 	return true;
 }
 
-/* On to the block that is asked for, by whole fields; true: it is not reached yet. */
+/* Advance to the requested block by whole fields; true: not reached yet. */
 static bool skip_some(struct digest *d, const struct room_maps *maps)
 {
 	struct piece p;
@@ -303,7 +306,7 @@ static void hash_slice(struct digest *d, const struct room_maps *maps)
 	}
 }
 
-/* The rows of the next slice; it ends with the reply's last block. */
+/* The rows of the next slice, up to the reply's last block. */
 static int slice_plan(struct digest *d, const struct room_maps *maps)
 {
 	struct plan_builder *builder;
@@ -351,7 +354,7 @@ static const struct room_maps *maps_of(const struct digest *d)
 		return NULL;
 	}
 	if (!room) {
-		err_raise(ERR_NOTFOUND, "room: it was closed meanwhile");
+		err_raise(ERR_NOTFOUND, "room: closed during the command");
 		return NULL;
 	}
 	return room->role == ROOM_SEND ? &d->sent : &room->pages.maps;
@@ -432,7 +435,7 @@ static struct room *room_of(struct request *req)
 	if (room && room->number == args->key.number &&
 	    (room->session == req->session || req->session->admin))
 		return room;
-	err_raise(ERR_NOTFOUND, "generation: no open room %llu has it",
+	err_raise(ERR_NOTFOUND, "generation: no open room %llu has this generation",
 		  (unsigned long long)args->key.number);
 	return NULL;
 }
@@ -444,18 +447,18 @@ static int check_room(const struct request *req, const struct room *room)
 
 	if (room_session(req->session)->digesting)
 		return err_raise(ERR_BUSY,
-				 "room.digest: one is under way in this session: wait "
-				 "for its reply");
+				 "room.digest: another one is running in this session; "
+				 "wait for its reply");
 	if (room->role == ROOM_SEND && !args->views)
 		return err_raise(ERR_STATE,
-				 "room %llu: a sender's pages are not kept: give them "
-				 "as \"views\", as room.send had them",
+				 "room %llu: the pages of a sender are not kept; pass "
+				 "them as \"views\", as in room.send",
 				 number);
 	if (room->role != ROOM_SEND && args->views)
-		return err_raise(ERR_INVAL, "views: the room's own are known");
+		return err_raise(ERR_INVAL, "views: only for a sender; omit them");
 	if (room->role != ROOM_SEND && !room->pages.maps.count)
-		return err_raise(ERR_STATE, "room %llu: its engine has bound no pages",
-				 number);
+		return err_raise(ERR_STATE,
+				 "room %llu: no pages are bound; use room.bind", number);
 	if (room->pool->closing)
 		return err_raise(ERR_STATE, "room %llu: its pool is closing", number);
 	return 0;
@@ -468,14 +471,14 @@ static int buffers_fill(struct digest *d)
 	for (uint32_t i = 0; i < layout->view_count; i++)
 		if (!token_shard_is_all(&layout->views[i].shard))
 			return err_raise(ERR_INVAL,
-					 "view %s: holds a shard of the tokens: digests "
-					 "are of whole blocks of tokens",
+					 "view %s: contains a shard of the tokens; "
+					 "digests need whole blocks of tokens",
 					 layout->views[i].name);
 	d->buffers = mem_calloc(layout->buffer_count, sizeof(*d->buffers));
 	d->bytes = mem_alloc(SLICE_BYTES);
 	d->state = XXH3_createState();
 	if (!d->buffers || !d->bytes || !d->state)
-		return err_raise(ERR_NOMEM, "no memory for a digest");
+		return err_raise(ERR_NOMEM, "out of memory for a digest");
 	for (uint32_t i = 0; i < layout->buffer_count; i++) {
 		const struct pool_buffer *b = &d->pool->buffers[i];
 		int r = memory_check_copyable(b->region->memory);

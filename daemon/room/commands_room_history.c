@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * room.history: rooms that have ended, the latest first. More than fits into a reply is
- * asked for in pages: each says where the next one begins. Rooms end in between, which
- * moves nothing: a room keeps its place until the ring forgets it.
+ * room.history: rooms that have ended, the latest first. Long lists are returned in
+ * pages, each with the position of the next one. That position stays valid while more
+ * rooms end, because a room keeps its place until the ring drops it.
  */
 #include <errno.h>
 #include <string.h>
@@ -17,33 +17,35 @@
 #include "daemon/room/rooms_history.h"
 #include "daemon/session/session.h"
 
-#define PASS_MAX 256u /* records that a piece passes over */
+#define PASS_MAX 256u /* records skipped in one step */
 
 struct history_args {
 	bool all, failed;
 	uint32_t limit;
-	uint64_t room, before; /* UINT64_MAX: not said */
+	uint64_t room, before; /* UINT64_MAX: not given */
 	uint64_t since_ms;
 	const char *code;
 };
 const struct field room_history_fields[] = {
-	F_BOOL("all", history_args, all, "every session's (administrators)"),
-	F_BOOL("failed", history_args, failed, "failed ones only"),
-	F_STR("code", history_args, code, OPTIONAL, 32, "failed with this code only"),
+	F_BOOL("all", history_args, all,
+	       "Include the rooms of all sessions (administrators only)"),
+	F_BOOL("failed", history_args, failed, "Only failed rooms"),
+	F_STR("code", history_args, code, OPTIONAL, 32,
+	      "Only rooms that failed with this error code"),
 	F_INT("since_ms", history_args, since_ms, OPTIONAL, 0, JSON_INT_MAX,
-	      "that ended in so many milliseconds before now"),
-	F_U64("room", history_args, room, DEFAULT(-1), "of this number only"),
+	      "Only rooms that ended within this many milliseconds"),
+	F_U64("room", history_args, room, DEFAULT(-1), "Only rooms of this number"),
 	F_INT("limit", history_args, limit, DEFAULT(500), 1, HISTORY_ROOMS,
-	      "at most so many, 500 if absent"),
+	      "Maximum number of records; default 500"),
 	F_U64("before", history_args, before, DEFAULT(-1),
-	      "the `next` of an earlier reply: go on there"),
+	      "`next` of an earlier reply: continue there"),
 	F_END,
 };
 
 struct history_walk {
 	struct reply_walk reply;
 	const struct history *history;
-	uint64_t at; /* the one behind is next */
+	uint64_t at; /* the record before it is next */
 	uint32_t left;
 	bool any;
 	uint64_t now_ns;
@@ -69,7 +71,7 @@ static bool is_asked(const struct ended_room *ended, const struct request *req)
 	       (args->room == UINT64_MAX || args->room == ended->number);
 }
 
-/* Milliseconds ago. */
+/* Age in milliseconds. */
 static bool add_age(cJSON *obj, const char *name, uint64_t at_ns, uint64_t now_ns)
 {
 	return !at_ns ||
@@ -145,10 +147,10 @@ static int put_ended(const struct ended_room *ended, struct history_walk *walk)
 	}
 	cJSON_free(text);
 	cJSON_Delete(record);
-	return text ? 1 : err_raise(ERR_NOMEM, "no memory for a room's record");
+	return text ? 1 : err_raise(ERR_NOMEM, "out of memory for a room's record");
 }
 
-/* `next`: where another page would begin, if there is one. */
+/* `next`: start of the next page, if there is one. */
 static int history_over(struct history_walk *walk, bool more)
 {
 	struct text *out = &walk->reply.text;

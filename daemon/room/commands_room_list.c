@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * room.poll and room.list: over all rooms of an engine, 65 536 if it likes. Both are
- * made piece by piece, and rooms change in between: each record is of the moment when
- * it was written. A poll by version walks from the latest change backwards; what
- * changes meanwhile moves to the end that it comes from and is, perhaps, not told. It
- * has a later version than the reply says, so the next poll tells it.
+ * room.poll and room.list: over all rooms of an engine, up to 65 536. Both replies are
+ * written in steps, and rooms change in between: each record shows the moment when it was
+ * written. A poll by version walks from the latest change backwards. A room that changes
+ * meanwhile moves to the front and may be missing from this reply, but its version is
+ * higher than the reply's, so the next poll returns it.
  */
 #include <errno.h>
 #include <string.h>
@@ -23,12 +23,12 @@
 struct room_walk {
 	struct reply_walk reply;
 	struct rooms *rooms;
-	uint64_t version;	   /* of the rooms when it began */
+	uint64_t version;	   /* of the rooms at the start */
 	bool any;		   /* a record was written */
-	const cJSON *item;	   /* by list: the next one */
-	struct room_cursor cursor; /* of the others */
+	const cJSON *item;	   /* by list: next index */
+	struct room_cursor cursor; /* by version */
 	uint64_t since;
-	int64_t left; /* room.list: so many more */
+	int64_t left; /* room.list: remaining limit */
 };
 
 static struct room_walk *room_walk_of(struct reply_walk *reply)
@@ -82,7 +82,7 @@ static int poll_end(struct room_walk *walk)
 	return 0;
 }
 
-/* {room, role}, or the number alone. */
+/* {room, role}, or only the number. */
 static struct room *find_listed(const struct request *req, const cJSON *item)
 {
 	cJSON number = *item, alone = {.type = cJSON_Object, .child = &number};
@@ -110,7 +110,7 @@ static int poll_listed(struct reply_walk *reply)
 	room = find_listed(reply->req, item);
 	if (room) {
 		r = room_record_text(room, next_record(walk));
-	} else { /* one that is not there does not spoil the others */
+	} else { /* a missing room does not fail the others */
 		err_take(&why);
 		r = room_record_missing(item, &why, next_record(walk));
 	}
@@ -137,13 +137,13 @@ static int poll_changed(struct reply_walk *reply)
 
 struct poll_args {
 	const cJSON *rooms;
-	uint64_t since; /* UINT64_MAX: not said */
+	uint64_t since; /* UINT64_MAX: not given */
 };
 const struct field room_poll_fields[] = {
 	F_ARRAY("rooms", poll_args, rooms, OPTIONAL, ROOM_LIST_MAX,
-		"numbers, or {room, role}"),
+		"Numbers of rooms, or {room, role}"),
 	F_U64("since", poll_args, since, DEFAULT(-1),
-	      "a version: only what changed after it"),
+	      "`version` of an earlier reply: only rooms that changed since then"),
 	F_END,
 };
 
@@ -155,7 +155,7 @@ int room_poll_run(struct request *req)
 	struct room_walk *walk;
 
 	if (!list == (args->since == UINT64_MAX))
-		return err_raise(ERR_INVAL, "one of rooms and since is wanted");
+		return err_raise(ERR_INVAL, "rooms, since: give exactly one of them");
 	walk = walk_new(req, list ? poll_listed : poll_changed);
 	if (!walk)
 		return err_pass(-ENOMEM);
@@ -169,7 +169,7 @@ int room_poll_run(struct request *req)
 
 /* ---- room.list ---- */
 
-/* What it shows: rooms, then peers' requests for rooms that are not open here. */
+/* It shows rooms, then peers' requests for rooms that are not open here. */
 enum { LIST_ANY = -1, LIST_UNOPENED = ROOM_STATES };
 static const char *const list_states[] = {
 	"bootstrapping", "waiting_for_input", "transferring", "aborting",
@@ -182,23 +182,24 @@ struct list_args {
 	uint32_t stuck_ms;
 	int state;
 	const char *peer;
-	uint64_t room; /* UINT64_MAX: not said */
+	uint64_t room; /* UINT64_MAX: not given */
 };
 const struct field room_list_fields[] = {
-	F_BOOL("all", list_args, all, "every session's (administrators)"),
+	F_BOOL("all", list_args, all,
+	       "Include the rooms of all sessions (administrators only)"),
 	F_INT("limit", list_args, limit, DEFAULT(1000), 1, ROOM_LIST_MAX,
-	      "at most so many, 1000 if absent"),
-	F_U64("room", list_args, room, DEFAULT(-1), "of this number only"),
+	      "Maximum number of records; default 1000"),
+	F_U64("room", list_args, room, DEFAULT(-1), "Only rooms of this number"),
 	F_CHOICE("state", list_args, state, DEFAULT(LIST_ANY), list_states,
-		 "in this state only; unopened: peers ask for it, and no engine here has "
-		 "opened it"),
-	F_BOOL("failed", list_args, failed, "aborting and failed ones only"),
-	F_BOOL("live", list_args, live, "only those that have not ended"),
+		 "Only rooms in this state; unopened: requested by peers but not "
+		 "opened by an engine here"),
+	F_BOOL("failed", list_args, failed, "Only aborting and failed rooms"),
+	F_BOOL("live", list_args, live, "Only rooms that have not ended"),
 	F_INT("stuck_ms", list_args, stuck_ms, OPTIONAL, 0, INT32_MAX,
-	      "only what waits for so long"),
+	      "Only rooms that have been waiting for at least this many milliseconds"),
 	F_STR("peer", list_args, peer, OPTIONAL, LINK_ENDPOINT_MAX - 1,
-	      "only those with a peer of this name, endpoint, or beginning of an "
-	      "instance's"),
+	      "Only rooms with a peer of this name, endpoint or instance (or its first "
+	      "digits)"),
 	F_END,
 };
 
@@ -263,7 +264,7 @@ static int put_record(cJSON *record, int r, struct room_walk *walk)
 
 	if (r >= 0) {
 		text = cJSON_PrintUnformatted(record);
-		r = text ? 0 : err_raise(ERR_NOMEM, "no memory for a room's record");
+		r = text ? 0 : err_raise(ERR_NOMEM, "out of memory for a room's record");
 	}
 	if (r >= 0)
 		text_puts(next_record(walk), text);

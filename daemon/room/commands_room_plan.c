@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * room.plan: what the planner is given for an open room, in the form that the command
- * plan and kvd-ctl plan read: the layouts of both sides, the pages, and the wants of one
- * party. The answer to a room's "why so many rows" is then made where it holds up nobody.
+ * room.plan: the planner's input for an open room, in the form that the command plan and
+ * kvd-ctl plan read: the layouts of both sides, the pages, and the wants of one party.
+ * Questions such as "why so many rows" can then be analysed outside the daemon. A puller
+ * knows the pages of both sides. In a push the source's pages arrive with each chunk and
+ * are not kept, so the maps have no src_pages.
  *
- * A puller knows the pages of both sides. Of a push the source's come chunk by chunk and
- * are kept by nobody when the chunk has moved: its maps have no src_pages.
- *
- * It may be long: it is written piece by piece, and each piece looks the room and the
- * party up anew, for either may go meanwhile.
+ * The reply may be long. It is written in steps, and each step finds the room and the
+ * party again, because either may be removed in between.
  */
 #include <errno.h>
 #include <string.h>
@@ -30,11 +29,11 @@ struct plan_args {
 	int32_t party;
 };
 const struct field room_plan_fields[] = {
-	F_U64("room", plan_args, key.number, REQUIRED, "the router's number"),
+	F_U64("room", plan_args, key.number, REQUIRED, "Number of the room"),
 	F_CHOICE("role", plan_args, key.role, DEFAULT(-1), room_role_names,
-		 "send, recv or pull; an offer's puller knows"),
+		 "send, recv or pull; for an offer, ask the puller's daemon"),
 	F_INT("party", plan_args, party, DEFAULT(-1), 0, ROOM_PARTIES_MAX - 1,
-	      "with which of `parties`; the first"),
+	      "Index in `parties`; default: the first"),
 	F_END,
 };
 
@@ -52,7 +51,7 @@ struct room_plan_walk {
 	bool map_begun, of_src, any_map;
 };
 
-/* As it stands in this turn. */
+/* Valid in this turn only. */
 struct planned {
 	const struct room *room;
 	const struct party *party;
@@ -71,7 +70,7 @@ static void room_plan_walk_end(struct reply_walk *reply)
 	mem_free(plan_walk_of(reply));
 }
 
-/* ---- what there is ---- */
+/* ---- lookup ---- */
 
 static const struct party *party_at(const struct room *room, int32_t index)
 {
@@ -86,13 +85,13 @@ static const struct party *party_at(const struct room *room, int32_t index)
 			  (unsigned long long)room->number, (int)index);
 	else
 		err_raise(ERR_STATE,
-			  "room %llu: no peer has told its pages and layout yet",
+			  "room %llu: no peer has sent its pages and layout yet",
 			  (unsigned long long)room->number);
 	return NULL;
 }
 
-/* A room that has ended holds no pool of a peer's; it is looked for. NULL: it is gone, or
- * none was found yet. */
+/* A room that has ended does not reference a peer's pool, so it is found by id. NULL:
+ * removed, or never found. */
 static const struct remote_pool *pool_of(const struct party *party)
 {
 	const struct remote_pool *pool = party->pool;
@@ -103,7 +102,7 @@ static const struct remote_pool *pool_of(const struct party *party)
 									     : NULL;
 }
 
-/* Are both layouts known, and the pages that ever will be? */
+/* Are both layouts known, and all pages that can be known? */
 static int check_known(const struct room *room, const struct party *party)
 {
 	unsigned long long number = room->number;
@@ -111,26 +110,26 @@ static int check_known(const struct room *room, const struct party *party)
 
 	if (room->role == ROOM_OFFER)
 		return err_raise(ERR_STATE,
-				 "room %llu: an offer: its puller knows the pages of "
-				 "both; ask the daemon of %.100s",
+				 "room %llu: an offer; only the puller knows the pages "
+				 "of both sides: ask the daemon of %.100s",
 				 number, peer);
 	if (room->role == ROOM_SEND && party_state(party) == PARTY_READING)
 		return err_raise(ERR_STATE,
-				 "room %llu: the pages of %.100s are not here "
+				 "room %llu: the pages of %.100s have not been received "
 				 "yet",
 				 number, peer);
 	if (!pool_of(party))
 		return err_raise(ERR_STATE,
-				 "room %llu: the layout of %.100s is not "
-				 "known: its pool is %s",
-				 number, peer, party->pool_id ? "gone" : "not here yet");
+				 "room %llu: the layout of %.100s is not known: its "
+				 "pool is %s",
+				 number, peer, party->pool_id ? "gone" : "not known yet");
 	if (room->role != ROOM_SEND && !room_bound(room))
-		return err_raise(ERR_STATE, "room %llu: its engine has bound no pages",
-				 number);
+		return err_raise(ERR_STATE,
+				 "room %llu: no pages are bound; use room.bind", number);
 	if (room->role != ROOM_SEND && !room_planned(room))
 		return err_raise(ERR_STATE,
-				 "room %llu: not planned: what all of its sources have "
-				 "is not known",
+				 "room %llu: not planned yet: the shards of some "
+				 "sources are unknown",
 				 number);
 	return 0;
 }
@@ -138,8 +137,8 @@ static int check_known(const struct room *room, const struct party *party)
 static int refuse_other_pool(const struct party *party)
 {
 	return err_raise(ERR_STATE,
-			 "room %llu: the pool of %.100s was replaced: the "
-			 "layout that it was planned by is gone",
+			 "room %llu: the pool of %.100s was replaced; the layout of the "
+			 "plan no longer exists",
 			 (unsigned long long)party->room->number, party->remote->label);
 }
 
@@ -152,7 +151,7 @@ static int planned_of(const struct room_plan_walk *walk, struct planned *p)
 	int r;
 
 	if (!room)
-		return err_raise(ERR_NOTFOUND, "room: it was closed meanwhile");
+		return err_raise(ERR_NOTFOUND, "room: closed during the command");
 	if (!party)
 		return err_pass(-ENOENT);
 	r = check_known(room, party);
@@ -214,7 +213,7 @@ static int put_dst(struct room_plan_walk *walk, const struct planned *p, struct 
 	return 0;
 }
 
-/* Some of the pages, as runs; false: that was all of them. */
+/* Some of the pages, as runs; false: no more. */
 static bool put_pages(struct room_plan_walk *walk, const struct room_map *map,
 		      struct text *out)
 {
@@ -245,7 +244,7 @@ static void map_begin(struct room_plan_walk *walk, const struct room_map *dst,
 	uint64_t begin = dst->token_begin, end = dst->token_end;
 	struct plan_layers layers = dst->layers;
 
-	if (src) { /* what both hold */
+	if (src) { /* present on both sides */
 		begin = begin > src->token_begin ? begin : src->token_begin;
 		end = end < src->token_end ? end : src->token_end;
 		layers.begin = layers.begin > src->layers.begin ? layers.begin
@@ -279,7 +278,7 @@ static int put_map(struct room_plan_walk *walk, const struct planned *p, struct 
 	if (p->src_maps)
 		src = room_maps_find(p->src_maps, dst->view);
 	if (!layout_view_find(p->src, dst->view) || (p->src_maps && !src)) {
-		walk->map++; /* another source's */
+		walk->map++; /* of another source */
 		return 1;
 	}
 	if (!walk->map_begun)
@@ -297,7 +296,7 @@ static int put_map(struct room_plan_walk *walk, const struct planned *p, struct 
 	return 1;
 }
 
-/* False: the layout is another one than that they were checked against. */
+/* False: the layout is not the one that they were checked against. */
 static bool put_want(const struct plan_want *want, const struct layout *dst, bool first,
 		     struct text *out)
 {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * room.trace: what happened to the rooms of a number, open or ended, and when. A session
- * sees its own rooms, an administrator all; a peer cannot ask. The other side's part is
- * the other daemon's to tell: kvd-ctl asks both and joins them by generation.
+ * room.trace: the events of the rooms of a number, open or ended. A session sees its own
+ * rooms, an administrator all of them; peers have no access. Each daemon knows only its
+ * side: kvd-ctl queries both and joins them by generation.
  *
- * The reply is made piece by piece. A room may go between two pieces; its events do
- * not, for they lie in the ring of all rooms.
+ * The reply is written in steps. A room may be removed between two steps; its events
+ * remain in the ring of all rooms.
  */
 #include <errno.h>
 #include <string.h>
@@ -27,35 +27,36 @@
 #define ROOMS_SHOWN 16u /* of one number */
 #define EVENTS_A_PIECE 64u
 #define ENDED_A_PIECE 256u
-#define RUNS_SHOWN 512u /* of a room's pages: one turn writes them */
+#define RUNS_SHOWN 512u /* of a room's pages, formatted in one turn */
 #define PAGES_SEEN 65536u
 #define PARTIES_SHOWN 64u
-#define VIEWS_SHOWN 64u /* of a room, all parties': one turn writes them */
+#define VIEWS_SHOWN 64u /* of a room and all parties, formatted in one turn */
 
 struct trace_args {
 	bool all, pages;
 	struct room_key key;
 };
 const struct field room_trace_fields[] = {
-	F_U64("room", trace_args, key.number, REQUIRED, "the router's number"),
+	F_U64("room", trace_args, key.number, REQUIRED, "Number of the room"),
 	F_CHOICE("role", trace_args, key.role, DEFAULT(-1), room_role_names,
-		 "send, recv, offer or pull only"),
-	F_BOOL("all", trace_args, all, "every session's (administrators)"),
-	F_BOOL("pages", trace_args, pages, "with the page lists of rooms that are open"),
+		 "Only rooms of this role: send, recv, offer or pull"),
+	F_BOOL("all", trace_args, all,
+	       "Include the rooms of all sessions (administrators only)"),
+	F_BOOL("pages", trace_args, pages, "Include the page lists of open rooms"),
 	F_END,
 };
 
 struct trace_walk {
 	struct reply_walk reply;
 	struct rooms *rooms;
-	struct room_cursor cursor; /* of the open ones; its `at` NULL: done with them */
-	uint64_t ended;		   /* of the history: the one before is next */
+	struct room_cursor cursor; /* of the open rooms; its `at` NULL: finished */
+	uint64_t ended;		   /* of the history: the record before it is next */
 	unsigned int shown;
 	uint64_t gens[ROOMS_SHOWN]; /* of the rooms shown */
-	/* the room under way */
+	/* the current room */
 	bool any_event;
 	bool under_way;
-	uint64_t next; /* its next event's place, plus one */
+	uint64_t next; /* place of its next event, plus one */
 	uint64_t opened_ns;
 	uint32_t events;
 };
@@ -92,7 +93,7 @@ static bool add_common(cJSON *head, const struct trace_walk *walk, uint64_t layo
 	       add_layout(head, layout) && cJSON_AddBoolToObject(head, "open", open);
 }
 
-/* ---- its views, as text: a tree of so many numbers costs more than a turn has ---- */
+/* ---- its views, as text: a tree of so many numbers would take more than a turn ---- */
 
 static void trace_put_number(struct text *out, const char *name, uint64_t value)
 {
@@ -100,12 +101,12 @@ static void trace_put_number(struct text *out, const char *name, uint64_t value)
 	text_u64(out, value);
 }
 
-/* What may still be written of a room. */
+/* Remaining limits of a room. */
 struct views_left {
 	size_t views;
 	size_t runs, pages;
 	bool with_pages;
-	bool any, cut; /* views are there, are left out */
+	bool any, cut; /* views have been written, have been omitted */
 };
 
 /* As [[first page, count]…]. */
@@ -163,7 +164,7 @@ static void put_maps(struct text *out, const struct room_maps *maps,
 	}
 }
 
-/* What is bound here; of a sender, what its receivers have bound. */
+/* The local bindings; for a sender, those of its receivers. */
 static void put_views(struct text *out, const struct room *room, bool pages)
 {
 	struct views_left left = {.views = VIEWS_SHOWN,
@@ -188,7 +189,7 @@ static void put_views(struct text *out, const struct room *room, bool pages)
 
 /* ---- rooms ---- */
 
-/* Its record is what room.show says; more is what only people ask for. */
+/* The record of room.show, with details for operators. */
 static cJSON *head_of_open(struct trace_walk *walk, const struct room *room)
 {
 	uint64_t now = loop_clock_ns(rooms_kvd(walk->rooms)->loop);
@@ -230,8 +231,8 @@ static int room_begin(struct trace_walk *walk, cJSON *head, const struct room *r
 
 	cJSON_Delete(head);
 	if (!text)
-		return err_raise(ERR_NOMEM, "no memory for a room's trace");
-	text[strlen(text) - 1] = '\0'; /* its end comes behind the events */
+		return err_raise(ERR_NOMEM, "out of memory for a room's trace");
+	text[strlen(text) - 1] = '\0'; /* its end follows the events */
 	text_puts(out, walk->shown ? "," : ",\"rooms\":[");
 	walk->gens[walk->shown++] = gen;
 	text_puts(out, text);
@@ -332,7 +333,7 @@ static bool is_asked(const struct trace_walk *walk, uint64_t number, enum room_r
 	       (args->all || session == walk->reply.req->session->id);
 }
 
-/* Open when it was told, it may have ended and been closed since. */
+/* Open when it was written, it may have ended and been closed since. */
 static bool is_told(const struct trace_walk *walk, uint64_t gen)
 {
 	for (unsigned int i = 0; i < walk->shown; i++) {
@@ -353,7 +354,7 @@ static int ended_piece(struct trace_walk *walk)
 		if (!e || walk->shown == ROOMS_SHOWN)
 			return trace_over(walk);
 		walk->ended--;
-		/* one that is not closed was among the open ones */
+		/* a room that is not closed was among the open ones */
 		if (is_asked(walk, e->number, e->role, e->session) &&
 		    !rooms_by_gen(walk->rooms, e->gen) && !is_told(walk, e->gen))
 			return room_begin(walk, head_of_ended(walk, e), NULL, e->gen,

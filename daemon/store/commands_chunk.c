@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * chunk.*: what the store keeps, by name (daemon/store/store.h). Ids are hex here; the
- * submission ring takes them as bytes.
+ * chunk.* and space.*: the chunk store as control commands (daemon/store/store.h). Ids
+ * are hex here; the submission ring takes them as bytes.
  *
- * A layout that is given as text is parsed on a helper, and the request waits; one of a
- * pool is there already.
+ * A layout given as text is parsed on a helper while the request waits. The layout of a
+ * pool has been parsed already.
  */
 #include "daemon/request/ring_ops.h"
 
@@ -38,22 +38,22 @@ struct space_args {
 };
 static const struct field space_fields[] = {
 	F_ID("pool", space_args, pool, DEFAULT(-1),
-	     "of this session: its layout is meant. This or layout"),
+	     "Pool of this session that provides the layout. Give either pool or layout"),
 	F_OBJECT("layout", space_args, layout, OPTIONAL,
-		 "as pool.register's; buffers may be left out"),
-	F_STR("model", space_args, model, REQUIRED, STORE_WORD_MAX,
-	      "which model's KV it is"),
+		 "Layout in the form of pool.register; buffers may be omitted"),
+	F_STR("model", space_args, model, REQUIRED, STORE_WORD_MAX, "Name of the model"),
 	F_STR("revision", space_args, revision, OPTIONAL, STORE_WORD_MAX,
-	      "of its weights and adapters"),
+	      "Revision of the model's weights and adapters"),
 	F_STR("scheme", space_args, scheme, REQUIRED, STORE_WORD_MAX,
-	      "how ids are made of tokens: hash, seed, block size. Where two engines' "
-	      "are equal, equal tokens have equal ids"),
+	      "How ids are derived from tokens (hash, seed, block size). Engines with "
+	      "equal schemes must give equal ids to equal tokens"),
 	F_STR("rope", space_args, rope, OPTIONAL, STORE_WORD_MAX,
-	      "how positions are encoded, where the model alone does not say it"),
+	      "Position encoding, if the model name does not determine it"),
 	F_INT("tokens", space_args, tokens, REQUIRED, CANON_TOKENS_MIN, CANON_TOKENS_MAX,
-	      "of a chunk"),
+	      "Tokens per chunk"),
 	F_ARRAY("views", space_args, views, OPTIONAL, LAYOUT_VIEWS_MAX,
-		"names of those that a chunk has; if absent, all of the layout but aux"),
+		"Names of the views that a chunk contains; default: all views of the "
+		"layout except aux"),
 	F_END,
 };
 
@@ -65,7 +65,10 @@ static int space_views(const cJSON *array, const char **views, uint32_t *count_p
 	cJSON_ArrayForEach(item, array) {
 		views[n] = cJSON_GetStringValue(item);
 		if (!views[n])
-			return err_raise(ERR_INVAL, "views[%u]: a name was expected", n);
+			return err_raise(ERR_INVAL,
+					 "views[%u]: not a string; give the name of a "
+					 "view",
+					 n);
 		n++;
 	}
 	*count_p = n;
@@ -108,7 +111,7 @@ static int space_open(struct request *req, const struct layout *layout)
 struct space_job {
 	struct offload_job job;
 	struct request *req;
-	const cJSON *json; /* the request's */
+	const cJSON *json; /* owned by the request */
 	struct layout *layout;
 };
 
@@ -148,7 +151,7 @@ static int space_run(struct request *req)
 	const struct pool *pool;
 
 	if (by_pool == (args->layout != NULL))
-		return err_raise(ERR_INVAL, "one of pool and layout is wanted");
+		return err_raise(ERR_INVAL, "pool, layout: give exactly one of them");
 	if (by_pool) {
 		pool = pool_find(req->session, args->pool);
 		return pool ? err_pass(space_open(req, pool->layout)) : err_pass(-ENOENT);
@@ -169,7 +172,7 @@ struct space_key_args {
 	uint64_t space;
 };
 static const struct field space_key_fields[] = {
-	F_ID("space", space_key_args, space, REQUIRED, "of this session"),
+	F_ID("space", space_key_args, space, REQUIRED, "Space of this session"),
 	F_END,
 };
 
@@ -187,7 +190,7 @@ static int space_close_run(struct request *req)
 
 /* ---- ids ---- */
 
-/* *bytes_p is the caller's (mem_free). */
+/* The caller owns *bytes_p (mem_free). */
 static int ids_read(const struct ids_args *args, uint8_t **bytes_p, struct store_ids *ids)
 {
 	uint32_t count = (uint32_t)cJSON_GetArraySize(args->ids);
@@ -204,7 +207,7 @@ static int ids_read(const struct ids_args *args, uint8_t **bytes_p, struct store
 		    !hex_read(text, bytes + n * STORE_ID_BYTES, STORE_ID_BYTES)) {
 			mem_free(bytes);
 			return err_raise(ERR_INVAL,
-					 "ids[%u]: %zu hex digits were expected", n,
+					 "ids[%u]: not an id; give %zu hex digits", n,
 					 (size_t)HEX_CHARS(STORE_ID_BYTES));
 		}
 		n++;
@@ -278,7 +281,8 @@ static int drop_run(struct request *req)
 
 #define F_LEASE(s)                                                                      \
 	F_INT("lease_ms", s, lease_ms, DEFAULT(LEASE_MS_PRESET), 1, STORE_LEASE_MS_MAX, \
-	      "so long the chunks stay, unless the hold is closed before")
+	      "Lease in milliseconds: the chunks stay pinned until it expires or the "  \
+	      "hold is released")
 
 static void hold_reply(struct request *req, const struct store_hold *hold)
 {
@@ -306,8 +310,9 @@ static const struct field hold_fields[] = {
 	F_IDS(hold_args),
 	F_LEASE(hold_args),
 	F_INT("far_ms", hold_args, far_ms, OPTIONAL, 0, STORE_FAR_MS_MAX,
-	      "what is not here is asked of the daemons in chunk_peers, and of those "
-	      "that chunk_index name, for at most so long"),
+	      "Milliseconds to query the daemons in chunk_peers, and those that the "
+	      "index nodes (chunk_index) name, for chunks missing here; default 0: "
+	      "local chunks only"),
 	F_END,
 };
 
@@ -350,8 +355,8 @@ struct join_args {
 	uint32_t lease_ms;
 };
 static const struct field join_fields[] = {
-	F_ID("space", join_args, space, REQUIRED, "of this session"),
-	F_STR("secret", join_args, secret, REQUIRED, 0, "of the hold"),
+	F_ID("space", join_args, space, REQUIRED, "Space of this session"),
+	F_STR("secret", join_args, secret, REQUIRED, 0, "Secret of the hold"),
 	F_LEASE(join_args),
 	F_END,
 };
@@ -368,7 +373,8 @@ static int join_run(struct request *req)
 
 	if (r >= 0 && (strlen(args->secret) != HEX_CHARS(STORE_SECRET_BYTES) ||
 		       !hex_read(args->secret, secret, STORE_SECRET_BYTES)))
-		r = err_raise(ERR_INVAL, "secret: %zu hex digits were expected",
+		r = err_raise(ERR_INVAL,
+			      "secret: not a hold's secret; give %zu hex digits",
 			      (size_t)HEX_CHARS(STORE_SECRET_BYTES));
 	if (r >= 0)
 		r = store_hold_join(handle, secret, &hold_args, &hold);
@@ -382,7 +388,7 @@ struct hold_key_args {
 	uint64_t hold;
 };
 static const struct field hold_key_fields[] = {
-	F_ID("hold", hold_key_args, hold, REQUIRED, "of this session"),
+	F_ID("hold", hold_key_args, hold, REQUIRED, "Hold of this session"),
 	F_END,
 };
 
@@ -464,7 +470,8 @@ static const struct field put_fields[] = {
 	F_PLACE(put_args),
 	F_WAIT(put_args),
 	F_BOOL("durable", put_args, durable,
-	       "it succeeds when all of it is in files and outlasts a loss of power"),
+	       "Succeed only after all chunks have been written to files and synced; "
+	       "default: false"),
 	F_END,
 };
 
@@ -533,11 +540,12 @@ struct fetch_args {
 	uint32_t deadline_ms;
 };
 static const struct field fetch_fields[] = {
-	F_ID("hold", fetch_args, hold, REQUIRED, "of this session"),
+	F_ID("hold", fetch_args, hold, REQUIRED, "Hold of this session"),
 	F_PLACE(fetch_args),
 	F_WAIT(fetch_args),
 	F_INT("deadline_ms", fetch_args, deadline_ms, OPTIONAL, 1, ROOM_MS_MAX,
-	      "what is not there by then fails the move"),
+	      "Milliseconds after which the move fails if chunks are missing; default: "
+	      "no deadline"),
 	F_END,
 };
 
@@ -564,7 +572,7 @@ struct move_key_args {
 	uint64_t move;
 };
 static const struct field move_key_fields[] = {
-	F_ID("move", move_key_args, move, REQUIRED, "of this session"),
+	F_ID("move", move_key_args, move, REQUIRED, "Move of this session"),
 	F_END,
 };
 
@@ -582,7 +590,7 @@ static int move_run(struct request *req)
 		chunk_move_reply(req, move);
 		return 0;
 	}
-	err_clear(); /* the ring refused to begin it, and that is the answer */
+	err_clear(); /* the ring rejected the entry; report that as the state */
 	brief_init(&brief);
 	brief_number(&brief, "state", KVD_FAILED);
 	brief_number(&brief, "chunks", 0);
@@ -776,69 +784,77 @@ static int list_run(struct request *req)
 }
 
 static const struct field list_fields[] = {
-	F_BOOL("all", request_list_args, all, "every user's spaces (administrators)"),
+	F_BOOL("all", request_list_args, all,
+	       "Include the spaces of all users (administrators only)"),
 	F_END,
 };
 
 const struct command chunk_commands[] = {
-	{"space.open", "name what chunks mean, with one rank's layout", space_fields, 0,
-	 space_run,
-	 "space; tokens; part_bytes: what is kept of a chunk; tenant; digest: its name "
-	 "in chunk.events"},
-	{"space.close", "be done with a space; its chunks stay", space_key_fields, 0,
-	 space_close_run, "nothing"},
-	{"chunk.find", "how many of these chunks are there, from the first on",
+	{"space.open",
+	 "Open a space: the namespace of chunks for one model, scheme and layout",
+	 space_fields, 0, space_run,
+	 "space; tokens; part_bytes: bytes stored per chunk; tenant; digest: "
+	 "identifies the space in chunk.events"},
+	{"space.close", "Close a space; its chunks stay in the store", space_key_fields,
+	 0, space_close_run, "nothing"},
+	{"chunk.find", "Count the leading chunks that are present, without pinning them",
 	 find_fields, 0, find_run,
-	 "chunks, tokens; pages: of the chunks, those that are in engines' pages alone. "
-	 "They may leave: hold them"},
-	{"chunk.hold", "keep the chunks that are there from leaving", hold_fields, 0,
-	 hold_run,
-	 "hold; secret: for chunk.join; first; chunks, tokens: held; pages: "
-	 "of the chunks, those that are in engines' pages alone, which no hold keeps; "
-	 "far: the last ones, at another daemon"},
-	{"chunk.join", "hold the same chunks for another session or rank", join_fields, 0,
-	 join_run, "as chunk.hold"},
-	{"chunk.release", "close a hold; what reads by it goes on", hold_key_fields, 0,
-	 release_run, "nothing"},
-	{"chunk.holders", "which daemons have a hold's last `far` chunks",
+	 "chunks, tokens: length of the prefix found; pages: number of these chunks "
+	 "that exist only in engines' pages. Any of them may be evicted at any time; "
+	 "use chunk.hold to pin them"},
+	{"chunk.hold", "Pin the leading chunks that are present against eviction",
+	 hold_fields, 0, hold_run,
+	 "hold; secret: for chunk.join; first; chunks, tokens: length of the pinned "
+	 "prefix; pages: number of its chunks that exist only in engines' pages, which "
+	 "a hold does not pin; far: number of its last chunks that are on another "
+	 "daemon"},
+	{"chunk.join", "Pin the chunks of an existing hold for another session or rank",
+	 join_fields, 0, join_run, "as chunk.hold"},
+	{"chunk.release", "Release a hold; fetches in progress finish", hold_key_fields,
+	 0, release_run, "nothing"},
+	{"chunk.holders",
+	 "List the daemons that have the remote (`far`) chunks of a hold",
 	 hold_key_fields, 0, holders_run,
-	 "holders: {instance, endpoint, chunks, tokens}: who is asked for them, and who "
-	 "goes on when that one fails"},
-	{"chunk.put", "store chunks of a pool's pages", put_fields, 0, put_run,
-	 "move, slot and gen of the status page, state; chunks: taken, of which `there` "
-	 "were there or on their way; left_out: no room for them, or "
-	 "stored at another place; done; prefix_tokens; "
-	 "bytes, total; error"},
-	{"chunk.fetch", "read held chunks into a pool's pages", fetch_fields, 0,
-	 fetch_run, "as chunk.put"},
-	{"chunk.move", "a put, a fetch, a publication or a withdrawal", move_key_fields,
-	 0, move_run,
-	 "as chunk.put; prefix_tokens: moved without a gap from the first on"},
-	{"chunk.abort", "fail a move; its pages are its engine's when it is terminal",
+	 "holders: {instance, endpoint, chunks, tokens}, in the order of use: if a "
+	 "holder fails, the next one is asked"},
+	{"chunk.put", "Store chunks from the pages of a pool", put_fields, 0, put_run,
+	 "move; slot, gen: its entry in the status page; state; chunks: number "
+	 "accepted; there: of these, already stored or being stored; left_out: not "
+	 "stored for lack of space, or because the chunk is stored at another "
+	 "position; done; prefix_tokens; bytes, total; error"},
+	{"chunk.fetch", "Copy the chunks of a hold into the pages of a pool",
+	 fetch_fields, 0, fetch_run, "as chunk.put"},
+	{"chunk.move", "Show the progress of a put, fetch, publish or withdraw",
+	 move_key_fields, 0, move_run,
+	 "as chunk.put; prefix_tokens: tokens moved without a gap, from the first one"},
+	{"chunk.abort", "Abort a move; its pages stay in use until its state is terminal",
 	 move_key_fields, 0, abort_run, "as chunk.put"},
-	{"chunk.close", "be done with a move: aborted if it has not ended",
-	 move_key_fields, 0, close_run, "nothing"},
-	{"chunk.drop", "forget chunks", find_fields, 0, drop_run, "chunks: there were"},
-	{"chunk.list", "what the chunk store holds", list_fields, 0, list_run,
-	 "ready: its memory is made; memory_bytes, free_bytes; chunks; "
-	 "published: parts in engines' pages; evicted, found, "
-	 "missed: chunks, since the start; spaces_evicted: with all of their chunks; "
-	 "put_bytes, fetched_bytes; holds, moves: open; "
-	 "far: {stores, up: of chunk_peers; left_out: for a while, they were late; "
-	 "found, bytes, retries; hedges, hedges_won: "
-	 "parts that were late and asked of another one, too; lends, lent: by "
-	 "others}; homes, with chunk_index: {homes, up; notes told, resyncs: "
-	 "how often a home was told all; asks, late: of homes; dials, dials_refused: of "
-	 "holders that were no peers}; home, once it is one of others': {holdings, of at "
-	 "most `most`, of holders; bytes; notes, refused: there was no room; finds; "
-	 "again: how often a holder had to tell all anew}; "
-	 "files, with chunk_dir: {dir, way (io_uring, threads), direct, open, scanned: "
-	 "what it holds is known, readonly, why, bytes, free_bytes: of them, as far as "
-	 "the file system has room; disk_free_bytes: its own; full: it has none for "
-	 "another file; stands: the disk does not answer; written, read, "
-	 "evicted, bad: their sums were wrong, written_bytes, read_bytes, faults, "
-	 "queued}; "
-	 "spaces: {tenant, digest, model, revision, scheme, rope, tokens, chunks, bytes, "
-	 "classes: ways to lie, handles: uses by sessions}"},
+	{"chunk.close", "Close a move; abort it if it has not ended", move_key_fields, 0,
+	 close_run, "nothing"},
+	{"chunk.drop", "Remove chunks from the store", find_fields, 0, drop_run,
+	 "chunks: number removed"},
+	{"chunk.list", "Show the contents and counters of the chunk store", list_fields,
+	 0, list_run,
+	 "ready: chunk_memory is allocated; memory_bytes, free_bytes; chunks; "
+	 "published: chunk parts in engines' pages; evicted, found, missed: chunks since "
+	 "the start; spaces_evicted: spaces removed with all of their chunks; "
+	 "put_bytes, fetched_bytes; holds, moves: open now; far (remote chunks): "
+	 "{stores, up: daemons of chunk_peers; left_out: those suspended after late "
+	 "replies; found, bytes, retries; hedges, hedges_won: late parts requested "
+	 "from a second holder; lends, lent: remote holds granted since the start, "
+	 "open now}; homes, with chunk_index: {homes, up: index nodes; notes: updates "
+	 "sent; resyncs: full resynchronisations; asks, late: queries to index nodes, "
+	 "and those that timed out; dials, dials_refused: connections to holders that "
+	 "were not peers}; home, if this daemon is an index node: {holdings: entries, "
+	 "most: their limit, holders; bytes; notes: updates received; refused: updates "
+	 "dropped for lack of memory; finds: queries received; again: full "
+	 "resynchronisations requested}; files, with chunk_dir: {dir, way: io_uring or "
+	 "threads, direct, open, scanned: the initial scan has finished, readonly, "
+	 "why, bytes, free_bytes: within the limit and the free space of the file "
+	 "system; disk_free_bytes: free space of the file system; full: no space for "
+	 "another file; stands: the disk does not respond; written, read, evicted: "
+	 "chunks; bad: chunks with checksum errors; written_bytes, read_bytes, faults, "
+	 "queued}; spaces: {tenant, digest, model, revision, scheme, rope, tokens, "
+	 "chunks, bytes, classes: slot classes, handles: times opened by sessions}"},
 	{.name = NULL},
 };

@@ -14,20 +14,20 @@ struct ids_args {
 	const cJSON *ids;
 	uint64_t first;
 };
-#define F_SPACE(s) F_ID("space", s, ids.space, REQUIRED, "of this session")
-#define F_IDS(s)                                                                    \
-	F_ARRAY("ids", s, ids.ids, REQUIRED, STORE_IDS_MAX,                         \
-		"64 hex digits each: chunks that follow each other"),               \
-		F_INT("first", s, ids.first, OPTIONAL, 0, CHUNK_FIRST_MAX,          \
-		      "which chunk of its prompt the first is: it begins at token " \
-		      "first x tokens; 4294967295: not known, tokens are counted "  \
-		      "from the first chunk on")
+#define F_SPACE(s) F_ID("space", s, ids.space, REQUIRED, "Space of this session")
+#define F_IDS(s)                                                                       \
+	F_ARRAY("ids", s, ids.ids, REQUIRED, STORE_IDS_MAX,                            \
+		"Ids of consecutive chunks of one prompt, 64 hex digits each"),        \
+		F_INT("first", s, ids.first, OPTIONAL, 0, CHUNK_FIRST_MAX,             \
+		      "Index of the first chunk within its prompt: it starts at "      \
+		      "token first x tokens. 4294967295: unknown, tokens are counted " \
+		      "from the first chunk")
 
-#define F_PLACE(s)                                                               \
-	F_ID("pool", s, pool, REQUIRED,                                          \
-	     "of this session, with the layout that the space was opened with"), \
-		F_VIEWS(s, "where the tokens are: {name: {pages, first_token, "  \
-			   "tokens}}, each view of the space")
+#define F_PLACE(s)                                                             \
+	F_ID("pool", s, pool, REQUIRED,                                        \
+	     "Pool of this session, with the layout of the space"),            \
+		F_VIEWS(s, "Pages of the tokens: {name: {pages, first_token, " \
+			   "tokens}} for each view of the space")
 
 struct put_args {
 	struct ids_args ids;

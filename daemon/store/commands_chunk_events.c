@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * chunk.events, chunk.snapshot: daemon/store/events.h. Both answer with a page of at most
- * some hundred objects, put together as text, so that none takes long of a turn; who
- * reads them asks again until there is no more.
+ * chunk.events, chunk.snapshot: daemon/store/events.h. Both reply with one page of at
+ * most some hundred objects, formatted as text, which bounds the time of a turn. Clients
+ * repeat the command until the reply has no more.
  */
 #include <errno.h>
 #include <string.h>
@@ -61,7 +61,7 @@ static void listing_add(void *arg, const struct store_event *event)
 	text_puts(text, event->put ? ",\"put\":true}" : ",\"put\":false}");
 }
 
-/* `number` 0: all of the user's spaces. */
+/* `number` 0: all spaces of the user. */
 static int reader_of(struct request *req, uint64_t number, struct listing *listing,
 		     struct store_reader *reader)
 {
@@ -87,10 +87,12 @@ struct events_args {
 };
 static const struct field events_fields[] = {
 	F_ID("space", events_args, space, OPTIONAL,
-	     "of this session: its chunks alone; if absent, all of the user's"),
+	     "Report only the chunks of this space of the session; default: all spaces "
+	     "of the user"),
 	F_ID("since", events_args, since, OPTIONAL,
-	     "`seq` of the answer before; 0: there was none"),
-	F_STR("instance", events_args, instance, OPTIONAL, 0, "of the answer before"),
+	     "`seq` of the previous reply; 0 for the first call"),
+	F_STR("instance", events_args, instance, OPTIONAL, 0,
+	      "`instance` of the previous reply"),
 	F_END,
 };
 
@@ -106,7 +108,7 @@ static int events_run(struct request *req)
 	if (r >= 0 && args->instance &&
 	    (strlen(args->instance) != HEX_CHARS(INSTANCE_BYTES) ||
 	     !hex_read(args->instance, instance, sizeof(instance))))
-		r = err_raise(ERR_INVAL, "instance: %u hex digits were expected",
+		r = err_raise(ERR_INVAL, "instance: not an instance; give %u hex digits",
 			      2 * INSTANCE_BYTES);
 	if (r < 0)
 		return err_pass(r);
@@ -134,9 +136,10 @@ struct snapshot_args {
 };
 static const struct field snapshot_fields[] = {
 	F_ID("space", snapshot_args, space, OPTIONAL,
-	     "of this session: its chunks alone; if absent, all of the user's"),
+	     "List only the chunks of this space of the session; default: all spaces "
+	     "of the user"),
 	F_ID("at", snapshot_args, at, OPTIONAL,
-	     "`next` of the page before; 0: the first one"),
+	     "`next` of the previous page; 0 for the first page"),
 	F_END,
 };
 
@@ -159,16 +162,18 @@ static int snapshot_run(struct request *req)
 }
 
 const struct command chunk_event_commands[] = {
-	{"chunk.events", "chunks of the user that came and went since the last call",
+	{"chunk.events",
+	 "Report the user's chunks that were added or removed since the previous call",
 	 events_fields, 0, events_run,
-	 "events: at most 256, {seq, id, space: its digest, as chunk.list has it, first, "
-	 "tokens, tier (memory, file, pages: an engine's), put: it came, else it went}; "
-	 "seq: since, of the next call; more: there are more; lost: some are not told, "
-	 "as at the first call: list chunk.snapshot now, then go on from this seq;"
-	 " instance: of the daemon: another's numbers mean nothing"},
-	{"chunk.snapshot", "chunks of the user, page by page", snapshot_fields, 0,
+	 "events: at most 256 of {seq, id, space: its digest as in chunk.list, first, "
+	 "tokens, tier: memory, file or pages (of an engine), put: true if added, "
+	 "false if removed}; seq: the value of since for the next call; more: further "
+	 "events are available; lost: events are missing, as after the first call: "
+	 "read chunk.snapshot, then continue from this seq; instance: of the daemon; "
+	 "seq values of another instance are not comparable"},
+	{"chunk.snapshot", "List the user's chunks in pages", snapshot_fields, 0,
 	 snapshot_run,
-	 "chunks: {id, space, first, tokens, memory, file, pages: where it is}; next: "
-	 "at, of the next page, 0: this was the last"},
+	 "chunks: {id, space, first, tokens, memory, file, pages: the tiers that have "
+	 "it}; next: the value of at for the next page, 0 after the last page"},
 	{.name = NULL},
 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* chunk.publish, chunk.withdraw: chunks that stay in their engine's pages. */
+/* chunk.publish, chunk.withdraw: chunks that remain in the pages of their engine. */
 #include "daemon/store/commands_chunk.h"
 
 #include "daemon/base/context.h"
@@ -9,7 +9,7 @@
 #define GRACE_MS_PRESET 100
 #define GRACE_MS_MAX 60000
 
-/* The same of put_args, less `durable`. */
+/* put_args without `durable`. */
 static const struct field publish_fields[] = {
 	F_SPACE(put_args), F_IDS(put_args), F_PLACE(put_args), F_WAIT(put_args), F_END,
 };
@@ -28,7 +28,8 @@ static const struct field withdraw_fields[] = {
 	F_IDS(withdraw_args),
 	F_INT("grace_ms", withdraw_args, grace_ms, DEFAULT(GRACE_MS_PRESET), 0,
 	      GRACE_MS_MAX,
-	      "what reads the pages by then may go on for so long; then it fails"),
+	      "Milliseconds for which reads in progress may continue; after that they "
+	      "fail"),
 	F_END,
 };
 
@@ -50,13 +51,15 @@ static int withdraw_run(struct request *req)
 }
 
 const struct command chunk_pages_commands[] = {
-	{"chunk.publish", "name a pool's pages that hold chunks, and stay what they are",
+	{"chunk.publish",
+	 "Publish chunks in place: the pages of the pool must not change until "
+	 "chunk.withdraw has ended",
 	 publish_fields, 0, publish_run,
-	 "as chunk.put; left_out: over the limit of what one daemon's engines publish, "
-	 "or stored at another place. Once it has succeeded the pages are read until "
-	 "chunk.withdraw has"},
-	{"chunk.withdraw", "take published pages back", withdraw_fields, 0, withdraw_run,
-	 "as chunk.put; chunks: published until now; left_out: were not, by this "
-	 "session. Once it has ended nobody reads the pages"},
+	 "as chunk.put; left_out: over the limit of published chunks per daemon, or "
+	 "stored at another position. After success, other sessions and daemons read "
+	 "the pages until chunk.withdraw has ended"},
+	{"chunk.withdraw", "Withdraw published chunks", withdraw_fields, 0, withdraw_run,
+	 "as chunk.put; chunks: number withdrawn; left_out: chunks that this session "
+	 "had not published. After it has ended the pages are no longer read"},
 	{.name = NULL},
 };

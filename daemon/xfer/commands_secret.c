@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * secret.create, .extend, .revoke: who else may use a session's memory (grant.h).
+ * secret.create, .extend, .revoke: access of other sessions to a session's memory
+ * (grant.h).
  *
- * A secret's bytes are in the answer of secret.create and nowhere else; afterwards it is
- * called by its number. One whose answer cannot be given is taken back at once. Regions
- * are the session's own that are registered at that moment: numbers are never given
- * twice, so one that is unregistered later opens nothing.
+ * The bytes of a secret appear only in the reply of secret.create; later commands use its
+ * number. If the reply cannot be sent, the secret is revoked at once. Regions are those
+ * of the session that are registered at that moment. Numbers are never reused, so a
+ * region unregistered later grants no access.
  */
 #include <errno.h>
 
@@ -46,7 +47,7 @@ static int parse_regions(struct request *req, const cJSON *json, struct grant_ar
 		if (!(number >= 0 && number <= (double)JSON_INT_MAX) ||
 		    (double)(uint64_t)number != number)
 			return err_raise(ERR_INVAL,
-					 "regions[%zu]: must be a number of "
+					 "regions[%zu]: must be a number from "
 					 "region.register",
 					 n);
 		regions[n] = (uint64_t)number;
@@ -78,10 +79,10 @@ static int run_create(struct request *req)
 	if (!result || !cJSON_AddNumberToObject(result, "grant", (double)grant->id) ||
 	    !result_add_u64(result, "session", req->session->epoch) ||
 	    !result_add_hex(result, "secret", grant->secret, sizeof(grant->secret)))
-		r = err_raise(ERR_NOMEM, "no memory for the answer");
+		r = err_raise(ERR_NOMEM, "out of memory for the reply");
 	if (r >= 0)
 		r = request_try_reply(req, mem_steal(result));
-	if (r < 0) /* nobody knows it */
+	if (r < 0) /* it is unknown to any client */
 		grant_revoke(grant);
 	cJSON_Delete(result);
 	return r < 0 ? err_pass(r) : 0;
@@ -128,35 +129,37 @@ static int run_revoke(struct request *req)
 
 static const struct field create_fields[] = {
 	F_ARRAY("regions", create_args, regions, OPTIONAL, GRANT_REGIONS_MAX,
-		"numbers of this session's regions; absent: all, also later ones; []: "
-		"none yet"),
+		"Regions of this session that the secret gives access to; default: "
+		"all, including later ones; []: none yet"),
 	F_CHOICE("access", create_args, access, DEFAULT(0), access_names,
-		 "read or read-write; absent: read"),
+		 "read or read-write; default: read"),
 	F_INT("ttl_ms", create_args, ttl_ms, OPTIONAL, 1, TTL_MS_MAX,
-	      "for how long something new may begin; absent: while the session lives"),
+	      "Milliseconds for which new operations may start; default: while the "
+	      "session exists"),
 	F_STR("peer", create_args, peer, OPTIONAL, LINK_USER_MAX - 1,
-	      "the only daemon that may use it, by its name in curve_allow_file"),
+	      "Name in curve_allow_file of the only daemon that may use the secret; "
+	      "default: any"),
 	F_END,
 };
 static const struct field extend_fields[] = {
-	F_ID("grant", extend_args, grant, REQUIRED, "of secret.create"),
+	F_ID("grant", extend_args, grant, REQUIRED, "Number from secret.create"),
 	F_ARRAY("regions", extend_args, regions, OPTIONAL, GRANT_REGIONS_MAX,
-		"these, too; absent: all, also later ones"),
+		"Regions to add; default: all, including later ones"),
 	F_END,
 };
 static const struct field revoke_fields[] = {
-	F_ID("grant", revoke_args, grant, REQUIRED, "of secret.create"),
+	F_ID("grant", revoke_args, grant, REQUIRED, "Number from secret.create"),
 	F_END,
 };
 
 const struct command secret_commands[] = {
-	{"secret.create", "a secret with bounds, for peer.attach", create_fields, 0,
-	 run_create,
-	 "grant (its number), session (the epoch), secret. At most 256 a session; those "
-	 "that have had their time make place"},
-	{"secret.extend", "a secret is for more regions from now on", extend_fields, 0,
-	 run_extend, "nothing"},
-	{"secret.revoke", "nothing new begins by a secret any more", revoke_fields, 0,
-	 run_revoke, "nothing; what is under way finishes"},
+	{"secret.create", "Create a secret with limited access, for peer.attach",
+	 create_fields, 0, run_create,
+	 "grant (its number), session (the epoch), secret. At most 256 per session; "
+	 "expired ones are replaced"},
+	{"secret.extend", "Add regions to a secret", extend_fields, 0, run_extend,
+	 "nothing"},
+	{"secret.revoke", "Revoke a secret: no new operation may use it", revoke_fields,
+	 0, run_revoke, "nothing; operations in progress finish"},
 	{.name = NULL},
 };

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * peer.attach, dlist.*, xfer.*, notif.*: the transfer layer's commands. What an
- * engine can get wrong (an address that is not registered, an index outside the
- * list, unequal lengths) is refused in the answer, before any byte moves.
+ * peer.attach, dlist.*, xfer.*, notif.*: commands of the transfer layer. Errors of an
+ * engine (an unregistered address, an index outside the list, unequal lengths) are
+ * refused in the reply, before any byte moves.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -38,11 +38,12 @@ static struct xfer_session *session_of(struct request *req)
 static int parse_secret(const char *hex, uint8_t secret[16])
 {
 	if (strlen(hex) != HEX_CHARS(16) || !hex_read(hex, secret, 16))
-		return err_raise(ERR_INVAL, "secret: 32 hex digits are wanted");
+		return err_raise(ERR_INVAL, "secret: not a session's secret; give 32 "
+					    "hex digits");
 	return 0;
 }
 
-/* What the request asked for has come to its end. */
+/* The requested attach has ended. */
 static void on_end(void *arg, const struct err *why, uint64_t id)
 {
 	struct request *req = arg;
@@ -88,7 +89,7 @@ struct attached_args {
 	uint32_t timeout_ms;
 };
 
-/* Is the session there still, as far as this daemon knows, or as its owner's? */
+/* Does the session exist, according to this daemon or its owner's? */
 static int run_attached(struct request *req)
 {
 	const struct attached_args *args = request_args(req);
@@ -125,18 +126,17 @@ static int parse_desc(const cJSON *item, size_t index, uint64_t row[4])
 	if (!cJSON_IsArray(item) || (n != 2 && n != 4) || !address ||
 	    !json_parse_u64(address, &row[0]))
 		return err_raise(ERR_INVAL,
-				 "descs[%zu]: [\"address\", length] or [\"address\", "
-				 "length, stride, count] is wanted",
+				 "descs[%zu]: give [\"address\", length] or "
+				 "[\"address\", length, stride, count]",
 				 index);
 	for (int i = 1; i < n; i++) {
 		if (!json_number_is_int(cJSON_GetArrayItem(item, i), &v) || v < 0)
-			return err_raise(ERR_INVAL,
-					 "descs[%zu][%d]: a whole number is wanted",
+			return err_raise(ERR_INVAL, "descs[%zu][%d]: not a whole number",
 					 index, i);
 		row[i] = (uint64_t)v;
 	}
 	if (row[3] == 0)
-		return err_raise(ERR_INVAL, "descs[%zu]: count 0", index);
+		return err_raise(ERR_INVAL, "descs[%zu]: count 0; at least 1", index);
 	return 0;
 }
 
@@ -158,7 +158,7 @@ static int descs_from_json(const cJSON *list, struct xfer_op *op)
 	return err_pass(r);
 }
 
-/* Rows in a memfd: reading another file, as a process's memory, may wait. */
+/* Rows in a memfd: reading other files or a process's memory may block. */
 static int descs_from_fd(int fd, uint32_t count, struct xfer_op *op)
 {
 	if (fcntl(fd, F_GET_SEALS) < 0)
@@ -169,7 +169,7 @@ static int descs_from_fd(int fd, uint32_t count, struct xfer_op *op)
 	return 0;
 }
 
-/* The session's further lines wait for an op that a helper has. */
+/* The session's next lines wait while a helper runs the op. */
 static int run_op(struct xfer_op *op)
 {
 	struct session *session = op->xs->session;
@@ -203,7 +203,7 @@ static int run_prep(struct request *req)
 	int r;
 
 	if (!args->descs == (args->fd < 0) || (args->fd >= 0 && args->count == 0))
-		return err_raise(ERR_INVAL, "descs, or fd with count, is wanted");
+		return err_raise(ERR_INVAL, "descs, fd: give descs, or fd with count");
 	if (xs && args->peer != NO_ID && !attach_find(xs, args->peer))
 		return err_prefix(-ENOENT, "peer");
 	op = xs ? xfer_op_new(xs, XFER_OP_LIST, on_listed, req) : NULL;
@@ -278,7 +278,7 @@ static int reply_state(struct request *req, const struct transfer *t)
 	return 0;
 }
 
-/* What the ring was given, and refused: the text to the code in its slot. */
+/* The text for the error code of a refused entry, by its slot. */
 static int reply_fault(struct request *req, const struct err *err)
 {
 	struct brief brief;
@@ -303,7 +303,7 @@ static int run_state(struct request *req)
 	return fault ? reply_fault(req, fault) : err_pass(-ENOENT);
 }
 
-/* ---- xfer.submit: the ring's entries by the socket ---- */
+/* ---- xfer.submit: ring entries over the socket ---- */
 
 struct submit_args {
 	const char *entry, *data;
@@ -320,7 +320,7 @@ static int run_submit(struct request *req)
 	int r = ring ? parse_bytes(args->entry, "entry", &raw, &len) : -ENOMEM;
 
 	if (r >= 0 && len != sizeof(entry))
-		r = err_raise(ERR_INVAL, "entry: %zu bytes, %zu are wanted", len,
+		r = err_raise(ERR_INVAL, "entry: %zu bytes; must be %zu", len,
 			      sizeof(entry));
 	if (r >= 0)
 		r = parse_bytes(args->data, "data", &data.data, &len);
@@ -352,8 +352,7 @@ static bool add_notif(cJSON *list, const struct notif *notif)
 	       cJSON_AddStringToObject(one, "data", text);
 }
 
-/* As many as fit an answer, moved to `out`; what does not fit stays for the next
- * call. */
+/* Moves as many to `out` as fit a reply; the others stay for the next call. */
 static bool take_notifs(struct xfer_session *xs, cJSON *list, struct list *out)
 {
 	size_t left = notif_answer_max(xs->xfers), bytes;
@@ -361,7 +360,7 @@ static bool take_notifs(struct xfer_session *xs, cJSON *list, struct list *out)
 
 	while ((notif = list_first(&xs->notifs, struct notif, link))) {
 		bytes = notif_answer_bytes(notif->from, notif->len);
-		if (bytes > left) /* every one of them fits alone: notif_queue() */
+		if (bytes > left) /* each of them fits alone: notif_queue() */
 			break;
 		left -= bytes;
 		list_remove(&notif->link);
@@ -372,7 +371,7 @@ static bool take_notifs(struct xfer_session *xs, cJSON *list, struct list *out)
 	return true;
 }
 
-/* An engine that was not answered asks again: nothing may be lost. */
+/* If the reply fails, the engine calls again: nothing may be lost. */
 static int run_notif_drain(struct request *req)
 {
 	struct xfer_session *xs = session_of(req);
@@ -411,60 +410,63 @@ static int run_notif_drain(struct request *req)
 
 static const struct field attach_fields[] = {
 	F_STR("endpoint", attach_args, endpoint, REQUIRED, LINK_ENDPOINT_MAX - 1,
-	      "of the session's daemon"),
-	F_U64("session", attach_args, session, REQUIRED, "the session's epoch"),
+	      "Endpoint of the session's daemon"),
+	F_U64("session", attach_args, session, REQUIRED, "Epoch of the session"),
 	F_STR("secret", attach_args, secret, REQUIRED, 32,
-	      "the session's secret, 32 hex digits"),
-	F_ATTACH_MS(attach_args, "5000 if absent"),
+	      "Secret of the session, or from secret.create; 32 hex digits"),
+	F_ATTACH_MS(attach_args, "Milliseconds to wait; default 5000"),
 	F_END,
 };
 static const struct field attached_fields[] = {
-	F_ID("attach", attached_args, attach, REQUIRED, "of peer.attach"),
+	F_ID("attach", attached_args, attach, REQUIRED, "Number from peer.attach"),
 	F_BOOL("fresh", attached_args, fresh,
-	       "true: ask its daemon; regions registered there before are known after"),
-	F_ATTACH_MS(attached_args, "fresh: 5000 if absent"),
+	       "Query the session's daemon; regions registered there before are known "
+	       "afterwards"),
+	F_ATTACH_MS(attached_args, "With fresh: milliseconds to wait; default 5000"),
 	F_END,
 };
 static const struct field prep_fields[] = {
-	F_ID("peer", prep_args, peer, DEFAULT(-1), "of peer.attach; absent: own memory"),
+	F_ID("peer", prep_args, peer, DEFAULT(-1),
+	     "Number from peer.attach; default: own memory"),
 	F_ARRAY("descs", prep_args, descs, OPTIONAL, DESCS_JSON_MAX,
 		"[\"address\", length] or [\"address\", length, stride, count]"),
 	F_FD("fd", prep_args, fd,
-	     "instead: a memfd of {address, length, stride, count}, u64 little-endian "
-	     "each"),
+	     "Instead of descs: a memfd with entries {address, length, stride, count}, "
+	     "u64 little-endian each"),
 	F_INT("count", prep_args, count, OPTIONAL, 1, DLIST_ENTRIES_MAX,
-	      "entries in the memfd"),
+	      "Number of entries in the memfd"),
 	F_END,
 };
 static const struct field dlist_fields[] = {
-	F_ID("dlist", dlist_args, dlist, REQUIRED, "of dlist.prep"),
+	F_ID("dlist", dlist_args, dlist, REQUIRED, "Number from dlist.prep"),
 	F_END,
 };
 static const struct field xfer_fields[] = {
 	F_ID("xfer", xfer_args, xfer, REQUIRED,
-	     "KVD_RING_IDS and the slot that the engine chose"),
+	     "KVD_RING_IDS plus the slot that the engine chose"),
 	F_END,
 };
 static const struct field submit_fields[] = {
 	F_STR("entry", submit_args, entry, REQUIRED, BASE64_CHARS(KVD_RING_ENTRY_BYTES),
-	      "base64 of an entry of proto/kvd_ring.h; its offset counts in data"),
-	F_NOTIF("data", submit_args, data, REQUIRED, "base64, perhaps empty"),
+	      "Entry of proto/kvd_ring.h in base64; its offset refers to data"),
+	F_NOTIF("data", submit_args, data, REQUIRED, "Payload in base64; may be empty"),
 	F_END,
 };
 const struct command xfer_commands[] = {
-	{"peer.attach", "use another session's exported memory, by its secret",
+	{"peer.attach", "Attach to another session's exported memory, by its secret",
 	 attach_fields, 0, run_attach, "attach"},
-	{"peer.attached", "whether an attached session is there still", attached_fields,
-	 0, run_attached, "nothing; the error that ended it"},
-	{"dlist.prep", "prepare a descriptor list", prep_fields, COMMAND_FDS, run_prep,
+	{"peer.attached", "Check that an attached session still exists", attached_fields,
+	 0, run_attached, "nothing; an error if the session has ended"},
+	{"dlist.prep", "Prepare a descriptor list", prep_fields, COMMAND_FDS, run_prep,
 	 "dlist, count"},
-	{"dlist.free", "forget a prepared list", dlist_fields, 0, run_dlist_free,
+	{"dlist.free", "Free a prepared list", dlist_fields, 0, run_dlist_free,
 	 "nothing"},
-	{"xfer.state", "how far a transfer is", xfer_fields, 0, run_state,
+	{"xfer.state", "Show the progress of a transfer", xfer_fields, 0, run_state,
 	 "state, bytes, moved, error"},
-	{"xfer.submit", "what does not go through the submission ring: one entry of it",
-	 submit_fields, 0, run_submit, "nothing; its slot tells the rest"},
-	{"notif.drain", "take what was sent to this session", NULL, 0, run_notif_drain,
-	 "notifs: {from, data as base64}; more"},
+	{"xfer.submit", "Submit one entry of the submission ring over the socket",
+	 submit_fields, 0, run_submit, "nothing; the result appears in its slot"},
+	{"notif.drain", "Fetch the notifications sent to this session", NULL, 0,
+	 run_notif_drain,
+	 "notifs: {from, data in base64}; more: true if further ones are waiting"},
 	{.name = NULL},
 };

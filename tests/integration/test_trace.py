@@ -492,10 +492,10 @@ def rooms_that_cannot_be_planned_say_why():
             assert status == 1 and words in err and not out, (args, out, err)
 
         p.open(1, "send")
-        refused("p0", "room 1: no peer has told its pages and layout yet", "1")
+        refused("p0", "room 1: no peer has sent its pages and layout yet", "1")
         p.open(2, "recv", sources=[p.prefill.endpoint])
         p.decode.until(2, "recv", WAITING)
-        refused("d0", "room 2: its engine has bound no pages", "2", "--role", "recv")
+        refused("d0", "room 2: no pages are bound", "2", "--role", "recv")
         p.open(6, "recv", sources=[dict(endpoint=p.prefill.endpoint, pool="none")])
         refused("d0", "the layout of ", "6")
         refused("d0", "no send room 2", "2", "--role", "send")
