@@ -508,11 +508,11 @@ static PyObject *client_lost(PyObject *self, PyObject *Py_UNUSED(none))
 	if (!client_lock(c))
 		return NULL;
 	lost = kvd_lost(c->kvd);
-	/* Id of this session; it changes when the daemon restarts. */
+	client_unlock(c);
 	return PyBool_FromLong(lost);
 }
 
-/* Names this session; another one after the daemon was restarted. */
+/* Id of this session; it changes when the daemon restarts. */
 static PyObject *client_epoch(PyObject *self, void *Py_UNUSED(closure))
 {
 	struct client *c = (struct client *)self;
