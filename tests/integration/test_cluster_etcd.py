@@ -408,7 +408,7 @@ def wrong_options_are_told_by_the_check_and_the_start():
     with tempfile.TemporaryDirectory(prefix="kvd-test-") as tmp:
         path = os.path.join(tmp, "kvd.conf")
         for lines, words in (
-                ("cluster = etcd://127.0.0.1:99999/kvd", "it is 1 to 65535"),
+                ("cluster = etcd://127.0.0.1:99999/kvd", "must be 1 to 65535"),
                 ("cluster = etcd://u:p@host:1/kvd", "cluster"),
                 ("cluster = http://127.0.0.1:2379", "etcd://HOST:PORT"),
                 ("cluster = kvd://127.0.0.1:7400", "file:/PATH"),
