@@ -95,7 +95,7 @@ static void labels_of_peers_are_escaped(void **state)
 	metrics_add(&figures.metrics, METRIC_AT(PEER_LOST, 0, 0), 2);
 	figures_expose(&figures, false, &text);
 	assert_non_null(strstr(
-		text.data, "\nkvd_peer_lost_total{peer=\"x\\\"} 1\\nkvd_y{\\\\z\"} 2\n"));
+		text.data, "\nkvd_peer_disconnects_total{peer=\"x\\\"} 1\\nkvd_y{\\\\z\"} 2\n"));
 	assert_null(strstr(text.data, "\nkvd_y"));
 	text_fini(&text);
 }
@@ -158,7 +158,7 @@ static void seconds_are_told_whole_and_in_part(void **state)
 	metrics_set(&figures.metrics, METRIC_PROCESS_CPU, 1000000001);
 	figures_expose(&figures, false, &text);
 	assert_non_null(strstr(text.data, "\nkvd_peer_dead_after_seconds 0.8\n"));
-	assert_non_null(strstr(text.data, "\nkvd_loop_longest_turn_seconds 12\n"));
+	assert_non_null(strstr(text.data, "\nkvd_loop_longest_iteration_seconds 12\n"));
 	assert_non_null(strstr(text.data, "\nprocess_cpu_seconds_total 1.000000001\n"));
 	assert_non_null(strstr(text.data, "_bucket{role=\"send\",phase=\"total\",le="
 					  "\"0.00005\"} 0\n"));
