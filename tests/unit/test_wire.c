@@ -389,7 +389,7 @@ static void frame_with_bad_header_refused(void **state)
 	h.version = WIRE_VERSION_MAX;
 	wire_frame_put(frame, &h, body);
 	assert_refused(frame, WIRE_HEADER_BYTES + 8, ERR_PROTO);
-	assert_non_null(strstr(err_last()->text, "nobody"));
+	assert_non_null(strstr(err_last()->text, "no sender"));
 }
 
 static void handshake_of_any_version_is_read(void **state)
