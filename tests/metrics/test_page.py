@@ -105,13 +105,21 @@ def page_shows_what_happens():
         b.until("document.getElementById('state').textContent == 'serving'")
         b.until("parseFloat((document.getElementById('tile-ok') || {}).textContent) > 0")
         b.until("document.querySelectorAll('path[d*=L]').length == 8")
-        assert b.text("tile-failed") == "0"
+        assert b.text("tile-failed") == "0" and "E" not in b.text("codes")
         assert re.match(r"[\d.]+ (us|ms|s)$", b.text("tile-p50")), b.text("tile-p50")
         assert re.match(r"[\d.]+ [KMG]?i?B$", b.text("tile-in")), b.text("tile-in")
         assert not b.text("tile-in").startswith("0 "), b.text("tile-in")
         peer = "prefill@" + p.prefill.endpoint[len("tcp://"):].split("#")[0]
         assert peer in b.text("peers"), b.text("peers")
         assert "pull" in b.text("phases") and "timer delay" in b.text("loop")
+        assert b.text("name") == "decode" and "1 up" in b.text("peer-states")
+        assert b.value("[...document.querySelectorAll('.axis')].every(a => "
+                       "a.textContent.endsWith('now')) && document.querySelector('.axis') != null")
+        assert b.value("document.getElementById('chunks-title').hidden")  # no chunk_memory
+        p.decode.cmd("room.open", room="9999", role="recv", pool=p.dst.pool,
+                     sources=[dict(endpoint=p.prefill.endpoint, pool=p.src.name)])
+        p.decode.cmd("room.abort", room="9999")
+        b.until("document.getElementById('codes').textContent.includes('EABORTED')")
         picture = base64.b64decode(b.ask("Page.captureScreenshot")["data"])
         assert picture.startswith(b"\x89PNG") and len(picture) > 10000, len(picture)
         if PICTURE:
@@ -168,7 +176,7 @@ def hostile_names_are_text():
         try:
             with Browser("http://127.0.0.1:%d/" % server.server_port) as b:
                 b.until("document.getElementById('peers').textContent.includes('onerror')")
-                assert b.value("document.title") == "kvd serving", b.value("document.title")
+                assert b.value("document.title").endswith(": serving"), b.value("document.title")
                 assert b.value("document.querySelectorAll('#peers img, #peers script').length") == 0
                 assert b.value("document.querySelector('#peers tr + tr td').textContent") == evil
                 assert not b.said, b.said
