@@ -95,7 +95,8 @@ static void labels_of_peers_are_escaped(void **state)
 	metrics_add(&figures.metrics, METRIC_AT(PEER_LOST, 0, 0), 2);
 	figures_expose(&figures, false, &text);
 	assert_non_null(strstr(
-		text.data, "\nkvd_peer_disconnects_total{peer=\"x\\\"} 1\\nkvd_y{\\\\z\"} 2\n"));
+		text.data,
+		"\nkvd_peer_disconnects_total{peer=\"x\\\"} 1\\nkvd_y{\\\\z\"} 2\n"));
 	assert_null(strstr(text.data, "\nkvd_y"));
 	text_fini(&text);
 }
