@@ -21,7 +21,7 @@ ROLES = ("send", "recv", "offer", "pull")
 WHY_S = 5  # timeout of the query for a failed room's message, in seconds
 NOREPLY = 515  # of a room that is not over: the own daemon does not answer
 LOOK_S = 1.0  # interval of checks for that, in seconds
-SILENT = "this engine's own daemon does not answer (no heartbeat)"
+SILENT = "the local daemon does not respond (no heartbeat)"
 
 Status = namedtuple("Status", "state flags error retryable bytes total first_token done rows "
                     "moved_us")

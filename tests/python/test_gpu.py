@@ -109,7 +109,7 @@ def test_what_is_no_gpu_memory_is_refused(gpu, B):  # noqa: F811
         a = agent_of(one.socket_path, name())
         host = np.zeros(4096, np.uint8)
         for address, nbytes, word in (
-                (host.ctypes.data, 4096, "no memory of a GPU"),
+                (host.ctypes.data, 4096, "is not GPU memory"),
                 (Array(gpu, 4096, 0).address, 1 << 30, "exceeds its allocation"),
                 (gpu.vmm(1 << 21)[0], 4096, "expandable_segments")):
             with pytest.raises(B.nixlBackendError, match=word):

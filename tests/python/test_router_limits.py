@@ -413,7 +413,7 @@ async def test_drain_under_load():
         router.proc.send_signal(signal.SIGTERM)
         await router.until_health(wanted=503)
         status, headers, said = await router.ask()
-        assert status == 503 and headers["Retry-After"] and "drains" in message(said)
+        assert status == 503 and headers["Retry-After"] and "draining" in message(said)
         assert (await router.get("/healthz"))[0] == 200
         for decode in decodes:
             decode.pause.set()
@@ -441,10 +441,10 @@ def test_drain_has_an_end(how):
                 await until(lambda: "draining" in router.log, router)
                 router.proc.send_signal(signal.SIGTERM)
             status, _, said = await streamed
-            assert "router ends" in message(said.split(b"\n\n")[-2][6:] if status == 200
+            assert "router shuts down" in message(said.split(b"\n\n")[-2][6:] if status == 200
                                             else said), said
             status, _, said = await waiting
-            assert status == 503 and "router ends" in message(said)
+            assert status == 503 and "router shuts down" in message(said)
             await until(lambda: not decode.running + prefill.running, router)
             assert await router.end(0) == 0
     run()

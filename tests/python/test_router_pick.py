@@ -224,7 +224,7 @@ def test_reservations_at_their_limit_are_refused_until_they_are_old(monkeypatch)
     p.serve(1)
     for _ in range(100):
         p.get(1)
-    with pytest.raises(kvd.LimitError, match="100 picks"):
+    with pytest.raises(kvd.LimitError, match="picks: 100 are not released"):
         p.get(1)
     p.clock += 121  # no outcome came: they are forgotten
     p.get(1)

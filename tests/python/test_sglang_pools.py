@@ -135,7 +135,7 @@ def test_aux_is_the_last_buffer_and_has_no_address():
 
 @pytest.mark.parametrize("what, words", [
     (lambda: pools.build(args([64 * PAGE] * 3), ranks(), heads=2, mla=False), "unified memory"),
-    (lambda: pools.build(args([63] * 2), ranks(), heads=2, mla=False), "does not hold"),
+    (lambda: pools.build(args([63] * 2), ranks(), heads=2, mla=False), "cannot hold 4 tokens"),
     (lambda: pools.build(args([5 * PAGE] * 2), ranks(), heads=2, mla=False), "models the same"),
     (lambda: pools.build(args([64] * 2, states=[state("dsa_tail", [8])]), ranks(), heads=2,
                          mla=False), "dsa_tail is not supported"),
@@ -144,7 +144,7 @@ def test_aux_is_the_last_buffer_and_has_no_address():
     (lambda: pools.build(args([64], mla_compression_ratios=[4]), ranks(), heads=None,
                          mla=True), "DeepSeek V4"),
     (lambda: pools.state_fields(64, 5, 1, None, ranks()), "columns"),
-    (lambda: pools.pages_of([10], [0]), "pages of 0")])
+    (lambda: pools.pages_of([10], [0]), "its page, 0 bytes")])
 def test_what_is_refused_says_what(what, words):
     with pytest.raises(ValueError, match=words):
         what()
@@ -205,7 +205,7 @@ def test_a_row_travels_whole_and_its_room_comes_last():
 def test_a_record_of_something_else_is_not_taken():
     (ids, _, numbers), rows = tensors()
     record = np.zeros(rows.record_bytes, np.uint8)
-    assert "no record" in rows.read(0, 7, record)
+    assert "not a record" in rows.read(0, 7, record)
     ids[0, 0], numbers[0, 0] = 5, 7
     rows.write(0, 7, record)
     assert "of room 7" in rows.read(1, 8, record)

@@ -128,8 +128,8 @@ def test_only_known_caches_are_rows_of_tokens(backend, spec, words, author):
     assert pools.author_of(backend, spec, *words) == author
 
 
-@pytest.mark.parametrize("spec, words", [(spec_of("OCTAVE_4BIT"), "mode OCTAVE_4BIT is not known"),
-                                         (spec_of(states=4), "4 tokens a state")])
+@pytest.mark.parametrize("spec, words", [(spec_of("OCTAVE_4BIT"), "mode OCTAVE_4BIT is not supported"),
+                                         (spec_of(states=4), "4 tokens per state")])
 def test_caches_of_unknown_modes_are_refused(spec, words):
     with pytest.raises(ValueError, match=words):
         pools.author_of("FLASH_ATTN", spec)
@@ -191,8 +191,8 @@ def test_kernel_blocks_are_the_views_pages():
 
 
 @pytest.mark.parametrize("cache, kw, words", [
-    (tensor(heads=2), {}, "2 heads where 4"), (tensor(tokens=16), {}, "tokens of 32"),
-    (tensor(heads=4), {"ranks": Ranks(2, 0)}, "4 heads where 2 .*over 2 ranks")])
+    (tensor(heads=2), {}, "2 heads instead of 4"), (tensor(tokens=16), {}, "tokens of 32"),
+    (tensor(heads=4), {"ranks": Ranks(2, 0)}, "4 heads instead of 2 .*over 2 ranks")])
 def test_a_cache_that_is_not_what_it_should_be_is_refused(cache, kw, words):
     with pytest.raises(ValueError, match=words):
         made_of([cache], group(), **kw)

@@ -331,7 +331,7 @@ def test_a_number_that_is_taken_is_refused(sides):
     recv = bound(d, 212, source, [17], 16)
     opened(p, push)
     until(lambda: p.desk.turn(True) or other.handle.look() == FAILED)
-    assert "still held" in other.handle.reason
+    assert "in use by an abandoned transfer" in other.handle.reason
     push.finish(([29], [7]), 16, None)
     push.advance(no_mark)
     ends(d, recv, SUCCESS)
