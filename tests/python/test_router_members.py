@@ -548,7 +548,7 @@ async def test_members_of_a_directory():
             assert (await router.ask())[0] == 200
         assert len(decode.asked) == 1 and len(other.asked) == 5
         daemon.put("decode", "d", None)
-        await until(lambda: "member gone role=decode url=" + decode.url in router.log, router)
+        await until(lambda: "member removed role=decode url=" + decode.url in router.log, router)
         # the daemon dies: what is known goes on, and what it says wrong is not believed
         daemon.stop()
         await until(lambda: router.log.count("members are kept") == 2, router)
@@ -562,7 +562,7 @@ async def test_members_of_a_directory():
         daemon.answer = None
         await until(lambda: "member listed role=decode url=" + decode.url in
                     router.log.split("members are kept")[-1], router)
-        await until(lambda: "member gone role=decode url=" + other.url in router.log, router)
+        await until(lambda: "member removed role=decode url=" + other.url in router.log, router)
         await router.until_health()
         assert (await router.ask())[0] == 200 and len(decode.asked) == 2
         daemon.put("decode", "d", None)
@@ -673,7 +673,7 @@ async def test_flip_by_the_directory():
             assert status == 0, said
             for router in routers:
                 await until(lambda: router.log.count(line % ("listed", new)) == times, router)
-                await until(lambda: line % ("gone", old) in router.log, router)
+                await until(lambda: line % ("removed", old) in router.log, router)
         for load in loads:
             await load.end()
         # the daemon is restarted: it is published again
@@ -710,13 +710,13 @@ async def test_directory_of_a_real_daemon():
         status, said = await command("flip", "--admin", admin, flipped, "decode")
         assert status == 0, said
         await until(lambda: "member up role=decode url=" + flipped in router.log, router)
-        await until(lambda: "member gone role=prefill url=" + flipped in router.log, router)
+        await until(lambda: "member removed role=prefill url=" + flipped in router.log, router)
         await load.end()
         publishers[1].kill()
-        await until(lambda: "member gone role=decode url=" + flipped in router.log, router)
+        await until(lambda: "member removed role=decode url=" + flipped in router.log, router)
         assert (await router.ask())[0] == 200
         publishers[0].terminate()  # the last of its group
-        await until(lambda: "member gone role=prefill url=" + fakes[0].url in router.log, router,
+        await until(lambda: "member removed role=prefill url=" + fakes[0].url in router.log, router,
                     seconds=directory.START_S / 2)
         status, said = await router.get("/health")
         assert status == 503 and "no prefill server: none is listed" in message(said)

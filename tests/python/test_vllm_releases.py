@@ -85,7 +85,7 @@ def test_fewer_chunks_than_were_found_are_loaded_from_the_first_token_on():
 def test_hashes_of_tokens_behind_their_block_are_refused():
     releases.refuse_lookahead(Some())
     releases.refuse_lookahead(Some(num_hash_lookahead_tokens=0))
-    with pytest.raises(ValueError, match="cover 2 tokens behind"):
+    with pytest.raises(ValueError, match="cover 2 tokens after"):
         releases.refuse_lookahead(Some(num_hash_lookahead_tokens=2))
 
 

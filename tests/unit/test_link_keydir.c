@@ -177,7 +177,7 @@ static void place_that_cannot_be_is_told(void **state)
 	snprintf(path, sizeof(path), "%s/open/one.key", root);
 	close(open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
 	assert_true(link_keydir_new(&config, &keys, &dir) < 0);
-	assert_non_null(strstr(err_last()->text, "40 characters"));
+	assert_non_null(strstr(err_last()->text, "40 Z85 characters"));
 	assert_null(dir);
 }
 

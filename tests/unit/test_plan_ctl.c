@@ -57,7 +57,7 @@ static const struct refusal {
 	{"{\"src\"", "[{\"src\"", "byte", ERR_PROTO},
 	{"[0,32]}]}", "[0,32]}]}x", "byte", ERR_PROTO},
 	{"[0,32]}]}", "[0,32]}]", "byte", ERR_PROTO},
-	{"\"rank\":0", "\"rank\":0,\"rank\":0", "same key", ERR_PROTO},
+	{"\"rank\":0", "\"rank\":0,\"rank\":0", "duplicate key", ERR_PROTO},
 	{"\"name\":\"k\"", "\"name\":\"\xc3\x28\"", "byte", ERR_PROTO},
 	{"\"name\":\"k\"", "\"name\":\"k\\u0000\"", "byte", ERR_PROTO},
 	{"\"rank\":0", "\"rank\":00", "byte", ERR_PROTO},

@@ -289,7 +289,7 @@ static void digest_ends_with_its_room(void **state)
 	assert_non_null(strstr(two, "EBUSY"));
 	cluster_ok(&t->c, t->decode, "{'cmd':'room.close','room':'1'}");
 	cluster_run(&t->c, LOOP_NS_PER_MS);
-	assert_non_null(strstr(one, "closed meanwhile"));
+	assert_non_null(strstr(one, "closed during the command"));
 }
 
 /* Teardown finds a session that is left. */
