@@ -121,7 +121,7 @@ def test_frozen_own_daemon_is_named(caplog):
                 assert not waiting.done()
                 await pause()
             error = await room.error()
-            assert error.code == "ENOREPLY" and "own daemon" in error.message, error
+            assert error.code == "ENOREPLY" and "local daemon" in error.message, error
             daemon.thaw()
             await room.abort("enough")
             with pytest.raises(kvd.AbortedError):

@@ -205,12 +205,12 @@ def test_a_row_travels_whole_and_its_room_comes_last():
 def test_a_record_of_something_else_is_not_taken():
     (ids, _, numbers), rows = tensors()
     record = np.zeros(rows.record_bytes, np.uint8)
-    assert "not a record" in rows.read(0, 7, record)
+    assert "not a record of this version" in rows.read(0, 7, record)
     ids[0, 0], numbers[0, 0] = 5, 7
     rows.write(0, 7, record)
-    assert "of room 7" in rows.read(1, 8, record)
+    assert "belongs to room 7" in rows.read(1, 8, record)
     record[records.LINE] ^= 1  # the first token
-    assert "contradicts" in rows.read(1, 7, record)
+    assert "inconsistent" in rows.read(1, 7, record)
     assert not numbers[1].any()
 
 
