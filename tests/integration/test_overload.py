@@ -344,7 +344,7 @@ def requests_nobody_opens_are_refused():
             _, error = one.until(room, "recv", FAILED)
             reasons.add(error["code"])
             if error["code"] == "ELIMIT":
-                names(error["message"], "orphans", "40")
+                names(error["message"], "early_requests", "40")
             one.cmd("room.close", room=str(room))
         assert reasons == {"ELIMIT", "ETIMEOUT"}, reasons
         assert src
