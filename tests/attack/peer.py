@@ -176,7 +176,7 @@ def requests_for_no_room(house):
                 if not peer.say(TRANSFER_INFO, info(room, 4000, pool=pool)):
                     break
         grown = grown_mib(house.a, ask, 1)
-        assert metric(house, "orphans") > 100, "they are not kept"
+        assert metric(house, "early_requests") > 100, "they are not kept"
         over = over_ceiling(house)
     return "%d MiB of requests" % grown if grown > KEPT_MIB else over
 
