@@ -2,8 +2,7 @@
 # A run of the integration tests in which every call that the main process of a daemon
 # makes is judged: which may wait for a stranger (tests/still/rules.c). make test plays
 # tests/integration/test_still.py, a selection of them.
-# The judge shares the memory of the process that it judges: ThreadSanitizer's runtime
-# cannot start in it.
+# Instrumented by ThreadSanitizer the judge does not answer, and what it judges hangs.
 $(B)/still: $(addprefix tests/still/,still.c rules.c rules.h) \
 		$(addprefix daemon/base/,mem.c err.c hex.c)
 	@mkdir -p $(@D)

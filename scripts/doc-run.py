@@ -9,6 +9,9 @@ import platform
 import subprocess
 import sys
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "bench"))
+from bench_page import page  # noqa: E402
+
 
 def main():
     name, title, dashes, *command = sys.argv[1:]
@@ -19,11 +22,8 @@ def main():
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE,
                             text=True, check=True).stdout.strip()
     date = datetime.date.today().isoformat()
-    path = "docs/runs/%s-%s-%s.md" % (date, commit, name)
-    with open(path, "w", encoding="utf-8") as file:
-        file.write("# %s\n\n%s, kvd %s, %d cores, Linux %s.\n\n%s" % (
-            title, date, commit, os.cpu_count(), platform.release(), done.stdout))
-    print(path)
+    print(page("docs/runs", date, commit, name, title, "%s, kvd %s, %d cores, Linux %s.\n\n%s" % (
+        date, commit, os.cpu_count(), platform.release(), done.stdout)))
 
 
 main()

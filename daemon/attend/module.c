@@ -46,7 +46,7 @@ static bool attends_on_prepare(struct loop_prepare *prepare)
 
 static uint64_t attends_spin_ns(const struct attends *attends)
 {
-	uint64_t us = attends->kvd->config->attend_spin_us;
+	uint64_t us = attends->kvd->config->attention_busy_poll_us;
 
 	if (us == 0) /* auto */
 		return sysconf(_SC_NPROCESSORS_ONLN) < SPIN_CORES ? 0 : SPIN_NS;

@@ -631,7 +631,7 @@ int config_load(struct config *config, const struct config_source *source)
 /* The default of `memory_limit` is a fraction of the limit. */
 int config_memory_check(const struct config *config, uint64_t limit_bytes)
 {
-	uint64_t all = config->chunk_memory_bytes + config->chunk_home_bytes;
+	uint64_t all = config->chunk_memory_bytes + config->chunk_index_bytes;
 	unsigned long long mib = limit_bytes / MIB;
 
 	if (config_line_of(config, "memory_limit") != CONFIG_LINE_DEFAULT)

@@ -62,8 +62,8 @@ struct config {
 	uint64_t peer_message_bytes;
 	uint64_t peer_part_bytes; /* of a longer body, a turn. Not an option. */
 	uint64_t ping_interval_ns, dead_after_ns;
-	uint32_t orphans_max;
-	uint64_t orphan_ttl_ns;
+	uint32_t early_requests_max;
+	uint64_t early_request_ttl_ns;
 
 	/* [cluster] */
 	char cluster[1024];	/* the directory; "": only this daemon's own sessions */
@@ -90,11 +90,11 @@ struct config {
 	uint64_t chunk_dir_bytes;
 	unsigned int attention_threads; /* 0: none */
 	char attention_isa[16];
-	uint32_t attend_spin_us;   /* 0: auto; 1: none */
-	char chunk_peers[1024];	   /* endpoints separated by blanks; "": none */
-	bool chunk_hedge;	   /* re-issue a slow part to a second holder */
-	char chunk_index[3072];	   /* the same */
-	uint64_t chunk_home_bytes; /* memory of the index kept for others; 0: no index */
+	uint32_t attention_busy_poll_us; /* 0: auto; 1: none */
+	char chunk_peers[1024];		 /* endpoints separated by blanks; "": none */
+	bool chunk_hedge;		 /* re-issue a slow part to a second holder */
+	char chunk_index[3072];		 /* the same */
+	uint64_t chunk_index_bytes; /* memory of the index kept for others; 0: no index */
 
 	/* [transport] */
 	struct setting_words transports; /* in order of preference; all are built in */

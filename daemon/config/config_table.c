@@ -177,11 +177,11 @@ static const struct setting options[] = {
 		 "and data connections are not up after this time; after dead_after "
 		 "if they were up and were lost. The daemon retries the connection as "
 		 "long as a room or transfer needs it."},
-	{"peer", "early_requests", SETTING_COUNT, FIELD(orphans_max), .preset = "4096",
-	 .min = 1, .max = 1 << 20,
+	{"peer", "early_requests", SETTING_COUNT, FIELD(early_requests_max),
+	 .preset = "4096", .min = 1, .max = 1 << 20,
 	 .help = "Limit of peers' requests that are kept for rooms that are not open "
 		 "yet, and separately of abort notices for such rooms."},
-	{"peer", "early_request_ttl", SETTING_DURATION, FIELD(orphan_ttl_ns),
+	{"peer", "early_request_ttl", SETTING_DURATION, FIELD(early_request_ttl_ns),
 	 .preset = "60 s", .min = 10 * MS, .max = 3600 * S, .reload = true,
 	 .help = "Time that early requests are kept."},
 
@@ -279,7 +279,7 @@ static const struct setting options[] = {
 	 .module = "attend",
 	 .help = "Instruction set of these threads: auto (the best of the processor), "
 		 "ref, vector, avx2, avx512 or amx. kvd-ctl status shows the choice."},
-	{"chunks", "attention_busy_poll", SETTING_COUNT, FIELD(attend_spin_us),
+	{"chunks", "attention_busy_poll", SETTING_COUNT, FIELD(attention_busy_poll_us),
 	 .preset = "auto", .zero = "auto", .one = "off", .min = 2, .max = 100000,
 	 .module = "attend",
 	 .help = "Microseconds for which the daemon polls for messages, instead of "
@@ -305,7 +305,7 @@ static const struct setting options[] = {
 		 "chunks to them and queries them for chunks that are not stored "
 		 "here. An index node needs chunk_memory. cluster: the daemons with "
 		 "this setting, from etcd (option cluster)."},
-	{"chunks", "chunk_index_memory", SETTING_SIZE, FIELD(chunk_home_bytes),
+	{"chunks", "chunk_index_memory", SETTING_SIZE, FIELD(chunk_index_bytes),
 	 .preset = "16 MiB", .zero = "off", .min = 1, .max = UINT64_C(64) << 30,
 	 .module = "store",
 	 .help = "Memory limit of the index if this daemon is an index node of "

@@ -79,14 +79,19 @@ static void print_with_unit(uint64_t value, const struct unit *units, char *buf)
 		 (unsigned long long)(value / unit->scale), unit->name);
 }
 
-static int store_ranged(const struct setting *setting, uint64_t value, void *base)
+static void store_number(const struct setting *setting, uint64_t value, void *base)
 {
-	if (value < setting->min || value > setting->max)
-		return setting_refuse(setting, "outside the range");
 	if (setting->size == sizeof(uint32_t))
 		*(uint32_t *)field(setting, base) = (uint32_t)value;
 	else
 		*(uint64_t *)field(setting, base) = value;
+}
+
+static int store_ranged(const struct setting *setting, uint64_t value, void *base)
+{
+	if (value < setting->min || value > setting->max)
+		return setting_refuse(setting, "outside the range");
+	store_number(setting, value, base);
 	return 0;
 }
 
@@ -405,7 +410,7 @@ static const struct {
 };
 
 /* The name of a number, if it has one. */
-static const char *word_of(const struct setting *setting, const void *base)
+static const char *setting_number_name(const struct setting *setting, const void *base)
 {
 	const void *at = (const char *)base + setting->offset;
 	uint64_t value;
@@ -420,21 +425,21 @@ static const char *word_of(const struct setting *setting, const void *base)
 int setting_parse(const struct setting *setting, const char *text, void *base)
 {
 	bool zero = setting->zero && strcmp(text, setting->zero) == 0;
-	struct setting row = *setting;
 
-	row.min = 0;
-	if (zero || (setting->one && strcmp(text, setting->one) == 0))
-		return store_ranged(&row, zero ? 0 : 1, base);
+	if (zero || (setting->one && strcmp(text, setting->one) == 0)) {
+		store_number(setting, zero ? 0 : 1, base);
+		return 0;
+	}
 	return types[setting->type].parse(setting, text, base);
 }
 
 void setting_format(const struct setting *setting, const void *base,
 		    char buf[SETTING_TEXT_MAX])
 {
-	const char *word = word_of(setting, base);
+	const char *name = setting_number_name(setting, base);
 
-	if (word)
-		snprintf(buf, SETTING_TEXT_MAX, "%s", word);
+	if (name)
+		snprintf(buf, SETTING_TEXT_MAX, "%s", name);
 	else
 		types[setting->type].format(setting, base, buf);
 }

@@ -76,7 +76,7 @@ static void early_free(struct rooms *rooms, struct early *early)
 static void early_expire(struct rooms *rooms)
 {
 	struct loop *loop = rooms->kvd->loop;
-	uint64_t now = loop_now_ns(loop), ttl = rooms->kvd->config->orphan_ttl_ns;
+	uint64_t now = loop_now_ns(loop), ttl = rooms->kvd->config->early_request_ttl_ns;
 	struct early *early;
 
 	while ((early = list_first(&rooms->early, struct early, link)) &&
@@ -120,7 +120,8 @@ static bool early_keep(struct rooms *rooms, struct remote *remote,
 	const uint64_t own =
 		remote->account ? remote->account->objects[ACCOUNT_ORPHANS] : 0;
 
-	early = share_allows(rooms->kvd->config->orphans_max, rooms->early_count, own)
+	early = share_allows(rooms->kvd->config->early_requests_max, rooms->early_count,
+			     own)
 			? mem_zalloc(sizeof(*early))
 			: NULL;
 	if (early && charge_take(&early->charge, remote->account, ACCOUNT_ORPHANS,

@@ -73,7 +73,8 @@ static void orphan_free(struct rooms *rooms, struct orphan *orphan)
 
 static uint64_t expires_ns(const struct rooms *rooms, const struct orphan *orphan)
 {
-	return orphan->group ? orphan->kept_ns + rooms->kvd->config->orphan_ttl_ns : 0;
+	return orphan->group ? orphan->kept_ns + rooms->kvd->config->early_request_ttl_ns
+			     : 0;
 }
 
 static void restart_timer(struct rooms *rooms)
@@ -102,7 +103,8 @@ static void on_orphan_timer(struct loop_timer *timer)
 		if (orphan->group)
 			err_set(&why, ERR_TIMEOUT,
 				"no engine opened room %llu within %llu ms", number,
-				(unsigned long long)(rooms->kvd->config->orphan_ttl_ns /
+				(unsigned long long)(rooms->kvd->config
+							     ->early_request_ttl_ns /
 						     LOOP_NS_PER_MS));
 		else
 			err_set(&why, ERR_AUTH,
@@ -178,7 +180,7 @@ static void give_way(struct rooms *rooms, struct remote *remote)
 		"too many early requests: %u, %u of them from this daemon (limits: "
 		"early_requests %u, a share of memory_limit)",
 		rooms->orphan_count, room_remote(remote)->orphan_count,
-		rooms->kvd->config->orphans_max);
+		rooms->kvd->config->early_requests_max);
 	metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_REFUSED, 1);
 	answer_refuse(remote, oldest->type, &oldest->msg, &why);
 	orphan_free(rooms, oldest);
@@ -188,7 +190,7 @@ static void give_way(struct rooms *rooms, struct remote *remote)
 static int late_make_room(struct rooms *rooms, struct remote *remote, size_t bytes,
 			  struct charge *charge)
 {
-	const uint32_t cap = rooms->kvd->config->orphans_max;
+	const uint32_t cap = rooms->kvd->config->early_requests_max;
 	int r;
 
 	while (!share_allows(cap, rooms->orphan_count, room_remote(remote)->orphan_count))

@@ -94,7 +94,7 @@ void rooms_tell_later(struct rooms *rooms, struct remote *remote,
 	assert(msg->from_role == ROOM_RECV && msg->to_gen == 0);
 	if (rooms->stopping.code != ERR_OK) /* so do its peerings */
 		return;
-	if (share_allows(rooms->kvd->config->orphans_max, rooms->untold_count,
+	if (share_allows(rooms->kvd->config->early_requests_max, rooms->untold_count,
 			 account->objects[ACCOUNT_ORPHANS]))
 		untold = mem_zalloc(sizeof(*untold));
 	if (untold &&

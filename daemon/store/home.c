@@ -92,7 +92,7 @@ static int peer_make(struct home *home, struct remote *remote, struct home_peer 
 	int r = 0;
 
 	if (!home->table)
-		r = home_table_new(store->kvd->config->chunk_home_bytes,
+		r = home_table_new(store->kvd->config->chunk_index_bytes,
 				   loop_random_u64(store->kvd->loop), &home->table);
 	if (r < 0)
 		return err_pass(r);

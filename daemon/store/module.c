@@ -154,7 +154,7 @@ static int store_begin(struct store *store)
 		r = files_open(store);
 	if (r >= 0)
 		r = session_new_own(kvd, "chunk store", &store->session);
-	if (r >= 0 && kvd->config->chunk_home_bytes)
+	if (r >= 0 && kvd->config->chunk_index_bytes)
 		r = home_new(store, &store->home);
 	if (r >= 0 && store->home && kvd->names &&
 	    strcmp(kvd->config->chunk_index, HOMES_OF_CLUSTER) == 0)

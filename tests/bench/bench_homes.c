@@ -387,7 +387,7 @@ static void setup(struct bench *b, uint64_t bytes)
 	if (loop_new_virtual(1, &b->loop) < 0 ||
 	    members_new(words, NULL, NULL, &b->members) < 0)
 		die("setup");
-	b->config.chunk_home_bytes = bytes;
+	b->config.chunk_index_bytes = bytes;
 	b->kvd.loop = b->loop;
 	b->kvd.config = &b->config;
 	b->kvd.link = &b->link;

@@ -56,4 +56,13 @@ else
 fi
 long=$(printf 'x%.0s' {1..80})
 check line_too_long_is_told told daemon/base/a.h "columns" "#include <$long/$long.h>"
+words_over_their_budget_are_told()
+{
+	printf '/* %s */\n' "it moves bytes between daemons" >"$work/a.c"
+	"$root/scripts/check-words.py" "$work/a.c" || return 1
+	printf '/* %s */\n' "what it says goes on" >"$work/a.c"
+	said=$("$root/scripts/check-words.py" "$work/a.c") && return 1
+	[[ $said == *'"what"'*'"say says said saying"'*'"go goes gone went"'* ]]
+}
+check words_over_their_budget_are_told words_over_their_budget_are_told
 checks_end

@@ -80,7 +80,7 @@ void starve_new(struct starve *s)
 	cluster_new(&s->c, 1, 3);
 	for (unsigned int i = 0; i < 3;
 	     i++) /* what is kept for rooms to come ends soon */
-		s->c.nodes[i].config.orphan_ttl_ns = 250 * LOOP_NS_PER_MS;
+		s->c.nodes[i].config.early_request_ttl_ns = 250 * LOOP_NS_PER_MS;
 	s->a = cluster_engine(&s->c, 0, "engine a");
 	s->b = cluster_engine(&s->c, 1, "engine b");
 	s->src = s->dst = geometry;

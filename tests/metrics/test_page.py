@@ -19,6 +19,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 from kvd_daemon import DEADLINE_S, Skip, run  # noqa: E402
 from rig import Load, Observed, Pair  # noqa: E402
 
+CHUNKS = "[chunks]\nchunk_memory = 8 MiB\n"
 PICTURE = os.environ.get("KVD_PAGE_PICTURE", "")  # keep it there
 
 
@@ -101,7 +102,7 @@ class Browser:
 
 
 def page_shows_what_happens():
-    with Pair() as p, Load(p), Browser("http://127.0.0.1:%d/" % p.daemons[1].port) as b:
+    with Pair(CHUNKS) as p, Load(p), Browser("http://127.0.0.1:%d/" % p.daemons[1].port) as b:
         b.until("document.getElementById('state').textContent == 'serving'")
         b.until("parseFloat((document.getElementById('tile-ok') || {}).textContent) > 0")
         b.until("document.querySelectorAll('path[d*=L]').length == 8")
@@ -115,7 +116,8 @@ def page_shows_what_happens():
         assert b.text("name") == "decode" and "1 up" in b.text("peer-states")
         assert b.value("[...document.querySelectorAll('.axis')].every(a => "
                        "a.textContent.endsWith('now')) && document.querySelector('.axis') != null")
-        assert b.value("document.getElementById('chunks-title').hidden")  # no chunk_memory
+        b.until("document.getElementById('chunks').textContent.includes('of 8.00 MiB') || "
+                "document.getElementById('chunks').textContent.includes('of 8 MiB')")
         p.decode.cmd("room.open", room="9999", role="recv", pool=p.dst.pool,
                      sources=[dict(endpoint=p.prefill.endpoint, pool=p.src.name)])
         p.decode.cmd("room.abort", room="9999")
@@ -176,6 +178,7 @@ def hostile_names_are_text():
         try:
             with Browser("http://127.0.0.1:%d/" % server.server_port) as b:
                 b.until("document.getElementById('peers').textContent.includes('onerror')")
+                assert b.value("document.getElementById('chunks-title').hidden")  # no chunk_memory
                 assert b.value("document.title").endswith(": serving"), b.value("document.title")
                 assert b.value("document.querySelectorAll('#peers img, #peers script').length") == 0
                 assert b.value("document.querySelector('#peers tr + tr td').textContent") == evil

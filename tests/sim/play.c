@@ -672,7 +672,7 @@ static void begin(struct sim *sim)
 		config->transfer_stall_timeout_ns = (calm ? 60 : 1) * LOOP_NS_PER_S;
 		config->fence_timeout_ns = 300 * SIM_MS;
 		config->lease_ns = (calm ? 60000 : 600) * SIM_MS;
-		config->orphan_ttl_ns = 1500 * SIM_MS;
+		config->early_request_ttl_ns = 1500 * SIM_MS;
 		/* every other world: as if two pages were thousands */
 		if (sim->script->seed & 1)
 			config->peer_part_bytes = 16;

@@ -739,7 +739,7 @@ static int setup(void **state)
 
 	cluster_new(&w->c, 1, NODES);
 	for (unsigned int i = 0; i < ENGINES; i++) {
-		w->c.nodes[node_of[i]].config.orphan_ttl_ns = 2 * LOOP_NS_PER_S;
+		w->c.nodes[node_of[i]].config.early_request_ttl_ns = 2 * LOOP_NS_PER_S;
 		engine_new(w, i);
 	}
 	w->still = malloc(w->caches[B].bytes);

@@ -82,8 +82,8 @@ static void config_empty_file_gives_the_documented_defaults(void **state)
 	assert_int_equal(c.session_pools_max, 64);
 	assert_int_equal(c.sessions_max, 256);
 	assert_int_equal(c.peers_max, 1024);
-	assert_int_equal(c.orphans_max, 4096);
-	assert_int_equal(c.orphan_ttl_ns, 60 * S);
+	assert_int_equal(c.early_requests_max, 4096);
+	assert_int_equal(c.early_request_ttl_ns, 60 * S);
 	assert_int_equal(c.client_queue_bytes, 8 << 20);
 	assert_int_equal(c.peer_message_bytes, 1 << 20);
 	assert_int_equal(c.ping_interval_ns, 200 * MS);
@@ -129,7 +129,7 @@ static void config_file_values_are_taken(void **state)
 		  &c);
 	assert_int_equal(c.chunk_memory_bytes, 0);
 	assert_int_equal(c.attention_threads, 0);
-	assert_int_equal(c.attend_spin_us, 1);
+	assert_int_equal(c.attention_busy_poll_us, 1);
 	assert_string_equal(c.name, "gpu-3");
 	assert_string_equal(c.socket_path, "/tmp/run/gpu-3.sock");
 	assert_int_equal(c.log_level, LOG_LEVEL_TRACE);

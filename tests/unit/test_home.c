@@ -191,7 +191,7 @@ static void holder_of_most_is_named_beside_many_of_the_beginning(void **state)
 	char endpoint[LINK_ENDPOINT_MAX];
 	struct cursor out;
 
-	w->config.chunk_home_bytes = 1 << 20;
+	w->config.chunk_index_bytes = 1 << 20;
 	for (unsigned int i = 0; i < HOLDERS; i++)
 		note(w, i, true, 0, i == 33 ? 100 : 64, true);
 	cursor_write(&out, ids, sizeof(ids));

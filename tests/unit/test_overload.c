@@ -172,7 +172,7 @@ static size_t transfer_info(struct storm *p, uint64_t room, uint64_t pool, size_
 static void requests_for_unknown_rooms_are_bounded(void **state)
 {
 	struct storm *p = *state;
-	const size_t cap = p->c.nodes[0].config.orphans_max;
+	const size_t cap = p->c.nodes[0].config.early_requests_max;
 
 	for (uint64_t i = 0; i < STORM; i++) {
 		flood(p, WIRE_T_TRANSFER_INFO, transfer_info(p, i, p->src.pool, 0));
@@ -184,7 +184,7 @@ static void requests_for_unknown_rooms_are_bounded(void **state)
 			 share_cap(cap, cap));
 	assert_int_equal(counted(p, METRIC_ORPHANS_REFUSED), STORM - share_cap(cap, cap));
 	honest_room_works(p); /* with the flooder's share taken */
-	cluster_run(&p->c, p->c.nodes[0].config.orphan_ttl_ns);
+	cluster_run(&p->c, p->c.nodes[0].config.early_request_ttl_ns);
 	assert_int_equal(victims_rooms(p)->orphan_count, 0);
 	assert_int_equal(counted(p, METRIC_ORPHANS_EXPIRED), share_cap(cap, cap));
 	holds_nothing_more(p);
@@ -205,7 +205,7 @@ static void requests_are_bounded_in_bytes(void **state)
 	assert_int_equal(flooder_of(p)->account->objects[ACCOUNT_ORPHANS],
 			 (accounts_share(accounts) - before) / views);
 	honest_room_works(p);
-	cluster_run(&p->c, p->c.nodes[0].config.orphan_ttl_ns);
+	cluster_run(&p->c, p->c.nodes[0].config.early_request_ttl_ns);
 	assert_int_equal(victims_rooms(p)->orphan_count, 0);
 	holds_nothing_more(p);
 }
@@ -266,8 +266,8 @@ static void storms_of_other_messages_keep_nothing(void **state)
 	assert_int_equal(victims_rooms(p)->orphan_count, 0);
 	/* the ABORTs may mean rooms that open later; they have a bound, and their time */
 	assert_in_range(victims_rooms(p)->early_count, 1,
-			p->c.nodes[0].config.orphans_max);
-	cluster_run(&p->c, p->c.nodes[0].config.orphan_ttl_ns);
+			p->c.nodes[0].config.early_requests_max);
+	cluster_run(&p->c, p->c.nodes[0].config.early_request_ttl_ns);
 	assert_int_equal(victims_rooms(p)->early_count, 0);
 	holds_nothing_more(p);
 }

@@ -331,7 +331,7 @@ static void squatters_give_way(void **state)
 {
 	struct trio *p = *state;
 
-	p->c.nodes[PREFILL].config.orphans_max = 300;
+	p->c.nodes[PREFILL].config.early_requests_max = 300;
 	for (uint64_t i = 1; i <= 400; i++) {
 		open_room(p, THIEF, "recv", i, "");
 		bind(p, THIEF, i);
@@ -441,7 +441,7 @@ static void tombstone_answers_those_that_were_admitted(void **state)
 	said(p, DECODE, ROOM_RECV, 42, ERR_ABORTED, "private");
 	assert_int_equal(cluster_state(&p->c, p->engines[THIEF], "recv", 42),
 			 KVD_WAITING_FOR_INPUT);
-	cluster_run(&p->c, p->c.nodes[PREFILL].config.orphan_ttl_ns);
+	cluster_run(&p->c, p->c.nodes[PREFILL].config.early_request_ttl_ns);
 	said(p, THIEF, ROOM_RECV, 42, ERR_TIMEOUT, "no engine opened room 42");
 }
 

@@ -345,7 +345,7 @@ static void sender_of_the_engine_that_follows_a_dead_one_waits(void **state)
 static void what_is_remembered_is_bounded_in_time(void **state)
 {
 	struct trio *p = *state;
-	const uint64_t ttl = p->c.nodes[0].config.orphan_ttl_ns;
+	const uint64_t ttl = p->c.nodes[0].config.early_request_ttl_ns;
 
 	meet(p);
 	for (uint64_t n = 20; n < 24; n++) {
@@ -372,7 +372,7 @@ static void what_is_remembered_is_bounded_in_number(void **state)
 	struct trio *p = *state;
 
 	meet(p);
-	p->c.nodes[0].config.orphans_max = 3;
+	p->c.nodes[0].config.early_requests_max = 3;
 	for (uint64_t n = 30; n < 36; n++) {
 		open_recv(p, n, FIRST);
 		end(p, 1, "recv", n);
@@ -754,7 +754,7 @@ static void end_that_nobody_can_be_told_is_bounded(void **state)
 	const struct account *account = p->engines[1]->account;
 	const uint64_t ttl = p->c.nodes[1].config.connect_timeout_ns;
 
-	p->c.nodes[1].config.orphans_max = 3;
+	p->c.nodes[1].config.early_requests_max = 3;
 	for (uint64_t n = 160; n < 165; n++) {
 		open_recv(p, n, "'tcp://10.0.0.9:7400'");
 		end(p, 1, "recv", n);

@@ -240,7 +240,7 @@ static void room_that_no_sender_opens_is_refused_in_time(void **state)
 {
 	struct trio *p = *state;
 
-	p->c.nodes[0].config.orphan_ttl_ns = 2 * LOOP_NS_PER_S;
+	p->c.nodes[0].config.early_request_ttl_ns = 2 * LOOP_NS_PER_S;
 	open_recv(p, 4, "");
 	bind(p, 4);
 	cluster_ok(&p->c, p->other,
@@ -464,7 +464,7 @@ static void pull_that_no_offer_answers_is_refused_in_time(void **state)
 {
 	struct trio *p = *state;
 
-	p->c.nodes[1].config.orphan_ttl_ns = 2 * LOOP_NS_PER_S;
+	p->c.nodes[1].config.early_request_ttl_ns = 2 * LOOP_NS_PER_S;
 	open_pull(p, p->prefill, &p->src, 44, false);
 	cluster_until_state(&p->c, p->prefill, "pull", 44, KVD_FAILED);
 	said(why(p, 0, ROOM_PULL, 44), ERR_TIMEOUT, "peer tcp://10.0.0.2:7400 instance ");
