@@ -79,6 +79,8 @@ struct kvd_part {
  * Attention of a seat's rows over one layer's KV. Never blocks: the engine may reuse q at
  * KVD_TRANSFERRING, and o, m and l are ready at KVD_SUCCESS: o over the tokens of all
  * parts, m the largest score, l the sum of exp(score - m); rows without tokens have l 0.
+ * A request has the cost of its rows, the seat's up to the last one of a part: rows after
+ * it are neither read nor written.
  * With `own` the previous o, m and l of the seat are included as a part: the engine's own
  * attention. `deadline_us`: timeout; 0: one second.
  */

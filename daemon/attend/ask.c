@@ -468,14 +468,30 @@ static void post_on_begin(struct loop_defer *defer)
 	post_begin(container_of(defer, struct attend_post, begin));
 }
 
+/* Up to the last one that a part names. */
+static uint32_t post_rows(const struct attend *attend,
+			  const struct attend_post_args *args)
+{
+	uint64_t rows = 0;
+
+	for (uint32_t i = 0; i < args->part_count; i++) { /* at most 64: parts */
+		const struct kvd_ring_part *part = &parts_of(args->data)[i];
+		uint64_t end = (uint64_t)part->row + part->rows;
+
+		rows = end > rows ? end : rows;
+	}
+	/* a part with more is refused */
+	return rows < attend->rows ? (uint32_t)rows : attend->rows;
+}
+
 static int post_new(struct attend *attend, struct attend_post_args *args,
 		    struct attend_post **post_p)
 {
 	struct session *session = attend->session;
 	struct attend_session *part = attend_session(session);
 	struct region *region = region_find(session, attend->region);
-	uint64_t values =
-		values_count(attend->rows, attend->form.shape.dv) * sizeof(float);
+	uint32_t rows = post_rows(attend, args);
+	uint64_t values = values_count(rows, attend->form.shape.dv) * sizeof(float);
 	struct attend_post *post;
 	int r;
 
@@ -489,6 +505,7 @@ static int post_new(struct attend *attend, struct attend_post_args *args,
 				     .slot = args->slot,
 				     .seat = args->seat,
 				     .layer = args->layer,
+				     .rows = rows,
 				     .own = args->own,
 				     .began_ns = loop_clock_ns(session->kvd->loop),
 				     .on_failed = args->on_failed,
@@ -539,7 +556,7 @@ int attend_post(struct attend *attend, struct attend_post_args *args)
 	if (r < 0)
 		return err_pass(r);
 	attends->posted++;
-	attends->posted_rows += attend->rows;
+	attends->posted_rows += post->rows;
 	if (args->deadline_ns)
 		loop_timer_start(&post->deadline, args->deadline_ns);
 	r = charge_take(&post->data_charge, attend->session->account, ACCOUNT_ATTENDS,

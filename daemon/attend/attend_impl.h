@@ -102,6 +102,7 @@ struct attend_post {
 	struct attend *attend;
 	uint64_t id;
 	uint32_t slot, seat, layer;
+	uint32_t rows; /* up to the last one of a part; those after it are not touched */
 	bool own;
 	struct region *region; /* pinned */
 	struct list legs;      /* struct leg.link, in the order of the parts */

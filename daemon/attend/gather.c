@@ -174,12 +174,12 @@ static bool gather_is_plain(const struct attend_post *post)
 			return false;
 		row += leg->rows;
 	}
-	return !post->own && row == post->attend->rows;
+	return !post->own && row == post->rows;
 }
 
 bool gather_is_of(const struct attend_post *post, const struct leg *leg)
 {
-	return !post->own && leg->row == 0 && leg->rows == post->attend->rows &&
+	return !post->own && leg->row == 0 && leg->rows == post->rows &&
 	       post->legs.next == &leg->link && leg->link.next == &post->legs;
 }
 
@@ -187,7 +187,7 @@ bool gather_is_of(const struct attend_post *post, const struct leg *leg)
 static void gather_told(const struct attend_post *post, const uint8_t *told)
 {
 	const struct attend_facts *facts = &post->attend->facts;
-	size_t rows = post->attend->rows;
+	size_t rows = post->rows;
 	size_t o_bytes = rows * post->attend->form.shape.dv * sizeof(float);
 
 	memcpy(post_seat(post, facts->o), told, o_bytes);
@@ -203,7 +203,7 @@ static struct post_merge *merge_new(struct attend_post *post)
 
 	if (!merge)
 		return NULL;
-	merge->rows = attend->rows;
+	merge->rows = post->rows;
 	merge->dv = attend->form.shape.dv;
 	if (!gather_is_plain(post)) {
 		merge->values =

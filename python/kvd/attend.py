@@ -132,7 +132,8 @@ class Attend:
                 part.delta, per_token, select)
 
     def post(self, seat, layer, parts, *, own=False, deadline=0.0):
-        """Send a seat's rows. Never waits: q may be written again in the state TRANSFERRING; o, m
+        """Send a seat's rows: those up to the last one of a part; rows after it cost nothing, and
+        their o, m and l stay. Never waits: q may be written again in the state TRANSFERRING; o, m
         and l are complete in SUCCESS. own: merge the seat's previous o, m and l, too. deadline:
         seconds until the request fails; 0: one."""
         self._attend.post(seat, _check.integer("layer", layer, 0, _check.U32),

@@ -149,6 +149,19 @@ static bool row_is(const struct asker *a, unsigned int seat, unsigned int row,
 	return true;
 }
 
+/* Up to the last that a part names; nothing behind it changes. */
+static unsigned int rows_of(const struct ask_post *post)
+{
+	unsigned int rows = 0;
+
+	for (unsigned int p = 0; p < post->part_count; p++) {
+		unsigned int end = post->parts[p].row + post->parts[p].rows;
+
+		rows = end > rows ? end : rows;
+	}
+	return rows;
+}
+
 static void judge_numbers(struct sim *sim, const struct asker *a, unsigned int seat)
 {
 	const struct ask_post *post = &a->posts[seat];
@@ -162,7 +175,7 @@ static void judge_numbers(struct sim *sim, const struct asker *a, unsigned int s
 		part_attend(post, p, select, want);
 		select += post->parts[p].rows / ASK_HEADS * post->parts[p].per_token;
 	}
-	for (unsigned int r = 0; r < ASK_ROWS; r++) {
+	for (unsigned int r = 0; r < rows_of(post); r++) {
 		if (!row_is(a, seat, r, &want[r]))
 			sim_broken(
 				sim,
@@ -221,6 +234,17 @@ void ask_rows_back(struct asker *a, unsigned int seat)
 	memset(ask_shadow(a, seat, a->q), 0xff, sizeof(post->q));
 }
 
+static void results_change(const struct asker *a, unsigned int seat)
+{
+	unsigned int rows = rows_of(&a->posts[seat]);
+	const size_t bytes[] = {rows * ASK_DIMS * sizeof(float), rows * sizeof(float),
+				rows * sizeof(float)};
+	const uint64_t at[] = {a->o, a->m, a->l};
+
+	for (unsigned int i = 0; i < ARRAY_LEN(at); i++)
+		memcpy(ask_shadow(a, seat, at[i]), ask_seat(a, seat, at[i]), bytes[i]);
+}
+
 void ask_judge_post(struct sim *sim, struct asker *a, unsigned int seat)
 {
 	struct ask_post *post = &a->posts[seat];
@@ -235,8 +259,7 @@ void ask_judge_post(struct sim *sim, struct asker *a, unsigned int seat)
 		judge_numbers(sim, a, seat);
 	/* of q nothing; an engine's own part stays until it is merged: all or nothing */
 	if (state == KVD_SUCCESS || !post->own)
-		memcpy(ask_shadow(a, seat, a->o), ask_seat(a, seat, a->o),
-		       a->seat_bytes - a->o);
+		results_change(a, seat);
 	if (memcmp(ask_shadow(a, seat, 0), ask_seat(a, seat, 0), a->seat_bytes) != 0)
 		sim_broken(sim, "still: the seat of a post %s at place %u was written",
 			   state == KVD_FAILED ? "that failed" : "under way", a->place);

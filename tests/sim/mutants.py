@@ -159,6 +159,8 @@ MUTANTS = [
      "\ttold = gather_is_of(leg->post, leg);\n"),
     ("delta-not-told", "daemon/attend/ask.c",
      "side.head.delta = (uint32_t)part->delta;", "side.head.delta = 0;"),
+    ("rows-behind-the-last-written", "daemon/attend/gather.c",
+     "merge->rows = post->rows;", "merge->rows = attend->rows;"),
     ("own-part-left-out", "daemon/attend/gather.c",
      "merge->own = post->own;", "merge->own = false;"),
     ("chosen-tokens-shifted", "daemon/attend/ask.c",

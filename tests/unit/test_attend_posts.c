@@ -11,10 +11,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "daemon/attend/attend_impl.h"
 #include "daemon/base/account.h"
 #include "daemon/loop/offload.h"
+#include "daemon/memory/memory.h"
+#include "daemon/session/region.h"
 #include "daemon/store/store.h"
 #include "daemon/store/store_kv.h"
 #include "tests/lib/attend_world.h"
@@ -276,6 +279,69 @@ static void memory_is_charged_to_who_asks(void **state)
 	attend_world_post(w, 0, 0, &part, 1, NULL, 0);
 	soon(w);
 	failed_with(w, 0, ERR_LIMIT);
+}
+
+/* The pages of a seat that are entirely behind its first rows fault at any access of the
+ * daemon's. */
+static void rows_behind_are_lost(struct attend_world *w, unsigned int rows, bool lost)
+{
+	const struct region *region = region_find(w->engine[AW_ASKER], w->region);
+	const uint64_t begins[] = {
+		w->q + rows * AW_DIMS * 2u, w->o + rows * AW_DIMS * sizeof(float),
+		w->m + rows * sizeof(float), w->l + rows * sizeof(float)};
+	const uint64_t ends[] = {w->o, w->m, w->l, w->seat_bytes};
+
+	for (unsigned int i = 0; i < 4; i++) {
+		uint64_t begin = (begins[i] + 4095) & ~UINT64_C(4095);
+		uint64_t end = ends[i] & ~UINT64_C(4095);
+
+		assert_true(begin < end);
+		assert_int_equal(mprotect(region->memory->base + begin, end - begin,
+					  lost ? PROT_NONE : PROT_READ | PROT_WRITE),
+				 0);
+	}
+}
+
+/* Answered by one message, merged, and of one kernel here: 8 rows of a seat of 4096. */
+static void post_costs_its_rows_not_its_seat(void **state)
+{
+	struct attend_world *w = *state;
+	struct attends *attends = attends_of(&w->c.nodes[AW_ASKER].kvd);
+	struct kvd_ring_part here = attend_world_part(w->near),
+			     there = attend_world_part(w->hold);
+	struct kvd_ring_part parts[3][2] = {{there, here}, {there}, {here}};
+	const struct account *mine = w->engine[AW_ASKER]->account;
+	uint64_t before, rows = attends->posted_rows;
+
+	parts[0][0].count = parts[0][1].first = parts[0][1].count = 2;
+	w->rows = 4096;
+	w->attend = attend_world_open(w, "");
+	attend_world_rows(w, 0, 5);
+	memset(attend_world_floats(w, 0, w->o), 0xa5, w->seat_bytes - w->o);
+	rows_behind_are_lost(w, AW_ROWS, true);
+	w->rows = AW_ROWS;
+	for (unsigned int i = 0; i < 3; i++) {
+		before = held_by(mine);
+		offload_hold(w->c.nodes[AW_ASKER].kvd.offload, true);
+		attend_world_post(w, 0, 0, parts[i], i == 0 ? 2 : 1, NULL, 0);
+		assert_in_range(held_by(mine) - before, 1, 16384);
+		offload_hold(w->c.nodes[AW_ASKER].kvd.offload, false);
+		soon(w);
+		attend_world_right(w, 0, 0, 64, NULL, 0);
+		assert_true(attends->posted_rows == rows + (i + 1) * AW_ROWS);
+	}
+	/* rows before a part's are of the post, and have no tokens */
+	there.row = AW_ROWS - AW_HEADS;
+	there.rows = AW_HEADS;
+	attend_world_post(w, 0, 0, &there, 1, NULL, 0);
+	soon(w);
+	assert_int_equal(attend_world_state(w, 0), KVD_SUCCESS);
+	assert_true(attend_world_floats(w, 0, w->l)[AW_HEADS - 1] == 0);
+	assert_true(attend_world_floats(w, 0, w->l)[AW_HEADS] > 0);
+	rows_behind_are_lost(w, AW_ROWS, false);
+	for (uint64_t at = AW_ROWS; at < 4096; at++)
+		assert_memory_equal(attend_world_floats(w, 0, w->l) + at,
+				    "\xa5\xa5\xa5\xa5", 4);
 }
 
 /* A query token whose answer is longer than a message of the daemon's may be. */
@@ -592,6 +658,7 @@ int main(void)
 		CASE(large_posts_leave_the_line_up),
 		CASE(post_begins_in_turns_and_may_end_between_them),
 		CASE(memory_is_charged_to_who_asks),
+		CASE(post_costs_its_rows_not_its_seat),
 		CASE(rows_that_fit_no_message_are_refused),
 		CASE(codes_of_others_are_known_ones),
 		CASE(tokens_of_one_rank_in_two_are_not_read_as_all),
