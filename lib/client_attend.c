@@ -268,13 +268,11 @@ static int seat_take(struct kvd_attend *attend, struct client_slot *slot)
 }
 
 int kvd_attend_post(struct kvd_attend *attend, uint32_t seat, uint32_t layer,
-		    const struct kvd_part *parts, size_t part_count, bool own,
-		    uint32_t deadline_us)
+		    const struct kvd_part *parts, size_t part_count, uint32_t deadline_us)
 {
 	struct kvd_client *client = attend->object.client;
 	struct client_slot *slot = seat_slot(attend, seat);
 	struct kvd_ring_entry entry = {.op = KVD_RING_ATTEND,
-				       .flags = own ? KVD_RING_OWN : 0,
 				       .a = attend->object.id,
 				       .b = layer,
 				       .c = deadline_us,

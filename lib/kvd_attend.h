@@ -81,11 +81,18 @@ struct kvd_part {
  * parts, m the largest score, l the sum of exp(score - m); rows without tokens have l 0.
  * A request has the cost of its rows, the seat's up to the last one of a part: rows after
  * it are neither read nor written.
- * With `own` the previous o, m and l of the seat are included as a part: the engine's own
- * attention. `deadline_us`: timeout; 0: one second.
+ * `deadline_us`: timeout; 0: one second.
+ *
+ * The engine merges them with its own attention over other tokens, which it computes
+ * meanwhile. For each row, of two parts:
+ *     M = max(m, m'), w = l exp(m - M), w' = l' exp(m' - M)
+ *     o = (w o + w' o') / (w + w'), l = w + w', m = M
+ * A part with l 0 is left out (its m is -inf). A kernel that returns the log-sum-exp has
+ * m = LSE, l = 1. All logarithms are natural (base e), as those of FlashAttention, torch
+ * and vLLM; an LSE of base 2, such as FlashInfer's, is multiplied by ln 2 before.
  */
 int kvd_attend_post(struct kvd_attend *attend, uint32_t seat, uint32_t layer,
-		    const struct kvd_part *parts, size_t part_count, bool own,
+		    const struct kvd_part *parts, size_t part_count,
 		    uint32_t deadline_us);
 /* Reads only shared memory; terminal means that the engine may reuse the seat.
  * KVD_BOOTSTRAPPING: never posted; KVD_WAITING_FOR_INPUT: q has not been read yet. */

@@ -506,7 +506,6 @@ static int post_new(struct attend *attend, struct attend_post_args *args,
 				     .seat = args->seat,
 				     .layer = args->layer,
 				     .rows = rows,
-				     .own = args->own,
 				     .began_ns = loop_clock_ns(session->kvd->loop),
 				     .on_failed = args->on_failed,
 				     .region = region};

@@ -66,7 +66,6 @@ struct attend_post_args {
 	uint32_t slot;
 	uint32_t seat, layer;
 	uint64_t deadline_ns;
-	bool own;      /* the seat's o, m and l are a part */
 	uint8_t *data; /* parts, then the selections of all: attend_post() takes it */
 	uint32_t part_count, select_count;
 	/* the highest of each part's numbers, plus one: attend_post_scan() */

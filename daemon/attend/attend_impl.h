@@ -103,7 +103,6 @@ struct attend_post {
 	uint64_t id;
 	uint32_t slot, seat, layer;
 	uint32_t rows; /* up to the last one of a part; those after it are not touched */
-	bool own;
 	struct region *region; /* pinned */
 	struct list legs;      /* struct leg.link, in the order of the parts */
 	unsigned int open;     /* incomplete subtransfers */

@@ -6,6 +6,7 @@
  * that is one message, that message. A seat has megabytes: it is written some rows a
  * turn.
  */
+#include <math.h>
 #include <string.h>
 
 #include "daemon/attend/attend_impl.h"
@@ -25,7 +26,6 @@ struct post_merge {
 	struct list legs;
 	struct charge charge;
 	uint32_t rows, dv;
-	bool own;      /* the result starts with the engine's own part */
 	float *values; /* o, m, l; NULL: the legs' own are the result */
 	struct loop_defer more;
 	uint32_t written; /* rows of the first leg, or of all that was merged */
@@ -117,8 +117,7 @@ static void gather_more(struct loop_defer *defer)
 	struct attend_post *post = merge->post;
 
 	while (post && !gather_step(merge)) {
-		/* an engine's own part is in the place of the result: not half of it */
-		if (!merge->own && loop_enough(merge->attends->kvd->loop)) {
+		if (loop_enough(merge->attends->kvd->loop)) {
 			loop_defer(merge->attends->kvd->loop, &merge->more);
 			return;
 		}
@@ -136,20 +135,6 @@ static void gather_done(struct offload_job *job)
 	struct post_merge *merge = container_of(job, struct post_merge, job);
 
 	gather_more(&merge->more);
-}
-
-/* The engine's own part, or an empty one. */
-static void gather_begin(struct post_merge *merge, const struct attend_post *post)
-{
-	const struct attend_facts *f = &post->attend->facts;
-	float *m = values_m(merge->values, merge->rows, merge->dv);
-
-	if (!merge->own)
-		return; /* zeros: l marks it empty */
-	memcpy(merge->values, post_seat(post, f->o),
-	       (size_t)merge->rows * merge->dv * sizeof(float));
-	memcpy(m, post_seat(post, f->m), merge->rows * sizeof(float));
-	memcpy(m + merge->rows, post_seat(post, f->l), merge->rows * sizeof(float));
 }
 
 /* How much there is to do. */
@@ -174,12 +159,12 @@ static bool gather_is_plain(const struct attend_post *post)
 			return false;
 		row += leg->rows;
 	}
-	return !post->own && row == post->rows;
+	return row == post->rows;
 }
 
 bool gather_is_of(const struct attend_post *post, const struct leg *leg)
 {
-	return !post->own && leg->row == 0 && leg->rows == post->rows &&
+	return leg->row == 0 && leg->rows == post->rows &&
 	       post->legs.next == &leg->link && leg->link.next == &post->legs;
 }
 
@@ -212,10 +197,11 @@ static struct post_merge *merge_new(struct attend_post *post)
 			mem_free(merge);
 			return NULL;
 		}
+		for (uint32_t i = 0; i < merge->rows; i++) /* l is 0: empty */
+			values_m(merge->values, merge->rows, merge->dv)[i] = -INFINITY;
 	}
 	merge->attends = attend->attends;
 	merge->post = post;
-	merge->own = post->own;
 	return merge;
 }
 
@@ -251,7 +237,6 @@ void post_gather(struct attend_post *post)
 		gather_more(&merge->more);
 		return;
 	}
-	gather_begin(merge, post);
 	merge->job =
 		(struct offload_job){.work = gather_work,
 				     .done = gather_done,

@@ -74,7 +74,6 @@ static int reading_post(struct reading *reading)
 	args->seat = e->n0;
 	args->layer = (uint32_t)e->b;
 	args->deadline_ns = (e->c ? e->c : DEADLINE_US_PRESET) * 1000;
-	args->own = e->flags & KVD_RING_OWN;
 	args->on_failed = on_failed;
 	charge_drop(&reading->charge); /* the post charges itself */
 	return err_pass(attend_post(attend, args));

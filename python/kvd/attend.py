@@ -10,7 +10,16 @@ their results are returned.
     o, m, l = attend.o(0), attend.m(0), attend.l(0)
 
 Row t * heads + h is head h of query token t. o covers all tokens of the parts, m is the largest
-score, l the sum of exp(score - m): enough to merge with attention over other tokens."""
+score, l the sum of exp(score - m); a row without tokens has o 0, m -inf and l 0. The engine merges
+them with its own attention over other tokens (mine), which it computes between post and wait:
+
+    top = np.maximum(m, mine.m)
+    w, w_mine = l * np.exp(m - top), mine.l * np.exp(mine.m - top)
+    o = (w[:, None] * o + w_mine[:, None] * mine.o) / (w + w_mine)[:, None]
+
+A kernel that returns the log-sum-exp has m = LSE and l = 1. Exponentials and logarithms are natural
+(base e), as those of FlashAttention, torch and vLLM; an LSE of base 2, such as FlashInfer's, is
+multiplied by ln 2 before."""
 import contextlib
 from array import array
 from collections import namedtuple
@@ -131,14 +140,12 @@ class Attend:
         return (part.hold._hold, begin, end - begin, first, last - first, part.tokens,
                 part.delta, per_token, select)
 
-    def post(self, seat, layer, parts, *, own=False, deadline=0.0):
+    def post(self, seat, layer, parts, *, deadline=0.0):
         """Send a seat's rows: those up to the last one of a part; rows after it cost nothing, and
         their o, m and l stay. Never waits: q may be written again in the state TRANSFERRING; o, m
-        and l are complete in SUCCESS. own: merge the seat's previous o, m and l, too. deadline:
-        seconds until the request fails; 0: one."""
+        and l are complete in SUCCESS. deadline: seconds until the request fails; 0: one."""
         self._attend.post(seat, _check.integer("layer", layer, 0, _check.U32),
-                          tuple(self._part_pack(p) for p in parts), _check.flag("own", own),
-                          round(deadline * 1e6))
+                          tuple(self._part_pack(p) for p in parts), round(deadline * 1e6))
 
     def state(self, seat):
         """The state: a read of shared memory. WAITING_FOR_INPUT: q has not been read yet."""

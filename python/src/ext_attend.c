@@ -145,7 +145,6 @@ struct post_start {
 	struct kvd_part parts[PARTS_MAX];
 	unsigned int seat, layer, deadline_us;
 	size_t count;
-	int own;
 };
 
 static int post_begin(void *ctx, const struct kvd_call *call)
@@ -153,11 +152,11 @@ static int post_begin(void *ctx, const struct kvd_call *call)
 	struct post_start *s = ctx;
 
 	(void)call;
-	return kvd_attend_post(s->kvd, s->seat, s->layer, s->parts, s->count, s->own,
+	return kvd_attend_post(s->kvd, s->seat, s->layer, s->parts, s->count,
 			       s->deadline_us);
 }
 
-/* post(seat, layer, parts, own, deadline_us) */
+/* post(seat, layer, parts, deadline_us) */
 static PyObject *attend_post(PyObject *self, PyObject *args)
 {
 	struct attend_object *object = (struct attend_object *)self;
@@ -171,8 +170,8 @@ static PyObject *attend_post(PyObject *self, PyObject *args)
 	PyObject *tuple;
 	Py_ssize_t count;
 
-	if (!PyArg_ParseTuple(args, "IIO!pI", &s.seat, &s.layer, &PyTuple_Type, &tuple,
-			      &s.own, &s.deadline_us) ||
+	if (!PyArg_ParseTuple(args, "IIO!I", &s.seat, &s.layer, &PyTuple_Type, &tuple,
+			      &s.deadline_us) ||
 	    !handle_usable(&object->h))
 		return NULL;
 	count = PyTuple_Size(tuple);

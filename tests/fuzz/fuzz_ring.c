@@ -486,7 +486,6 @@ static void give_attend(struct cursor *in)
 	uint8_t how = cursor_get_u8(in), more = cursor_get_u8(in);
 	uint32_t count = how & 3, at = ROOM_AT;
 	struct kvd_ring_entry entry = {.op = KVD_RING_ATTEND,
-				       .flags = how & 4 ? KVD_RING_OWN : 0,
 				       .gen = w.gen,
 				       .a = w.attend,
 				       .b = more & 1,

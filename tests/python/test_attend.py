@@ -210,6 +210,14 @@ def test_a_format_has_two_words():
                 close(engine.got(0), model.attend(0, q, np.arange(2 * T)))
 
 
+def merged(a, b):
+    """As the engine merges parts over different tokens: kvd/attend.py."""
+    (oa, ma, la), (ob, mb, lb) = a, b
+    top = np.maximum(ma, mb)
+    wa, wb = la * np.exp(ma - top), lb * np.exp(mb - top)
+    return (wa[:, None] * oa + wb[:, None] * ob) / (wa + wb)[:, None], top, wa + wb
+
+
 def test_one_to_seven_holders_and_the_engines_own_part():
     model = Model(8 * T)
     with daemons(7) as (_, client, _, clients):
@@ -224,13 +232,16 @@ def test_one_to_seven_holders_and_the_engines_own_part():
             q = here.ask(0, 0, [kvd.Part(h) for h in holds[:count]], seed=count)
             here.attend.wait(0, timeout=30)
             close(here.got(0), model.attend(0, q, np.arange(count * T)))
-        q = here.ask(0, 0, [kvd.Part(h) for h in holds])  # and the last T tokens at home
-        here.attend.wait(0, timeout=30)
-        own = model.attend(0, q, np.arange(7 * T, 8 * T))
-        here.attend.o(1)[:], here.attend.m(1)[:], here.attend.l(1)[:] = own
-        q = here.ask(1, 0, [kvd.Part(h) for h in holds], own=True)
+        # the second query token attends to 7 holders, the first to none; and the last T tokens,
+        # which are the engine's own: by m and l, and by a log-sum-exp
+        q = here.ask(1, 0, [kvd.Part(h, rows=(4, 8)) for h in holds])
         here.attend.wait(1, timeout=30)
-        close(here.got(1), model.attend(0, q, np.arange(8 * T)))
+        o, m, lsum = model.attend(0, q, np.arange(7 * T, 8 * T))
+        want = model.attend(0, q, [np.arange(7 * T if row < 4 else 0, 8 * T)
+                                   for row in range(8)])
+        for mine in ((o, m, lsum), (o, m + np.log(lsum), np.ones_like(lsum))):
+            got, top, total = merged(here.got(1), mine)
+            close((got, want[1], total * np.exp(top - want[1])), want)
 
 
 def test_chosen_tokens_alone_count():

@@ -431,18 +431,10 @@ static bool part_draw(const struct asker *a, struct sim_draw *d, struct ask_post
 static void seat_fill(const struct asker *a, unsigned int seat, struct ask_post *post,
 		      struct sim_draw *d)
 {
-	for (unsigned int i = 0; i < ASK_ROWS * ASK_DIMS; i++) {
+	for (unsigned int i = 0; i < ASK_ROWS * ASK_DIMS; i++)
 		post->q[i] = value_to_bf16(value_draw(d));
-		post->o[i] = value_draw(d);
-	}
-	for (unsigned int i = 0; i < ASK_ROWS; i++) {
-		post->m[i] = value_draw(d);
-		post->l[i] = sim_chance(d, 20) ? 0 : 1.5f + value_draw(d);
-	}
 	memcpy(ask_seat(a, seat, a->q), post->q, sizeof(post->q));
-	memcpy(ask_seat(a, seat, a->o), post->o, sizeof(post->o));
-	memcpy(ask_seat(a, seat, a->m), post->m, sizeof(post->m));
-	memcpy(ask_seat(a, seat, a->l), post->l, sizeof(post->l));
+	memset(ask_seat(a, seat, a->o), 0x5a, a->seat_bytes - a->o);
 	memcpy(ask_shadow(a, seat, 0), ask_seat(a, seat, 0), a->seat_bytes);
 }
 
@@ -460,9 +452,8 @@ static void seat_post(struct sim *sim, struct asker *a, unsigned int seat,
 	struct payload p = {0};
 	unsigned int parts = 1 + sim_below(d, ASK_PARTS);
 
-	*post = (struct ask_post){.gen = e.gen, .own = sim_chance(d, 25)};
+	*post = (struct ask_post){.gen = e.gen};
 	e.b = post->layer = sim_below(d, ASK_LAYERS);
-	e.flags = post->own ? KVD_RING_OWN : 0;
 	while (parts-- > 0)
 		(void)part_draw(a, d, post);
 	if (!post->part_count)

@@ -37,7 +37,7 @@ struct ask_hold {
 struct ask_post {
 	bool used; /* the seat was posted; the word of its end is to stay */
 	bool live;
-	bool own, canceled;
+	bool canceled;
 	bool back; /* its rows are the engine's again, and were scribbled over */
 	bool lied; /* a holder lied: the numbers may be wrong, and how it ends */
 	uint32_t gen, layer;
@@ -47,7 +47,6 @@ struct ask_post {
 	uint32_t select[ASK_PARTS * ASK_QUERIES * ASK_CHOSEN];
 	unsigned int select_count;
 	uint16_t q[ASK_ROWS * ASK_DIMS]; /* as they were when it was posted */
-	float o[ASK_ROWS * ASK_DIMS], m[ASK_ROWS], l[ASK_ROWS];
 };
 
 /* Memory of seats, and what it must hold. */

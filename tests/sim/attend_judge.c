@@ -168,9 +168,6 @@ static void judge_numbers(struct sim *sim, const struct asker *a, unsigned int s
 	const uint32_t *select = post->select;
 	struct partial want[ASK_ROWS] = {0};
 
-	for (unsigned int r = 0; post->own && r < ASK_ROWS; r++)
-		partial_add(&want[r], post->o + r * ASK_DIMS, (double)post->m[r],
-			    (double)post->l[r]);
 	for (unsigned int p = 0; p < post->part_count; p++) {
 		part_attend(post, p, select, want);
 		select += post->parts[p].rows / ASK_HEADS * post->parts[p].per_token;
@@ -257,9 +254,7 @@ void ask_judge_post(struct sim *sim, struct asker *a, unsigned int seat)
 			   a->place);
 	if (state == KVD_SUCCESS && !post->lied)
 		judge_numbers(sim, a, seat);
-	/* of q nothing; an engine's own part stays until it is merged: all or nothing */
-	if (state == KVD_SUCCESS || !post->own)
-		results_change(a, seat);
+	results_change(a, seat); /* in pieces; nothing else may */
 	if (memcmp(ask_shadow(a, seat, 0), ask_seat(a, seat, 0), a->seat_bytes) != 0)
 		sim_broken(sim, "still: the seat of a post %s at place %u was written",
 			   state == KVD_FAILED ? "that failed" : "under way", a->place);

@@ -161,8 +161,6 @@ MUTANTS = [
      "side.head.delta = (uint32_t)part->delta;", "side.head.delta = 0;"),
     ("rows-behind-the-last-written", "daemon/attend/gather.c",
      "merge->rows = post->rows;", "merge->rows = attend->rows;"),
-    ("own-part-left-out", "daemon/attend/gather.c",
-     "merge->own = post->own;", "merge->own = false;"),
     ("chosen-tokens-shifted", "daemon/attend/ask.c",
      "side.skip = begin < here ? (uint64_t)(here - begin) * chunk : 0;",
      "side.skip = begin < here ? (uint64_t)(here - begin) * chunk - 1 : 0;"),

@@ -8,6 +8,7 @@
 #include <stddef.h>
 
 #include <cmocka.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -337,6 +338,7 @@ static void post_costs_its_rows_not_its_seat(void **state)
 	soon(w);
 	assert_int_equal(attend_world_state(w, 0), KVD_SUCCESS);
 	assert_true(attend_world_floats(w, 0, w->l)[AW_HEADS - 1] == 0);
+	assert_true(attend_world_floats(w, 0, w->m)[AW_HEADS - 1] == -INFINITY);
 	assert_true(attend_world_floats(w, 0, w->l)[AW_HEADS] > 0);
 	rows_behind_are_lost(w, AW_ROWS, false);
 	for (uint64_t at = AW_ROWS; at < 4096; at++)

@@ -233,7 +233,7 @@ int rows_post(struct rows *r, const char *args)
 	memset(seat_at(r, 0), 0xa5, r->seat.bytes);
 	memset(seat_at(r, r->seat.q), 0, SEAT_ROWS * DIMS * 2);
 	memcpy(r->shadow, seat_at(r, 0), r->seat.bytes);
-	result = kvd_attend_post(r->attend, 0, layer, parts, r->times, false, ms * 1000);
+	result = kvd_attend_post(r->attend, 0, layer, parts, r->times, ms * 1000);
 	r->live = !result;
 	r->ended = r->moved = false;
 	r->state = -1;
