@@ -349,6 +349,8 @@ int kvd_attend_read(const struct kvd_attend *attend, uint32_t seat,
 	facts_p->daemons = (uint32_t)st.rows;
 	facts_p->together = (uint32_t)st.total;
 	facts_p->replicate = st.total > REPLICATE_FROM;
+	facts_p->error = st.state == KVD_FAILED ? st.error : 0;
+	facts_p->retryable = facts_p->error && st.retryable;
 	return 0;
 }
 

@@ -105,10 +105,14 @@ struct kvd_attend_facts {
 				       * chunks */
 	bool replicate; /* more than 8: fetch these chunks, so that other requesters
 			 * can use this daemon */
+	/* of a failed request; error: its code, KVD_E_…; 0: it has not failed */
+	bool retryable;
+	int error;
 };
+/* Reads only shared memory. */
 int kvd_attend_read(const struct kvd_attend *attend, uint32_t seat,
 		    struct kvd_attend_facts *facts_p);
-/* The error of its failure; code 0: none. */
+/* The error of its failure with the daemon's message, which is queried; code 0: none. */
 int kvd_attend_error(const struct kvd_attend *attend, uint32_t seat, int timeout_ms,
 		     struct kvd_error *error_p);
 int kvd_attend_stop(struct kvd_attend *attend, uint32_t seat); /* it ends as failed */

@@ -51,11 +51,13 @@ that they attend to. tokens: number, from the first chunk's first on, 0: all. de
 which the chunks are shifted from where they were computed. select: for each query token one list,
 of equal length, of tokens of the part (4294967295: none), which its heads share."""
 
-AttendFacts = namedtuple("AttendFacts", "queue_us attend_us daemons together replicate")
+AttendFacts = namedtuple("AttendFacts", "queue_us attend_us daemons together replicate error "
+                         "retryable")
 AttendFacts.__doc__ = """Times in microseconds, of the slowest part: queue_us, waiting for a
 processor; attend_us, attention. daemons: number of other daemons used. together: largest number of
 requesters whose rows were computed in one batch. replicate: more than 8 of them; fetching the
-chunks would help all."""
+chunks would help all. error: number of the code, 0 unless failed; retryable: whether the same request
+may succeed later."""
 
 
 def _choice(name, value, names):
@@ -151,25 +153,31 @@ class Attend:
         """The state: a read of shared memory. WAITING_FOR_INPUT: q has not been read yet."""
         return self._attend.state(seat)
 
-    def wait(self, seat, timeout=None):
-        """Wait until the request has ended; raises its error."""
+    def wait(self, seat, timeout=None, *, why=WHY_S):
+        """Wait until the request has ended, at most `timeout` seconds; raises its error. why: as in
+        error()."""
         now = self._attend.wait(seat, _check.seconds("timeout", timeout))
         if now == FAILED:
-            raise self.error(seat)
+            raise self.error(seat, why=why)
         if now not in (SUCCESS, BOOTSTRAPPING):
             raise TimeoutError("seat %d: no result in time" % seat, "ENOREPLY", 0, "op", True)
 
-    def error(self, seat):
-        """Why the request failed, as an exception; None otherwise."""
+    def error(self, seat, *, why=WHY_S):
+        """Why the request failed, as an exception; None otherwise. Its code and `retryable` are read
+        from shared memory. why: how many seconds to wait for the daemon's message, 0: it is not
+        queried, and the exception has none."""
         if self.state(seat) != FAILED:
             return None
-        told = self._attend.error(seat, WHY_S)
+        told = self._attend.error(seat, _check.seconds("why", why)) if why else None
         if not told:
-            return error_make(0, "EINTERNAL", True, "op", "seat %d: failed" % seat)
+            facts = self.read(seat)
+            told = (facts.error, _kvd.code_name(facts.error), facts.retryable, "op",
+                    "seat %d: failed" % seat)
         return error_make(*told)
 
     def read(self, seat):
-        """Measurements of the seat's last request. -> AttendFacts"""
+        """Measurements of the seat's last request, and the code of its error: a read of shared
+        memory. -> AttendFacts"""
         return AttendFacts(*self._attend.read(seat))
 
     def stop(self, seat):

@@ -224,7 +224,7 @@ static PyObject *attend_wait(PyObject *self, PyObject *args)
 			      seat);
 }
 
-/* (queue_us, attend_us, daemons, together, replicate) */
+/* (queue_us, attend_us, daemons, together, replicate, error, retryable) */
 static PyObject *attend_read(PyObject *self, PyObject *args)
 {
 	struct handle *object = (struct handle *)self;
@@ -235,9 +235,10 @@ static PyObject *attend_read(PyObject *self, PyObject *args)
 		return NULL;
 	if (kvd_attend_read(object->kvd, seat, &facts) < 0)
 		return ext_raise_code(KVD_E_STATE, "seat %u: no request", seat);
-	return Py_BuildValue("(KKIIN)", (unsigned long long)facts.queue_us,
+	return Py_BuildValue("(KKIINiN)", (unsigned long long)facts.queue_us,
 			     (unsigned long long)facts.attend_us, facts.daemons,
-			     facts.together, PyBool_FromLong(facts.replicate));
+			     facts.together, PyBool_FromLong(facts.replicate),
+			     facts.error, PyBool_FromLong(facts.retryable));
 }
 
 /* error(seat, timeout) -> None or (code, name, retryable, scope, message) */

@@ -274,6 +274,36 @@ def test_who_does_not_attend_says_so():
             assert refused.value.code == "EREQUIRE"
 
 
+def test_the_code_of_a_failure_is_in_shared_memory():
+    """The daemon, which is stopped, is not queried."""
+    model = Model(4 * T)
+    ids = ids_of(4, b"code")
+    with daemons(1, holder=MEMORY) as (daemon, client, _, (far,)):
+        there, here = Engine(far, model), Engine(client, model)
+        there.put(ids)
+        here.put(ids[:1])
+        with here.space.hold(ids, far=10) as hold:
+            here.ask(1, 0, [kvd.Part(hold, chunks=(0, 1))])
+            here.attend.wait(1, timeout=30)
+            assert here.attend.read(1)[5:] == (0, False) and here.attend.error(1) is None
+            here.ask(0, 0, [kvd.Part(hold)])
+            until(lambda: here.attend.state(0) == kvd.FAILED)
+            os.kill(daemon.proc.pid, signal.SIGSTOP)
+            try:
+                facts = here.attend.read(0)
+                for why in (0, 0.2):
+                    error = here.attend.error(0, why=why)
+                    assert (error.code, error.number) == ("EREQUIRE", facts.error)
+                    assert error.retryable == facts.retryable
+                with pytest.raises(kvd.PeerError, match="EREQUIRE"):
+                    here.attend.wait(0, why=0)
+            finally:
+                os.kill(daemon.proc.pid, signal.SIGCONT)
+            assert "attention_threads" in here.attend.error(0).message
+            with pytest.raises(ValueError, match="why"):
+                here.attend.error(0, why=-1)
+
+
 def test_pages_of_an_engine_are_not_attended_to():
     """Here or there; where the daemon has a copy, too, that one is."""
     model = Model(4 * T)
