@@ -4,8 +4,9 @@ their results are returned.
 
     attend = client.attend(rows=16, heads=16, dqk=576, dv=512, kind="mla", q_type="bf16",
                            kv_type="bf16", scale=576 ** -0.5, key="kv")
+    packed = attend.pack([Part(hold)])          # once a step
     attend.q(0)[:] = rows                       # of one seat, of one layer
-    attend.post(0, layer, [Part(hold)])
+    attend.post(0, layer, packed)
     attend.wait(0)
     o, m, l = attend.o(0), attend.m(0), attend.l(0)
 
@@ -49,7 +50,14 @@ Part = namedtuple("Part", "hold rows chunks tokens delta select",
 Part.__doc__ = """Rows (begin, end), None: all, and the chunks (begin, end) of a hold, None: all,
 that they attend to. tokens: number, from the first chunk's first on, 0: all. delta: positions by
 which the chunks are shifted from where they were computed. select: for each query token one list,
-of equal length, of tokens of the part (4294967295: none), which its heads share."""
+of equal length, of tokens of the part (4294967295: none), which its heads share; or an array of
+query tokens x tokens."""
+
+
+class Packed(tuple):
+    """Parts, as Attend.pack() returns them."""
+    __slots__ = ()
+
 
 AttendFacts = namedtuple("AttendFacts", "queue_us attend_us daemons together replicate error "
                          "retryable")
@@ -74,6 +82,19 @@ def _rope_pack(rope):
     if len(freq) * 2 != dims:
         raise ValueError("rope.inv_freq: %d numbers for %d values" % (len(freq), dims))
     return (first, dims, _choice("rope.pairs", pairs, PAIRS), freq.tobytes())
+
+
+def _select_pack(select, queries):
+    """-> tokens of each query, bytes"""
+    try:
+        table = np.asarray(select)
+    except ValueError:  # lists of different lengths
+        table = np.empty(0)
+    if (table.ndim != 2 or len(table) != queries or not table.size
+            or table.dtype.kind not in "iu" or table.min() < 0 or table.max() > _check.U32):
+        raise ValueError("select: needs one list for each of the %d query tokens, of equal length, "
+                         "not empty, of numbers in 0 to %d" % (queries, _check.U32))
+    return table.shape[1], table.astype(np.uint32).tobytes()
 
 
 def _up(nbytes):
@@ -133,21 +154,26 @@ class Attend:
         first, last = (0, part.hold.chunks) if part.chunks is None else part.chunks
         per_token, select = 0, None
         if part.select is not None:
-            per_token = len(part.select[0])
-            select = array("I", [t for tokens in part.select for t in tokens])
-            if len(select) != (end - begin) // self.heads * per_token:
-                raise ValueError("select: lists of different lengths; give each query token as "
-                                 "many tokens")
-            select = select.tobytes()
+            per_token, select = _select_pack(part.select, (end - begin) // self.heads)
         return (part.hold._hold, begin, end - begin, first, last - first, part.tokens,
                 part.delta, per_token, select)
 
+    def pack(self, parts):
+        """Check and convert parts once for many requests: those of a step differ in the layer and
+        the seat. parts: 1 to 64, of Part. The result keeps their holds, and is valid while they are
+        open. -> Packed, of this Attend. ValueError: a selection's shape."""
+        return Packed(self._part_pack(p) for p in parts)
+
     def post(self, seat, layer, parts, *, deadline=0.0):
         """Send a seat's rows: those up to the last one of a part; rows after it cost nothing, and
-        their o, m and l stay. Never waits: q may be written again in the state TRANSFERRING; o, m
-        and l are complete in SUCCESS. deadline: seconds until the request fails; 0: one."""
-        self._attend.post(seat, _check.integer("layer", layer, 0, _check.U32),
-                          tuple(self._part_pack(p) for p in parts), round(deadline * 1e6))
+        their o, m and l stay. parts: as pack() returns them, or as it takes them. Never waits: q may
+        be written again in the state TRANSFERRING; o, m and l are complete in SUCCESS. deadline:
+        seconds until the request fails, 0: one. ValueError, BusyError (the seat is in use),
+        StateError (a hold is closed): nothing was sent. Errors of the daemon: wait()."""
+        if not isinstance(parts, Packed):
+            parts = self.pack(parts)
+        self._attend.post(seat, _check.integer("layer", layer, 0, _check.U32), parts,
+                          round(deadline * 1e6))
 
     def state(self, seat):
         """The state: a read of shared memory. WAITING_FOR_INPUT: q has not been read yet."""

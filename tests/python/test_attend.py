@@ -261,6 +261,36 @@ def test_chosen_tokens_alone_count():
             close(here.got(0), model.attend(1, q, of))
 
 
+def test_parts_are_packed_once():
+    model = Model(8 * T)
+    ids = ids_of(8, b"packed")
+    with daemons(1) as (_, client, _, (far,)):
+        there, here = Engine(far, model), Engine(client, model)
+        there.put(ids)
+        here.put(ids[:4])
+        chosen = np.array([[3, 70, 0xFFFFFFFF], [1, 2, 90]], np.int64)
+        with here.space.hold(ids, far=10) as hold:
+            cases = ((kvd.Part(hold, tokens=5 * T), np.arange(5 * T)),
+                     (kvd.Part(hold, select=chosen), [[3, 70]] * 4 + [[1, 2, 90]] * 4))
+            for part, tokens in cases:
+                packed = here.attend.pack([part])
+                for layer in range(LAYERS):
+                    for seat in range(2):
+                        q = here.ask(seat, layer, packed)
+                        here.attend.wait(seat, timeout=30)
+                        close(here.got(seat), model.attend(layer, q, tokens))
+            wrong = ([[1], [2, 3]], [[1]], [[], []], [[1], [-1]], [[1], [1 << 32]],
+                     [[1.0], [2.0]], [1, 2])
+            for select in wrong:
+                with pytest.raises(ValueError, match="select: needs one list for each of the 2 "):
+                    here.attend.pack([kvd.Part(hold, select=select)])
+            for count in (0, 65):
+                with pytest.raises(ValueError, match="parts"):
+                    here.attend.post(0, 0, [kvd.Part(hold)] * count)
+        with pytest.raises(kvd.StateError):  # the hold is closed
+            here.attend.post(0, 0, packed)
+
+
 def test_who_does_not_attend_says_so():
     model = Model(4 * T)
     ids = ids_of(4, b"no")

@@ -54,6 +54,7 @@ class Reader:
         self.cache = Cache(self.geometry)
         self.steps, self.lost, self.now = [], None, "route"
         self._held, self._moves, self._attend = [], None, None
+        self._packed = {}  # parts of a step, by rows
         self._routed, self._rows = 0.0, rows or 64 * self.geometry.heads
         if self.delta:
             self._forward(prefix)
@@ -154,11 +155,16 @@ class Reader:
         self._attend.q(seat)[:len(q)] = q
         some = (0, len(rows))
         if chosen is None:
-            parts = [Part(h.hold, rows=some, tokens=h.tokens, delta=self.delta)
-                     for h in self._held]
+            if some not in self._packed:  # the same in each layer of the step
+                self._packed[some] = self._attend.pack(
+                    Part(h.hold, rows=some, tokens=h.tokens, delta=self.delta)
+                    for h in self._held)
+            parts = self._packed[some]
         else:
-            parts = [Part(h.hold, rows=some, tokens=h.tokens, select=s) for h in self._held
-                     for s in [select(chosen[cut[0]:cut[1], h.begin:h.begin + h.tokens])] if s]
+            parts = self._attend.pack(
+                Part(h.hold, rows=some, tokens=h.tokens, select=s) for h in self._held
+                for s in [select(chosen[cut[0]:cut[1], h.begin:h.begin + h.tokens])]
+                if s is not None)
         if len(parts) > PARTS_MAX:
             raise ValueError("document: %d parts (limit %d)" % (len(parts), PARTS_MAX))
         if parts:
@@ -173,6 +179,7 @@ class Reader:
                               use_cache=True, kvd=reader).logits[0]
 
     def _forward(self, tokens):
+        self._packed.clear()
         return self._call(tokens, self.cache, self)
 
     def step(self, tokens):
@@ -281,7 +288,8 @@ def holders_of(held):
 
 
 def select(chosen):
-    """A table of selected tokens per query -> lists of one length; None: no query selects any."""
+    """A table of selected tokens per query -> an array of queries x tokens; None: no query selects
+    any."""
     most = int(chosen.sum(-1).max())
     if not most:
         return None
@@ -289,4 +297,4 @@ def select(chosen):
     for row, seen in zip(table, chosen.numpy()):
         at = np.flatnonzero(seen)
         row[:len(at)] = at
-    return table.tolist()
+    return table
