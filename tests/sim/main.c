@@ -143,7 +143,7 @@ static void parse(int argc, char **argv)
 	options.seconds = 1e9;
 	options.seed = 1;
 	if (argc < 2)
-		options.scripts = sweep_part(&options.seed, SCRIPTS, 3);
+		options.scripts = sweep_part(&options.seed, SCRIPTS, 6);
 	for (int i = 1; i < argc; i += 2) {
 		const char *value = i + 1 < argc ? argv[i + 1] : NULL;
 

@@ -717,7 +717,7 @@ static void sweep(struct sweep *w, const struct trial *t)
 	base = starve_look(&w->s, false);
 	live = starve_blocks(&w->s);
 	for (nth = 1; hit; nth++) {
-		if (nth > 1 && sweep_leaves_out(nth, 3))
+		if (nth > 1 && sweep_leaves_out(nth, 6))
 			continue;
 		if (w->lost) {
 			anew(w, t);
@@ -805,7 +805,7 @@ static void command_on_first_use_is_done_or_refused(void **state)
 	for (size_t i = 0; i < ARRAY_LEN(trials); i++) {
 		/* long replies are the same each time */
 		for (uint64_t nth = 1; is_chosen(&trials[i], false) && nth < 150; nth++) {
-			if (!sweep_leaves_out(nth, 3) && !first_use(&trials[i], nth))
+			if (!sweep_leaves_out(nth, 6) && !first_use(&trials[i], nth))
 				break;
 		}
 	}

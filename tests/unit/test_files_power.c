@@ -513,7 +513,7 @@ static void play_all(uint64_t first, uint64_t count, bool faults)
 		   *most = getenv("KVD_FILES_SCHEDULES");
 
 	memset(tally, 0, sizeof(tally));
-	count = most ? strtoull(most, NULL, 10) : sweep_part(&first, count, 5);
+	count = most ? strtoull(most, NULL, 10) : sweep_part(&first, count, 10);
 	if (seed) {
 		first = strtoull(seed, NULL, 10);
 		count = 1;

@@ -32,7 +32,7 @@ static uint64_t pairs_of(unsigned int fraction, uint64_t *first_p)
 {
 	*first_p = env_number("KVD_PROPERTY_SEED", 1);
 	return sweep_part(first_p,
-			  env_number("KVD_PROPERTY_PAIRS", PAIRS_DEFAULT) / fraction, 3);
+			  env_number("KVD_PROPERTY_PAIRS", PAIRS_DEFAULT) / fraction, 6);
 }
 
 #define check(ok, seed, ...)                                                    \

@@ -343,7 +343,7 @@ static unsigned int sweep_one(struct sweep *s, const struct rows *rows,
 	for (unsigned int nth = 1; nth < CALLS_MAX; nth++) {
 		bool struck;
 
-		if (sweep_leaves_out(nth, 7))
+		if (sweep_leaves_out(nth, 14))
 			continue;
 		arm(s, victim, nth, code);
 		(void)play(s, rows);
