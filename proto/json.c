@@ -20,6 +20,7 @@
 #include <string.h>
 
 #include "daemon/base/err.h"
+#include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
 
 int json_parse(const char *text, size_t len, size_t max_depth, cJSON **json_p)
@@ -146,7 +147,7 @@ int json_get_str(const cJSON *obj, const char *name, bool required, size_t max,
 	return 0;
 }
 
-/* The result of json_pack_pages() is in valueint, which cJSON leaves 0. */
+/* The result of json_pack_lists() is in valueint, which cJSON leaves 0. */
 static size_t list_length(const cJSON *list)
 {
 	const cJSON *it;
@@ -160,7 +161,7 @@ static size_t list_length(const cJSON *list)
 	return n;
 }
 
-/* Replaces a long page list that json_pack_pages() has read: no text produces an item
+/* Replaces a long page list that json_pack_lists() has read: no text produces an item
  * of type Raw, and the memory at valuestring is freed with the tree. It contains
  * valueint pages, followed by the list's length and the highest page. */
 struct packed {
@@ -285,6 +286,15 @@ static int pages_walk(const struct page_list *l, const cJSON *list, uint32_t *pa
 }
 
 /* The caller takes the list's memory; the tree keeps nothing of it. */
+static uint32_t *packed_take(cJSON *list)
+{
+	uint32_t *pages = mem_adopt(list->valuestring);
+
+	list->valuestring = NULL;
+	list->type = (list->type & ~0xff) | cJSON_NULL;
+	return pages;
+}
+
 static int take_packed(const struct page_list *l, cJSON *list, uint32_t **pages_p,
 		       size_t *count_p)
 {
@@ -301,11 +311,21 @@ static int take_packed(const struct page_list *l, cJSON *list, uint32_t **pages_
 				 "%u pages",
 				 l->name, at + 1, packed.pages[at], l->page_limit);
 	}
-	*pages_p = mem_adopt(packed.pages);
+	*pages_p = packed_take(list);
 	*count_p = packed.count;
-	list->valuestring = NULL;
-	list->type = (list->type & ~0xff) | cJSON_NULL;
 	return 0;
+}
+
+static void packed_put(cJSON *list, uint32_t *pages, size_t count, size_t entries,
+		       uint32_t top)
+{
+	pages[count + PACKED_ENTRIES] = (uint32_t)entries;
+	pages[count + PACKED_TOP] = top;
+	cJSON_Delete(list->child);
+	list->child = NULL;
+	list->type = (list->type & ~0xff) | cJSON_Raw;
+	list->valuestring = (char *)pages;
+	list->valueint = (int)count;
 }
 
 /* Errors of a list are reported by its command. */
@@ -327,20 +347,76 @@ static void pack(cJSON *list)
 	(void)pages_walk(&l, list, pages, &count);
 	for (size_t i = 0; i < count; i++)
 		top = pages[i] > top ? pages[i] : top;
-	pages[count + PACKED_ENTRIES] = (uint32_t)entries;
-	pages[count + PACKED_TOP] = top;
-	cJSON_Delete(list->child);
-	list->child = NULL;
-	list->type = (list->type & ~0xff) | cJSON_Raw;
-	list->valuestring = (char *)pages;
-	list->valueint = (int)count;
+	packed_put(list, pages, count, entries, top);
 }
 
-void json_pack_pages(cJSON *tree)
+/* ---- lists of ids ---- */
+
+#define ID_WORDS(entries) ((entries) * (JSON_ID_BYTES / sizeof(uint32_t)))
+
+static int ids_walk(const cJSON *list, const char *name, uint8_t *ids)
+{
+	const cJSON *entry;
+	size_t at = 0;
+
+	cJSON_ArrayForEach(entry, list) {
+		const char *text = cJSON_GetStringValue(entry);
+
+		if (!text || strlen(text) != HEX_CHARS(JSON_ID_BYTES) ||
+		    !hex_read(text, ids + at * JSON_ID_BYTES, JSON_ID_BYTES))
+			return err_raise(ERR_INVAL,
+					 "%s[%zu]: not an id; give %zu hex digits", name,
+					 at, (size_t)HEX_CHARS(JSON_ID_BYTES));
+		at++;
+	}
+	return 0;
+}
+
+static void pack_ids(cJSON *list)
+{
+	size_t entries;
+	uint32_t *ids;
+
+	if (!cJSON_IsArray(list) || (entries = list_length(list)) < PACK_MIN ||
+	    entries > PACK_MAX / JSON_ID_BYTES)
+		return;
+	ids = cJSON_malloc((ID_WORDS(entries) + PACKED_MORE) * sizeof(*ids));
+	if (ids && ids_walk(list, "", (uint8_t *)ids) == 0) {
+		packed_put(list, ids, ID_WORDS(entries), entries, UINT32_MAX);
+		return;
+	}
+	cJSON_free(ids);
+	err_clear();
+}
+
+int json_ids(const cJSON *list, const char *name, uint8_t **ids_p, uint32_t *count_p)
+{
+	const struct packed packed = packed_of(list);
+	size_t count = packed.pages ? packed.entries : list_length(list);
+	uint8_t *ids;
+
+	if (packed.pages) {
+		ids = (uint8_t *)packed_take((cJSON *)(uintptr_t)list);
+	} else {
+		ids = mem_calloc(count + 1, JSON_ID_BYTES);
+		if (!ids)
+			return err_pass(-ENOMEM);
+		if (ids_walk(list, name, ids) < 0) {
+			mem_free(ids);
+			return err_pass(-EINVAL);
+		}
+	}
+	*ids_p = ids;
+	*count_p = (uint32_t)count;
+	return 0;
+}
+
+void json_pack_lists(cJSON *tree)
 {
 	static const char *const lists[] = {"local_index", "remote_index"};
 	cJSON *views = cJSON_GetObjectItemCaseSensitive(tree, "views"), *view, *member;
 
+	pack_ids(cJSON_GetObjectItemCaseSensitive(tree, "ids"));
 	for (size_t i = 0; i < ARRAY_LEN(lists); i++)
 		pack(cJSON_GetObjectItemCaseSensitive(tree, lists[i]));
 	cJSON_ArrayForEach(member, tree) {

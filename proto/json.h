@@ -54,10 +54,13 @@ int json_get_pages(const cJSON *obj, const char *name, uint32_t page_limit, size
 /* The same for a list that was read by json_get_array(). */
 int json_pages(const cJSON *list, const char *name, uint32_t page_limit, size_t max,
 	       uint32_t **pages_p, size_t *count_p);
-/* On a helper thread, for the line of a command: reads long page lists in "views" and
- * index lists, so that json_get_pages() only takes them, once; counts the other lists
- * for json_get_array(). The tree must not change afterwards. */
-void json_pack_pages(cJSON *tree);
+/* Ids of chunks, JSON_ID_BYTES each, of a list that was read by json_get_array(). */
+enum { JSON_ID_BYTES = 32 };
+int json_ids(const cJSON *list, const char *name, uint8_t **ids_p, uint32_t *count_p);
+/* On a helper thread, for the line of a command: reads long page lists in "views", index
+ * lists and "ids", so that json_get_pages() and json_ids() only take them, once; counts
+ * the other lists for json_get_array(). The tree must not change afterwards. */
+void json_pack_lists(cJSON *tree);
 /* Refuse members that are not in `names` (NULL-terminated): ERR_INVAL. */
 int json_only(const cJSON *obj, const char *const *names);
 void json_freep(cJSON **json);

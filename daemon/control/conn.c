@@ -372,7 +372,7 @@ static void conn_parse_work(struct offload_job *job)
 	line_parse(conn->parsing, conn->in.line);
 	inbox_line_free(&conn->in); /* here, since it is large */
 	if (conn->parsing->line)
-		json_pack_pages(conn->parsing->line);
+		json_pack_lists(conn->parsing->line);
 	else
 		job->result = err_pass(-EPROTO);
 }

@@ -23,7 +23,7 @@ static int open_read(struct ring_pages *pages)
 	int r;
 
 	if (pages->e.n2 > RING_PAGES_INLINE)
-		json_pack_pages(pages->text);
+		json_pack_lists(pages->text);
 	r = fields_read_all(room_open_fields, pages->text, open);
 	pages->aux = open->pages.aux;
 	pages->lands = open->key.role == ROOM_PULL;

@@ -190,39 +190,24 @@ static int space_close_run(struct request *req)
 
 /* ---- ids ---- */
 
-/* The caller owns *bytes_p (mem_free). */
-static int ids_read(const struct ids_args *args, uint8_t **bytes_p, struct store_ids *ids)
-{
-	uint32_t count = (uint32_t)cJSON_GetArraySize(args->ids);
-	uint8_t *bytes = mem_calloc(count + 1, STORE_ID_BYTES);
-	const cJSON *item;
-	uint32_t n = 0;
-
-	if (!bytes)
-		return err_pass(-ENOMEM);
-	cJSON_ArrayForEach(item, args->ids) {
-		const char *text = cJSON_GetStringValue(item);
-
-		if (!text || strlen(text) != HEX_CHARS(STORE_ID_BYTES) ||
-		    !hex_read(text, bytes + n * STORE_ID_BYTES, STORE_ID_BYTES)) {
-			mem_free(bytes);
-			return err_raise(ERR_INVAL,
-					 "ids[%u]: not an id; give %zu hex digits", n,
-					 (size_t)HEX_CHARS(STORE_ID_BYTES));
-		}
-		n++;
-	}
-	*ids = (struct store_ids){.bytes = bytes, .count = count, .first = args->first};
-	*bytes_p = bytes;
-	return 0;
-}
+_Static_assert(JSON_ID_BYTES == STORE_ID_BYTES, "ids of chunks");
 
 int chunk_ids_begin(struct request *req, const struct ids_args *args,
 		    struct store_handle **handle_p, uint8_t **bytes_p,
 		    struct store_ids *ids)
 {
+	uint32_t count = 0;
+	int r;
+
 	*handle_p = store_handle_find(req->session, args->space);
-	return *handle_p ? err_pass(ids_read(args, bytes_p, ids)) : err_pass(-ENOENT);
+	if (!*handle_p)
+		return err_pass(-ENOENT);
+	r = json_ids(args->ids, "ids", bytes_p, &count);
+	if (r < 0)
+		return err_pass(r);
+	*ids = (struct store_ids){
+		.bytes = *bytes_p, .count = count, .first = args->first};
+	return 0;
 }
 
 struct find_args {

@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "daemon/base/err.h"
+#include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
 #include "proto/json.h"
 
@@ -475,7 +476,7 @@ static void pages_packed_are_the_same(void **state)
 		uint32_t *a, *b;
 		size_t n, m;
 
-		json_pack_pages(packed);
+		json_pack_lists(packed);
 		assert_null(cJSON_GetObjectItem(packed, "local_index")->child);
 		assert_int_equal(
 			json_get_pages(kv_of(plain), "pages", 1002, 6010, &a, &n), 0);
@@ -512,12 +513,73 @@ static void pages_packed_wrong_are_left_for_their_command(void **state)
 	for (size_t i = 0; i < ARRAY_LEN(last); i++) {
 		cJSON *tree = long_lists(3000, false, last[i]);
 
-		json_pack_pages(tree);
+		json_pack_lists(tree);
 		assert_true(cJSON_IsArray(cJSON_GetObjectItem(kv_of(tree), "pages")));
 		assert_true(json_get_pages(kv_of(tree), "pages", 1000, 6000, &pages, &n) <
 			    0);
 		cJSON_Delete(tree);
 	}
+}
+
+static cJSON *ids_of(size_t count, size_t wrong)
+{
+	cJSON *tree = cJSON_CreateObject(), *ids = cJSON_AddArrayToObject(tree, "ids");
+	char text[HEX_CHARS(JSON_ID_BYTES) + 1];
+
+	for (size_t i = 0; i < count; i++) {
+		snprintf(text, sizeof(text), "%064zx", i * 0x10001);
+		if (i == wrong)
+			text[63] = 'g';
+		cJSON_AddItemToArray(ids, cJSON_CreateString(text));
+	}
+	return tree;
+}
+
+static const cJSON *ids_in(const cJSON *tree)
+{
+	const cJSON *ids = NULL;
+
+	assert_int_equal(json_get_array(tree, "ids", true, 300, &ids), 0);
+	return ids;
+}
+
+static void ids_packed_are_the_same(void **state)
+{
+	cJSON *plain = ids_of(300, SIZE_MAX), *packed = ids_of(300, SIZE_MAX);
+	const cJSON *none = NULL;
+	uint8_t *a, *b;
+	uint32_t n, m;
+
+	(void)state;
+	json_pack_lists(packed);
+	assert_null(ids_in(packed)->child);
+	assert_int_equal(json_get_array(packed, "ids", true, 299, &none), -ERANGE);
+	assert_int_equal(json_ids(ids_in(plain), "ids", &a, &n), 0);
+	mem_fail_at(1); /* nothing is copied */
+	assert_int_equal(json_ids(ids_in(packed), "ids", &b, &m), 0);
+	mem_fail_at(0);
+	assert_int_equal(n, 300);
+	assert_int_equal(m, 300);
+	assert_memory_equal(a, b, (size_t)n * JSON_ID_BYTES);
+	assert_int_equal(json_get_array(packed, "ids", true, 300, &none), -EINVAL);
+	mem_free(a);
+	mem_free(b);
+	cJSON_Delete(plain);
+	cJSON_Delete(packed);
+}
+
+static void ids_packed_wrong_are_left_for_their_command(void **state)
+{
+	cJSON *tree = ids_of(300, 299);
+	uint8_t *ids;
+	uint32_t n;
+
+	(void)state;
+	json_pack_lists(tree);
+	assert_true(cJSON_IsArray(cJSON_GetObjectItem(tree, "ids")));
+	assert_int_equal(json_ids(ids_in(tree), "ids", &ids, &n), -EINVAL);
+	assert_string_equal(err_last()->text, "ids[299]: not an id; give 64 hex digits");
+	cJSON_Delete(tree);
 }
 
 /* A helper counts the lists of a long line, the loop only reads the number. */
@@ -535,7 +597,7 @@ static void list_counted_is_as_long_as_before(void **state)
 		assert_string_equal(err_last()->text, "rooms: 3 entries, limit 2");
 		assert_int_equal(json_get_array(tree, "none", true, 0, &list), 0);
 		assert_int_equal(json_get_array(tree, "x", true, 3, &list), -EINVAL);
-		json_pack_pages(tree);
+		json_pack_lists(tree);
 	}
 	assert_int_equal(cJSON_GetObjectItem(tree, "rooms")->valueint, 3);
 	assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(tree, "rooms")), 3);
@@ -559,6 +621,8 @@ int main(void)
 		cmocka_unit_test(pages_without_memory_refused),
 		cmocka_unit_test(pages_packed_are_the_same),
 		cmocka_unit_test(pages_packed_wrong_are_left_for_their_command),
+		cmocka_unit_test(ids_packed_are_the_same),
+		cmocka_unit_test(ids_packed_wrong_are_left_for_their_command),
 		cmocka_unit_test(members_unknown_refused),
 		cmocka_unit_test(text_sanitized_is_utf8),
 		cmocka_unit_test(u64_added_reads_back),
