@@ -235,17 +235,19 @@ int link_endpoint_key(struct link_keyring *ring, struct link_endpoint *e)
 				 "the endpoint, or add its line, NAME KEY %s, to "
 				 "curve_allow_file here (kvd-ctl keys prints it there)",
 				 e->plain, e->plain + SCHEME_CHARS);
-	if (e->key != ring->keys.public_key &&
-	    !link_keydir_seen(ring->keydir,
-			      e->key) && /* the usual case; no file is opened */
-	    !link_keyring_who(ring, e->key, name, &mark))
-		return err_raise(
-			ERR_AUTH,
-			"endpoint '%s': key neither of a daemon of this host and user "
-			"nor in curve_allow_file; add 'NAME %.40s %s' here, and '%s' "
-			"there",
-			e->plain, e->key, e->plain + SCHEME_CHARS, ring->line);
-	return 0;
+	if (e->key == ring->keys.public_key ||
+	    link_keydir_seen(ring->keydir, e->key) || /* the usual case; opens no file */
+	    link_keyring_who(ring, e->key, name, &mark))
+		return 0;
+	if (link_keyring_ask(ring, e->key))
+		return LINK_KEY_UNKNOWN;
+	if (link_keyring_who(ring, e->key, name, &mark)) /* a cached entry has it */
+		return 0;
+	return err_raise(ERR_AUTH,
+			 "endpoint '%s': key neither of a daemon of this host and user "
+			 "nor in curve_allow_file; add 'NAME %.40s %s' here, and '%s' "
+			 "there",
+			 e->plain, e->key, e->plain + SCHEME_CHARS, ring->line);
 }
 
 int link_endpoint_check_user(struct link_keyring *ring, const struct link_endpoint *e,

@@ -53,7 +53,8 @@ bool link_keyring_ask(void *owner, const char *key);
 
 /* ERR_INVAL. */
 int link_endpoint_parse(const char *text, struct link_endpoint *e);
-/* positive outcome: no key is known yet; a daemon of this user may start there */
+/* positive outcome: no key is trusted yet; a daemon of this user may start there, or the
+ * directory is queried for e->key */
 #define LINK_KEY_UNKNOWN 1
 /* The key to expect at the endpoint: e->key, NULL without keys. ERR_AUTH: no key is
  * known, or the endpoint may not be dialled; the text names the missing line and its

@@ -119,6 +119,13 @@ static void tell_unknown_key(struct link_trouble *t)
 {
 	char text[ERR_TEXT_MAX];
 
+	if (t->args.queried) {
+		trouble_tell(t, false, ERR_PEER,
+			     "has a key that is neither in curve_allow_file nor, so far, "
+			     "in the directory; the daemon publishes it there with "
+			     "cluster_trust = directory");
+		return;
+	}
 	snprintf(text, sizeof(text),
 		 "has a key that is not known here; append '#' and its key to the "
 		 "endpoint, or add its line, NAME KEY %.100s, to curve_allow_file here "

@@ -20,6 +20,7 @@ struct link_trouble_args {
 	bool curve;		/* this daemon has keys; then: */
 	const char *line;	/* this daemon's, for the other's allow-list */
 	const char *expected;	/* the other side's public key, copied; NULL: not known */
+	bool queried;		/* the directory is queried for the key */
 	/* On the loop, never from inside the functions here; may free it. `final`: the
 	 * line is dead, or the fault needs an operator. */
 	void (*on_trouble)(void *owner, const struct err *why, bool final);

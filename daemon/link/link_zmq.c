@@ -107,8 +107,9 @@ struct link_line {
 	bool once;     /* one attempt to connect, to the first address of a name */
 	struct link_monitor *monitor; /* monitors the end of its connection */
 	struct loop_defer ended;
-	struct link_name *name;		 /* NULL: dialled by number */
-	struct link_trouble *trouble;	 /* until it has connected */
+	struct link_name *name;	      /* NULL: dialled by number */
+	struct link_trouble *trouble; /* until it has connected */
+	char *queried; /* endpoint whose key the directory is queried for; NULL: none */
 	char address[LINK_ENDPOINT_MAX]; /* of a name: the current address; "" none yet */
 };
 
@@ -354,6 +355,7 @@ static void line_free(struct link_line *line, int linger_ms)
 	set_int(line->socket, ZMQ_LINGER, linger_ms);
 	zmq_close(line->socket);
 	list_remove(&line->link);
+	mem_free(line->queried);
 	mem_free(line);
 }
 
@@ -381,11 +383,22 @@ static void on_no_address(void *owner, const char *host, const char *why)
 	link_trouble_name(line->trouble, host, why);
 }
 
+static int line_look(struct link_line *line);
+
 static void on_line_trouble(void *owner, const struct err *why, bool final)
 {
 	struct link_line *line = owner;
 	struct link *link = &line->zmq->link;
+	struct err refused;
+	int r = line->queried ? line_look(line) : LINK_KEY_UNKNOWN;
 
+	if (r == 0)
+		return;
+	if (r < 0) {
+		err_take(&refused);
+		why = &refused;
+		final = true;
+	}
 	if (link->on_trouble)
 		link->on_trouble(link->owner, line->owner, why, final);
 }
@@ -418,6 +431,7 @@ static int line_watch(struct link_line *line, const struct link_endpoint *e)
 					       .curve = zmq->ring.curve,
 					       .line = zmq->ring.line,
 					       .expected = e->key,
+					       .queried = line->queried != NULL,
 					       .on_trouble = on_line_trouble,
 					       .owner = line};
 	return err_pass(link_trouble_new(&args, &line->trouble));
@@ -454,6 +468,27 @@ static int line_connect(struct link_line *line, const struct link_endpoint *e)
 	return 0;
 }
 
+/* Connects a line whose key the directory has now. LINK_KEY_UNKNOWN: not yet, and the
+ * query goes on; an error: it will not. */
+static int line_look(struct link_line *line)
+{
+	struct link_endpoint e;
+	int r = link_endpoint_parse(line->queried, &e);
+
+	if (r == 0)
+		r = link_endpoint_key(&line->zmq->ring, &e);
+	if (r)
+		return err_pass(r);
+	mem_free(mem_steal(line->queried));
+	link_name_free(mem_steal(line->name));
+	link_trouble_free(mem_steal(line->trouble));
+	link_monitor_free(mem_steal(line->monitor));
+	r = line_connect(line, &e);
+	if (r < 0)
+		loop_defer(line->zmq->loop, &line->ended); /* the owner dials again */
+	return err_pass(r);
+}
+
 static int line_open(struct link *link, const char *endpoint, void *owner, bool once,
 		     struct link_line **line_p)
 {
@@ -476,6 +511,14 @@ static int line_open(struct link *link, const char *endpoint, void *owner, bool 
 	line = mem_zalloc(sizeof(*line));
 	if (!line)
 		return err_pass(-ENOMEM);
+	if (r == LINK_KEY_UNKNOWN && e.key) {
+		line->queried = mem_dup(endpoint, strlen(endpoint) + 1);
+		if (!line->queried) {
+			mem_free(line);
+			return err_pass(-ENOMEM);
+		}
+		e.key = NULL; /* line_look() connects it */
+	}
 	line->zmq = zmq;
 	line->owner = owner;
 	line->once = once;
@@ -483,6 +526,7 @@ static int line_open(struct link *link, const char *endpoint, void *owner, bool 
 	list_init(&line->link);
 	r = socket_open(zmq, &limits, &line->socket);
 	if (r < 0) {
+		mem_free(line->queried);
 		mem_free(line);
 		return err_pass(r);
 	}
@@ -824,8 +868,14 @@ void link_zmq_look(struct link *link)
 {
 	struct link_zmq *zmq = container_of(link, struct link_zmq, link);
 
+	struct link_line *line;
+
 	if (zmq->zap)
 		curve_zap_look(zmq->zap);
+	list_foreach(line, &zmq->lines, link) {
+		if (line->queried && line_look(line) < 0)
+			err_clear(); /* reported by its next check, or its end */
+	}
 }
 
 int link_zmq_reload(struct link *link, const char *allow_file, bool apply,

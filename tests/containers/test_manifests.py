@@ -169,8 +169,7 @@ def all_overlays_are_rendered():
         with open(path) as f:
             for word in re.findall(r"\.\./[./\w-]+", f.read()):
                 used.add(os.path.relpath(os.path.join(os.path.dirname(path), word), K8S))
-    for name in ("base", "engine", "node", "components/etcd-tls", "components/index",
-                 "components/priority"):
+    for name in ("base", "engine", "node", "components/etcd-tls", "components/priority"):
         assert name in used, "%s is in no overlay" % name
 
 
@@ -252,12 +251,6 @@ def configurations_are_taken():
             assert "@" not in conf.partition("[daemon]")[2], conf
             # --check-config takes any words: an endpoint is parsed at the start
             assert option(conf, "chunk_index", "cluster") == "cluster", where
-            # only these are dialled by their entries, and then by the endpoints of engines
-            app = thing["metadata"]["labels"]["app"]
-            if app in ("prefill", "decode", "node", "store"):
-                assert option(conf, "chunk_index") == "cluster", where
-                index = option(conf, "chunk_index_memory", "16 MiB")
-                assert (index == "off") == (app in ("decode", "store")), where
             tls = option(conf, "cluster").startswith("etcds://")
             assert tls == (option(conf, "cluster_tls_key") is not None), conf
             assert os.stat(option(conf, "keys_dir")).st_mode & 0o777 == 0o700
@@ -497,7 +490,6 @@ def autoscalers_follow_the_metric():
         assert done.returncode == 0, done.stdout
         with open(path) as f:
             written = f.read()
-    assert after(words, "--prefill") == "1:32", "as many index nodes"
     hpas = [t for t in cluster if t["kind"] == "HorizontalPodAutoscaler"]
     assert len(hpas) == 2
     for hpa in hpas:

@@ -144,6 +144,23 @@ def keygen(path):
                           text=True, check=True).stdout.strip()
 
 
+def key_that_an_engine_names_is_looked_up(etcd, tmp, prefill, src):
+    """By a daemon that has dialled no entry of the directory."""
+    keygen(tmp + "/new")
+    text = config(etcd, "curve_allow_file = %s/allow\ncurve_secret_file = %s/new\n" % (tmp, tmp),
+                  "cluster_trust = directory\n")
+    with Daemon(text, name="d3") as d3:
+        decode = Engine(d3, "decode")
+        dst, plain = Cache(decode), prefill.endpoint.partition("#")[0]
+        src.fill([2], 16)
+        send_room(prefill, decode, src, dst, 2, endpoint=prefill.endpoint,
+                  more=dict(ticket=secrets.token_hex(16)))
+        dst.check([2], 16)
+        message = decode.refused("ETIMEOUT", "peer.connect", timeout_ms=1000,
+                                 endpoint=plain + "#" + keygen(tmp + "/other"))
+        assert "nor, so far, in the directory" in message, message
+
+
 def keys_count_as_cluster_trust_says():
     for trust in ("listed", "directory"):
         with Etcd() as etcd, tempfile.TemporaryDirectory(prefix="kvd-test-") as tmp:
@@ -163,6 +180,7 @@ def keys_count_as_cluster_trust_says():
                     send_room(prefill, decode, src, dst, 1, group="prefill",
                               more=dict(ticket=secrets.token_hex(16)))
                     dst.check([1], 16)
+                    key_that_an_engine_names_is_looked_up(etcd, tmp, prefill, src)
                     continue
                 decode.cmd("group.query", group="prefill", since=0)
                 until("it is known", lambda: decode.cmd(
