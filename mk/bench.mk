@@ -27,8 +27,10 @@ BENCH_DOC := docs/runs
 .PHONY: bench bench-programs bench-doc
 bench-programs: all $(BENCH_PROGRAMS:%=$(B)/bench/%)
 
-bench: bench-programs ## kvd beside its limits and (PEERS=1) its peers; see mk/bench.mk
+bench: ## kvd beside its limits and (PEERS=1) its peers; see mk/bench.mk
+	@scripts/install-deps.sh --if-needed
 	@scripts/install-deps.sh --bench
+	@$(MAKE) --no-print-directory $(JOBS) bench-programs
 	@$(if $(PEERS),tests/bench/peers/setup.sh build/peers)
 	@KVD_BUILD=$(B) scripts/bench.py $(if $(PEERS),--peers build/peers) \
 		$(if $(REPS),--reps $(REPS)) $(if $(AGAINST),--against $(AGAINST)) \

@@ -10,7 +10,8 @@ deb: ## Debian packages of what is committed, in build/deb (DEB_BUILD_OPTIONS=no
 rpm: ## RPM packages of what is committed, in build/rpm
 	@scripts/rpm.sh build/rpm
 
-deps-packages: ## install what deb and rpm need (as root)
+deps-packages: ## install what building, deb and rpm need (as root)
+	@scripts/install-deps.sh --if-needed
 	@scripts/install-deps.sh --packages
 
 PACKAGE_TESTS := tests/packages/test_rpm.sh tests/packages/test_deb.py

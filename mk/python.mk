@@ -15,14 +15,18 @@ export TEST_SHARDS += tests/python/run.sh=4
 export TEST_WEIGHT += tests/python/run.sh=2
 TEST_NEEDS   += $(PYDIR)/installed
 
-.PHONY: wheel wheel-check bench-python bench-nixl-files
+.PHONY: wheel build-wheel wheel-check bench-python bench-nixl-files
 # never fails: tests/python/run.sh tells what is missing
 $(PYDIR)/installed: $(PYSRC) python/README.md
 	@mkdir -p $(@D)
 	$(SAY) VENV $(PYDIR)
 	$(Q)scripts/python-venv.sh $(PYDIR) $(PYTHON) && touch $@ || :
 
-wheel: $(PROGRAMS) ## build one wheel for all Pythons, with the daemon, in build/wheel
+wheel: ## build one wheel for all Pythons, with the daemon, in build/wheel
+	@scripts/install-deps.sh --if-needed
+	@$(MAKE) --no-print-directory $(JOBS) build-wheel
+
+build-wheel: $(PROGRAMS)
 	$(SAY) WHEEL build/wheel
 	$(Q)scripts/python-wheel.sh $(PYDIR) $(PYTHON) $(B) build/wheel
 

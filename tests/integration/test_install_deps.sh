@@ -37,6 +37,23 @@ check "and without those that they skip by" ends 0 systemd-analyze systemd --if-
 check "make check does not" ends 1 clang-tidy clang-tidy --for-check
 check "without root the tools of packages are only named" ends 0 dh debhelper --packages
 
+# Each "make TARGET" that the documents give as a first command runs this before all else.
+# `install` needs a build, `deb` and `rpm` follow deps-packages: none of them is the first.
+documented_targets_install_first()
+{
+	grep -ohE '\bmake [a-z][a-z-]+' README.md docs/install.md | cut -d ' ' -f 2 | sort -u |
+		grep -vxE 'install|deb|rpm' >"$work/targets"
+	grep -qx wheel "$work/targets" && grep -qx demo "$work/targets" || return 1
+	while read -r target; do
+		env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL make -n "$target" 2>&1 | head -n 1 >"$work/out"
+		grep -qx 'scripts/install-deps.sh --if-needed' "$work/out" || {
+			echo "make $target: $(cat "$work/out")"
+			return 1
+		}
+	done <"$work/targets"
+}
+check "documented first commands install what is missing" documented_targets_install_first
+
 # ---- apt-lists.sh: apt knows a package once `known` is there, and an update makes that ----
 
 # lists UID OPTION…: with so many updates in the end
