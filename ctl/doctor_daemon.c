@@ -518,9 +518,9 @@ static bool check_peer(struct doctor *d, const cJSON *peer)
 			   ctl_peer_name(peer), ctl_str(peer, "transport", "none"));
 	if (*ctl_str(peer, "passed_over", ""))
 		doctor_say(d, DOCTOR_WARN,
-			   "share the missing resource, or remove that transport from "
+			   "change that, or remove the skipped transport from "
 			   "`transports`",
-			   "%s: using %s, because %s", ctl_peer_name(peer),
+			   "%s: using %s; skipped: %s", ctl_peer_name(peer),
 			   ctl_str(peer, "transport", "none"),
 			   ctl_str(peer, "passed_over", ""));
 	return true;

@@ -321,10 +321,9 @@ void ctl_peer_error_cell(struct table *table, const cJSON *p, const char *absent
 	const cJSON *error = ctl_list(p, "last_error");
 
 	if (error)
-		table_cellf(table, "%s%s ago: %s: %s",
-			    ctl_true(error, "resolved") ? "resolved, " : "",
-			    ctl_ms(ctl_num(error, "age_ms")), ctl_str(error, "code", "?"),
-			    ctl_str(error, "message", ""));
+		table_cellf(table, "%s ago%s: %s: %s", ctl_ms(ctl_num(error, "age_ms")),
+			    ctl_true(error, "resolved") ? " (connected since)" : "",
+			    ctl_str(error, "code", "?"), ctl_str(error, "message", ""));
 	else
 		table_cell(table, absent);
 }

@@ -450,7 +450,7 @@ void config_print_sample(FILE *out)
 	      "#   cluster = file:/etc/kvd/members   where engines are named by group\n"
 	      "#   [transport]\n"
 	      "#   tcp_listen = tcp://10.0.0.2:7401\n"
-	      "#   require = rdma              where nothing slower shall do\n",
+	      "#   require = rdma              to reject anything slower\n",
 	      out);
 	for (; count; count--, row++) {
 		if (strcmp(section, row->section) != 0) {

@@ -105,7 +105,8 @@ static void handshake_on_request(void *owner, struct xp_inbound *in)
 
 	in->owner = NULL;
 	if (remote->closing_xp) { /* the peer may be up again: this line is stale */
-		err_set(&why, ERR_PEER, "%s: the data line is closing", remote->label);
+		err_set(&why, ERR_PEER, "%s: the data connection is closing",
+			remote->label);
 		remote->transport->ops->land(in, NULL, &why);
 	} else if (express_is(in)) {
 		express_request(remote, in);

@@ -165,7 +165,7 @@ int handshake_share_session(struct handshake *hs, struct remote *remote,
 	struct idmap_cursor at;
 	uint32_t n = 0;
 	int r = remote->xp ? parts_init(&parts)
-			   : err_raise(ERR_PEER, "%s: no data line", remote->label);
+			   : err_raise(ERR_PEER, "%s: no data connection", remote->label);
 
 	assert(remote->kvd == hs->kvd);
 	if (r < 0)
@@ -476,7 +476,7 @@ const struct xp_buffer *handshake_local_buffers(struct pool *pool,
 
 	assert(remote->transport_index < TRANSPORTS_MAX);
 	if (!pub || !remote->transport) {
-		err_raise(ERR_TRANSPORT, "%s: no data line", remote->label);
+		err_raise(ERR_TRANSPORT, "%s: no data connection", remote->label);
 		return NULL;
 	}
 	if (pool->tables[t])

@@ -95,8 +95,8 @@ static void handshake_express_on_sent(struct xp_op *op)
 	struct err why;
 
 	if (op->result < 0) /* as in on_peer_lost(): a room reports its first error */
-		err_set(&why, op->err.code, "%.100s: data line lost: %s", remote->label,
-			op->err.text);
+		err_set(&why, op->err.code, "%.100s: data connection lost: %s",
+			remote->label, op->err.text);
 	if (handshake_express_serves(out))
 		peer_express_done(remote->peer, out->frame_len,
 				  op->result < 0 ? &why : NULL);
@@ -112,7 +112,7 @@ static int express_post(struct remote *remote, const void *frame, uint8_t *made,
 	int r;
 
 	if (!remote->ready)
-		return err_raise(ERR_PEER, "%s: no data line", remote->label);
+		return err_raise(ERR_PEER, "%s: no data connection", remote->label);
 	out = mem_alloc(sizeof(*out) + (made ? 0 : 1 + len));
 	if (!out)
 		return err_pass(-ENOMEM);

@@ -264,7 +264,7 @@ static void start_failed(struct remote *remote)
 {
 	struct handshake *hs = remote->kvd->handshake;
 
-	log_warn("peer", remote->peer->shown, "no data line", "why=\"%s\"",
+	log_warn("peer", remote->peer->shown, "no data connection", "why=\"%s\"",
 		 remote->why.text);
 	if (remote->why.code == ERR_NOMEM)
 		peer_end_later(remote->peer, &remote->why);
@@ -354,7 +354,7 @@ static int take_choice(struct remote *remote, const struct wire_line *msg)
 	else
 		take_line(hs, remote, msg);
 	if (remote->why.code != ERR_OK) {
-		log_warn("peer", remote->peer->shown, "no data line", "why='%s'",
+		log_warn("peer", remote->peer->shown, "no data connection", "why='%s'",
 			 remote->why.text);
 		hs->events.on_change(hs->events.owner, remote);
 	} else if (!remote->xp) { /* else the line of the last epoch is not closed yet */
@@ -373,7 +373,7 @@ static int take_turn(struct remote *remote, const struct wire_line *msg)
 	    strcmp(msg->transport, remote->kvd->transports[remote->told]->ops->name))
 		return err_raise(ERR_PROTO, "LINE: sent twice");
 	if (remote->ready)
-		return err_raise(ERR_PEER, "%.100s: the peer closed the data line",
+		return err_raise(ERR_PEER, "%.100s: the peer closed the data connection",
 				 remote->label);
 	remote->turn = msg->turn;
 	if (*msg->tried) {
@@ -434,8 +434,9 @@ void line_on_ready(void *owner, struct xp_peer *xp)
 	remote->ready_ns = loop_now_ns(hs->kvd->loop);
 	remote->line_why[LINE_HERE] = remote->line_why[LINE_THERE] =
 		(struct err){.code = ERR_OK};
-	log_info("peer", remote->peer->shown, "data line up", "transport=%s path=\"%s\"",
-		 remote->transport->ops->name, ((struct xp_peer_base *)xp)->path);
+	log_info("peer", remote->peer->shown, "data connection up",
+		 "transport=%s path=\"%s\"", remote->transport->ops->name,
+		 ((struct xp_peer_base *)xp)->path);
 	sched_line_set(&remote->line, xp, remote->transport->ops, NULL);
 	express_line_ready(remote);
 	pools_line_ready(remote);
@@ -475,7 +476,8 @@ void line_on_lost(void *owner, struct xp_peer *xp, const struct err *why)
 		attempt_failed(remote, why);
 		return;
 	}
-	err_set(&e, why->code, "%.100s: data line lost: %s", remote->label, why->text);
+	err_set(&e, why->code, "%.100s: data connection lost: %s", remote->label,
+		why->text);
 	sched_line_set(&remote->line, NULL, NULL, &e);
 	line_close(remote);
 	if (sm_state(&remote->peer->sm) == PEER_UP)
@@ -533,6 +535,6 @@ const char *handshake_why_not(const struct remote *remote, char text[ERR_TEXT_MA
 	else if (*there)
 		snprintf(text, ERR_TEXT_MAX, "reported by the peer: %.290s", there);
 	else
-		snprintf(text, ERR_TEXT_MAX, "its data line is not up yet");
+		snprintf(text, ERR_TEXT_MAX, "its data connection is not up yet");
 	return text;
 }

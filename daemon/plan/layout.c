@@ -313,8 +313,8 @@ static int field_compatible(const char *view, uint32_t layer,
 				 (unsigned long long)other->unit_bytes, sides->other);
 	if (one->total_units != other->total_units)
 		return err_raise(ERR_LAYOUT,
-				 "view %s layer %u field %s: total_units %u (%s), %u "
-				 "(%s)",
+				 "view %s layer %u field %s: total_units, heads of the "
+				 "model: %u (%s), %u (%s)",
 				 view, layer, one->name, one->total_units, sides->one,
 				 other->total_units, sides->other);
 	if (one->format[0] && other->format[0] && strcmp(one->format, other->format) != 0)

@@ -180,10 +180,10 @@ static int hold_check(const struct store_handle *handle, uint32_t count)
 	if (count && pinned > share / 2)
 		return err_raise(
 			ERR_LIMIT,
-			"chunks: %llu bytes would be held or in use by %s (limit: half "
-			"of its share of chunk_memory, %llu)",
-			(unsigned long long)pinned, tenant->account->name,
-			(unsigned long long)share);
+			"chunks: %s would hold or use %llu bytes (limit: %llu, half of "
+			"its share of chunk_memory); release holds",
+			tenant->account->name, (unsigned long long)pinned,
+			(unsigned long long)share / 2);
 	return 0;
 }
 

@@ -229,5 +229,5 @@ class Node:
 
     def used(self):
         """Whether engines moved bytes through it: a data line came up."""
-        return self.daemon is None or "data line up" in self.daemon.log() or \
+        return self.daemon is None or "data connection up" in self.daemon.log() or \
             "transport=local" in self.daemon.log()

@@ -130,7 +130,7 @@ def pods_that_share_run_dir_take_shm_also_after_a_restart():
 def pods_with_shm_alone_are_told_what_it_needs():
     with two_pods(transports="shm") as pods:
         for pod in pods:
-            pod.daemon.expect("no data line")
+            pod.daemon.expect("no data connection")
         engines = [pod.engine("e") for pod in pods]
         for engine, other in zip(engines, reversed(pods)):
             words = engine.refused("EREQUIRE", "peer.connect", endpoint=other.endpoint)

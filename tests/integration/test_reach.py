@@ -145,7 +145,7 @@ def key_that_is_not_allowed_is_said_on_both_sides_until_it_is():
             assert up["state"] == "up" and up["known_as"] == "p0" and \
                 up["rooms_failed"] == 5 and up["version"].startswith("kvd "), up
             assert up["last_error"]["resolved"], up
-            has(ctl(d, "peers"), " up ", "p0", "resolved, ", "EAUTH: ")
+            has(ctl(d, "peers"), " up ", "p0", "(connected since)", "EAUTH: ")
             decode.close()
             prefill.close()
 

@@ -388,9 +388,10 @@ static void cover_of_contradicting_ranks_is_refused(void **state)
 	(void)state;
 	assert_true(cover_make(&list, 1, dst, NULL, 0, 0, &cover) < 0);
 	assert_int_equal(err_last()->code, ERR_LAYOUT);
-	assert_string_equal(err_last()->text,
-			    "destination and source of rank 4: view kv layer 0 field k: "
-			    "total_units 16 (the destination), 8 (the source)");
+	assert_string_equal(
+		err_last()->text,
+		"destination and source of rank 4: view kv layer 0 field k: "
+		"total_units, heads of the model: 16 (the destination), 8 (the source)");
 	layout_free(a);
 	layout_free(dst);
 }

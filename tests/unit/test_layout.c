@@ -302,7 +302,8 @@ static void layouts_that_contradict_name_the_difference(void **state)
 		{ONE("kv", "3", "k", "4", "2"), ONE("kv", "3", "k", "8", "2"),
 		 "view kv layer 3 field k: unit_bytes 4 (ours), 8 (the peer's)"},
 		{ONE("kv", "3", "k", "4", "2"), ONE("kv", "3", "k", "4", "3"),
-		 "view kv layer 3 field k: total_units 2 (ours), 3 (the peer's)"},
+		 "view kv layer 3 field k: total_units, heads of the model: 2 (ours), 3 "
+		 "(the peer's)"},
 		{ONE("kv", "3", "k", "4", "2"), ONE("kv", "3", "v", "4", "2"),
 		 "view kv layer 3 field k: only in ours"},
 		{OF_FORMAT("bf16"), ONE("kv", "3", "k", "4", "2"), NULL},

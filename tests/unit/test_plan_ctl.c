@@ -124,7 +124,8 @@ static const struct refusal {
 	 "token_stride", ERR_RANGE},
 	/* two sides that contradict each other */
 	{"\"total_units\":8", "\"total_units\":9",
-	 "total_units 9 (the source), 8 (the destination)", ERR_LAYOUT},
+	 "total_units, heads of the model: 9 (the source), 8 (the destination)",
+	 ERR_LAYOUT},
 	{"\"unit_stride\":256,\"unit_bytes\":256,\"first_unit\":0",
 	 "\"unit_stride\":256,\"unit_bytes\":128,\"first_unit\":0", "field k: unit_bytes",
 	 ERR_LAYOUT},
@@ -506,7 +507,8 @@ static void cover_that_cannot_be_names_the_units(void **state)
 		 "two sources of rank 0", ERR_DUP},
 		{"{\"sources\":[" HOLD("2", "0", "2", "5") "],\"dst\":" HOLD(
 			 "0", "1", "3", "4") ",\"room\":\"0\"}",
-		 "total_units 4 (the destination), 5 (the source)", ERR_LAYOUT},
+		 "total_units, heads of the model: 4 (the destination), 5 (the source)",
+		 ERR_LAYOUT},
 		{"{\"sources\":[{\"views\":{}}],\"dst\":" HOLD("0", "1", "3", "4") "}",
 		 "sources[0]: rank: missing", ERR_INVAL},
 		{"{\"sources\":{},\"dst\":" HOLD("0", "1", "3", "4") "}", "sources",

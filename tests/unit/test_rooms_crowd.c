@@ -198,7 +198,7 @@ static void peer_that_is_lost_fails_its_rooms_in_turns(void **state)
 	assert_true(loop_now_ns(p->c.loop) - begun < LOOP_NS_PER_S);
 	for (unsigned int n = 0; n < ROOMS; n++) {
 		cluster_until_state(&p->c, p->decode, "recv", 100 + n, KVD_FAILED);
-		room_failed_with(recv_room(p, n), ERR_PEER, "data line lost");
+		room_failed_with(recv_room(p, n), ERR_PEER, "data connection lost");
 		cluster_until_state(&p->c, p->prefill, "send", 100 + n, KVD_FAILED);
 	}
 }
@@ -227,7 +227,7 @@ static void confirmation_before_the_loss_is_seen_does_not_count(void **state)
 	assert_int_equal(wire_room_done_put(&c, &msg), 0);
 	cursor_read(&c, body, c.pos);
 	assert_int_equal(rooms_on_message(remote_at(p, 1), &h, &c), 0);
-	room_failed_with(last, ERR_PEER, "data line lost");
+	room_failed_with(last, ERR_PEER, "data connection lost");
 	until_all_have_seen(p, 1);
 }
 
@@ -278,7 +278,7 @@ static void chunk_before_the_loss_is_seen_does_not_count(void **state)
 	mem_free(bytes);
 	assert_null(in.owner);
 	assert_int_equal(answered.code, ERR_PEER);
-	room_failed_with(last, ERR_PEER, "data line lost");
+	room_failed_with(last, ERR_PEER, "data connection lost");
 	until_all_have_seen(p, 0);
 }
 
@@ -303,7 +303,7 @@ static void chunk_given_before_the_loss_is_seen_is_not_sent(void **state)
 	until_all_have_seen(p, 1);
 	assert_int_equal(fake_hub_stats(p->c.bytes)->posts, posts);
 	assert_int_equal(sm_state(&last->sm), ROOM_FAILED);
-	room_failed_with(last, ERR_PEER, "data line lost");
+	room_failed_with(last, ERR_PEER, "data connection lost");
 }
 
 static void pool_that_is_withdrawn_fails_its_rooms_in_turns(void **state)

@@ -768,7 +768,7 @@ static void peer_lost_is_told_to_the_other_sources(void **state)
 	said(why(p, 1, ROOM_RECV, 12), ERR_PEER, "missed 4 pings");
 	said(why(p, 2, ROOM_SEND, 12), ERR_PEER, "peer tcp://10.0.0.2:7400 instance ");
 	/* the first to report closes the data line, which the other may detect first */
-	if (!strstr(why(p, 2, ROOM_SEND, 12)->text, "data line lost"))
+	if (!strstr(why(p, 2, ROOM_SEND, 12)->text, "data connection lost"))
 		said(why(p, 2, ROOM_SEND, 12), ERR_PEER, "missed 4 pings");
 	said(why(p, 0, ROOM_SEND, 12), ERR_PEER, "tcp://10.0.0.3:7400 instance ");
 	said(why(p, 0, ROOM_SEND, 12), ERR_PEER, "missed 4 pings");
