@@ -15,11 +15,11 @@ import subprocess
 import sys
 
 BUDGETS = [  # words, code, documents
-    ("what", 4, 7),
-    ("who whom whoever whose", 9, 4),
-    ("nobody somebody whatever", 1, 2),
+    ("what", 4, 2),
+    ("who whom whoever whose", 9, 3),
+    ("nobody somebody whatever", 1, 1),
     ("tell tells told telling", 2, 1),
-    ("say says said saying", 1, 2),
+    ("say says said saying", 1, 1),
     ("hear hears heard", 1, 1),
     ("go goes gone went", 3, 1),
     ("come comes came", 2, 1),
@@ -27,14 +27,15 @@ BUDGETS = [  # words, code, documents
     ("begin begins began begun", 5, 1),
     ("stand stands stood", 1, 1),
     ("anew beside besides beforehand", 1, 1),
-    ("still quiesced", 4, 3),
+    ("still quiesced", 4, 2),
     ("stranger strangers liar kin heir bequeath haunted untold hopeless", 1, 1),
     ("asker askers lend lends lent lender far", 5, 2),
-    ("words thing things", 3, 2),
+    ("words thing things", 3, 1),
     ("way ways", 2, 1),
 ]
 ROW_OF = {word: i for i, row in enumerate(BUDGETS) for word in row[0].split()}
-LEFT_OUT = re.compile(r"^(tests/|docs/(hardware|runs)/|docs/(reference|performance|python)\.md)")
+# tests and measurements; reference.md lists names of fields, messages and columns
+LEFT_OUT = re.compile(r"^(tests/|docs/(hardware|runs)/|docs/(reference|performance)\.md)")
 C_PROSE = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:[^"\\\n]|\\.)*"', re.S)
 PY_PROSE = re.compile(r'""".*?"""|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|#[^\n]*', re.S)
 

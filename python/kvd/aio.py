@@ -16,8 +16,8 @@ from .rooms import (BOOTSTRAPPING, FAILED, NOREPLY, OFFER, PULL, RECV, ROLES, SE
 
 
 class AsyncRoom:
-    """Made by AsyncClient.send(), recv(), offer() or pull(): a kvd.Room whose calls are
-    awaited."""
+    """Made by AsyncClient.send(), recv(), offer() or pull(): a kvd.Room with awaitable
+    calls."""
 
     def __init__(self, client, number, role, pool, *, sources=(), receivers=0, views=None,
                  aux=None, wait=None, lease_ms=0, bootstrap_ms=0, waiting_ms=0, stall_ms=0,

@@ -78,8 +78,8 @@ def _lease(lease):
 
 class Move(Awaited):
     """A put, fetch, publication or withdrawal in progress. In the states SUCCESS and FAILED its
-    pages belong to the engine again. An unreferenced move is aborted. A call whose reply timed out
-    returns a move as well, because its pages may be in motion: it is aborting, and fails."""
+    pages belong to the engine again. An unreferenced move is aborted. A call without a reply in
+    time returns a move as well, because its pages may be in motion: it is aborting, and fails."""
 
     def __init__(self, move, kind):
         self._move, self.kind = move, kind
@@ -198,8 +198,8 @@ class Space:
 
     def hold(self, ids, first=0, *, lease=None, far=None, timeout=None):
         """Keep the stored chunks among these for `lease` seconds (default 10), or until the hold
-        is closed. far: query the daemons of chunk_peers and those that chunk_index names for the
-        chunks that follow, for at most that many seconds.
+        is closed. far: seconds for a query of other daemons (chunk_peers, chunk_index) for the
+        chunks that follow.
         -> Hold, which may be empty"""
         return Hold(self, self._space.hold(ids_pack(ids), _first(first), _lease(lease),
                                            _far(far), _check.seconds("timeout", timeout)))
@@ -237,7 +237,7 @@ class Space:
                                     _check.flag("post", post), False, True), "publication")
 
     def withdraw(self, ids, first=0, *, grace=0.1, timeout=None):
-        """Stop serving what this client has published of them, even to holders. Reads in progress
+        """Stop serving this client's publications of them, even to holders. Reads in progress
         may continue for `grace` seconds; then they fail, or continue with another holder. In
         the states SUCCESS and FAILED no reader is left. -> Move"""
         ms = 0 if grace == 0 else _check.integer(

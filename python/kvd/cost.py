@@ -96,7 +96,7 @@ class Page:
     def decide(self, model, holders, *, query_tokens=1, steps=0, steps_made=0, selected=False,
                shifted=False, no_pages=False, last=None, attend_us=0, hidden_us=0,
                recompute_us=0):
-        """The cheapest choice. steps: decode steps to come; 0: unknown, steps_made is used. last:
+        """The cheapest choice. steps: later decode steps; 0: unknown, steps_made is used. last:
         the previous choice. Times in microseconds; 0: unknown."""
         _check.instance("model", model, Model, "a kvd.cost.Model")
         if last not in _WAYS:

@@ -142,8 +142,8 @@ class Layout:
     @classmethod
     def vllm_attention(cls, *, block_size, blocks, layers, kv_heads, head_bytes, tp_size=1,
                        tp_rank=0, order=HND, block_len=None, view="kv"):
-        """vLLM's attention cache: a buffer per layer, [block][K or V], then tokens and heads as
-        `order` says; kv_heads 0: MLA, one latent of head_bytes per token."""
+        """vLLM's attention cache: a buffer per layer, [block][K or V], then tokens and heads in
+        `order`; kv_heads 0: MLA, one latent of head_bytes per token."""
         from .shapes import HND as K_V_HND, MLA, NHD as K_V_NHD
         if order not in (NHD, HND):
             raise ValueError("order: kvd.NHD or kvd.HND")

@@ -79,7 +79,7 @@ class Timeline:
             raise StateError("timeline: it is closed", "ESTATE", 11)
 
     def mark(self):
-        """What to wait for: the work in the stream so far. One write by the GPU; never blocks.
+        """A point to wait for: the end of the work in the stream. One write by the GPU; never blocks.
         -> (region, offset, value)"""
         with self._lock:
             self._usable()

@@ -122,7 +122,7 @@ def test_two_ranks_publish_and_one_reads(daemon):
         assert published(reader.client) == 0
 
 
-def test_what_waits_for_a_stream_is_not_there_before(daemon, client):
+def test_publication_waiting_for_stream_is_not_visible(daemon, client):
     ids = chain(3, b"wait")
     rank = Rank(client)
     pages = rank.some_pages(3 * T)

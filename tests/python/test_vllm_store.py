@@ -326,7 +326,7 @@ def test_a_stream_that_cannot_be_marked_saves_nothing(daemon):
         assert held(a, words, ids).chunks == 0
 
 
-def test_the_step_that_takes_blocks_away_waits_for_who_reads_them():
+def test_step_freeing_blocks_waits_for_readers():
     class Slow:
         looks, aborted = 0, False
 

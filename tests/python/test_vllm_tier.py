@@ -221,7 +221,7 @@ def test_hashes_that_are_no_ids_are_misses_that_are_told(module, daemon, caplog)
 
 # ---- what spaces are called ----------------------------------------------------------------
 
-def test_whatever_changes_rows_is_in_the_words(module, tmp_path):
+def test_space_texts_cover_layout_options(module, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"x")
     told = [module.names_of(spec, row, dict(GIVEN, **given)) for spec, row, given in (
         (spec_of(), ROW, {}), (spec_of(), ROW, {"revision": "two"}),

@@ -20,11 +20,10 @@ and cost the same in any group. A draw of bad workers only (without room, or wit
 repeated, and finally the whole group is evaluated. Among the workers within a hundredth or half a
 millisecond of the best, one is drawn.
 
-A reservation counts in full on a side until a load includes it (one whose sample is later than the
+A reservation counts in full on a side until a load includes it (with a sample later than the
 pick by `lag`), and at most for `hold`: a worker need not publish a load that differs too little.
 With `results` it is kept in the worker's list after that, until the first token on the prefill side
-and until the end on the decode side, for KEEP_NS at most: that much is certain, whatever the worker
-reports."""
+and until the end on the decode side, for KEEP_NS at most, independent of the worker's reports."""
 import math
 import os
 import time
@@ -72,8 +71,8 @@ NO_SCORE = Score(0.0, 0.0, 0.0, 0.0, 0.0, False, False)
 
 def near(hold, *answers):
     """Workers of these answers of group.query that have the beginning of a prompt, by the ids of
-    its chunks: those whose daemons have the chunks of a hold from Space.hold(ids, far=…), local or
-    remote. They keep the chunks while the hold is open. -> [(worker, tokens)], for pick()"""
+    its chunks: the daemons of these workers have the chunks of a hold from Space.hold(ids, far=…),
+    local or remote. They keep the chunks while the hold is open. -> [(worker, tokens)], for pick()"""
     own = (hold.chunks - hold.far) * hold.space.tokens if hold.far else hold.tokens
     held = {hold.space.client.info["instance"]: own}
     for holder in hold.holders():
