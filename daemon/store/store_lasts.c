@@ -14,6 +14,7 @@ static int piece_lasts(struct store_move *move, uint32_t i, unsigned int *covers
 	const struct store_chunk *chunk = piece->chunk;
 	struct store_part *part;
 	bool begun = false;
+	int r;
 
 	if (!piece->lasts)
 		piece->lasts = store_cover_some(move->handle, chunk->lasts, covers_left);
@@ -32,10 +33,12 @@ static int piece_lasts(struct store_move *move, uint32_t i, unsigned int *covers
 		return PIECE_NOT_YET;
 	if (*covers_left == 0)
 		return PIECE_NOT_ASKED;
-	return err_raise(ERR_LIMIT,
-			 "durable: chunk %llu of the prompt is not in a file: chunk_dir "
-			 "is full, or writing has stopped",
-			 (unsigned long long)(move->first + i));
+	r = files_writable(move->store->files);
+	if (r == 0)
+		r = err_raise(ERR_LIMIT, "chunk_dir has no room; raise chunk_dir_size or "
+					 "free space on its file system");
+	return err_prefix(r, "durable: chunk %llu of the prompt",
+			  (unsigned long long)(move->first + i));
 }
 
 /* A turn computes as many new covers as a call may, and the next one continues after
