@@ -4,7 +4,7 @@
 MATH_AVX2   := -mavx2 -mfma
 MATH_AVX512 := $(MATH_AVX2) -mavx512f -mavx512bw -mavx512dq -mavx512vl
 MATH_AMX    := $(MATH_AVX512) -mavx512bf16 -mamx-tile -mamx-bf16
-MATH_X86    := $(findstring x86_64,$(shell $(CC) -dumpmachine))
+MATH_X86    := $(findstring x86_64,$(shell $(CC) -dumpmachine 2>/dev/null))
 MATH_FLAGS   = $(if $(MATH_X86),$($1))
 
 # for clang-tidy, too; private: .flags, which objects need, is of what all are made with
