@@ -70,9 +70,9 @@ def span(name, value, high=U64):
     return begin, end
 
 
-def pages(name, value):
-    """A list, tuple, range or one-dimensional array of page numbers, as bytes of u32."""
-    allowed = "a list, tuple, range or one-dimensional array of page numbers"
+def u32s(name, value):
+    """A list, tuple, range or one-dimensional array of numbers, as bytes of u32."""
+    allowed = "a list, tuple, range or one-dimensional array of integers"
     if isinstance(value, range):
         got = np.arange(value.start, value.stop, value.step)
     elif isinstance(value, (str, bytes, bytearray, dict, set, frozenset)):
@@ -86,8 +86,8 @@ def pages(name, value):
         raise wrong(name, value, allowed)
     if got.size and got.dtype.kind not in "iu" or \
             isinstance(value, (list, tuple)) and {bool, np.bool_} & set(map(type, value)):
-        for i, page in enumerate(value):
-            integer("%s[%d]" % (name, i), page, 0, U32)
+        for i, number in enumerate(value):
+            integer("%s[%d]" % (name, i), number, 0, U32)
         raise wrong(name, value, allowed)
     if got.size and (got.min() < 0 or got.max() > U32):
         at = int(np.argmax((got < 0) | (got > U32)))

@@ -74,7 +74,7 @@ def views_pack(views, name="views"):
         where = "%s[%r]" % (name, key)
         if not isinstance(view, View):
             view = View(view)
-        packed.append((key, _check.pages(where + ".pages", view.pages),
+        packed.append((key, _check.u32s(where + ".pages", view.pages),
                        _check.integer(where + ".first_token", view.first_token)) +
                       _check.span(where + ".tokens", view.tokens) +
                       _check.span(where + ".layers", view.layers, _check.U32))

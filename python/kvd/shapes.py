@@ -15,7 +15,7 @@ MAMBA1, MAMBA2, GDN = range(3)  # kinds of vLLM's state-space models
 
 def _u32(name, numbers):
     """A count means 0, 1, …"""
-    return _check.pages(name, _check.numbers(name, numbers))
+    return _check.u32s(name, _check.numbers(name, numbers))
 
 
 def _checked(low=0, **numbers):
@@ -75,7 +75,7 @@ class Shapes:
         sharded dimension that are sharded separately."""
         _checked(slots=slots, full_dim=full_dim, unit_bytes=unit_bytes, outer=outer)
         return self._add("sglang_state", view, slots, _u32("layers", layers), full_dim,
-                         _check.pages("groups", tuple(groups)), unit_bytes, outer, *self._tp)
+                         _check.u32s("groups", tuple(groups)), unit_bytes, outer, *self._tp)
 
     def sglang_aux(self, view="aux", *, slots, hidden_size=0, hidden_elem_bytes=2,
                    top_logprobs=128, sampling_mask=0, dsa_dim=0):
