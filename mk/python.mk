@@ -8,7 +8,7 @@ PYPKG  := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.toml' \
 	  2>/dev/null | grep -v '^python/build/')
 PYSRC  := $(wildcard python/src/*.[ch]) $(wildcard lib/*.[ch]) \
 	  $(wildcard proto/*.[ch] daemon/base/*.[ch] daemon/plan/*.[ch] \
-	  daemon/cost/*.[ch]) $(PYPKG)
+	  daemon/cost/*.[ch] daemon/math/*.[ch]) mk/math.mk $(PYPKG)
 
 TEST_TARGETS += tests/python/run.sh
 export TEST_SHARDS += tests/python/run.sh=4

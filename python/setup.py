@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds kvd._kvd: the extension's own sources and libkvd's, in one shared object.
+"""Builds kvd._kvd: the extension's own sources, libkvd's and the attention kernels, in one shared
+object.
 
 The sources of libkvd are in lib/ next to this folder, and include by paths from the root. Python's
 stable ABI of 3.9 is used, so one wheel works with every later version.
@@ -7,6 +8,8 @@ stable ABI of 3.9 is used, so one wheel works with every later version.
 KVD_PROGRAMS: a folder whose files are added to the package as kvd/bin (`make wheel` sets it).
 Without it the package has the client only."""
 import os
+import re
+import subprocess
 import sys
 
 from setuptools import Extension, setup
@@ -31,10 +34,27 @@ def sources():
     own = ["python/src/" + f for f in os.listdir(os.path.join(HERE, "src"))]
     lib = ["lib/" + f for f in os.listdir(os.path.join(ROOT, "lib"))]
     more = ["proto/base64.c", "daemon/base/err.c", "daemon/base/hex.c", "daemon/base/mem.c",
-            "daemon/base/text.c"]
+            "daemon/base/text.c", "daemon/base/thread.c"]
     more += ["daemon/cost/%s.c" % f for f in ("cost", "page", "preset")]
     more += ["daemon/base/cursor.c"] + ["daemon/plan/%s.c" % f for f in PLAN]
+    more += ["daemon/math/%s.c" % f for f in ("attend", "attend_ref", "attend_vec", "pick", "value")]
     return sorted(f for f in own + lib + more if f.endswith(".c"))
+
+
+def special(compiler):
+    """{source: its flags}, as mk/math.mk has them: a kernel for each instruction set, which pick.c
+    calls only where it is. Where the compiler makes code for another processor they are empty."""
+    with open(os.path.join("mk", "math.mk")) as file:
+        isa = dict(re.findall(r"^MATH_(AVX2|AVX512|AMX) +:= (.*)$", file.read(), re.M))
+    for name, flags in isa.items():
+        isa[name] = re.sub(r"\$\(MATH_(\w+)\)", lambda match: isa[match[1]], flags)
+    target = subprocess.run(compiler.compiler_so + ["-dumpmachine"], stdout=subprocess.PIPE,
+                            text=True, check=True).stdout
+    x86 = target.startswith("x86_64")
+    return {**{"daemon/math/attend_%s.c" % name.lower(): flags.split() if x86 else []
+               for name, flags in isa.items()},
+            # the same bits on every machine
+            "daemon/math/merge.c": ["-ffp-contract=off"], "daemon/math/splice.c": ["-ffp-contract=off"]}
 
 
 class BuildFromRoot(build_ext):
@@ -47,9 +67,11 @@ class BuildFromRoot(build_ext):
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.chdir(ROOT)
         try:
-            objects = self.compiler.compile(
-                sources(), output_dir=temp, include_dirs=ext.include_dirs,
-                macros=ext.define_macros, extra_postargs=ext.extra_compile_args)
+            objects = [made for files, flags in [(sources(), []), *(
+                ([file], flags) for file, flags in special(self.compiler).items())]
+                for made in self.compiler.compile(
+                    files, output_dir=temp, include_dirs=ext.include_dirs,
+                    macros=ext.define_macros, extra_postargs=ext.extra_compile_args + flags)]
             self.compiler.link_shared_object(
                 objects, target, libraries=ext.libraries,
                 extra_postargs=ext.extra_link_args)

@@ -91,7 +91,7 @@ check_includes()
 		if (from ~ /^tests/ || from == "docs") return 1
 		if (from == "examples") return to == from # and <kvd.h>
 		if (path ~ /^kvd(_status|_chunk|_attend|_cost|_pick)?\.h$/) return from == "lib" # as it is installed
-		if (from ~ /^python/) return to ~ /^(python\/src|\.|lib|proto|daemon\/(base|plan))$/
+		if (from ~ /^python/) return to ~ /^(python\/src|\.|lib|proto|daemon\/(base|math|plan))$/
 		if (from == "ctl") return to ~ /^(ctl|lib|proto|daemon\/(base|plan|cost))$/
 		if (from == "lib") return to ~ /^(lib|proto|daemon\/(base|cost))$/
 		if (to == "lib" || !(from in order) || !(to in order)) return 0

@@ -12,6 +12,8 @@
  *   ext_chunk.c   spaces, holds, puts and fetches of chunks
  *   ext_attend.c  query rows that attend to chunks in place
  *   ext_cost.c    route, fetch or local
+ *   ext_math.c    attention in this process, by the daemon's kernels
+ *   paged.c       batches of requests as calls of the kernels (no Python in it)
  *   ext_shapes.c  layouts by the plan library
  *   ext_rows.c    descriptor rows: check, compress, index lists (no Python in it)
  *
@@ -68,6 +70,7 @@ int ext_chunk_init(PyObject *module);
 int ext_attend_init(PyObject *module);
 int ext_cost_init(PyObject *module);
 int ext_shapes_init(PyObject *module);
+int ext_math_init(PyObject *module);
 
 /* ---- ext_client.c ------------------------------------------------------------ */
 

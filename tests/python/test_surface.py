@@ -88,7 +88,8 @@ def test_logging_goes_where_nixls_goes():
 # ---- type stubs --------------------------------------------------------------------------
 
 STUBS = ["kvd", "kvd.__main__", "kvd._kvd", "kvd.aio", "kvd.attend", "kvd.client", "kvd.cost",
-         "kvd.cuda", "kvd.daemon", "kvd.engine", "kvd.errors", "kvd.layout", "kvd.memory", "kvd.nixl", "kvd.records",
+         "kvd.cuda", "kvd.daemon", "kvd.engine", "kvd.errors", "kvd.layout", "kvd.math", "kvd.memory", "kvd.nixl",
+         "kvd.records",
          "kvd.place", "kvd.rooms", "kvd.route", "kvd.router", "kvd.router.__main__", "kvd.router.pick",
          "kvd.router.policy", "kvd.router.scale",
          "kvd.sglang", "kvd.sglang.pools", "kvd.sglang.slots",

@@ -208,6 +208,25 @@ assert (m[:4096] == m[8300:8300 + 4096]).all()
     inside("python", "-c", text)
 
 
+def attention_runs_there():
+    """By each kernel that the build has and this processor runs."""
+    installed()
+    text = """
+import numpy as np
+from kvd.math import Batch, Cache, attend, isas
+kv = np.random.default_rng(1).standard_normal((4, 2, 16, 64), np.float32)
+q, batch = kv[:1, :, 0, :32], Batch([1], [2], [3, 1], lengths=[20])
+(wanted, log), *others = [attend(q, Cache(kv, 32), batch, scale=0.2, isa=isa) for isa in isas()]
+for o, lse in others:
+    assert abs(o - wanted).max() < 1e-5 and abs(lse - log).max() < 1e-5
+print(*isas())
+"""
+    flags = open("/proc/cpuinfo").read().split()
+    had = inside("python", "-c", text)[1].split()
+    assert had[:2] == ["ref", "vector"], had
+    assert ("avx2" in had) == ("avx2" in flags and "fma" in flags), (had, flags)
+
+
 def programs_are_run_by_module_and_by_name():
     installed()
     for start in (["python", "-m", "kvd", "daemon"], ["kvd"]):
@@ -244,5 +263,5 @@ if __name__ == "__main__":
          symbols_are_of_glibc_2_34_or_older, libraries_are_in_the_wheel_or_every_systems,
          nothing_names_the_folder_of_the_build, licences_are_there,
          it_installs_without_an_index, rooms_move_between_two_daemons_of_its_own,
-         nixl_moves_bytes, programs_are_run_by_module_and_by_name,
+         nixl_moves_bytes, attention_runs_there, programs_are_run_by_module_and_by_name,
          a_daemon_by_hand_is_listed_and_has_metrics])

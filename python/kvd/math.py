@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of an engine's own tokens on a CPU, in place and with the logarithm that merges it
+with attention elsewhere: the daemon's kernels in this process.
+
+    cache = Cache(kv, dv=128)         # once a layer; a tensor [pages, heads, tokens, 256]
+    batch = Batch(queries=[1, 40], page_counts=[2, 3], pages=[7, 9, 4, 1, 2], lengths=[20, 40])
+    o, lse = attend(q, cache, batch, scale=128 ** -0.5)
+
+For each query token and head, lse is the natural logarithm of the sum of exp(score), and o is
+normalised: parts with (o1, lse1) and (o2, lse2) have o = (o1 * exp(lse1) + o2 * exp(lse2)) /
+(exp(lse1) + exp(lse2)). A query token that attends to no token has o = 0 and lse = -inf.
+
+Arrays are torch tensors of a CPU, numpy arrays or anything with __dlpack__; they are not copied.
+Only the tokens that a query token attends to are read. Sums are fp32; with AMX (bf16 q and cache)
+weights are rounded to bf16. Errors: TypeError for another type, ValueError for a value outside its
+limits, which the text names."""
+import sys
+
+import numpy as np
+
+from . import _check, _kvd
+
+QUERIES_MAX = 1 << 24
+HEADS_MAX = 4096
+DIMS_MAX = 1024
+THREADS_MAX = 64
+_TYPES = {"bfloat16": 0, "uint16": 0, "float16": 1, "float32": 2}
+_BYTES = (2, 2, 4)
+
+
+def _array(name, thing, ndim):
+    """(owner, address, type, shape, strides in bytes) of an array of `ndim` (a tuple) dimensions
+    whose last one is contiguous."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(thing, torch.Tensor):
+        if thing.device.type != "cpu":
+            raise ValueError("%s: a tensor on %s; the kernels are a CPU's" % (name, thing.device))
+        size, dtype = thing.element_size(), str(thing.dtype)[len("torch."):]
+        shape, strides = tuple(thing.shape), tuple(n * size for n in thing.stride())
+        address = thing.data_ptr()
+    else:
+        if not isinstance(thing, np.ndarray):
+            if not hasattr(thing, "__dlpack__"):
+                raise _check.wrong(name, thing, "a tensor, a numpy array or one with __dlpack__")
+            thing = np.from_dlpack(thing)
+        size, dtype, shape, strides = (thing.itemsize, thing.dtype.name if thing.dtype.isnative
+                                       else thing.dtype.str, thing.shape, thing.strides)
+        address = thing.__array_interface__["data"][0]
+    if dtype not in _TYPES:
+        raise ValueError("%s: %s; use bfloat16 (or uint16 of its bits), float16 or float32"
+                         % (name, dtype))
+    if len(shape) not in ndim:
+        raise ValueError("%s: %d dimensions, not %s" % (name, len(shape),
+                                                        " or ".join(map(str, ndim))))
+    if 0 in shape:
+        strides = (0,) * len(shape)  # numpy and torch have different ones
+    elif shape[-1] > 1 and strides[-1] != size:
+        raise ValueError("%s: values are %d bytes apart, not %d" % (name, strides[-1], size))
+    if min(strides) < 0:
+        raise ValueError("%s: strides %s; none may be negative" % (name, strides))
+    return thing, address, _TYPES[dtype], shape, strides
+
+
+def isas():
+    """Names of the kernels that this process can run, from the slowest on."""
+    return _kvd.math_isas()
+
+
+class Cache:
+    """KV of one layer, in place and kept alive. The engine may write to it between calls.
+
+    kv: [pages, heads, tokens of a page, values], and of a token and head first K, then V, which is
+    the last dv values. v: V, with kv's shape but for the last dimension; then kv is K alone. With
+    three dimensions, [pages, tokens of a page, values], it is a latent cache (MLA): all heads
+    share a row, all of it is K, and V is its first dv values (DeepSeek: 512 of 576).
+
+    bf16, fp16 or fp32; K and V: multiples of 16 values, at most 1024. In memory dimensions may be
+    in any order but for the last one."""
+
+    __slots__ = ("mla", "pages", "heads", "page_tokens", "dqk", "dv", "_packed", "_keep")
+
+    def __init__(self, kv, dv, *, v=None):
+        kv, at, kind, shape, strides = _array("kv", kv, (3, 4) if v is None else (4,))
+        self.mla = len(shape) == 3
+        if self.mla:
+            shape, strides = (shape[0], 1) + shape[1:], (strides[0], 0) + strides[1:]
+        self.pages, self.heads, self.page_tokens = (
+            _check.integer("kv.shape[%d]" % i, n, 1, high) for i, (n, high) in
+            enumerate(zip(shape, (_check.U32, HEADS_MAX, _check.U32))))
+        dv = _check.integer("dv", dv, 1, DIMS_MAX)
+        dqk = shape[3] if self.mla or v is not None else shape[3] - dv
+        self.dqk, self.dv = _check.integer("values of K", dqk, 1, DIMS_MAX), dv
+        at_v, strides_v = at + dqk * _BYTES[kind], strides
+        if v is not None:
+            v, at_v, kind_v, shape_v, strides_v = _array("v", v, (4,))
+            if (kind_v, shape_v) != (kind, shape[:3] + (dv,)):
+                raise ValueError("v: its type or its shape %s do not fit kv's %s and dv %d"
+                                 % (shape_v, shape, dv))
+        self._packed = (not self.mla, kind, self.heads, dqk, dv, self.pages, self.page_tokens,
+                        *((a, s[0], s[2], s[1]) for a, s in ((at, strides), (at_v, strides_v))))
+        self._keep = kv, v
+
+
+class Batch:
+    """Query tokens of requests, and the pages of each request's own KV.
+
+    queries: query tokens of each request. page_counts: pages of each. pages: their numbers in the
+    cache, one request's behind the other's; in this order they hold its tokens.
+
+    Either lengths: how many tokens each request has there, its query tokens included, of which
+    each attends to itself and those before it; or ends: to how many first tokens each query token
+    attends, 0: none. Lists or arrays of numbers, which are copied: one batch serves all layers."""
+
+    __slots__ = ("tokens", "_packed")
+
+    def __init__(self, queries, page_counts, pages, *, lengths=None, ends=None):
+        packed = [_check.u32s(name, value) for name, value in (
+            ("queries", queries), ("page_counts", page_counts), ("pages", pages))]
+        counts = np.frombuffer(packed[0], np.uint32).astype(np.int64)
+        if len(packed[1]) != len(packed[0]):
+            raise ValueError("page_counts: %d numbers for %d requests"
+                             % (len(packed[1]) // 4, len(counts)))
+        self.tokens = _check.integer("sum of queries", counts.sum(), 0, QUERIES_MAX)
+        if (lengths is None) == (ends is None):
+            raise TypeError("lengths, ends: give one of them")
+        if ends is None:
+            ends = self._causal(counts, _check.u32s("lengths", lengths))
+        packed.append(_check.u32s("ends", ends))
+        if len(packed[3]) != 4 * self.tokens:
+            raise ValueError("ends: %d numbers for %d query tokens"
+                             % (len(packed[3]) // 4, self.tokens))
+        self._packed = tuple(packed)
+
+    def _causal(self, counts, lengths):
+        lengths = np.frombuffer(lengths, np.uint32).astype(np.int64)
+        if len(lengths) != len(counts):
+            raise ValueError("lengths: %d numbers for %d requests" % (len(lengths), len(counts)))
+        for i in np.flatnonzero(lengths < counts)[:1]:
+            raise ValueError("lengths[%d]: %d tokens, fewer than its %d query tokens"
+                             % (i, lengths[i], counts[i]))
+        return np.repeat(lengths - np.cumsum(counts), counts) + np.arange(1, self.tokens + 1)
+
+
+def _results(out, shape):
+    """(o, lse) as arrays of fp32, and their addresses."""
+    if out is None:
+        out = np.empty(shape, np.float32), np.empty(shape[:2], np.float32)
+    if not isinstance(out, (tuple, list)) or len(out) != 2:
+        raise ValueError("out: a pair (o, lse), not %s" % _check.came(out))
+    at = []
+    for name, thing, wanted in zip(("out[0]", "out[1]"), out, (shape, shape[:2])):
+        thing, address, kind, have, strides = _array(name, thing, (len(wanted),))
+        dense = 0 in have or all(n < 2 or s == 4 * int(np.prod(wanted[i + 1:], dtype=np.int64))
+                    for i, (n, s) in enumerate(zip(have, strides)))
+        if kind != 2 or have != wanted or not dense:
+            raise ValueError("%s: not a contiguous float32 array of shape %s" % (name, wanted))
+        if isinstance(thing, np.ndarray) and not thing.flags.writeable:
+            raise ValueError("%s: read-only" % name)
+        at.append(address)
+    return out, at
+
+
+def attend(q, cache, batch, *, scale, softcap=0.0, isa="auto", threads=1, out=None):
+    """Attention of the query tokens of a batch to their pages. -> (o [tokens, heads, dv], lse
+    [tokens, heads]), float32: numpy arrays, or `out`, a pair of contiguous ones.
+
+    q: [tokens, heads, values of K]; query tokens may be at any distance. Query heads: a multiple
+    of the cache's, which consecutive ones share. scale: of scores; softcap: cap * tanh(score /
+    cap), 0: none. isa: one of isas(), "auto": the fastest.
+
+    Runs without the GIL, in the calling thread. threads: how many at most, if the call is long
+    enough; the others are started for it, on the processors that the calling thread may use. With
+    any number of them a query token has the same bits."""
+    _check.instance("cache", cache, Cache, "a kvd.math.Cache")
+    _check.instance("batch", batch, Batch, "a kvd.math.Batch")
+    keep, at, kind, shape, strides = _array("q", q, (3,))
+    tokens, heads, dqk = shape
+    _check.integer("q.shape[0]", tokens, batch.tokens, batch.tokens)
+    _check.integer("q.shape[1]", heads, 1, HEADS_MAX)
+    _check.integer("q.shape[2]", dqk, cache.dqk, cache.dqk)
+    if heads > 1 and tokens and strides[1] != dqk * _BYTES[kind]:
+        raise ValueError("q: heads are %d bytes apart, not %d" % (strides[1], dqk * _BYTES[kind]))
+    out, (o, lse) = _results(out, (tokens, heads, cache.dv))
+    _kvd.math_attend((at, kind, tokens, heads, strides[0], o, lse), cache._packed, batch._packed,
+                     _number("scale", scale), _number("softcap", softcap),
+                     _check.instance("isa", isa, str, "a str"),
+                     _check.integer("threads", threads, 1, THREADS_MAX))
+    del keep
+    return out
+
+
+def _number(name, value):
+    if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
+        raise _check.wrong(name, value, "a number")
+    return float(value)
