@@ -63,24 +63,24 @@
 	  "a fragment of a message too long for one turn") \
 	M(32, LINE, line, HANDSHAKE, 1024, \
 	  "transport of the data connection, or why there is none") \
-	M(33, CHUNK_ASK, chunk_ask, STORE, 140000, \
+	M(33, CHUNK_LOOKUP, chunk_lookup, STORE, 140000, \
 	  "query for chunks, with an optional hold") \
-	M(34, CHUNK_TOLD, chunk_told, STORE, 140000, "chunks found, and their location") \
-	M(35, CHUNK_LEG, chunk_leg, STORE, 256, \
+	M(34, CHUNK_LOOKUP_ACK, chunk_lookup_ack, STORE, 140000, "chunks found, and their location") \
+	M(35, CHUNK_OFFER, chunk_offer, STORE, 256, \
 	  "request to offer these chunks of a hold") \
-	M(36, CHUNK_LEG_NAK, chunk_leg_nak, STORE, 1024, \
+	M(36, CHUNK_OFFER_NAK, chunk_offer_nak, STORE, 1024, \
 	  "chunk offer refused, with the reason") \
 	M(37, CHUNK_RELEASE, chunk_release, STORE, 64, \
 	  "the requester releases the hold") \
-	M(38, CHUNK_FIND, chunk_find, STORE, 1024, \
+	M(38, INDEX_QUERY, index_query, STORE, 1024, \
 	  "query to an index node: holders of these chunks") \
-	M(39, CHUNK_FOUND, chunk_found, STORE, 16384, \
+	M(39, INDEX_REPLY, index_reply, STORE, 16384, \
 	  "reply of an index node: the holders") \
-	M(40, CHUNK_NOTE, chunk_note, STORE, 16384, \
+	M(40, INDEX_UPDATE, index_update, STORE, 16384, \
 	  "update to an index node: chunks added and removed") \
-	M(41, CHUNK_SUM, chunk_sum, STORE, 64, \
+	M(41, INDEX_DIGEST, index_digest, STORE, 64, \
 	  "digest of all updates sent to an index node") \
-	M(42, CHUNK_SUM_ACK, chunk_sum_ack, STORE, 64, \
+	M(42, INDEX_DIGEST_ACK, index_digest_ack, STORE, 64, \
 	  "the index node agrees, or needs a full resynchronisation") \
 	M(43, ATTEND, attend, ATTEND, 600000, \
 	  "query rows, for attention over chunks of a hold") \
@@ -168,37 +168,37 @@
 #define WIRE_ATTACH_NAK(F) F(u64, cookie) F(u64, session) F(u32, code) F(str, text)
 /* space: the first 16 bytes of SHA-256 of its text, which includes the user's name;
  * lease_ms 0: no hold; ids: 32 bytes each; none: extend the hold `ask` by this lease,
- * without a reply. first: with CHUNK_ASK_ANYWHERE a number in the requester's hold,
+ * without a reply. first: with CHUNK_LOOKUP_ANYWHERE a number in the requester's hold,
  * and the chunks have no position in their prompt */
-#define CHUNK_ASK_ANYWHERE (UINT64_C(1) << 63)
-#define WIRE_CHUNK_ASK(F)                                                          \
+#define CHUNK_LOOKUP_ANYWHERE (UINT64_C(1) << 63)
+#define WIRE_CHUNK_LOOKUP(F)                                                          \
 	F(u64, ask) F(id, space) F(u64, first) F(u64, lease_ms) F(blob, ids)
 /* runs: pools count u32, {u64 pool}; then count u32, {u32 chunks, u64 mask of pools}:
  * consecutive chunks from the first one, each present in all of these pools */
-#define WIRE_CHUNK_TOLD(F)                                                         \
+#define WIRE_CHUNK_LOOKUP_ACK(F)                                                         \
 	F(u64, ask) F(u32, code) F(str, text) F(u64, tokens) F(blob, runs)
 /* chunks first … first + count - 1 of the hold and their tokens [begin, end), in one
  * pool: an offer of that number; a peer that presents the ticket may pull it */
-#define WIRE_CHUNK_LEG(F)                                                          \
+#define WIRE_CHUNK_OFFER(F)                                                          \
 	F(u64, ask) F(u64, room) F(u64, pool) F(u32, first) F(u32, count) F(u64, begin) \
 	F(u64, end) F(id, ticket)
-#define WIRE_CHUNK_LEG_NAK(F) F(u64, ask) F(u64, room) F(u32, code) F(str, text)
+#define WIRE_CHUNK_OFFER_NAK(F) F(u64, ask) F(u64, room) F(u32, code) F(str, text)
 #define WIRE_CHUNK_RELEASE(F) F(u64, ask)
 /* space, ids: a chunk's key, see daemon/store/home_key.h; ids: u64 each, the most
  * important first */
-#define WIRE_CHUNK_FIND(F) F(u64, ask) F(u64, space) F(blob, ids)
+#define WIRE_INDEX_QUERY(F) F(u64, ask) F(u64, space) F(blob, ids)
 /* holders: count u32, {str endpoint}; then for each id u8 count, {u8 holder}; empty:
  * the daemon is not an index node */
-#define WIRE_CHUNK_FOUND(F) F(u64, ask) F(blob, holders)
+#define WIRE_INDEX_REPLY(F) F(u64, ask) F(blob, holders)
 /* anew: discard all earlier updates. notes: {u64 id, u64 space}; the highest bit of
  * space: added, otherwise removed */
-#define WIRE_CHUNK_NOTE(F) F(u8, anew) F(blob, notes)
+#define WIRE_INDEX_UPDATE(F) F(u8, anew) F(blob, notes)
 /* of the chunks present: their number, and their mixed keys combined by xor */
-#define WIRE_CHUNK_SUM(F) F(u64, count) F(u64, sum)
+#define WIRE_INDEX_DIGEST(F) F(u64, count) F(u64, sum)
 /* again: 0: equal; 1: full resynchronisation needed; 2: the daemon is not an index
  * node */
-#define WIRE_CHUNK_SUM_ACK(F) F(u8, again)
-/* ask, pool: as in CHUNK_LEG. The chunks [first, first + count) of the hold, up to
+#define WIRE_INDEX_DIGEST_ACK(F) F(u8, again)
+/* ask, pool: as in CHUNK_OFFER. The chunks [first, first + count) of the hold, up to
  * `tokens` tokens. form: u8 kind, q_type, kv_type; u16 heads, kv_heads, dqk, dv; u32
  * first_head; f32 scale, softcap; str key, value: fields. rope, if delta is not 0: u32
  * first, dims, u8 pairs, then dims / 2 f64. select: per_token u32 for each query

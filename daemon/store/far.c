@@ -63,7 +63,7 @@ struct far_query {
 	bool patient;		  /* time enough for an answer */
 	uint32_t asked;		  /* chunks */
 	struct homes_query *find; /* in progress */
-	struct wire_chunk_ask msg;
+	struct wire_chunk_lookup msg;
 	struct loop_timer timer;
 	struct loop_defer done;
 	void (*on_done)(void *arg);
@@ -369,7 +369,7 @@ static int one_ask(struct far_one *one)
 	if (!peer_has_spare(one->remote->peer, ids->len))
 		return err_raise(ERR_LIMIT, "%s: its send queue is full",
 				 one->remote->peer->shown);
-	return err_pass(handshake_tell_chunk_ask(one->remote, &one->query->msg));
+	return err_pass(handshake_tell_chunk_lookup(one->remote, &one->query->msg));
 }
 
 /* `held`: owned by the query until it ends, if this succeeds. */
@@ -519,9 +519,9 @@ int far_ask(struct far *far, struct store_hold *hold, uint32_t count, uint64_t l
 	query->space = space;
 	space->handles++;
 	space->tenant->asking++;
-	query->msg = (struct wire_chunk_ask){
+	query->msg = (struct wire_chunk_lookup){
 		.first = (hold->first + hold->count) |
-			 (hold->anywhere ? CHUNK_ASK_ANYWHERE : 0),
+			 (hold->anywhere ? CHUNK_LOOKUP_ANYWHERE : 0),
 		.lease_ms = lease_ns / LOOP_NS_PER_MS + FAR_LEASE_MORE_MS,
 		.ids = {.data = hold->far_ids, .len = (size_t)count * STORE_ID_BYTES}};
 	memcpy(query->msg.space, space->digest, sizeof(query->msg.space));
@@ -577,7 +577,7 @@ static int told_use(struct far_one *one, struct far_lend *lend)
 	return err_pass(r);
 }
 
-static int told_read(struct far_one *one, const struct wire_chunk_told *msg)
+static int told_read(struct far_one *one, const struct wire_chunk_lookup_ack *msg)
 {
 	const struct far_asked asked = {.space = one->query->space,
 					.remote = one->remote,
@@ -592,9 +592,9 @@ static int told_read(struct far_one *one, const struct wire_chunk_told *msg)
 
 int far_on_told(struct store *store, struct remote *remote, struct cursor *body)
 {
-	struct wire_chunk_told msg;
+	struct wire_chunk_lookup_ack msg;
 	struct far_one *one;
-	int r = wire_chunk_told_get(body, &msg);
+	int r = wire_chunk_lookup_ack_get(body, &msg);
 
 	if (r < 0)
 		return err_pass(r);

@@ -48,10 +48,10 @@ void far_release(struct remote *remote, uint64_t ask)
 static void on_renew(struct loop_timer *timer)
 {
 	struct far_lend *lend = container_of(timer, struct far_lend, renew);
-	struct wire_chunk_ask msg = {.ask = lend->ask, .lease_ms = FAR_LEASE_MORE_MS};
+	struct wire_chunk_lookup msg = {.ask = lend->ask, .lease_ms = FAR_LEASE_MORE_MS};
 
 	memcpy(msg.space, lend->space, sizeof(msg.space));
-	if (far_up(lend->remote) && handshake_tell_chunk_ask(lend->remote, &msg) < 0)
+	if (far_up(lend->remote) && handshake_tell_chunk_lookup(lend->remote, &msg) < 0)
 		err_clear(); /* it disconnects, which releases the hold */
 	loop_timer_start(timer, RENEW_MS * LOOP_NS_PER_MS);
 }
@@ -170,7 +170,7 @@ uint64_t far_hold_pool(const struct far_hold *far, unsigned int bit)
 
 /* ---- an answer ---- */
 
-static int told_runs(struct far_lend *lend, const struct wire_chunk_told *msg,
+static int told_runs(struct far_lend *lend, const struct wire_chunk_lookup_ack *msg,
 		     uint32_t most)
 {
 	struct cursor in;
@@ -190,16 +190,18 @@ static int told_runs(struct far_lend *lend, const struct wire_chunk_told *msg,
 
 		run->mask = cursor_get_u64(&in);
 		if (chunks == 0 || chunks > most - lend->chunks)
-			return err_raise(ERR_PROTO, "CHUNK_TOLD: more than requested");
+			return err_raise(ERR_PROTO,
+					 "CHUNK_LOOKUP_ACK: more than requested");
 		if (!run->mask ||
 		    (lend->pool_count < 64 && run->mask >> lend->pool_count) ||
 		    (lend->run_count && run->mask == run[-1].mask))
-			return err_raise(ERR_PROTO, "CHUNK_TOLD: a run without a pool, "
-						    "or a duplicate");
+			return err_raise(ERR_PROTO,
+					 "CHUNK_LOOKUP_ACK: a run without a pool, "
+					 "or a duplicate");
 		lend->chunks += chunks;
 		run->end = lend->chunks;
 	}
-	return cursor_check(&in, "CHUNK_TOLD.runs");
+	return cursor_check(&in, "CHUNK_LOOKUP_ACK.runs");
 }
 
 /* Only the last chunk may be short: is this number of tokens possible? */
@@ -209,7 +211,7 @@ static bool tokens_fit(const struct far_lend *lend, uint64_t tokens, uint32_t ch
 				     tokens <= lend->chunks * (uint64_t)chunk);
 }
 
-int far_lend_new(const struct far_asked *asked, const struct wire_chunk_told *msg,
+int far_lend_new(const struct far_asked *asked, const struct wire_chunk_lookup_ack *msg,
 		 struct far_lend **lend_p)
 {
 	const struct store_space *space = asked->space;
@@ -231,7 +233,7 @@ int far_lend_new(const struct far_asked *asked, const struct wire_chunk_told *ms
 	loop_timer_start(&lend->renew, (asked->lease_ms - RENEW_MS) * LOOP_NS_PER_MS);
 	r = told_runs(lend, msg, asked->chunks);
 	if (r >= 0 && !tokens_fit(lend, msg->tokens, space->tokens))
-		r = err_raise(ERR_PROTO, "CHUNK_TOLD: %llu tokens of %u chunks",
+		r = err_raise(ERR_PROTO, "CHUNK_LOOKUP_ACK: %llu tokens of %u chunks",
 			      (unsigned long long)msg->tokens, lend->chunks);
 	if (r < 0) {
 		far_lend_unref(lend);

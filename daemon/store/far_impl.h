@@ -7,7 +7,7 @@
 #include "daemon/store/far.h"
 #include "daemon/store/store_impl.h"
 
-struct wire_chunk_told;
+struct wire_chunk_lookup_ack;
 
 struct far_run {
 	uint32_t end;  /* chunks before this one are in this run, or in earlier ones */
@@ -39,7 +39,7 @@ struct far_asked {
 bool far_up(const struct remote *remote); /* it may have chunks */
 void far_release(struct remote *remote, uint64_t ask);
 /* The chunks it holds, by its reply: a reference. On failure they are released. */
-int far_lend_new(const struct far_asked *asked, const struct wire_chunk_told *msg,
+int far_lend_new(const struct far_asked *asked, const struct wire_chunk_lookup_ack *msg,
 		 struct far_lend **lend_p);
 void far_lend_unref(struct far_lend *lend);
 /* As much of its first `most` chunks as serves the handle: *far_p, or NULL. */

@@ -150,7 +150,7 @@ void home_on_down(struct home *home, const struct remote *remote)
 	mem_free(peer);
 }
 
-/* ---- CHUNK_NOTE, CHUNK_SUM ---- */
+/* ---- INDEX_UPDATE, INDEX_DIGEST ---- */
 
 static void note_take(struct home *home, struct home_peer *peer,
 		      const struct home_key *key, bool put)
@@ -171,14 +171,14 @@ static void note_take(struct home *home, struct home_peer *peer,
 static int on_note(struct home *home, struct remote *remote, struct cursor *body)
 {
 	struct home_peer *peer = peer_of(home, remote);
-	struct wire_chunk_note msg;
+	struct wire_index_update msg;
 	struct cursor in;
-	int r = wire_chunk_note_get(body, &msg);
+	int r = wire_index_update_get(body, &msg);
 
 	if (r < 0)
 		return err_pass(r);
 	if (msg.notes.len % 16 || msg.notes.len / 16 > HOMES_NOTES_MAX)
-		return err_raise(ERR_PROTO, "CHUNK_NOTE: %zu bytes of notes",
+		return err_raise(ERR_PROTO, "INDEX_UPDATE: %zu bytes of notes",
 				 msg.notes.len);
 	if (!peer && peer_make(home, remote, &peer) < 0) {
 		err_clear(); /* the next digest will show that it is missing */
@@ -221,7 +221,7 @@ static bool has_room_again(const struct home *home, const struct home_peer *peer
 }
 
 bool home_wants_all(struct home *home, const struct remote *remote,
-		    const struct wire_chunk_sum *msg)
+		    const struct wire_index_digest *msg)
 {
 	const struct home_peer *peer = peer_of(home, remote);
 	const struct home_peer none = {.count = 0};
@@ -237,9 +237,9 @@ bool home_wants_all(struct home *home, const struct remote *remote,
 
 static int on_sum(struct home *home, struct remote *remote, struct cursor *body)
 {
-	struct wire_chunk_sum_ack ack;
-	struct wire_chunk_sum msg;
-	int r = wire_chunk_sum_get(body, &msg);
+	struct wire_index_digest_ack ack;
+	struct wire_index_digest msg;
+	int r = wire_index_digest_get(body, &msg);
 
 	if (r < 0)
 		return err_pass(r);
@@ -247,10 +247,10 @@ static int on_sum(struct home *home, struct remote *remote, struct cursor *body)
 	if (home)
 		ack.again =
 			home_wants_all(home, remote, &msg) ? HOMES_TELL_ALL : HOMES_SAME;
-	return err_pass(handshake_tell_chunk_sum_ack(remote, &ack));
+	return err_pass(handshake_tell_index_digest_ack(remote, &ack));
 }
 
-/* ---- CHUNK_FIND ---- */
+/* ---- INDEX_QUERY ---- */
 
 struct home_found {
 	struct cursor holders, ids;
@@ -299,7 +299,7 @@ static void found_id(struct home *home, const struct remote *asker,
 }
 
 int home_found(struct home *home, const struct remote *asker,
-	       const struct wire_chunk_find *msg, struct cursor *out)
+	       const struct wire_index_query *msg, struct cursor *out)
 {
 	uint8_t holders[FOUND_HOLDERS_MAX * (LINK_ENDPOINT_MAX + 2)];
 	uint8_t ids[HOMES_PROBES_MAX * (1 + HOMES_HOLDERS_MAX)];
@@ -307,7 +307,8 @@ int home_found(struct home *home, const struct remote *asker,
 	struct cursor in;
 
 	if (msg->ids.len % 8 || msg->ids.len / 8 > HOMES_PROBES_MAX)
-		return err_raise(ERR_PROTO, "CHUNK_FIND: %zu bytes of ids", msg->ids.len);
+		return err_raise(ERR_PROTO, "INDEX_QUERY: %zu bytes of ids",
+				 msg->ids.len);
 	home->finds++;
 	cursor_write(&found.holders, holders, sizeof(holders));
 	cursor_write(&found.ids, ids, sizeof(ids));
@@ -324,16 +325,16 @@ int home_found(struct home *home, const struct remote *asker,
 	cursor_put_u32(out, found.count);
 	cursor_put_bytes(out, holders, found.holders.pos);
 	cursor_put_bytes(out, ids, found.ids.pos);
-	return err_pass(cursor_check(out, "CHUNK_FOUND"));
+	return err_pass(cursor_check(out, "INDEX_REPLY"));
 }
 
 static int on_find(struct home *home, struct remote *remote, struct cursor *body)
 {
 	uint8_t bytes[HOME_FOUND_BYTES_MAX];
-	struct wire_chunk_found answer;
-	struct wire_chunk_find msg;
+	struct wire_index_reply answer;
+	struct wire_index_query msg;
 	struct cursor out;
-	int r = wire_chunk_find_get(body, &msg);
+	int r = wire_index_query_get(body, &msg);
 
 	if (r < 0)
 		return err_pass(r);
@@ -345,7 +346,7 @@ static int on_find(struct home *home, struct remote *remote, struct cursor *body
 	answer.ask = msg.ask;
 	answer.holders.data = bytes;
 	answer.holders.len = out.pos;
-	return err_pass(handshake_tell_chunk_found(remote, &answer));
+	return err_pass(handshake_tell_index_reply(remote, &answer));
 }
 
 int home_on_message(struct home *home, struct remote *remote, const struct wire_header *h,
@@ -353,10 +354,10 @@ int home_on_message(struct home *home, struct remote *remote, const struct wire_
 {
 	int r;
 
-	if (h->type == WIRE_T_CHUNK_NOTE)
+	if (h->type == WIRE_T_INDEX_UPDATE)
 		return home ? err_pass(on_note(home, remote, body)) : 0;
-	r = h->type == WIRE_T_CHUNK_SUM ? on_sum(home, remote, body)
-					: on_find(home, remote, body);
+	r = h->type == WIRE_T_INDEX_DIGEST ? on_sum(home, remote, body)
+					   : on_find(home, remote, body);
 	if (r >= 0 || err_last()->code == ERR_PROTO)
 		return err_pass(r);
 	err_clear(); /* it does not read replies: they are lost, or it disconnects */

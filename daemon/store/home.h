@@ -14,23 +14,23 @@ struct cursor;
 struct home;
 struct remote;
 struct store;
-struct wire_chunk_find;
-struct wire_chunk_sum;
+struct wire_index_query;
+struct wire_index_digest;
 struct wire_header;
 
 int home_new(struct store *store, struct home **home_p);
 void home_free(struct home *home); /* NULL is fine */
-/* CHUNK_NOTE, CHUNK_SUM, CHUNK_FIND. home NULL: this daemon keeps no index, and replies
- * so. */
+/* INDEX_UPDATE, INDEX_DIGEST, INDEX_QUERY. home NULL: this daemon keeps no index, and
+ * replies so. */
 int home_on_message(struct home *home, struct remote *remote, const struct wire_header *h,
 		    struct cursor *body);
-/* The holders in a CHUNK_FOUND, except the requester itself. ERR_PROTO. */
+/* The holders in an INDEX_REPLY, except the requester itself. ERR_PROTO. */
 #define HOME_FOUND_BYTES_MAX 16000u
 int home_found(struct home *home, const struct remote *asker,
-	       const struct wire_chunk_find *msg, struct cursor *out);
+	       const struct wire_index_query *msg, struct cursor *out);
 /* The holder must resend everything. */
 bool home_wants_all(struct home *home, const struct remote *remote,
-		    const struct wire_chunk_sum *msg);
+		    const struct wire_index_digest *msg);
 void home_on_down(struct home *home, const struct remote *remote);
 
 struct store_home {

@@ -56,7 +56,7 @@ static bool one_walks(const struct homes *homes, const struct homes_one *one)
 static int notes_send(struct homes_one *one, unsigned int from, unsigned int count)
 {
 	uint8_t notes[HOMES_NOTES_MAX * 16], body[sizeof(notes) + 16];
-	struct wire_chunk_note msg = {.anew = one->anew};
+	struct wire_index_update msg = {.anew = one->anew};
 	struct cursor out;
 	int r;
 
@@ -68,10 +68,10 @@ static int notes_send(struct homes_one *one, unsigned int from, unsigned int cou
 	msg.notes.data = notes;
 	msg.notes.len = out.pos;
 	cursor_write(&out, body, sizeof(body));
-	r = wire_chunk_note_put(&out, &msg);
+	r = wire_index_update_put(&out, &msg);
 	return r < 0 ? err_pass(r)
-		     : err_pass(peer_send(one->dial.remote->peer, WIRE_T_CHUNK_NOTE, body,
-					  out.pos));
+		     : err_pass(peer_send(one->dial.remote->peer, WIRE_T_INDEX_UPDATE,
+					  body, out.pos));
 }
 
 /* False: some are left, because its connection accepts no more. */
@@ -275,13 +275,14 @@ static void on_sums(struct loop_timer *timer)
 
 	for (unsigned int i = 0; i < homes->count; i++) {
 		struct homes_one *one = &homes->ones[i];
-		const struct wire_chunk_sum msg = {.count = one->count, .sum = one->sum};
+		const struct wire_index_digest msg = {.count = one->count,
+						      .sum = one->sum};
 
 		if (one->dial.later)
 			one_dial(homes, i);
 		if (!one->up || one_walks(homes, one) || !one_flush(homes, one))
 			continue;
-		one->asked = handshake_tell_chunk_sum(one->dial.remote, &msg) >= 0;
+		one->asked = handshake_tell_index_digest(one->dial.remote, &msg) >= 0;
 		if (!one->asked)
 			err_clear();
 	}
@@ -311,8 +312,8 @@ static int on_sum_ack(struct homes *homes, const struct remote *remote,
 		      struct cursor *body)
 {
 	struct homes_one *one = one_of(homes, remote);
-	struct wire_chunk_sum_ack msg;
-	int r = wire_chunk_sum_ack_get(body, &msg);
+	struct wire_index_digest_ack msg;
+	int r = wire_index_digest_ack_get(body, &msg);
 
 	if (r < 0)
 		return err_pass(r);
@@ -440,7 +441,7 @@ void homes_on_down(struct homes *homes, const struct remote *remote)
 int homes_on_message(struct homes *homes, const struct remote *remote,
 		     const struct wire_header *h, struct cursor *body)
 {
-	return err_pass(h->type == WIRE_T_CHUNK_FOUND
+	return err_pass(h->type == WIRE_T_INDEX_REPLY
 				? homes_on_found(homes, remote, body)
 				: on_sum_ack(homes, remote, body));
 }

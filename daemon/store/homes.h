@@ -32,7 +32,7 @@ struct members *homes_members(struct homes *homes);
 
 void homes_on_up(struct homes *homes, const struct remote *remote);
 void homes_on_down(struct homes *homes, const struct remote *remote);
-/* CHUNK_FOUND, CHUNK_SUM_ACK */
+/* INDEX_REPLY, INDEX_DIGEST_ACK */
 int homes_on_message(struct homes *homes, const struct remote *remote,
 		     const struct wire_header *h, struct cursor *body);
 

@@ -165,7 +165,7 @@ static int ask_send(struct homes_query *query, struct homes_ask *ask,
 {
 	struct homes *homes = query->homes;
 	uint8_t ids[HOMES_PROBES_MAX * 8], body[sizeof(ids) + 64];
-	struct wire_chunk_find msg;
+	struct wire_index_query msg;
 	struct cursor out;
 	int r;
 
@@ -177,9 +177,9 @@ static int ask_send(struct homes_query *query, struct homes_ask *ask,
 	do
 		ask->ask = loop_random_u64(homes->store->kvd->loop);
 	while (idmap_get(&homes->asks, ask->ask));
-	msg = (struct wire_chunk_find){.ask = ask->ask,
-				       .space = query->probes[0].key.space,
-				       .ids = {.data = ids, .len = out.pos}};
+	msg = (struct wire_index_query){.ask = ask->ask,
+					.space = query->probes[0].key.space,
+					.ids = {.data = ids, .len = out.pos}};
 	r = idmap_put(&homes->asks, ask->ask, ask);
 	if (r < 0) {
 		ask->ask = 0;
@@ -187,9 +187,9 @@ static int ask_send(struct homes_query *query, struct homes_ask *ask,
 	}
 	query->open += !ask->trial;
 	cursor_write(&out, body, sizeof(body));
-	r = wire_chunk_find_put(&out, &msg);
+	r = wire_index_query_put(&out, &msg);
 	if (r >= 0)
-		r = peer_send(remote->peer, WIRE_T_CHUNK_FIND, body, out.pos);
+		r = peer_send(remote->peer, WIRE_T_INDEX_QUERY, body, out.pos);
 	if (r < 0)
 		ask_close(ask);
 	return r < 0 ? err_pass(r) : 0;
@@ -327,9 +327,9 @@ int homes_on_found(struct homes *homes, const struct remote *remote, struct curs
 	struct found_list list = {.count = 0};
 	struct homes_query *query;
 	struct homes_ask *ask;
-	struct wire_chunk_found msg;
+	struct wire_index_reply msg;
 	struct cursor in;
-	int r = wire_chunk_found_get(body, &msg);
+	int r = wire_index_reply_get(body, &msg);
 
 	if (r < 0)
 		return err_pass(r);
@@ -352,7 +352,7 @@ int homes_on_found(struct homes *homes, const struct remote *remote, struct curs
 	}
 	ask_close(ask);
 	find_look(query);
-	return err_pass(cursor_check(&in, "CHUNK_FOUND.holders"));
+	return err_pass(cursor_check(&in, "INDEX_REPLY.holders"));
 }
 
 static uint32_t holder_most(const struct homes_query *query,

@@ -17,7 +17,7 @@
 #define HOMES_NEW_MAX 16u     /* holders of one reply: a peer may invent some */
 #define HOMES_PUT (UINT64_C(1) << 63)
 
-enum homes_again { /* of CHUNK_SUM_ACK */
+enum homes_again { /* of INDEX_DIGEST_ACK */
 		   HOMES_SAME,
 		   HOMES_TELL_ALL,
 		   HOMES_NO_HOME, /* the daemon keeps no index */
@@ -33,7 +33,7 @@ struct homes_one {
 	uint64_t count, sum; /* of the sent notes */
 	unsigned int note_count;
 	struct home_key
-		notes[HOMES_QUEUE_MAX]; /* space as in CHUNK_NOTE, with HOMES_PUT */
+		notes[HOMES_QUEUE_MAX]; /* space as in INDEX_UPDATE, with HOMES_PUT */
 };
 
 struct homes {

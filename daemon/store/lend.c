@@ -55,20 +55,20 @@ struct lend_leg {
 	struct list link;	      /* in its remote hold's */
 	struct store_waiter wait;     /* for a part */
 	struct store_lend *lend;
-	struct wire_chunk_leg asked;
+	struct wire_chunk_offer asked;
 	uint32_t there; /* its first parts, that are in memory */
 	bool checked;
 	struct loop_defer gone;
 };
 
-static void leg_refuse(struct remote *remote, const struct wire_chunk_leg *asked,
+static void leg_refuse(struct remote *remote, const struct wire_chunk_offer *asked,
 		       const struct err *why)
 {
-	struct wire_chunk_leg_nak nak = {
+	struct wire_chunk_offer_nak nak = {
 		.ask = asked->ask, .room = asked->room, .code = why->code};
 
 	snprintf(nak.text, sizeof(nak.text), "%.300s", why->text);
-	if (handshake_tell_chunk_leg_nak(remote, &nak) < 0)
+	if (handshake_tell_chunk_offer_nak(remote, &nak) < 0)
 		err_clear();
 }
 
@@ -147,7 +147,7 @@ static struct store_lend *lend_find(const struct remote *remote, uint64_t ask)
 	return idmap_get(&store_remote(remote)->asks, ask);
 }
 
-/* ---- CHUNK_ASK ---- */
+/* ---- CHUNK_LOOKUP ---- */
 
 /* The report of chunks that follow each other. */
 struct lend_told {
@@ -261,7 +261,7 @@ static uint64_t lend_pin(struct store_lend *lend, struct store_chunk *chunk)
 }
 
 static void ask_chunks(struct store_lend *lend, const struct store_space *space,
-		       const struct wire_chunk_ask *msg, struct lend_told *told)
+		       const struct wire_chunk_lookup *msg, struct lend_told *told)
 {
 	uint32_t count = (uint32_t)(msg->ids.len / STORE_ID_BYTES);
 
@@ -269,8 +269,8 @@ static void ask_chunks(struct store_lend *lend, const struct store_space *space,
 	for (uint32_t i = 0; i < count; i++) {
 		struct store_chunk *chunk = store_chunk_find(
 			space, (const uint8_t *)msg->ids.data + i * STORE_ID_BYTES,
-			msg->first & CHUNK_ASK_ANYWHERE ? STORE_ANYWHERE
-							: msg->first + i);
+			msg->first & CHUNK_LOOKUP_ANYWHERE ? STORE_ANYWHERE
+							   : msg->first + i);
 		uint64_t there = chunk ? store_chunk_ready(chunk) | chunk->filed : 0;
 		uint64_t mask;
 
@@ -300,7 +300,7 @@ static int ask_answer(struct remote *remote, uint64_t ask, struct lend_told *tol
 {
 	uint8_t head[8 + 8 * STORE_CLASSES_MAX + 8];
 	cleanup_free uint8_t *runs = NULL;
-	struct wire_chunk_told msg = {.ask = ask, .tokens = told->tokens};
+	struct wire_chunk_lookup_ack msg = {.ask = ask, .tokens = told->tokens};
 	struct cursor out;
 
 	cursor_write(&out, head, sizeof(head));
@@ -317,7 +317,7 @@ static int ask_answer(struct remote *remote, uint64_t ask, struct lend_told *tol
 	memcpy(runs + out.pos, told->runs.base, told->runs.pos);
 	msg.runs.data = runs;
 	msg.runs.len = out.pos + told->runs.pos;
-	return handshake_tell_chunk_told(remote, &msg);
+	return handshake_tell_chunk_lookup_ack(remote, &msg);
 }
 
 static int lend_check(const struct store_remote *there, const struct store_space *space,
@@ -371,7 +371,7 @@ static int lend_alloc(struct store *store, struct remote *remote, uint64_t ask,
 }
 
 static int lend_open(struct store *store, struct remote *remote,
-		     struct store_space *space, const struct wire_chunk_ask *msg,
+		     struct store_space *space, const struct wire_chunk_lookup *msg,
 		     struct store_lend **lend_p)
 {
 	struct store_remote *there = store_remote(remote);
@@ -389,7 +389,7 @@ static int lend_open(struct store *store, struct remote *remote,
 	lend->ask = msg->ask;
 	lend->space = space;
 	space->handles++; /* its classes stay */
-	lend->first = msg->first & ~CHUNK_ASK_ANYWHERE;
+	lend->first = msg->first & ~CHUNK_LOOKUP_ANYWHERE;
 	list_init(&lend->legs);
 	loop_timer_init(&lend->lease, store->kvd->loop, on_lend_lease);
 	lease_set(lend, msg->lease_ms);
@@ -402,7 +402,7 @@ static int lend_open(struct store *store, struct remote *remote,
 }
 
 /* Extends the lease of the hold with this number. */
-static void lend_renew(const struct remote *remote, const struct wire_chunk_ask *msg)
+static void lend_renew(const struct remote *remote, const struct wire_chunk_lookup *msg)
 {
 	struct store_lend *lend = lend_find(remote, msg->ask);
 
@@ -411,7 +411,7 @@ static void lend_renew(const struct remote *remote, const struct wire_chunk_ask 
 }
 
 static int ask_do(struct store *store, struct remote *remote,
-		  const struct wire_chunk_ask *msg)
+		  const struct wire_chunk_lookup *msg)
 {
 	size_t count = msg->ids.len / STORE_ID_BYTES;
 	cleanup_free uint8_t *runs = mem_alloc(count * 12 + 12);
@@ -423,8 +423,8 @@ static int ask_do(struct store *store, struct remote *remote,
 	if (r >= 0 && !runs)
 		r = -ENOMEM;
 	if (r >= 0 && (msg->ids.len % STORE_ID_BYTES || count > STORE_IDS_MAX ||
-		       (msg->first & ~CHUNK_ASK_ANYWHERE) > UINT32_MAX))
-		r = err_raise(ERR_PROTO, "CHUNK_ASK: %zu bytes of ids", msg->ids.len);
+		       (msg->first & ~CHUNK_LOOKUP_ANYWHERE) > UINT32_MAX))
+		r = err_raise(ERR_PROTO, "CHUNK_LOOKUP: %zu bytes of ids", msg->ids.len);
 	if (r < 0)
 		return err_pass(r);
 	cursor_write(&told.runs, runs, count * 12 + 12);
@@ -447,9 +447,9 @@ static int ask_do(struct store *store, struct remote *remote,
 
 static int on_ask(struct store *store, struct remote *remote, struct cursor *body)
 {
-	struct wire_chunk_ask msg;
-	struct wire_chunk_told no = {.code = ERR_OK};
-	int r = wire_chunk_ask_get(body, &msg);
+	struct wire_chunk_lookup msg;
+	struct wire_chunk_lookup_ack no = {.code = ERR_OK};
+	int r = wire_chunk_lookup_get(body, &msg);
 
 	if (r < 0)
 		return err_pass(r);
@@ -463,12 +463,12 @@ static int on_ask(struct store *store, struct remote *remote, struct cursor *bod
 	no.code = err_last()->code;
 	snprintf(no.text, sizeof(no.text), "%.300s", err_last()->text);
 	err_clear();
-	if (handshake_tell_chunk_told(remote, &no) < 0)
+	if (handshake_tell_chunk_lookup_ack(remote, &no) < 0)
 		err_clear(); /* it is going down */
 	return 0;
 }
 
-/* ---- CHUNK_LEG ---- */
+/* ---- CHUNK_OFFER ---- */
 
 static void on_leg_gone(struct loop_defer *defer)
 {
@@ -536,7 +536,7 @@ static int leg_parts(struct lend_leg *leg, const struct store_class *class)
 
 static int leg_check(const struct lend_leg *leg, const struct store_class *class)
 {
-	const struct wire_chunk_leg *m = &leg->asked;
+	const struct wire_chunk_offer *m = &leg->asked;
 	const struct store_lend *lend = leg->lend;
 	uint64_t tokens = lend->space->tokens, from = (lend->first + m->first) * tokens;
 
@@ -545,18 +545,18 @@ static int leg_check(const struct lend_leg *leg, const struct store_class *class
 	if (m->first >= lend->count || m->count == 0 ||
 	    m->count > lend->count - m->first || m->begin >= m->end || m->begin < from ||
 	    m->end > from + m->count * tokens)
-		return err_raise(ERR_RANGE, "CHUNK_LEG: outside this hold");
+		return err_raise(ERR_RANGE, "CHUNK_OFFER: outside this hold");
 	for (uint32_t i = m->first; i < m->first + m->count; i++) {
 		if (!(lend->told[i] >> class->index & 1))
 			return err_raise(ERR_NOTFOUND,
-					 "CHUNK_LEG: chunk not reported in this pool");
+					 "CHUNK_OFFER: chunk not reported in this pool");
 	}
 	return 0;
 }
 
 static int leg_open(struct lend_leg *leg, struct store_class *class)
 {
-	const struct wire_chunk_leg *m = &leg->asked;
+	const struct wire_chunk_offer *m = &leg->asked;
 	struct store_lend *lend = leg->lend;
 	struct store *store = lend->store;
 	struct room_args args = {.session = class->pool->session,
@@ -628,7 +628,7 @@ static void on_leg_part(struct store_waiter *waiter, const struct err *why)
 	leg_go_on(container_of(waiter, struct lend_leg, wait));
 }
 
-static int lend_leg_new(const struct remote *remote, const struct wire_chunk_leg *asked,
+static int lend_leg_new(const struct remote *remote, const struct wire_chunk_offer *asked,
 			struct lend_leg **leg_p)
 {
 	struct store_lend *lend = lend_find(remote, asked->ask);
@@ -656,10 +656,10 @@ static int lend_leg_new(const struct remote *remote, const struct wire_chunk_leg
 
 static int on_leg(struct remote *remote, struct cursor *body)
 {
-	struct wire_chunk_leg msg;
+	struct wire_chunk_offer msg;
 	struct lend_leg *leg = NULL;
 	struct err why;
-	int r = wire_chunk_leg_get(body, &msg);
+	int r = wire_chunk_offer_get(body, &msg);
 
 	if (r < 0)
 		return err_pass(r);
@@ -694,9 +694,9 @@ static int on_release(const struct remote *remote, struct cursor *body)
 int lend_on_message(struct store *store, struct remote *remote,
 		    const struct wire_header *h, struct cursor *body)
 {
-	if (h->type == WIRE_T_CHUNK_ASK)
+	if (h->type == WIRE_T_CHUNK_LOOKUP)
 		return err_pass(on_ask(store, remote, body));
-	if (h->type == WIRE_T_CHUNK_LEG)
+	if (h->type == WIRE_T_CHUNK_OFFER)
 		return err_pass(on_leg(remote, body));
 	return err_pass(on_release(remote, body));
 }

@@ -16,7 +16,8 @@ struct store_chunk;
 struct store_class;
 struct wire_header;
 
-/* CHUNK_ASK, CHUNK_LEG, CHUNK_RELEASE. `store` NULL: this daemon stores no chunks. */
+/* CHUNK_LOOKUP, CHUNK_OFFER, CHUNK_RELEASE. `store` NULL: this daemon stores no chunks.
+ */
 int lend_on_message(struct store *store, struct remote *remote,
 		    const struct wire_header *h, struct cursor *body);
 void lend_on_down(struct remote *remote);

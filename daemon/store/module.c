@@ -250,23 +250,23 @@ static int store_on_message(struct remote *remote, const struct wire_header *h,
 	struct store *store = store_of(remote->kvd);
 
 	switch (h->type) {
-	case WIRE_T_CHUNK_ASK:
-	case WIRE_T_CHUNK_LEG:
+	case WIRE_T_CHUNK_LOOKUP:
+	case WIRE_T_CHUNK_OFFER:
 	case WIRE_T_CHUNK_RELEASE:
 		return err_pass(lend_on_message(store, remote, h, body));
-	case WIRE_T_CHUNK_NOTE:
-	case WIRE_T_CHUNK_SUM:
-	case WIRE_T_CHUNK_FIND:
+	case WIRE_T_INDEX_UPDATE:
+	case WIRE_T_INDEX_DIGEST:
+	case WIRE_T_INDEX_QUERY:
 		return err_pass(
 			home_on_message(store ? store->home : NULL, remote, h, body));
-	case WIRE_T_CHUNK_FOUND:
-	case WIRE_T_CHUNK_SUM_ACK:
+	case WIRE_T_INDEX_REPLY:
+	case WIRE_T_INDEX_DIGEST_ACK:
 		return store && store->homes
 			       ? err_pass(homes_on_message(store->homes, remote, h, body))
 			       : 0;
-	case WIRE_T_CHUNK_TOLD:
+	case WIRE_T_CHUNK_LOOKUP_ACK:
 		return store ? err_pass(far_on_told(store, remote, body)) : 0;
-	default: /* WIRE_T_CHUNK_LEG_NAK */
+	default: /* WIRE_T_CHUNK_OFFER_NAK */
 		return store ? err_pass(store_leg_on_nak(store, remote, body)) : 0;
 	}
 }

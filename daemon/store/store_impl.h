@@ -647,7 +647,7 @@ bool store_publish_show(struct store_move *move);
 int store_slots(const struct store_class *class, struct store_chunk *const *chunks,
 		uint32_t count, uint64_t first_token, uint64_t begin, uint64_t end,
 		struct room_maps *maps);
-/* CHUNK_LEG_NAK: the holder of a subtransfer's chunks refuses it. */
+/* CHUNK_OFFER_NAK: the holder of a subtransfer's chunks refuses it. */
 int store_leg_on_nak(struct store *store, struct remote *remote, struct cursor *body);
 /* Pieces of a move in one subtransfer: an offer per source and one pull. */
 struct store_leg {

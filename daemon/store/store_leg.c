@@ -362,7 +362,7 @@ static int leg_ask(struct store_leg *leg, uint64_t begin, uint64_t end, uint64_t
 	const struct store_move *move = leg->move;
 	const struct store_hold *hold = move->hold;
 	struct remote *remote = far_hold_remote(leg->far);
-	struct wire_chunk_leg msg = {
+	struct wire_chunk_offer msg = {
 		.ask = far_hold_ask(leg->far),
 		.first = (uint32_t)(move->first + leg->first - hold->first - hold->count),
 		.count = leg->count,
@@ -383,7 +383,7 @@ static int leg_ask(struct store_leg *leg, uint64_t begin, uint64_t end, uint64_t
 		own->pool = msg.pool = far_hold_pool(leg->far, i);
 		r = idmap_put(&move->store->far_rooms, own->number, own);
 		if (r >= 0)
-			r = handshake_tell_chunk_leg(remote, &msg);
+			r = handshake_tell_chunk_offer(remote, &msg);
 	}
 	explicit_bzero(msg.ticket, TICKET_BYTES);
 	return r < 0 ? err_pass(r) : 0;
@@ -441,9 +441,9 @@ static int leg_far(struct store_leg *leg, uint64_t begin, uint64_t end, uint64_t
 int store_leg_on_nak(struct store *store, struct remote *remote, struct cursor *body)
 {
 	const struct store_leg_room *own;
-	struct wire_chunk_leg_nak msg;
+	struct wire_chunk_offer_nak msg;
 	struct err why;
-	int r = wire_chunk_leg_nak_get(body, &msg);
+	int r = wire_chunk_offer_nak_get(body, &msg);
 
 	if (r < 0)
 		return err_pass(r);

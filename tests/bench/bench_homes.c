@@ -24,7 +24,7 @@
 #include "daemon/store/home_table.h"
 #include "daemon/store/homes_impl.h"
 #include "daemon/store/store_impl.h"
-#include "tests/lib/chunk_note.h"
+#include "tests/lib/index_update.h"
 
 #define BEGINNINGS 100u
 #define BEGIN_CHUNKS 8u
@@ -52,7 +52,7 @@ struct bench {
 
 /* Notes of one holder, by home. */
 struct batch {
-	struct chunk_note notes[MEMBERS_MAX];
+	struct index_update notes[MEMBERS_MAX];
 	uint64_t messages, sent;
 };
 
@@ -123,23 +123,23 @@ static bool has_prompt(const struct bench *b, unsigned int holder, uint64_t prom
 static void batch_begin(const struct bench *b, struct batch *batch, bool anew)
 {
 	for (unsigned int i = 0; i < b->homes; i++)
-		chunk_note_begin(&batch->notes[i], anew);
+		index_update_begin(&batch->notes[i], anew);
 }
 
 static void batch_send(struct bench *b, struct batch *batch, unsigned int holder,
 		       unsigned int home)
 {
-	const struct wire_header h = {.type = WIRE_T_CHUNK_NOTE};
-	struct chunk_note *note = &batch->notes[home];
+	const struct wire_header h = {.type = WIRE_T_INDEX_UPDATE};
+	struct index_update *note = &batch->notes[home];
 	struct cursor in;
 
-	if (chunk_note_end(note, &in) < 0)
-		die("CHUNK_NOTE");
+	if (index_update_end(note, &in) < 0)
+		die("INDEX_UPDATE");
 	if (home_on_message(b->home[home], &b->remote[holder], &h, &in) < 0)
 		die("home_on_message");
 	batch->messages++;
-	batch->sent += chunk_note_count(note);
-	chunk_note_begin(note, false);
+	batch->sent += index_update_count(note);
+	index_update_begin(note, false);
 }
 
 static void batch_note(struct bench *b, struct batch *batch, unsigned int holder,
@@ -147,15 +147,15 @@ static void batch_note(struct bench *b, struct batch *batch, unsigned int holder
 {
 	unsigned int home = members_home(b->members, key);
 
-	chunk_note_add(&batch->notes[home], key, put);
-	if (chunk_note_count(&batch->notes[home]) == HOMES_NOTES_MAX)
+	index_update_add(&batch->notes[home], key, put);
+	if (index_update_count(&batch->notes[home]) == HOMES_NOTES_MAX)
 		batch_send(b, batch, holder, home);
 }
 
 static void batch_end(struct bench *b, struct batch *batch, unsigned int holder)
 {
 	for (unsigned int i = 0; i < b->homes; i++) {
-		if (chunk_note_count(&batch->notes[i]))
+		if (index_update_count(&batch->notes[i]))
 			batch_send(b, batch, holder, i);
 	}
 }
@@ -233,18 +233,18 @@ static void find(struct bench *b, uint64_t prompt, uint32_t count, struct findin
 		len[home] += 8;
 	}
 	for (unsigned int i = 0; i < b->homes; i++) {
-		struct wire_chunk_find msg = {
+		struct wire_index_query msg = {
 			.ask = 7, .space = SPACE, .ids = {.data = ids[i], .len = len[i]}};
 		struct cursor out;
 
 		if (!len[i])
 			continue;
 		cursor_write(&out, body, sizeof(body));
-		if (wire_chunk_find_put(&out, &msg) < 0)
-			die("CHUNK_FIND");
+		if (wire_index_query_put(&out, &msg) < 0)
+			die("INDEX_QUERY");
 		cursor_read(&out, body, out.pos);
-		if (wire_chunk_find_get(&out, &msg) < 0)
-			die("CHUNK_FIND");
+		if (wire_index_query_get(&out, &msg) < 0)
+			die("INDEX_QUERY");
 		cursor_write(&out, answer, sizeof(answer));
 		if (home_found(b->home[i], NULL, &msg, &out) < 0)
 			die("home_found");
@@ -278,8 +278,8 @@ static void check_found(struct bench *b, int dead)
 		uint64_t prompt = rnd(b, (uint64_t)b->holders * (PROMPTS / 2));
 		struct home_key key =
 			prompt_key(prompt, BEGIN_CHUNKS + PROMPT_CHUNKS - 1);
-		struct wire_chunk_find msg = {.space = SPACE,
-					      .ids = {.data = &key.id, .len = 8}};
+		struct wire_index_query msg = {.space = SPACE,
+					       .ids = {.data = &key.id, .len = 8}};
 		uint8_t answer[HOME_FOUND_BYTES_MAX];
 		char endpoint[LINK_ENDPOINT_MAX];
 		struct cursor out;

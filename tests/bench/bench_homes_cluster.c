@@ -53,8 +53,8 @@ static int (*true_message)(void *owner, struct remote *remote,
 static int on_message(void *owner, struct remote *remote, const struct wire_header *h,
 		      struct cursor *body)
 {
-	if (h->type == WIRE_T_CHUNK_NOTE || h->type == WIRE_T_CHUNK_SUM ||
-	    h->type == WIRE_T_CHUNK_FIND) {
+	if (h->type == WIRE_T_INDEX_UPDATE || h->type == WIRE_T_INDEX_DIGEST ||
+	    h->type == WIRE_T_INDEX_QUERY) {
 		messages++;
 		bytes += cursor_left(body);
 	}

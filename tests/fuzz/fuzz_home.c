@@ -22,7 +22,7 @@
 #include "daemon/store/homes_impl.h"
 #include "daemon/store/store_impl.h"
 #include "tests/fuzz/lib/fuzz.h"
-#include "tests/lib/chunk_note.h"
+#include "tests/lib/index_update.h"
 
 #define HOLDERS 5u
 #define KEYS 96u
@@ -57,7 +57,7 @@ static struct home_key key_of(unsigned int n)
 
 static void send_bytes(unsigned int holder, const void *bytes, size_t len)
 {
-	const struct wire_header h = {.type = WIRE_T_CHUNK_NOTE};
+	const struct wire_header h = {.type = WIRE_T_INDEX_UPDATE};
 	struct cursor in;
 
 	cursor_read(&in, bytes, len);
@@ -67,31 +67,31 @@ static void send_bytes(unsigned int holder, const void *bytes, size_t len)
 
 static void do_note(unsigned int holder, struct cursor *in)
 {
-	struct chunk_note note;
+	struct index_update note;
 	uint8_t how = cursor_get_u8(in);
 	unsigned int count = how >> 1;
 	struct cursor body;
 
 	if (how & 1)
 		memset(w.has[holder], 0, sizeof(w.has[holder]));
-	chunk_note_begin(&note, how & 1);
+	index_update_begin(&note, how & 1);
 	for (unsigned int i = 0; i < count && i < KEYS && cursor_left(in); i++) {
 		uint8_t byte = cursor_get_u8(in);
 		unsigned int n = (byte & 0x7f) % KEYS;
 		struct home_key key = key_of(n);
 
 		w.has[holder][n] = byte & 0x80;
-		chunk_note_add(&note, &key, byte & 0x80);
+		index_update_add(&note, &key, byte & 0x80);
 	}
-	NEED(chunk_note_end(&note, &body) == 0);
+	NEED(index_update_end(&note, &body) == 0);
 	send_bytes(holder, note.body, cursor_left(&body));
 }
 
 /* Which holders are named for the one key, as bits. */
 static unsigned int named(unsigned int asker, const struct home_key *key)
 {
-	const struct wire_chunk_find msg = {.space = key->space,
-					    .ids = {.data = &key->id, .len = 8}};
+	const struct wire_index_query msg = {.space = key->space,
+					     .ids = {.data = &key->id, .len = 8}};
 	char endpoint[LINK_ENDPOINT_MAX];
 	uint8_t answer[HOME_FOUND_BYTES_MAX];
 	unsigned int of[HOLDERS], bits = 0;
@@ -121,7 +121,7 @@ static unsigned int named(unsigned int asker, const struct home_key *key)
 
 static void do_sum(unsigned int holder)
 {
-	struct wire_chunk_sum msg = {.count = 0};
+	struct wire_index_digest msg = {.count = 0};
 
 	for (unsigned int n = 0; n < KEYS; n++) {
 		struct home_key key = key_of(n);
@@ -143,7 +143,7 @@ static void do_sum(unsigned int holder)
 static void do_find(unsigned int holder, struct cursor *in)
 {
 	uint8_t answer[HOME_FOUND_BYTES_MAX];
-	struct wire_chunk_find msg;
+	struct wire_index_query msg;
 	struct cursor body, out;
 	size_t len = cursor_get_u8(in);
 	struct home_key key = key_of((unsigned int)len % KEYS);
@@ -152,7 +152,7 @@ static void do_find(unsigned int holder, struct cursor *in)
 	len = len < cursor_left(in) ? len : cursor_left(in);
 	cursor_read(&body, cursor_get_bytes(in, len), len);
 	cursor_write(&out, answer, sizeof(answer));
-	if (wire_chunk_find_get(&body, &msg) < 0 ||
+	if (wire_index_query_get(&body, &msg) < 0 ||
 	    home_found(w.home, &w.remotes[holder], &msg, &out) < 0)
 		err_clear();
 }

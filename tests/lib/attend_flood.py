@@ -46,9 +46,9 @@ class Flood:
         assert self.peer.up(), "the holder does not know the key"
         self.peer.line()
         self.line = DataLine(self.peer) if data_line else None
-        self.peer.say(hostile.CHUNK_ASK, struct.pack("<Q", 7) + bytes.fromhex(digest) +
+        self.peer.say(hostile.CHUNK_LOOKUP, struct.pack("<Q", 7) + bytes.fromhex(digest) +
                       struct.pack("<QQ", 0, 600000) + hostile.blob(b"".join(ids)))
-        told = self.peer.saw(hostile.CHUNK_TOLD)
+        told = self.peer.saw(hostile.CHUNK_LOOKUP_ACK)
         assert told and not struct.unpack_from("<I", told, 8)[0], told
         # behind ask, code, text (none), tokens and the blob's length: pools
         pool, = struct.unpack_from("<Q", told, 8 + 4 + 2 + 8 + 4 + 4)

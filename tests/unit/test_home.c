@@ -19,7 +19,7 @@
 #include "daemon/store/home.h"
 #include "daemon/store/homes_impl.h"
 #include "daemon/store/store_impl.h"
-#include "tests/lib/chunk_note.h"
+#include "tests/lib/index_update.h"
 
 #define HOLDERS 80u
 #define SPACE UINT64_C(77)
@@ -86,18 +86,18 @@ static struct home_key key_of(uint64_t chunk)
 static void note(struct world *w, unsigned int holder, bool anew, uint64_t first,
 		 unsigned int count, bool put)
 {
-	const struct wire_header h = {.type = WIRE_T_CHUNK_NOTE};
-	struct chunk_note told;
+	const struct wire_header h = {.type = WIRE_T_INDEX_UPDATE};
+	struct index_update told;
 	struct cursor in;
 
 	assert_true(count <= HOMES_NOTES_MAX);
-	chunk_note_begin(&told, anew);
+	index_update_begin(&told, anew);
 	for (uint64_t i = first; i < first + count; i++) {
 		struct home_key key = key_of(i);
 
-		chunk_note_add(&told, &key, put);
+		index_update_add(&told, &key, put);
 	}
-	assert_int_equal(chunk_note_end(&told, &in), 0);
+	assert_int_equal(index_update_end(&told, &in), 0);
 	assert_int_equal(home_on_message(w->home, &w->remotes[holder], &h, &in), 0);
 }
 
@@ -117,7 +117,7 @@ static uint64_t fill(struct world *w, unsigned int holder, uint64_t first)
 static bool sum_asks_again(struct world *w, unsigned int holder, uint64_t from,
 			   uint64_t count)
 {
-	struct wire_chunk_sum msg = {.count = count};
+	struct wire_index_digest msg = {.count = count};
 
 	for (uint64_t i = from; i < from + count; i++) {
 		struct home_key key = key_of(i);
@@ -187,7 +187,7 @@ static void holder_of_most_is_named_beside_many_of_the_beginning(void **state)
 	uint8_t ids[HOMES_PROBES_MAX * 8], answer[HOME_FOUND_BYTES_MAX];
 	uint32_t at[HOMES_PROBES_MAX], count;
 	unsigned int probes = homes_probes(100, at);
-	struct wire_chunk_find msg = {.space = SPACE, .ids = {.data = ids}};
+	struct wire_index_query msg = {.space = SPACE, .ids = {.data = ids}};
 	char endpoint[LINK_ENDPOINT_MAX];
 	struct cursor out;
 

@@ -37,18 +37,18 @@ struct world {
 };
 
 /* What the home of the test's nodes says, instead of the home that it is; NULL: that. */
-static void (*liar)(struct remote *remote, const struct wire_chunk_find *msg);
+static void (*liar)(struct remote *remote, const struct wire_index_query *msg);
 static int (*true_message)(void *owner, struct remote *remote,
 			   const struct wire_header *h, struct cursor *body);
 
 static int on_message(void *owner, struct remote *remote, const struct wire_header *h,
 		      struct cursor *body)
 {
-	struct wire_chunk_find msg;
+	struct wire_index_query msg;
 
-	if (!liar || h->type != WIRE_T_CHUNK_FIND)
+	if (!liar || h->type != WIRE_T_INDEX_QUERY)
 		return true_message(owner, remote, h, body);
-	assert_int_equal(wire_chunk_find_get(body, &msg), 0);
+	assert_int_equal(wire_index_query_get(body, &msg), 0);
 	liar(remote, &msg);
 	return 0;
 }
@@ -217,7 +217,7 @@ static void note(struct world *w, unsigned int from, bool anew, unsigned int fir
 	uint8_t notes[CHUNKS * 16], id[STORE_ID_BYTES];
 	const struct store_space *space =
 		list_first(&node_store(w, from)->spaces, struct store_space, link);
-	struct wire_chunk_note msg = {.anew = anew};
+	struct wire_index_update msg = {.anew = anew};
 	struct cursor out;
 
 	cursor_write(&out, notes, sizeof(notes));
@@ -231,7 +231,7 @@ static void note(struct world *w, unsigned int from, bool anew, unsigned int fir
 	}
 	msg.notes.data = notes;
 	msg.notes.len = out.pos;
-	assert_int_equal(handshake_tell_chunk_note(remote_to(w, from, HOME), &msg), 0);
+	assert_int_equal(handshake_tell_index_update(remote_to(w, from, HOME), &msg), 0);
 	cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
 }
 
@@ -311,13 +311,13 @@ static void messages_out_of_form_end_the_peering(void **state)
 {
 	static const uint8_t bytes[1024];
 	struct world *w = *state;
-	const struct wire_chunk_note odd = {.notes = {.data = bytes, .len = 17}};
-	const struct wire_chunk_find many = {.ids = {.data = bytes, .len = 33 * 8}};
+	const struct wire_index_update odd = {.notes = {.data = bytes, .len = 17}};
+	const struct wire_index_query many = {.ids = {.data = bytes, .len = 33 * 8}};
 
-	assert_int_equal(handshake_tell_chunk_note(remote_to(w, 1, HOME), &odd), 0);
+	assert_int_equal(handshake_tell_index_update(remote_to(w, 1, HOME), &odd), 0);
 	cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
 	assert_false(is_up(w, 1, HOME));
-	assert_int_equal(handshake_tell_chunk_find(remote_to(w, 2, HOME), &many), 0);
+	assert_int_equal(handshake_tell_index_query(remote_to(w, 2, HOME), &many), 0);
 	cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
 	assert_false(is_up(w, 2, HOME));
 	cluster_run(&w->c, 10 * LOOP_NS_PER_S);
@@ -329,17 +329,17 @@ static void answers_that_nobody_waits_for_do_nothing(void **state)
 {
 	struct world *w = *state;
 	uint64_t before = told(w, 1).resyncs;
-	const struct wire_chunk_sum_ack ack = {.again = 1};
-	const struct wire_chunk_found found = {.ask = 77};
+	const struct wire_index_digest_ack ack = {.again = 1};
+	const struct wire_index_reply found = {.ask = 77};
 
 	put(w, 1, 0, 3);
 	for (unsigned int i = 0; i < 3; i++) {
 		assert_int_equal(
-			handshake_tell_chunk_sum_ack(remote_to(w, HOME, 1), &ack), 0);
+			handshake_tell_index_digest_ack(remote_to(w, HOME, 1), &ack), 0);
 		assert_int_equal(
-			handshake_tell_chunk_found(remote_to(w, HOME, 1), &found), 0);
+			handshake_tell_index_reply(remote_to(w, HOME, 1), &found), 0);
 		assert_int_equal(
-			handshake_tell_chunk_found(remote_to(w, 2, HOME), &found), 0);
+			handshake_tell_index_reply(remote_to(w, 2, HOME), &found), 0);
 	}
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	assert_int_equal(told(w, 1).resyncs, before);
@@ -350,14 +350,14 @@ static void answers_that_nobody_waits_for_do_nothing(void **state)
 
 static void answer(struct remote *remote, uint64_t ask, const uint8_t *bytes, size_t len)
 {
-	const struct wire_chunk_found msg = {.ask = ask,
+	const struct wire_index_reply msg = {.ask = ask,
 					     .holders = {.data = bytes, .len = len}};
 
-	assert_int_equal(handshake_tell_chunk_found(remote, &msg), 0);
+	assert_int_equal(handshake_tell_index_reply(remote, &msg), 0);
 }
 
 /* Names daemons that there are not, of all chunks. */
-static void name_many(struct remote *remote, const struct wire_chunk_find *msg)
+static void name_many(struct remote *remote, const struct wire_index_query *msg)
 {
 	static unsigned int turn;
 	uint8_t bytes[8192];
@@ -412,7 +412,7 @@ static void name_victims(struct cursor *out, unsigned int from)
 static const char *holder_of_last;
 
 static void name_the_true_one_last(struct remote *remote,
-				   const struct wire_chunk_find *msg)
+				   const struct wire_index_query *msg)
 {
 	struct home_key last;
 	uint8_t bytes[8192], id[STORE_ID_BYTES];
@@ -455,7 +455,7 @@ static void holder_of_most_is_found_beside_many_of_the_beginning(void **state)
 	assert_int_equal(far_of(w, CHUNKS, 1000), CHUNKS);
 }
 
-static void name_the_asker(struct remote *remote, const struct wire_chunk_find *msg)
+static void name_the_asker(struct remote *remote, const struct wire_index_query *msg)
 {
 	uint8_t bytes[1024];
 	struct cursor out;
@@ -485,7 +485,7 @@ static void home_that_names_the_asker_or_nobody_is_a_miss(void **state)
 	assert_true(is_up(w, FINDER, HOME));
 }
 
-static void say_half(struct remote *remote, const struct wire_chunk_find *msg)
+static void say_half(struct remote *remote, const struct wire_index_query *msg)
 {
 	uint8_t bytes[] = {200, 0, 0, 0, 1};
 
@@ -502,7 +502,7 @@ static void answer_out_of_form_is_a_miss_and_the_peering_s_end(void **state)
 	assert_false(is_up(w, FINDER, HOME));
 }
 
-static void say_nothing(struct remote *remote, const struct wire_chunk_find *msg)
+static void say_nothing(struct remote *remote, const struct wire_index_query *msg)
 {
 	(void)remote;
 	(void)msg;

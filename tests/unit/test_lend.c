@@ -39,18 +39,18 @@ static struct {
 	uint64_t pool;
 } heard;
 
-/* What a holder says to each CHUNK_ASK; NULL: it is an honest one. */
-static void (*liar)(struct remote *remote, const struct wire_chunk_ask *msg);
+/* What a holder says to each CHUNK_LOOKUP; NULL: it is an honest one. */
+static void (*liar)(struct remote *remote, const struct wire_chunk_lookup *msg);
 static struct kvd *peer_kvd;
 static int (*true_message)(void *owner, struct remote *remote,
 			   const struct wire_header *h, struct cursor *body);
 
 static void hear_told(struct cursor *body)
 {
-	struct wire_chunk_told msg;
+	struct wire_chunk_lookup_ack msg;
 	struct cursor in;
 
-	assert_int_equal(wire_chunk_told_get(body, &msg), 0);
+	assert_int_equal(wire_chunk_lookup_ack_get(body, &msg), 0);
 	heard.tolds++;
 	heard.code = msg.code;
 	heard.chunks = heard.pools = 0;
@@ -70,23 +70,23 @@ static void hear_told(struct cursor *body)
 static int on_message(void *owner, struct remote *remote, const struct wire_header *h,
 		      struct cursor *body)
 {
-	struct wire_chunk_leg_nak nak;
-	struct wire_chunk_ask ask;
+	struct wire_chunk_offer_nak nak;
+	struct wire_chunk_lookup ask;
 
 	if (remote->kvd->handshake != peer_kvd->handshake)
 		return true_message(owner, remote, h, body);
-	if (h->type == WIRE_T_CHUNK_TOLD) {
+	if (h->type == WIRE_T_CHUNK_LOOKUP_ACK) {
 		hear_told(body);
 		return 0;
 	}
-	if (h->type == WIRE_T_CHUNK_LEG_NAK) {
-		assert_int_equal(wire_chunk_leg_nak_get(body, &nak), 0);
+	if (h->type == WIRE_T_CHUNK_OFFER_NAK) {
+		assert_int_equal(wire_chunk_offer_nak_get(body, &nak), 0);
 		heard.naks++;
 		heard.code = nak.code;
 		return 0;
 	}
-	if (h->type == WIRE_T_CHUNK_ASK && liar) {
-		assert_int_equal(wire_chunk_ask_get(body, &ask), 0);
+	if (h->type == WIRE_T_CHUNK_LOOKUP && liar) {
+		assert_int_equal(wire_chunk_lookup_get(body, &ask), 0);
 		liar(remote, &ask);
 		return 0;
 	}
@@ -219,7 +219,7 @@ static void ask(struct world *w, uint64_t number, uint32_t first, uint32_t count
 		uint64_t lease_ms)
 {
 	static uint8_t ids[STORE_IDS_MAX * STORE_ID_BYTES];
-	struct wire_chunk_ask msg = {
+	struct wire_chunk_lookup msg = {
 		.ask = number,
 		.first = first,
 		.lease_ms = lease_ms,
@@ -228,7 +228,7 @@ static void ask(struct world *w, uint64_t number, uint32_t first, uint32_t count
 	for (uint32_t n = 0; n < count; n++)
 		id_of(first + n, ids + (size_t)n * STORE_ID_BYTES);
 	memcpy(msg.space, w->handle->space->digest, sizeof(msg.space));
-	assert_int_equal(handshake_tell_chunk_ask(remote_of(w, 1), &msg), 0);
+	assert_int_equal(handshake_tell_chunk_lookup(remote_of(w, 1), &msg), 0);
 	cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
 }
 
@@ -236,15 +236,15 @@ static void leg(struct world *w, uint64_t number, uint64_t pool, uint32_t first,
 		uint32_t count)
 {
 	static uint64_t room = 1000;
-	const struct wire_chunk_leg msg = {.ask = number,
-					   .room = ++room,
-					   .pool = pool,
-					   .first = first,
-					   .count = count,
-					   .begin = first * (uint64_t)TOKENS,
-					   .end = (first + count) * (uint64_t)TOKENS};
+	const struct wire_chunk_offer msg = {.ask = number,
+					     .room = ++room,
+					     .pool = pool,
+					     .first = first,
+					     .count = count,
+					     .begin = first * (uint64_t)TOKENS,
+					     .end = (first + count) * (uint64_t)TOKENS};
 
-	assert_int_equal(handshake_tell_chunk_leg(remote_of(w, 1), &msg), 0);
+	assert_int_equal(handshake_tell_chunk_offer(remote_of(w, 1), &msg), 0);
 	cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
 }
 
@@ -434,11 +434,11 @@ static struct {
 	unsigned int renewals;
 } lie;
 
-static void tell(struct remote *remote, const struct wire_chunk_ask *asked)
+static void tell(struct remote *remote, const struct wire_chunk_lookup *asked)
 {
 	static uint8_t bytes[STORE_IDS_MAX * 12 + 1024];
-	struct wire_chunk_told msg = {.ask = asked->ask,
-				      .tokens = (uint64_t)lie.runs * lie.chunks * TOKENS};
+	struct wire_chunk_lookup_ack msg = {
+		.ask = asked->ask, .tokens = (uint64_t)lie.runs * lie.chunks * TOKENS};
 	struct cursor out;
 
 	if (!asked->ids.len) {
@@ -456,7 +456,7 @@ static void tell(struct remote *remote, const struct wire_chunk_ask *asked)
 	}
 	msg.runs.data = bytes;
 	msg.runs.len = out.pos;
-	assert_int_equal(handshake_tell_chunk_told(remote, &msg), 0);
+	assert_int_equal(handshake_tell_chunk_lookup_ack(remote, &msg), 0);
 }
 
 static void on_far_found(void *arg, struct store_hold *hold, const struct err *why)
@@ -634,7 +634,7 @@ static void holder_s_lease_is_renewed_while_it_is_held(void **state)
 		cache_close(&caches[i]);
 }
 
-static void tell_nothing(struct remote *remote, const struct wire_chunk_ask *asked)
+static void tell_nothing(struct remote *remote, const struct wire_chunk_lookup *asked)
 {
 	(void)remote;
 	(void)asked;

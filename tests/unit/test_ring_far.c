@@ -45,12 +45,12 @@ static int (*true_message)(void *owner, struct remote *remote,
 static int on_message(void *owner, struct remote *remote, const struct wire_header *h,
 		      struct cursor *body)
 {
-	struct wire_chunk_ask ask;
+	struct wire_chunk_lookup ask;
 
 	if (remote->kvd->handshake != holder_kvd->handshake ||
-	    h->type != WIRE_T_CHUNK_ASK || !holder.mute)
+	    h->type != WIRE_T_CHUNK_LOOKUP || !holder.mute)
 		return true_message(owner, remote, h, body);
-	assert_int_equal(wire_chunk_ask_get(body, &ask), 0);
+	assert_int_equal(wire_chunk_lookup_get(body, &ask), 0);
 	holder.asks++;
 	holder.remote = remote;
 	holder.ask = ask.ask;
@@ -327,7 +327,7 @@ static void lengths_that_lie_break_the_protocol(void **state)
 
 static void hold_that_is_released_meanwhile_leaves_nothing(void **state)
 {
-	struct wire_chunk_told late = {.code = ERR_OK};
+	struct wire_chunk_lookup_ack late = {.code = ERR_OK};
 	struct world *w = *state;
 	uint64_t before = charged(w);
 
@@ -337,7 +337,7 @@ static void hold_that_is_released_meanwhile_leaves_nothing(void **state)
 	assert_int_equal(figures(w, 0).holds, 0);
 	assert_int_equal(charged(w), before);
 	late.ask = holder.ask;
-	assert_int_equal(handshake_tell_chunk_told(holder.remote, &late), 0);
+	assert_int_equal(handshake_tell_chunk_lookup_ack(holder.remote, &late), 0);
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	assert_true(is_free(w, SLOT));
 	assert_int_equal(figures(w, 0).holds, 0);
@@ -394,7 +394,7 @@ static void hold_at_once(struct world *w, uint32_t slot)
 
 static void questions_past_the_cap_are_not_asked(void **state)
 {
-	struct wire_chunk_told late = {.code = ERR_OK};
+	struct wire_chunk_lookup_ack late = {.code = ERR_OK};
 	struct world *w = *state;
 	uint64_t before = charged(w);
 	uint32_t i;
@@ -405,7 +405,7 @@ static void questions_past_the_cap_are_not_asked(void **state)
 	release(w, SLOT + i - 1); /* one that is let go is not answered by that */
 	hold_at_once(w, SLOT + i + 1);
 	late.ask = holder.ask;
-	assert_int_equal(handshake_tell_chunk_told(holder.remote, &late), 0);
+	assert_int_equal(handshake_tell_chunk_lookup_ack(holder.remote, &late), 0);
 	cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
 	hold_pending(w, SLOT + i + 2);
 	for (i = 0; i < STORE_ASKING_MAX + 3; i++)
