@@ -65,7 +65,8 @@
 	  "transport of the data connection, or why there is none") \
 	M(33, CHUNK_LOOKUP, chunk_lookup, STORE, 140000, \
 	  "query for chunks, with an optional hold") \
-	M(34, CHUNK_LOOKUP_ACK, chunk_lookup_ack, STORE, 140000, "chunks found, and their location") \
+	M(34, CHUNK_LOOKUP_ACK, chunk_lookup_ack, STORE, 140000, \
+	  "chunks found, and their location") \
 	M(35, CHUNK_OFFER, chunk_offer, STORE, 256, \
 	  "request to offer these chunks of a hold") \
 	M(36, CHUNK_OFFER_NAK, chunk_offer_nak, STORE, 1024, \
@@ -84,8 +85,9 @@
 	  "the index node agrees, or needs a full resynchronisation") \
 	M(43, ATTEND, attend, ATTEND, 600000, \
 	  "query rows, for attention over chunks of a hold") \
-	M(44, ATTENDED, attended, ATTEND, 1000000, "attention result for these chunks") \
-	M(45, ATTEND_STOP, attend_stop, ATTEND, 64, \
+	M(44, ATTENTION_RESULT, attention_result, ATTEND, 1000000, \
+	  "attention result for these chunks") \
+	M(45, ATTENTION_CANCEL, attention_cancel, ATTEND, 64, \
 	  "the requester cancels the attention request") \
 	M(52, POOLS, pools, HANDSHAKE, 64, \
 	  "all pools of the sender have been sent as REGISTERs")
@@ -210,10 +212,10 @@
 /* values: rows of dv f32, then a maximum and a sum, f32, for each row; empty with a
  * code. queue_us, attend_us: queueing and attention time of the rows; together: number
  * of requesters with rows for the same KV */
-#define WIRE_ATTENDED(F)                                                           \
+#define WIRE_ATTENTION_RESULT(F)                                                   \
 	F(u64, attend) F(u32, queue_us) F(u32, attend_us) F(u32, together)         \
 	F(u32, code) F(str, text) F(blob, values)
-#define WIRE_ATTEND_STOP(F) F(u64, attend)
+#define WIRE_ATTENTION_CANCEL(F) F(u64, attend)
 /* clang-format on */
 
 #endif

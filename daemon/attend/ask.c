@@ -225,7 +225,7 @@ static int leg_rows(const struct attend *attend, const struct side *side,
 {
 	const struct form *f = &attend->form;
 	uint64_t ask = attend_message_bytes(attend->attends, WIRE_T_ATTEND);
-	uint64_t tell = attend_message_bytes(attend->attends, WIRE_T_ATTENDED);
+	uint64_t tell = attend_message_bytes(attend->attends, WIRE_T_ATTENTION_RESULT);
 	uint32_t heads = f->shape.heads;
 	uint64_t asked =
 		form_q_bytes(f, heads) + side->part->per_token * sizeof(uint32_t);

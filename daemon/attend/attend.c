@@ -18,8 +18,8 @@
 
 #define ATTENDS_MAX 64u /* of a session */
 #define SEAT_ALIGN 64u
-#define MESSAGE_REST                                                      \
-	8192u /* of ATTEND, ATTENDED: all but rows, selections and values \
+#define MESSAGE_REST                                                              \
+	8192u /* of ATTEND, ATTENTION_RESULT: all but rows, selections and values \
 	       */
 
 /* ---- the awake loop ---- */

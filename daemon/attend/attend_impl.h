@@ -178,7 +178,7 @@ static inline size_t values_count(uint32_t rows, uint32_t dv)
 /* An attention request was opened or closed: another is likely soon (option
  * attention_busy_poll). */
 void attends_stay_awake(struct attends *attends);
-/* How many bytes of rows (ATTEND) or values (ATTENDED) fit into a message. */
+/* How many bytes of rows (ATTEND) or values (ATTENTION_RESULT) fit into a message. */
 uint64_t attend_message_bytes(const struct attends *attends, enum wire_type type);
 
 /* ---- ask.c ---- */
@@ -207,7 +207,7 @@ int leg_there(struct leg *leg, const struct far_hold *far,
  * taken, and there are more. */
 enum { LEG_AGAIN = 1 };
 int leg_begin(struct leg *leg);
-int legs_on_attended(struct attends *attends, struct remote *remote, struct cursor *body);
+int legs_on_result(struct attends *attends, struct remote *remote, struct cursor *body);
 void legs_on_down(const struct remote *remote, const struct err *why);
 /* Ends those without a waiting post. */
 void legs_close(struct attends *attends);

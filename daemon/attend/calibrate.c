@@ -177,7 +177,7 @@ static struct live_way calibration_way(const struct calibration *c)
 static uint64_t part_bytes(const struct attends *attends)
 {
 	uint64_t ask = attend_message_bytes(attends, WIRE_T_ATTEND);
-	uint64_t tell = attend_message_bytes(attends, WIRE_T_ATTENDED);
+	uint64_t tell = attend_message_bytes(attends, WIRE_T_ATTENTION_RESULT);
 
 	ask = ask < tell ? ask : tell;
 	return ask < PART_BYTES ? ask : PART_BYTES;
@@ -356,7 +356,7 @@ static void calibration_on_own(struct speed_wait *wait,
 		calibration_fail(c);
 }
 
-static void speed_came(struct calibration *c, const struct wire_attended *msg)
+static void speed_came(struct calibration *c, const struct wire_attention_result *msg)
 {
 	struct cost_compute compute;
 	struct cursor in;
@@ -415,8 +415,8 @@ static void calibration_next(struct calibration *c)
 	}
 }
 
-int calibrate_on_attended(struct attends *attends, struct remote *remote,
-			  const struct wire_attended *msg)
+int calibrate_on_result(struct attends *attends, struct remote *remote,
+			const struct wire_attention_result *msg)
 {
 	struct calibration *c =
 		list_first(&attends->calibrations, struct calibration, link);
@@ -435,7 +435,8 @@ int calibrate_on_attended(struct attends *attends, struct remote *remote,
 		return 0;
 	}
 	if (msg->values.len > c->left || (c->left > 0 && msg->values.len == 0))
-		return err_raise(ERR_PROTO, "ATTENDED: %zu bytes of an echo of %llu",
+		return err_raise(ERR_PROTO,
+				 "ATTENTION_RESULT: %zu bytes of an echo of %llu",
 				 msg->values.len, (unsigned long long)c->left);
 	c->left -= msg->values.len;
 	if (c->left == 0)

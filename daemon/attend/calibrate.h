@@ -16,7 +16,7 @@ struct form;
 struct loop_defer;
 struct loop_timer;
 struct remote;
-struct wire_attended;
+struct wire_attention_result;
 
 #define CALIBRATE_SIZES 4u
 #define CALIBRATE_FORMS_MAX 8u /* geometries: as many as a peer reports at once */
@@ -56,8 +56,8 @@ void calibrate_soon(struct attends *attends, struct remote *remote);
 void calibrate_all(struct attends *attends);
 /* A reply to an echo: number from CALIBRATE_FIRST on. */
 #define CALIBRATE_FIRST (UINT64_C(1) << 63)
-int calibrate_on_attended(struct attends *attends, struct remote *remote,
-			  const struct wire_attended *msg);
+int calibrate_on_result(struct attends *attends, struct remote *remote,
+			const struct wire_attention_result *msg);
 /* An attention context was opened: measure its speed, here and at all peers. */
 void calibrate_on_open(struct attends *attends, const struct form *form);
 void calibrate_on_due(struct loop_timer *timer); /* attends->calibrate_due */

@@ -96,7 +96,7 @@ static void echo_on_told(struct speed_wait *base, const struct cost_compute *com
 			 const struct err *why)
 {
 	struct echo_wait *wait = container_of(base, struct echo_wait, wait);
-	struct wire_attended msg = {.attend = wait->attend};
+	struct wire_attention_result msg = {.attend = wait->attend};
 	uint8_t bytes[SPEED_BYTES];
 	struct cursor out;
 
@@ -109,7 +109,7 @@ static void echo_on_told(struct speed_wait *base, const struct cost_compute *com
 		msg.values.data = bytes;
 		msg.values.len = out.pos;
 	}
-	if (rows_tell_attended(wait->remote, &msg) < 0)
+	if (rows_tell_attention_result(wait->remote, &msg) < 0)
 		err_clear(); /* it is going down */
 	echo_wait_end(wait);
 }
@@ -179,7 +179,7 @@ static int echo_speed(struct attends *attends, struct remote *remote,
 int echo_serve(struct attends *attends, struct remote *remote,
 	       const struct wire_attend *msg)
 {
-	struct wire_attended answer = {.attend = msg->attend, .values = msg->q};
+	struct wire_attention_result answer = {.attend = msg->attend, .values = msg->q};
 	int r = attends->closed ? err_raise(ERR_DRAIN, "the daemon is stopping")
 				: echo_take(attends, remote, msg->q.len + 1024);
 
@@ -189,7 +189,7 @@ int echo_serve(struct attends *attends, struct remote *remote,
 		return err_pass(echo_speed(attends, remote, msg));
 	attends->echoes++;
 	attends_stay_awake(attends);
-	return err_pass(rows_tell_attended(remote, &answer));
+	return err_pass(rows_tell_attention_result(remote, &answer));
 }
 
 void echo_on_down(struct attends *attends, const struct remote *remote)

@@ -138,12 +138,12 @@ static void leg_unsend(struct leg *leg)
 
 static void leg_stop(struct leg *leg)
 {
-	const struct wire_attend_stop stop = {.attend = leg->number};
+	const struct wire_attention_cancel stop = {.attend = leg->number};
 
-	if (handshake_tell_attend_stop(leg->remote, &stop) < 0)
+	if (handshake_tell_attention_cancel(leg->remote, &stop) < 0)
 		err_clear(); /* it is going down */
 	leg_session(leg)->legs_sent--;
-	leg_empty(leg); /* legs_on_attended() frees it */
+	leg_empty(leg); /* legs_on_result() frees it */
 }
 
 void leg_drop(struct leg *leg)
@@ -497,7 +497,8 @@ int leg_begin(struct leg *leg)
 /* ---- answers ---- */
 
 /* The data of the round at its reply, except its time. */
-static struct live_round leg_round(const struct leg *leg, const struct wire_attended *msg)
+static struct live_round leg_round(const struct leg *leg,
+				   const struct wire_attention_result *msg)
 {
 	const struct form *form = &leg->post->attend->form;
 
@@ -547,7 +548,7 @@ static bool leg_is_priced(const struct leg *leg)
 	return store_costs(leg->attends->kvd) && leg->remote->ready && !leg->among;
 }
 
-static void leg_answered(struct leg *leg, const struct wire_attended *msg)
+static void leg_answered(struct leg *leg, const struct wire_attention_result *msg)
 {
 	const struct post_figures figures = {msg->queue_us, msg->attend_us,
 					     msg->together};
@@ -586,23 +587,23 @@ static void leg_answered(struct leg *leg, const struct wire_attended *msg)
 		leg_price(attends, remote, &round, since_ns);
 }
 
-int legs_on_attended(struct attends *attends, struct remote *remote, struct cursor *body)
+int legs_on_result(struct attends *attends, struct remote *remote, struct cursor *body)
 {
-	struct wire_attended msg;
+	struct wire_attention_result msg;
 	struct leg *leg;
-	int r = wire_attended_get(body, &msg);
+	int r = wire_attention_result_get(body, &msg);
 
 	if (r < 0)
 		return err_pass(r);
 	if (attends && msg.attend >= CALIBRATE_FIRST)
-		return err_pass(calibrate_on_attended(attends, remote, &msg));
+		return err_pass(calibrate_on_result(attends, remote, &msg));
 	leg = attends ? idmap_get(&attends->legs, msg.attend) : NULL;
 	if (!leg || leg->remote != remote || !leg->sent)
 		return 0; /* late */
 	if (leg->post && msg.code == ERR_OK &&
 	    msg.values.len != values_count(leg->rows, leg->post->attend->form.shape.dv) *
 				      sizeof(float))
-		return err_raise(ERR_PROTO, "ATTENDED: %zu bytes for %u rows",
+		return err_raise(ERR_PROTO, "ATTENTION_RESULT: %zu bytes for %u rows",
 				 msg.values.len, leg->rows);
 	leg_unsend(leg);
 	if (leg->post)

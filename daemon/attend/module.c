@@ -202,8 +202,8 @@ int attends_on_message(struct remote *remote, const struct wire_header *h,
 	switch (h->type) {
 	case WIRE_T_ATTEND:
 		return err_pass(serve_on_attend(attends, remote, body));
-	case WIRE_T_ATTENDED:
-		return err_pass(legs_on_attended(attends, remote, body));
+	case WIRE_T_ATTENTION_RESULT:
+		return err_pass(legs_on_result(attends, remote, body));
 	default:
 		return err_pass(serve_on_stop(attends, remote, body));
 	}

@@ -13,7 +13,7 @@
 
 /* All fields but the blobs, and their lengths. */
 #define FIELDS_BYTES (256u + 2 * WIRE_STR_MAX)
-#define BEFORE_VALUES 30u /* in an ATTENDED without a text */
+#define BEFORE_VALUES 30u /* in an ATTENTION_RESULT without a text */
 #define VALUES_ALIGN 16u  /* as mem_alloc() aligns */
 
 _Static_assert((PEER_EXPRESS_HEAD + BEFORE_VALUES) % VALUES_ALIGN == 0,
@@ -51,7 +51,7 @@ int rows_tell(struct remote *remote, struct rows_made *made)
 }
 
 ROWS_MAKE(ATTEND, attend, msg->form.len + msg->rope.len + msg->select.len + msg->q.len)
-ROWS_MAKE(ATTENDED, attended, msg->values.len)
+ROWS_MAKE(ATTENTION_RESULT, attention_result, msg->values.len)
 
 int rows_tell_attend(struct remote *remote, const struct wire_attend *msg)
 {
@@ -61,24 +61,25 @@ int rows_tell_attend(struct remote *remote, const struct wire_attend *msg)
 	return r < 0 ? err_pass(r) : err_pass(rows_tell(remote, &made));
 }
 
-int rows_tell_attended(struct remote *remote, const struct wire_attended *msg)
+int rows_tell_attention_result(struct remote *remote,
+			       const struct wire_attention_result *msg)
 {
-	struct wire_attended no = {.attend = msg->attend};
+	struct wire_attention_result no = {.attend = msg->attend};
 	struct rows_made made;
 	struct err why;
 
-	if (rows_make_attended(msg, &made) >= 0)
+	if (rows_make_attention_result(msg, &made) >= 0)
 		return err_pass(rows_tell(remote, &made));
 	err_take(&why);
 	no.code = why.code;
 	snprintf(no.text, sizeof(no.text), "%.200s", why.text);
-	return err_pass(handshake_tell_attended(remote, &no));
+	return err_pass(handshake_tell_attention_result(remote, &no));
 }
 
-int rows_room_attended(size_t bytes, struct rows_made *made, float **values_p)
+int rows_room_attention_result(size_t bytes, struct rows_made *made, float **values_p)
 {
 	made->len = BEFORE_VALUES + bytes;
-	made->type = WIRE_T_ATTENDED;
+	made->type = WIRE_T_ATTENTION_RESULT;
 	made->bytes = mem_alloc(PEER_EXPRESS_HEAD + made->len);
 	if (!made->bytes)
 		return err_pass(-ENOMEM);
@@ -86,13 +87,14 @@ int rows_room_attended(size_t bytes, struct rows_made *made, float **values_p)
 	return 0;
 }
 
-int rows_fill_attended(const struct wire_attended *msg, struct rows_made *made)
+int rows_fill_attention_result(const struct wire_attention_result *msg,
+			       struct rows_made *made)
 {
 	struct cursor out;
 	int r;
 
 	cursor_write(&out, made->bytes + PEER_EXPRESS_HEAD, made->len);
-	r = wire_attended_put(&out, msg);
+	r = wire_attention_result_put(&out, msg);
 	assert(r < 0 || out.pos == made->len);
 	return err_pass(r);
 }

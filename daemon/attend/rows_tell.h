@@ -10,7 +10,7 @@
 
 struct remote;
 struct wire_attend;
-struct wire_attended;
+struct wire_attention_result;
 
 /* A written message that is sent later. */
 struct rows_made {
@@ -19,17 +19,20 @@ struct rows_made {
 	uint32_t type;
 };
 int rows_make_attend(const struct wire_attend *msg, struct rows_made *made);
-int rows_make_attended(const struct wire_attended *msg, struct rows_made *made);
-/* An ATTENDED whose values, of so many bytes, are written first; then all the rest of it,
- * without a text. */
-int rows_room_attended(size_t bytes, struct rows_made *made, float **values_p);
-int rows_fill_attended(const struct wire_attended *msg, struct rows_made *made);
+int rows_make_attention_result(const struct wire_attention_result *msg,
+			       struct rows_made *made);
+/* An ATTENTION_RESULT whose values, of so many bytes, are written first; then all the
+ * rest of it, without a text. */
+int rows_room_attention_result(size_t bytes, struct rows_made *made, float **values_p);
+int rows_fill_attention_result(const struct wire_attention_result *msg,
+			       struct rows_made *made);
 int rows_tell(struct remote *remote, struct rows_made *made); /* it is taken */
 void rows_made_drop(struct rows_made *made);
 
 int rows_tell_attend(struct remote *remote, const struct wire_attend *msg);
 /* There is always one reply: without memory for the values it is an error, which needs
  * none. If that cannot be sent, the peering ends. */
-int rows_tell_attended(struct remote *remote, const struct wire_attended *msg);
+int rows_tell_attention_result(struct remote *remote,
+			       const struct wire_attention_result *msg);
 
 #endif

@@ -83,7 +83,7 @@ static uint64_t answer_bytes(uint32_t rows, uint32_t dv)
 }
 
 static void answer(struct attends *attends, struct remote *remote,
-		   struct wire_attended *msg, const struct err *why)
+		   struct wire_attention_result *msg, const struct err *why)
 {
 	if (why) {
 		msg->code = why->code;
@@ -91,13 +91,13 @@ static void answer(struct attends *attends, struct remote *remote,
 	}
 	if (attends)
 		attends_stay_awake(attends);
-	if (rows_tell_attended(remote, msg) < 0)
+	if (rows_tell_attention_result(remote, msg) < 0)
 		err_clear(); /* it is going down */
 }
 
 static void serve_refuse(const struct serve *serve, const struct err *why)
 {
-	struct wire_attended no = {.attend = serve->attend};
+	struct wire_attention_result no = {.attend = serve->attend};
 
 	if (serve->remote)
 		answer(serve->attends, serve->remote, &no, why);
@@ -124,14 +124,14 @@ static void serve_lose(struct serve *serve, const struct err *why)
 static void serve_tell(struct serve *serve)
 {
 	const struct compute_item *item = &serve->item;
-	const struct wire_attended msg = {
+	const struct wire_attention_result msg = {
 		.attend = serve->attend,
 		.queue_us = item->queue_us,
 		.attend_us = item->attend_us,
 		.together = item->together,
 		.values = {(const uint8_t *)item->o,
 			   answer_bytes(item->rows, item->form.shape.dv)}};
-	int r = rows_fill_attended(&msg, &serve->answer);
+	int r = rows_fill_attention_result(&msg, &serve->answer);
 
 	serve->attends->served++;
 	serve->attends->served_rows += item->rows;
@@ -171,7 +171,7 @@ static int message_check(const struct attends *attends, const struct wire_attend
 		return err_raise(ERR_PROTO, "ATTEND: %zu bytes of rows, %zu of tokens",
 				 msg->q.len, msg->select.len);
 	if (answer_bytes(msg->rows, form->shape.dv) >
-	    attend_message_bytes(attends, WIRE_T_ATTENDED))
+	    attend_message_bytes(attends, WIRE_T_ATTENTION_RESULT))
 		return err_raise(ERR_TOOBIG,
 				 "rows: %u rows of %u values exceed a "
 				 "message",
@@ -205,9 +205,9 @@ static int serve_alloc(struct serve *serve, const struct wire_attend *msg)
 		return err_pass(-ENOMEM);
 	/* all values are written, unless the item is canceled: then they are not
 	 * delivered */
-	return err_pass(
-		rows_room_attended(answer_bytes(msg->rows, serve->item.form.shape.dv),
-				   &serve->answer, &serve->item.o));
+	return err_pass(rows_room_attention_result(
+		answer_bytes(msg->rows, serve->item.form.shape.dv), &serve->answer,
+		&serve->item.o));
 }
 
 static void serve_fill(struct serve *serve, const struct remote *remote,
@@ -311,7 +311,7 @@ static int serve_one(struct attends *attends, struct remote *remote,
 
 int serve_on_attend(struct attends *attends, struct remote *remote, struct cursor *body)
 {
-	struct wire_attended no = {.code = ERR_OK};
+	struct wire_attention_result no = {.code = ERR_OK};
 	struct wire_attend msg;
 	struct err why;
 	int r = wire_attend_get(body, &msg);
@@ -331,10 +331,10 @@ int serve_on_attend(struct attends *attends, struct remote *remote, struct curso
 
 int serve_on_stop(struct attends *attends, struct remote *remote, struct cursor *body)
 {
-	struct wire_attend_stop msg;
+	struct wire_attention_cancel msg;
 	struct serve *serve;
 	struct err why;
-	int r = wire_attend_stop_get(body, &msg);
+	int r = wire_attention_cancel_get(body, &msg);
 
 	if (r < 0)
 		return err_pass(r);

@@ -577,7 +577,7 @@ static bool is_urgent(enum wire_type type)
 	       type == WIRE_T_TRANSFER_INFO || type == WIRE_T_TRANSFER_INFO_ACK ||
 	       type == WIRE_T_ROOM_DONE || type == WIRE_T_OFFER_QUERY ||
 	       type == WIRE_T_OFFER || type == WIRE_T_PULL_DONE ||
-	       type == WIRE_T_PULL_ACK || type == WIRE_T_ATTEND_STOP;
+	       type == WIRE_T_PULL_ACK || type == WIRE_T_ATTENTION_CANCEL;
 }
 
 /* Does the data line protect its contents from readers of the network? */

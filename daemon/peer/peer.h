@@ -249,7 +249,7 @@ uint8_t *peer_body_take(struct peer *peer);
 #define PEER_EXPRESS_WINDOW (4u << 20)
 /* Space before the body of a prepared message: the line's from PEER_EXPRESS_LINE on, a
  * byte and the frame's header. Bytes before that are not sent; they align the floats
- * in the values of an ATTENDED to a multiple of 16, as kernels write them. */
+ * in the values of an ATTENTION_RESULT to a multiple of 16, as kernels write them. */
 #define PEER_EXPRESS_LINE 1u
 #define PEER_EXPRESS_HEAD (PEER_EXPRESS_LINE + 1u + WIRE_HEADER_BYTES)
 struct peer_express {

@@ -62,7 +62,7 @@ bool peer_express_quiet(const struct peer *peer)
 
 static bool fits(const struct peer_impl *impl, enum wire_type type, size_t len)
 {
-	const bool rows = type == WIRE_T_ATTEND || type == WIRE_T_ATTENDED;
+	const bool rows = type == WIRE_T_ATTEND || type == WIRE_T_ATTENTION_RESULT;
 
 	return impl->express.send &&
 	       len <= (rows ? PEER_EXPRESS_ROWS_BYTES : PEER_EXPRESS_BYTES) &&

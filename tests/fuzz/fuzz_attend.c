@@ -2,8 +2,8 @@
 /*
  * fuzz_attend: two daemons with chunks, one of which asks; and what the input says in the
  * name of each to the other: ATTEND that is right but for what the input changes, or is
- * the input's bytes; ATTENDED and ATTEND_STOP of numbers that there are, or not; posts,
- * cancels, holds that end.
+ * the input's bytes; ATTENTION_RESULT and ATTENTION_CANCEL of numbers that there are, or
+ * not; posts, cancels, holds that end.
  *
  * Whatever comes: a seat whose post has ended is still, nothing is left at the end, and
  * memory outside is not touched (the sanitizer's part).
@@ -30,8 +30,9 @@
 
 static struct attend_world w;
 static bool begun;
-static uint8_t bodies[WIRE_T_ATTEND_STOP + 1][8192]; /* the first of each that came */
-static size_t lengths[WIRE_T_ATTEND_STOP + 1];
+static uint8_t bodies[WIRE_T_ATTENTION_CANCEL + 1]
+		     [8192]; /* the first of each that came */
+static size_t lengths[WIRE_T_ATTENTION_CANCEL + 1];
 static uint64_t numbers[4];
 static unsigned int number_at;
 
@@ -134,30 +135,32 @@ static void forge_answer(struct cursor *in)
 {
 	uint8_t how = cursor_get_u8(in);
 	static const uint8_t values[AW_ROWS * (AW_DIMS + 2) * 4];
-	struct wire_attended msg = {.attend = how & 4 ? how >> 3 : numbers[how & 3],
-				    .code = how & 16 ? cursor_get_u16(in) : 0,
-				    .together = 3,
-				    .text = "no"};
+	struct wire_attention_result msg = {.attend =
+						    how & 4 ? how >> 3 : numbers[how & 3],
+					    .code = how & 16 ? cursor_get_u16(in) : 0,
+					    .together = 3,
+					    .text = "no"};
 	uint8_t body[1024];
 	struct cursor out;
 
 	msg.values.data = values;
 	msg.values.len = how & 32 ? cursor_get_u8(in) : sizeof(values);
 	cursor_write(&out, body, sizeof(body));
-	need(wire_attended_put(&out, &msg) == 0);
-	say(AW_ASKER, WIRE_T_ATTENDED, body, out.pos);
+	need(wire_attention_result_put(&out, &msg) == 0);
+	say(AW_ASKER, WIRE_T_ATTENTION_RESULT, body, out.pos);
 }
 
 static void forge_stop(struct cursor *in)
 {
 	uint8_t how = cursor_get_u8(in);
-	const struct wire_attend_stop msg = {.attend = how & 4 ? how : numbers[how & 3]};
+	const struct wire_attention_cancel msg = {.attend = how & 4 ? how
+								    : numbers[how & 3]};
 	uint8_t body[64];
 	struct cursor out;
 
 	cursor_write(&out, body, sizeof(body));
-	need(wire_attend_stop_put(&out, &msg) == 0);
-	say(AW_HOLDER, WIRE_T_ATTEND_STOP, body, out.pos);
+	need(wire_attention_cancel_put(&out, &msg) == 0);
+	say(AW_HOLDER, WIRE_T_ATTENTION_CANCEL, body, out.pos);
 }
 
 static void garbage(struct cursor *in)
@@ -241,7 +244,7 @@ static void world_begin(void)
 		cluster_run(&w.c, LOOP_NS_PER_S);
 		need(attend_world_state(&w, seat) == KVD_SUCCESS);
 	}
-	need(lengths[WIRE_T_ATTEND] && lengths[WIRE_T_ATTENDED]);
+	need(lengths[WIRE_T_ATTEND] && lengths[WIRE_T_ATTENTION_RESULT]);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

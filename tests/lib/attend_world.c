@@ -202,7 +202,7 @@ static int on_message(void *owner, struct remote *remote, const struct wire_head
 {
 	const struct kvd *kvd = owner;
 
-	if (h->type >= WIRE_T_ATTEND && h->type <= WIRE_T_ATTEND_STOP &&
+	if (h->type >= WIRE_T_ATTEND && h->type <= WIRE_T_ATTENTION_CANCEL &&
 	    attend_world_tap &&
 	    attend_world_tap(kvd->config->name[1] == '0' ? AW_HOLDER : AW_ASKER, h, *body,
 			     attend_world_tap_arg))

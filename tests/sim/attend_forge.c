@@ -201,7 +201,7 @@ static bool answered(struct sim *sim, struct sim_draw *d)
 	struct kvd *kvd = sim_kvd(sim, sim_below(d, sim->script->places));
 	struct leg *leg = any_leg(kvd, d);
 	struct remote *remote = leg ? leg->remote : NULL;
-	struct wire_attended msg = {.text = "a lie"};
+	struct wire_attention_result msg = {.text = "a lie"};
 	uint8_t buf[SIM_KEPT_BYTES], values[ASK_ROWS * (ASK_DIMS + 2) * 4 + 8];
 	bool wrong = sim_chance(d, 40);
 	struct cursor out;
@@ -223,10 +223,10 @@ static bool answered(struct sim *sim, struct sim_draw *d)
 	if (remote == leg->remote && (!wrong || msg.code))
 		lied(leg);
 	cursor_write(&out, buf, sizeof(buf));
-	wire_attended_put(&out, &msg);
+	wire_attention_result_put(&out, &msg);
 	if (out.bad)
 		return false;
-	say(sim, kvd, remote, WIRE_T_ATTENDED, buf, out.pos);
+	say(sim, kvd, remote, WIRE_T_ATTENTION_RESULT, buf, out.pos);
 	return true;
 }
 
@@ -237,8 +237,8 @@ static bool echo(struct sim *sim, struct sim_draw *d)
 	struct kvd *kvd = sim_kvd(sim, sim_below(d, sim->script->places));
 	struct remote *remote = sim_past_remote(kvd, d);
 	struct wire_attend msg = {.attend = CALIBRATE_FIRST + sim_below(d, 8)};
-	const struct wire_attended told = {.attend = msg.attend,
-					   .values = {.data = past, .len = 40}};
+	const struct wire_attention_result told = {.attend = msg.attend,
+						   .values = {.data = past, .len = 40}};
 	const struct sim_kept *kept = any_kept(sim, d, WIRE_T_ATTEND);
 	struct wire_attend real;
 	uint8_t buf[SIM_KEPT_BYTES];
@@ -248,8 +248,8 @@ static bool echo(struct sim *sim, struct sim_draw *d)
 		return false;
 	cursor_write(&out, buf, sizeof(buf));
 	if (sim_chance(d, 30)) {
-		wire_attended_put(&out, &told);
-		say(sim, kvd, remote, WIRE_T_ATTENDED, buf, out.pos);
+		wire_attention_result_put(&out, &told);
+		say(sim, kvd, remote, WIRE_T_ATTENTION_RESULT, buf, out.pos);
 		return true;
 	}
 	msg.q.data = past;

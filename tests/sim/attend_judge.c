@@ -322,9 +322,9 @@ static uint64_t attend_of(struct cursor body)
 
 static uint32_t code_of(struct cursor body)
 {
-	struct wire_attended msg;
+	struct wire_attention_result msg;
 
-	return wire_attended_get(&body, &msg) < 0 ? ERR_PROTO : msg.code;
+	return wire_attention_result_get(&body, &msg) < 0 ? ERR_PROTO : msg.code;
 }
 
 void ask_judge_before(struct sim *sim, const struct kvd *kvd, const struct remote *remote,
@@ -336,7 +336,7 @@ void ask_judge_before(struct sim *sim, const struct kvd *kvd, const struct remot
 	compute_figures(attends_of(kvd)->compute, &figures);
 	before = attends_of(kvd)->under_way;
 	busy = asks.held[node_of(sim, kvd)] && before > figures.waiting;
-	if (h->type == WIRE_T_ATTENDED && code_of(body) == ERR_OK &&
+	if (h->type == WIRE_T_ATTENTION_RESULT && code_of(body) == ERR_OK &&
 	    attend_of(body) >= ASK_STRANGERS && attend_of(body) < 2 * ASK_STRANGERS)
 		sim_broken(sim, "admit: a stranger's rows were attended");
 }
@@ -350,7 +350,8 @@ void ask_judge_after(struct sim *sim, const struct kvd *kvd, const struct remote
 	if (h->type == WIRE_T_ATTEND && busy && now == before + 1)
 		waiting[waiting_next++ % WAITING_MAX] = (struct waiting){
 			kvd, remote, remote->peer->up_since_ns, attend, asks.holds[node]};
-	for (unsigned int i = 0; h->type == WIRE_T_ATTEND_STOP && i < WAITING_MAX; i++) {
+	for (unsigned int i = 0; h->type == WIRE_T_ATTENTION_CANCEL && i < WAITING_MAX;
+	     i++) {
 		struct waiting *w = &waiting[i];
 
 		if (w->kvd != kvd || w->remote != remote || w->attend != attend ||

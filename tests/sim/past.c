@@ -195,7 +195,7 @@ static int on_message(void *owner, struct remote *remote, const struct wire_head
 	struct kvd *kvd = owner;
 
 	if (playing->script->asks && h->type >= WIRE_T_ATTEND &&
-	    h->type <= WIRE_T_ATTEND_STOP)
+	    h->type <= WIRE_T_ATTENTION_CANCEL)
 		return sim_ask_message(playing, kvd, remote, h, body);
 	if (h->type < WIRE_T_TRANSFER_INFO ||
 	    (h->type >= WIRE_T_ATTACH && h->type != WIRE_T_OFFER_NAK))

@@ -73,12 +73,13 @@ static bool tap(unsigned int node, const struct wire_header *h, struct cursor bo
 		heard->largest = msg.q.len;
 	answer_late(heard, msg.q.len);
 	if (heard->busy && msg.form.len) {
-		const struct wire_attended no = {.attend = msg.attend, .code = ERR_BUSY};
+		const struct wire_attention_result no = {.attend = msg.attend,
+							 .code = ERR_BUSY};
 
-		assert_int_equal(calibrate_on_attended(
-					 node_attends(heard->w, AW_ASKER),
-					 attend_world_remote(heard->w, AW_ASKER), &no),
-				 0);
+		assert_int_equal(
+			calibrate_on_result(node_attends(heard->w, AW_ASKER),
+					    attend_world_remote(heard->w, AW_ASKER), &no),
+			0);
 		return true;
 	}
 	return heard->lost;
@@ -576,7 +577,7 @@ static bool lying(unsigned int node, const struct wire_header *h, struct cursor 
 	struct heard *heard = arg;
 	uint8_t bytes[2048];
 	struct wire_attend msg;
-	struct wire_attended told = {.attend = 0};
+	struct wire_attention_result told = {.attend = 0};
 	int r;
 
 	if (node != AW_HOLDER || h->type != WIRE_T_ATTEND ||
@@ -597,8 +598,8 @@ static bool lying(unsigned int node, const struct wire_header *h, struct cursor 
 	if (lie == EMPTY && !msg.q.len)
 		return false;
 	heard->echoes++;
-	r = calibrate_on_attended(node_attends(heard->w, AW_ASKER),
-				  attend_world_remote(heard->w, AW_ASKER), &told);
+	r = calibrate_on_result(node_attends(heard->w, AW_ASKER),
+				attend_world_remote(heard->w, AW_ASKER), &told);
 	assert_int_equal(r < 0, lie == LONGER || lie == EMPTY);
 	err_clear();
 	return true;

@@ -71,7 +71,7 @@ static bool tap(unsigned int node, const struct wire_header *h, struct cursor bo
 {
 	(void)body;
 	(void)arg;
-	return lost && node == AW_ASKER && h->type == WIRE_T_ATTENDED;
+	return lost && node == AW_ASKER && h->type == WIRE_T_ATTENTION_RESULT;
 }
 
 static struct offload *offload_of(struct attend_world *w, unsigned int node)

@@ -28,10 +28,10 @@
 /* The last of its kind that came; those that are to be lost, by type. */
 static struct {
 	struct wire_attend ask;
-	struct wire_attended answer;
+	struct wire_attention_result answer;
 	uint8_t bytes[4][600000]; /* of its blobs */
-	bool lost[WIRE_T_ATTEND_STOP + 1];
-	unsigned int count[WIRE_T_ATTEND_STOP + 1];
+	bool lost[WIRE_T_ATTENTION_CANCEL + 1];
+	unsigned int count[WIRE_T_ATTENTION_CANCEL + 1];
 } tapped;
 
 static void keep_blob(struct wire_blob *blob, unsigned int i)
@@ -54,8 +54,8 @@ static bool tap(unsigned int node, const struct wire_header *h, struct cursor bo
 		keep_blob(&tapped.ask.rope, 1);
 		keep_blob(&tapped.ask.select, 2);
 		keep_blob(&tapped.ask.q, 3);
-	} else if (h->type == WIRE_T_ATTENDED) {
-		assert_int_equal(wire_attended_get(&body, &tapped.answer), 0);
+	} else if (h->type == WIRE_T_ATTENTION_RESULT) {
+		assert_int_equal(wire_attention_result_get(&body, &tapped.answer), 0);
 	}
 	return tapped.lost[h->type];
 }
@@ -373,13 +373,15 @@ static void codes_of_others_are_known_ones(void **state)
 {
 	struct attend_world *w = *state;
 	struct kvd_ring_part part = attend_world_part(w->hold);
-	const struct wire_attended forged = {.attend = 1, .code = 60000, .text = "?"};
+	const struct wire_attention_result forged = {
+		.attend = 1, .code = 60000, .text = "?"};
 
 	tapped.lost[WIRE_T_ATTEND] = true;
 	attend_world_post(w, 0, 0, &part, 1, NULL, 0);
 	soon(w);
-	assert_int_equal(
-		handshake_tell_attended(attend_world_remote(w, AW_HOLDER), &forged), 0);
+	assert_int_equal(handshake_tell_attention_result(
+				 attend_world_remote(w, AW_HOLDER), &forged),
+			 0);
 	soon(w);
 	failed_with(w, 0, ERR_INTERNAL);
 }
@@ -507,7 +509,7 @@ static void forged_rows_fail_alone(void **state)
 	assert_int_equal(handshake_tell_attend(remote, &forged), 0);
 	attend_world_post(w, 1, 0, &part, 1, NULL, 0);
 	cluster_run(&w->c, SOON);
-	assert_int_equal(tapped.count[WIRE_T_ATTENDED], 2);
+	assert_int_equal(tapped.count[WIRE_T_ATTENTION_RESULT], 2);
 	offload_hold(offload, false);
 	soon(w);
 	attend_world_right(w, 0, 0, 64, NULL, 0);
@@ -551,11 +553,11 @@ static void all_are_answered(struct attend_world *w, unsigned int answers)
 {
 	offload_hold(w->c.nodes[AW_HOLDER].kvd.offload, false);
 	soon(w);
-	assert_int_equal(tapped.count[WIRE_T_ATTENDED], answers);
+	assert_int_equal(tapped.count[WIRE_T_ATTENTION_RESULT], answers);
 	attend_world_right(w, 0, 0, 64, NULL, 0);
 	ask_again(w, 900000, AW_HEADS);
 	soon(w);
-	assert_int_equal(tapped.count[WIRE_T_ATTENDED], answers + 1);
+	assert_int_equal(tapped.count[WIRE_T_ATTENTION_RESULT], answers + 1);
 	assert_int_equal(tapped.answer.attend, 900000);
 	assert_int_equal(tapped.answer.code, ERR_OK);
 }
@@ -568,10 +570,10 @@ static void messages_of_one_daemon_that_wait_are_bounded(void **state)
 	for (unsigned int i = 1; i < SERVES; i++)
 		ask_again(w, 1000 + i, AW_HEADS);
 	soon(w);
-	assert_int_equal(tapped.count[WIRE_T_ATTENDED], 0);
+	assert_int_equal(tapped.count[WIRE_T_ATTENTION_RESULT], 0);
 	ask_again(w, 5000, AW_HEADS);
 	soon(w);
-	assert_int_equal(tapped.count[WIRE_T_ATTENDED], 1);
+	assert_int_equal(tapped.count[WIRE_T_ATTENTION_RESULT], 1);
 	assert_int_equal(tapped.answer.attend, 5000);
 	assert_int_equal(tapped.answer.code, ERR_BUSY);
 	all_are_answered(w, SERVES + 1);
@@ -585,10 +587,10 @@ static void rows_of_one_daemon_that_wait_are_bounded(void **state)
 	ask_again(w, 1001, SERVED_ROWS / 2 - AW_HEADS);
 	ask_again(w, 1002, AW_HEADS);
 	soon(w);
-	assert_int_equal(tapped.count[WIRE_T_ATTENDED], 0);
+	assert_int_equal(tapped.count[WIRE_T_ATTENTION_RESULT], 0);
 	ask_again(w, 1003, AW_HEADS);
 	soon(w);
-	assert_int_equal(tapped.count[WIRE_T_ATTENDED], 1);
+	assert_int_equal(tapped.count[WIRE_T_ATTENTION_RESULT], 1);
 	assert_int_equal(tapped.answer.attend, 1003);
 	assert_int_equal(tapped.answer.code, ERR_BUSY);
 	all_are_answered(w, 4);

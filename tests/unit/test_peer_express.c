@@ -267,18 +267,18 @@ static void control_frames_without_end_before_an_early_one_end_the_peering(void 
 
 /* ---- rows ---- */
 
-/* ATTENDED with `bytes` of values, made where the line takes it from. */
+/* ATTENTION_RESULT with `bytes` of values, made where the line takes it from. */
 static int express_rows(uint64_t number, size_t bytes)
 {
 	size_t room = bytes + 512;
 	uint8_t *made = mem_zalloc(PEER_EXPRESS_HEAD + room);
-	struct wire_attended m = {.attend = number, .values = {zeros, bytes}};
+	struct wire_attention_result m = {.attend = number, .values = {zeros, bytes}};
 	struct cursor c;
 
 	assert_non_null(made);
 	cursor_write(&c, made + PEER_EXPRESS_HEAD, room);
-	assert_int_equal(wire_attended_put(&c, &m), 0);
-	return peer_send_express_made(a, WIRE_T_ATTENDED, made, c.pos);
+	assert_int_equal(wire_attention_result_put(&c, &m), 0);
+	return peer_send_express_made(a, WIRE_T_ATTENTION_RESULT, made, c.pos);
 }
 
 static int carry_made(void *owner, uint8_t *made, size_t len)
@@ -290,7 +290,7 @@ static int carry_made(void *owner, uint8_t *made, size_t len)
 	if (no_room)
 		return err_raise(ERR_LIMIT, "no room");
 	assert_int_equal(wire_frame_get(made + PEER_EXPRESS_LINE + 1, len, &h, &body), 0);
-	assert_int_equal(h.type, WIRE_T_ATTENDED);
+	assert_int_equal(h.type, WIRE_T_ATTENTION_RESULT);
 	assert_true(h.flags & WIRE_FLAG_ROWS);
 	made_len[made_count++] = len;
 	mem_free(made);
@@ -302,7 +302,7 @@ static void on_rows(struct peernet_node *node, struct peer *peer,
 {
 	(void)peer;
 	(void)body;
-	assert_int_equal(h->type, WIRE_T_ATTENDED);
+	assert_int_equal(h->type, WIRE_T_ATTENTION_RESULT);
 	node->messages++;
 }
 

@@ -299,7 +299,7 @@ static void frame_of_rows_is_summed_at_its_begin(void **state)
 	enum { BODY = 4 * WIRE_SUMMED };
 	static uint8_t frame[WIRE_HEADER_BYTES + BODY];
 	struct wire_header h = {.version = WIRE_VERSION_MAX,
-				.type = WIRE_T_ATTENDED,
+				.type = WIRE_T_ATTENTION_RESULT,
 				.flags = WIRE_FLAG_ROWS,
 				.sender = {1},
 				.target = {2},
