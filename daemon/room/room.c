@@ -308,8 +308,8 @@ static void tell_abort(struct room *room, const struct party *party)
 	if (early && sm_state(&party->remote->peer->sm) != PEER_UP) {
 		/* a room that ends for a failed connection does not retry */
 		if (party->remote->peer->why.code != room->error->code)
-			rooms_tell_later(room->rooms, party->remote, &msg,
-					 room->session->account);
+			rooms_defer_abort(room->rooms, party->remote, &msg,
+					  room->session->account);
 		return;
 	}
 	room_trace(room, TRACE_ABORT_OUT, party, party->gen);

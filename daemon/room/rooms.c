@@ -43,7 +43,7 @@ int rooms_new(struct kvd *kvd, void **part_p)
 	strmap_init(&rooms->by_slot);
 	idmap_init(&rooms->by_gen);
 	early_init(rooms);
-	untold_init(rooms);
+	deferred_aborts_init(rooms);
 	r = late_init(rooms);
 	if (r >= 0)
 		r = trace_ring_init(&rooms->trace);
@@ -68,7 +68,7 @@ void rooms_free(void *part)
 	history_fini(&rooms->history);
 	trace_ring_fini(&rooms->trace);
 	early_fini(rooms);
-	untold_fini(rooms);
+	deferred_aborts_fini(rooms);
 	late_fini(rooms);
 	waits_free(rooms->waits);
 	strmap_fini(&rooms->by_key);
@@ -278,7 +278,7 @@ static void take_abort_back(const struct room *room, uint64_t gen)
 	const struct party *party;
 
 	assert(room->role == ROOM_RECV);
-	untold_take_back(room->rooms, gen);
+	deferred_abort_revoke(room->rooms, gen);
 	list_foreach(party, &room->parties, link) {
 		/* one that is not up has dropped it */
 		if (sm_state(&party->remote->peer->sm) == PEER_UP &&

@@ -112,8 +112,8 @@ unsigned int rooms_moving(const struct rooms *rooms); /* transferring */
 
 /* Keep an ABORT for a source that is not connected: sent once it is, or dropped after
  * connect_timeout. Charged to the account. */
-void rooms_tell_later(struct rooms *rooms, struct remote *remote,
-		      const struct wire_abort *msg, struct account *account);
+void rooms_defer_abort(struct rooms *rooms, struct remote *remote,
+		       const struct wire_abort *msg, struct account *account);
 /* Its TRANSFER_INFO is invalid. */
 void rooms_refuse_info(const struct party *party, const struct err *why);
 /* Acknowledge the party's TRANSFER_INFO at the end of this turn, or now. */

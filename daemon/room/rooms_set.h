@@ -2,9 +2,9 @@
 /*
  * rooms_set: the tables of rooms, shared by rooms.c (life), rooms_set.c (look-ups),
  * room_answer.c (answers to peers), rooms_msg.c (messages from peers), rooms_late.c
- * (orphans, tombstones), rooms_early.c (receivers that never connected), rooms_untold.c
- * (deferred aborts, until their sources are connected) and rooms_heard.c (which receivers
- * belong to another room).
+ * (orphans, tombstones), rooms_early.c (receivers that never connected),
+ * rooms_deferred_abort.c (deferred aborts, until their sources are connected) and
+ * rooms_heard.c (which receivers belong to another room).
  */
 #ifndef KVD_ROOMS_SET_H
 #define KVD_ROOMS_SET_H
@@ -54,11 +54,11 @@ struct rooms {
 	unsigned int early_count;
 	struct loop_timer early_timer;
 	struct room_sweep early_sweep;
-	/* rooms_untold.c */
-	struct list untold; /* oldest first */
-	unsigned int untold_count;
-	struct loop_timer untold_timer;
-	struct loop_defer untold_go;
+	/* rooms_deferred_abort.c */
+	struct list deferred_aborts; /* oldest first */
+	unsigned int deferred_abort_count;
+	struct loop_timer deferred_abort_timer;
+	struct loop_defer deferred_abort_scan;
 	struct tombstone *tombs; /* ring of config->tombstones_max */
 	struct strmap tomb_by_pool;
 	size_t tomb_next, tomb_cap;
@@ -154,11 +154,11 @@ bool heard_before(const struct room_heard *heard, struct heard_one one);
 /* The same of a room. */
 bool room_is_before(const struct room *room, struct heard_one one);
 
-/* ---- rooms_untold.c ---- */
-void untold_init(struct rooms *rooms);
-void untold_fini(struct rooms *rooms);
+/* ---- rooms_deferred_abort.c ---- */
+void deferred_aborts_init(struct rooms *rooms);
+void deferred_aborts_fini(struct rooms *rooms);
 /* The receiver of this generation opens its number again. */
-void untold_take_back(struct rooms *rooms, uint64_t gen);
+void deferred_abort_revoke(struct rooms *rooms, uint64_t gen);
 
 /* ---- rooms_msg.c ---- */
 void msg_init(struct rooms *rooms);

@@ -726,10 +726,10 @@ static void end_before_the_connection_is_told_after_it(void **state)
 	open_recv(p, 150, FIRST);
 	end(p, 1, "recv", 150);
 	close_room(p, 1, "recv", 150);
-	assert_int_equal(rooms_at(p, 1)->untold_count, 1);
+	assert_int_equal(rooms_at(p, 1)->deferred_abort_count, 1);
 	cluster_run(&p->c, AT_ONCE);
 	said(p, 0, ROOM_SEND, 150, ERR_ABORTED, "enough");
-	assert_int_equal(rooms_at(p, 1)->untold_count, 0);
+	assert_int_equal(rooms_at(p, 1)->deferred_abort_count, 0);
 }
 
 static void end_before_the_connection_is_taken_back(void **state)
@@ -740,7 +740,7 @@ static void end_before_the_connection_is_taken_back(void **state)
 	end(p, 1, "recv", 151);
 	close_room(p, 1, "recv", 151);
 	open_recv(p, 151, FIRST);
-	assert_int_equal(rooms_at(p, 1)->untold_count, 0);
+	assert_int_equal(rooms_at(p, 1)->deferred_abort_count, 0);
 	open_send(p, 0, 151);
 	cluster_run(&p->c, AT_ONCE);
 	waits(p, 0, 151);
@@ -760,12 +760,12 @@ static void end_that_nobody_can_be_told_is_bounded(void **state)
 		end(p, 1, "recv", n);
 		close_room(p, 1, "recv", n);
 	}
-	assert_int_equal(rooms_at(p, 1)->untold_count, 3);
+	assert_int_equal(rooms_at(p, 1)->deferred_abort_count, 3);
 	assert_int_equal(account->objects[ACCOUNT_ORPHANS], 3);
 	cluster_run(&p->c, ttl / 2);
-	assert_int_equal(rooms_at(p, 1)->untold_count, 3);
+	assert_int_equal(rooms_at(p, 1)->deferred_abort_count, 3);
 	cluster_run(&p->c, ttl);
-	assert_int_equal(rooms_at(p, 1)->untold_count, 0);
+	assert_int_equal(rooms_at(p, 1)->deferred_abort_count, 0);
 	assert_int_equal(account->objects[ACCOUNT_ORPHANS], 0);
 	assert_true(list_empty(handshake_remotes(p->c.nodes[1].kvd.handshake)));
 }
@@ -784,10 +784,10 @@ static void end_is_not_told_to_another_instance(void **state)
 	cluster_crash(&p->c, 0, MEM_CRASH_KILLED);
 	cluster_until_state(&p->c, p->engines[1], "recv", 170, KVD_FAILED);
 	/* that room has failed because the source was lost: it has nothing to send */
-	assert_int_equal(rooms_at(p, 1)->untold_count, 0);
+	assert_int_equal(rooms_at(p, 1)->deferred_abort_count, 0);
 	open_recv(p, 171, FIRST);
 	end(p, 1, "recv", 171);
-	assert_int_equal(rooms_at(p, 1)->untold_count, 1);
+	assert_int_equal(rooms_at(p, 1)->deferred_abort_count, 1);
 	again = cluster_restart(&p->c, 0);
 	engine = cluster_engine(&p->c, again, "prefill again");
 	cluster_cache(&p->c, engine, "kv", 0, &cache);
@@ -795,7 +795,7 @@ static void end_is_not_told_to_another_instance(void **state)
 		   "{'cmd':'room.open','room':'171','role':'send','pool':%llu}",
 		   (unsigned long long)cache.pool);
 	cluster_run(&p->c, 3 * LOOP_NS_PER_S);
-	assert_int_equal(rooms_at(p, 1)->untold_count, 0);
+	assert_int_equal(rooms_at(p, 1)->deferred_abort_count, 0);
 	assert_int_equal(cluster_state(&p->c, engine, "send", 171), KVD_BOOTSTRAPPING);
 	cluster_engine_dies(&p->c, engine);
 	cluster_run(&p->c, LOOP_NS_PER_S);
