@@ -51,12 +51,12 @@ enum room_state {
 #define ROOM_PARTIES_MAX 1024u
 #define ROOM_CHUNKS_MAX 65536u /* that have not ended */
 
-#define ROOM_HEARD_MAX 8u
-/* Receivers that have contacted a sending room, and their number: rooms_heard.c. */
-struct room_heard {
+#define ROOM_GENERATIONS_MAX 8u
+/* Receivers that have contacted a sending room, and their number: rooms_generation.c. */
+struct room_generations {
 	struct {
 		uint64_t who, gen;
-	} by[ROOM_HEARD_MAX];
+	} by[ROOM_GENERATIONS_MAX];
 	unsigned int count;
 };
 
@@ -199,7 +199,7 @@ struct room {
 			/* First token that receivers want, of the pool's first view,
 			 * or of any if none wants that one; UINT64_MAX: not known */
 			uint64_t first_token;
-			struct room_heard early; /* ended without being a party */
+			struct room_generations early; /* ended without being a party */
 		} send;
 		struct { /* the others */
 			struct {

@@ -58,8 +58,8 @@ enum party_line {
 };
 
 /* bits of `abort` */
-#define PARTY_ABORT_HEARD 0x1u /* it waits for our ABORT_ACK */
-#define PARTY_QUIESCED 0x2u    /* its ABORT_ACK has arrived */
+#define PARTY_ABORT_RECEIVED 0x1u /* it waits for our ABORT_ACK */
+#define PARTY_QUIESCED 0x2u	  /* its ABORT_ACK has arrived */
 
 /* recv, pull: bytes due from it, and bytes received. */
 struct party_due {

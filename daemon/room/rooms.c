@@ -316,7 +316,7 @@ static void on_terminal(struct room *room)
 	if (!room->leg)
 		history_put(&rooms->history, room);
 	list_foreach(party, &room->parties, link) {
-		if ((party->abort & PARTY_ABORT_HEARD) && !party_lost(party))
+		if ((party->abort & PARTY_ABORT_RECEIVED) && !party_lost(party))
 			answer_abort(party->remote, party->room_there, party->gen);
 	}
 }

@@ -13,7 +13,7 @@
  *
  *   - the same generation and pool again changes nothing;
  *   - nothing is kept for a number whose room has failed here, which was its partner,
- *     unless that had another one (rooms_heard.c);
+ *     unless that had another one (rooms_generation.c);
  *   - one that has contacted the number's last room does not affect the next;
  *   - a number that is opened again only gets those that arrived after the end of its
  *     room;
@@ -170,19 +170,22 @@ static bool early_concerns(const struct room *room)
 static bool early_is_of(const struct early *early, const struct room *room,
 			const struct tombstone *before, uint64_t since_ns)
 {
-	const struct heard_one one = heard_one(early->remote, early->pool, early->gen);
+	const struct receiver_generation one =
+		receiver_generation(early->remote, early->pool, early->gen);
 
 	if (early->session && early->session != room->session->epoch)
 		return false; /* it means another engine's room */
-	if (room_is_before(room, one) || (before && heard_has(&before->heard, one)))
+	if (room_is_before(room, one) ||
+	    (before && room_generations_has(&before->known, one)))
 		return false;
 	return early->since_ns >= since_ns ||
-	       (before && heard_before(&before->heard, one));
+	       (before && room_generations_before(&before->known, one));
 }
 
-static void early_fail(struct room *room, struct heard_one one, const struct err *why)
+static void early_fail(struct room *room, struct receiver_generation one,
+		       const struct err *why)
 {
-	heard_add(&room->send.early, one);
+	room_generations_add(&room->send.early, one);
 	room_fail_remote(room, why, NULL);
 }
 
@@ -200,7 +203,8 @@ static void early_judge(struct room *room, const struct early *latest,
 		    room_admit_check(&room->admit, room->number, early->remote->peer,
 				     early->ticket) >= 0) {
 			early_fail(room,
-				   heard_one(early->remote, early->pool, early->gen),
+				   receiver_generation(early->remote, early->pool,
+						       early->gen),
 				   &early->why);
 			return;
 		}
@@ -237,13 +241,14 @@ static void on_early_room(struct room_sweep *sweep, struct room *room)
 static void early_note(struct room *room, struct tombstone *tomb,
 		       const struct remote *remote, const struct wire_abort *m)
 {
-	const struct heard_one one = heard_one(remote, m->from_pool, m->from_gen);
+	const struct receiver_generation one =
+		receiver_generation(remote, m->from_pool, m->from_gen);
 
 	if (room && !room_live(room) &&
 	    room_admit_check(&room->admit, room->number, remote->peer, m->ticket) >= 0)
-		heard_add(&room->send.early, one);
+		room_generations_add(&room->send.early, one);
 	if (!room && tomb && tomb_admits(tomb, remote->peer, m->ticket))
-		heard_add(&tomb->heard, one);
+		room_generations_add(&tomb->known, one);
 	err_clear();
 }
 
@@ -252,15 +257,16 @@ bool early_abort(struct rooms *rooms, struct remote *remote, struct room *room,
 {
 	struct room_key key = {m->pool, ROOM_SEND, m->room};
 	struct tombstone *tomb = tomb_find(rooms, &key);
-	const struct heard_one one = heard_one(remote, m->from_pool, m->from_gen);
+	const struct receiver_generation one =
+		receiver_generation(remote, m->from_pool, m->from_gen);
 	bool later = room ? room_is_before(room, one)
-			  : tomb && heard_before(&tomb->heard, one);
+			  : tomb && room_generations_before(&tomb->known, one);
 	bool concerns = room && !later && early_concerns(room);
 
 	assert(m->from_role == ROOM_RECV && why->code != ERR_OK);
 	if (early_known(remote, m))
 		return false;
-	if (concerns && tomb && heard_has(&tomb->heard, one))
+	if (concerns && tomb && room_generations_has(&tomb->known, one))
 		return false; /* it was in transit when the number was opened again */
 	if (concerns && answer_admit(room, remote, m->ticket) < 0) {
 		err_clear();

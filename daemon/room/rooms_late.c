@@ -392,9 +392,9 @@ void tomb_put(struct rooms *rooms, const struct room *room)
 	tomb->open = room_admit_is_open(&room->admit);
 	memcpy(tomb->ticket, room->admit.ticket, sizeof(tomb->ticket));
 	snprintf(tomb->text, sizeof(tomb->text), "%.110s", room->error->text);
-	tomb->heard = (struct room_heard){0};
+	tomb->known = (struct room_generations){0};
 	if (room->role == ROOM_SEND)
-		heard_of_room(room, &tomb->heard);
+		room_generations_get(room, &tomb->known);
 }
 
 bool tomb_admits(const struct tombstone *tomb, const struct peer *peer,

@@ -116,7 +116,7 @@ void msg_init(struct rooms *rooms)
 struct contact {
 	enum wire_type type;
 	struct room_key key;
-	struct heard_one one;
+	struct receiver_generation one;
 	uint64_t pool; /* its own */
 	const uint8_t *ticket;
 	uint8_t named; /* fields that selected the pool */
@@ -131,7 +131,7 @@ static void first_contact(struct rooms *rooms, struct remote *remote,
 	struct room *room =
 		by_pool(rooms, key->owner, (enum room_role)key->role, key->number);
 	const struct tombstone *tomb = tomb_find(rooms, key);
-	bool past = room && tomb && heard_has(&tomb->heard, from->one);
+	bool past = room && tomb && room_generations_has(&tomb->known, from->one);
 	int r = handshake_check_choice(rooms->kvd->handshake, remote, key->owner,
 				       from->named, from->pool);
 
@@ -143,7 +143,7 @@ static void first_contact(struct rooms *rooms, struct remote *remote,
 		msg_deliver(rooms, room, remote, from->type, msg);
 		return;
 	}
-	if (past || (!room && tomb && !heard_before(&tomb->heard, from->one) &&
+	if (past || (!room && tomb && !room_generations_before(&tomb->known, from->one) &&
 		     tomb_admits(tomb, remote->peer, from->ticket)))
 		r = err_raise(tomb->code, "room %llu has ended: %s",
 			      (unsigned long long)key->number, tomb->text);
@@ -174,12 +174,13 @@ static int on_transfer_info(struct rooms *rooms, struct remote *remote,
 	struct room_message msg;
 	struct wire_transfer_info m;
 	int r = wire_transfer_info_get(&in, &m);
-	const struct contact from = {.type = WIRE_T_TRANSFER_INFO,
-				     .key = {m.src_pool, ROOM_SEND, m.room},
-				     .one = heard_one(remote, m.dst_pool, m.recv_gen),
-				     .pool = m.dst_pool,
-				     .ticket = m.ticket,
-				     .named = m.named};
+	const struct contact from = {
+		.type = WIRE_T_TRANSFER_INFO,
+		.key = {m.src_pool, ROOM_SEND, m.room},
+		.one = receiver_generation(remote, m.dst_pool, m.recv_gen),
+		.pool = m.dst_pool,
+		.ticket = m.ticket,
+		.named = m.named};
 
 	if (r < 0)
 		return err_pass(r);
@@ -195,12 +196,13 @@ static int on_offer_query(struct rooms *rooms, struct remote *remote, struct cur
 	struct room_message msg;
 	struct wire_offer_query m;
 	int r = wire_offer_query_get(&in, &m);
-	const struct contact from = {.type = WIRE_T_OFFER_QUERY,
-				     .key = {m.src_pool, ROOM_OFFER, m.room},
-				     .one = heard_one(remote, m.dst_pool, m.pull_gen),
-				     .pool = m.dst_pool,
-				     .ticket = m.ticket,
-				     .named = m.named};
+	const struct contact from = {
+		.type = WIRE_T_OFFER_QUERY,
+		.key = {m.src_pool, ROOM_OFFER, m.room},
+		.one = receiver_generation(remote, m.dst_pool, m.pull_gen),
+		.pool = m.dst_pool,
+		.ticket = m.ticket,
+		.named = m.named};
 
 	if (r < 0)
 		return err_pass(r);
@@ -469,7 +471,7 @@ static int on_abort(struct rooms *rooms, struct remote *remote, struct cursor *b
 		room_fail_remote(room, &why, NULL);
 		return 0;
 	}
-	party->abort |= PARTY_ABORT_HEARD;
+	party->abort |= PARTY_ABORT_RECEIVED;
 	room_trace(room, TRACE_ABORT_IN, party, party->gen);
 	if (room->role == ROOM_OFFER)
 		room->ops->without(party,

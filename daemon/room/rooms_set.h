@@ -4,7 +4,7 @@
  * room_answer.c (answers to peers), rooms_msg.c (messages from peers), rooms_late.c
  * (orphans, tombstones), rooms_early.c (receivers that never connected),
  * rooms_deferred_abort.c (deferred aborts, until their sources are connected) and
- * rooms_heard.c (which receivers belong to another room).
+ * rooms_generation.c (which receivers belong to another room).
  */
 #ifndef KVD_ROOMS_SET_H
 #define KVD_ROOMS_SET_H
@@ -92,7 +92,7 @@ struct tombstone {
 	char text[120];
 	bool open; /* it had neither ticket nor peers */
 	uint8_t ticket[TICKET_BYTES];
-	struct room_heard heard; /* send: its receivers */
+	struct room_generations known; /* send: its receivers */
 };
 
 /* ---- rooms.c ---- */
@@ -136,23 +136,26 @@ void early_take(struct rooms *rooms, struct room *room, const struct tombstone *
 void early_take_back(struct rooms *rooms, struct remote *remote, uint64_t gen);
 void early_drop_remote(struct rooms *rooms, struct remote *remote);
 
-/* ---- rooms_heard.c ---- */
+/* ---- rooms_generation.c ---- */
 /* A receiver: the pool that it fills, and the opening of its number. */
-struct heard_one {
+struct receiver_generation {
 	uint64_t who, gen;
 };
 /* pool: of the receiver; 0: not given. */
-struct heard_one heard_one(const struct remote *remote, uint64_t pool, uint64_t gen);
-void heard_add(struct room_heard *heard, struct heard_one one);
+struct receiver_generation receiver_generation(const struct remote *remote, uint64_t pool,
+					       uint64_t gen);
+void room_generations_add(struct room_generations *known, struct receiver_generation one);
 /* All of a sending room's. */
-void heard_of_room(const struct room *room, struct room_heard *heard_p);
+void room_generations_get(const struct room *room, struct room_generations *known_p);
 /* Has this receiver contacted the room? */
-bool heard_has(const struct room_heard *heard, struct heard_one one);
+bool room_generations_has(const struct room_generations *known,
+			  struct receiver_generation one);
 /* Does the receiver belong to a later room of the number than the one that these
  * contacted? */
-bool heard_before(const struct room_heard *heard, struct heard_one one);
+bool room_generations_before(const struct room_generations *known,
+			     struct receiver_generation one);
 /* The same of a room. */
-bool room_is_before(const struct room *room, struct heard_one one);
+bool room_is_before(const struct room *room, struct receiver_generation one);
 
 /* ---- rooms_deferred_abort.c ---- */
 void deferred_aborts_init(struct rooms *rooms);

@@ -19,9 +19,10 @@
 
 #include "daemon/room/rooms_set.h"
 
-struct heard_one heard_one(const struct remote *remote, uint64_t pool, uint64_t gen)
+struct receiver_generation receiver_generation(const struct remote *remote, uint64_t pool,
+					       uint64_t gen)
 {
-	struct heard_one one = {.gen = gen};
+	struct receiver_generation one = {.gen = gen};
 
 	if (!pool)
 		return one;
@@ -30,67 +31,70 @@ struct heard_one heard_one(const struct remote *remote, uint64_t pool, uint64_t 
 	return one;
 }
 
-static uint64_t heard_gen(const struct room_heard *heard, uint64_t who)
+static uint64_t room_generations_find(const struct room_generations *known, uint64_t who)
 {
-	for (unsigned int i = 0; i < ROOM_HEARD_MAX && i < heard->count; i++) {
-		if (heard->by[i].who == who)
-			return heard->by[i].gen;
+	for (unsigned int i = 0; i < ROOM_GENERATIONS_MAX && i < known->count; i++) {
+		if (known->by[i].who == who)
+			return known->by[i].gen;
 	}
 	return 0;
 }
 
-void heard_add(struct room_heard *heard, struct heard_one one)
+void room_generations_add(struct room_generations *known, struct receiver_generation one)
 {
-	if (!one.who || heard_gen(heard, one.who) || heard->count > ROOM_HEARD_MAX)
+	if (!one.who || room_generations_find(known, one.who) ||
+	    known->count > ROOM_GENERATIONS_MAX)
 		return;
-	if (heard->count < ROOM_HEARD_MAX) {
-		heard->by[heard->count].who = one.who;
-		heard->by[heard->count].gen = one.gen;
+	if (known->count < ROOM_GENERATIONS_MAX) {
+		known->by[known->count].who = one.who;
+		known->by[known->count].gen = one.gen;
 	}
-	heard->count++;
+	known->count++;
 }
 
-static struct heard_one heard_party(const struct party *party)
+static struct receiver_generation party_generation(const struct party *party)
 {
-	return heard_one(party->remote, party->pool_id, party->gen);
+	return receiver_generation(party->remote, party->pool_id, party->gen);
 }
 
-void heard_of_room(const struct room *room, struct room_heard *heard_p)
+void room_generations_get(const struct room *room, struct room_generations *known_p)
 {
 	const struct party *party;
 
-	*heard_p = room->send.early;
+	*known_p = room->send.early;
 	list_foreach(party, &room->parties, link)
-		heard_add(heard_p, heard_party(party));
+		room_generations_add(known_p, party_generation(party));
 }
 
-bool heard_has(const struct room_heard *heard, struct heard_one one)
+bool room_generations_has(const struct room_generations *known,
+			  struct receiver_generation one)
 {
-	return one.who && heard_gen(heard, one.who) == one.gen;
+	return one.who && room_generations_find(known, one.who) == one.gen;
 }
 
-bool heard_before(const struct room_heard *heard, struct heard_one one)
+bool room_generations_before(const struct room_generations *known,
+			     struct receiver_generation one)
 {
-	uint64_t gen = heard_gen(heard, one.who);
+	uint64_t gen = room_generations_find(known, one.who);
 
 	if (!one.who)
 		return false;
 	if (!gen) /* beyond the remembered ones it may be any */
-		return heard->count > ROOM_HEARD_MAX;
+		return known->count > ROOM_GENERATIONS_MAX;
 	return gen != one.gen;
 }
 
-bool room_is_before(const struct room *room, struct heard_one one)
+bool room_is_before(const struct room *room, struct receiver_generation one)
 {
 	const struct party *party;
 
 	if (room->role != ROOM_SEND || !one.who)
 		return false;
 	list_foreach(party, &room->parties, link) {
-		if (heard_party(party).who == one.who)
+		if (party_generation(party).who == one.who)
 			return party->gen != one.gen;
 	}
 	if (sm_state(&room->sm) == ROOM_SUCCESS)
 		return true;
-	return heard_before(&room->send.early, one);
+	return room_generations_before(&room->send.early, one);
 }
