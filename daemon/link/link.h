@@ -69,7 +69,7 @@ struct link_ops {
 	int (*dial)(struct link *link, const char *endpoint, void *owner,
 		    struct link_line **line_p);
 	/* The same for an endpoint that only an unauthenticated peer has named: one
-	 * attempt without diagnosis. When the connection ends, on_trouble() reports
+	 * attempt without diagnosis. When the connection ends, on_diagnosis() reports
 	 * it, and it is not opened again. NULL: as `dial`. */
 	int (*dial_once)(struct link *link, const char *endpoint, void *owner,
 			 struct link_line **line_p);
@@ -106,8 +106,8 @@ struct link {
 	/* A line does not connect; the reason describes the other side: "cannot be
 	 * reached: …". May be called repeatedly. `final`: retrying is pointless; hang
 	 * up. Never called from inside dial, send or hangup. */
-	void (*on_trouble)(void *owner, void *line_owner, const struct err *why,
-			   bool final);
+	void (*on_diagnosis)(void *owner, void *line_owner, const struct err *why,
+			     bool final);
 };
 
 struct loop;

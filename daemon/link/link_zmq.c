@@ -59,7 +59,7 @@
 #include "daemon/link/link_monitor.h"
 #include "daemon/link/link_name.h"
 #include "daemon/link/link_refused.h"
-#include "daemon/link/link_trouble.h"
+#include "daemon/link/link_diag.h"
 #include "daemon/loop/loop.h"
 
 #define BUDGET_FRAMES 256u
@@ -107,8 +107,8 @@ struct link_line {
 	bool once;     /* one attempt to connect, to the first address of a name */
 	struct link_monitor *monitor; /* monitors the end of its connection */
 	struct loop_defer ended;
-	struct link_name *name;	      /* NULL: dialled by number */
-	struct link_trouble *trouble; /* until it has connected */
+	struct link_name *name; /* NULL: dialled by number */
+	struct link_diag *diag; /* until it has connected */
 	char *queried; /* endpoint whose key the directory is queried for; NULL: none */
 	char address[LINK_ENDPOINT_MAX]; /* of a name: the current address; "" none yet */
 };
@@ -320,8 +320,8 @@ static void line_writable(struct link_line *line, bool writable)
 	if (line->name)
 		link_name_line(line->name, writable);
 	if (writable) { /* on a loss liveness decides; the owner redials */
-		link_trouble_free(line->trouble);
-		line->trouble = NULL;
+		link_diag_free(line->diag);
+		line->diag = NULL;
 	}
 }
 
@@ -348,7 +348,7 @@ static void on_line_ready(struct loop_fd *watch, int fd_events)
 static void line_free(struct link_line *line, int linger_ms)
 {
 	link_name_free(line->name);
-	link_trouble_free(line->trouble);
+	link_diag_free(line->diag);
 	link_monitor_free(line->monitor);
 	loop_defer_cancel(&line->ended);
 	loop_fd_stop(&line->fd);
@@ -369,7 +369,7 @@ static void on_address(void *owner, const char *address)
 	if (*line->address && !line->unknown)
 		zmq_disconnect(line->socket, line->address);
 	snprintf(line->address, sizeof(line->address), "%s", address);
-	link_trouble_address(line->trouble, address);
+	link_diag_address(line->diag, address);
 	if (line->unknown || zmq_connect(line->socket, address) == 0)
 		return;
 	log_warn("link", address, "not connected yet", "why=\"%s\"", zmq_strerror(errno));
@@ -380,12 +380,12 @@ static void on_no_address(void *owner, const char *host, const char *why)
 {
 	struct link_line *line = owner;
 
-	link_trouble_name(line->trouble, host, why);
+	link_diag_name(line->diag, host, why);
 }
 
 static int line_look(struct link_line *line);
 
-static void on_line_trouble(void *owner, const struct err *why, bool final)
+static void on_line_diagnosis(void *owner, const struct err *why, bool final)
 {
 	struct link_line *line = owner;
 	struct link *link = &line->zmq->link;
@@ -399,8 +399,8 @@ static void on_line_trouble(void *owner, const struct err *why, bool final)
 		why = &refused;
 		final = true;
 	}
-	if (link->on_trouble)
-		link->on_trouble(link->owner, line->owner, why, final);
+	if (link->on_diagnosis)
+		link->on_diagnosis(link->owner, line->owner, why, final);
 }
 
 static void on_line_ended(struct loop_defer *defer)
@@ -409,7 +409,7 @@ static void on_line_ended(struct loop_defer *defer)
 	struct err why;
 
 	err_set(&why, ERR_PEER, "the connection has ended");
-	on_line_trouble(line, &why, true);
+	on_line_diagnosis(line, &why, true);
 }
 
 /* Its owner frees the line, and so the monitor. */
@@ -425,16 +425,16 @@ static void on_once_event(void *owner, int event, uint32_t value)
 static int line_watch(struct link_line *line, const struct link_endpoint *e)
 {
 	struct link_zmq *zmq = line->zmq;
-	const struct link_trouble_args args = {.loop = zmq->loop,
-					       .context = zmq->context,
-					       .socket = line->socket,
-					       .curve = zmq->ring.curve,
-					       .line = zmq->ring.line,
-					       .expected = e->key,
-					       .queried = line->queried != NULL,
-					       .on_trouble = on_line_trouble,
-					       .owner = line};
-	return err_pass(link_trouble_new(&args, &line->trouble));
+	const struct link_diag_args args = {.loop = zmq->loop,
+					    .context = zmq->context,
+					    .socket = line->socket,
+					    .curve = zmq->ring.curve,
+					    .line = zmq->ring.line,
+					    .expected = e->key,
+					    .queried = line->queried != NULL,
+					    .on_diagnosis = on_line_diagnosis,
+					    .owner = line};
+	return err_pass(link_diag_new(&args, &line->diag));
 }
 
 static int line_connect(struct link_line *line, const struct link_endpoint *e)
@@ -461,7 +461,7 @@ static int line_connect(struct link_line *line, const struct link_endpoint *e)
 	if (!link_name_is_number(e->host))
 		return err_pass(link_name_new(zmq->loop, e->host, e->port, on_address,
 					      on_no_address, line, &line->name));
-	link_trouble_address(line->trouble, e->plain);
+	link_diag_address(line->diag, e->plain);
 	if (!line->unknown && zmq_connect(line->socket, e->plain) != 0)
 		return err_raise(ERR_INVAL, "endpoint '%s': %s", e->plain,
 				 zmq_strerror(errno));
@@ -481,7 +481,7 @@ static int line_look(struct link_line *line)
 		return err_pass(r);
 	mem_free(mem_steal(line->queried));
 	link_name_free(mem_steal(line->name));
-	link_trouble_free(mem_steal(line->trouble));
+	link_diag_free(mem_steal(line->diag));
 	link_monitor_free(mem_steal(line->monitor));
 	r = line_connect(line, &e);
 	if (r < 0)

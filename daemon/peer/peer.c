@@ -551,7 +551,7 @@ int peers_new(const struct peers_args *args, struct peers **peers_p)
 	peers->link->owner = peers;
 	peers->link->on_frame = peer_on_frame;
 	peers->link->on_line = peer_on_line;
-	peers->link->on_trouble = peer_on_trouble;
+	peers->link->on_diagnosis = peer_on_diagnosis;
 	*peers_p = peers;
 	return 0;
 }
@@ -642,7 +642,7 @@ void peers_free(struct peers *peers)
 		peers->link->owner = NULL;
 		peers->link->on_frame = NULL;
 		peers->link->on_line = NULL;
-		peers->link->on_trouble = NULL;
+		peers->link->on_diagnosis = NULL;
 	}
 	mem_free(peers->addresses);
 	mem_free(peers->frame);

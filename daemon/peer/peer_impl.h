@@ -250,7 +250,7 @@ void peer_plan_next(struct peer_impl *impl);
 void peer_on_tick(struct loop_timer *timer);
 void peer_on_flush(struct loop_timer *timer);
 void peer_on_line(void *owner, void *line_owner, bool connected);
-void peer_on_trouble(void *owner, void *line_owner, const struct err *why, bool final);
+void peer_on_diagnosis(void *owner, void *line_owner, const struct err *why, bool final);
 void peer_on_later(struct loop_defer *defer);
 /* `next` is proven: take an older peering down, become UP, on_up. False when it did
  * not come up. */

@@ -565,7 +565,7 @@ static void peer_renew_line(struct peer_impl *impl)
 		err_clear(); /* the liveness check decides */
 }
 
-void peer_on_trouble(void *owner, void *line_owner, const struct err *why, bool final)
+void peer_on_diagnosis(void *owner, void *line_owner, const struct err *why, bool final)
 {
 	struct line_owner *kind = line_owner;
 	char label[PEER_LABEL_MAX];

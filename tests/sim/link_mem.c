@@ -201,8 +201,8 @@ static void on_mem_trouble(struct loop_defer *defer)
 		err_set(&why, ERR_AUTH, "refuses our key");
 	else
 		err_set(&why, ERR_PEER, "cannot be reached: nobody listens");
-	if (link->on_trouble)
-		link->on_trouble(link->owner, line->owner, &why, refused);
+	if (link->on_diagnosis)
+		link->on_diagnosis(link->owner, line->owner, &why, refused);
 }
 
 /* Try to connect: a round trip, when there is somebody and a way both ways. */

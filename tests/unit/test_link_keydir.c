@@ -323,7 +323,7 @@ static void links_of_one_user_find_each_other(void **state)
 
 static struct err trouble;
 
-static void on_trouble(void *owner, void *line_owner, const struct err *why, bool final)
+static void on_diagnosis(void *owner, void *line_owner, const struct err *why, bool final)
 {
 	(void)owner;
 	(void)line_owner;
@@ -341,7 +341,7 @@ static void link_of_another_directory_is_a_stranger(void **state)
 	listen_as(&a, "ann", "keys");
 	listen_as(&b, "ben", "others");
 	a.link->ops->keys(a.link, &keys);
-	a.link->on_trouble = on_trouble;
+	a.link->on_diagnosis = on_diagnosis;
 	assert_true(a.link->ops->dial(a.link, b.link->endpoint, &a, &line) < 0);
 	assert_int_equal(err_last()->code, ERR_AUTH);
 	assert_non_null(strstr(err_last()->text, strchr(b.link->endpoint, '#') + 1));

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * link_trouble: diagnoses why a line does not connect, from libzmq's events
+ * link_diag: diagnoses why a line does not connect, from libzmq's events
  * (link_monitor.h) and the other side's first bytes (link_probe.h).
  */
-#ifndef KVD_LINK_TROUBLE_H
-#define KVD_LINK_TROUBLE_H
+#ifndef KVD_LINK_DIAG_H
+#define KVD_LINK_DIAG_H
 
 #include <stdbool.h>
 
 #include "daemon/link/link.h"
 
 struct err;
-struct link_trouble;
+struct link_diag;
 struct loop;
 
-struct link_trouble_args {
+struct link_diag_args {
 	struct loop *loop;
 	void *context, *socket; /* of the line */
 	bool curve;		/* this daemon has keys; then: */
@@ -23,17 +23,17 @@ struct link_trouble_args {
 	bool queried;		/* the directory is queried for the key */
 	/* On the loop, never from inside the functions here; may free it. `final`: the
 	 * line is dead, or the fault needs an operator. */
-	void (*on_trouble)(void *owner, const struct err *why, bool final);
+	void (*on_diagnosis)(void *owner, const struct err *why, bool final);
 	void *owner;
 };
 
 /* Texts of args except `expected` are borrowed. */
-int link_trouble_new(const struct link_trouble_args *args, struct link_trouble **t_p);
+int link_diag_new(const struct link_diag_args *args, struct link_diag **diag_p);
 /* The current address of the line: tcp://NUMBER:PORT. */
-void link_trouble_address(struct link_trouble *t, const char *address);
+void link_diag_address(struct link_diag *diag, const char *address);
 /* The line has no address: its name does not resolve. */
-void link_trouble_name(struct link_trouble *t, const char *host, const char *why);
+void link_diag_name(struct link_diag *diag, const char *host, const char *why);
 /* Before the socket is closed, and when it has connected. NULL is fine. */
-void link_trouble_free(struct link_trouble *t);
+void link_diag_free(struct link_diag *diag);
 
 #endif
