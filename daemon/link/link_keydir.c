@@ -34,7 +34,7 @@
 #include <unistd.h>
 #include <zmq.h>
 
-#include "daemon/base/beneath.h"
+#include "daemon/base/openat2.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/err.h"
 #include "daemon/base/hex.h"
@@ -91,8 +91,8 @@ static int dir_enter(const char *path)
 
 	if (strncmp(path, SHARED_PARENT "/", strlen(SHARED_PARENT) + 1) != 0)
 		return open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-	fd = beneath_look(SHARED_PARENT, path + strlen(SHARED_PARENT) + 1);
-	return fd < 0 ? -1 : beneath_open(fd, O_RDONLY | O_DIRECTORY | O_NONBLOCK);
+	fd = openat2_path(SHARED_PARENT, path + strlen(SHARED_PARENT) + 1);
+	return fd < 0 ? -1 : openat2_reopen(fd, O_RDONLY | O_DIRECTORY | O_NONBLOCK);
 }
 
 /* Owned by this user and writable only by it; created when missing. */

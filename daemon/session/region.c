@@ -30,7 +30,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "daemon/base/beneath.h"
+#include "daemon/base/openat2.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
@@ -502,9 +502,9 @@ static bool shm_permits(const struct session *session, const struct stat *st, mo
 /* Accept only a regular file of that directory's file system. */
 static int shm_reopen(int fd, const char *name, int *fd_p)
 {
-	*fd_p = beneath_open(fd, O_RDWR | O_NONBLOCK);
+	*fd_p = openat2_reopen(fd, O_RDWR | O_NONBLOCK);
 	if (*fd_p < 0 && errno == EACCES)
-		*fd_p = beneath_open(fd, O_RDONLY | O_NONBLOCK);
+		*fd_p = openat2_reopen(fd, O_RDONLY | O_NONBLOCK);
 	if (*fd_p < 0 && errno == EWOULDBLOCK)
 		return err_raise(ERR_BUSY, "shm_name %s: a process holds a lease on it",
 				 name);
@@ -525,7 +525,7 @@ static int shm_take(struct holding *h, const char *name)
 	if (len < 2 || len > 255 || name[0] != '/' || strchr(name + 1, '/'))
 		return err_raise(ERR_INVAL,
 				 "shm_name: must be '/' and 1 to 254 bytes without '/'");
-	fd = beneath_look("/dev/shm", name + 1);
+	fd = openat2_path("/dev/shm", name + 1);
 	if (fd < 0)
 		return err_raise(ERR_IMPORT, "shm_name %s: %s", name, strerror(errno));
 	if (fstat(fd, &st) < 0)

@@ -23,7 +23,7 @@
 #include <cmocka.h>
 #include <seccomp.h>
 
-#include "daemon/base/beneath.h"
+#include "daemon/base/openat2.h"
 #include "tests/lib/tmp.h"
 
 static char dir[PATH_MAX];
@@ -52,28 +52,28 @@ static int names_are_judged(void)
 	char byte, path[PATH_MAX + 16];
 	int fd, file;
 
-	fd = beneath_look(dir, "file");
+	fd = openat2_path(dir, "file");
 	if (fd < 0 || read(fd, &byte, 1) >= 0 || errno != EBADF)
 		return 1;
-	file = beneath_open(fd, O_RDONLY | O_NONBLOCK);
+	file = openat2_reopen(fd, O_RDONLY | O_NONBLOCK);
 	if (file < 0 || read(file, &byte, 1) != 1 || byte != 'x')
 		return 2;
-	if (beneath_look(dir, "none") >= 0 || errno != ENOENT)
+	if (openat2_path(dir, "none") >= 0 || errno != ENOENT)
 		return 3;
-	fd = beneath_look(dir, "fifo"); /* it has no writer */
+	fd = openat2_path(dir, "fifo"); /* it has no writer */
 	if (fd < 0)
 		return 4;
 	/* the link itself, which nothing opens */
-	fd = beneath_look(dir, "link");
-	if (fd < 0 || beneath_open(fd, O_RDONLY) >= 0 || errno != ELOOP)
+	fd = openat2_path(dir, "link");
+	if (fd < 0 || openat2_reopen(fd, O_RDONLY) >= 0 || errno != ELOOP)
 		return 5;
 	path_of("folder", path, sizeof(path));
-	fd = beneath_look(dir, "folder");
+	fd = openat2_path(dir, "folder");
 	if (fd < 0)
 		return 6;
 	if (mount("none", path, "tmpfs", 0, NULL) < 0)
 		return errno == EPERM ? 0 : 7;
-	fd = beneath_look(dir, "folder");
+	fd = openat2_path(dir, "folder");
 	return fd < 0 && errno == EXDEV ? 0 : 8;
 }
 
@@ -120,7 +120,7 @@ static int begin(void **state)
 	int fd;
 
 	(void)state;
-	assert_non_null(mkdtemp(tmp_path(dir, sizeof(dir), "kvd-beneath-XXXXXX")));
+	assert_non_null(mkdtemp(tmp_path(dir, sizeof(dir), "kvd-openat2-XXXXXX")));
 	path_of("file", path, sizeof(path));
 	fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
 	assert_int_equal(write(fd, "x", 1), 1);

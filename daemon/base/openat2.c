@@ -4,7 +4,7 @@
  * see its flags. There openat() is used and its result checked by mount id; it reaches
  * the root of the other file system at most.
  */
-#include "daemon/base/beneath.h"
+#include "daemon/base/openat2.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -48,7 +48,7 @@ static int look_at(int dir, const char *name)
 	return mem_steal_fd(&fd);
 }
 
-int beneath_look(const char *dir, const char *name)
+int openat2_path(const char *dir, const char *name)
 {
 	const struct open_how how = {.flags = LOOK,
 				     .resolve = RESOLVE_BENEATH | RESOLVE_NO_XDEV};
@@ -61,7 +61,7 @@ int beneath_look(const char *dir, const char *name)
 	return fd < 0 && errno == ENOSYS ? look_at(parent, name) : fd;
 }
 
-int beneath_open(int path_fd, int flags)
+int openat2_reopen(int path_fd, int flags)
 {
 	char path[40];
 
