@@ -3,11 +3,11 @@
 
 #include <string.h>
 
-#include "daemon/base/clean.h"
+#include "daemon/base/sanitize.h"
 
 void words_clean(char *text)
 {
-	text[clean_text(text, strlen(text))] = '\0';
+	text[sanitize_text(text, strlen(text))] = '\0';
 }
 
 void words_clean_json(cJSON *json)

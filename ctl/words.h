@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdio.h>
 
-/* clean_text() of a string. */
+/* sanitize_text() of a string. */
 void words_clean(char *text);
 /* The same for each name and string of a reply. */
 void words_clean_json(cJSON *json);

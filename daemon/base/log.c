@@ -19,7 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "daemon/base/clean.h"
+#include "daemon/base/sanitize.h"
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 
@@ -139,7 +139,7 @@ static bool log_send(enum log_level level, const struct log_field *fields,
 						fields->value));
 		if (n >= sizeof(datagram) - 1)
 			return false;
-		n = at + clean_text(datagram + at, n - at);
+		n = at + sanitize_text(datagram + at, n - at);
 		datagram[n++] = '\n';
 	}
 	return n < sizeof(datagram) &&
@@ -179,7 +179,7 @@ static void log_vwrite(struct log_site *site, enum log_level level,
 		n += log_clamp(vsnprintf(line + n, cap - n, fmt, ap));
 	if (n >= cap)
 		n = cap - 1;
-	n = clean_text(line, n); /* one event, one line: no forged ones */
+	n = sanitize_text(line, n); /* one event, one line: no forged ones */
 	if (dropped)
 		n += log_clamp(
 			snprintf(line + n, sizeof(line) - n - 1, " dropped=%u", dropped));

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/base/clean.h"
+#include "daemon/base/sanitize.h"
 #include "daemon/base/context.h"
 #include "daemon/base/hex.h"
 #include "daemon/base/log.h"
@@ -333,7 +333,7 @@ int groups_publish(struct groups *groups, uint64_t session, const struct place *
 	if (r < 0)
 		return err_pass(r);
 	record_fill(groups, record);
-	record->summary[clean_text(record->summary, strlen(record->summary))] = '\0';
+	record->summary[sanitize_text(record->summary, strlen(record->summary))] = '\0';
 	pool = record->pool_count
 		       ? pool_named(groups->kvd, session, record->pools[0].name)
 		       : NULL;
@@ -372,7 +372,7 @@ static void add_pool(struct record *record, const struct pool *pool)
 		return;
 	*into = (struct record_pool){.pages = 0};
 	snprintf(into->name, sizeof(into->name), "%s", pool->name);
-	into->name[clean_text(into->name, strlen(into->name))] = '\0';
+	into->name[sanitize_text(into->name, strlen(into->name))] = '\0';
 	pool_figures(into, pool);
 	record->pool_count++;
 }

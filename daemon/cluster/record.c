@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/base/clean.h"
+#include "daemon/base/sanitize.h"
 #include "daemon/base/err.h"
 #include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
@@ -70,14 +70,15 @@ static int record_check_texts(const struct record *record)
 	};
 
 	for (size_t i = 0; i < ARRAY_LEN(texts); i++) {
-		if (!clean_is(texts[i].text))
+		if (!sanitize_is_clean(texts[i].text))
 			return err_raise(ERR_INVAL,
 					 "%s: must not contain control "
 					 "characters",
 					 texts[i].name);
 	}
 	for (unsigned int i = 0; i < record->pool_count; i++) {
-		if (!clean_is(record->pools[i].name) || !clean_is(record->pools[i].model))
+		if (!sanitize_is_clean(record->pools[i].name) ||
+		    !sanitize_is_clean(record->pools[i].model))
 			return err_raise(ERR_INVAL,
 					 "pools[%u]: must not contain "
 					 "control characters",

@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/base/clean.h"
+#include "daemon/base/sanitize.h"
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 
@@ -318,12 +318,12 @@ int place_check(const struct place *place)
 	size_t group = strnlen(place->group, PLACE_GROUP_MAX);
 	size_t worker = strnlen(place->worker, PLACE_WORKER_MAX);
 
-	if (group < 1 || group >= PLACE_GROUP_MAX || !clean_is(place->group))
+	if (group < 1 || group >= PLACE_GROUP_MAX || !sanitize_is_clean(place->group))
 		return err_raise(ERR_INVAL,
 				 "group: must have 1 to %u bytes of "
 				 "printable text",
 				 PLACE_GROUP_MAX - 1);
-	if (worker >= PLACE_WORKER_MAX || !clean_is(place->worker) ||
+	if (worker >= PLACE_WORKER_MAX || !sanitize_is_clean(place->worker) ||
 	    strcmp(place->worker, "-") == 0)
 		return err_raise(ERR_INVAL,
 				 "worker: must have at most %u bytes of printable text, "

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/base/clean.h"
+#include "daemon/base/sanitize.h"
 
 #include <stdint.h>
 #include <string.h>
@@ -41,7 +41,7 @@ static bool is_shown(uint32_t code)
 	       !(code >= 0x2066 && code <= 0x2069) && code != 0xfeff;
 }
 
-size_t clean_text(char *text, size_t len)
+size_t sanitize_text(char *text, size_t len)
 {
 	size_t out = 0, n;
 	uint32_t code;
@@ -59,7 +59,7 @@ size_t clean_text(char *text, size_t len)
 	return out;
 }
 
-bool clean_is(const char *text)
+bool sanitize_is_clean(const char *text)
 {
 	size_t left = strlen(text), n;
 	uint32_t code;
