@@ -28,7 +28,7 @@ enum metric_unit { METRIC_NUMBER, METRIC_BYTES, METRIC_SECONDS };
 
 /*
  * Labels. X(NAME, values, "label", "second label"): the same value selects both.
- * daemon/metrics/words.c has the names of the values.
+ * daemon/metrics/labels.c has the names of the values.
  */
 #define METRIC_LABELS(X)                                   \
 	X(NONE, 1, NULL, NULL)                             \

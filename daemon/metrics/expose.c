@@ -64,10 +64,10 @@ static void each_series(const struct figures *f, const struct figures_family *fa
 	struct series s = {.row = row, .cells = family->cells};
 
 	for (s.at[0] = 0; s.at[0] < row->count[0]; s.at[0]++) {
-		if (!figures_word(f, row->label[0], 0, s.at[0]))
+		if (!figures_label(f, row->label[0], 0, s.at[0]))
 			continue;
 		for (s.at[1] = 0; s.at[1] < row->count[1]; s.at[1]++) {
-			if (!figures_word(f, row->label[1], 0, s.at[1]))
+			if (!figures_label(f, row->label[1], 0, s.at[1]))
 				continue;
 			if (row->type == METRIC_HISTOGRAM ||
 			    s.cells[series_cell(&s)] != METRIC_ABSENT)
@@ -125,7 +125,7 @@ static void put_labels(struct text *out, const struct figures *f, const struct s
 
 		for (unsigned int which = 0; which < 2 && label->name[which]; which++)
 			put_label(out, &sep, label->name[which],
-				  figures_word(f, s->row->label[i], which, s->at[i]));
+				  figures_label(f, s->row->label[i], which, s->at[i]));
 	}
 	if (le)
 		put_label(out, &sep, "le", le);
@@ -296,7 +296,7 @@ static void json_series(const struct figures *f, const struct series *s, void *a
 			text_json(l->out, label->name[which]);
 			text_puts(l->out, ":");
 			text_json(l->out,
-				  figures_word(f, s->row->label[i], which, s->at[i]));
+				  figures_label(f, s->row->label[i], which, s->at[i]));
 			text_puts(l->out, ",");
 		}
 	}

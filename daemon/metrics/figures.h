@@ -44,7 +44,7 @@ void figures_families(const struct figures *f,
 		      void (*each)(void *arg, const struct figures_family *family),
 		      void *arg);
 /* The name of a label's value; NULL: the number is not in use. */
-const char *figures_word(const struct figures *f, enum metric_label label,
-			 unsigned int which, unsigned int value);
+const char *figures_label(const struct figures *f, enum metric_label label,
+			  unsigned int which, unsigned int value);
 
 #endif

@@ -190,9 +190,9 @@ static void every_command_has_its_cells(void **state)
 		count++;
 	assert_true(count < METRIC_VALUES_COMMAND); /* and one for the unknown */
 	for (unsigned int i = 0; i < count; i++)
-		assert_string_equal(figures_word(&figures, METRIC_BY_COMMAND, 0, i + 1),
+		assert_string_equal(figures_label(&figures, METRIC_BY_COMMAND, 0, i + 1),
 				    commands_at(modules_built, i)->name);
-	assert_null(figures_word(&figures, METRIC_BY_COMMAND, 0, count + 1));
+	assert_null(figures_label(&figures, METRIC_BY_COMMAND, 0, count + 1));
 }
 
 int main(void)

@@ -23,7 +23,7 @@ static const char *const xfer_ends[] = {"success", "failed", "canceled"};
 static const char *const notif_ends[] = {"passed", "dropped"};
 static const char *const command_ends[] = {"success", "failed"};
 
-static const char *const *const words[METRIC_BY_END] = {
+static const char *const *const labels[METRIC_BY_END] = {
 	[METRIC_BY_DAEMON_STATE] = health_names,
 	[METRIC_BY_ROLE] = room_role_names,
 	[METRIC_BY_ROOM_STATE] = room_state_names,
@@ -37,45 +37,45 @@ static const char *const *const words[METRIC_BY_END] = {
 	[METRIC_BY_ACCOUNT_CLASS] = account_class_names,
 };
 
-static const char *peer_word(const struct figures *f, unsigned int value)
+static const char *peer_label_value(const struct figures *f, unsigned int value)
 {
 	if (value == METRIC_PEER_OTHER)
 		return f->metrics.peers_other ? "other" : NULL;
 	return f->metrics.peers[value].name[0] ? f->metrics.peers[value].name : NULL;
 }
 
-static const char *command_word(const struct figures *f, unsigned int number)
+static const char *command_label_value(const struct figures *f, unsigned int number)
 {
 	const struct command *cmd = number ? commands_at(f->modules, number - 1) : NULL;
 
 	return !number ? "unknown" : cmd ? cmd->name : NULL;
 }
 
-static const char *end_word(unsigned int which, unsigned int code)
+static const char *end_label_value(unsigned int which, unsigned int code)
 {
 	if (which == 0)
 		return code == ERR_OK ? "success" : "failed";
 	return code == ERR_OK ? "OK" : err_name((enum err_code)code);
 }
 
-const char *figures_word(const struct figures *f, enum metric_label label,
-			 unsigned int which, unsigned int value)
+const char *figures_label(const struct figures *f, enum metric_label label,
+			  unsigned int which, unsigned int value)
 {
-	if (words[label])
-		return words[label][value];
+	if (labels[label])
+		return labels[label][value];
 	switch (label) {
 	case METRIC_BY_VERSION:
 		return which ? f->name : KVD_VERSION;
 	case METRIC_BY_ROOM_END:
-		return end_word(which, value);
+		return end_label_value(which, value);
 	case METRIC_BY_TRANSPORT:
 		return f->transports[value];
 	case METRIC_BY_PEER:
-		return peer_word(f, value);
+		return peer_label_value(f, value);
 	case METRIC_BY_REGION_KIND:
 		return region_kind_name((enum region_kind)value);
 	case METRIC_BY_COMMAND:
-		return command_word(f, value);
+		return command_label_value(f, value);
 	default:
 		return "";
 	}
