@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "ctl/ctl.h"
-#include "ctl/words.h"
+#include "ctl/display.h"
 
 static int all_run(struct ctl *one, const struct ctl_command *command)
 {
@@ -90,7 +90,7 @@ int ctl_run_all(struct ctl *ctl, const struct ctl_command *command)
 	all = cJSON_CreateObject();
 	r = all_each(ctl, command, names, count, all);
 	if (ctl->json)
-		words_print_json(all, false, stdout);
+		display_print_json(all, false, stdout);
 	cJSON_Delete(all);
 	ctl_instances_free(names, count);
 	return r;

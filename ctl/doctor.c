@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "ctl/words.h"
+#include "ctl/display.h"
 #include "daemon/base/mem.h"
 
 static const struct {
@@ -65,7 +65,7 @@ void doctor_say(struct doctor *d, enum doctor_result result, const char *remedy,
 		cJSON_AddItemToArray(d->lines, line);
 		return;
 	}
-	words_clean(fact); /* it may contain text of files and other programs */
+	display_sanitize(fact); /* it may contain text of files and other programs */
 	printf("%-4s  %-11s  %s%s%s\n", results[result], d->check, fact,
 	       remedy && *remedy ? " -> " : "", remedy ? remedy : "");
 	fflush(stdout);
@@ -162,7 +162,7 @@ static void doctor_print_json(struct doctor *d)
 
 	cJSON_AddStringToObject(json, "result", results[d->worst]);
 	cJSON_AddItemToObject(json, "checks", d->lines);
-	words_print_json(json, false, stdout);
+	display_print_json(json, false, stdout);
 	cJSON_Delete(json);
 }
 

@@ -23,7 +23,7 @@
 #include <unistd.h>
 
 #include "ctl/ctl.h"
-#include "ctl/words.h"
+#include "ctl/display.h"
 #include "daemon/base/mem.h"
 #include "daemon/base/stdio.h"
 #include "lib/kvd.h"
@@ -481,7 +481,7 @@ static bool is_stopped(struct ctl *ctl)
 static void keep_error(struct ctl *ctl, const struct kvd_error *error)
 {
 	ctl->error = *error;
-	words_clean(ctl->error.message);
+	display_sanitize(ctl->error.message);
 }
 
 struct kvd_client *ctl_connect(struct ctl *ctl)
@@ -545,7 +545,7 @@ static int error_exit(int r)
 static cJSON *take_answer(const struct ctl *ctl, cJSON *reply)
 {
 	if (!ctl->json && !ctl->raw)
-		words_clean_json(reply);
+		display_sanitize_json(reply);
 	return reply;
 }
 
@@ -623,7 +623,7 @@ void ctl_print_json(const cJSON *reply)
 
 	cJSON_DeleteItemFromObjectCaseSensitive(copy, "id");
 	cJSON_DeleteItemFromObjectCaseSensitive(copy, "ok");
-	words_print_json(copy, false, stdout);
+	display_print_json(copy, false, stdout);
 	cJSON_Delete(copy);
 }
 

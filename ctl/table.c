@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "ctl/words.h"
+#include "ctl/display.h"
 #include "daemon/base/mem.h"
 
 #define COLUMNS_MAX 16u
@@ -40,8 +40,8 @@ void table_cell(struct table *table, const char *text)
 		mem_free(copy);
 		return;
 	}
-	words_clean(copy);
-	width = words_width(copy);
+	display_sanitize(copy);
+	width = display_width(copy);
 	if (width > table->widths[column])
 		table->widths[column] = width;
 	table->cells = cells;
@@ -102,7 +102,7 @@ void table_fit(struct table *table, unsigned int column, size_t columns)
 	if (!table || table->failed)
 		return;
 	all = 2 * (table->columns - 1);
-	least = words_width(table->cells[column]);
+	least = display_width(table->cells[column]);
 	for (unsigned int i = 0; i < table->columns; i++)
 		all += table->widths[i];
 	if (all <= columns)
@@ -115,14 +115,14 @@ void table_fit(struct table *table, unsigned int column, size_t columns)
 /* Prints a cell, truncated to the column's width. */
 static void cell_print(const char *cell, size_t width, bool right, bool last, FILE *out)
 {
-	size_t taken = words_width(cell);
+	size_t taken = display_width(cell);
 	bool cut = taken > width;
 	int pad = (int)(cut ? 0 : width - taken);
 
 	if (right)
 		fprintf(out, "%*s", pad, "");
 	if (cut)
-		fprintf(out, "%.*s…", (int)words_cut(cell, width - 1), cell);
+		fprintf(out, "%.*s…", (int)display_cut(cell, width - 1), cell);
 	else
 		fputs(cell, out);
 	if (!last)

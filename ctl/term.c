@@ -19,7 +19,7 @@
 #include <termios.h>
 #include <unistd.h>
 
-#include "ctl/words.h"
+#include "ctl/display.h"
 #include "daemon/base/mem.h"
 
 /* alternate screen, no cursor, no line wrap */
@@ -176,7 +176,7 @@ void term_draw(const struct term_line *lines, size_t count)
 		const char *begin = look_begin(lines[i].look);
 
 		fprintf(out, "%s%s%.*s%s\033[K", i ? "\r\n" : "", begin,
-			(int)words_cut(lines[i].text, columns), lines[i].text,
+			(int)display_cut(lines[i].text, columns), lines[i].text,
 			*begin ? "\033[0m" : "");
 	}
 	fputs("\033[J", out);

@@ -17,7 +17,7 @@
 #include <string.h>
 
 #include "ctl/term.h"
-#include "ctl/words.h"
+#include "ctl/display.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/mem.h"
 
@@ -57,7 +57,7 @@ static int frame_print(struct top *top)
 		return ctl_failed("out of memory");
 	if (top->ctl->json) {
 		json = top_view_json(top, &view);
-		words_print_json(json, true, stdout);
+		display_print_json(json, true, stdout);
 		cJSON_Delete(json);
 	} else {
 		head = top_head_text(top, &view, FRAME_COLUMNS);

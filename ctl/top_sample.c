@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "ctl/top.h"
-#include "ctl/words.h"
+#include "ctl/display.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/mem.h"
 
@@ -232,8 +232,8 @@ static void look_who(struct top *top)
 	snprintf(top->instance, sizeof(top->instance), "%s", info->instance);
 	snprintf(top->name, sizeof(top->name), "%s", info->name);
 	snprintf(top->daemon, sizeof(top->daemon), "%s", info->daemon);
-	words_clean(top->name);
-	words_clean(top->daemon);
+	display_sanitize(top->name);
+	display_sanitize(top->daemon);
 }
 
 static int look_failed(struct top *top, int r)

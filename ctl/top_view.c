@@ -12,7 +12,7 @@
 
 #include "ctl/table.h"
 #include "ctl/top.h"
-#include "ctl/words.h"
+#include "ctl/display.h"
 #include "daemon/base/err.h"
 #include "daemon/base/idmap.h"
 #include "daemon/base/mem.h"
@@ -252,7 +252,7 @@ __attribute__((format(printf, 2, 3))) static void flow_put(struct flow *flow,
 	va_start(ap, fmt);
 	vsnprintf(text, sizeof(text), fmt, ap);
 	va_end(ap);
-	width = words_width(text);
+	width = display_width(text);
 	if (flow->at && flow->columns && flow->at + 3 + width > flow->columns) {
 		fputc('\n', flow->out);
 		flow->at = 0;

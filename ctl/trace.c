@@ -20,7 +20,7 @@
 
 #include "ctl/ctl.h"
 #include "ctl/table.h"
-#include "ctl/words.h"
+#include "ctl/display.h"
 #include "daemon/base/mem.h"
 #include "lib/kvd.h"
 
@@ -839,7 +839,8 @@ int trace_gather(struct ctl *ctl, trace_more *more, cJSON **result_p)
 	if (!r && ctl->trace.join)
 		r = join_file(ctl->trace.join, sides);
 	if (!r && !ctl->json)
-		words_clean_json(sides); /* also text of other daemons and of a file */
+		display_sanitize_json(
+			sides); /* also text of other daemons and of a file */
 	*result_p = result;
 	return r;
 }

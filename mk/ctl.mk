@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Parts of kvd-ctl that are tested without the program around them.
-$(B)/unit/test_words: $(B)/tests/unit/test_words.o $(B)/ctl/words.o $(B)/ctl/table.o \
+$(B)/unit/test_display: $(B)/tests/unit/test_display.o $(B)/ctl/display.o $(B)/ctl/table.o \
 		$(B)/ctl/amount.o $(TESTLIB_OBJ) $(CORE)
 	@mkdir -p $(@D)
 	$(SAY) LD $@
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie $^ -o $@ -lcmocka $(LIBS)
 
-$(B)/unit/test_term: $(B)/tests/unit/test_term.o $(B)/ctl/term.o $(B)/ctl/words.o \
+$(B)/unit/test_term: $(B)/tests/unit/test_term.o $(B)/ctl/term.o $(B)/ctl/display.o \
 		$(TESTLIB_OBJ) $(CORE)
 	@mkdir -p $(@D)
 	$(SAY) LD $@

@@ -11,7 +11,7 @@
 #include "ctl/ctl.h"
 #include "ctl/table.h"
 #include "daemon/base/mem.h"
-#include "ctl/words.h"
+#include "ctl/display.h"
 
 static void words_that_control_a_terminal_are_cleaned(void **state)
 {
@@ -34,7 +34,7 @@ static void words_that_control_a_terminal_are_cleaned(void **state)
 	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
 		snprintf(text, sizeof(text), "%s", cases[i].from);
-		words_clean(text);
+		display_sanitize(text);
 		assert_string_equal(text, cases[i].to);
 	}
 }
@@ -44,7 +44,7 @@ static void words_of_an_answer_are_cleaned_at_any_depth(void **state)
 	cJSON *json = cJSON_Parse("{\"a\\u001b\":[{\"b\":\"c\\u0007\"}],\"d\":1}");
 
 	(void)state;
-	words_clean_json(json);
+	display_sanitize_json(json);
 	assert_string_equal(json->child->string, "a?");
 	assert_string_equal(json->child->child->child->valuestring, "c?");
 	cJSON_Delete(json);
@@ -58,7 +58,7 @@ static void words_as_json_are_escaped_not_changed(void **state)
 	cJSON *json = cJSON_Parse("[\"\\u001b \\u007f \302\233 ü\"]"), *again;
 
 	(void)state;
-	words_print_json(json, true, out);
+	display_print_json(json, true, out);
 	fclose(out);
 	assert_string_equal(text, "[\"\\u001b \\u007f \\u009b ü\"]\n");
 	again = cJSON_Parse(text);

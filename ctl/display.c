@@ -1,27 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ctl/words.h"
+#include "ctl/display.h"
 
 #include <string.h>
 
 #include "daemon/base/sanitize.h"
 
-void words_clean(char *text)
+void display_sanitize(char *text)
 {
 	text[sanitize_text(text, strlen(text))] = '\0';
 }
 
-void words_clean_json(cJSON *json)
+void display_sanitize_json(cJSON *json)
 {
 	for (; json; json = json->next) {
 		if (json->string)
-			words_clean(json->string);
+			display_sanitize(json->string);
 		if (json->valuestring)
-			words_clean(json->valuestring);
-		words_clean_json(json->child);
+			display_sanitize(json->valuestring);
+		display_sanitize_json(json->child);
 	}
 }
 
-size_t words_width(const char *text)
+size_t display_width(const char *text)
 {
 	size_t n = 0;
 
@@ -30,7 +30,7 @@ size_t words_width(const char *text)
 	return n;
 }
 
-size_t words_cut(const char *text, size_t columns)
+size_t display_cut(const char *text, size_t columns)
 {
 	const char *at = text;
 
@@ -43,7 +43,7 @@ size_t words_cut(const char *text, size_t columns)
 	return (size_t)(at - text);
 }
 
-void words_print_json(const cJSON *json, bool one_line, FILE *out)
+void display_print_json(const cJSON *json, bool one_line, FILE *out)
 {
 	char *text = !json	? NULL
 		     : one_line ? cJSON_PrintUnformatted(json)
