@@ -29,7 +29,7 @@ class Chunks:
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
         init_none_hash(sha256_cbor)
         self.hasher = get_request_block_hasher(BLOCK, sha256_cbor)
-        self.plan, plan.door = plan, self
+        self.plan, plan.spaces = plan, self
         layout = kvd.Layout()
         layout.buffer(1 << 20)
         layout.view("kv", BLOCK, 4).heads("kv", 0, "k", buffer=0, unit_bytes=8)

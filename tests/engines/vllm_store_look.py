@@ -14,7 +14,7 @@ class Look:
         self.kvd_held, self.kvd_settled, self.kvd_late = set(), 0, 0
         self.kvd_memory = kvd.Memory(4096, "look")
         self.kvd_word = self.kvd_memory.array((512,), "uint64")
-        self.kvd_region = self.kvd_worker.rank.door.client.register(self.kvd_memory)
+        self.kvd_region = self.kvd_worker.rank.spaces.client.register(self.kvd_memory)
         self.kvd_patch("put", chunks.Space, "put")
         self.kvd_patch("load", chunks.Hold, "fetch")
         begin, join = self.kvd_worker.rank.begin, chunks.Space.join

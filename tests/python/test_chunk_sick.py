@@ -11,7 +11,7 @@ import pytest
 
 import kvd
 from conftest import ROOT, Stopwatch, until
-from kvd.stores import shelf
+from kvd.stores import hicache
 from kvd.vllm import store_worker
 from kvd_daemon import Daemon
 from test_chunk_far import daemons
@@ -108,7 +108,7 @@ def alone(monkeypatch):
     """A daemon, and the only other one that has what is asked for. -> both; connectors' fetches
     have a second"""
     monkeypatch.setattr(store_worker, "FETCH_S", 1.0)
-    monkeypatch.setattr(shelf, "FETCH_S", 1.0)
+    monkeypatch.setattr(hicache, "FETCH_S", 1.0)
     with daemons(1, "tcp") as (own, _, (holder,), _):
         yield own, holder
 
@@ -119,7 +119,7 @@ def test_a_load_of_vllm_ends_in_time(monkeypatch):
         there.write(blocks, 1)
         there.save(words, ids, blocks)
         assert there.results() == ({"a"}, set())
-        hold = here.door.ask(words, lambda space: space.hold(ids, far=10))
+        hold = here.spaces.ask(words, lambda space: space.hold(ids, far=10))
         assert hold.far == 2
         with late(holder):
             watch = Stopwatch()

@@ -12,8 +12,8 @@ import pytest
 import kvd
 from conftest import Stopwatch, judging_deaths, until
 from kvd.sglang.store_pools import DRAFT, Ranks, build
-from kvd.stores.door import CALL_S, Door
-from kvd.stores.shelf import Shelf, ids_of, pages_of, trailing
+from kvd.stores.space_client import CALL_S, SpaceClient
+from kvd.stores.hicache import HiCache, ids_of, pages_of, trailing
 from kvd_daemon import Daemon
 
 PAGE, PAGES, LAYERS, HEADS, DIM = 16, 48, 3, 4, 8
@@ -186,8 +186,9 @@ class Engine:
 
         def words():
             return dict(model="m", scheme="sglang", tokens=page)
-        self.shelf = Shelf(Door(connect, lambda c, k: c.space(self.made.layout, **words())),
-                           Door(connect, moving), **kw)
+        self.cache = HiCache(
+            SpaceClient(connect, lambda c, k: c.space(self.made.layout, **words())),
+            SpaceClient(connect, moving), **kw)
 
     def each(self, pages, keys):
         for page, key in zip(pages, keys):
@@ -209,27 +210,27 @@ class Engine:
     def put(self, keys, seed=0):
         pages = self.some(len(keys), seed)
         self.fill(pages, keys)
-        return self.shelf.put(self.key, keys, pages)
+        return self.cache.put(self.key, keys, pages)
 
     def get(self, keys, seed=1):
         """How many come, each of them judged."""
         pages = self.some(len(keys), seed)
-        got = self.shelf.get(self.key, keys, pages)
+        got = self.cache.get(self.key, keys, pages)
         count = got.index(False) if False in got else len(got)
         assert not any(got[count:]) and self.holds(pages[:count], keys[:count])
         return count
 
     def exists(self, keys):
-        return self.shelf.exists(self.key, keys)
+        return self.cache.exists(self.key, keys)
 
     def __enter__(self):
         """The daemon may be making its memory."""
-        until(lambda: self.shelf.mover.ask(self.key, lambda s: True) and
-              self.shelf.asker.ask(self.key, lambda s: True))
+        until(lambda: self.cache.mover.ask(self.key, lambda s: True) and
+              self.cache.asker.ask(self.key, lambda s: True))
         return self
 
     def __exit__(self, *exc):
-        self.shelf.close()
+        self.cache.close()
 
 
 @pytest.fixture(scope="module")
@@ -364,7 +365,7 @@ def test_lengths_whose_last_pages_are_there():
     assert trailing([True] * 3, 5) == {1, 2, 3} and trailing([], 1) == set()
 
 
-# ---- the shelf ---------------------------------------------------------------------------
+# ---- the cache ---------------------------------------------------------------------------
 
 def test_any_run_of_pages_is_found_whatever_put_it(daemon):
     """Nodes of a tree are cut anywhere, and nobody says where they begin."""
@@ -378,7 +379,7 @@ def test_any_run_of_pages_is_found_whatever_put_it(daemon):
         assert two.get(keys[2:10]) == 8 and two.get(keys[10:], seed=2) == 2
         assert two.exists(keys[:3] + keys_of(1, "none") + keys[3:]) == 3
         assert two.get(keys[10:] + keys_of(2, "none")) == 2
-        assert two.shelf.present(two.key, keys_of(1, "none") + keys[:2] + keys_of(2, "no") +
+        assert two.cache.present(two.key, keys_of(1, "none") + keys[:2] + keys_of(2, "no") +
                                  keys[8:9]) == [False, True, True, False, False, True]
 
 
@@ -387,12 +388,12 @@ def test_what_was_found_stays_until_it_is_got(daemon):
     with Engine(daemon, pool_of(MHA)) as one:
         one.put(keys)
         assert one.exists(keys) == 8
-        one.shelf.asker.ask(one.key, lambda s: s.drop(ids_of(keys), kvd.chunks.ANYWHERE))
+        one.cache.asker.ask(one.key, lambda s: s.drop(ids_of(keys), kvd.chunks.ANYWHERE))
         with Engine(daemon, pool_of(MHA)) as other:
             assert other.exists(keys) == 0
         assert one.get(keys[:3]) == 3 and one.get(keys[3:], seed=2) == 5
         until(lambda: one.get(keys[:1]) == 0)
-        assert not one.shelf.holds._held and not one.shelf.holds._where
+        assert not one.cache.holds._held and not one.cache.holds._where
 
 
 def test_a_lease_that_is_over_is_looked_up_again(daemon):
@@ -400,10 +401,10 @@ def test_a_lease_that_is_over_is_looked_up_again(daemon):
     with Engine(daemon, pool_of(MHA), lease=0.3) as one:
         one.put(keys)
         assert one.exists(keys) == 3
-        clock = one.shelf.clock
-        one.shelf.holds.clock = lambda: clock() - 1000  # it is not noticed
-        secret = next(iter(one.shelf.holds._held.values())).hold.secret
-        until(lambda: one.shelf.mover.ask(one.key, lambda s: s.join(secret)) is None)
+        clock = one.cache.clock
+        one.cache.holds.clock = lambda: clock() - 1000  # it is not noticed
+        secret = next(iter(one.cache.holds._held.values())).hold.secret
+        until(lambda: one.cache.mover.ask(one.key, lambda s: s.join(secret)) is None)
         assert one.get(keys) == 3
 
 
@@ -413,8 +414,8 @@ def test_holds_that_nobody_gets_are_let_go(daemon):
         one.put(keys)
         for _ in range(200):
             assert one.exists(keys) == 2
-        assert len(one.shelf.holds._held) <= 64
-        one.shelf.stop("a test")
+        assert len(one.cache.holds._held) <= 64
+        one.cache.stop("a test")
         until(lambda: one.exists(keys) == 0 and
               one.clients[0].command("chunk.list")["holds"] == 0)
         assert one.put(keys) == [False] * 2 and one.get(keys) == 0
@@ -438,12 +439,12 @@ def test_what_all_holds_may_keep_is_not_passed():
             self.kept -= len(ids)
     space, keys = Space(), keys_of(32)
     client = types.SimpleNamespace(_kvd=types.SimpleNamespace(poll=lambda: None), lost=False)
-    shelf = Shelf(Door(lambda: client, lambda c, k: space), None)
-    assert shelf.exists("kv", keys[:8]) == 8
-    assert shelf.exists("kv", keys[8:14]) == 6 and space.kept == 6
-    assert shelf.exists("kv", keys) == 8 and space.kept == 8
+    cache = HiCache(SpaceClient(lambda: client, lambda c, k: space), None)
+    assert cache.exists("kv", keys[:8]) == 8
+    assert cache.exists("kv", keys[8:14]) == 6 and space.kept == 6
+    assert cache.exists("kv", keys) == 8 and space.kept == 8
     space.most = 0
-    assert shelf.exists("kv", keys) == 0 and space.kept == 0
+    assert cache.exists("kv", keys) == 0 and space.kept == 0
 
 
 def test_old_pages_make_room_for_new_ones():
@@ -481,7 +482,7 @@ def test_a_daemon_that_was_never_there_costs_nothing(tmp_path):
     for _ in range(100):
         assert one.exists(keys) == one.get(keys) == 0 and one.put(keys) == [False] * 4
     assert watch.seconds() < 30  # each of them that waited would take a second or more
-    one.shelf.close()
+    one.cache.close()
 
 
 def test_a_daemon_without_chunks_is_told_and_left_alone(caplog):
@@ -491,7 +492,7 @@ def test_a_daemon_without_chunks_is_told_and_left_alone(caplog):
             assert one.exists(keys) == 0 and one.put(keys) == [False] * 4
         told = [r for r in caplog.records if "does not serve" in r.getMessage()]
         assert 1 <= len(told) <= 2, told
-        one.shelf.close()
+        one.cache.close()
 
 
 @judging_deaths
@@ -527,5 +528,5 @@ def test_pages_of_another_daemon():
             assert reader.get(keys[2:5], seed=3) == 3, "without having asked before"
             assert reader.put(keys[:2]) == [True] * 2
             assert reader.exists(keys) == reader.get(keys[:7]) == 7, "own ones, then others'"
-            reader.shelf.far = None
+            reader.cache.far = None
             assert reader.exists(keys) == 2

@@ -8,9 +8,9 @@ import pytest
 
 import kvd
 from conftest import until
-from kvd.stores import door as store_door
+from kvd.stores import space_client
 from kvd.stores import names
-from kvd.stores.door import Door, hold_most
+from kvd.stores.space_client import SpaceClient, hold_most
 from kvd.vllm import identity
 from kvd_daemon import Daemon
 from test_vllm_plan import Clock, T, layout_text
@@ -20,31 +20,32 @@ from test_vllm_store import daemon  # noqa: F401
 def test_a_daemon_that_keeps_no_chunks_is_told_once(caplog):
     with Daemon() as daemon, kvd.Client(daemon.socket_path) as c:
         clock = Clock()
-        door = Door(lambda: c, lambda c, key: c.space(layout_text(), model="m", scheme="s",
-                                                      tokens=T), clock=clock)
+        spaces = SpaceClient(
+            lambda: c,
+            lambda c, key: c.space(layout_text(), model="m", scheme="s", tokens=T), clock=clock)
         for _ in range(3):
-            assert door.ask(None, None) is None
-            clock.now += store_door.MUTE_S + 1
+            assert spaces.ask(None, None) is None
+            clock.now += space_client.MUTE_S + 1
         assert caplog.text.count("set chunk_memory") == 1
 
 
 def test_a_daemon_that_does_not_answer_is_asked_less_and_less(daemon):
     clock, space = Clock(), types.SimpleNamespace(find=lambda ids, timeout: None)
     with kvd.Client(daemon.socket_path) as c:
-        door = Door(None, lambda c, key: space, c, clock=clock)
+        spaces = SpaceClient(None, lambda c, key: space, c, clock=clock)
 
         def silent(space):
-            clock.now += store_door.CALL_S
+            clock.now += space_client.CALL_S
             raise kvd.TimeoutError("no answer", "ENOREPLY", 515)
         pauses = []
         for _ in range(6):
-            assert door.ask("key", silent) is None
-            pauses.append(door.until - clock.now)
-            clock.now = door.until
+            assert spaces.ask("key", silent) is None
+            pauses.append(spaces.until - clock.now)
+            clock.now = spaces.until
         assert pauses == [5, 10, 20, 40, 60, 60]
-        assert door.ask("key", lambda space: space) is space
-        door.ask("key", silent)
-        assert door.until - clock.now == 5
+        assert spaces.ask("key", lambda space: space) is space
+        spaces.ask("key", silent)
+        assert spaces.until - clock.now == 5
 
 
 def test_a_daemon_that_is_not_there_is_tried_again():
@@ -53,13 +54,13 @@ def test_a_daemon_that_is_not_there_is_tried_again():
     def connect():
         tried.append(1)
         raise kvd.ConnectionError("nobody listens", "ENODAEMON", 1)
-    door = Door(connect, None, clock=clock)
+    spaces = SpaceClient(connect, None, clock=clock)
     for _ in range(3):
-        assert door.ask(None, None) is None
-    assert len(tried) == 1 and "nobody listens" not in (door.why or "")
-    clock.now += store_door.AWAY_S
-    assert door.ask(None, None) is None and len(tried) == 2
-    assert "nobody listens" in door.why
+        assert spaces.ask(None, None) is None
+    assert len(tried) == 1 and "nobody listens" not in (spaces.why or "")
+    clock.now += space_client.AWAY_S
+    assert spaces.ask(None, None) is None and len(tried) == 2
+    assert "nobody listens" in spaces.why
 
 
 def test_spaces_that_are_not_asked_for_any_more_are_closed():
@@ -71,10 +72,10 @@ def test_spaces_that_are_not_asked_for_any_more_are_closed():
     client = types.SimpleNamespace(_kvd=types.SimpleNamespace(poll=lambda: None), lost=False)
     for most, wanted in ((0, "ab"), (1, "aba")):
         opened.clear()
-        door = Door(None, opener, client, most=most)
+        spaces = SpaceClient(None, opener, client, most=most)
         for key in "aabba":
-            assert door.ask(key, lambda space: True)
-        assert "".join(opened) == wanted and len(door.spaces) == (most or 2)
+            assert spaces.ask(key, lambda space: True)
+        assert "".join(opened) == wanted and len(spaces.spaces) == (most or 2)
 
 
 def test_the_longest_prefix_that_may_be_held_is():
@@ -86,8 +87,9 @@ def test_the_longest_prefix_that_may_be_held_is():
         layout.buffer(memory.nbytes)
         layout.view("kv", 16, len(ids)).heads("kv", 0, "k", buffer=0, unit_bytes=2048)
         pool = c.pool(layout, [c.register(memory)])
-        door = Door(None, lambda c, key: c.space(pool, model="m", scheme="s", tokens=16), c)
-        space = until(lambda: door.ask("key", lambda space: space))
+        spaces = SpaceClient(
+            None, lambda c, key: c.space(pool, model="m", scheme="s", tokens=16), c)
+        space = until(lambda: spaces.ask("key", lambda space: space))
         space.put(ids, {"kv": range(len(ids))}).wait()
         there = space.find(ids).chunks
         with pytest.raises(kvd.Error) as told:
@@ -101,12 +103,13 @@ def test_the_longest_prefix_that_may_be_held_is():
 
 def test_chunks_that_have_left_are_no_word_for_the_log(caplog):
     client = types.SimpleNamespace(_kvd=types.SimpleNamespace(poll=lambda: None), lost=False)
-    door = Door(None, lambda c, key: types.SimpleNamespace(find=lambda ids, timeout: None), client)
+    spaces = SpaceClient(
+        None, lambda c, key: types.SimpleNamespace(find=lambda ids, timeout: None), client)
 
     def gone(space):
         raise kvd.Error("its lease has ended", "ELEASE", 1)
-    assert door.ask("key", gone) is None and "lease" in door.why and not caplog.text
-    assert door.ask("key", lambda space: True)
+    assert spaces.ask("key", gone) is None and "lease" in spaces.why and not caplog.text
+    assert spaces.ask("key", lambda space: True)
 
 
 # ---- names -----------------------------------------------------------------------------------

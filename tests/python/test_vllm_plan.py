@@ -109,7 +109,7 @@ Found = namedtuple("Found", "chunks secret")
 
 
 class Store:
-    """A Door that has the first `there` chunks of any prompt."""
+    """A SpaceClient that has the first `there` chunks of any prompt."""
 
     def __init__(self, there=0):
         self.there, self.asked, self.away = there, [], False
@@ -572,7 +572,7 @@ def plan_matches_nothing(plan, store):
 
 
 def caught(call):
-    """As a Door: what fails is none."""
+    """As a SpaceClient: what fails is none."""
     try:
         return call()
     except kvd.Error:
@@ -584,7 +584,7 @@ def test_a_prompt_of_more_than_a_call_takes_goes_in_two():
     plan.told({(0, 0): (layout_text(), 1)})
     request = arrive(plan, 5000 * 16)
     assert plan.matched(request, 0) == (4096 * 16, True)
-    plan.door.there = 0
+    plan.spaces.there = 0
     other = arrive(plan, 5000 * 16, "b")
     plan.matched(other, 0)
     assert [len(s[2]) // 32 for s in computes(plan, other, 5000 * 16).saves] == [4096]

@@ -66,8 +66,8 @@ def test_a_state_of_another_token_is_not_loaded(connector):
 
 def test_fewer_chunks_than_were_found_are_loaded_from_the_first_token_on():
     space = Some(hold=lambda ids, first, **kw: Some(chunks=len(ids), secret=b"s", close=None))
-    door = Some(ask=lambda key, call: call(space))
-    plan = Plan(door, BlockIds(16), Words("m", "r", "s", "", 0), 16, 64)
+    spaces = Some(ask=lambda key, call: call(space))
+    plan = Plan(spaces, BlockIds(16), Words("m", "r", "s", "", 0), 16, 64)
     layout = Layout()
     layout.buffer(1 << 20)
     layout.view("kv", 16, 20).field("kv", 0, "k", buffer=0, page_stride=512, token_stride=32,

@@ -9,8 +9,8 @@ import pytest
 
 import kvd
 from conftest import judging_deaths, until
-from kvd.stores import door as store_door
-from kvd.stores.door import Door
+from kvd.stores import space_client
+from kvd.stores.space_client import SpaceClient
 from kvd.vllm import pools
 from kvd.vllm.store_plan import BlockIds, Plan, Step, Words, whole_layout
 from kvd.vllm.store_worker import Load, Rank
@@ -55,8 +55,9 @@ class Side:
         pool = self.client.pool(layout, [self.client.register(self.cache)],
                                 name="store.%d.%d" % (id(self), rank))
         group = pools.Group("kv", "kv", block, ratio, grain, 0, 0)
-        self.door = Door(None, lambda c, words: c.space(pool, **words._asdict()), self.client)
-        self.rank = Rank(self.door, group, mark or (lambda: None), self.count)
+        self.spaces = SpaceClient(None, lambda c, words: c.space(pool, **words._asdict()),
+                                  self.client)
+        self.rank = Rank(self.spaces, group, mark or (lambda: None), self.count)
 
     def count(self, **values):
         self.counts.append(values)
@@ -100,7 +101,7 @@ class Side:
                              ends=[name] if ends else []))
 
     def __enter__(self):
-        assert until(lambda: self.door.ask(NAMED._replace(tokens=T), lambda s: True))
+        assert until(lambda: self.spaces.ask(NAMED._replace(tokens=T), lambda s: True))
         return self
 
     def __exit__(self, *exc):
@@ -118,7 +119,7 @@ def ids_of(test, count):
 
 def held(side, words, ids, first=0, lease=None):
     """By a scheduler of its own session, with the layout of the whole model."""
-    hold = side.door.ask(words, lambda space: space.hold(ids, first, lease=lease))
+    hold = side.spaces.ask(words, lambda space: space.hold(ids, first, lease=lease))
     return hold
 
 
@@ -153,7 +154,7 @@ def test_a_scheduler_finds_what_all_of_its_ranks_have(daemon):
     words, ids = words_of("ranks"), ids_of("ranks", 2)
     sides = [Side(daemon, tp=2, rank=r) for r in range(2)]
     with sides[0], sides[1], Side(daemon) as one, kvd.Client(daemon.socket_path) as c:
-        plan = Plan(Door(lambda: c, lambda c, key: c.space(key[0], **key[1]._asdict())),
+        plan = Plan(SpaceClient(lambda: c, lambda c, key: c.space(key[0], **key[1]._asdict())),
                     BlockIds(BLOCK), words, BLOCK, T, ranks=2)
         plan.told({(0, 1): (sides[1].layout.text(), 1)})
         assert plan.words is None
@@ -225,7 +226,7 @@ def test_a_load_whose_lease_has_ended_has_no_block(daemon, caplog):
         a.save(words, ids, list(range(8)))
         a.results()
         hold = held(a, words, ids, lease=0.02)
-        until(lambda: not a.door.ask(words, lambda s: s.join(hold.secret)))
+        until(lambda: not a.spaces.ask(words, lambda s: s.join(hold.secret)))
         a.rank.take(step_of(words, hold, list(range(20, 28)), 0, 128))
         assert a.results() == (set(), {"a"})
         assert a.rank.bad_blocks() == set(range(20, 28)) and not a.rank.bad_blocks()
@@ -384,7 +385,7 @@ def test_a_daemon_that_is_restarted_is_a_miss_and_then_serves():
         assert a.results()[0] == {"b"} and a.total("failed_saves") == 1
         daemon.notify.close()
         daemon.start().wait_ready()
-        assert until(lambda: a.door.ask(words, lambda s: s.find(ids))).chunks == 0
+        assert until(lambda: a.spaces.ask(words, lambda s: s.find(ids))).chunks == 0
         a.save(words, ids, blocks, "c")
         assert a.results()[0] == {"c"}
         hold = held(a, words, ids)
@@ -404,7 +405,7 @@ def test_a_put_under_way_ends_with_its_daemon():
         assert a.results()[0] == {"a"} and a.total("failed_saves") == 1
         daemon.notify.close()
         daemon.start().wait_ready()
-        assert until(lambda: a.door.ask(words_of("dies"), lambda s: True))
+        assert until(lambda: a.spaces.ask(words_of("dies"), lambda s: True))
 
 
 @judging_deaths
@@ -417,21 +418,21 @@ def test_a_daemon_that_stands_still_costs_one_call_and_no_block():
         daemon.freeze()
         try:
             a.rank.take(step_of(words, hold, list(range(20, 28)), 0, 128, "b"))
-            assert a.rank.loads["b"].move is None and a.door.ask(words, None) is None, \
+            assert a.rank.loads["b"].move is None and a.spaces.ask(words, None) is None, \
                 "the next calls do not wait"
             assert a.rank.results() == (set(), {"b"})
             assert a.rank.bad_blocks() == set(range(20, 28))
-            a.door.until = 0
+            a.spaces.until = 0
             more = ids_of("frozen more", 2)
             a.write(list(range(8)), 3)
             begin = time.monotonic()
             a.save(words, more, list(range(8)), "c")
-            assert time.monotonic() - begin < store_door.CALL_S, "a put waits for nobody"
+            assert time.monotonic() - begin < space_client.CALL_S, "a put waits for nobody"
             assert a.rank.results() == (set(), set()), "the daemon may read its blocks"
         finally:
             daemon.thaw()
         assert a.results()[0] == {"c"}
-        a.door.until = 0
+        a.spaces.until = 0
         hold = until(lambda: held(a, words, more))
         a.rank.take(step_of(words, hold, list(range(20, 28)), 0, 128))
         a.results()

@@ -132,8 +132,8 @@ class Engine:
         self.tier = module.KvdTier(spec, memoryview(self.rows), "KvdTier",
                                    kvd_socket=daemon.socket_path, **dict(GIVEN, **given))
         named = self.tier._space_of(0)
-        until(lambda: self.tier.shelf.mover.ask(named, lambda s: True) and
-              self.tier.shelf.asker.ask(named, lambda s: True))
+        until(lambda: self.tier.cache.mover.ask(named, lambda s: True) and
+              self.tier.cache.asker.ask(named, lambda s: True))
 
     def __enter__(self):
         return self
@@ -265,9 +265,9 @@ def test_memory_is_shared_by_its_name_or_copied(module, daemon):
         assert kinds(daemon) == {"shm"}
     with Engine(module, daemon) as two:
         os.unlink(two.path)  # a daemon that may not open it
-        two.tier.shelf.mover.close()
-        two.tier.shelf.mover = module.Door(lambda: kvd.Client(daemon.socket_path),
-                                           two.tier._moving)
+        two.tier.cache.mover.close()
+        two.tier.cache.mover = module.SpaceClient(lambda: kvd.Client(daemon.socket_path),
+                                                  two.tier._moving)
         two.tier.pool = None
         assert two.load(keys, [5, 6, 7, 8]).success and two.holds(keys, [5, 6, 7, 8])
         assert kinds(daemon) == {"vm"}
@@ -338,8 +338,8 @@ def test_without_a_daemon_all_is_a_miss(module, daemon):
     keys = keys_of(4, "nobody")
     with Engine(module, daemon) as one:
         one.store(keys, range(4))
-        for door in (one.tier.shelf.asker, one.tier.shelf.mover):
-            door.until = float("inf")  # as when it was not there
+        for spaces in (one.tier.cache.asker, one.tier.cache.mover):
+            spaces.until = float("inf")  # as when it was not there
         assert one.find(keys) == [False] * 4
         assert not one.load(keys, range(4)).success and not one.store(keys, range(4)).success
 
@@ -358,7 +358,7 @@ def test_a_daemon_that_dies_during_a_load_is_a_miss_and_no_hang(module, monkeypa
                 begun.append(move)
                 return move
             begun, memory = [], kvd.Memory(4096, "word")
-            word = one.tier.shelf.mover.client.register(memory)
+            word = one.tier.cache.mover.client.register(memory)
             monkeypatch.setattr(kvd.chunks.Hold, "fetch", held)
             one.rows[8:16] = 0
             job = one.submit(keys, range(8, 16), True)

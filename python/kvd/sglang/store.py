@@ -8,7 +8,7 @@
 SGLang calls batch_exists() on its prefetch thread (and sometimes the scheduler's), batch_get_*() on
 another, batch_set_*() on a third, and close() after these have ended. Ids are its page hashes;
 ranks are in the layouts (store_pools.py), so another number of ranks can read these chunks.
-kvd.stores.shelf implements the operations."""
+kvd.stores.hicache implements the operations."""
 import logging
 import re
 import secrets
@@ -28,9 +28,9 @@ from sglang.srt.runtime_context import get_server_args, get_serving
 from ..client import Client
 from ..errors import Error
 from ..layout import format_of
-from ..stores.door import CALL_S, Door
+from ..stores.space_client import CALL_S, SpaceClient
 from ..stores.names import commit_of, rope_of, weights_of, word
-from ..stores.shelf import LEASE_S, Shelf, pages_of, trailing
+from ..stores.hicache import LEASE_S, HiCache, pages_of, trailing
 from . import store_pools
 
 logger = logging.getLogger("kvd.sglang")
@@ -237,10 +237,11 @@ class KvdStore(HiCacheStorage):
         def connect():
             self.registered.clear()
             return Client(given.get("kvd_socket"), client="sglang")
-        asker = Door(lambda: Client(given.get("kvd_socket"), client="sglang", timeout=CALL_S),
-                     self._asking, log=logger)
-        mover = Door(connect, self._moving, log=logger)
-        self.shelf = Shelf(asker, mover, lease=given.get("lease", LEASE_S),
+        asker = SpaceClient(
+            lambda: Client(given.get("kvd_socket"), client="sglang", timeout=CALL_S),
+            self._asking, log=logger)
+        mover = SpaceClient(connect, self._moving, log=logger)
+        self.cache = HiCache(asker, mover, lease=given.get("lease", LEASE_S),
                            far=given.get("far"))
         follow_updates()
         follow_adapters(get_server_args(), given)
@@ -266,10 +267,10 @@ class KvdStore(HiCacheStorage):
         named = self.names.of(name, made)
         self.pools[name] = made, named, pool
         if named.revision is None:
-            self.shelf.stop("the weights have no name")
+            self.cache.stop("the weights have no name")
             return
         logger.info("pages of %d tokens of %s are chunks: %s", made.page_size, name, named)
-        self.shelf.mover.ask(named, lambda space: True)  # register the memory before it serves
+        self.cache.mover.ask(named, lambda space: True)  # register the memory before it serves
 
     def _asking(self, client, named):
         return client.space(self.pools[named.pool][0].layout, **self._words(named))
@@ -296,7 +297,7 @@ class KvdStore(HiCacheStorage):
         try:
             return call(*args)
         except Exception as error:
-            self.shelf.mover.tell("the store has failed: %s: %s" % (type(error).__name__, error),
+            self.cache.mover.tell("the store has failed: %s: %s" % (type(error).__name__, error),
                                   type(error))
             logger.debug("the store has failed", exc_info=True)
             return missed
@@ -310,7 +311,7 @@ class KvdStore(HiCacheStorage):
             host_indices.cpu().numpy(), len(keys), made.page_size, store_pools.pages_of(pool))
         if pages is None:
             if keys:
-                self.shelf.mover.tell("SGLang passed %d invalid pages of %s"
+                self.cache.mover.tell("SGLang passed %d invalid pages of %s"
                                       % (len(keys), name))
             return [False] * len(keys)
         return move(named, keys, pages)
@@ -318,7 +319,7 @@ class KvdStore(HiCacheStorage):
     # ---- one pool ----
 
     def batch_exists(self, keys, extra_info=None):
-        return self._safe(0, lambda: self.shelf.exists(self.pools[PoolName.KV.value][1], keys))
+        return self._safe(0, lambda: self.cache.exists(self.pools[PoolName.KV.value][1], keys))
 
     def batch_get_v1(self, keys, host_indices, extra_info=None):
         return self._get(PoolName.KV, keys, host_indices)
@@ -327,10 +328,10 @@ class KvdStore(HiCacheStorage):
         return self._set(PoolName.KV, keys, host_indices)
 
     def _get(self, name, keys, host_indices):
-        return self._move(self.shelf.get, name, keys, host_indices)
+        return self._move(self.cache.get, name, keys, host_indices)
 
     def _set(self, name, keys, host_indices):
-        return self._move(self.shelf.put, name, keys, host_indices)
+        return self._move(self.cache.put, name, keys, host_indices)
 
     # ---- several ----
 
@@ -354,9 +355,9 @@ class KvdStore(HiCacheStorage):
                 break
             named = self.pools[str(transfer.name)][1]
             if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
-                own = set(range(1, self.shelf.exists(named, keys[:count]) + 1))
+                own = set(range(1, self.cache.exists(named, keys[:count]) + 1))
             elif transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
-                there = self.shelf.present(named, keys[:count])
+                there = self.cache.present(named, keys[:count])
                 own = trailing(there, max(1, len(transfer.keys or ())))
             else:
                 continue  # it limits nothing, and has no name
@@ -382,15 +383,15 @@ class KvdStore(HiCacheStorage):
                                   "store")
 
     def on_new_weights(self):
-        if self.shelf.stopped is None:
+        if self.cache.stopped is None:
             logger.warning("kvd.sglang: the weights (or adapters) change, so no more chunks "
                            "are found or put: detach the storage backend, and attach it with a "
                            "\"revision\" of the new weights")
-            self.shelf.stop("the weights have changed")
+            self.cache.stop("the weights have changed")
 
     def close(self):
         _stores.discard(self)
-        self.shelf.close()
+        self.cache.close()
 
 
 def region_of(client, part):

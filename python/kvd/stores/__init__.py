@@ -2,6 +2,6 @@
 """Common parts of the connectors of all engines to the daemon's chunks. No engine is imported
 here.
 
-door     a session that is opened on first use, and again after a restart of the daemon
-names    names of spaces: weights, positions
-shelf    pages of a pool in host memory as chunks, by their hashes"""
+space_client  a session that is opened on first use, and again after a restart of the daemon
+names         names of spaces: weights, positions
+hicache       pages of a pool in host memory as chunks, by their hashes"""

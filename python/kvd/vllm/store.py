@@ -25,7 +25,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V
 from vllm.logger import init_logger
 
 from ..client import Client
-from ..stores.door import CALL_S, Door
+from ..stores.space_client import CALL_S, SpaceClient
 from ..stores.names import weights_of
 from . import releases, sleep
 from .identity import names
@@ -153,10 +153,11 @@ def plan(config, caches, hashed, block, tokens):
     def opener(client, key):
         layout, named = key
         return client.space(layout, timeout=CALL_S, **named._asdict())
-    door = Door(lambda: Client(extra("kvd_socket", None), client="vllm", timeout=CALL_S),
-                opener, most=1, log=logger)
+    spaces = SpaceClient(
+        lambda: Client(extra("kvd_socket", None), client="vllm", timeout=CALL_S),
+        opener, most=1, log=logger)
     named = names(config, extra, scheme)
-    return Plan(door, ids, named, block, tokens,
+    return Plan(spaces, ids, named, block, tokens,
                 group=caches.transfer_group_ids[0],
                 ranks=parallel.tensor_parallel_size * parallel.pipeline_parallel_size,
                 lease=extra("lease", LEASE_S), far=extra("far", 0) or None,
@@ -196,8 +197,8 @@ class Worker:
 
         def opener(client, named):
             return client.space(pool, timeout=CALL_S, **named._asdict())
-        door = Door(None, opener, client, most=1, log=logger)
-        self.rank = Rank(door, group, self.marks, self.count)
+        spaces = SpaceClient(None, opener, client, most=1, log=logger)
+        self.rank = Rank(spaces, group, self.marks, self.count)
 
     def count(self, **values):
         self.stats = self.stats or StoreStats()
@@ -209,7 +210,7 @@ class Worker:
             return
         self.rank.quiet()
         self.marks.close()
-        self.rank.door.close()
+        self.rank.spaces.close()
         self.rank = None
 
 
@@ -313,7 +314,7 @@ class KvdStoreConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
         if self._worker is not None:
             self._worker.close()
         if self._plan is not None:
-            self._plan.door.close()
+            self._plan.spaces.close()
 
     # ---- metrics ----
 

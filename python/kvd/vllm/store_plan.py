@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ..chunks import ID_BYTES, IDS_MAX
 from ..layout import Layout
-from ..stores.door import AWAY_S, CALL_S, hold_most
+from ..stores.space_client import AWAY_S, CALL_S, hold_most
 from ..stores.jobs import Jobs
 from ..stores.names import word
 
@@ -198,15 +198,15 @@ class Step:
 
 
 class Plan:
-    """door: a Door whose opener takes (client, layout text, words). block: tokens of one;
+    """spaces: a SpaceClient whose opener takes (client, layout text, words). block: tokens of one;
     group: of the block table; lease: of holds, seconds; far: seconds to query other daemons,
     or None; adapters: Adapters, or None if the user's revision covers them; ranks: number of
     workers; loads, saves: whether it does."""
 
-    def __init__(self, door, ids, words, block, tokens, *, group=0, ranks=1, lease=LEASE_S,
+    def __init__(self, spaces, ids, words, block, tokens, *, group=0, ranks=1, lease=LEASE_S,
                  far=None, loads=True, saves=True, adapters=None, step=Step,
                  clock=time.monotonic):
-        self.door, self.ids, self.block, self.tokens = door, ids, block, tokens
+        self.spaces, self.ids, self.block, self.tokens = spaces, ids, block, tokens
         self.named, self.words = words, None  # without and with the workers' layouts
         self.group, self.lease, self.far = group, lease, far
         self.loads, self.saves, self.adapters = loads, saves, adapters
@@ -290,7 +290,7 @@ class Plan:
         ids = self._ids(known, last)[first:] if last > first else ()
         if not ids:
             return 0
-        hold = self.door.ask((self.layout, self.words), lambda space: hold_most(
+        hold = self.spaces.ask((self.layout, self.words), lambda space: hold_most(
             lambda count, far: space.hold(ids[:count], first, lease=self.lease, far=far,
                                           timeout=CALL_S), len(ids), self.far))
         if hold is None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import Error
 from ..rooms import ABORTING, FAILED, SUCCESS, View
-from ..stores.door import CALL_S, FETCH_S
+from ..stores.space_client import CALL_S, FETCH_S
 
 logger = logging.getLogger("vllm.kvd")
 SHOW_S = 0.25  # timeout of the query for a failed load's message
@@ -48,11 +48,11 @@ def over(move):
 
 
 class Rank:
-    """door: a Door that opens spaces of the pool; group: of pools.py; mark(): the enqueued work,
-    for the daemon to wait for; count(name=value): statistics."""
+    """spaces: a SpaceClient that opens spaces of the pool; group: of pools.py; mark(): the enqueued
+    work, for the daemon to wait for; count(name=value): statistics."""
 
-    def __init__(self, door, group, mark, count):
-        self.door, self.group, self.mark, self.count = door, group, mark, count
+    def __init__(self, spaces, group, mark, count):
+        self.spaces, self.group, self.mark, self.count = spaces, group, mark, count
         self.loads, self.puts, self.ending, self.bad = {}, {}, set(), set()
 
     def view(self, blocks, begin, end):
@@ -79,7 +79,7 @@ class Rank:
             def fetch(space, secret=secret, views=self.view(blocks, begin, end)):
                 hold = space.join(secret, timeout=CALL_S)
                 return post(lambda **kw: hold.fetch(views, deadline=FETCH_S, **kw)), hold
-            move, hold = self.door.ask(step.words, fetch) or (None, None)
+            move, hold = self.spaces.ask(step.words, fetch) or (None, None)
             self._begun(move)
             self.loads[name] = Load(move, blocks, hold)
         for name in step.drops:
@@ -94,7 +94,7 @@ class Rank:
             wait = self.mark() if step.saves else None
         except Error as error:  # of the stream: the time of its chunks is unknown
             self.count(failed_saves=len(step.saves))
-            self.door.tell("chunks are not saved: %s" % error, "mark")
+            self.spaces.tell("chunks are not saved: %s" % error, "mark")
             return
         for name, first, ids, blocks, words in step.saves:
             begin = first * words.tokens * self.group.grain
@@ -102,7 +102,7 @@ class Rank:
 
             def put(space, ids=ids, views=views, first=first):
                 return post(lambda **kw: space.put(ids, views, first, wait=wait, **kw))
-            move = self.door.ask(words, put)
+            move = self.spaces.ask(words, put)
             self._begun(move)
             if move is None:
                 self.count(failed_saves=1)
@@ -112,7 +112,7 @@ class Rank:
     def _begun(self, move):
         """Its daemon may be stopped, or did not answer: it is not called again soon."""
         if move is not None and not over(move) and move.read().flags & ABORTING:
-            self.door.mute()
+            self.spaces.mute()
 
     # ---- their ends ----
 
@@ -141,7 +141,7 @@ class Rank:
     def turn(self):
         """Late replies arrive with it."""
         with contextlib.suppress(Error):
-            self.door.client._kvd.poll()
+            self.spaces.client._kvd.poll()
 
     def results(self):
         """(requests whose puts have ended, requests that were loaded, or not)"""
@@ -176,7 +176,7 @@ class Rank:
             return
         if load.dropped:
             return
-        tokens, why = 0, self.door.why
+        tokens, why = 0, self.spaces.why
         if load.move is not None:
             tokens, why = self._landed(load.move)
         whole = tokens * self.group.grain // self.group.tokens
@@ -213,7 +213,7 @@ class Rank:
             self.count(saved_bytes=nbytes)
         else:
             self.count(failed_saves=1)
-            self.door.tell("request %s: chunks were not saved: %s"
+            self.spaces.tell("request %s: chunks were not saved: %s"
                            % (name, self._landed(move)[1]), "put")
         return True
 

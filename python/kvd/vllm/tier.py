@@ -43,10 +43,10 @@ from ..chunks import ID_BYTES
 from ..client import Client
 from ..errors import Error
 from ..layout import Layout
-from ..stores.door import CALL_S, Door
+from ..stores.space_client import CALL_S, SpaceClient
 from ..stores.jobs import Jobs
 from ..stores.names import weights_of, word
-from ..stores.shelf import LEASE_S, Shelf
+from ..stores.hicache import LEASE_S, HiCache
 from . import releases
 
 logger = init_logger("vllm.kvd")
@@ -129,10 +129,10 @@ class Lookups(AsyncLookupManager):
         there = {}
         for named, some in self.tier.by_space(keys):
             hashes = [get_offload_block_hash(key).hex() for key in some]
-            count = self.tier.shelf.exists(named, hashes)
+            count = self.tier.cache.exists(named, hashes)
             found = [True] * count
             if not ascends([req_context.get_offload_key_position(key) for key in some]):
-                found += [False] + self.tier.shelf.present(named, hashes[count + 1:])
+                found += [False] + self.tier.cache.present(named, hashes[count + 1:])
             there.update(zip(some, found))
         return [there.get(key, False) for key in keys]
 
@@ -164,14 +164,14 @@ class KvdTier(SecondaryTierManager):
 
         def asking(client, named):
             return client.space(self.layout, timeout=CALL_S, **named._asdict())
-        asker = Door(lambda: Client(given.get("kvd_socket"), client="vllm", timeout=CALL_S),
-                     asking, log=logger)
-        mover = Door(connect, self._moving, log=logger)
-        self.shelf = Shelf(asker, mover, lease=given.get("lease", LEASE_S), far=given.get("far"))
+        asker = SpaceClient(lambda: Client(given.get("kvd_socket"), client="vllm", timeout=CALL_S),
+                            asking, log=logger)
+        mover = SpaceClient(connect, self._moving, log=logger)
+        self.cache = HiCache(asker, mover, lease=given.get("lease", LEASE_S), far=given.get("far"))
         self.lookups = Lookups(self, tier_type)
         self.loads, self.stores = Jobs("kvd-loads"), Jobs("kvd-stores")
         # the memory is registered before it serves
-        self.loads.add(self.shelf.mover.ask, self._space_of(0), lambda space: True)
+        self.loads.add(self.cache.mover.ask, self._space_of(0), lambda space: True)
         logger.info("kvd.vllm: rows of %d bytes are chunks: %s", self.row, self.named)
 
     def _moving(self, client, named):
@@ -209,7 +209,7 @@ class KvdTier(SecondaryTierManager):
         groups = {}
         for key in keys:
             if len(get_offload_block_hash(key)) != ID_BYTES:
-                self.shelf.mover.tell("block hashes of %d bytes cannot be ids: set "
+                self.cache.mover.tell("block hashes of %d bytes cannot be ids: set "
                                       "--prefix-caching-hash-algo sha256_cbor" % (len(key) - 4))
                 continue
             groups.setdefault(get_offload_group_idx(key), []).append(key)
@@ -241,10 +241,10 @@ class KvdTier(SecondaryTierManager):
         if job_metadata.req_context.req_id in self.frozen:
             self.done.put((job_metadata, [], 0.0))
         else:
-            self.stores.add(self._do, self.shelf.put, job_metadata)
+            self.stores.add(self._do, self.cache.put, job_metadata)
 
     def submit_load(self, job_metadata):
-        self.loads.add(self._do, self.shelf.get, job_metadata)
+        self.loads.add(self._do, self.cache.get, job_metadata)
 
     def _do(self, move, job):
         """job: it has ended when it is reported. Errors are misses."""
@@ -256,7 +256,7 @@ class KvdTier(SecondaryTierManager):
                             np.array([rows[key] for key in keys]))
                 done += [key for key, one in zip(keys, came) if one]
         except Exception as error:
-            self.shelf.mover.tell("the store has failed: %s: %s" % (type(error).__name__, error),
+            self.cache.mover.tell("the store has failed: %s: %s" % (type(error).__name__, error),
                                   type(error))
             logger.debug("the store has failed", exc_info=True)
         self.done.put((job, done, time.monotonic() - begin))
@@ -290,4 +290,4 @@ class KvdTier(SecondaryTierManager):
         self.lookups.shutdown()
         self.loads.close()
         self.stores.close()
-        self.shelf.close()
+        self.cache.close()

@@ -17,7 +17,7 @@ import numpy as np
 from ..chunks import ANYWHERE, IDS_MAX
 from ..errors import Error
 from ..rooms import FAILED, SUCCESS, View
-from .door import CALL_S, FETCH_S, hold_most
+from .space_client import CALL_S, FETCH_S, hold_most
 
 LEASE_S = 10.0
 HELD_MAX = 64  # holds of pages that were found and not read yet
@@ -128,9 +128,9 @@ class Holds:
         return gone
 
 
-class Shelf:
-    """asker: a Door whose spaces have layouts alone; mover: one whose spaces have memory. key: name
-    of a pool's space for both. far: seconds, or None."""
+class HiCache:
+    """asker: a SpaceClient whose spaces have layouts alone; mover: one whose spaces have memory.
+    key: name of a pool's space for both. far: seconds, or None."""
 
     def __init__(self, asker, mover, *, lease=LEASE_S, far=None, clock=time.monotonic):
         self.asker, self.mover, self.lease, self.far = asker, mover, lease, far
@@ -165,7 +165,7 @@ class Shelf:
         return held.chunks
 
     def _hold(self, key, ids):
-        """None: unknown. Holds of this shelf are released if all holds together exceed the
+        """None: unknown. Holds of this cache are released if all holds together exceed the
         limit."""
         def call(space):
             def hold(count, far):

@@ -42,7 +42,7 @@ def hold_most(hold, count, far):
     return best
 
 
-class Door:
+class SpaceClient:
     """connect() returns a client if there is none yet; opener(client, key) opens a space, where key
     is the caller's name for it. most: number of spaces that are kept open, 0: all; log: the
     engine's."""
