@@ -83,7 +83,7 @@ static int area_check(void *arg, const struct maps_area *area)
 
 /* A thread's stack merges with neighbours in the map: only its current position is
  * known, and only for the calling thread. */
-static int client_adopt_check_map_check(uint64_t begin, uint64_t end)
+static int client_adopt_check_map(uint64_t begin, uint64_t end)
 {
 	uint8_t here;
 	struct walk walk = {.at = begin, .stack = (uintptr_t)&here};
@@ -126,7 +126,7 @@ static int chunk_check(uint64_t address, uint64_t bytes, uint64_t page, uint64_t
 
 	if (address % 16 || address < sizeof(words))
 		return client_adopt_check_refuse(not_its_own, address);
-	r = client_adopt_check_map_check(header / page * page, address + 1);
+	r = client_adopt_check_map(header / page * page, address + 1);
 	if (r < 0)
 		return r;
 	words = chunk_words_at(header);
@@ -203,7 +203,7 @@ int adopt_check(const struct kvd_adopt_args *args, uint64_t *begin_p, uint64_t *
 	if (!args->vouched)
 		r = chunk_check(address, args->bytes, page, &begin, &end);
 	if (r == 0)
-		r = client_adopt_check_map_check(begin, end);
+		r = client_adopt_check_map(begin, end);
 	if (r == 0)
 		r = cuda_check(begin, end, page);
 	*begin_p = begin;

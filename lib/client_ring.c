@@ -181,8 +181,8 @@ static void *map_shared(int fd, uint64_t bytes)
 }
 
 /* Takes the eventfd out of fds on success. */
-static struct client_ring *client_ring_ring_map(int fds[3], uint64_t entries,
-						uint64_t arena_bytes)
+static struct client_ring *client_ring_map(int fds[3], uint64_t entries,
+					   uint64_t arena_bytes)
 {
 	struct client_ring *ring;
 
@@ -231,7 +231,7 @@ static int ring_shared(struct client_request *req, int result, const cJSON *repl
 		return client_fail(client, KVD_E_PROTO,
 				   "session.share: the reply lacks its members");
 	client->ring_ops = ops_told(reply);
-	client->ring = client_ring_ring_map(conn->in_fds, entries, arena);
+	client->ring = client_ring_map(conn->in_fds, entries, arena);
 	return client->ring ? 0
 			    : client_fail(client, KVD_E_PROTO,
 					  "session.share: the shared memory has an "
@@ -333,9 +333,8 @@ static bool arena_take(struct client_ring *ring, size_t bytes, uint64_t *offset_
 	return true;
 }
 
-static bool client_ring_do_ring_put(struct client_ring *ring,
-				    struct kvd_ring_entry *entry,
-				    const struct client_part *parts, size_t count)
+static bool client_ring_append(struct client_ring *ring, struct kvd_ring_entry *entry,
+			       const struct client_part *parts, size_t count)
 {
 	size_t bytes = parts_bytes(parts, count);
 	const uint64_t one = 1;
@@ -419,8 +418,7 @@ int client_ring_put(struct kvd_client *client, struct kvd_ring_entry *entry,
 	 * empty */
 	if (client->submits && !client->in_callback)
 		client_conn_turn(client, 0);
-	if (!client->submits &&
-	    client_ring_do_ring_put(client->ring, entry, parts, count))
+	if (!client->submits && client_ring_append(client->ring, entry, parts, count))
 		return 0;
 	entry->offset = 0;
 	return client_ring_socket_put(client, entry, parts, count, object);

@@ -33,7 +33,7 @@
 #include "daemon/base/share.h"
 
 #define FEW_FDS_PART 16u /* of all engines': some sessions with their regions */
-#define PARTS_PART 16u	 /* of the ceiling: incomplete messages of one principal */
+#define PARTS_SHARE 16u	 /* of the ceiling: incomplete messages of one principal */
 #define PRESET_PART 16u
 #define PRESET_MOST (UINT64_C(8) << 30)
 #define PRESET_LEAST (UINT64_C(256) << 20)
@@ -254,7 +254,7 @@ static int parts_check(struct account *account, uint64_t bytes, uint64_t least)
 
 	if (!account || account->accounts->limit == 0)
 		return 0;
-	most = account->accounts->limit / PARTS_PART;
+	most = account->accounts->limit / PARTS_SHARE;
 	most = most < least ? least : most;
 	if (bytes <= most && account->bytes[ACCOUNT_PARTS] <= most - bytes)
 		return err_pass(account_check(account, ACCOUNT_PARTS, bytes));
@@ -265,7 +265,7 @@ static int parts_check(struct account *account, uint64_t bytes, uint64_t least)
 			 account->name, account_class_names[ACCOUNT_PARTS],
 			 (unsigned long long)bytes,
 			 (unsigned long long)account->bytes[ACCOUNT_PARTS],
-			 (unsigned long long)most, PARTS_PART);
+			 (unsigned long long)most, PARTS_SHARE);
 }
 
 int charge_parts(struct charge *charge, struct account *account, uint64_t bytes,

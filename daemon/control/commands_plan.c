@@ -39,7 +39,7 @@ static int plan_into(const struct request *req, FILE *out)
 	return err_pass(plan_json_rows(req->line, REPLY_ROWS_MAX, NULL, out));
 }
 
-static void commands_plan_plan_work(struct offload_job *job)
+static void commands_plan_work(struct offload_job *job)
 {
 	struct planning *p = container_of(job, struct planning, job);
 	FILE *out = open_memstream(&p->answer, &p->len);
@@ -53,7 +53,7 @@ static void commands_plan_plan_work(struct offload_job *job)
 		job->result = err_raise(ERR_NOMEM, "out of memory for a plan");
 }
 
-static void commands_plan_plan_done(struct offload_job *job)
+static void commands_plan_done(struct offload_job *job)
 {
 	struct planning *p = container_of(job, struct planning, job);
 	struct request *req = p->req;
@@ -81,8 +81,8 @@ static int plan_run(struct request *req)
 	if (!p)
 		return err_pass(-ENOMEM);
 	p->req = req;
-	p->job = (struct offload_job){.work = commands_plan_plan_work,
-				      .done = commands_plan_plan_done,
+	p->job = (struct offload_job){.work = commands_plan_work,
+				      .done = commands_plan_done,
 				      .principal = session_principal(req->session)};
 	offload_submit(req->kvd->offload, &p->job);
 	return 0;

@@ -3,7 +3,7 @@
 
 #include "daemon/memory/copy.h"
 
-static int copy_check_buffers_check(const struct copy_end *end, bool writing)
+static int copy_check_buffers(const struct copy_end *end, bool writing)
 {
 	for (uint32_t i = 0; end->buffers && i < end->buffer_count; i++) {
 		const struct copy_buffer *b = &end->buffers[i];
@@ -96,9 +96,9 @@ int copy_job_check(const struct copy_job *job)
 				 (uintmax_t)job->begin, (uintmax_t)job->end);
 	if (job->begin == job->end)
 		return 0;
-	r = copy_check_buffers_check(&job->src, false);
+	r = copy_check_buffers(&job->src, false);
 	if (r == 0)
-		r = copy_check_buffers_check(&job->dst, true);
+		r = copy_check_buffers(&job->dst, true);
 	if (r == 0)
 		r = runs_check(job);
 	return err_pass(r);

@@ -13,7 +13,7 @@ struct release {
 	struct memory *memory;
 };
 
-static void release_release_work(struct offload_job *job)
+static void release_work(struct offload_job *job)
 {
 	memory_unref(container_of(job, struct release, job)->memory);
 }
@@ -22,10 +22,10 @@ static void release_fill_work(struct offload_job *job)
 {
 	if (memory_populate(container_of(job, struct release, job)->memory) < 0)
 		err_clear(); /* pages are allocated on use, slower */
-	release_release_work(job);
+	release_work(job);
 }
 
-static void release_release_done(struct offload_job *job)
+static void release_done(struct offload_job *job)
 {
 	mem_free(container_of(job, struct release, job));
 }
@@ -48,8 +48,8 @@ void memory_release(struct offload *offload, struct memory *memory)
 		return;
 	}
 	release->memory = memory;
-	release->job.work = release_release_work;
-	release->job.done = release_release_done;
+	release->job.work = release_work;
+	release->job.done = release_done;
 	offload_submit(offload, &release->job);
 }
 
@@ -63,6 +63,6 @@ void memory_fill(struct offload *offload, struct memory *memory)
 	}
 	fill->memory = memory_ref(memory);
 	fill->job.work = release_fill_work;
-	fill->job.done = release_release_done;
+	fill->job.done = release_done;
 	offload_submit(offload, &fill->job);
 }

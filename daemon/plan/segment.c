@@ -59,7 +59,7 @@ static int segment_side_check(struct side *s, const struct layout_view *view,
 			index, view->name, s->name, (unsigned long long)s->first,
 			(unsigned long long)token_shard_turn(&s->shard));
 	if (__builtin_mul_overflow((uint64_t)s->count, s->page_tokens, &tokens) ||
-	    !token_shard_token(&s->shard, tokens, &tokens) ||
+	    !token_shard_at(&s->shard, tokens, &tokens) ||
 	    __builtin_add_overflow(s->first, tokens, &s->end))
 		return err_raise(ERR_RANGE,
 				 "map[%zu] view %s: %s_first_token %llu overflows", index,

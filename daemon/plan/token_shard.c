@@ -14,7 +14,7 @@ uint64_t token_shard_slot(const struct token_shard *shard, uint64_t token)
 	return token / turn * shard->run + (held < shard->run ? held : shard->run);
 }
 
-bool token_shard_token(const struct token_shard *shard, uint64_t slot, uint64_t *token_p)
+bool token_shard_at(const struct token_shard *shard, uint64_t slot, uint64_t *token_p)
 {
 	uint64_t in_turn;
 

@@ -35,7 +35,7 @@ static inline uint64_t token_shard_turn(const struct token_shard *shard)
 /* The number of held tokens before `token`: its position if it is held. */
 uint64_t token_shard_slot(const struct token_shard *shard, uint64_t token);
 /* The token at a position. False: beyond 2^64. */
-bool token_shard_token(const struct token_shard *shard, uint64_t slot, uint64_t *token_p);
+bool token_shard_at(const struct token_shard *shard, uint64_t slot, uint64_t *token_p);
 /* The tokens [begin, *end_p) are held (outcome true) or not; *end_p > begin. */
 bool token_shard_run(const struct token_shard *shard, uint64_t begin, uint64_t *end_p);
 /* The number of tokens of [begin, end) that both hold. The run of one is a multiple of

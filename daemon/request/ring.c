@@ -291,7 +291,7 @@ static size_t ring_bytes(const struct ring *ring)
 	return KVD_RING_HEADER_BYTES + (size_t)ring->entries * KVD_RING_ENTRY_BYTES;
 }
 
-static int ring_ring_map(struct ring *ring)
+static int ring_map(struct ring *ring)
 {
 	struct kvd_ring_header *shared =
 		mmap(NULL, ring_bytes(ring), PROT_READ | PROT_WRITE, MAP_SHARED,
@@ -338,7 +338,7 @@ int ring_share(struct ring *ring, uint32_t entries, uint64_t arena_bytes)
 	if (r >= 0)
 		r = event_new(&ring->fds[2]);
 	if (r >= 0)
-		r = ring_ring_map(ring);
+		r = ring_map(ring);
 	if (r >= 0) {
 		ring->head = 0;
 		loop_fd_init(&ring->watch, loop, ring->fds[2], ring_on_event);

@@ -383,8 +383,8 @@ int room_landed_pages(const struct room *room, size_t map, uint8_t **bits_p)
 		bool whole = room_planned(room);
 
 		/* checked when they were bound */
-		token_shard_token(&view->shard, slot, &begin);
-		token_shard_token(&view->shard, slot + view->page_tokens - 1, &end);
+		token_shard_at(&view->shard, slot, &begin);
+		token_shard_at(&view->shard, slot + view->page_tokens - 1, &end);
 		begin += m->first_token;
 		end += m->first_token + 1;
 		begin = begin < m->token_begin ? m->token_begin : begin;

@@ -32,7 +32,7 @@ int room_map_check_ranges(const struct room_map *map, const struct layout_view *
 	uint64_t held, last, turn = token_shard_turn(&view->shard);
 
 	held = (uint64_t)map->page_count * view->page_tokens; /* both below 2^32 */
-	if (!token_shard_token(&view->shard, held, &last) ||
+	if (!token_shard_at(&view->shard, held, &last) ||
 	    __builtin_add_overflow(map->first_token, last, &last))
 		return err_raise(ERR_RANGE, "%s.first_token: beyond 2^64", where);
 	if (map->first_token % turn)
@@ -64,8 +64,8 @@ static size_t cut_first(const struct layout_view *view, uint64_t slot, uint64_t 
 {
 	size_t page = (size_t)(slot / view->page_tokens);
 
-	while (!token_shard_token(&view->shard, (uint64_t)page * view->page_tokens,
-				  token_p) ||
+	while (!token_shard_at(&view->shard, (uint64_t)page * view->page_tokens,
+			       token_p) ||
 	       *token_p % token_shard_turn(&view->shard))
 		page--;
 	return page;

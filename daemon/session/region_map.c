@@ -136,7 +136,7 @@ size_t region_map_count(const struct region_map *map)
 	return map->count;
 }
 
-struct region *region_map_region(const struct region_map *map, size_t at)
+struct region *region_map_at(const struct region_map *map, size_t at)
 {
 	assert(at < map->count);
 	return map->spans[at].region;

@@ -24,7 +24,7 @@ void region_map_remove(struct region_map *map, struct region *region); /* idempo
 bool region_map_index(const struct region_map *map, uint64_t address, uint64_t len,
 		      size_t *at_p);
 size_t region_map_count(const struct region_map *map);
-struct region *region_map_region(const struct region_map *map, size_t at);
+struct region *region_map_at(const struct region_map *map, size_t at);
 /* A copy for another thread; the caller must pin the regions. */
 int region_map_copy(const struct region_map *map, struct region_map **copy_p);
 

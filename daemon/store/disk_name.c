@@ -163,7 +163,7 @@ static int name_by_number(const void *a, const void *b)
 	return (x->slot_bytes > y->slot_bytes) - (x->slot_bytes < y->slot_bytes);
 }
 
-static int name_by_name(const void *a, const void *b)
+static int named_compare(const void *a, const void *b)
 {
 	return strcmp(((const struct disk_named *)a)->name,
 		      ((const struct disk_named *)b)->name);
@@ -176,5 +176,6 @@ void disk_list_sort(struct disk_list *list)
 		qsort(list->slabs, list->slab_count, sizeof(*list->slabs),
 		      name_by_number);
 	if (list->named_count)
-		qsort(list->named, list->named_count, sizeof(*list->named), name_by_name);
+		qsort(list->named, list->named_count, sizeof(*list->named),
+		      named_compare);
 }

@@ -243,7 +243,7 @@ static int on_sum(struct home *home, struct remote *remote, struct cursor *body)
 
 	if (r < 0)
 		return err_pass(r);
-	ack.again = HOMES_NO_HOME;
+	ack.again = HOMES_NO_INDEX;
 	if (home)
 		ack.again =
 			home_wants_all(home, remote, &msg) ? HOMES_TELL_ALL : HOMES_SAME;

@@ -320,7 +320,7 @@ static int on_sum_ack(struct homes *homes, const struct remote *remote,
 	if (!one || !one->up || !one->asked)
 		return 0;
 	one->asked = false;
-	if (msg.again == HOMES_NO_HOME)
+	if (msg.again == HOMES_NO_INDEX)
 		homes_absent(homes, remote);
 	else if (msg.again)
 		one_begin(homes, one);

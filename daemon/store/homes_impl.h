@@ -20,7 +20,7 @@
 enum homes_again { /* of INDEX_DIGEST_ACK */
 		   HOMES_SAME,
 		   HOMES_TELL_ALL,
-		   HOMES_NO_HOME, /* the daemon keeps no index */
+		   HOMES_NO_INDEX, /* the daemon keeps no index */
 };
 
 struct homes_one {

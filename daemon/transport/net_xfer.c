@@ -47,8 +47,8 @@ static void xfer_freep(struct net_xfer **xfer)
 	net_xfer_free(*xfer);
 }
 
-static int net_xfer_xfer_new(struct net_peer *peer, enum xp_kind kind,
-			     struct net_xfer **xfer_p)
+static int net_xfer_new(struct net_peer *peer, enum xp_kind kind,
+			struct net_xfer **xfer_p)
 {
 	int r = peer->transport->ops->xfer_new(peer, xfer_p);
 
@@ -265,7 +265,7 @@ int net_post(struct xp_peer *base, struct xp_op *op)
 
 	r = post_check(peer, op);
 	if (r == 0)
-		r = net_xfer_xfer_new(peer, op->kind, &xfer);
+		r = net_xfer_new(peer, op->kind, &xfer);
 	if (r < 0)
 		return err_pass(r);
 	xfer->op = op;
@@ -413,7 +413,7 @@ int net_inbound_new(struct net_peer *peer, uint64_t id, unsigned int kind, uint6
 	if (r < 0)
 		return err_pass(r);
 	peer->inbound_high = id;
-	if (no_memory || net_xfer_xfer_new(peer, (enum xp_kind)kind, &xfer) < 0 ||
+	if (no_memory || net_xfer_new(peer, (enum xp_kind)kind, &xfer) < 0 ||
 	    idmap_put(&peer->inbounds, id, xfer) < 0) {
 		net_xfer_refuse(peer, id);
 		return 0;

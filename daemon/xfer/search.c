@@ -117,7 +117,7 @@ static struct places *search_known_remote(const struct dlist *dlist,
 static void unpin_all(struct search *search)
 {
 	for (size_t i = 0; search->map && i < region_map_count(search->map); i++)
-		region_unpin(region_map_region(search->map, i));
+		region_unpin(region_map_at(search->map, i));
 }
 
 int search_begin_local(struct session *session, unsigned int transport_index,
@@ -135,7 +135,7 @@ int search_begin_local(struct session *session, unsigned int transport_index,
 	r = region_map_copy(session->region_map, &search->map);
 	if (r >= 0) {
 		for (size_t i = 0; i < region_map_count(search->map); i++)
-			region_pin(region_map_region(search->map, i));
+			region_pin(region_map_at(search->map, i));
 		search->numbers = mem_calloc(region_map_count(search->map),
 					     sizeof(*search->numbers));
 		r = search->numbers ? 0 : -ENOMEM;
@@ -220,7 +220,7 @@ static int not_found(const struct dlist_entry *e, uint32_t i, uint64_t span)
 static int search_buffer_of(struct search *search, struct places *places, size_t at,
 			    uint32_t *buffer_p)
 {
-	struct region *region = region_map_region(search->map, at);
+	struct region *region = region_map_at(search->map, at);
 	bool files = search->transport_index == SEARCH_FILES;
 	struct xp_reg *reg = files ? NULL : region->regs[search->transport_index];
 
@@ -262,7 +262,7 @@ static int run_local(struct search *search, const struct dlist *dlist,
 		if (r < 0)
 			return err_pass(r);
 		places->at[i].offset =
-			e->address - region_map_region(search->map, at)->address;
+			e->address - region_map_at(search->map, at)->address;
 	}
 	return 0;
 }

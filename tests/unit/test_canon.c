@@ -424,7 +424,7 @@ static void pool_each(const struct pool *p, bool write)
 		uint64_t token;
 
 		for (uint64_t at = 0; at < token_shard_slot(&view->shard, TOKENS); at++) {
-			assert_true(token_shard_token(&view->shard, at, &token));
+			assert_true(token_shard_at(&view->shard, at, &token));
 			for (uint32_t i = 0; i < view->layer_count; i++)
 				layer_each(p, v, &view->layers[i], at, token, write);
 		}
@@ -805,8 +805,8 @@ static bool map_tokens(const struct plan_random *pr, struct plan_map *map)
 	uint64_t a = map->src_first_token, a_tokens;
 	uint64_t b = map->dst_first_token, b_tokens;
 
-	token_shard_token(&src->shard, map->src_page_count * src->page_tokens, &a_tokens);
-	token_shard_token(&dst->shard, map->dst_page_count * dst->page_tokens, &b_tokens);
+	token_shard_at(&src->shard, map->src_page_count * src->page_tokens, &a_tokens);
+	token_shard_at(&dst->shard, map->dst_page_count * dst->page_tokens, &b_tokens);
 	map->token_begin = a > b ? a : b;
 	map->token_end = a + a_tokens < b + b_tokens ? a + a_tokens : b + b_tokens;
 	map->tokens_set = true;

@@ -42,7 +42,7 @@ static struct region *at(const struct region_map *map, uint64_t address, uint64_
 {
 	size_t place;
 
-	return region_map_index(map, address, len, &place) ? region_map_region(map, place)
+	return region_map_index(map, address, len, &place) ? region_map_at(map, place)
 							   : NULL;
 }
 

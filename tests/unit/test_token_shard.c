@@ -46,7 +46,7 @@ static void places_are_those_of_the_tokens_held_before(void **state)
 			assert_int_equal(token_shard_slot(&s, t), slot);
 			if (!held)
 				continue;
-			assert_true(token_shard_token(&s, slot++, &token));
+			assert_true(token_shard_at(&s, slot++, &token));
 			assert_int_equal(token, t);
 		}
 	}
@@ -58,8 +58,8 @@ static void tokens_past_64_bits_are_none(void **state)
 	uint64_t token, end;
 
 	(void)state;
-	assert_false(token_shard_token(&s, UINT64_MAX / 3 + 4, &token));
-	assert_true(token_shard_token(&s, UINT64_MAX / 3 - 4, &token));
+	assert_false(token_shard_at(&s, UINT64_MAX / 3 + 4, &token));
+	assert_true(token_shard_at(&s, UINT64_MAX / 3 - 4, &token));
 	token_shard_run(&s, UINT64_MAX - 1, &end);
 	assert_true(end == UINT64_MAX);
 }

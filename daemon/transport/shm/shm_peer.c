@@ -30,7 +30,7 @@
 
 #define DIAL_AGAIN_NS (50 * LOOP_NS_PER_MS) /* the listener's backlog is full */
 
-static bool shm_peer_peer_invariant(const struct sm *sm, unsigned int from)
+static bool shm_peer_invariant(const struct sm *sm, unsigned int from)
 {
 	const struct shm_peer *peer = container_of(sm, const struct shm_peer, net.sm);
 
@@ -43,7 +43,7 @@ const struct sm_table shm_peer_table = {
 	.name = "shm peer",
 	.states = net_peer_states,
 	.count = NET_PEER_STATES,
-	.invariant = shm_peer_peer_invariant,
+	.invariant = shm_peer_invariant,
 };
 
 static struct shm_peer *shm_peer_of(struct net_peer *net)
@@ -348,8 +348,8 @@ void shm_peer_free(struct net_peer *net)
 	mem_free(peer);
 }
 
-static void shm_peer_peer_init(struct shm_peer *peer, struct shm *shm,
-			       const struct xp_peer_args *args)
+static void shm_peer_init(struct shm_peer *peer, struct shm *shm,
+			  const struct xp_peer_args *args)
 {
 	net_peer_init(&peer->net, &shm->net, args, shm_peer_on_timer);
 	peer->shm = shm;
@@ -401,7 +401,7 @@ int shm_peer_open(struct transport *transport, const struct xp_peer_args *args,
 	peer = mem_zalloc(sizeof(*peer));
 	if (!peer)
 		return err_pass(-ENOMEM);
-	shm_peer_peer_init(peer, shm, args);
+	shm_peer_init(peer, shm, args);
 	peer->address = address;
 	r = args->self ? shm_wire_prepare(&peer->wire) : 0;
 	list_push_back(&shm->net.peers, &peer->net.link);

@@ -427,7 +427,7 @@ int shm_on_data(struct shm_peer *peer, const struct shm_frame *f, struct cursor 
 	return 0;
 }
 
-static void shm_ring_ring_map(struct offload_job *job)
+static void shm_ring_map(struct offload_job *job)
 {
 	struct shm_ring *ring = container_of(job, struct shm_ring, job);
 	bool writable = ring->peer->shm->net.base.env.gpu &&
@@ -489,7 +489,7 @@ int shm_on_ring(struct shm_peer *peer, const struct shm_frame *f, struct cursor 
 		return err_pass(r);
 	ring->fd = shm_wire_take_fd(peer);
 	sm_move(&ring->sm, SHM_RING_MAKING);
-	ring->job = (struct offload_job){.work = shm_ring_ring_map,
+	ring->job = (struct offload_job){.work = shm_ring_map,
 					 .done = ring_mapped,
 					 .principal = offload_peer(peer)};
 	offload_submit(peer->shm->net.base.env.offload, &ring->job);

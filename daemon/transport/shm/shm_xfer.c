@@ -28,7 +28,7 @@
 
 #include "daemon/base/mem.h"
 
-static bool shm_xfer_xfer_invariant(const struct sm *sm, unsigned int from)
+static bool shm_xfer_invariant(const struct sm *sm, unsigned int from)
 {
 	const struct shm_xfer *xfer = container_of(sm, const struct shm_xfer, net.sm);
 
@@ -40,7 +40,7 @@ static const struct sm_table xfer_table = {
 	.name = "shm transfer",
 	.states = net_xfer_states,
 	.count = NET_XFER_STATES,
-	.invariant = shm_xfer_xfer_invariant,
+	.invariant = shm_xfer_invariant,
 };
 
 static struct shm_xfer *shm_xfer_of(struct net_xfer *net)
@@ -55,7 +55,7 @@ static void shm_xfer_say(struct shm_xfer *xfer, enum shm_type type)
 
 /* ---- made and unmade ---- */
 
-static int shm_xfer_xfer_new(struct net_peer *net, struct net_xfer **xfer_p)
+static int shm_xfer_new(struct net_peer *net, struct net_xfer **xfer_p)
 {
 	struct shm_xfer *xfer = mem_zalloc(sizeof(*xfer));
 
@@ -68,7 +68,7 @@ static int shm_xfer_xfer_new(struct net_peer *net, struct net_xfer **xfer_p)
 	return 0;
 }
 
-static void shm_xfer_xfer_free(struct net_xfer *net)
+static void shm_xfer_free(struct net_xfer *net)
 {
 	struct shm_xfer *xfer = shm_xfer_of(net);
 
@@ -415,8 +415,8 @@ const struct net_ops shm_net_ops = {
 	.peer_free = shm_peer_free,
 	.refuse = shm_xfer_refuse,
 	.may_ask = shm_xfer_may_ask,
-	.xfer_new = shm_xfer_xfer_new,
-	.xfer_free = shm_xfer_xfer_free,
+	.xfer_new = shm_xfer_new,
+	.xfer_free = shm_xfer_free,
 	.take_sides = shm_xfer_take_sides,
 	.drop_sides = shm_xfer_drop_sides,
 	.prepare = shm_xfer_prepare,

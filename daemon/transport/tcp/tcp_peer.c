@@ -34,7 +34,7 @@
 
 #define FLUSH_NS (250 * LOOP_NS_PER_MS)
 
-static bool tcp_peer_peer_invariant(const struct sm *sm, unsigned int from)
+static bool tcp_peer_invariant(const struct sm *sm, unsigned int from)
 {
 	const struct tcp_peer *peer = container_of(sm, const struct tcp_peer, net.sm);
 
@@ -48,7 +48,7 @@ const struct sm_table tcp_peer_table = {
 	.name = "tcp peer",
 	.states = net_peer_states,
 	.count = NET_PEER_STATES,
-	.invariant = tcp_peer_peer_invariant,
+	.invariant = tcp_peer_invariant,
 };
 
 static struct tcp_peer *tcp_peer_of(struct net_peer *net)
@@ -265,8 +265,8 @@ void tcp_peer_step(struct net_peer *net)
 
 /* ---- open and close ---- */
 
-static void tcp_peer_peer_init(struct tcp_peer *peer, struct tcp_transport *transport,
-			       const struct xp_peer_args *args)
+static void tcp_peer_init(struct tcp_peer *peer, struct tcp_transport *transport,
+			  const struct xp_peer_args *args)
 {
 	net_peer_init(&peer->net, &transport->net, args, tcp_peer_on_timer);
 	peer->transport = transport;
@@ -293,7 +293,7 @@ int tcp_peer_open(struct transport *base, const struct xp_peer_args *args,
 	peer = mem_zalloc(sizeof(*peer));
 	if (!peer)
 		return err_pass(-ENOMEM);
-	tcp_peer_peer_init(peer, transport, args);
+	tcp_peer_init(peer, transport, args);
 	r = tcp_address_get(args->address, args->address_len, &peer->address);
 	if (r == 0)
 		r = tcp_keys_begin(&peer->keys,

@@ -39,7 +39,7 @@ static struct tcp_xfer *tcp_xfer_of(struct net_xfer *net)
 
 /* ---- made and unmade ---- */
 
-static void tcp_xfer_xfer_free(struct net_xfer *net)
+static void tcp_xfer_free(struct net_xfer *net)
 {
 	struct tcp_xfer *xfer = tcp_xfer_of(net);
 
@@ -49,7 +49,7 @@ static void tcp_xfer_xfer_free(struct net_xfer *net)
 	mem_free(xfer);
 }
 
-static int tcp_xfer_xfer_new(struct net_peer *peer, struct net_xfer **xfer_p)
+static int tcp_xfer_new(struct net_peer *peer, struct net_xfer **xfer_p)
 {
 	struct tcp_xfer *xfer = mem_zalloc(sizeof(*xfer));
 
@@ -59,7 +59,7 @@ static int tcp_xfer_xfer_new(struct net_peer *peer, struct net_xfer **xfer_p)
 	for (size_t i = 0; i < ARRAY_LEN(xfer->spare); i++) {
 		xfer->spare[i] = tcp_chunk_new(TCP_TEXT_MAX);
 		if (!xfer->spare[i]) {
-			tcp_xfer_xfer_free(&xfer->net);
+			tcp_xfer_free(&xfer->net);
 			return err_pass(-ENOMEM);
 		}
 	}
@@ -490,8 +490,8 @@ const struct net_ops tcp_net_ops = {
 	.peer_free = tcp_peer_free,
 	.refuse = tcp_xfer_refuse,
 	.may_ask = tcp_xfer_may_ask,
-	.xfer_new = tcp_xfer_xfer_new,
-	.xfer_free = tcp_xfer_xfer_free,
+	.xfer_new = tcp_xfer_new,
+	.xfer_free = tcp_xfer_free,
 	.take_sides = tcp_xfer_take_sides,
 	.drop_sides = tcp_xfer_drop_sides,
 	.request_bytes = tcp_xfer_request_bytes,

@@ -54,7 +54,7 @@
 #define HELLOS_MAX 64u
 #define CLIMB_MAX 64u /* endpoints that a hello may skip */
 
-static bool ucx_peer_peer_invariant(const struct sm *sm, unsigned int from)
+static bool ucx_peer_invariant(const struct sm *sm, unsigned int from)
 {
 	const struct ucx_peer *peer = container_of(sm, const struct ucx_peer, net.sm);
 
@@ -69,7 +69,7 @@ const struct sm_table ucx_peer_table = {
 	.name = "ucx peer",
 	.states = net_peer_states,
 	.count = NET_PEER_STATES,
-	.invariant = ucx_peer_peer_invariant,
+	.invariant = ucx_peer_invariant,
 };
 
 static struct ucx_peer *ucx_peer_of(struct net_peer *net)
@@ -418,8 +418,8 @@ void ucx_peer_step(struct net_peer *net)
 
 /* ---- open and close ---- */
 
-static void ucx_peer_peer_init(struct ucx_peer *peer, struct ucx_transport *transport,
-			       const struct xp_peer_args *args)
+static void ucx_peer_init(struct ucx_peer *peer, struct ucx_transport *transport,
+			  const struct xp_peer_args *args)
 {
 	net_peer_init(&peer->net, &transport->net, args, ucx_peer_on_timer);
 	peer->transport = transport;
@@ -483,7 +483,7 @@ int ucx_peer_open(struct transport *base, const struct xp_peer_args *args,
 	peer = mem_zalloc(sizeof(*peer));
 	if (!peer)
 		return err_pass(-ENOMEM);
-	ucx_peer_peer_init(peer, transport, args);
+	ucx_peer_init(peer, transport, args);
 	ucx_pool_fill(&transport->send_pool, transport->net.base.env.offload);
 	ucx_pool_fill(&transport->recv_pool, transport->net.base.env.offload);
 	r = ucx_peer_take_address(peer, args);

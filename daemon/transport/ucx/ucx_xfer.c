@@ -20,7 +20,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 
-static bool ucx_xfer_xfer_invariant(const struct sm *sm, unsigned int from)
+static bool ucx_xfer_invariant(const struct sm *sm, unsigned int from)
 {
 	const struct ucx_xfer *xfer = container_of(sm, const struct ucx_xfer, net.sm);
 
@@ -34,7 +34,7 @@ static const struct sm_table xfer_table = {
 	.name = "ucx transfer",
 	.states = net_xfer_states,
 	.count = NET_XFER_STATES,
-	.invariant = ucx_xfer_xfer_invariant,
+	.invariant = ucx_xfer_invariant,
 };
 
 static struct ucx_xfer *ucx_xfer_of(struct net_xfer *net)
@@ -44,7 +44,7 @@ static struct ucx_xfer *ucx_xfer_of(struct net_xfer *net)
 
 /* ---- made and unmade ---- */
 
-static void ucx_xfer_xfer_free(struct net_xfer *net)
+static void ucx_xfer_free(struct net_xfer *net)
 {
 	struct ucx_xfer *xfer = ucx_xfer_of(net);
 
@@ -56,7 +56,7 @@ static void ucx_xfer_xfer_free(struct net_xfer *net)
 	mem_free(xfer);
 }
 
-static int ucx_xfer_xfer_new(struct net_peer *net, struct net_xfer **xfer_p)
+static int ucx_xfer_new(struct net_peer *net, struct net_xfer **xfer_p)
 {
 	struct ucx_peer *peer = container_of(net, struct ucx_peer, net);
 	struct ucx_xfer *xfer = mem_zalloc(sizeof(*xfer));
@@ -69,7 +69,7 @@ static int ucx_xfer_xfer_new(struct net_peer *net, struct net_xfer **xfer_p)
 	for (size_t i = 0; i < ARRAY_LEN(xfer->spare); i++) {
 		xfer->spare[i] = ucx_send_new(peer);
 		if (!xfer->spare[i]) {
-			ucx_xfer_xfer_free(&xfer->net);
+			ucx_xfer_free(&xfer->net);
 			return err_pass(-ENOMEM);
 		}
 	}
@@ -286,8 +286,8 @@ const struct net_ops ucx_net_ops = {
 	.step = ucx_peer_step,
 	.peer_free = ucx_peer_free,
 	.refuse = ucx_xfer_refuse,
-	.xfer_new = ucx_xfer_xfer_new,
-	.xfer_free = ucx_xfer_xfer_free,
+	.xfer_new = ucx_xfer_new,
+	.xfer_free = ucx_xfer_free,
 	.take_sides = ucx_xfer_take_sides,
 	.drop_sides = ucx_xfer_drop_sides,
 	.request_bytes = ucx_xfer_request_bytes,

@@ -135,8 +135,8 @@ static void on_qp(struct ibv_qp *ibv_qp, bool path, const char *text)
 		net_peer_fail(&qp->peer->net, &err);
 }
 
-static void verbs_event_take_event(struct verbs_device *device,
-				   const struct ibv_async_event *event)
+static void verbs_event_take(struct verbs_device *device,
+			     const struct ibv_async_event *event)
 {
 	const struct verbs_lib *lib = device->transport->lib;
 	struct verbs_qp *qp;
@@ -195,6 +195,6 @@ void verbs_on_async(struct loop_fd *watch, int events)
 	while (lib->get_async_event(device->context, &event) == 0) {
 		copy = event;
 		lib->ack_async_event(&event);
-		verbs_event_take_event(device, &copy);
+		verbs_event_take(device, &copy);
 	}
 }

@@ -183,8 +183,7 @@ static int take_credits(struct verbs_peer *peer, const struct verbs_frame *frame
 	return 0;
 }
 
-static int verbs_frame_take_frame(struct verbs_peer *peer, const uint8_t *at,
-				  uint32_t len)
+static int verbs_frame_take(struct verbs_peer *peer, const uint8_t *at, uint32_t len)
 {
 	const uint8_t *payload = at + VERBS_FRAME_BYTES;
 	struct verbs_frame frame;
@@ -216,6 +215,6 @@ void verbs_frame_in(struct verbs_peer *peer, uint32_t buffer, uint32_t len)
 	peer->credits_due++;
 	if (!net_peer_live(&peer->net) || peer->net.bye_came)
 		return;
-	if (verbs_frame_take_frame(peer, at, len) < 0)
+	if (verbs_frame_take(peer, at, len) < 0)
 		net_peer_fail_last(&peer->net);
 }

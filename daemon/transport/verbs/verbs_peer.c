@@ -39,7 +39,7 @@ bool verbs_peer_quiet(const struct verbs_peer *peer)
 	return true;
 }
 
-static bool verbs_peer_peer_invariant(const struct sm *sm, unsigned int from)
+static bool verbs_peer_invariant(const struct sm *sm, unsigned int from)
 {
 	const struct verbs_peer *peer = container_of(sm, const struct verbs_peer, net.sm);
 
@@ -53,7 +53,7 @@ const struct sm_table verbs_peer_table = {
 	.name = "verbs peer",
 	.states = net_peer_states,
 	.count = NET_PEER_STATES,
-	.invariant = verbs_peer_peer_invariant,
+	.invariant = verbs_peer_invariant,
 };
 
 static struct verbs_peer *verbs_peer_of(struct net_peer *net)
@@ -311,9 +311,8 @@ void verbs_peer_step(struct net_peer *net)
 
 /* ---- open and close ---- */
 
-static void verbs_peer_peer_init(struct verbs_peer *peer,
-				 struct verbs_transport *transport,
-				 const struct xp_peer_args *args)
+static void verbs_peer_init(struct verbs_peer *peer, struct verbs_transport *transport,
+			    const struct xp_peer_args *args)
 {
 	net_peer_init(&peer->net, &transport->net, args, verbs_peer_on_timer);
 	peer->transport = transport;
@@ -394,7 +393,7 @@ int verbs_peer_open(struct transport *base, const struct xp_peer_args *args,
 	peer = mem_zalloc(sizeof(*peer));
 	if (!peer)
 		return err_pass(-ENOMEM);
-	verbs_peer_peer_init(peer, transport, args);
+	verbs_peer_init(peer, transport, args);
 	peer->buffers = mem_zalloc(BUFFERS_BYTES);
 	r = peer->buffers ? 0 : -ENOMEM;
 	if (r == 0)

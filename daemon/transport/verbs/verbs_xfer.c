@@ -61,7 +61,7 @@ static bool said_all(const struct verbs_xfer *xfer)
 	       !(xfer->net.kind == XP_WRITE && verbs_rail_dying(xfer->peer));
 }
 
-static bool verbs_xfer_xfer_invariant(const struct sm *sm, unsigned int from)
+static bool verbs_xfer_invariant(const struct sm *sm, unsigned int from)
 {
 	const struct verbs_xfer *xfer = container_of(sm, const struct verbs_xfer, net.sm);
 
@@ -77,7 +77,7 @@ static const struct sm_table xfer_table = {
 	.name = "verbs transfer",
 	.states = net_xfer_states,
 	.count = NET_XFER_STATES,
-	.invariant = verbs_xfer_xfer_invariant,
+	.invariant = verbs_xfer_invariant,
 };
 
 /* ---- made and unmade ---- */
@@ -95,7 +95,7 @@ static void slot_free(struct verbs_xfer *xfer)
 		net_peer_kick(&peer->net);
 }
 
-static void verbs_xfer_xfer_free(struct net_xfer *net)
+static void verbs_xfer_free(struct net_xfer *net)
 {
 	struct verbs_xfer *xfer = verbs_xfer_of(net);
 
@@ -109,7 +109,7 @@ static void verbs_xfer_xfer_free(struct net_xfer *net)
 	mem_free(xfer);
 }
 
-static int verbs_xfer_xfer_new(struct net_peer *net, struct net_xfer **xfer_p)
+static int verbs_xfer_new(struct net_peer *net, struct net_xfer **xfer_p)
 {
 	struct verbs_xfer *xfer = mem_zalloc(sizeof(*xfer));
 
@@ -123,7 +123,7 @@ static int verbs_xfer_xfer_new(struct net_peer *net, struct net_xfer **xfer_p)
 	for (size_t i = 0; i < ARRAY_LEN(xfer->spare); i++) {
 		xfer->spare[i] = verbs_out_new();
 		if (!xfer->spare[i]) {
-			verbs_xfer_xfer_free(&xfer->net);
+			verbs_xfer_free(&xfer->net);
 			return err_pass(-ENOMEM);
 		}
 	}
@@ -630,8 +630,8 @@ const struct net_ops verbs_net_ops = {
 	.step = verbs_peer_step,
 	.peer_free = verbs_peer_free,
 	.refuse = verbs_xfer_refuse,
-	.xfer_new = verbs_xfer_xfer_new,
-	.xfer_free = verbs_xfer_xfer_free,
+	.xfer_new = verbs_xfer_new,
+	.xfer_free = verbs_xfer_free,
 	.take_sides = verbs_xfer_take_sides,
 	.drop_sides = verbs_xfer_drop_sides,
 	.request_bytes = verbs_xfer_request_bytes,
