@@ -226,7 +226,7 @@ class Engine:
     def __enter__(self):
         """The daemon may be making its memory."""
         until(lambda: self.cache.mover.ask(self.key, lambda s: True) and
-              self.cache.asker.ask(self.key, lambda s: True))
+              self.cache.finder.ask(self.key, lambda s: True))
         return self
 
     def __exit__(self, *exc):
@@ -388,7 +388,7 @@ def test_what_was_found_stays_until_it_is_got(daemon):
     with Engine(daemon, pool_of(MHA)) as one:
         one.put(keys)
         assert one.exists(keys) == 8
-        one.cache.asker.ask(one.key, lambda s: s.drop(ids_of(keys), kvd.chunks.ANYWHERE))
+        one.cache.finder.ask(one.key, lambda s: s.drop(ids_of(keys), kvd.chunks.ANYWHERE))
         with Engine(daemon, pool_of(MHA)) as other:
             assert other.exists(keys) == 0
         assert one.get(keys[:3]) == 3 and one.get(keys[3:], seed=2) == 5

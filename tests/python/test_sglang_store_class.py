@@ -135,7 +135,7 @@ class Engine:
         cache = self.store.cache
         for _, named, _ in self.store.pools.values():
             until(lambda n=named: cache.mover.ask(n, lambda s: True) and
-                  cache.asker.ask(n, lambda s: True))
+                  cache.finder.ask(n, lambda s: True))
 
     def each(self, name, keys, pages):
         for key, page in zip(keys, pages):
@@ -373,7 +373,7 @@ def test_new_weights_end_it(sglang, daemon):
 def test_what_goes_wrong_is_a_miss_and_told_once(sglang, daemon, caplog):
     keys = keys_of(3, "wrong")
     with Engine(sglang, daemon, {"kv": pool_of(MHA)}) as one:
-        one.store.cache.asker.ask = one.store.cache.mover.ask = lambda *a: 1 / 0
+        one.store.cache.finder.ask = one.store.cache.mover.ask = lambda *a: 1 / 0
         for _ in range(5):
             assert one.store.batch_exists(keys) == 0
             assert one.store.batch_exists_v2(keys).kv_hit_pages == 0

@@ -133,7 +133,7 @@ class Engine:
                                    kvd_socket=daemon.socket_path, **dict(GIVEN, **given))
         named = self.tier._space_of(0)
         until(lambda: self.tier.cache.mover.ask(named, lambda s: True) and
-              self.tier.cache.asker.ask(named, lambda s: True))
+              self.tier.cache.finder.ask(named, lambda s: True))
 
     def __enter__(self):
         return self
@@ -338,7 +338,7 @@ def test_without_a_daemon_all_is_a_miss(module, daemon):
     keys = keys_of(4, "nobody")
     with Engine(module, daemon) as one:
         one.store(keys, range(4))
-        for spaces in (one.tier.cache.asker, one.tier.cache.mover):
+        for spaces in (one.tier.cache.finder, one.tier.cache.mover):
             spaces.until = float("inf")  # as when it was not there
         assert one.find(keys) == [False] * 4
         assert not one.load(keys, range(4)).success and not one.store(keys, range(4)).success

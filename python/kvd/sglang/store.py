@@ -237,11 +237,11 @@ class KvdStore(HiCacheStorage):
         def connect():
             self.registered.clear()
             return Client(given.get("kvd_socket"), client="sglang")
-        asker = SpaceClient(
+        finder = SpaceClient(
             lambda: Client(given.get("kvd_socket"), client="sglang", timeout=CALL_S),
             self._asking, log=logger)
         mover = SpaceClient(connect, self._moving, log=logger)
-        self.cache = HiCache(asker, mover, lease=given.get("lease", LEASE_S),
+        self.cache = HiCache(finder, mover, lease=given.get("lease", LEASE_S),
                            far=given.get("far"))
         follow_updates()
         follow_adapters(get_server_args(), given)

@@ -129,11 +129,11 @@ class Holds:
 
 
 class HiCache:
-    """asker: a SpaceClient whose spaces have layouts alone; mover: one whose spaces have memory.
+    """finder: a SpaceClient whose spaces have layouts alone; mover: one whose spaces have memory.
     key: name of a pool's space for both. far: seconds, or None."""
 
-    def __init__(self, asker, mover, *, lease=LEASE_S, far=None, clock=time.monotonic):
-        self.asker, self.mover, self.lease, self.far = asker, mover, lease, far
+    def __init__(self, finder, mover, *, lease=LEASE_S, far=None, clock=time.monotonic):
+        self.finder, self.mover, self.lease, self.far = finder, mover, lease, far
         self.clock, self.holds = clock, Holds(clock)
         self.stopped = None  # reason why no page is found or put any more
         self.found = self.missed = self.got = self.put_pages = 0
@@ -155,7 +155,7 @@ class HiCache:
 
     def _there(self, key, ids, hold):
         if not hold:
-            told = self.asker.ask(key, lambda s: s.find(ids, ANYWHERE, timeout=CALL_S))
+            told = self.finder.ask(key, lambda s: s.find(ids, ANYWHERE, timeout=CALL_S))
             return told.chunks if told else 0
         held = self._hold(key, ids)
         if held is None:
@@ -179,7 +179,7 @@ class HiCache:
             for one in self.holds.clear():
                 one.hold.close(CALL_S)
             return hold_most(hold, len(ids), self.far)
-        return self.asker.ask(key, call)
+        return self.finder.ask(key, call)
 
     def present(self, key, keys):
         """For each page, whether it is in this daemon."""
@@ -187,7 +187,7 @@ class HiCache:
         at = 0
         while self.stopped is None and at < len(ids):
             part = ids[at:at + IDS_MAX]
-            told = self.asker.ask(key, lambda s, p=part: s.find(p, ANYWHERE, timeout=CALL_S))
+            told = self.finder.ask(key, lambda s, p=part: s.find(p, ANYWHERE, timeout=CALL_S))
             if told is None:
                 break
             there[at:at + told.chunks] = [True] * told.chunks
@@ -322,5 +322,5 @@ class HiCache:
 
     def close(self):
         self.stop("closed")
-        self.asker.close()
+        self.finder.close()
         self.mover.close()

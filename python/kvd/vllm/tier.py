@@ -164,10 +164,10 @@ class KvdTier(SecondaryTierManager):
 
         def asking(client, named):
             return client.space(self.layout, timeout=CALL_S, **named._asdict())
-        asker = SpaceClient(lambda: Client(given.get("kvd_socket"), client="vllm", timeout=CALL_S),
+        finder = SpaceClient(lambda: Client(given.get("kvd_socket"), client="vllm", timeout=CALL_S),
                             asking, log=logger)
         mover = SpaceClient(connect, self._moving, log=logger)
-        self.cache = HiCache(asker, mover, lease=given.get("lease", LEASE_S), far=given.get("far"))
+        self.cache = HiCache(finder, mover, lease=given.get("lease", LEASE_S), far=given.get("far"))
         self.lookups = Lookups(self, tier_type)
         self.loads, self.stores = Jobs("kvd-loads"), Jobs("kvd-stores")
         # the memory is registered before it serves
