@@ -73,7 +73,7 @@ struct batch {
 	uint64_t number;
 	struct list items; /* once it is computed: undelivered ones */
 	uint32_t count, rows;
-	uint32_t askers; /* principals */
+	uint32_t requesters; /* principals */
 	uint64_t work;
 	double products; /* of the kernel */
 	uint64_t began_ns, ended_ns;
@@ -289,7 +289,7 @@ static bool batch_tell(struct loop_work *tell)
 	list_remove(&item->link);
 	item->queue_us = us_of(batch->began_ns - item->queued_ns);
 	item->attend_us = us_of(batch->ended_ns - batch->began_ns);
-	item->together = batch->askers;
+	item->together = batch->requesters;
 	item_end(batch->compute, item, batch->job.result < 0 ? &batch->job.err : NULL);
 	return !list_empty(&batch->items);
 }
@@ -346,14 +346,14 @@ static void batch_fill(struct batch *batch, struct compute_item *first)
 	compute->had = first->queue->had;
 	batch_take(batch, first);
 	first->queue->asked = batch->number;
-	batch->askers = 1;
+	batch->requesters = 1;
 	list_foreach_safe(item, &group->items, joins) { /* at most 512: BATCH_LOOKS */
 		if (++looks > BATCH_LOOKS)
 			break;
 		if (!item_joins(first, item))
 			continue;
 		/* even if its rows have to wait for the next call */
-		batch->askers += item->queue->asked != batch->number;
+		batch->requesters += item->queue->asked != batch->number;
 		item->queue->asked = batch->number;
 		if (batch_has_room(batch, item))
 			batch_take(batch, item);

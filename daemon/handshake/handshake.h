@@ -183,10 +183,10 @@ struct pool_wanted {
  */
 int handshake_pool(struct remote *remote, const struct pool_wanted *wanted,
 		   const struct pool *local, struct remote_pool **pool_p);
-/* The remote has chosen our pool `id` by the fields in `named`, for its pool `asker`.
+/* The remote has chosen our pool `id` by the fields in `named`, for its pool `requester`.
  * ERR_INVAL: another local pool matches as well, which the remote may not know yet. */
 int handshake_check_choice(const struct handshake *hs, const struct remote *remote,
-			   uint64_t id, uint8_t named, uint64_t asker);
+			   uint64_t id, uint8_t named, uint64_t requester);
 struct remote_pool *handshake_pool_by_id(struct remote *remote, uint64_t id);
 /* Is it a published pool of this daemon that is not being unregistered? */
 bool handshake_pool_is_ours(const struct handshake *hs, uint64_t id);

@@ -148,7 +148,7 @@ void choice_remove(struct announcement *pub)
 }
 
 int handshake_check_choice(const struct handshake *hs, const struct remote *remote,
-			   uint64_t id, uint8_t named, uint64_t asker)
+			   uint64_t id, uint8_t named, uint64_t requester)
 {
 	const struct announcement *pub = idmap_get(&hs->published_by_id, id), *own;
 	unsigned int by = named & (POOL_BY_WORDS - 1), fields = 0;
@@ -161,7 +161,7 @@ int handshake_check_choice(const struct handshake *hs, const struct remote *remo
 		return 0;
 	if (pub->pool->session->own)
 		return err_raise(ERR_NOTFOUND, "no pool %llu", (unsigned long long)id);
-	own = remote->peer->self ? idmap_get(&hs->published_by_id, asker) : NULL;
+	own = remote->peer->self ? idmap_get(&hs->published_by_id, requester) : NULL;
 	others = pub->alike[by];
 	if (others && own && own != pub && !own->going && !own->pool->session->own &&
 	    (choice_same(pub->pool, own->pool) & by) == by)

@@ -276,7 +276,7 @@ static int found_index(struct home_found *found, const struct home_peer *peer,
 	return (int)found->count++;
 }
 
-static void found_id(struct home *home, const struct remote *asker,
+static void found_id(struct home *home, const struct remote *requester,
 		     const struct home_key *key, struct home_found *found)
 {
 	uint8_t index[HOMES_HOLDERS_MAX], count = 0;
@@ -287,7 +287,7 @@ static void found_id(struct home *home, const struct remote *asker,
 
 	for (unsigned int i = 0; i < n; i++) {
 		const struct home_peer *peer = owners[i];
-		int at = peer->remote == asker
+		int at = peer->remote == requester
 				 ? -1
 				 : found_index(found, peer, home->store->kvd);
 
@@ -298,7 +298,7 @@ static void found_id(struct home *home, const struct remote *asker,
 	cursor_put_bytes(&found->ids, index, count);
 }
 
-int home_found(struct home *home, const struct remote *asker,
+int home_found(struct home *home, const struct remote *requester,
 	       const struct wire_index_query *msg, struct cursor *out)
 {
 	uint8_t holders[FOUND_HOLDERS_MAX * (LINK_ENDPOINT_MAX + 2)];
@@ -318,7 +318,7 @@ int home_found(struct home *home, const struct remote *asker,
 					     .space = msg->space & HOME_SPACE_MASK};
 
 		if (home->table)
-			found_id(home, asker, &key, &found);
+			found_id(home, requester, &key, &found);
 		else
 			cursor_put_u8(&found.ids, 0);
 	}

@@ -26,7 +26,7 @@ int home_on_message(struct home *home, struct remote *remote, const struct wire_
 		    struct cursor *body);
 /* The holders in an INDEX_REPLY, except the requester itself. ERR_PROTO. */
 #define HOME_FOUND_BYTES_MAX 16000u
-int home_found(struct home *home, const struct remote *asker,
+int home_found(struct home *home, const struct remote *requester,
 	       const struct wire_index_query *msg, struct cursor *out);
 /* The holder must resend everything. */
 bool home_wants_all(struct home *home, const struct remote *remote,

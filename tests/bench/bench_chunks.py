@@ -245,7 +245,7 @@ def memory_rows(turns, venv):
 
 
 def far_rows(turns):
-    """The holder has the chunks in memory; the asker has none, and keeps none."""
+    """The holder has the chunks in memory; the requester has none, and keeps none."""
     get = Row("fetch, another daemon", "GB/s", 0.9)
     find = Row("hold of 512 there", "us", 0.67, less=True)
     with contextlib.ExitStack() as stack:

@@ -79,10 +79,10 @@ def of(daemons, begun, seconds):
 
 
 def measure(daemons, pairs):
-    asker = Engine(daemons[0], "asker")
+    requester = Engine(daemons[0], "requester")
     begun = time.monotonic()
     until("all daemons in the directory", lambda: len(
-        asker.cmd("group.query", group="kvd.daemons")["ranks"]) == len(daemons), 120)
+        requester.cmd("group.query", group="kvd.daemons")["ranks"]) == len(daemons), 120)
     say("all known", daemons=len(daemons), seconds=time.monotonic() - begun)
     at, begun = [cpu(d.proc.pid) for d in daemons], time.monotonic()
     select.select([], [], [], SECONDS)
@@ -104,7 +104,7 @@ def measure(daemons, pairs):
     say("idle beside them", daemons=len(idle), **of(idle, at[2 * pairs + 1:], seconds))
     for pair in working:
         pair.close()
-    asker.close()
+    requester.close()
 
 
 def main():

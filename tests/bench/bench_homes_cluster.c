@@ -255,19 +255,19 @@ static void on_found(void *arg)
 
 static void finding_begin(struct bench *b, struct finding *f, unsigned int n)
 {
-	unsigned int asker = b->homes + (f->holder + 2) % b->holders;
+	unsigned int requester = b->homes + (f->holder + 2) % b->holders;
 	unsigned int groups = (b->chunks - COMMON) / PROMPT / 2, begin = n % 100 * 8;
 	uint8_t ids[(8 + PROMPT) * STORE_ID_BYTES];
 
-	if (f->dead != UINT32_MAX && asker == b->homes + f->dead)
-		asker++;
+	if (f->dead != UINT32_MAX && requester == b->homes + f->dead)
+		requester++;
 	for (unsigned int i = 0; i < 8; i++)
 		id_of(b, f->holder, begin + i, ids + (size_t)i * STORE_ID_BYTES);
 	for (unsigned int i = 0; i < PROMPT; i++)
 		id_of(b, f->holder, COMMON + (2 * (n % groups) + 1) * PROMPT + i,
 		      ids + (size_t)(8 + i) * STORE_ID_BYTES);
-	if (homes_find(store_of(&b->c.nodes[asker].kvd)->homes, &b->spaces[asker], ids,
-		       8 + PROMPT, LOOP_NS_PER_S, on_found, f, &f->query) != 0)
+	if (homes_find(store_of(&b->c.nodes[requester].kvd)->homes, &b->spaces[requester],
+		       ids, 8 + PROMPT, LOOP_NS_PER_S, on_found, f, &f->query) != 0)
 		die("homes_find");
 }
 

@@ -188,7 +188,7 @@ def sweep(transport):
 # ---- fan-in ----
 
 FAN_TOKENS = 2048
-FAN_ASKERS = (1, 8, 16, 32)
+FAN_REQUESTERS = (1, 8, 16, 32)
 FAN_S = 0.6
 FAN_TURNS = 3
 FAN_ROUNDS = 15
@@ -241,8 +241,8 @@ def told(figure):
 def fan(transport):
     """{N: {"alone": …, "crowd": …, "round_us": …}}"""
     with Hosts() as hosts:
-        all_of = Crowd(hosts, transport, FAN_ASKERS[-1], 1)
-        tries = {n: {"alone": [], "crowd": [], "rounds": []} for n in FAN_ASKERS}
+        all_of = Crowd(hosts, transport, FAN_REQUESTERS[-1], 1)
+        tries = {n: {"alone": [], "crowd": [], "rounds": []} for n in FAN_REQUESTERS}
         for _ in range(FAN_TURNS):
             for n, of in tries.items():
                 of["alone"].append(all_of.during(single, n, FAN_S))
@@ -295,7 +295,7 @@ def out(transport):
 
 # ---- a crowd, a flood, an engine beside ----
 
-CROWD_ASKERS, CROWD_ROWS, CROWD_S = 32, 16, 2.0
+CROWD_REQUESTERS, CROWD_ROWS, CROWD_S = 32, 16, 2.0
 FLOOD_ENGINES, FLOOD_ROWS = 4, 512
 
 
@@ -325,7 +325,7 @@ def crowded(transport):
     step_own_ms (on a core that it has alone)."""
     figures = {}
     with Hosts() as hosts:
-        all_of = Crowd(hosts, transport, CROWD_ASKERS, CROWD_ROWS, more=(b"flood",))
+        all_of = Crowd(hosts, transport, CROWD_REQUESTERS, CROWD_ROWS, more=(b"flood",))
         hostile = hosts.add(transport, threads=0, memory=32, stores=[all_of.holder.endpoint])
         steps = Steps()
 
@@ -345,14 +345,14 @@ def crowded(transport):
                 stay_on(pid, set(CORES))
         work("nobody", 1, lambda *_: [PAUSE.wait(CROWD_S) or 1.0])
         work("one", 1, single)
-        work("unbatched", CROWD_ASKERS, single)
+        work("unbatched", CROWD_REQUESTERS, single)
         facts = []
-        work("batched", CROWD_ASKERS, lambda *of: crowd(*of, facts=facts))
+        work("batched", CROWD_REQUESTERS, lambda *of: crowd(*of, facts=facts))
         figures["batched"]["replicate"] = statistics.mean(f.replicate for f in facts)
         figures["batched"]["together"] = statistics.median(f.together for f in facts)
         flooding = Flood(hostile)
         work("one beside a flood", 1, single)
-        work("batched beside a flood", CROWD_ASKERS, crowd)
+        work("batched beside a flood", CROWD_REQUESTERS, crowd)
         flooding.close()
         steps.close()
     return figures
@@ -367,19 +367,19 @@ def beside():
     """{work: {"multiply": ms of a step, "copy": …, "cores": the holder's, "refused": …}}"""
     seen = {}
     with Hosts() as hosts, tempfile.TemporaryDirectory() as folder:
-        sections, keys = attend_flood.keys_of(folder, ("holder", "asker", "mallory"))
+        sections, keys = attend_flood.keys_of(folder, ("holder", "requester", "mallory"))
         holder = hosts.add("tcp", memory=16, peer=sections["holder"])
-        asker = hosts.add("tcp", threads=0, memory=32, stores=[holder.endpoint],
-                          peer=sections["asker"])
+        requester = hosts.add("tcp", threads=0, memory=32, stores=[holder.endpoint],
+                          peer=sections["requester"])
         there = Engine(holder, FAN_TOKENS)
         there.fill()
         there.put(b"flood")
-        engine = Engine(asker, T, heads=CROWD_ROWS)
+        engine = Engine(requester, T, heads=CROWD_ROWS)
         parts = [[part(engine.hold(b"flood", FAN_TOKENS), FAN_TOKENS)]]
         single([engine], CROWD_ROWS, parts, 0.2)
         steps = {kind: Steps(kind) for kind in ("multiply", "copy")}
         rest = {c for c in CORES if c != CORES[0]} or set(CORES)
-        for pid in (holder.pid, asker.pid, os.getpid()):
+        for pid in (holder.pid, requester.pid, os.getpid()):
             stay_on(pid, rest)
 
         def work(name, what):
@@ -399,7 +399,7 @@ def beside():
         for _ in range(BESIDE_TURNS):
             work("nobody", lambda: PAUSE.wait(BESIDE_S))
             work("one that asks", lambda: single([engine], CROWD_ROWS, parts, BESIDE_S))
-            flooding = Flood(asker)
+            flooding = Flood(requester)
             stay_on(flooding.proc.pid, rest)
             work("a flood", lambda: PAUSE.wait(BESIDE_S))
             flooding.close()

@@ -111,7 +111,7 @@ static void cancel(unsigned int seat)
 	const struct kvd_ring_entry e = {.op = KVD_RING_CANCEL,
 					 .a = KVD_RING_IDS + AW_SLOT + seat};
 
-	entry_give(&w.c, w.engine[AW_ASKER], &e, NULL);
+	entry_give(&w.c, w.engine[AW_REQUESTER], &e, NULL);
 }
 
 /* The first ATTEND that came, with some bytes of it changed. */
@@ -147,7 +147,7 @@ static void forge_answer(struct cursor *in)
 	msg.values.len = how & 32 ? cursor_get_u8(in) : sizeof(values);
 	cursor_write(&out, body, sizeof(body));
 	need(wire_attention_result_put(&out, &msg) == 0);
-	say(AW_ASKER, WIRE_T_ATTENTION_RESULT, body, out.pos);
+	say(AW_REQUESTER, WIRE_T_ATTENTION_RESULT, body, out.pos);
 }
 
 static void forge_stop(struct cursor *in)
@@ -175,9 +175,9 @@ static void garbage(struct cursor *in)
 
 static void hold_again(uint64_t *hold, unsigned int first)
 {
-	cluster_ok(&w.c, w.engine[AW_ASKER], "{'cmd':'chunk.release','hold':%llu}",
+	cluster_ok(&w.c, w.engine[AW_REQUESTER], "{'cmd':'chunk.release','hold':%llu}",
 		   (unsigned long long)*hold);
-	*hold = attend_world_hold(&w, AW_ASKER, first, AW_CHUNKS, 600000);
+	*hold = attend_world_hold(&w, AW_REQUESTER, first, AW_CHUNKS, 600000);
 }
 
 static void step(struct cursor *in)

@@ -88,7 +88,7 @@ static void do_note(unsigned int holder, struct cursor *in)
 }
 
 /* Which holders are named for the one key, as bits. */
-static unsigned int named(unsigned int asker, const struct home_key *key)
+static unsigned int named(unsigned int requester, const struct home_key *key)
 {
 	const struct wire_index_query msg = {.space = key->space,
 					     .ids = {.data = &key->id, .len = 8}};
@@ -99,15 +99,15 @@ static unsigned int named(unsigned int asker, const struct home_key *key)
 	struct cursor out;
 
 	cursor_write(&out, answer, sizeof(answer));
-	NEED(home_found(w.home, asker < HOLDERS ? &w.remotes[asker] : NULL, &msg, &out) ==
-	     0);
+	NEED(home_found(w.home, requester < HOLDERS ? &w.remotes[requester] : NULL, &msg,
+			&out) == 0);
 	cursor_read(&out, answer, out.pos);
 	count = cursor_get_u32(&out);
 	NEED(count <= HOLDERS);
 	for (uint32_t i = 0; i < count; i++) {
 		cursor_get_str(&out, endpoint, sizeof(endpoint));
 		of[i] = (unsigned int)(endpoint[strlen("tcp://h")] - '0');
-		NEED(of[i] < HOLDERS && of[i] != asker);
+		NEED(of[i] < HOLDERS && of[i] != requester);
 	}
 	for (unsigned int n = cursor_get_u8(&out); n > 0; n--) {
 		uint8_t at = cursor_get_u8(&out);

@@ -21,25 +21,25 @@ def load_of(engine):
 
 def engines_word_is_told_and_goes_with_it():
     with Daemon(LEASE) as a:
-        prefill, other, asker = (Engine(a, name) for name in ("prefill", "other", "asker"))
+        prefill, other, requester = (Engine(a, name) for name in ("prefill", "other", "requester"))
         prefill.cmd("group.publish", group="prefill", worker="w0")
         other.cmd("group.publish", group="prefill", worker="w1")
         prefill.cmd("session.report", running=12, waiting=3, kv_free_tokens=4096)
-        load = until("a load", lambda: (x := load_of(asker)) and "engine" in x and x)
+        load = until("a load", lambda: (x := load_of(requester)) and "engine" in x and x)
         assert load["engine"] == dict(running=12, waiting=3, kv_free_tokens=4096), load
         # a place that comes later is told the same, though nothing has changed
         prefill.cmd("group.publish", group="more", worker="w0")
-        until("the load of the second place", lambda: asker.cmd(
+        until("the load of the second place", lambda: requester.cmd(
             "group.query", group="more", loads=True)["ranks"][0].get("load"))
         # what is not said again is not known any more
         prefill.cmd("session.report", running=1)
-        until("the next load", lambda: load_of(asker)["engine"] == dict(running=1))
+        until("the next load", lambda: load_of(requester)["engine"] == dict(running=1))
         assert "engine" not in (next(
-            r for r in asker.cmd("group.query", group="prefill", loads=True)["ranks"]
+            r for r in requester.cmd("group.query", group="prefill", loads=True)["ranks"]
             if r["worker"] == "w1").get("load") or {})
-        assert "load" not in asker.cmd("group.query", group="prefill")["ranks"][0]
+        assert "load" not in requester.cmd("group.query", group="prefill")["ranks"][0]
         prefill.close()
-        until("its end", lambda: load_of(asker) is None)
+        until("its end", lambda: load_of(requester) is None)
 
 
 def words_out_of_bounds_are_refused_and_change_nothing():

@@ -93,7 +93,7 @@ def offer_is_not_pulled_by_a_stranger():
         assert t.loot.mem[:] == bytes(BYTES), "the thief has bytes"
 
 
-def numbers_asked_for_in_advance_are_not_the_askers():
+def numbers_asked_for_in_advance_are_not_the_requesters():
     with Three("shm") as t:
         for room in range(1, SQUATTED + 1):
             t.ask(t.thief, t.loot, room)
@@ -114,4 +114,4 @@ def numbers_asked_for_in_advance_are_not_the_askers():
 
 if __name__ == "__main__":
     run([open_room_is_not_read_by_a_stranger, offer_is_not_pulled_by_a_stranger,
-         numbers_asked_for_in_advance_are_not_the_askers])
+         numbers_asked_for_in_advance_are_not_the_requesters])

@@ -116,7 +116,7 @@ void attend_world_long(struct attend_world *w, unsigned int node, unsigned int f
 
 static void engine_begin(struct attend_world *w, unsigned int node)
 {
-	w->engine[node] = cluster_engine(&w->c, node, node ? "asker" : "holder");
+	w->engine[node] = cluster_engine(&w->c, node, node ? "requester" : "holder");
 	cache_begin(w, node, "kv", &cluster_geometry);
 	attend_world_put(w, node, 1 + 10 * node, AW_CHUNKS, 4);
 }
@@ -148,14 +148,14 @@ static void seats_new(struct attend_world *w)
 		 "llu,\"address\":\"%llu\"}",
 		 (unsigned long long)w->bytes, (unsigned long long)(uintptr_t)w->seats);
 	w->region = cluster_number(
-		cluster_call_fd(&w->c, w->engine[AW_ASKER], dup(w->fd), NULL, text),
+		cluster_call_fd(&w->c, w->engine[AW_REQUESTER], dup(w->fd), NULL, text),
 		"region");
 }
 
 uint64_t attend_world_open(struct attend_world *w, const char *more)
 {
 	cJSON *answer = cluster_call(
-		&w->c, w->engine[AW_ASKER],
+		&w->c, w->engine[AW_REQUESTER],
 		"{'cmd':'attention.open','region':%llu,'rows':%u,'seats':%u,'kind':'gqa',"
 		"'q_type':'bf16','kv_type':'bf16','heads':%u,'kv_heads':%u,'dqk':%u,"
 		"'dv':%u,'scale':0.25,'key':'k','value':'v'%s}",
@@ -204,8 +204,8 @@ static int on_message(void *owner, struct remote *remote, const struct wire_head
 
 	if (h->type >= WIRE_T_ATTEND && h->type <= WIRE_T_ATTENTION_CANCEL &&
 	    attend_world_tap &&
-	    attend_world_tap(kvd->config->name[1] == '0' ? AW_HOLDER : AW_ASKER, h, *body,
-			     attend_world_tap_arg))
+	    attend_world_tap(kvd->config->name[1] == '0' ? AW_HOLDER : AW_REQUESTER, h,
+			     *body, attend_world_tap_arg))
 		return 0;
 	return pass_on(owner, remote, h, body);
 }
@@ -247,14 +247,14 @@ static void world_new(struct attend_world *w, unsigned int threads, unsigned int
 	snprintf(stores, sizeof(stores), "%s %s", w->c.nodes[AW_HOLDER].endpoint,
 		 nodes > AW_SECOND ? w->c.nodes[AW_SECOND].endpoint : "");
 	args.stores = stores;
-	cluster_store(&w->c, AW_ASKER, &args);
+	cluster_store(&w->c, AW_REQUESTER, &args);
 	for (unsigned int i = 0; i < nodes; i++)
 		engine_begin(w, i);
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	seats_new(w);
 	w->attend = attend_world_open(w, "");
-	w->hold = attend_world_hold(w, AW_ASKER, 1, AW_CHUNKS, 600000);
-	w->near = attend_world_hold(w, AW_ASKER, 11, AW_CHUNKS, 600000);
+	w->hold = attend_world_hold(w, AW_REQUESTER, 1, AW_CHUNKS, 600000);
+	w->near = attend_world_hold(w, AW_REQUESTER, 11, AW_CHUNKS, 600000);
 }
 
 void attend_world_new(struct attend_world *w, unsigned int threads)
@@ -323,7 +323,7 @@ static void give(struct attend_world *w, struct kvd_ring_entry e,
 	payload_add(&p, select, select_count * sizeof(*select));
 	p.views = p.len;
 	p.count = count;
-	entry_give(&w->c, w->engine[AW_ASKER], &e, &p);
+	entry_give(&w->c, w->engine[AW_REQUESTER], &e, &p);
 }
 
 void attend_world_post(struct attend_world *w, unsigned int seat, unsigned int layer,
@@ -344,12 +344,12 @@ void attend_world_post_for(struct attend_world *w, unsigned int seat,
 
 unsigned int attend_world_state(const struct attend_world *w, unsigned int seat)
 {
-	return kvd_word_state(slot_read(w->engine[AW_ASKER], AW_SLOT + seat).word);
+	return kvd_word_state(slot_read(w->engine[AW_REQUESTER], AW_SLOT + seat).word);
 }
 
 unsigned int attend_world_error(const struct attend_world *w, unsigned int seat)
 {
-	return kvd_word_error(slot_read(w->engine[AW_ASKER], AW_SLOT + seat).word);
+	return kvd_word_error(slot_read(w->engine[AW_REQUESTER], AW_SLOT + seat).word);
 }
 
 /* ---- what is right ---- */

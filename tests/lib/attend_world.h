@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * attend_world: two daemons in virtual time, a holder whose chunks have KV and an asker
- * with seats, whose engine posts query rows as entries of the ring. Four layers of GQA
- * with 4 heads of 16 bf16 values; chunks of 16 tokens.
+ * attend_world: two daemons in virtual time, a holder whose chunks have KV and a
+ * requester with seats, whose engine posts query rows as entries of the ring. Four layers
+ * of GQA with 4 heads of 16 bf16 values; chunks of 16 tokens.
  */
 #ifndef KVD_TESTS_ATTEND_WORLD_H
 #define KVD_TESTS_ATTEND_WORLD_H
@@ -12,7 +12,7 @@
 #include "tests/lib/ring_entries.h"
 
 #define AW_HOLDER 0u
-#define AW_ASKER 1u
+#define AW_REQUESTER 1u
 #define AW_SECOND 2u /* holder, if there are two */
 #define AW_CHUNK 16u /* tokens */
 #define AW_CHUNKS 4u
@@ -27,14 +27,15 @@ struct attend_world {
 	struct session *engine[3];
 	struct cache cache[3];
 	uint64_t space[3];
-	uint64_t hold, near; /* of the asker: chunks at the holder, chunks of its own */
+	uint64_t hold,
+		near; /* of the requester: chunks at the holder, chunks of its own */
 	uint64_t attend, region, seat_bytes, q, o, m, l;
 	uint8_t *seats;
 	uint64_t bytes;
 	int fd;
 	unsigned int rows;	 /* of a seat */
 	unsigned int seat_count; /* of what is opened next */
-	bool held;		 /* the test's: helpers of the asker do nothing */
+	bool held;		 /* the test's: helpers of the requester do nothing */
 	unsigned int chunk;	 /* tokens of what is put next */
 	uint32_t gens[64];	 /* of slots from AW_SLOT on, the last that was posted */
 };
@@ -48,7 +49,7 @@ extern void *attend_world_tap_arg;
 /* How a node sees the other. */
 struct remote *attend_world_remote(const struct attend_world *w, unsigned int node);
 
-/* The holder has chunks 1 to 4, the asker 11 to 14, of the same bytes. */
+/* The holder has chunks 1 to 4, the requester 11 to 14, of the same bytes. */
 void attend_world_new(struct attend_world *w, unsigned int threads);
 /* And a second holder has chunks 21 to 24. */
 void attend_world_new_two(struct attend_world *w, unsigned int threads);

@@ -21,7 +21,7 @@
 
 struct store *hedge_store(struct hedge_world *w)
 {
-	return store_of(&w->c.nodes[ASKER].kvd);
+	return store_of(&w->c.nodes[REQUESTER].kvd);
 }
 
 struct store_far hedge_far(struct hedge_world *w)
@@ -113,11 +113,11 @@ uint64_t hedge_hold(struct hedge_world *w, unsigned int seed, unsigned int count
 		    unsigned int far_ms)
 {
 	return cluster_number(
-		cluster_call(&w->c, w->engine[ASKER],
+		cluster_call(&w->c, w->engine[REQUESTER],
 			     "{'cmd':'chunk.hold','space':%llu,'ids':[%s],'lease_ms':"
 			     "600000,'far_ms':%u}",
-			     (unsigned long long)w->space[ASKER], hedge_ids(seed, count),
-			     far_ms),
+			     (unsigned long long)w->space[REQUESTER],
+			     hedge_ids(seed, count), far_ms),
 		"hold");
 }
 
@@ -125,7 +125,7 @@ uint64_t hedge_fetch_to(struct hedge_world *w, const struct cache *cache,
 			unsigned int chunks, const char *more)
 {
 	return cluster_number(
-		cluster_call(&w->c, w->engine[ASKER],
+		cluster_call(&w->c, w->engine[REQUESTER],
 			     "{'cmd':'chunk.fetch','hold':%llu,'pool':%llu,'views':{"
 			     "'kv':{'pages':[%s],'tokens':[0,%u]}}%s}",
 			     (unsigned long long)w->hold, (unsigned long long)cache->pool,
@@ -135,13 +135,13 @@ uint64_t hedge_fetch_to(struct hedge_world *w, const struct cache *cache,
 
 uint64_t hedge_fetch(struct hedge_world *w)
 {
-	return hedge_fetch_to(w, &w->cache[ASKER], CHUNKS, "");
+	return hedge_fetch_to(w, &w->cache[REQUESTER], CHUNKS, "");
 }
 
 void hedge_reads_late(struct hedge_world *w, unsigned int node)
 {
 	const struct fake_rule rule = {.fault = FAKE_LATE,
-				       .from = hedge_bytes(w, ASKER),
+				       .from = hedge_bytes(w, REQUESTER),
 				       .to = hedge_bytes(w, node),
 				       .kinds = 1u << XP_READ,
 				       .extra_ns = 3000 * MS};
@@ -151,7 +151,7 @@ void hedge_reads_late(struct hedge_world *w, unsigned int node)
 
 unsigned int hedge_state(struct hedge_world *w, uint64_t move)
 {
-	const struct store_move *m = store_move_find(w->engine[ASKER], move);
+	const struct store_move *m = store_move_find(w->engine[REQUESTER], move);
 	struct store_move_facts facts;
 
 	assert_non_null(m);
@@ -172,10 +172,10 @@ static int hedge_setup_with(void **state, uint64_t memory)
 	snprintf(stores, sizeof(stores), "%s %s", w->c.nodes[0].endpoint,
 		 w->c.nodes[1].endpoint);
 	args.stores = stores;
-	assert_true(cluster_store(&w->c, ASKER, &args));
+	assert_true(cluster_store(&w->c, REQUESTER, &args));
 	for (unsigned int node = 0; node < NODES; node++)
 		engine_begin(w, node);
-	for (unsigned int node = 0; node < ASKER; node++) {
+	for (unsigned int node = 0; node < REQUESTER; node++) {
 		hedge_fill(&w->cache[node]);
 		hedge_put(w, node, 0, CHUNKS + 1 - node);
 	}

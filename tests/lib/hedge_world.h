@@ -7,7 +7,7 @@
 #include "daemon/store/store_impl.h"
 #include "tests/lib/cluster_store.h"
 
-#define ASKER 2u
+#define REQUESTER 2u
 #define NODES 3u
 #define TOKENS 16u
 #define CHUNKS 3u /* that both have */
@@ -21,8 +21,9 @@ struct hedge_world {
 	struct cluster c;
 	struct session *engine[NODES];
 	struct cache cache[NODES];
-	struct cache other;   /* a second one of the asker's engine */
-	struct cache half[4]; /* lower and upper heads, of the first and of the asker */
+	struct cache other; /* a second one of the requester's engine */
+	struct cache
+		half[4]; /* lower and upper heads, of the first and of the requester */
 	uint64_t space[NODES];
 	uint64_t hold, move;
 };
@@ -41,13 +42,14 @@ void hedge_put(struct hedge_world *w, unsigned int node, unsigned int seed,
 	       unsigned int count);
 uint64_t hedge_hold(struct hedge_world *w, unsigned int seed, unsigned int count,
 		    unsigned int far_ms);
-/* Of the hold's first chunks, to a cache of the asker's; `more`: fields of the command.
+/* Of the hold's first chunks, to a cache of the requester's; `more`: fields of the
+ * command.
  */
 uint64_t hedge_fetch_to(struct hedge_world *w, const struct cache *cache,
 			unsigned int chunks, const char *more);
 /* All that both have. */
 uint64_t hedge_fetch(struct hedge_world *w);
-/* What the asker reads of the node next lands after 3 s. */
+/* What the requester reads of the node next lands after 3 s. */
 void hedge_reads_late(struct hedge_world *w, unsigned int node);
 unsigned int hedge_state(struct hedge_world *w, uint64_t move);
 /* The move of the world. */

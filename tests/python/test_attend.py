@@ -463,9 +463,9 @@ def test_posts_are_told_how_many_daemons_asked_with_them():
         there.put(ids)
         large = stack.enter_context(there.space.hold(ids))
         clients = [stack.enter_context(kvd.Client(stack.enter_context(
-            Daemon(small % far.endpoint, name="asker%d" % n)).socket_path)) for n in range(9)]
-        askers = [Engine(c, model) for c in clients]
-        holds = [stack.enter_context(a.space.hold(ids, far=10)) for a in askers]
+            Daemon(small % far.endpoint, name="requester%d" % n)).socket_path)) for n in range(9)]
+        requesters = [Engine(c, model) for c in clients]
+        holds = [stack.enter_context(a.space.hold(ids, far=10)) for a in requesters]
         assert [h.far for h in holds] == [64] * 9
         for count in (1, 8, 9):
             for seat in range(2):  # one is at work, one waits
@@ -474,7 +474,7 @@ def test_posts_are_told_how_many_daemons_asked_with_them():
             holder.freeze()
             asked = [(a, seat, a.ask(seat, 1, [kvd.Part(h, chunks=(1, 3))], seed=seat,
                                      deadline=60))
-                     for a, h in zip(askers[:count], holds) for seat in range(2)]
+                     for a, h in zip(requesters[:count], holds) for seat in range(2)]
             until(lambda: [attended(c)["requests_active"] for c in clients[:count]] ==
                   [2] * count)
             holder.thaw()

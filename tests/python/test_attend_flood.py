@@ -24,13 +24,13 @@ ASKS = 15
 @contextlib.contextmanager
 def known(folder):
     """A holder, its client, that of a daemon which asks it, and a third key that it knows."""
-    sections, keys = keys_of(folder, ("holder", "asker", "mallory"))
+    sections, keys = keys_of(folder, ("holder", "requester", "mallory"))
     with contextlib.ExitStack() as stack:
         holder = stack.enter_context(Daemon(ATTENDS + sections["holder"]))
         far = stack.enter_context(kvd.Client(holder.socket_path))
-        asker = stack.enter_context(Daemon(ATTENDS + "chunk_peers = %s\n" % far.endpoint +
-                                           sections["asker"]))
-        client = stack.enter_context(kvd.Client(asker.socket_path))
+        requester = stack.enter_context(Daemon(ATTENDS + "chunk_peers = %s\n" % far.endpoint +
+                                           sections["requester"]))
+        client = stack.enter_context(kvd.Client(requester.socket_path))
         until(lambda: any(p["data_line"] and not p["self"]
                           for p in client.command("peer.list")["peers"]))
         yield holder, far, client, keys["mallory"]

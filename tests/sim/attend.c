@@ -88,7 +88,7 @@ void sim_ask_heal(struct sim *sim)
 		kernels_hold(sim, p, false);
 }
 
-/* ---- askers ---- */
+/* ---- requesters ---- */
 
 static void cache_fill(struct cache *cache)
 {
@@ -109,7 +109,7 @@ static void cache_fill(struct cache *cache)
 				}
 }
 
-static void seats_register(struct sim *sim, struct asker *a)
+static void seats_register(struct sim *sim, struct requester *a)
 {
 	char text[200];
 
@@ -124,7 +124,7 @@ static void seats_register(struct sim *sim, struct asker *a)
 	assert_true(a->region != 0);
 }
 
-static void seats_open(struct sim *sim, struct asker *a)
+static void seats_open(struct sim *sim, struct requester *a)
 {
 	static const char *const names[] = {"attend", "seat_bytes", "q", "o", "m", "l"};
 	uint64_t *const to[] = {&a->attend, &a->seat_bytes, &a->q, &a->o, &a->m, &a->l};
@@ -171,14 +171,14 @@ static void seats_free(struct ask_seats *seats)
 }
 
 /* An engine whose registration is refused tries again until it is not. */
-static void asker_joins(struct sim *sim, unsigned int place)
+static void requester_joins(struct sim *sim, unsigned int place)
 {
-	struct asker *a = &asks.askers[place];
+	struct requester *a = &asks.requesters[place];
 
 	mem_fail_at(0);
 	offload_hold(sim_kvd(sim, place)->offload, false);
-	*a = (struct asker){.place = place};
-	a->session = cluster_engine(&sim->c, sim->at[place], "asker");
+	*a = (struct requester){.place = place};
+	a->session = cluster_engine(&sim->c, sim->at[place], "requester");
 	a->cache = (struct cache){.layers = ASK_LAYERS,
 				  .pages = ASK_IDS * ASK_CHUNK / ASK_PAGE,
 				  .page_tokens = ASK_PAGE,
@@ -200,18 +200,18 @@ static void asker_joins(struct sim *sim, unsigned int place)
 }
 
 /* Its posts are over, for it. */
-static void asker_leaves(struct sim *sim, struct asker *a)
+static void requester_leaves(struct sim *sim, struct requester *a)
 {
-	ask_judge_seats(sim, &a->seats, "an asker");
+	ask_judge_seats(sim, &a->seats, "a requester");
 	a->alive = false;
 	assert_true(asks.grave_count < ASK_GRAVES);
 	asks.caches[asks.grave_count] = a->cache;
 	asks.graves[asks.grave_count++] = a->seats;
 }
 
-static void asker_dies(struct sim *sim, struct asker *a)
+static void requester_dies(struct sim *sim, struct requester *a)
 {
-	asker_leaves(sim, a);
+	requester_leaves(sim, a);
 	cluster_engine_dies(&sim->c, a->session);
 }
 
@@ -225,7 +225,7 @@ void sim_ask_place_dies(struct sim *sim, unsigned int place)
 {
 	if (!sim->script->asks)
 		return;
-	asker_leaves(sim, &asks.askers[place]);
+	requester_leaves(sim, &asks.requesters[place]);
 	kernels_hold(sim, place, false); /* they die with it */
 }
 
@@ -234,7 +234,7 @@ void sim_ask_place_comes(struct sim *sim, unsigned int place)
 	if (!sim->script->asks)
 		return;
 	place_stores(sim, place);
-	asker_joins(sim, place);
+	requester_joins(sim, place);
 }
 
 /* ---- chunks ---- */
@@ -259,7 +259,7 @@ static void run_draw(struct sim_draw *d, unsigned int *first_p, unsigned int *co
 		*count_p = ASK_IDS - *first_p;
 }
 
-static void move_close(struct sim *sim, struct asker *a, unsigned int m)
+static void move_close(struct sim *sim, struct requester *a, unsigned int m)
 {
 	if (a->moves[m] &&
 	    sim_answered_ok(cluster_call(&sim->c, a->session,
@@ -268,7 +268,7 @@ static void move_close(struct sim *sim, struct asker *a, unsigned int m)
 		a->moves[m] = 0;
 }
 
-static void chunks_put(struct sim *sim, struct asker *a, struct sim_draw *d)
+static void chunks_put(struct sim *sim, struct requester *a, struct sim_draw *d)
 {
 	unsigned int m = sim_below(d, ASK_MOVES), first, count,
 		     per = ASK_CHUNK / ASK_PAGE;
@@ -294,7 +294,7 @@ static void chunks_put(struct sim *sim, struct asker *a, struct sim_draw *d)
 		"move");
 }
 
-static bool hold_in_use(const struct asker *a, uint64_t hold)
+static bool hold_in_use(const struct requester *a, uint64_t hold)
 {
 	for (unsigned int s = 0; s < ASK_SEATS; s++) {
 		const struct ask_post *post = &a->posts[s];
@@ -307,7 +307,7 @@ static bool hold_in_use(const struct asker *a, uint64_t hold)
 	return false;
 }
 
-static void chunks_hold(struct sim *sim, struct asker *a, struct sim_draw *d)
+static void chunks_hold(struct sim *sim, struct requester *a, struct sim_draw *d)
 {
 	struct ask_hold *hold = &a->holds[sim_below(d, ASK_HOLDS)];
 	bool calm = sim->script->calm;
@@ -337,7 +337,7 @@ static void chunks_hold(struct sim *sim, struct asker *a, struct sim_draw *d)
 	hold->id = number(answer, "hold");
 }
 
-static void chunks_drop(struct sim *sim, struct asker *a, struct sim_draw *d)
+static void chunks_drop(struct sim *sim, struct requester *a, struct sim_draw *d)
 {
 	unsigned int first, count;
 	char ids[700];
@@ -349,7 +349,7 @@ static void chunks_drop(struct sim *sim, struct asker *a, struct sim_draw *d)
 }
 
 /* Memory of chunks that rows may wait for is others' soon, if nothing keeps it. */
-static void chunks_swap(struct sim *sim, struct asker *a, struct sim_draw *d)
+static void chunks_swap(struct sim *sim, struct requester *a, struct sim_draw *d)
 {
 	for (unsigned int i = 0; i < ASK_HOLDS; i++) {
 		if (a->holds[i].id &&
@@ -364,7 +364,7 @@ static void chunks_swap(struct sim *sim, struct asker *a, struct sim_draw *d)
 	}
 }
 
-static void chunks_act(struct sim *sim, struct asker *a, struct sim_draw *d)
+static void chunks_act(struct sim *sim, struct requester *a, struct sim_draw *d)
 {
 	unsigned int what = sim_below(d, 10);
 
@@ -385,7 +385,7 @@ static float value_draw(struct sim_draw *d)
 	return (float)sim_below(d, 2001) / 1000 - 1;
 }
 
-static const struct ask_hold *hold_draw(const struct asker *a, struct sim_draw *d)
+static const struct ask_hold *hold_draw(const struct requester *a, struct sim_draw *d)
 {
 	unsigned int from = sim_below(d, ASK_HOLDS);
 
@@ -398,7 +398,8 @@ static const struct ask_hold *hold_draw(const struct asker *a, struct sim_draw *
 	return NULL;
 }
 
-static bool part_draw(const struct asker *a, struct sim_draw *d, struct ask_post *post)
+static bool part_draw(const struct requester *a, struct sim_draw *d,
+		      struct ask_post *post)
 {
 	const struct ask_hold *hold = hold_draw(a, d);
 	struct kvd_ring_part *part = &post->parts[post->part_count];
@@ -428,7 +429,7 @@ static bool part_draw(const struct asker *a, struct sim_draw *d, struct ask_post
 	return true;
 }
 
-static void seat_fill(const struct asker *a, unsigned int seat, struct ask_post *post,
+static void seat_fill(const struct requester *a, unsigned int seat, struct ask_post *post,
 		      struct sim_draw *d)
 {
 	for (unsigned int i = 0; i < ASK_ROWS * ASK_DIMS; i++)
@@ -438,7 +439,7 @@ static void seat_fill(const struct asker *a, unsigned int seat, struct ask_post 
 	memcpy(ask_shadow(a, seat, 0), ask_seat(a, seat, 0), a->seat_bytes);
 }
 
-static void seat_post(struct sim *sim, struct asker *a, unsigned int seat,
+static void seat_post(struct sim *sim, struct requester *a, unsigned int seat,
 		      struct sim_draw *d)
 {
 	struct ask_post *post = &a->posts[seat];
@@ -473,7 +474,7 @@ static void seat_post(struct sim *sim, struct asker *a, unsigned int seat,
 	sim_totals->posts += post->used;
 }
 
-static void rows_post(struct sim *sim, struct asker *a, struct sim_draw *d)
+static void rows_post(struct sim *sim, struct requester *a, struct sim_draw *d)
 {
 	unsigned int most = 1 + sim_below(d, 3);
 
@@ -488,13 +489,13 @@ static void rows_post(struct sim *sim, struct asker *a, struct sim_draw *d)
 
 /* ---- their ends ---- */
 
-static void posts_canceled(struct asker *a)
+static void posts_canceled(struct requester *a)
 {
 	for (unsigned int s = 0; s < ASK_SEATS; s++)
 		a->posts[s].canceled = true;
 }
 
-static void seat_cancel(struct sim *sim, struct asker *a, unsigned int seat)
+static void seat_cancel(struct sim *sim, struct requester *a, unsigned int seat)
 {
 	struct kvd_ring_entry e = {.op = KVD_RING_CANCEL,
 				   .a = KVD_RING_IDS + SESSION_SLOTS + seat};
@@ -503,7 +504,7 @@ static void seat_cancel(struct sim *sim, struct asker *a, unsigned int seat)
 	cJSON_Delete(entry_say(&sim->c, a->session, &e, NULL));
 }
 
-static void seats_again(struct sim *sim, struct asker *a, bool region)
+static void seats_again(struct sim *sim, struct requester *a, bool region)
 {
 	posts_canceled(a);
 	offload_hold(sim_kvd(sim, a->place)->offload, false);
@@ -526,7 +527,7 @@ static void seats_again(struct sim *sim, struct asker *a, bool region)
 	seats_open(sim, a);
 }
 
-static void asker_acts(struct sim *sim, struct asker *a, struct sim_draw *d)
+static void requester_acts(struct sim *sim, struct requester *a, struct sim_draw *d)
 {
 	unsigned int what = sim_below(d, 10);
 
@@ -535,8 +536,8 @@ static void asker_acts(struct sim *sim, struct asker *a, struct sim_draw *d)
 	else if (what < 8)
 		seats_again(sim, a, what == 7);
 	else if (graves_have_room(sim)) {
-		asker_dies(sim, a);
-		asker_joins(sim, a->place);
+		requester_dies(sim, a);
+		requester_joins(sim, a->place);
 	}
 }
 
@@ -544,7 +545,7 @@ bool sim_ask_act(struct sim *sim, const struct sim_event *event)
 {
 	struct sim_draw d = {event->draw ^ 0xa77e9d};
 	unsigned int place = sim_below(&d, sim->script->places);
-	struct asker *a = &asks.askers[place];
+	struct requester *a = &asks.requesters[place];
 
 	switch (event->kind) {
 	case SIM_ROWS:
@@ -553,8 +554,8 @@ bool sim_ask_act(struct sim *sim, const struct sim_event *event)
 	case SIM_CHUNKS:
 		chunks_act(sim, a, &d);
 		return false;
-	case SIM_ASKER:
-		asker_acts(sim, a, &d);
+	case SIM_REQUESTER:
+		requester_acts(sim, a, &d);
 		return true;
 	case SIM_KERNEL:
 		kernels_hold(sim, place, !asks.held[sim->at[place]]);
@@ -567,15 +568,15 @@ bool sim_ask_act(struct sim *sim, const struct sim_event *event)
 /* ---- the run ---- */
 
 /* Before anything goes wrong each has something to ask. */
-static void askers_hold(struct sim *sim)
+static void requesters_hold(struct sim *sim)
 {
 	struct sim_draw d = {sim->script->seed ^ 0x401d};
 
 	for (unsigned int i = 0; i < 2 * sim->script->places; i++)
-		chunks_put(sim, &asks.askers[i / 2], &d);
+		chunks_put(sim, &asks.requesters[i / 2], &d);
 	cluster_run(&sim->c, 300 * SIM_MS);
 	for (unsigned int i = 0; i < 3 * sim->script->places; i++)
-		chunks_hold(sim, &asks.askers[i / 3], &d);
+		chunks_hold(sim, &asks.requesters[i / 3], &d);
 }
 
 void sim_ask_begin(struct sim *sim)
@@ -586,15 +587,15 @@ void sim_ask_begin(struct sim *sim)
 	for (unsigned int p = 0; sim->script->asks && p < sim->script->places; p++)
 		place_stores(sim, p);
 	for (unsigned int p = 0; sim->script->asks && p < sim->script->places; p++)
-		asker_joins(sim, p);
+		requester_joins(sim, p);
 	if (sim->script->asks)
-		askers_hold(sim);
+		requesters_hold(sim);
 }
 
 void sim_ask_observe(struct sim *sim)
 {
 	for (unsigned int p = 0; sim->script->asks && p < sim->script->places; p++) {
-		struct asker *a = &asks.askers[p];
+		struct requester *a = &asks.requesters[p];
 
 		for (unsigned int s = 0; a->alive && s < ASK_SEATS; s++) {
 			if (a->posts[s].live)
@@ -606,10 +607,10 @@ void sim_ask_observe(struct sim *sim)
 void sim_ask_check_memory(struct sim *sim)
 {
 	for (unsigned int p = 0; sim->script->asks && p < sim->script->places; p++) {
-		if (!asks.askers[p].alive)
+		if (!asks.requesters[p].alive)
 			continue;
-		ask_judge_seats(sim, &asks.askers[p].seats, "an asker");
-		ask_judge_sticky(sim, &asks.askers[p]);
+		ask_judge_seats(sim, &asks.requesters[p].seats, "a requester");
+		ask_judge_sticky(sim, &asks.requesters[p]);
 	}
 }
 
@@ -617,7 +618,7 @@ void sim_ask_check_ended(struct sim *sim)
 {
 	for (unsigned int p = 0; sim->script->asks && p < sim->script->places; p++) {
 		for (unsigned int s = 0; s < ASK_SEATS; s++) {
-			if (asks.askers[p].posts[s].live)
+			if (asks.requesters[p].posts[s].live)
 				sim_broken(sim, "end: a post at place %u never ends", p);
 		}
 	}
@@ -626,7 +627,7 @@ void sim_ask_check_ended(struct sim *sim)
 void sim_ask_leave(struct sim *sim)
 {
 	for (unsigned int p = 0; sim->script->asks && p < sim->script->places; p++)
-		asker_dies(sim, &asks.askers[p]);
+		requester_dies(sim, &asks.requesters[p]);
 }
 
 void sim_ask_end(struct sim *sim)
@@ -640,7 +641,7 @@ void sim_ask_end(struct sim *sim)
 void sim_ask_bury(struct sim *sim)
 {
 	for (unsigned int i = 0; i < asks.grave_count; i++) {
-		ask_judge_seats(sim, &asks.graves[i], "a dead asker");
+		ask_judge_seats(sim, &asks.graves[i], "a dead requester");
 		seats_free(&asks.graves[i]);
 		cache_close(&asks.caches[i]);
 	}

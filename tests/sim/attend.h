@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * attend: query rows in the simulation. In some scripts each place has a chunk store and
- * an asker: an engine that puts chunks, holds its own and others', and posts rows of its
- * seats. attend.c acts, attend_judge.c looks, attend_forge.c is the hostile peer.
+ * a requester: an engine that puts chunks, holds its own and others', and posts rows of
+ * its seats. attend.c acts, attend_judge.c looks, attend_forge.c is the hostile peer.
  *
  * What a chunk holds depends on its id alone, whoever put it. So the judge knows what
  * rows make of any of them, without looking at memory of kvd's.
@@ -56,7 +56,7 @@ struct ask_seats {
 	int fd;
 };
 
-struct asker {
+struct requester {
 	unsigned int place;
 	bool alive;
 	struct session *session;
@@ -73,7 +73,7 @@ struct asker {
 #define ASK_GRAVES 64u
 
 struct asks {
-	struct asker askers[SIM_PLACES_MAX];
+	struct requester requesters[SIM_PLACES_MAX];
 	struct offload *kernels[CLUSTER_NODES_MAX]; /* of each node, dead ones, too */
 	bool held[CLUSTER_NODES_MAX];
 	uint32_t holds[CLUSTER_NODES_MAX]; /* how often it was held up */
@@ -83,13 +83,15 @@ struct asks {
 };
 extern struct asks asks;
 
-static inline void *ask_seat(const struct asker *asker, unsigned int seat, uint64_t at)
+static inline void *ask_seat(const struct requester *requester, unsigned int seat,
+			     uint64_t at)
 {
-	return asker->seats.base + seat * asker->seat_bytes + at;
+	return requester->seats.base + seat * requester->seat_bytes + at;
 }
-static inline void *ask_shadow(const struct asker *asker, unsigned int seat, uint64_t at)
+static inline void *ask_shadow(const struct requester *requester, unsigned int seat,
+			       uint64_t at)
 {
-	return asker->seats.shadow + seat * asker->seat_bytes + at;
+	return requester->seats.shadow + seat * requester->seat_bytes + at;
 }
 
 /* attend_judge.c */
@@ -97,10 +99,10 @@ uint16_t ask_value(unsigned int id, unsigned int layer, unsigned int field,
 		   unsigned int token, unsigned int head, unsigned int d);
 double ask_inv_freq(unsigned int i);
 void ask_judge_seats(struct sim *sim, const struct ask_seats *seats, const char *whose);
-void ask_judge_post(struct sim *sim, struct asker *asker, unsigned int seat);
+void ask_judge_post(struct sim *sim, struct requester *requester, unsigned int seat);
 /* Once the word says that its rows are. */
-void ask_rows_back(struct asker *a, unsigned int seat);
-void ask_judge_sticky(struct sim *sim, const struct asker *asker);
+void ask_rows_back(struct requester *a, unsigned int seat);
+void ask_judge_sticky(struct sim *sim, const struct requester *requester);
 void ask_judge_place(struct sim *sim, unsigned int node, bool alive);
 void ask_judge_begin(void);
 /* Around each message about attends, true or forged. */

@@ -4,8 +4,9 @@
  * a message of the past (again, or as from another daemon, or with one number changed),
  * an answer that nobody computed, a stop that is not its own, an echo or a speed.
  *
- * Numbers of ATTENDs tell whose they are: an asker's own begin at 1, those of strangers
- * and of changed ones stand far above, so no post of ours is meant by their answers.
+ * Numbers of ATTENDs tell whose they are: a requester's own begin at 1, those of
+ * strangers and of changed ones stand far above, so no post of ours is meant by their
+ * answers.
  */
 #include "tests/sim/attend.h"
 
@@ -189,9 +190,9 @@ static struct leg *any_leg(const struct kvd *kvd, struct sim_draw *d)
 static void lied(const struct leg *leg)
 {
 	for (unsigned int p = 0; p < SIM_PLACES_MAX; p++) {
-		if (asks.askers[p].alive &&
-		    asks.askers[p].session == leg->post->attend->session)
-			asks.askers[p].posts[leg->post->seat].lied = true;
+		if (asks.requesters[p].alive &&
+		    asks.requesters[p].session == leg->post->attend->session)
+			asks.requesters[p].posts[leg->post->seat].lied = true;
 	}
 }
 

@@ -7,10 +7,10 @@
  *   all      Success is attention over all tokens of all parts, as the fp64 reference
  *            makes it of what the chunks' ids say.
  *   admit    Rows of a daemon that does not hold the chunks are not attended, nobody but
- *            the holder answers, and nobody but the asker says stop.
+ *            the holder answers, and nobody but the requester says stop.
  *   learn    A failure has a code. Who is told to stop drops what still waits.
  *   end      A post ends by its deadline; when nothing went wrong, with success. With all
- *            askers gone nothing of theirs is anywhere: posts, legs, rows, holds,
+ *            requesters gone nothing of theirs is anywhere: posts, legs, rows, holds,
  * charges.
  *
  * It looks at seats and words as an engine does, and at daemons from inside for "admit",
@@ -131,7 +131,7 @@ static void part_attend(const struct ask_post *post, unsigned int p,
 			    (double)l[r]);
 }
 
-static bool row_is(const struct asker *a, unsigned int seat, unsigned int row,
+static bool row_is(const struct requester *a, unsigned int seat, unsigned int row,
 		   const struct partial *want)
 {
 	const float *o = (const float *)ask_seat(a, seat, a->o) + row * ASK_DIMS;
@@ -162,7 +162,7 @@ static unsigned int rows_of(const struct ask_post *post)
 	return rows;
 }
 
-static void judge_numbers(struct sim *sim, const struct asker *a, unsigned int seat)
+static void judge_numbers(struct sim *sim, const struct requester *a, unsigned int seat)
 {
 	const struct ask_post *post = &a->posts[seat];
 	const uint32_t *select = post->select;
@@ -186,23 +186,24 @@ static void judge_numbers(struct sim *sim, const struct asker *a, unsigned int s
 
 void ask_judge_seats(struct sim *sim, const struct ask_seats *seats, const char *whose)
 {
-	const struct asker *a = NULL;
+	const struct requester *a = NULL;
 
 	for (unsigned int p = 0; p < sim->script->places; p++) {
-		if (asks.askers[p].alive && asks.askers[p].seats.base == seats->base)
-			a = &asks.askers[p];
+		if (asks.requesters[p].alive &&
+		    asks.requesters[p].seats.base == seats->base)
+			a = &asks.requesters[p];
 	}
 	/* who has one under way may just have it written */
 	for (unsigned int s = 0; a && s < ASK_SEATS; s++) {
 		if (a->posts[s].live)
-			ask_judge_post(sim, &asks.askers[a->place], s);
+			ask_judge_post(sim, &asks.requesters[a->place], s);
 	}
 	if (memcmp(seats->base, seats->shadow, seats->bytes) != 0)
 		sim_broken(sim, "still: a seat of %s changed, and no post succeeded",
 			   whose);
 }
 
-static void judge_failure(struct sim *sim, const struct asker *a,
+static void judge_failure(struct sim *sim, const struct requester *a,
 			  const struct ask_post *post)
 {
 	unsigned int code = kvd_word_error(post->word);
@@ -220,7 +221,7 @@ static void judge_failure(struct sim *sim, const struct asker *a,
 			   a->place, err_name(code));
 }
 
-void ask_rows_back(struct asker *a, unsigned int seat)
+void ask_rows_back(struct requester *a, unsigned int seat)
 {
 	struct ask_post *post = &a->posts[seat];
 
@@ -231,7 +232,7 @@ void ask_rows_back(struct asker *a, unsigned int seat)
 	memset(ask_shadow(a, seat, a->q), 0xff, sizeof(post->q));
 }
 
-static void results_change(const struct asker *a, unsigned int seat)
+static void results_change(const struct requester *a, unsigned int seat)
 {
 	unsigned int rows = rows_of(&a->posts[seat]);
 	const size_t bytes[] = {rows * ASK_DIMS * sizeof(float), rows * sizeof(float),
@@ -242,7 +243,7 @@ static void results_change(const struct asker *a, unsigned int seat)
 		memcpy(ask_shadow(a, seat, at[i]), ask_seat(a, seat, at[i]), bytes[i]);
 }
 
-void ask_judge_post(struct sim *sim, struct asker *a, unsigned int seat)
+void ask_judge_post(struct sim *sim, struct requester *a, unsigned int seat)
 {
 	struct ask_post *post = &a->posts[seat];
 	unsigned int state;
@@ -271,7 +272,7 @@ void ask_judge_post(struct sim *sim, struct asker *a, unsigned int seat)
 	}
 }
 
-void ask_judge_sticky(struct sim *sim, const struct asker *a)
+void ask_judge_sticky(struct sim *sim, const struct requester *a)
 {
 	for (unsigned int s = 0; s < ASK_SEATS; s++) {
 		const struct ask_post *post = &a->posts[s];
@@ -358,9 +359,10 @@ void ask_judge_after(struct sim *sim, const struct kvd *kvd, const struct remote
 		    w->up_since_ns != remote->peer->up_since_ns)
 			continue;
 		if (w->hold == asks.holds[node] && now >= before)
-			sim_broken(sim,
-				   "learn: rows wait for a kernel, and their asker has "
-				   "said stop");
+			sim_broken(
+				sim,
+				"learn: rows wait for a kernel, and their requester has "
+				"said stop");
 		w->kvd = NULL;
 	}
 }

@@ -63,7 +63,7 @@ static void fake_xfer_free(struct net_xfer *net)
 	mem_free(x);
 }
 
-/* The profile is that of the asker's direction. */
+/* The profile is that of the requester's direction. */
 static int fake_xfer_new(struct net_peer *net, struct net_xfer **xfer_p)
 {
 	struct fake_peer *peer = fake_peer_of(net);

@@ -70,7 +70,7 @@ static void choose_kinds(struct sim_script *s, struct sim_draw *d, unsigned int 
 		weights[SIM_RULE] = kinds[SIM_RULE].weight;
 }
 
-/* A draw of their own: scripts without askers are as they would be without these. */
+/* A draw of their own: scripts without requesters are as they would be without these. */
 static void choose_asks(const struct sim_script *s, unsigned int *weights)
 {
 	static const unsigned int each[] = {260, 130, 12, 16, 60};

@@ -36,36 +36,36 @@
 /* ---- script ---- */
 
 /* M(NAME, weight in a troubled run, is it trouble, words) */
-#define SIM_EVENTS(M)                                                        \
-	M(REQUEST, 90, 0, "a request begins")                                \
-	M(STEP, 520, 0, "engines do what comes next of a request")           \
-	M(AGAIN, 15, 0, "an engine sends a chunk again")                     \
-	M(CLOSE, 200, 0, "engines close what has ended")                     \
-	M(ABORT, 22, 1, "an engine aborts its room")                         \
-	M(POOL, 4, 1, "an engine withdraws its pool and registers it again") \
-	M(ENGINE, 10, 1, "an engine dies, or comes")                         \
-	M(CRASH, 4, 1, "a daemon dies; it is started again later")           \
-	M(BREAK, 14, 1, "the control line breaks")                           \
-	M(PARTITION, 8, 1, "the control line is cut")                        \
-	M(CUT, 10, 1, "the data line breaks")                                \
-	M(DOWN, 8, 1, "the data line stands still")                          \
-	M(MUTE, 5, 1, "a daemon is cut off from everybody")                  \
-	M(HEAL, 14, 0, "all lines are whole again")                          \
-	M(RULE, 40, 1, "a transfer goes wrong")                              \
-	M(HOLD, 10, 1, "a daemon's helpers take their time")                 \
-	M(GO, 20, 0, "helpers are done")                                     \
-	M(MEMORY, 8, 1, "a daemon's allocation fails")                       \
-	M(QUEUE, 4, 1, "control lines carry few frames at once")             \
-	M(REPLAY, 30, 1, "a message of the past comes again")                \
-	M(LIE, 0, 1, "a partner says what is not true")                      \
-	M(STRANGER, 30, 0, "a daemon without the ticket asks for a room")    \
-	/* of the beginning: how this run's network is */                    \
-	M(KNOB, 0, 0, "a property of the network")                           \
-	/* of scripts with askers (attend.h) */                              \
-	M(ROWS, 0, 0, "an asker posts query rows")                           \
-	M(CHUNKS, 0, 0, "an asker puts, holds or drops chunks")              \
-	M(ASKER, 0, 1, "an asker cancels, takes its seats back or dies")     \
-	M(KERNEL, 0, 1, "a daemon's kernels take their time, or are done")   \
+#define SIM_EVENTS(M)                                                           \
+	M(REQUEST, 90, 0, "a request begins")                                   \
+	M(STEP, 520, 0, "engines do what comes next of a request")              \
+	M(AGAIN, 15, 0, "an engine sends a chunk again")                        \
+	M(CLOSE, 200, 0, "engines close what has ended")                        \
+	M(ABORT, 22, 1, "an engine aborts its room")                            \
+	M(POOL, 4, 1, "an engine withdraws its pool and registers it again")    \
+	M(ENGINE, 10, 1, "an engine dies, or comes")                            \
+	M(CRASH, 4, 1, "a daemon dies; it is started again later")              \
+	M(BREAK, 14, 1, "the control line breaks")                              \
+	M(PARTITION, 8, 1, "the control line is cut")                           \
+	M(CUT, 10, 1, "the data line breaks")                                   \
+	M(DOWN, 8, 1, "the data line stands still")                             \
+	M(MUTE, 5, 1, "a daemon is cut off from everybody")                     \
+	M(HEAL, 14, 0, "all lines are whole again")                             \
+	M(RULE, 40, 1, "a transfer goes wrong")                                 \
+	M(HOLD, 10, 1, "a daemon's helpers take their time")                    \
+	M(GO, 20, 0, "helpers are done")                                        \
+	M(MEMORY, 8, 1, "a daemon's allocation fails")                          \
+	M(QUEUE, 4, 1, "control lines carry few frames at once")                \
+	M(REPLAY, 30, 1, "a message of the past comes again")                   \
+	M(LIE, 0, 1, "a partner says what is not true")                         \
+	M(STRANGER, 30, 0, "a daemon without the ticket asks for a room")       \
+	/* of the beginning: how this run's network is */                       \
+	M(KNOB, 0, 0, "a property of the network")                              \
+	/* of scripts with requesters (attend.h) */                             \
+	M(ROWS, 0, 0, "a requester posts query rows")                           \
+	M(CHUNKS, 0, 0, "a requester puts, holds or drops chunks")              \
+	M(REQUESTER, 0, 1, "a requester cancels, takes its seats back or dies") \
+	M(KERNEL, 0, 1, "a daemon's kernels take their time, or are done")      \
 	M(FORGE, 0, 1, "a message about attends is forged, or comes again")
 
 enum sim_kind {
@@ -85,7 +85,7 @@ struct sim_script {
 	uint64_t seed;
 	bool calm;  /* nothing goes wrong: every request must succeed */
 	bool liars; /* partners lie: what they say may be believed */
-	bool asks;  /* each place has chunks, and an asker */
+	bool asks;  /* each place has chunks, and a requester */
 	unsigned int places, sources, sinks;
 	unsigned int count;
 	struct sim_event events[SIM_EVENTS_MAX];
@@ -241,8 +241,8 @@ int sim_past_pass(struct kvd *kvd, struct remote *remote, const struct wire_head
 void sim_pairs_print(void);
 unsigned int sim_pairs_missing(void);
 
-/* attend.c: nothing happens in scripts without askers, which are all without the module
- * attend (asks_none.c). sim_ask_act(): was it trouble? */
+/* attend.c: nothing happens in scripts without requesters, which are all without the
+ * module attend (asks_none.c). sim_ask_act(): was it trouble? */
 extern const bool sim_asks_built;
 void sim_ask_begin(struct sim *sim);
 bool sim_ask_act(struct sim *sim, const struct sim_event *event);
@@ -255,7 +255,7 @@ void sim_ask_place_comes(struct sim *sim, unsigned int place);
 void sim_ask_observe(struct sim *sim);
 void sim_ask_check_memory(struct sim *sim);
 void sim_ask_check_ended(struct sim *sim);
-/* All askers are gone; nothing of them is left; the cluster is. */
+/* All requesters are gone; nothing of them is left; the cluster is. */
 void sim_ask_leave(struct sim *sim);
 void sim_ask_end(struct sim *sim);
 void sim_ask_bury(struct sim *sim);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Attends while an allocation of a post's whole life fails, at the asker or the holder:
- * of its entry, its legs, the messages, the queues, what is gathered. A post ends, with
- * success and the right rows or with ENOMEM; the next one succeeds; nothing is left.
+ * Attends while an allocation of a post's whole life fails, at the requester or the
+ * holder: of its entry, its legs, the messages, the queues, what is gathered. A post
+ * ends, with success and the right rows or with ENOMEM; the next one succeeds; nothing is
+ * left.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -24,7 +25,7 @@
 
 static uint64_t held(const struct attend_world *w)
 {
-	return w->engine[AW_ASKER]->account->bytes[ACCOUNT_ATTENDS] +
+	return w->engine[AW_REQUESTER]->account->bytes[ACCOUNT_ATTENDS] +
 	       attend_world_remote(w, AW_HOLDER)->account->bytes[ACCOUNT_ATTENDS];
 }
 
@@ -58,7 +59,7 @@ static bool tries(struct attend_world *w, const struct kvd_ring_part *parts,
 	snprintf(text, sizeof(text),
 		 "{\"cmd\":\"xfer.submit\",\"entry\":\"%s\",\"data\":\"%s\"}", entry,
 		 data);
-	answer = cluster_call_fd(&w->c, w->engine[AW_ASKER], -1, &lack, text);
+	answer = cluster_call_fd(&w->c, w->engine[AW_REQUESTER], -1, &lack, text);
 	if (!cJSON_HasObjectItem(answer, "ok") && !lacks_memory(answer))
 		fail_msg("%s", cJSON_PrintUnformatted(answer));
 	cJSON_Delete(answer);
@@ -68,13 +69,13 @@ static bool tries(struct attend_world *w, const struct kvd_ring_part *parts,
 
 static unsigned int gen(const struct attend_world *w)
 {
-	return kvd_word_gen(slot_read(w->engine[AW_ASKER], AW_SLOT).word);
+	return kvd_word_gen(slot_read(w->engine[AW_REQUESTER], AW_SLOT).word);
 }
 
 static bool is_up(void *arg)
 {
 	struct attend_world *w = arg;
-	const struct remote *remote = attend_world_remote(w, AW_ASKER);
+	const struct remote *remote = attend_world_remote(w, AW_REQUESTER);
 
 	return remote->peer && sm_state(&remote->peer->sm) == PEER_UP && remote->ready;
 }
@@ -83,9 +84,9 @@ static bool is_up(void *arg)
 static void hold_again(struct attend_world *w, struct kvd_ring_part *part)
 {
 	cluster_until(&w->c, is_up, w, "the holder");
-	cluster_ok(&w->c, w->engine[AW_ASKER], "{'cmd':'chunk.release','hold':%llu}",
+	cluster_ok(&w->c, w->engine[AW_REQUESTER], "{'cmd':'chunk.release','hold':%llu}",
 		   (unsigned long long)part->hold);
-	part->hold = attend_world_hold(w, AW_ASKER, 1, AW_CHUNKS, 600000);
+	part->hold = attend_world_hold(w, AW_REQUESTER, 1, AW_CHUNKS, 600000);
 }
 
 static void sweep(struct attend_world *w, struct kvd_ring_part *parts, unsigned int count,
@@ -158,13 +159,13 @@ static void open_without_one_allocation_is_refused(void **state)
 	for (uint64_t nth = 1; hit; nth++) {
 		struct cluster_lack lack = {.nth = nth};
 		cJSON *answer =
-			cluster_call_fd(&w->c, w->engine[AW_ASKER], -1, &lack, text);
+			cluster_call_fd(&w->c, w->engine[AW_REQUESTER], -1, &lack, text);
 		const cJSON *id = cJSON_GetObjectItem(answer, "attend");
 
 		assert_true(nth < NTH_MAX);
 		hit = lack.used >= nth;
 		if (id)
-			cluster_ok(&w->c, w->engine[AW_ASKER],
+			cluster_ok(&w->c, w->engine[AW_REQUESTER],
 				   "{'cmd':'attention.close','attend':%.0f}",
 				   id->valuedouble);
 		else
@@ -192,7 +193,7 @@ static void calibration_without_one_allocation_ends(void **state)
 			 "{\"cmd\":\"cost.calibrate\",\"endpoint\":\"%s\",\"rows\":1,"
 			 "\"rounds\":3}",
 			 w->c.nodes[AW_HOLDER].endpoint);
-		answer = cluster_call_fd(&w->c, w->engine[AW_ASKER], -1, &lack, text);
+		answer = cluster_call_fd(&w->c, w->engine[AW_REQUESTER], -1, &lack, text);
 		error = cJSON_GetObjectItem(answer, "error");
 		if (error && !lacks_memory(answer))
 			assert_string_equal(

@@ -41,12 +41,12 @@ static struct attends *node_attends(const struct attend_world *w, unsigned int n
 
 static struct live *live_of(const struct attend_world *w)
 {
-	return store_costs(&w->c.nodes[AW_ASKER].kvd);
+	return store_costs(&w->c.nodes[AW_REQUESTER].kvd);
 }
 
 static const uint8_t *holder_key(const struct attend_world *w)
 {
-	return attend_world_remote(w, AW_ASKER)->peer->instance;
+	return attend_world_remote(w, AW_REQUESTER)->peer->instance;
 }
 
 /* Bytes take time, which the simulated lines do not know. */
@@ -77,8 +77,9 @@ static bool tap(unsigned int node, const struct wire_header *h, struct cursor bo
 							 .code = ERR_BUSY};
 
 		assert_int_equal(
-			calibrate_on_result(node_attends(heard->w, AW_ASKER),
-					    attend_world_remote(heard->w, AW_ASKER), &no),
+			calibrate_on_result(node_attends(heard->w, AW_REQUESTER),
+					    attend_world_remote(heard->w, AW_REQUESTER),
+					    &no),
 			0);
 		return true;
 	}
@@ -173,7 +174,7 @@ static void calibration_that_failed_comes_again(void **state)
 	struct form form = opened_form(heard);
 
 	heard->lost = true;
-	calibrate_all(node_attends(heard->w, AW_ASKER));
+	calibrate_all(node_attends(heard->w, AW_REQUESTER));
 	run(heard, A_WHILE);
 	assert_false(knows(heard));
 	assert_int_equal(heard->echoes, 1);
@@ -181,16 +182,16 @@ static void calibration_that_failed_comes_again(void **state)
 	run(heard, A_MINUTE);
 	assert_true(knows(heard));
 	assert_true(knows_speed(heard, &form));
-	assert_int_equal(node_attends(heard->w, AW_ASKER)->calibrated, 1);
+	assert_int_equal(node_attends(heard->w, AW_REQUESTER)->calibrated, 1);
 	run(heard, 3 * A_MINUTE); /* once is enough */
-	assert_int_equal(node_attends(heard->w, AW_ASKER)->calibrated, 1);
+	assert_int_equal(node_attends(heard->w, AW_REQUESTER)->calibrated, 1);
 }
 
 static bool is_down(void *arg)
 {
 	const struct heard *heard = arg;
 
-	return !attend_world_remote(heard->w, AW_ASKER)->ready;
+	return !attend_world_remote(heard->w, AW_REQUESTER)->ready;
 }
 
 static bool is_up(void *arg)
@@ -203,7 +204,7 @@ static void peer_that_was_back_within_a_minute_is_measured_then(void **state)
 	struct heard *heard = *state;
 	const struct node *nodes = heard->w->c.nodes;
 
-	calibrate_all(node_attends(heard->w, AW_ASKER));
+	calibrate_all(node_attends(heard->w, AW_REQUESTER));
 	run(heard, A_WHILE);
 	assert_true(knows(heard));
 	mem_hub_partition(heard->w->c.links, nodes[0].endpoint, nodes[1].endpoint, true);
@@ -213,7 +214,7 @@ static void peer_that_was_back_within_a_minute_is_measured_then(void **state)
 	cluster_until(&heard->w->c, is_up, heard, "the line");
 	run(heard, A_MINUTE);
 	assert_true(knows(heard));
-	assert_int_equal(node_attends(heard->w, AW_ASKER)->calibrated, 2);
+	assert_int_equal(node_attends(heard->w, AW_REQUESTER)->calibrated, 2);
 }
 
 static void speed_that_was_refused_for_now_is_asked_for_again(void **state)
@@ -223,7 +224,7 @@ static void speed_that_was_refused_for_now_is_asked_for_again(void **state)
 	unsigned int echoes;
 
 	heard->busy = true;
-	calibrate_all(node_attends(heard->w, AW_ASKER));
+	calibrate_all(node_attends(heard->w, AW_REQUESTER));
 	run(heard, A_WHILE);
 	assert_true(knows(heard));
 	assert_false(knows_speed(heard, &form));
@@ -244,12 +245,12 @@ static void speed_that_was_refused_for_now_is_asked_for_again(void **state)
 static void speeds_are_measured_anew_after_a_while(void **state)
 {
 	struct heard *heard = *state;
-	struct attends *asker = node_attends(heard->w, AW_ASKER);
+	struct attends *requester = node_attends(heard->w, AW_REQUESTER);
 	const struct form form = form_of_heads(3);
 	unsigned int speeds, echoes;
 
-	calibrate_all(asker);
-	calibrate_on_open(asker, &form);
+	calibrate_all(requester);
+	calibrate_on_open(requester, &form);
 	run(heard, 2 * A_MINUTE);
 	assert_true(knows_speed(heard, &form));
 	speeds = heard->speeds;
@@ -257,11 +258,11 @@ static void speeds_are_measured_anew_after_a_while(void **state)
 	run(heard, A_MINUTE);
 	assert_int_equal(heard->speeds, speeds);
 	for (unsigned int i = 0; i < 3; i++) {
-		uint32_t home_s = asker->home_s;
+		uint32_t home_s = requester->home_s;
 
 		run(heard, SPEED_FRESH_S * LOOP_NS_PER_S);
 		assert_true(heard->speeds > speeds);
-		assert_true(asker->home_s > home_s);
+		assert_true(requester->home_s > home_s);
 		assert_true(knows_speed(heard, &form));
 		speeds = heard->speeds;
 	}
@@ -274,22 +275,22 @@ static void geometry_that_is_opened_later_is_measured(void **state)
 	struct form form = form_of_heads(8);
 	unsigned int echoes;
 
-	calibrate_all(node_attends(heard->w, AW_ASKER));
+	calibrate_all(node_attends(heard->w, AW_REQUESTER));
 	run(heard, A_WHILE);
 	echoes = heard->echoes;
 	assert_false(knows_speed(heard, &form));
-	calibrate_on_open(node_attends(heard->w, AW_ASKER), &form);
+	calibrate_on_open(node_attends(heard->w, AW_REQUESTER), &form);
 	run(heard, A_WHILE);
 	assert_true(knows_speed(heard, &form));
 	assert_int_equal(heard->speeds, 2);
 	assert_int_equal(heard->echoes, echoes);
-	calibrate_on_open(node_attends(heard->w, AW_ASKER), &form); /* known */
+	calibrate_on_open(node_attends(heard->w, AW_REQUESTER), &form); /* known */
 	run(heard, A_WHILE);
 	assert_int_equal(heard->speeds, 2);
 	/* more than a calibration has at once: the latest count */
 	for (uint16_t heads = 9; heads < 9 + 2 * CALIBRATE_FORMS_MAX; heads++) {
 		form = form_of_heads(heads);
-		calibrate_on_open(node_attends(heard->w, AW_ASKER), &form);
+		calibrate_on_open(node_attends(heard->w, AW_REQUESTER), &form);
 		run(heard, A_MINUTE);
 		assert_true(knows_speed(heard, &form));
 	}
@@ -304,8 +305,8 @@ static void wider_query_has_the_speed_of_its_kv(void **state)
 	struct cost_speed speed;
 
 	form.shape.q_type = VALUE_FP32;
-	calibrate_on_open(node_attends(heard->w, AW_ASKER), &form);
-	calibrate_all(node_attends(heard->w, AW_ASKER));
+	calibrate_on_open(node_attends(heard->w, AW_REQUESTER), &form);
+	calibrate_all(node_attends(heard->w, AW_REQUESTER));
 	run(heard, A_WHILE);
 	assert_int_equal(cost_page_speed(live_page(live_of(heard->w)),
 					 holder_key(heard->w), &shape, &speed),
@@ -323,7 +324,7 @@ static void time_of_rows_is_their_posts(void **state)
 	struct kvd_ring_part parts[2] = {attend_world_part(w->hold),
 					 attend_world_part(w->near)};
 
-	calibrate_all(node_attends(w, AW_ASKER));
+	calibrate_all(node_attends(w, AW_REQUESTER));
 	run(heard, A_MINUTE);
 	for (unsigned int count = 1; count <= 2; count++) {
 		const struct cost_link *link;
@@ -349,7 +350,7 @@ static void echoes_go_in_parts_that_fit(void **state)
 
 	for (unsigned int i = 0; i < 2; i++)
 		heard->w->c.nodes[i].config.peer_message_bytes = 65536;
-	calibrate_all(node_attends(heard->w, AW_ASKER));
+	calibrate_all(node_attends(heard->w, AW_REQUESTER));
 	run(heard, A_WHILE);
 	assert_true(knows(heard));
 	assert_true(heard->largest > 1152 && heard->largest < 65536);
@@ -360,7 +361,7 @@ static void holder_that_does_not_attend_says_so(void **state)
 	struct heard *heard = *state;
 
 	node_attends(heard->w, AW_HOLDER)->offload = NULL;
-	calibrate_all(node_attends(heard->w, AW_ASKER));
+	calibrate_all(node_attends(heard->w, AW_REQUESTER));
 	run(heard, A_WHILE);
 	assert_int_equal(told(heard).no_attend, 1);
 	heard->speeds = 0;
@@ -372,11 +373,11 @@ static void holder_that_does_not_attend_says_so(void **state)
 
 static void fetch(struct attend_world *w, uint64_t hold, const char *pages)
 {
-	cluster_ok(&w->c, w->engine[AW_ASKER],
+	cluster_ok(&w->c, w->engine[AW_REQUESTER],
 		   "{'cmd':'chunk.fetch','hold':%llu,'pool':%llu,"
 		   "'views':{'kv':{'pages':[%s],'tokens':[0,16]}}}",
-		   (unsigned long long)hold, (unsigned long long)w->cache[AW_ASKER].pool,
-		   pages);
+		   (unsigned long long)hold,
+		   (unsigned long long)w->cache[AW_REQUESTER].pool, pages);
 }
 
 static double pull_us(const struct attend_world *w, unsigned int node)
@@ -385,7 +386,7 @@ static double pull_us(const struct attend_world *w, unsigned int node)
 	struct cost_peer peer;
 	struct remote *remote;
 
-	list_foreach(remote, handshake_remotes(w->c.nodes[AW_ASKER].kvd.handshake),
+	list_foreach(remote, handshake_remotes(w->c.nodes[AW_REQUESTER].kvd.handshake),
 		     link) {
 		if (strcmp(remote->peer->endpoint, w->c.nodes[node].endpoint) == 0)
 			assert_int_equal(cost_page_peer(live_page(live_of(w)),
@@ -405,7 +406,7 @@ static void pulls_from_two_holders_are_priced_each(void **state)
 
 	(void)state;
 	attend_world_new_two(&w, 1);
-	second = attend_world_hold(&w, AW_ASKER, 21, AW_CHUNKS, 600000);
+	second = attend_world_hold(&w, AW_REQUESTER, 21, AW_CHUNKS, 600000);
 	profile = fake_hub_profile(w.c.bytes);
 	profile->delay_min_ns = LOOP_NS_PER_MS;
 	profile->delay_max_ns = LOOP_NS_PER_MS + 1000;
@@ -419,7 +420,8 @@ static void pulls_from_two_holders_are_priced_each(void **state)
 
 /* ---- peers that ask too much, or what is none ---- */
 
-/* What the holder says to a speed that the asker asks for: it is measured meanwhile. */
+/* What the holder says to a speed that the requester asks for: it is measured meanwhile.
+ */
 static int ask_speed(const struct heard *heard, const struct form *form)
 {
 	uint8_t bytes[160];
@@ -598,8 +600,8 @@ static bool lying(unsigned int node, const struct wire_header *h, struct cursor 
 	if (lie == EMPTY && !msg.q.len)
 		return false;
 	heard->echoes++;
-	r = calibrate_on_result(node_attends(heard->w, AW_ASKER),
-				attend_world_remote(heard->w, AW_ASKER), &told);
+	r = calibrate_on_result(node_attends(heard->w, AW_REQUESTER),
+				attend_world_remote(heard->w, AW_REQUESTER), &told);
 	assert_int_equal(r < 0, lie == LONGER || lie == EMPTY);
 	err_clear();
 	return true;
@@ -611,7 +613,7 @@ static void lies_are_not_believed(void **state)
 	struct form form = opened_form(heard);
 
 	attend_world_tap = lying;
-	calibrate_all(node_attends(heard->w, AW_ASKER));
+	calibrate_all(node_attends(heard->w, AW_REQUESTER));
 	for (lie = 0; lie < LIES; lie++) {
 		heard->echoes = 0;
 		run(heard, A_MINUTE);
@@ -620,7 +622,7 @@ static void lies_are_not_believed(void **state)
 		assert_false(knows_speed(heard, &form));
 		if (lie == NO_NUMBERS) /* of what was told nothing is asked again */
 			live_drop(live_of(heard->w), holder_key(heard->w));
-		attends_on_change(attend_world_remote(heard->w, AW_ASKER));
+		attends_on_change(attend_world_remote(heard->w, AW_REQUESTER));
 	}
 }
 

@@ -65,7 +65,7 @@ static struct kvd_ring_part all_rows(uint64_t hold, unsigned int chunks)
 /* With all chunks of attend_world_long(). */
 static struct kvd_ring_part long_rows(struct attend_world *w, unsigned int first)
 {
-	return all_rows(attend_world_hold(w, AW_ASKER, first, AW_LONG_CHUNKS, 600000),
+	return all_rows(attend_world_hold(w, AW_REQUESTER, first, AW_LONG_CHUNKS, 600000),
 			AW_LONG_CHUNKS);
 }
 
@@ -108,7 +108,7 @@ static void calls_and_messages_of_a_post_are_bounded(void **state)
 		all_rows(w->hold, AW_CHUNKS)};
 
 	attend_world_rows(w, 0, 5);
-	w->c.nodes[AW_ASKER].config.peer_message_bytes = 8192 + 96 + 512;
+	w->c.nodes[AW_REQUESTER].config.peer_message_bytes = 8192 + 96 + 512;
 	parts[4].rows = (4096 - 3 * ROWS / AW_HEADS - 1) * AW_HEADS;
 	attend_world_post(w, 0, 0, parts, 5, NULL, 0);
 	cluster_run(&w->c, LOOP_NS_PER_S);
@@ -133,7 +133,7 @@ static void rows_there_are_cut_by_tokens(void **state)
 	struct kvd_ring_part part;
 
 	attend_world_long(w, AW_HOLDER, 101);
-	attend_world_long(w, AW_ASKER, 201);
+	attend_world_long(w, AW_REQUESTER, 201);
 	part = long_rows(w, 101);
 	rows_alike(w);
 	attend_world_post(w, 0, 0, &part, 1, NULL, 0);
@@ -145,7 +145,7 @@ static void rows_there_are_cut_by_tokens(void **state)
 
 static const struct attend_post *only_post(const struct attend_world *w)
 {
-	const struct list *posts = &attends_of(&w->c.nodes[AW_ASKER].kvd)->posts;
+	const struct list *posts = &attends_of(&w->c.nodes[AW_REQUESTER].kvd)->posts;
 
 	assert_false(list_empty(posts));
 	return list_entry(posts->next, struct attend_post, link);
@@ -155,15 +155,15 @@ static const struct attend_post *only_post(const struct attend_world *w)
 static void calls_here_share_what_they_read(void **state)
 {
 	struct attend_world *w = *state;
-	struct offload *offload = w->c.nodes[AW_ASKER].kvd.offload;
-	const uint64_t *held = &w->engine[AW_ASKER]->account->bytes[ACCOUNT_ATTENDS];
+	struct offload *offload = w->c.nodes[AW_REQUESTER].kvd.offload;
+	const uint64_t *held = &w->engine[AW_REQUESTER]->account->bytes[ACCOUNT_ATTENDS];
 	uint64_t before, values = values_count(ROWS, AW_DIMS) * sizeof(float);
 	const struct store_kv *kv = NULL;
 	struct kvd_ring_part part;
 	unsigned int legs = 0;
 	struct leg *leg;
 
-	attend_world_long(w, AW_ASKER, 201);
+	attend_world_long(w, AW_REQUESTER, 201);
 	part = long_rows(w, 201);
 	rows_alike(w);
 	before = *held;

@@ -71,7 +71,7 @@ static bool tap(unsigned int node, const struct wire_header *h, struct cursor bo
 {
 	(void)body;
 	(void)arg;
-	return lost && node == AW_ASKER && h->type == WIRE_T_ATTENTION_RESULT;
+	return lost && node == AW_REQUESTER && h->type == WIRE_T_ATTENTION_RESULT;
 }
 
 static struct offload *offload_of(struct attend_world *w, unsigned int node)
@@ -132,7 +132,7 @@ static void enter(struct attend_world *w, enum phase phase, unsigned int deadlin
 	}
 	seat_mark(w, 0);
 	w->held = here || phase == GATHERED;
-	offload_hold(offload_of(w, AW_ASKER), w->held);
+	offload_hold(offload_of(w, AW_REQUESTER), w->held);
 	offload_hold(offload_of(w, AW_HOLDER),
 		     phase == QUEUED_THERE || phase == AT_WORK_THERE);
 	lost = phase == NOT_ANSWERED || phase == NOT_SENT;
@@ -146,7 +146,7 @@ static void enter(struct attend_world *w, enum phase phase, unsigned int deadlin
 	payload_add(&p, parts, sizeof(parts));
 	p.views = p.len;
 	p.count = 2;
-	entry_give(&w->c, w->engine[AW_ASKER], &e, &p);
+	entry_give(&w->c, w->engine[AW_REQUESTER], &e, &p);
 	cluster_run(&w->c, SOON);
 	assert_int_equal(attend_world_state(w, 0), KVD_TRANSFERRING);
 	seat_is_still(w, 0);
@@ -192,7 +192,7 @@ static void holds_are_closed(struct attend_world *w)
 	const uint64_t holds[2] = {w->hold, w->near};
 
 	for (unsigned int i = 0; i < 2; i++)
-		cluster_ok(&w->c, w->engine[AW_ASKER],
+		cluster_ok(&w->c, w->engine[AW_REQUESTER],
 			   "{'cmd':'chunk.release','hold':%llu}",
 			   (unsigned long long)holds[i]);
 	cluster_run(&w->c, SOON);
@@ -204,17 +204,17 @@ static void chunks_go(struct attend_world *w, enum end end)
 		holds_are_closed(w);
 	if (end == HOLD_CLOSED || end == DROPPED) {
 		chunks_are_dropped(w, AW_HOLDER, 1);
-		chunks_are_dropped(w, AW_ASKER, 11);
+		chunks_are_dropped(w, AW_REQUESTER, 11);
 	}
 	if (end == OWNER_ENDS)
 		cluster_engine_dies(&w->c, owner);
 	memory_is_reused(w, AW_HOLDER);
-	memory_is_reused(w, AW_ASKER);
+	memory_is_reused(w, AW_REQUESTER);
 }
 
 static void end_it(struct attend_world *w, enum end end)
 {
-	struct session *engine = w->engine[AW_ASKER];
+	struct session *engine = w->engine[AW_REQUESTER];
 	struct kvd_ring_entry cancel = {.op = KVD_RING_CANCEL,
 					.a = KVD_RING_IDS + AW_SLOT};
 
@@ -250,7 +250,7 @@ static void end_it(struct attend_world *w, enum end end)
 	case STOPPED:
 	case HOLDER_STOPPED:
 		attends_close(attends_of(
-			&w->c.nodes[end == STOPPED ? AW_ASKER : AW_HOLDER].kvd));
+			&w->c.nodes[end == STOPPED ? AW_REQUESTER : AW_HOLDER].kvd));
 		break;
 	default:
 		chunks_go(w, end);
@@ -260,7 +260,7 @@ static void end_it(struct attend_world *w, enum end end)
 /* What was held up goes on. */
 static void let_go(struct attend_world *w)
 {
-	offload_hold(offload_of(w, AW_ASKER), false);
+	offload_hold(offload_of(w, AW_REQUESTER), false);
 	offload_hold(offload_of(w, AW_HOLDER), false);
 	cluster_run(&w->c, LOOP_NS_PER_S);
 }
@@ -329,7 +329,7 @@ static void ends_in_phase(enum phase phase, enum end end)
 	}
 	if (has_ended(phase, end)) {
 		seat_is_still(&w, 0);
-		assert_int_equal(figures(&w, AW_ASKER).live,
+		assert_int_equal(figures(&w, AW_REQUESTER).live,
 				 is_queued(phase) && spares_others(end));
 		lost = false;
 		let_go(&w);
@@ -375,8 +375,8 @@ static bool answered_without(uint64_t nth)
 	met = mem_count() >= nth;
 	mem_fail_at(0);
 	assert_int_not_equal(attend_world_state(&w, 0), KVD_TRANSFERRING);
-	assert_int_equal(figures(&w, AW_ASKER).live, 0);
-	assert_int_equal(attend_remote(attend_world_remote(&w, AW_ASKER))->sent, 0);
+	assert_int_equal(figures(&w, AW_REQUESTER).live, 0);
+	assert_int_equal(attend_remote(attend_world_remote(&w, AW_REQUESTER))->sent, 0);
 	attend_world_free(&w);
 	attend_world_tap = NULL;
 	return met;
@@ -398,13 +398,13 @@ static void session_with_rooms_ends_its_posts_at_once(void **state)
 	attend_world_tap = tap;
 	attend_world_new(&w, 1);
 	for (unsigned int room = 1; room <= 8; room++)
-		cluster_ok(&w.c, w.engine[AW_ASKER],
+		cluster_ok(&w.c, w.engine[AW_REQUESTER],
 			   "{'cmd':'room.open','room':'%u','role':'send','pool':%llu}",
-			   room, (unsigned long long)w.cache[AW_ASKER].pool);
+			   room, (unsigned long long)w.cache[AW_REQUESTER].pool);
 	enter(&w, AT_WORK_HERE, 60000000);
 	loop_virtual_parts(w.c.loop, 1);
-	cluster_engine_dies(&w.c, w.engine[AW_ASKER]);
-	assert_int_equal(figures(&w, AW_ASKER).live, 0);
+	cluster_engine_dies(&w.c, w.engine[AW_REQUESTER]);
+	assert_int_equal(figures(&w, AW_REQUESTER).live, 0);
 	let_go(&w);
 	seat_is_still(&w, 0);
 	attend_world_quiet(&w);
@@ -422,17 +422,17 @@ static bool held_without(uint64_t nth)
 	bool met;
 
 	attend_world_new(&w, 1);
-	cluster_ok(&w.c, w.engine[AW_ASKER], "{'cmd':'chunk.release','hold':%llu}",
+	cluster_ok(&w.c, w.engine[AW_REQUESTER], "{'cmd':'chunk.release','hold':%llu}",
 		   (unsigned long long)w.hold);
 	mem_fail_at(nth);
-	answer = cluster_call(&w.c, w.engine[AW_ASKER],
+	answer = cluster_call(&w.c, w.engine[AW_REQUESTER],
 			      "{'cmd':'chunk.hold','space':%llu,'ids':['%064x'],"
 			      "'lease_ms':600000,'far_ms':50}",
-			      (unsigned long long)w.space[AW_ASKER], 1);
+			      (unsigned long long)w.space[AW_REQUESTER], 1);
 	met = mem_count() >= nth;
 	mem_fail_at(0);
 	if (cJSON_GetObjectItem(answer, "hold"))
-		cluster_ok(&w.c, w.engine[AW_ASKER],
+		cluster_ok(&w.c, w.engine[AW_REQUESTER],
 			   "{'cmd':'chunk.release','hold':%llu}",
 			   (unsigned long long)cJSON_GetObjectItem(answer, "hold")
 				   ->valuedouble);

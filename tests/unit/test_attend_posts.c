@@ -132,7 +132,7 @@ static void post_of_many_rows_is_several_messages(void **state)
 static void long_selection_is_read_by_a_helper(void **state)
 {
 	struct attend_world *w = *state;
-	struct offload *helpers = w->c.nodes[AW_ASKER].kvd.offload;
+	struct offload *helpers = w->c.nodes[AW_REQUESTER].kvd.offload;
 	enum { ROWS = 4096, TOKENS = ROWS / AW_HEADS, CHOSEN = 256 };
 	struct kvd_ring_part part = attend_world_part(w->hold);
 	static uint32_t select[TOKENS * CHOSEN];
@@ -157,8 +157,8 @@ static void long_selection_is_read_by_a_helper(void **state)
 	soon(w);
 	assert_int_equal(tapped.count[WIRE_T_ATTEND] > 0, true);
 	assert_int_not_equal(attend_world_state(w, 0), KVD_SUCCESS);
-	cluster_engine_dies(&w->c, w->engine[AW_ASKER]);
-	w->engine[AW_ASKER] = NULL;
+	cluster_engine_dies(&w->c, w->engine[AW_REQUESTER]);
+	w->engine[AW_REQUESTER] = NULL;
 	soon(w);
 	offload_hold(helpers, false);
 	soon(w);
@@ -173,7 +173,7 @@ static void large_posts_leave_the_line_up(void **state)
 	struct kvd_ring_entry cancel = {.op = KVD_RING_CANCEL,
 					.a = KVD_RING_IDS + AW_SLOT};
 	struct link *link = w->c.nodes[AW_HOLDER].kvd.link;
-	struct remote *remote = attend_world_remote(w, AW_ASKER);
+	struct remote *remote = attend_world_remote(w, AW_REQUESTER);
 	uint64_t downs = remote->downs;
 
 	w->rows = 4096;
@@ -189,7 +189,7 @@ static void large_posts_leave_the_line_up(void **state)
 		attend_world_post(w, 0, 0, parts, 64, NULL, 0);
 		cluster_run(&w->c, LOOP_NS_PER_MS);
 		assert_int_equal(attend_world_state(w, 0), KVD_TRANSFERRING);
-		entry_give(&w->c, w->engine[AW_ASKER], &cancel, NULL);
+		entry_give(&w->c, w->engine[AW_REQUESTER], &cancel, NULL);
 	}
 	attend_world_post(w, 0, 0, parts, 64, NULL, 0);
 	cluster_run(&w->c, 100 * LOOP_NS_PER_MS);
@@ -229,7 +229,7 @@ static void post_begins_in_turns_and_may_end_between_them(void **state)
 		assert_true(attend_world_state(w, 0) < KVD_TRANSFERRING);
 		for (unsigned int i = 0; i < turns; i++)
 			loop_turn(w->c.loop, 0);
-		entry_give(&w->c, w->engine[AW_ASKER], &cancel, NULL);
+		entry_give(&w->c, w->engine[AW_REQUESTER], &cancel, NULL);
 		failed_with(w, 0, ERR_CANCELED);
 		attend_world_quiet(w);
 		cluster_run(&w->c, LOOP_NS_PER_S);
@@ -256,7 +256,7 @@ static void memory_is_charged_to_who_asks(void **state)
 	struct attend_world *w = *state;
 	struct offload *offload = w->c.nodes[AW_HOLDER].kvd.offload;
 	struct kvd_ring_part part = attend_world_part(w->hold);
-	struct account *mine = w->engine[AW_ASKER]->account;
+	struct account *mine = w->engine[AW_REQUESTER]->account;
 	struct account *theirs = attend_world_remote(w, AW_HOLDER)->account;
 	uint64_t before;
 
@@ -286,7 +286,7 @@ static void memory_is_charged_to_who_asks(void **state)
  * daemon's. */
 static void rows_behind_are_lost(struct attend_world *w, unsigned int rows, bool lost)
 {
-	const struct region *region = region_find(w->engine[AW_ASKER], w->region);
+	const struct region *region = region_find(w->engine[AW_REQUESTER], w->region);
 	const uint64_t begins[] = {
 		w->q + rows * AW_DIMS * 2u, w->o + rows * AW_DIMS * sizeof(float),
 		w->m + rows * sizeof(float), w->l + rows * sizeof(float)};
@@ -307,11 +307,11 @@ static void rows_behind_are_lost(struct attend_world *w, unsigned int rows, bool
 static void post_costs_its_rows_not_its_seat(void **state)
 {
 	struct attend_world *w = *state;
-	struct attends *attends = attends_of(&w->c.nodes[AW_ASKER].kvd);
+	struct attends *attends = attends_of(&w->c.nodes[AW_REQUESTER].kvd);
 	struct kvd_ring_part here = attend_world_part(w->near),
 			     there = attend_world_part(w->hold);
 	struct kvd_ring_part parts[3][2] = {{there, here}, {there}, {here}};
-	const struct account *mine = w->engine[AW_ASKER]->account;
+	const struct account *mine = w->engine[AW_REQUESTER]->account;
 	uint64_t before, rows = attends->posted_rows;
 
 	parts[0][0].count = parts[0][1].first = parts[0][1].count = 2;
@@ -323,10 +323,10 @@ static void post_costs_its_rows_not_its_seat(void **state)
 	w->rows = AW_ROWS;
 	for (unsigned int i = 0; i < 3; i++) {
 		before = held_by(mine);
-		offload_hold(w->c.nodes[AW_ASKER].kvd.offload, true);
+		offload_hold(w->c.nodes[AW_REQUESTER].kvd.offload, true);
 		attend_world_post(w, 0, 0, parts[i], i == 0 ? 2 : 1, NULL, 0);
 		assert_in_range(held_by(mine) - before, 1, 16384);
-		offload_hold(w->c.nodes[AW_ASKER].kvd.offload, false);
+		offload_hold(w->c.nodes[AW_REQUESTER].kvd.offload, false);
 		soon(w);
 		attend_world_right(w, 0, 0, 64, NULL, 0);
 		assert_true(attends->posted_rows == rows + (i + 1) * AW_ROWS);
@@ -351,15 +351,15 @@ static void rows_that_fit_no_message_are_refused(void **state)
 {
 	struct attend_world *w = *state;
 	struct kvd_ring_part part = attend_world_part(w->hold);
-	struct remote *remote = attend_world_remote(w, AW_ASKER);
+	struct remote *remote = attend_world_remote(w, AW_REQUESTER);
 
 	attend_world_rows(w, 0, 5);
-	w->c.nodes[AW_ASKER].config.peer_message_bytes = 8192 + 96 + 512;
+	w->c.nodes[AW_REQUESTER].config.peer_message_bytes = 8192 + 96 + 512;
 	attend_world_post(w, 0, 0, &part, 1, NULL, 0);
 	soon(w);
 	assert_int_equal(attend_world_state(w, 0), KVD_SUCCESS); /* two messages */
 	assert_int_equal(tapped.count[WIRE_T_ATTEND], 2);
-	w->c.nodes[AW_ASKER].config.peer_message_bytes = 8192 + 96 + 255;
+	w->c.nodes[AW_REQUESTER].config.peer_message_bytes = 8192 + 96 + 255;
 	attend_world_post(w, 0, 0, &part, 1, NULL, 0);
 	soon(w);
 	failed_with(w, 0, ERR_TOOBIG);
@@ -390,7 +390,7 @@ static void codes_of_others_are_known_ones(void **state)
 static void tokens_of_one_rank_in_two_are_not_read_as_all(void **state)
 {
 	struct attend_world *w = *state;
-	struct session *half = cluster_engine(&w->c, AW_ASKER, "half");
+	struct session *half = cluster_engine(&w->c, AW_REQUESTER, "half");
 	struct cache cache = cluster_geometry;
 	struct store_kv *kv = NULL;
 	struct store_hold *hold;
@@ -398,10 +398,10 @@ static void tokens_of_one_rank_in_two_are_not_read_as_all(void **state)
 	cache.shard_size = 2;
 	cache.shard_run = 4;
 	cluster_cache(&w->c, half, "half", 0, &cache);
-	w->engine[AW_ASKER] = half;
-	w->cache[AW_ASKER].pool = cache.pool;
-	attend_world_put(w, AW_ASKER, 21, 2, 2);
-	hold = store_hold_find(half, attend_world_hold(w, AW_ASKER, 21, 2, 600000));
+	w->engine[AW_REQUESTER] = half;
+	w->cache[AW_REQUESTER].pool = cache.pool;
+	attend_world_put(w, AW_REQUESTER, 21, 2, 2);
+	hold = store_hold_find(half, attend_world_hold(w, AW_REQUESTER, 21, 2, 600000));
 	assert_non_null(hold);
 	assert_int_equal(store_hold_here(hold), 2);
 	assert_true(store_kv_of_hold(hold, 0, 2, NULL, &kv) < 0);
@@ -413,7 +413,7 @@ static void hold_whose_lease_has_ended_is_refused_as_such(void **state)
 {
 	struct attend_world *w = *state;
 	struct kvd_ring_part part =
-		attend_world_part(attend_world_hold(w, AW_ASKER, 1, AW_CHUNKS, 1000));
+		attend_world_part(attend_world_hold(w, AW_REQUESTER, 1, AW_CHUNKS, 1000));
 
 	cluster_run(&w->c, 5 * LOOP_NS_PER_S);
 	attend_world_post(w, 0, 0, &part, 1, NULL, 0);
@@ -425,7 +425,7 @@ static void hold_whose_lease_has_ended_is_refused_as_such(void **state)
 
 static bool is_free(const struct attend_world *w, unsigned int seat)
 {
-	return kvd_word_flags(slot_read(w->engine[AW_ASKER], AW_SLOT + seat).word) &
+	return kvd_word_flags(slot_read(w->engine[AW_REQUESTER], AW_SLOT + seat).word) &
 	       KVD_FLAG_FREE;
 }
 
@@ -443,20 +443,20 @@ static void slot_is_a_posts_until_its_end(void **state)
 	attend_world_post(w, 0, 0, &part, 1, NULL, 0);
 	soon(w);
 	assert_int_equal(attend_world_state(w, 0), KVD_TRANSFERRING);
-	entry_give(&w->c, w->engine[AW_ASKER], &release, NULL);
-	entry_give(&w->c, w->engine[AW_ASKER], &close, NULL);
+	entry_give(&w->c, w->engine[AW_REQUESTER], &release, NULL);
+	entry_give(&w->c, w->engine[AW_REQUESTER], &close, NULL);
 	assert_false(is_free(w, 0));
 	again = attend_world_entry(w, 0, 0);
-	entry_breaks(&w->c, w->engine[AW_ASKER], &again, NULL);
+	entry_breaks(&w->c, w->engine[AW_REQUESTER], &again, NULL);
 	again.op = KVD_RING_POST;
 	again.a = KVD_RING_IDS + AW_SLOT;
-	entry_breaks(&w->c, w->engine[AW_ASKER], &again, NULL);
+	entry_breaks(&w->c, w->engine[AW_REQUESTER], &again, NULL);
 	w->gens[0]--;
 	offload_hold(w->c.nodes[AW_HOLDER].kvd.offload, false);
 	soon(w);
 	attend_world_right(w, 0, 0, 64, NULL, 0);
 	assert_true(is_free(w, 0));
-	entry_give(&w->c, w->engine[AW_ASKER], &release, NULL);
+	entry_give(&w->c, w->engine[AW_REQUESTER], &release, NULL);
 	attend_world_post(w, 0, 1, &part, 1, NULL, 0);
 	soon(w);
 	attend_world_right(w, 0, 1, 64, NULL, 0);
@@ -489,7 +489,7 @@ static void forged_rows_fail_alone(void **state)
 	struct attend_world *w = *state;
 	struct offload *offload = w->c.nodes[AW_HOLDER].kvd.offload;
 	struct kvd_ring_part part = attend_world_part(w->hold);
-	struct remote *remote = attend_world_remote(w, AW_ASKER);
+	struct remote *remote = attend_world_remote(w, AW_REQUESTER);
 	const uint32_t select[2] = {5, 64};
 	struct wire_attend forged;
 
@@ -530,8 +530,8 @@ static void ask_again(struct attend_world *w, uint64_t number, unsigned int rows
 	again.attend = number;
 	again.rows = rows;
 	again.q.len = (size_t)rows * AW_DIMS * sizeof(uint16_t);
-	assert_int_equal(handshake_tell_attend(attend_world_remote(w, AW_ASKER), &again),
-			 0);
+	assert_int_equal(
+		handshake_tell_attend(attend_world_remote(w, AW_REQUESTER), &again), 0);
 }
 
 /* One that waits at the holder, and whose message is tapped. */
@@ -612,8 +612,8 @@ static struct kvd_status_slot post_number(struct attend_world *w, const uint64_t
 	payload_add(&p, &part, sizeof(part));
 	p.views = p.len;
 	p.count = 1;
-	entry_give(&w->c, w->engine[AW_ASKER], &e, &p);
-	return slot_read(w->engine[AW_ASKER], e.slot);
+	entry_give(&w->c, w->engine[AW_REQUESTER], &e, &p);
+	return slot_read(w->engine[AW_REQUESTER], e.slot);
 }
 
 static void posts_of_a_session_are_bounded(void **state)
@@ -631,7 +631,7 @@ static void posts_of_a_session_are_bounded(void **state)
 		snprintf(at, sizeof(at), ",'offset':%u", i << 20);
 		attends[i] = attend_world_open(w, at);
 	}
-	offload_hold(w->c.nodes[AW_ASKER].kvd.offload, true);
+	offload_hold(w->c.nodes[AW_REQUESTER].kvd.offload, true);
 	for (unsigned int i = 0; i < POSTS; i++) {
 		slot = post_number(w, attends, i, 1);
 		assert_int_equal(kvd_word_state(slot.word), KVD_TRANSFERRING);
@@ -639,13 +639,13 @@ static void posts_of_a_session_are_bounded(void **state)
 	slot = post_number(w, attends, POSTS, 1);
 	assert_int_equal(kvd_word_state(slot.word), KVD_FAILED);
 	assert_int_equal(kvd_word_error(slot.word), ERR_LIMIT);
-	entry_give(&w->c, w->engine[AW_ASKER], &cancel, NULL);
+	entry_give(&w->c, w->engine[AW_REQUESTER], &cancel, NULL);
 	slot = post_number(w, attends, POSTS, 2);
 	assert_int_equal(kvd_word_state(slot.word), KVD_TRANSFERRING);
-	offload_hold(w->c.nodes[AW_ASKER].kvd.offload, false);
+	offload_hold(w->c.nodes[AW_REQUESTER].kvd.offload, false);
 	soon(w);
 	for (unsigned int i = 0; i <= POSTS; i++) {
-		slot = slot_read(w->engine[AW_ASKER], AW_SLOT + i);
+		slot = slot_read(w->engine[AW_REQUESTER], AW_SLOT + i);
 		assert_int_equal(kvd_word_state(slot.word),
 				 i == 7 ? KVD_FAILED : KVD_SUCCESS);
 	}

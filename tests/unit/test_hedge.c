@@ -27,15 +27,15 @@ static void late_holder_is_followed_by_the_other(void **state)
 	cluster_run(&w->c, 50 * MS);
 	assert_int_equal(hedge_far(w).hedges, 1);
 	hedge_succeeds(w);
-	assert_true(hedge_holds(&w->cache[ASKER], CHUNKS * PAGES));
+	assert_true(hedge_holds(&w->cache[REQUESTER], CHUNKS * PAGES));
 	assert_int_equal(hedge_far(w).hedges_won, 1);
 	assert_int_equal(hedge_far(w).retries, 0);
 	assert_int_equal(hedge_store(w)->chunk_count, CHUNKS); /* for the next one */
 	hedge_nothing_is_left(w);
-	memset(w->cache[ASKER].base, MARK, w->cache[ASKER].bytes);
+	memset(w->cache[REQUESTER].base, MARK, w->cache[REQUESTER].bytes);
 	fake_node_freeze(hedge_bytes(w, 0), false);
 	cluster_run(&w->c, LOOP_NS_PER_S);
-	assert_true(hedge_holds(&w->cache[ASKER], 0));
+	assert_true(hedge_holds(&w->cache[REQUESTER], 0));
 }
 
 /* A slice that is under way lands behind the cancel, and before the fence. */
@@ -47,16 +47,16 @@ static void pages_wait_for_the_fence_of_what_is_late(void **state)
 	w->move = hedge_fetch(w);
 	cluster_run(&w->c, LATE + 500 * MS);
 	assert_int_equal(hedge_store(w)->chunk_count, CHUNKS);
-	assert_true(list_empty(&hedge_store(w)->hedges));	     /* it has landed */
-	assert_false(hedge_holds(&w->cache[ASKER], CHUNKS * PAGES)); /* and waits */
+	assert_true(list_empty(&hedge_store(w)->hedges)); /* it has landed */
+	assert_false(hedge_holds(&w->cache[REQUESTER], CHUNKS * PAGES)); /* and waits */
 	assert_int_equal(hedge_state(w, w->move), KVD_TRANSFERRING);
 	assert_int_equal(hedge_far(w).hedges_won, 0);
 	cluster_until(&w->c, hedge_is_over, w, "the fetch");
-	memset(w->cache[ASKER].base, MARK, w->cache[ASKER].bytes);
+	memset(w->cache[REQUESTER].base, MARK, w->cache[REQUESTER].bytes);
 	assert_int_equal(hedge_state(w, w->move), KVD_SUCCESS);
 	assert_int_equal(hedge_far(w).hedges_won, 1);
 	cluster_run(&w->c, 10 * LOOP_NS_PER_S);
-	assert_true(hedge_holds(&w->cache[ASKER], 0));
+	assert_true(hedge_holds(&w->cache[REQUESTER], 0));
 	hedge_nothing_is_left(w);
 }
 
@@ -78,7 +78,7 @@ static void hedge_that_is_not_needed_ends(void **state)
 	assert_false(list_empty(&hedge_store(w)->hedges));
 	fake_node_freeze(hedge_bytes(w, 0), false);
 	hedge_succeeds(w);
-	assert_true(hedge_holds(&w->cache[ASKER], CHUNKS * PAGES));
+	assert_true(hedge_holds(&w->cache[REQUESTER], CHUNKS * PAGES));
 	assert_int_equal(hedge_far(w).hedges_won, 0);
 	fake_node_freeze(hedge_bytes(w, 1), false);
 	cluster_run(&w->c, LOOP_NS_PER_S);
@@ -92,9 +92,9 @@ static void hedge_ends_whoever_holds_what_it_left_out(void **state)
 	struct hedge_world *w = *state;
 	uint64_t held;
 
-	hedge_fill(&w->cache[ASKER]);
-	hedge_put(w, ASKER, 0, 1);
-	memset(w->cache[ASKER].base, MARK, w->cache[ASKER].bytes);
+	hedge_fill(&w->cache[REQUESTER]);
+	hedge_put(w, REQUESTER, 0, 1);
+	memset(w->cache[REQUESTER].base, MARK, w->cache[REQUESTER].bytes);
 	held = hedge_hold(w, 0, 1, 0);
 	hedge_under_way(w);
 	fake_node_freeze(hedge_bytes(w, 0), false);
@@ -102,7 +102,7 @@ static void hedge_ends_whoever_holds_what_it_left_out(void **state)
 	fake_node_freeze(hedge_bytes(w, 1), false);
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	assert_int_equal(hedge_store(w)->chunk_count, 1);
-	cluster_ok(&w->c, w->engine[ASKER], "{'cmd':'chunk.release','hold':%llu}",
+	cluster_ok(&w->c, w->engine[REQUESTER], "{'cmd':'chunk.release','hold':%llu}",
 		   (unsigned long long)held);
 	hedge_nothing_is_left(w);
 }
@@ -124,7 +124,7 @@ static void holder_that_dies_is_followed(struct hedge_world *w, unsigned int die
 	if (hedged)
 		fake_node_freeze(lives, false);
 	hedge_succeeds(w);
-	assert_true(hedge_holds(&w->cache[ASKER], CHUNKS * PAGES));
+	assert_true(hedge_holds(&w->cache[REQUESTER], CHUNKS * PAGES));
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	hedge_nothing_is_left(w);
 }
@@ -169,13 +169,13 @@ static void hedge_that_is_refused_costs_nothing(void **state)
 	struct hedge_world *w = *state;
 
 	fake_node_freeze(hedge_bytes(w, 0), true);
-	w->move = hedge_fetch_to(w, &w->cache[ASKER], CHUNKS + 1,
+	w->move = hedge_fetch_to(w, &w->cache[REQUESTER], CHUNKS + 1,
 				 ""); /* one leg, of what the second lacks */
 	cluster_run(&w->c, 2 * LATE);
 	assert_int_equal(hedge_far(w).hedges, 0);
 	fake_node_freeze(hedge_bytes(w, 0), false);
 	hedge_succeeds(w);
-	assert_true(hedge_holds(&w->cache[ASKER], (CHUNKS + 1) * PAGES));
+	assert_true(hedge_holds(&w->cache[REQUESTER], (CHUNKS + 1) * PAGES));
 	hedge_nothing_is_left(w);
 }
 
@@ -190,7 +190,7 @@ static void both_die_with_a_hedge_under_way(void **state)
 	cluster_crash(&w->c, 1, MEM_CRASH_KILLED);
 	cluster_until(&w->c, hedge_is_over, w, "the fetch");
 	assert_int_equal(hedge_state(w, w->move), KVD_FAILED);
-	assert_true(hedge_holds(&w->cache[ASKER], 0));
+	assert_true(hedge_holds(&w->cache[REQUESTER], 0));
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	assert_int_equal(hedge_store(w)->chunk_count, 0);
 	hedge_nothing_is_left(w);
@@ -202,7 +202,7 @@ static void what_an_engine_fills_is_not_waited_for(void **state)
 {
 	struct hedge_world *w = *state;
 	struct store_handle *handle =
-		store_handle_find(w->engine[ASKER], w->space[ASKER]);
+		store_handle_find(w->engine[REQUESTER], w->space[REQUESTER]);
 	uint8_t id[STORE_ID_BYTES] = {0};
 	struct store_class *class;
 	struct store_chunk *chunk;
@@ -219,7 +219,7 @@ static void what_an_engine_fills_is_not_waited_for(void **state)
 	cluster_crash(&w->c, 0, MEM_CRASH_KILLED);
 	hedge_succeeds(w);
 	assert_int_equal(hedge_far(w).retries, 1);
-	assert_true(hedge_holds(&w->cache[ASKER], CHUNKS * PAGES));
+	assert_true(hedge_holds(&w->cache[REQUESTER], CHUNKS * PAGES));
 	store_part_free(part);
 	store_chunk_unpin(chunk);
 	hedge_nothing_is_left(w);
@@ -232,18 +232,18 @@ static void deadline_ends_both(void **state)
 
 	fake_node_freeze(hedge_bytes(w, 0), true);
 	fake_node_freeze(hedge_bytes(w, 1), true);
-	w->move = hedge_fetch_to(w, &w->cache[ASKER], CHUNKS, ",'deadline_ms':1500");
+	w->move = hedge_fetch_to(w, &w->cache[REQUESTER], CHUNKS, ",'deadline_ms':1500");
 	cluster_run(&w->c, 1400 * MS);
 	assert_int_equal(hedge_far(w).hedges, 1);
 	assert_int_equal(hedge_state(w, w->move), KVD_TRANSFERRING);
 	cluster_until(&w->c, hedge_is_over, w, "the fetch");
-	m = store_move_find(w->engine[ASKER], w->move);
+	m = store_move_find(w->engine[REQUESTER], w->move);
 	assert_int_equal(m->error.code, ERR_TIMEOUT);
 	assert_int_equal(m->prefix_tokens, 0);
 	fake_node_freeze(hedge_bytes(w, 0), false);
 	fake_node_freeze(hedge_bytes(w, 1), false);
 	cluster_run(&w->c, LOOP_NS_PER_S);
-	assert_true(hedge_holds(&w->cache[ASKER], 0));
+	assert_true(hedge_holds(&w->cache[REQUESTER], 0));
 	assert_int_equal(hedge_store(w)->chunk_count, 0);
 	hedge_nothing_is_left(w);
 }
@@ -253,7 +253,7 @@ static void engine_that_dies_ends_both(void **state)
 	struct hedge_world *w = *state;
 
 	hedge_under_way(w);
-	cluster_engine_dies(&w->c, w->engine[ASKER]);
+	cluster_engine_dies(&w->c, w->engine[REQUESTER]);
 	fake_node_freeze(hedge_bytes(w, 0), false);
 	fake_node_freeze(hedge_bytes(w, 1), false);
 	cluster_run(&w->c, 10 * LOOP_NS_PER_S);
@@ -277,16 +277,16 @@ static void what_is_dropped_is_not_hedged_again(void **state)
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	assert_true(list_empty(&hedge_store(w)->hedges));
 	assert_int_equal(hedge_store(w)->chunk_count, CHUNKS);
-	cluster_ok(&w->c, w->engine[ASKER],
+	cluster_ok(&w->c, w->engine[REQUESTER],
 		   "{'cmd':'chunk.drop','space':%llu,'ids':[%s]}",
-		   (unsigned long long)w->space[ASKER], hedge_ids(0, CHUNKS));
-	move = store_move_find(w->engine[ASKER], w->move);
+		   (unsigned long long)w->space[REQUESTER], hedge_ids(0, CHUNKS));
+	move = store_move_find(w->engine[REQUESTER], w->move);
 	store_hedge(list_first(&move->legs, struct store_leg, link));
 	cluster_run(&w->c, 100 * MS);
 	assert_int_equal(hedge_far(w).hedges, 1);
 	fake_node_freeze(hedge_bytes(w, 0), false);
 	hedge_succeeds(w);
-	assert_true(hedge_holds(&w->cache[ASKER], CHUNKS * PAGES));
+	assert_true(hedge_holds(&w->cache[REQUESTER], CHUNKS * PAGES));
 	assert_int_equal(hedge_store(w)->chunk_count, 0);
 	hedge_nothing_is_left(w);
 }
@@ -302,8 +302,9 @@ static void full_memory_is_left_alone(void **state)
 	struct store_chunk *pinned[256];
 	uint32_t n = 0;
 
-	assert_true(store_class_of(store_handle_find(w->engine[ASKER], w->space[ASKER]),
-				   &class) >= 0);
+	assert_true(store_class_of(
+			    store_handle_find(w->engine[REQUESTER], w->space[REQUESTER]),
+			    &class) >= 0);
 	while (arena_owner_pinned(owner) <= arena_owner_share(owner) / 2) {
 		uint8_t id[STORE_ID_BYTES] = {0xff};
 		struct store_part *part;
@@ -322,7 +323,7 @@ static void full_memory_is_left_alone(void **state)
 	assert_int_equal(hedge_store(w)->chunk_count, n);
 	fake_node_freeze(hedge_bytes(w, 0), false);
 	hedge_succeeds(w);
-	assert_true(hedge_holds(&w->cache[ASKER], CHUNKS * PAGES));
+	assert_true(hedge_holds(&w->cache[REQUESTER], CHUNKS * PAGES));
 	while (n > 0)
 		store_chunk_unpin(pinned[--n]);
 }
@@ -331,7 +332,7 @@ static void no_hedge_where_it_is_not_wanted(void **state)
 {
 	struct hedge_world *w = *state;
 
-	w->c.nodes[ASKER].config.chunk_hedge = false;
+	w->c.nodes[REQUESTER].config.chunk_hedge = false;
 	fake_node_freeze(hedge_bytes(w, 0), true);
 	w->move = hedge_fetch(w);
 	cluster_run(&w->c, 2 * LATE);
@@ -364,12 +365,12 @@ static void two_fetches_share_a_hedge(void **state)
 	}
 	assert_int_equal(parts, CHUNKS); /* each is pulled once */
 	err_set(&why, ERR_ABORTED, "by the test");
-	store_move_abort(store_move_find(w->engine[ASKER], one), &why);
+	store_move_abort(store_move_find(w->engine[REQUESTER], one), &why);
 	cluster_run(&w->c, 100 * MS);
 	assert_int_equal(hedge_state(w, one), KVD_FAILED);
 	fake_node_freeze(hedge_bytes(w, 1), false);
 	hedge_succeeds(w);
-	assert_true(hedge_holds(&w->cache[ASKER], CHUNKS * PAGES));
+	assert_true(hedge_holds(&w->cache[REQUESTER], CHUNKS * PAGES));
 	assert_int_equal(hedge_far(w).hedges_won, 1);
 	hedge_nothing_is_left(w);
 	fake_node_freeze(hedge_bytes(w, 0), false);
@@ -381,19 +382,20 @@ static void forget_paces(struct hedge_world *w)
 {
 	struct remote *remote;
 
-	list_foreach(remote, handshake_remotes(w->c.nodes[ASKER].kvd.handshake), link)
+	list_foreach(remote, handshake_remotes(w->c.nodes[REQUESTER].kvd.handshake), link)
 		store_remote(remote)->pace.count = 0;
 }
 
 /* Nothing is here; the first is left out, then tried, then asked as before. */
 static void hold_with_both(struct hedge_world *w)
 {
-	cluster_ok(&w->c, w->engine[ASKER],
+	cluster_ok(&w->c, w->engine[REQUESTER],
 		   "{'cmd':'chunk.drop','space':%llu,'ids':[%s]}",
-		   (unsigned long long)w->space[ASKER], hedge_ids(0, CHUNKS));
+		   (unsigned long long)w->space[REQUESTER], hedge_ids(0, CHUNKS));
 	cluster_run(&w->c, 11 * LOOP_NS_PER_S);
 	for (unsigned int i = 0; i < 2; i++) {
-		cluster_ok(&w->c, w->engine[ASKER], "{'cmd':'chunk.release','hold':%llu}",
+		cluster_ok(&w->c, w->engine[REQUESTER],
+			   "{'cmd':'chunk.release','hold':%llu}",
 			   (unsigned long long)w->hold);
 		w->hold = hedge_hold(w, 0, CHUNKS + 1, 2000);
 		cluster_run(&w->c, LOOP_NS_PER_S);
@@ -436,14 +438,14 @@ static void hedges_are_no_more_than_the_budget(void **state)
 /* Nor is anything there any more. */
 static void begin_anew(struct hedge_world *w)
 {
-	cluster_ok(&w->c, w->engine[ASKER], "{'cmd':'chunk.release','hold':%llu}",
+	cluster_ok(&w->c, w->engine[REQUESTER], "{'cmd':'chunk.release','hold':%llu}",
 		   (unsigned long long)w->hold);
-	cluster_ok(&w->c, w->engine[ASKER],
+	cluster_ok(&w->c, w->engine[REQUESTER],
 		   "{'cmd':'chunk.drop','space':%llu,'ids':[%s]}",
-		   (unsigned long long)w->space[ASKER], hedge_ids(0, CHUNKS));
+		   (unsigned long long)w->space[REQUESTER], hedge_ids(0, CHUNKS));
 	forget_paces(w);
 	hedge_store(w)->hedging.spent = 0;
-	memset(w->cache[ASKER].base, MARK, w->cache[ASKER].bytes);
+	memset(w->cache[REQUESTER].base, MARK, w->cache[REQUESTER].bytes);
 	w->hold = hedge_hold(w, 0, CHUNKS + 1, 2000);
 }
 
@@ -466,12 +468,13 @@ static void want_of_memory_costs_the_hedge(void **state)
 		fake_node_freeze(hedge_bytes(w, 0), false);
 		cluster_until(&w->c, hedge_is_over, w, "the fetch");
 		if (hedge_state(w, w->move) == KVD_SUCCESS)
-			assert_true(hedge_holds(&w->cache[ASKER], CHUNKS * PAGES));
+			assert_true(hedge_holds(&w->cache[REQUESTER], CHUNKS * PAGES));
 		lost += hedge_far(w).hedges_won == won;
 		won = hedge_far(w).hedges_won;
 		cluster_run(&w->c, LOOP_NS_PER_S);
 		hedge_nothing_is_left(w);
-		cluster_ok(&w->c, w->engine[ASKER], "{'cmd':'chunk.close','move':%llu}",
+		cluster_ok(&w->c, w->engine[REQUESTER],
+			   "{'cmd':'chunk.close','move':%llu}",
 			   (unsigned long long)w->move);
 	}
 	assert_true(won > 0 && lost > 0);
@@ -481,22 +484,22 @@ static bool hold_is_answered(void *arg)
 {
 	const struct hedge_world *w = arg;
 
-	return store_hold_find(w->engine[ASKER], w->hold)->query == NULL;
+	return store_hold_find(w->engine[REQUESTER], w->hold)->query == NULL;
 }
 
 /* What a hold and its fetch take; *held_p: the hold alone. */
 static uint64_t fetch_takes(struct hedge_world *w, unsigned int seed, uint64_t *held_p)
 {
-	uint64_t begin_ns = loop_clock_ns(w->c.nodes[ASKER].kvd.loop);
+	uint64_t begin_ns = loop_clock_ns(w->c.nodes[REQUESTER].kvd.loop);
 
 	w->hold = hedge_hold(w, seed, CHUNKS, 2000);
 	cluster_until(&w->c, hold_is_answered, w, "the hold");
-	*held_p = loop_clock_ns(w->c.nodes[ASKER].kvd.loop) - begin_ns;
+	*held_p = loop_clock_ns(w->c.nodes[REQUESTER].kvd.loop) - begin_ns;
 	w->move = hedge_fetch(w);
 	hedge_succeeds(w);
-	cluster_ok(&w->c, w->engine[ASKER], "{'cmd':'chunk.release','hold':%llu}",
+	cluster_ok(&w->c, w->engine[REQUESTER], "{'cmd':'chunk.release','hold':%llu}",
 		   (unsigned long long)w->hold);
-	return loop_clock_ns(w->c.nodes[ASKER].kvd.loop) - begin_ns;
+	return loop_clock_ns(w->c.nodes[REQUESTER].kvd.loop) - begin_ns;
 }
 
 /* Of the first holder the bytes stand still, and what goes behind them; it is alive. */
@@ -508,7 +511,7 @@ static void sick_holder_costs_one_threshold(void **state)
 	struct hedge_world *w = *state;
 
 	for (unsigned int i = 1; i <= warm + fetches; i++)
-		for (unsigned int node = 0; node < ASKER; node++)
+		for (unsigned int node = 0; node < REQUESTER; node++)
 			hedge_put(w, node, 16 * i, CHUNKS + 1 - node);
 	for (unsigned int i = 1; i <= warm + fetches; i++) {
 		uint64_t held, took;
@@ -535,15 +538,17 @@ static void sick_holder_costs_one_threshold(void **state)
 		w->hold = hedge_hold(w, 16, CHUNKS + 1, 2000);
 		cluster_run(&w->c, LOOP_NS_PER_S);
 	}
-	assert_int_equal(far_hold_chunks(store_hold_find(w->engine[ASKER], w->hold)->far),
-			 CHUNKS + 1);
+	assert_int_equal(
+		far_hold_chunks(store_hold_find(w->engine[REQUESTER], w->hold)->far),
+		CHUNKS + 1);
 }
 
 static struct remote *holder(struct hedge_world *w, unsigned int node)
 {
 	struct remote *remote;
 
-	list_foreach(remote, handshake_remotes(w->c.nodes[ASKER].kvd.handshake), link) {
+	list_foreach(remote, handshake_remotes(w->c.nodes[REQUESTER].kvd.handshake),
+		     link) {
 		if (strcmp(remote->peer->endpoint, w->c.nodes[node].endpoint) == 0)
 			return remote;
 	}
@@ -559,9 +564,9 @@ static void holder_that_was_late_is_last_of_its_hold(void **state)
 	fake_node_freeze(hedge_bytes(w, 0), true);
 	w->move = hedge_fetch(w);
 	hedge_succeeds(w);
-	cluster_ok(&w->c, w->engine[ASKER],
+	cluster_ok(&w->c, w->engine[REQUESTER],
 		   "{'cmd':'chunk.drop','space':%llu,'ids':[%s]}",
-		   (unsigned long long)w->space[ASKER], hedge_ids(0, CHUNKS));
+		   (unsigned long long)w->space[REQUESTER], hedge_ids(0, CHUNKS));
 	w->move = hedge_fetch(w);
 	cluster_run(&w->c, 100 * MS);
 	assert_int_equal(hedge_state(w, w->move), KVD_SUCCESS);
@@ -605,8 +610,9 @@ static void holder_without_a_data_line_is_not_asked(void **state)
 	w->hold = hedge_hold(w, 0, CHUNKS + 1, 2000);
 	cluster_until(&w->c, hold_is_answered, w, "the hold");
 	first->ready = true;
-	assert_int_equal(far_hold_chunks(store_hold_find(w->engine[ASKER], w->hold)->far),
-			 CHUNKS);
+	assert_int_equal(
+		far_hold_chunks(store_hold_find(w->engine[REQUESTER], w->hold)->far),
+		CHUNKS);
 }
 
 #define CASE(name) cmocka_unit_test_setup_teardown(name, hedge_setup, hedge_teardown)

@@ -19,11 +19,11 @@
 
 static void publish(struct hedge_world *w, unsigned int count)
 {
-	cluster_ok(&w->c, w->engine[ASKER],
+	cluster_ok(&w->c, w->engine[REQUESTER],
 		   "{'cmd':'chunk.publish','space':%llu,'pool':%llu,'ids':[%s],"
 		   "'views':{'kv':{'pages':[%s]}}}",
-		   (unsigned long long)w->space[ASKER],
-		   (unsigned long long)w->cache[ASKER].pool, hedge_ids(0, count),
+		   (unsigned long long)w->space[REQUESTER],
+		   (unsigned long long)w->cache[REQUESTER].pool, hedge_ids(0, count),
 		   hedge_pages(count * PAGES));
 	cluster_run(&w->c, MS);
 }
@@ -31,19 +31,19 @@ static void publish(struct hedge_world *w, unsigned int count)
 static uint64_t withdraw(struct hedge_world *w, unsigned int grace_ms)
 {
 	return cluster_number(
-		cluster_call(&w->c, w->engine[ASKER],
+		cluster_call(&w->c, w->engine[REQUESTER],
 			     "{'cmd':'chunk.withdraw','space':%llu,'ids':[%s],"
 			     "'grace_ms':%u}",
-			     (unsigned long long)w->space[ASKER], hedge_ids(0, CHUNKS),
-			     grace_ms),
+			     (unsigned long long)w->space[REQUESTER],
+			     hedge_ids(0, CHUNKS), grace_ms),
 		"move");
 }
 
 static uint64_t found(struct hedge_world *w, const char *what)
 {
-	return cluster_number(cluster_call(&w->c, w->engine[ASKER],
+	return cluster_number(cluster_call(&w->c, w->engine[REQUESTER],
 					   "{'cmd':'chunk.find','space':%llu,'ids':[%s]}",
-					   (unsigned long long)w->space[ASKER],
+					   (unsigned long long)w->space[REQUESTER],
 					   hedge_ids(0, CHUNKS)),
 			      what);
 }
@@ -51,17 +51,17 @@ static uint64_t found(struct hedge_world *w, const char *what)
 static void other_begin(struct hedge_world *w)
 {
 	w->other = cluster_geometry;
-	cluster_cache(&w->c, w->engine[ASKER], "other", 0, &w->other);
+	cluster_cache(&w->c, w->engine[REQUESTER], "other", 0, &w->other);
 	memset(w->other.base, MARK, w->other.bytes);
-	hedge_fill(&w->cache[ASKER]);
+	hedge_fill(&w->cache[REQUESTER]);
 }
 
 /* By a call, not a command, so that it is done in this turn. */
 static void publish_again(struct hedge_world *w, const struct store_ids *ids)
 {
-	struct session *engine = w->engine[ASKER];
-	struct store_move_args args = {.pool = pool_find(engine, w->cache[ASKER].pool),
-				       .publish = true};
+	struct session *engine = w->engine[REQUESTER];
+	struct store_move_args args = {
+		.pool = pool_find(engine, w->cache[REQUESTER].pool), .publish = true};
 	struct store_move *move;
 	struct room_map *map;
 
@@ -75,9 +75,9 @@ static void publish_again(struct hedge_world *w, const struct store_ids *ids)
 	assert_non_null(map->pages);
 	for (uint32_t i = 0; i < map->page_count; i++)
 		map->pages[i] = i;
-	assert_int_equal(
-		store_put(store_handle_find(engine, w->space[ASKER]), ids, &args, &move),
-		0);
+	assert_int_equal(store_put(store_handle_find(engine, w->space[REQUESTER]), ids,
+				   &args, &move),
+			 0);
 }
 
 /* They are there again before what read them has ended. */
@@ -87,7 +87,7 @@ static void what_is_published_again_is_read_again(void **state)
 	uint8_t bytes[CHUNKS * STORE_ID_BYTES] = {0};
 	const struct store_ids ids = {.bytes = bytes, .count = CHUNKS};
 	struct store_handle *handle =
-		store_handle_find(w->engine[ASKER], w->space[ASKER]);
+		store_handle_find(w->engine[REQUESTER], w->space[REQUESTER]);
 	struct store_move *move;
 
 	for (unsigned int i = 0; i < CHUNKS; i++)
@@ -95,13 +95,13 @@ static void what_is_published_again_is_read_again(void **state)
 	other_begin(w);
 	publish(w, CHUNKS);
 	w->hold = hedge_hold(w, 0, CHUNKS, 0);
-	fake_node_freeze(hedge_bytes(w, ASKER), true);
+	fake_node_freeze(hedge_bytes(w, REQUESTER), true);
 	w->move = hedge_fetch_to(w, &w->other, CHUNKS, "");
 	cluster_run(&w->c, MS);
 	assert_int_equal(hedge_state(w, w->move), KVD_TRANSFERRING);
 	assert_int_equal(store_withdraw(handle, &ids, 0, &move), 0);
 	publish_again(w, &ids);
-	fake_node_freeze(hedge_bytes(w, ASKER), false);
+	fake_node_freeze(hedge_bytes(w, REQUESTER), false);
 	hedge_succeeds(w);
 	assert_true(hedge_holds(&w->other, CHUNKS * PAGES));
 }
@@ -114,12 +114,12 @@ static void pool_that_is_read_goes(void **state)
 	other_begin(w);
 	publish(w, CHUNKS);
 	w->hold = hedge_hold(w, 0, CHUNKS, 0);
-	hedge_reads_late(w, ASKER);
+	hedge_reads_late(w, REQUESTER);
 	w->move = hedge_fetch_to(w, &w->other, CHUNKS, "");
 	cluster_run(&w->c, MS);
 	assert_int_equal(hedge_state(w, w->move), KVD_TRANSFERRING);
-	cluster_ok(&w->c, w->engine[ASKER], "{'cmd':'pool.unregister','pool':%llu}",
-		   (unsigned long long)w->cache[ASKER].pool);
+	cluster_ok(&w->c, w->engine[REQUESTER], "{'cmd':'pool.unregister','pool':%llu}",
+		   (unsigned long long)w->cache[REQUESTER].pool);
 	cluster_until(&w->c, hedge_is_over, w, "the fetch");
 	assert_int_equal(hedge_state(w, w->move), KVD_FAILED);
 }
@@ -133,7 +133,7 @@ static void withdrawal_waits_for_what_reads(void **state)
 	other_begin(w);
 	publish(w, CHUNKS);
 	w->hold = hedge_hold(w, 0, CHUNKS, 0);
-	hedge_reads_late(w, ASKER);
+	hedge_reads_late(w, REQUESTER);
 	w->move = hedge_fetch_to(w, &w->other, CHUNKS, "");
 	cluster_run(&w->c, MS);
 	gone = withdraw(w, 60000);
@@ -156,7 +156,7 @@ static void readers_fail_when_their_grace_is_over(void **state)
 	uint64_t gone;
 
 	other_begin(w);
-	hedge_reads_late(w, ASKER);
+	hedge_reads_late(w, REQUESTER);
 	for (unsigned int i = 0; i < ARRAY_LEN(grace_ms); i++) {
 		publish(w, CHUNKS);
 		w->hold = hedge_hold(w, 0, CHUNKS, 0);
@@ -182,9 +182,9 @@ static void what_was_dropped_is_read_no_more(void **state)
 	other_begin(w);
 	publish(w, CHUNKS);
 	w->hold = hedge_hold(w, 0, CHUNKS, 0);
-	cluster_ok(&w->c, w->engine[ASKER],
+	cluster_ok(&w->c, w->engine[REQUESTER],
 		   "{'cmd':'chunk.drop','space':%llu,'ids':[%s]}",
-		   (unsigned long long)w->space[ASKER], hedge_ids(0, CHUNKS));
+		   (unsigned long long)w->space[REQUESTER], hedge_ids(0, CHUNKS));
 	w->move = withdraw(w, 0);
 	hedge_succeeds(w);
 	w->move = hedge_fetch_to(w, &w->other, CHUNKS, "");
@@ -200,7 +200,7 @@ static void what_is_in_memory_is_read_before_pages(void **state)
 	other_begin(w);
 	publish(w, CHUNKS);
 	assert_int_equal(found(w, "pages"), CHUNKS);
-	hedge_put(w, ASKER, 0, CHUNKS);
+	hedge_put(w, REQUESTER, 0, CHUNKS);
 	assert_int_equal(found(w, "chunks"), CHUNKS);
 	assert_int_equal(found(w, "pages"), 0);
 }
@@ -268,7 +268,7 @@ static uint64_t half_begin(struct hedge_world *w, unsigned int node, bool upper)
 /* What a hold of nothing charges its engine when it has been answered. */
 static uint64_t hold_costs(struct hedge_world *w, unsigned int far_ms)
 {
-	const struct account *account = w->engine[ASKER]->account;
+	const struct account *account = w->engine[REQUESTER]->account;
 	uint64_t before = account->bytes[ACCOUNT_CHUNKS];
 
 	hedge_hold(w, 200, CHUNKS, far_ms);
@@ -304,17 +304,17 @@ static void join_has_no_more_chunks_than_the_hold(void **state)
 			   hedge_pages(count * PAGES));
 	}
 	cluster_run(&w->c, LOOP_NS_PER_S);
-	lower = half_begin(w, ASKER, false);
-	upper = half_begin(w, ASKER, true);
-	answer = cluster_call(&w->c, w->engine[ASKER],
+	lower = half_begin(w, REQUESTER, false);
+	upper = half_begin(w, REQUESTER, true);
+	answer = cluster_call(&w->c, w->engine[REQUESTER],
 			      "{'cmd':'chunk.hold','space':%llu,'ids':[%s],'lease_ms':"
 			      "600000,'far_ms':2000}",
 			      (unsigned long long)upper, hedge_ids(100, CHUNKS));
 	assert_int_equal(cJSON_GetNumberValue(cJSON_GetObjectItem(answer, "chunks")), 1);
 	secret = cJSON_GetStringValue(cJSON_GetObjectItem(answer, "secret"));
 	hold = store_hold_find(
-		w->engine[ASKER],
-		cluster_number(cluster_call(&w->c, w->engine[ASKER],
+		w->engine[REQUESTER],
+		cluster_number(cluster_call(&w->c, w->engine[REQUESTER],
 					    "{'cmd':'chunk.join','space':%llu,"
 					    "'secret':'%s','lease_ms':600000}",
 					    (unsigned long long)lower, secret),

@@ -455,7 +455,7 @@ static void holder_of_most_is_found_beside_many_of_the_beginning(void **state)
 	assert_int_equal(far_of(w, CHUNKS, 1000), CHUNKS);
 }
 
-static void name_the_asker(struct remote *remote, const struct wire_index_query *msg)
+static void name_the_requester(struct remote *remote, const struct wire_index_query *msg)
 {
 	uint8_t bytes[1024];
 	struct cursor out;
@@ -474,12 +474,12 @@ static void name_the_asker(struct remote *remote, const struct wire_index_query 
 	answer(remote, msg->ask, bytes, out.pos);
 }
 
-static void home_that_names_the_asker_or_nobody_is_a_miss(void **state)
+static void home_that_names_the_requester_or_nobody_is_a_miss(void **state)
 {
 	struct world *w = *state;
 
 	put(w, FINDER, 0, 2);
-	liar = name_the_asker;
+	liar = name_the_requester;
 	assert_int_equal(far_of(w, CHUNKS, 1000), 0);
 	assert_int_equal(told(w, FINDER).dials, 0);
 	assert_true(is_up(w, FINDER, HOME));
@@ -802,7 +802,7 @@ int main(void)
 		CASE(answers_that_nobody_waits_for_do_nothing),
 		CASE(home_that_names_anything_has_little_dialled),
 		CASE(holder_of_most_is_found_beside_many_of_the_beginning),
-		CASE(home_that_names_the_asker_or_nobody_is_a_miss),
+		CASE(home_that_names_the_requester_or_nobody_is_a_miss),
 		CASE(answer_out_of_form_is_a_miss_and_the_peering_s_end),
 		CASE(home_that_says_nothing_is_late),
 		CASE(home_that_says_nothing_keeps_one_query_waiting),

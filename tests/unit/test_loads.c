@@ -18,7 +18,7 @@
 #define SECONDS 100u
 
 static struct cluster c;
-static struct session *engines[ENGINES], *asker;
+static struct session *engines[ENGINES], *requester;
 
 static int setup(void **state)
 {
@@ -27,7 +27,7 @@ static int setup(void **state)
 	cluster_new(&c, 1, 2);
 	directory_hub_share(0);
 	cluster_run(&c, S);
-	asker = cluster_engine(&c, 0, "asker");
+	requester = cluster_engine(&c, 0, "requester");
 	for (unsigned int i = 0; i < ENGINES; i++) {
 		engines[i] = cluster_engine(&c, 1, "engine");
 		cluster_ok(&c, engines[i],
@@ -46,8 +46,8 @@ static int teardown(void **state)
 /* How often each was told: the number of its last load. */
 static void told(unsigned int *all_p, unsigned int *least_p)
 {
-	cJSON *answer =
-		cluster_call(&c, asker, "{'cmd':'group.query','group':'g','loads':true}");
+	cJSON *answer = cluster_call(&c, requester,
+				     "{'cmd':'group.query','group':'g','loads':true}");
 	const cJSON *rank;
 
 	*all_p = 0;

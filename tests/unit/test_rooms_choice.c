@@ -27,7 +27,7 @@
 #define ORDERS 300u
 #define NOWHERE "tcp://10.0.0.3:7400" /* the third node */
 
-enum { A, B, ASKER, ENGINES };
+enum { A, B, REQUESTER, ENGINES };
 
 struct world {
 	struct cluster c;
@@ -47,12 +47,12 @@ static struct world *world_new(uint64_t seed, unsigned int nodes)
 /* Its bytes are 0x11, 0x22 or nothing. */
 static void engine_comes(struct world *w, unsigned int i)
 {
-	static const char *const names[] = {"a", "b", "asker"};
+	static const char *const names[] = {"a", "b", "requester"};
 
-	w->engines[i] = cluster_engine(&w->c, i == ASKER, names[i]);
+	w->engines[i] = cluster_engine(&w->c, i == REQUESTER, names[i]);
 	w->caches[i] = cluster_geometry;
 	cluster_cache(&w->c, w->engines[i], "kv", 0, &w->caches[i]);
-	if (i != ASKER)
+	if (i != REQUESTER)
 		memset(w->caches[i].base, (int)(0x11 * (i + 1)), w->caches[i].bytes);
 }
 
@@ -106,14 +106,14 @@ static void sends(struct world *w, unsigned int i, const char *more)
 /* `sources`: the list, `more`: members with a comma in front. */
 static void asks(struct world *w, const char *role, const char *sources, const char *more)
 {
-	cluster_ok(&w->c, w->engines[ASKER],
+	cluster_ok(&w->c, w->engines[REQUESTER],
 		   "{'cmd':'room.open','room':'%u','role':'%s','pool':%llu,'sources':[%s]"
 		   "%s%s}",
-		   ROOM, role, (unsigned long long)w->caches[ASKER].pool, sources,
+		   ROOM, role, (unsigned long long)w->caches[REQUESTER].pool, sources,
 		   strcmp(role, "pull") == 0 ? ",'views':{'kv':{'pages':[7]}}" : "",
 		   more);
 	if (strcmp(role, "recv") == 0)
-		cluster_ok(&w->c, w->engines[ASKER],
+		cluster_ok(&w->c, w->engines[REQUESTER],
 			   "{'cmd':'room.bind','room':'%u','views':{'kv':{'pages':[7]}}}",
 			   ROOM);
 }
@@ -133,7 +133,8 @@ static const char *by_session(struct world *w, unsigned int i, char text[200])
 
 static const struct room *asked(struct world *w, enum room_role role)
 {
-	return rooms_find(rooms_of(&w->c.nodes[1].kvd), w->engines[ASKER], role, ROOM);
+	return rooms_find(rooms_of(&w->c.nodes[1].kvd), w->engines[REQUESTER], role,
+			  ROOM);
 }
 
 static bool has_ended(void *arg)
@@ -154,8 +155,8 @@ static const struct room *ended(struct world *w, enum room_role role)
 /* The byte in page 7 of the requester; all of it is of one engine. */
 static unsigned int bytes_of(struct world *w)
 {
-	const uint8_t *first = cache_at(&w->caches[ASKER], 0, 0, 7, 0, 0, 0);
-	const struct cache *cache = &w->caches[ASKER];
+	const uint8_t *first = cache_at(&w->caches[REQUESTER], 0, 0, 7, 0, 0, 0);
+	const struct cache *cache = &w->caches[REQUESTER];
 
 	for (unsigned int token = 0; token < cache->page_tokens; token++)
 		assert_int_equal(*cache_at(cache, 1, 1, 7, token, 1, 5), *first);
@@ -207,10 +208,10 @@ static void session_comes_with_an_endpoint(void **state)
 	struct world *w = *state;
 
 	cluster_refused(
-		&w->c, w->engines[ASKER], "EINVAL",
+		&w->c, w->engines[REQUESTER], "EINVAL",
 		"{'cmd':'room.open','room':'1','role':'recv','pool':%llu,'sources':"
 		"[{'group':'g','session':'7'}]}",
-		(unsigned long long)w->caches[ASKER].pool);
+		(unsigned long long)w->caches[REQUESTER].pool);
 }
 
 /* A receiver that fails before it is known to its sender fails that one's room alone. */
@@ -222,13 +223,14 @@ static void early_end_is_of_the_session_that_is_named(void **state)
 		cluster_ok(&w->c, w->engines[i],
 			   "{'cmd':'room.open','room':'%u','role':'send','pool':%llu}",
 			   ROOM, (unsigned long long)w->caches[i].pool);
-	cluster_ok(&w->c, w->engines[ASKER],
+	cluster_ok(&w->c, w->engines[REQUESTER],
 		   "{'cmd':'room.open','room':'%u','role':'recv','pool':%llu,'sources':[{"
 		   "'endpoint':'%s','session':'%llu','pool':'none'}]}",
-		   ROOM, (unsigned long long)w->caches[ASKER].pool,
+		   ROOM, (unsigned long long)w->caches[REQUESTER].pool,
 		   w->c.nodes[0].endpoint, (unsigned long long)w->engines[A]->epoch);
 	cluster_run(&w->c, S);
-	cluster_ok(&w->c, w->engines[ASKER], "{'cmd':'room.abort','room':'%u'}", ROOM);
+	cluster_ok(&w->c, w->engines[REQUESTER], "{'cmd':'room.abort','room':'%u'}",
+		   ROOM);
 	cluster_until_state(&w->c, w->engines[A], "send", ROOM, KVD_FAILED);
 	cluster_run(&w->c, S);
 	assert_int_equal(cluster_state(&w->c, w->engines[B], "send", ROOM),
@@ -263,21 +265,21 @@ static void source_that_is_named_twice_is_refused(void **state)
 	for (unsigned int i = 0; i < 2; i++) {
 		const char *source = by_session(w, A, text);
 
-		cluster_refused(&w->c, w->engines[ASKER], "EDUP",
+		cluster_refused(&w->c, w->engines[REQUESTER], "EDUP",
 				"{'cmd':'room.open','room':'1','role':'%s','pool':%llu,"
 				"'sources':[%s,%s]}",
-				roles[i], (unsigned long long)w->caches[ASKER].pool,
+				roles[i], (unsigned long long)w->caches[REQUESTER].pool,
 				source, source);
-		cluster_refused(&w->c, w->engines[ASKER], "EDUP",
+		cluster_refused(&w->c, w->engines[REQUESTER], "EDUP",
 				"{'cmd':'room.open','room':'1','role':'%s','pool':%llu,"
 				"'sources':['%s','%s']}",
-				roles[i], (unsigned long long)w->caches[ASKER].pool,
+				roles[i], (unsigned long long)w->caches[REQUESTER].pool,
 				w->c.nodes[0].endpoint, w->c.nodes[0].endpoint);
-		cluster_refused(&w->c, w->engines[ASKER], "EDUP",
+		cluster_refused(&w->c, w->engines[REQUESTER], "EDUP",
 				"{'cmd':'room.open','room':'1','role':'%s','pool':%llu,"
 				"'sources':[{'group':'g','worker':'a'},"
 				"{'group':'g','worker':'a'}]}",
-				roles[i], (unsigned long long)w->caches[ASKER].pool);
+				roles[i], (unsigned long long)w->caches[REQUESTER].pool);
 		assert_null(asked(w, i ? ROOM_RECV : ROOM_PULL));
 	}
 }
@@ -304,7 +306,7 @@ static void source_that_is_named_twice_in_other_words_fails(void **state)
 
 /* The request of an endpoint is in transit when its daemon gets another engine that
  * the requester does not know. */
-static void pool_that_the_asker_has_not_heard_of_counts(void **state)
+static void pool_that_the_requester_has_not_heard_of_counts(void **state)
 {
 	struct world *w = world_new(5, 2);
 	struct fake_profile *profile = fake_hub_profile(w->c.bytes);
@@ -313,11 +315,12 @@ static void pool_that_the_asker_has_not_heard_of_counts(void **state)
 
 	(void)state;
 	engine_comes(w, A);
-	engine_comes(w, ASKER);
+	engine_comes(w, REQUESTER);
 	asks(w, "pull", by_endpoint(w, text), "");
 	offers(w, A, "");
 	assert_int_equal(room_poll_state(ended(w, ROOM_PULL)), KVD_SUCCESS);
-	cluster_ok(&w->c, w->engines[ASKER], "{'cmd':'room.close','room':'%u'}", ROOM);
+	cluster_ok(&w->c, w->engines[REQUESTER], "{'cmd':'room.close','room':'%u'}",
+		   ROOM);
 	profile->delay_min_ns = profile->delay_max_ns =
 		S; /* REGISTER takes the data line */
 	engine_comes(w, B);
@@ -341,16 +344,16 @@ static void room_does_not_move_to_another_engine(void **state)
 
 	(void)state;
 	engine_comes(w, A);
-	engine_comes(w, ASKER);
+	engine_comes(w, REQUESTER);
 	snprintf(both, sizeof(both), "%s,'%s'", by_endpoint(w, text), NOWHERE);
-	cluster_ok(&w->c, w->engines[ASKER],
+	cluster_ok(&w->c, w->engines[REQUESTER],
 		   "{'cmd':'room.open','room':'%u','role':'recv','pool':%llu,'sources':["
 		   "%s]}",
-		   ROOM, (unsigned long long)w->caches[ASKER].pool, both);
+		   ROOM, (unsigned long long)w->caches[REQUESTER].pool, both);
 	cluster_run(&w->c, 100 * MS);
 	engine_comes(w, B);
 	cluster_run(&w->c, 100 * MS);
-	assert_int_equal(cluster_state(&w->c, w->engines[ASKER], "recv", ROOM),
+	assert_int_equal(cluster_state(&w->c, w->engines[REQUESTER], "recv", ROOM),
 			 KVD_BOOTSTRAPPING);
 	cluster_engine_dies(&w->c, w->engines[A]);
 	room_failed_with(ended(w, ROOM_RECV), ERR_SESSION, "withdrew pool 'kv'");
@@ -367,12 +370,12 @@ static void room_does_not_move_to_another_engine_of_a_new_peering(void **state)
 
 	(void)state;
 	engine_comes(w, A);
-	engine_comes(w, ASKER);
+	engine_comes(w, REQUESTER);
 	snprintf(both, sizeof(both), "%s,'%s'", by_endpoint(w, text), NOWHERE);
-	cluster_ok(&w->c, w->engines[ASKER],
+	cluster_ok(&w->c, w->engines[REQUESTER],
 		   "{'cmd':'room.open','room':'%u','role':'recv','pool':%llu,'sources':["
 		   "%s],'timeouts':{'bootstrap_ms':5000}}",
-		   ROOM, (unsigned long long)w->caches[ASKER].pool, both);
+		   ROOM, (unsigned long long)w->caches[REQUESTER].pool, both);
 	cluster_run(&w->c, 100 * MS);
 	remote = list_first(&asked(w, ROOM_RECV)->parties, struct party, link)->remote;
 	peer_kill(remote->peer, &(struct err){.code = ERR_PEER, .text = "for the test"});
@@ -392,13 +395,13 @@ static void room_does_not_move_to_another_instance(void **state)
 
 	(void)state;
 	engine_comes(w, A);
-	engine_comes(w, ASKER);
+	engine_comes(w, REQUESTER);
 	snprintf(both, sizeof(both), "%s,{'endpoint':'%s','pool':'later'}",
 		 by_endpoint(w, text), NOWHERE);
-	cluster_ok(&w->c, w->engines[ASKER],
+	cluster_ok(&w->c, w->engines[REQUESTER],
 		   "{'cmd':'room.open','room':'%u','role':'recv','pool':%llu,'sources':["
 		   "%s]}",
-		   ROOM, (unsigned long long)w->caches[ASKER].pool, both);
+		   ROOM, (unsigned long long)w->caches[REQUESTER].pool, both);
 	cluster_run(&w->c, 100 * MS);
 	cluster_crash(&w->c, 0, MEM_CRASH_KILLED);
 	cluster_run(&w->c, 100 * MS);
@@ -516,7 +519,7 @@ static void no_order_gives_another_engines_bytes(void **state)
 		o.meant = below(&o, 2);
 		mem_hub_set_default(w->c.links, &path);
 		fake_hub_profile(w->c.bytes)->delay_max_ns = (1 + below(&o, 20)) * MS;
-		engine_comes(w, ASKER);
+		engine_comes(w, REQUESTER);
 		play(w, &o);
 		judge(w, &o, seed);
 		world_free(w);
@@ -535,7 +538,7 @@ static void pools_of_the_chunk_store_are_no_candidates(void **state)
 	(void)state;
 	assert_true(cluster_store(&w->c, 0, &args));
 	engine_comes(w, A);
-	engine_comes(w, ASKER);
+	engine_comes(w, REQUESTER);
 	space = cluster_space(&w->c, w->engines[A], w->caches[A].pool, 16);
 	cluster_ok(&w->c, w->engines[A],
 		   "{'cmd':'chunk.put','space':%llu,'pool':%llu,'ids':['%064x'],'views':{"
@@ -549,7 +552,8 @@ static void pools_of_the_chunk_store_are_no_candidates(void **state)
 	/* a room that waits for an engine does not take the store's either */
 	cluster_engine_dies(&w->c, w->engines[A]);
 	cluster_run(&w->c, S);
-	cluster_ok(&w->c, w->engines[ASKER], "{'cmd':'room.close','room':'%u'}", ROOM);
+	cluster_ok(&w->c, w->engines[REQUESTER], "{'cmd':'room.close','room':'%u'}",
+		   ROOM);
 	asks(w, "pull", by_endpoint(w, text), "");
 	cluster_run(&w->c, S);
 	engine_comes(w, B);
@@ -576,7 +580,7 @@ int main(void)
 						setup, teardown),
 		cmocka_unit_test_setup_teardown(
 			source_that_is_named_twice_in_other_words_fails, setup, teardown),
-		cmocka_unit_test(pool_that_the_asker_has_not_heard_of_counts),
+		cmocka_unit_test(pool_that_the_requester_has_not_heard_of_counts),
 		cmocka_unit_test(room_does_not_move_to_another_engine),
 		cmocka_unit_test(room_does_not_move_to_another_engine_of_a_new_peering),
 		cmocka_unit_test(room_does_not_move_to_another_instance),

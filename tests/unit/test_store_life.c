@@ -243,18 +243,18 @@ static void memory_stays_until_a_kernel_is_done(void **state)
 static uint64_t fetch_far(struct attend_world *w)
 {
 	return cluster_number(
-		cluster_call(&w->c, w->engine[AW_ASKER],
+		cluster_call(&w->c, w->engine[AW_REQUESTER],
 			     "{'cmd':'chunk.fetch','hold':%llu,'pool':%llu,"
 			     "'views':{'kv':{'pages':[0,1,2,3],'tokens':[0,16]}}}",
 			     (unsigned long long)w->hold,
-			     (unsigned long long)w->cache[AW_ASKER].pool),
+			     (unsigned long long)w->cache[AW_REQUESTER].pool),
 		"move");
 }
 
 static unsigned int far_state(struct attend_world *w, uint64_t move)
 {
 	return (unsigned int)cluster_number(
-		cluster_call(&w->c, w->engine[AW_ASKER],
+		cluster_call(&w->c, w->engine[AW_REQUESTER],
 			     "{'cmd':'chunk.move','move':%llu}",
 			     (unsigned long long)move),
 		"state");
@@ -271,7 +271,7 @@ static void holder_serves_on_after_an_abort(void **state)
 	move = fetch_far(&w);
 	cluster_run(&w.c, LOOP_NS_PER_MS);
 	assert_int_equal(far_state(&w, move), KVD_TRANSFERRING);
-	cJSON_Delete(cluster_call(&w.c, w.engine[AW_ASKER],
+	cJSON_Delete(cluster_call(&w.c, w.engine[AW_REQUESTER],
 				  "{'cmd':'chunk.abort','move':%llu}",
 				  (unsigned long long)move));
 	cluster_run(&w.c, LOOP_NS_PER_MS);
