@@ -145,7 +145,7 @@ enum metric_command_end { METRIC_COMMAND_OK, METRIC_COMMAND_ERROR };
 	  "messages and requests for rooms that had ended")                              \
 	X(ROOM_REFUSED, COUNTER, NUMBER, NONE, NONE, "room_messages_refused_total",      \
 	  "refused room messages of peers")                                              \
-	X(ROOM_STRANGERS, COUNTER, NUMBER, NONE, NONE,                                   \
+	X(ROOM_UNAUTHORIZED, COUNTER, NUMBER, NONE, NONE,                                \
 	  "room_messages_unauthorized_total",                                            \
 	  "refused messages of peers that are not authorized for the room: "             \
 	  "missing or wrong ticket, or not a peer of the room")                          \

@@ -38,7 +38,7 @@
 #define GATE_HANG_NS (5 * LOOP_NS_PER_S) /* on a loaded machine all take long */
 #define GATE_IDLE_NS (10 * LOOP_NS_PER_S)
 #define GATE_PARKED_MAX 256u /* sockets that no process can close now */
-#define GATE_STRANGERS ((uid_t)-1)
+#define GATE_OTHERS ((uid_t)-1)
 #define GATE_LOST_SERIAL UINT64_MAX /* of no request: its client gets an error */
 
 struct gate {
@@ -538,7 +538,7 @@ static void close_alone(struct gates *gates, int fd)
 
 	if (is_harmless(fd)) {
 		close(fd);
-	} else if (gate_hold(gates, &client, fd, GATE_STRANGERS) == 0) {
+	} else if (gate_hold(gates, &client, fd, GATE_OTHERS) == 0) {
 		gate_close(&client, &fd);
 	} else if (gates->parked_count < GATE_PARKED_MAX) {
 		err_clear();

@@ -9,7 +9,7 @@
  *   UP       `cur` is proven; a new attempt may run in `next`
  *   DOWN     held; redialled if this side dialled it
  *
- * A peer known only by a HELLO is unauthenticated (a "stranger"): it is in a small
+ * A peer known only by a HELLO is unauthenticated: it is in a small
  * separate table, in which the newest replaces the oldest (peer_hello.c), and counts for
  * the option `peers` when it has proven itself. Daemons that an engine dials count at
  * once. So one engine, and one user, may have only a share of unreachable ones, and an
@@ -43,8 +43,8 @@ static const struct peers_options defaults = {
 	.accept_ttl_ns = 5 * LOOP_NS_PER_S,
 	.idle_after_ns = 30 * LOOP_NS_PER_S,
 	.hello_rate = 256, /* a daemon needs one; a name may be shared by many */
-	.strangers_max = 64,
-	.strangers_user_max = 16,
+	.unauthenticated_max = 64,
+	.unauthenticated_user_max = 16,
 };
 
 void peers_options_default(struct peers_options *options)
@@ -87,7 +87,7 @@ static void peer_destroy(struct peer_impl *impl)
 	list_remove(&impl->reaped);
 	peer_reached(impl);
 	peers->count--;
-	peers->strangers -= impl->stranger;
+	peers->unauthenticated -= impl->unauthenticated;
 	peers->in_state[sm_state(&impl->peer.sm)]--;
 	if (peers->self == impl)
 		peers->self = NULL;
@@ -126,7 +126,7 @@ static const struct sm_table peer_table = {
 
 int peer_check_room(const struct peers *peers)
 {
-	unsigned int known = peers->count - peers->strangers;
+	unsigned int known = peers->count - peers->unauthenticated;
 
 	if (known < peers->options.peers_max)
 		return 0;
@@ -136,8 +136,8 @@ int peer_check_room(const struct peers *peers)
 
 void peer_acquaint(struct peer_impl *impl)
 {
-	impl->peers->strangers -= impl->stranger;
-	impl->stranger = false;
+	impl->peers->unauthenticated -= impl->unauthenticated;
+	impl->unauthenticated = false;
 	list_remove(&impl->waits);
 }
 
@@ -410,7 +410,7 @@ static int create_dialled(struct peers *peers, const char *name,
 /* A HELLO may have named it before. */
 static int take_known(struct peer_impl *impl)
 {
-	int r = impl->stranger ? peer_check_room(impl->peers) : 0;
+	int r = impl->unauthenticated ? peer_check_room(impl->peers) : 0;
 
 	if (r == 0)
 		peer_acquaint(impl);

@@ -134,7 +134,7 @@ struct peers_options {
 	/* HELLOs of unknown senders served a second, of each user */
 	unsigned int hello_rate;
 	/* concurrent attempts of unauthenticated senders; of one user */
-	unsigned int strangers_max, strangers_user_max;
+	unsigned int unauthenticated_max, unauthenticated_user_max;
 };
 void peers_options_default(struct peers_options *options);
 
@@ -147,9 +147,9 @@ struct peers_stats {
 	uint64_t foreign_user;	/* the sender's instance belongs to another key */
 	uint64_t forged_hellos; /* contradict a peer that is up */
 	uint64_t hellos_limited;
-	uint64_t hellos_misplaced;  /* named an endpoint that its sender may not use */
-	uint64_t strangers_dropped; /* oldest attempts that newer ones replaced */
-	uint64_t refused;	    /* dials of others answered with BYE */
+	uint64_t hellos_misplaced; /* named an endpoint that its sender may not use */
+	uint64_t unauthenticated_dropped; /* oldest attempts that newer ones replaced */
+	uint64_t refused;		  /* dials of others answered with BYE */
 };
 
 struct peers_args {

@@ -226,7 +226,7 @@ static struct hello_pace *pace_of(struct peers *peers, const char *user)
 
 /* HELLOs of unknown senders make us dial, so their rate is limited: each user has its
  * own limit, with a burst of one second, and does not use up that of others. */
-static bool admit_stranger(struct peers *peers, const char *user)
+static bool admit_unauthenticated(struct peers *peers, const char *user)
 {
 	struct hello_pace *pace = pace_of(peers, user);
 	uint64_t now_ns = loop_now_ns(peers->loop);
@@ -242,7 +242,7 @@ static bool admit_stranger(struct peers *peers, const char *user)
 }
 
 /* Its attempt was ended by others: it may make another. */
-static void stranger_repay(struct peers *peers, const char *user)
+static void unauthenticated_repay(struct peers *peers, const char *user)
 {
 	struct hello_pace *pace = pace_of(peers, user);
 
@@ -279,14 +279,14 @@ static bool hello_placed(struct peers *peers, const struct wire_hello *m,
 
 /* Attempts without proof are replaced by the next one, the oldest first: of the same
  * user if that has used its share. */
-static void strangers_make_room(struct peers *peers, const char *user)
+static void unauthenticated_make_room(struct peers *peers, const char *user)
 {
 	struct peer_impl *impl, *oldest = NULL, *own_oldest = NULL;
 	unsigned int all = 0, own = 0;
 	struct err why;
 
 	/* when the table is full, a new one replaces the oldest */
-	list_foreach(impl, &peers->waiting, waits) { /* at most 64: strangers_max */
+	list_foreach(impl, &peers->waiting, waits) { /* at most 64: unauthenticated_max */
 		all++;
 		if (!oldest)
 			oldest = impl;
@@ -296,20 +296,20 @@ static void strangers_make_room(struct peers *peers, const char *user)
 		if (!own_oldest)
 			own_oldest = impl;
 	}
-	if (own_oldest && *user && own >= peers->options.strangers_user_max)
+	if (own_oldest && *user && own >= peers->options.unauthenticated_user_max)
 		oldest = own_oldest;
-	else if (!oldest || all < peers->options.strangers_max)
+	else if (!oldest || all < peers->options.unauthenticated_max)
 		return;
-	peers->stats.strangers_dropped++;
+	peers->stats.unauthenticated_dropped++;
 	if (strcmp(oldest->next.user, user) != 0)
-		stranger_repay(peers, oldest->next.user);
+		unauthenticated_repay(peers, oldest->next.user);
 	err_set(&why, ERR_LIMIT, "peer %s sent HELLO and was evicted to make room",
 		oldest->peer.shown);
 	peer_attempt_failed(oldest, &why);
 }
 
-static int stranger_create(struct peers *peers, const struct wire_hello *m,
-			   struct peer_impl **impl_p)
+static int unauthenticated_create(struct peers *peers, const struct wire_hello *m,
+				  struct peer_impl **impl_p)
 {
 	int r = peer_check_room(peers);
 
@@ -318,8 +318,8 @@ static int stranger_create(struct peers *peers, const struct wire_hello *m,
 	r = peer_create(peers, m->endpoint, impl_p);
 	if (r < 0)
 		return err_pass(r);
-	(*impl_p)->stranger = true;
-	peers->strangers++;
+	(*impl_p)->unauthenticated = true;
+	peers->unauthenticated++;
 	return 0;
 }
 
@@ -347,9 +347,9 @@ static int hello_peer(struct peers *peers, const struct wire_header *h,
 	}
 	impl = peer_find_endpoint(peers, m->endpoint);
 	if (!impl) {
-		if (!admit_stranger(peers, user))
+		if (!admit_unauthenticated(peers, user))
 			return 1;
-		int r = stranger_create(peers, m, &impl);
+		int r = unauthenticated_create(peers, m, &impl);
 
 		if (r < 0)
 			return err_pass(r);
@@ -382,8 +382,8 @@ static void begin_answer(struct peer_impl *impl, const struct wire_header *h,
 	struct peers *peers = impl->peers;
 	struct err why;
 
-	if (!impl->next.live && impl->stranger)
-		strangers_make_room(peers, user);
+	if (!impl->next.live && impl->unauthenticated)
+		unauthenticated_make_room(peers, user);
 	if (!impl->next.live)
 		peering_begin(impl);
 	if (hear(peers, &impl->next, h, m, user) < 0 || peer_open_line(impl) < 0) {
@@ -428,7 +428,7 @@ void peer_on_hello(struct peers *peers, const struct wire_header *h, struct curs
 		return;
 	peer_vouch(peers);
 	r = judge(peers, &m, &version);
-	if (r < 0 && !admit_stranger(peers, user))
+	if (r < 0 && !admit_unauthenticated(peers, user))
 		return;
 	if (r == 0)
 		r = hello_peer(peers, h, &m, user, &impl);

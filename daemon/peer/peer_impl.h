@@ -93,7 +93,7 @@ struct peer_impl {
 	bool line_once;		/* opened by dial_once */
 	bool line_up;		/* … and is connected */
 	uint64_t line_ns;	/* when it was opened */
-	bool stranger;		/* only named by a HELLO, nothing is proven */
+	bool unauthenticated;	/* only named by a HELLO, nothing is proven */
 	bool unreached;		/* dialled, and never up */
 	bool for_client;	/* … for this one */
 	struct peer_client client;
@@ -186,7 +186,7 @@ struct peers {
 	struct list all;  /* struct peer.link */
 	struct list past; /* struct peer_past.link */
 	unsigned int past_count;
-	unsigned int count, strangers; /* all; unauthenticated ones among them */
+	unsigned int count, unauthenticated; /* all; unauthenticated ones among them */
 	unsigned int in_state[PEER_DOWN + 1];
 	struct peer_impl *self;
 	/* hash tables, each a bucket list: struct peering.link and .by_nonce, struct

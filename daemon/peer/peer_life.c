@@ -91,7 +91,7 @@ void peer_hang_up(struct peer_impl *impl)
 int peer_open_line(struct peer_impl *impl)
 {
 	struct link *link = impl->peers->link;
-	bool once = impl->stranger && link->ops->dial_once;
+	bool once = impl->unauthenticated && link->ops->dial_once;
 	uint64_t now_ns = loop_now_ns(impl->peers->loop);
 	int r;
 
@@ -186,7 +186,7 @@ void peer_attempt_failed(struct peer_impl *impl, const struct err *why)
 	peer->why = *why;
 	peer_hang_up(impl);
 	peer_plan_next(impl);
-	if (!impl->stranger) /* of those there may be hundreds a second */
+	if (!impl->unauthenticated) /* of those there may be hundreds a second */
 		warn_not_reached(peer, why, loop_now_ns(peers->loop));
 	peer_note_error(peer, why);
 	if (impl->dialled && peers->callbacks.on_refused)
@@ -291,7 +291,7 @@ static bool peer_settle(struct peer_impl *impl)
 	struct err why;
 	size_t len;
 
-	if (!impl->stranger || peer_check_room(peers) == 0) {
+	if (!impl->unauthenticated || peer_check_room(peers) == 0) {
 		peer_acquaint(impl);
 		return true;
 	}
@@ -576,7 +576,7 @@ void peer_on_diagnosis(void *owner, void *line_owner, const struct err *why, boo
 	if (kind->kind == LINE_REFUSAL)
 		return; /* it ends by itself */
 	impl = container_of(kind, struct peer_impl, line_owner);
-	if (impl->stranger)
+	if (impl->unauthenticated)
 		return; /* it sends HELLO again, or is forgotten */
 	if (sm_state(&impl->peer.sm) == PEER_UP) {
 		peer_renew_line(impl);

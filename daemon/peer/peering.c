@@ -58,7 +58,7 @@ void peering_begin(struct peer_impl *impl)
 	};
 	loop_random(peers->loop, next->token_in, sizeof(next->token_in));
 	peering_index(peers, next);
-	if (impl->stranger)
+	if (impl->unauthenticated)
 		list_push_back(&peers->waiting, &impl->waits);
 	impl->hellos = 0;
 }

@@ -81,7 +81,7 @@ int answer_admit(const struct room *room, const struct remote *remote,
 
 	if (r >= 0)
 		return 0;
-	room_count(room, METRIC_ROOM_STRANGERS, 1);
+	room_count(room, METRIC_ROOM_UNAUTHORIZED, 1);
 	snprintf(number, sizeof(number), "%llu", (unsigned long long)room->number);
 	log_warn("room", number, "unauthorized peer refused", "peer='%s' why='%s'",
 		 remote->label, err_last()->text);

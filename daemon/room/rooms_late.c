@@ -254,11 +254,11 @@ int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
 
 /* Move unauthorized requests to the head of all, where they are refused in later
  * turns. False: none is left. */
-static bool part_strangers(struct rooms *rooms, const struct room *room,
-			   struct group *group)
+static bool part_unauthorized(struct rooms *rooms, const struct room *room,
+			      struct group *group)
 {
 	struct orphan *orphan, *first = NULL;
-	unsigned int strangers = 0, friends = 0;
+	unsigned int unauthorized = 0, authorized = 0;
 	struct list *at = group->orphans.next, *next;
 	char number[24];
 
@@ -267,26 +267,26 @@ static bool part_strangers(struct rooms *rooms, const struct room *room,
 		orphan = list_entry(at, struct orphan, in_group);
 		if (room_admit_check(&room->admit, room->number, orphan->remote->peer,
 				     orphan->ticket) >= 0) {
-			friends++;
+			authorized++;
 			continue;
 		}
 		err_clear();
 		first = first ? first : orphan;
-		strangers++;
+		unauthorized++;
 		list_remove(&orphan->in_group);
 		orphan->group = NULL;
 		room_cursors_pass(rooms, &orphan->link);
 		list_remove(&orphan->link);
 		list_push_front(&rooms->orphans, &orphan->link);
 	}
-	if (strangers > 0) {
-		room_count(room, METRIC_ROOM_STRANGERS, strangers);
+	if (unauthorized > 0) {
+		room_count(room, METRIC_ROOM_UNAUTHORIZED, unauthorized);
 		snprintf(number, sizeof(number), "%llu",
 			 (unsigned long long)room->number);
 		log_warn("room", number, "early requests of unauthorized peers refused",
-			 "requests=%u peer='%s'", strangers, first->remote->label);
+			 "requests=%u peer='%s'", unauthorized, first->remote->label);
 	}
-	if (friends > 0)
+	if (authorized > 0)
 		return true;
 	strmap_remove_bytes(&rooms->orphan_groups, &group->key, sizeof(group->key));
 	mem_free(group);
@@ -302,7 +302,7 @@ void orphans_take(struct rooms *rooms, struct room *room)
 	assert(sm_state(&room->sm) == ROOM_BOOT);
 	if (!group)
 		return;
-	if (!part_strangers(rooms, room, group)) {
+	if (!part_unauthorized(rooms, room, group)) {
 		restart_timer(rooms);
 		return;
 	}

@@ -432,12 +432,12 @@ static void hello_flood_is_bounded(void **state)
 	}
 	peernet_run(100 * MS);
 	/* no more than a user's share at a time, and those that end with the turn */
-	assert_in_range(most, net.options.strangers_user_max,
-			1 + 3 * net.options.strangers_user_max);
-	assert_int_equal(net.n[0].peers->count - 1, net.options.strangers_user_max);
+	assert_in_range(most, net.options.unauthenticated_user_max,
+			1 + 3 * net.options.unauthenticated_user_max);
+	assert_int_equal(net.n[0].peers->count - 1, net.options.unauthenticated_user_max);
 	/* a second's worth of tokens, and those earned in 300 ms */
 	assert_true(net.n[0].peers->stats.hellos_limited > 19000);
-	assert_true(net.n[0].peers->stats.strangers_dropped > 150);
+	assert_true(net.n[0].peers->stats.unauthenticated_dropped > 150);
 	assert_unmoved(peer, 0);
 	peernet_run(10 * LOOP_NS_PER_S);
 	assert_int_equal(net.n[0].peers->count, 1);
@@ -698,7 +698,7 @@ static void strangers_take_no_place_of_a_peer(void **state)
 
 	(void)state;
 	net.options.peers_max = 1;
-	net.options.strangers_user_max = net.options.strangers_max = 4;
+	net.options.unauthenticated_user_max = net.options.unauthenticated_max = 4;
 	peernet_stop(0);
 	peernet_start(0);
 	line = raw_start(NULL);

@@ -136,9 +136,9 @@ static void said(struct trio *p, unsigned int node, enum room_role role, uint64_
 			 room->error->text, err_name(code), words);
 }
 
-static uint64_t strangers(struct trio *p)
+static uint64_t unauthorized(struct trio *p)
 {
-	return metrics_get(&p->c.nodes[PREFILL].kvd.metrics, METRIC_ROOM_STRANGERS);
+	return metrics_get(&p->c.nodes[PREFILL].kvd.metrics, METRIC_ROOM_UNAUTHORIZED);
 }
 
 static void untouched(const struct cache *cache)
@@ -168,7 +168,7 @@ static void receiver_with_another_ticket_is_refused(void **state)
 	bind(p, THIEF, 42);
 	cluster_run(&p->c, AT_ONCE);
 	said(p, THIEF, ROOM_RECV, 42, ERR_AUTH, "ticket: does not match that of room 42");
-	assert_int_equal(strangers(p), 1);
+	assert_int_equal(unauthorized(p), 1);
 	open_room(p, DECODE, "recv", 42, ",'ticket':'" TICKET "'");
 	bind(p, DECODE, 42);
 	handed_over(p, 42);
@@ -209,7 +209,7 @@ static void puller_with_another_ticket_is_refused(void **state)
 	open_room(p, THIEF, "pull", 42, ",'ticket':'" OTHER "'");
 	cluster_run(&p->c, AT_ONCE);
 	said(p, THIEF, ROOM_PULL, 42, ERR_AUTH, "match that of room 42");
-	assert_int_equal(strangers(p), 1);
+	assert_int_equal(unauthorized(p), 1);
 	untouched(&p->caches[THIEF]);
 	open_room(p, DECODE, "pull", 42, ",'ticket':'" TICKET "'");
 	cluster_until_state(&p->c, p->engines[DECODE], "pull", 42, KVD_SUCCESS);
@@ -368,7 +368,7 @@ static void room_without_a_ticket_is_for_daemons_of_one_user(void **state)
 	said(p, THIEF, ROOM_RECV, 42, ERR_AUTH, "room 42 does not admit this daemon");
 	said(p, THIEF, ROOM_RECV, 43, ERR_AUTH,
 	     "ticket: room 43 has none, and daemon 'carl' is of another user");
-	assert_int_equal(strangers(p), 2);
+	assert_int_equal(unauthorized(p), 2);
 	open_room(p, DECODE, "recv", 42, "");
 	bind(p, DECODE, 42);
 	handed_over(p, 42);
