@@ -62,7 +62,7 @@ struct link_ops {
 	/* Is the daemon at an endpoint (in the form of canonical()), which has
 	 * authenticated as `user`, of the same user as this one? NULL: there are no
 	 * keys, every daemon is. */
-	bool (*kin)(struct link *link, const char *endpoint, const char *user);
+	bool (*same_user)(struct link *link, const char *endpoint, const char *user);
 	/* NULL: a link without keys. */
 	void (*keys)(struct link *link, struct link_keys *keys_p);
 	/* Open a line; connecting continues in the background. */

@@ -638,7 +638,7 @@ static bool zmq_name(struct link *link, const char *endpoint, char name[LINK_USE
 }
 
 /* On this host, or with its name: one name in the allow-list may have several keys. */
-static bool zmq_kin(struct link *link, const char *endpoint, const char *user)
+static bool zmq_same_user(struct link *link, const char *endpoint, const char *user)
 {
 	struct link_zmq *zmq = container_of(link, struct link_zmq, link);
 	const char *hash = strchr(endpoint, '#'), *own;
@@ -666,7 +666,7 @@ static void zmq_keys(struct link *link, struct link_keys *keys_p)
 static const struct link_ops zmq_ops = {
 	.canonical = zmq_canonical,
 	.name = zmq_name,
-	.kin = zmq_kin,
+	.same_user = zmq_same_user,
 	.keys = zmq_keys,
 	.vouch = zmq_vouch,
 	.dial = zmq_dial,

@@ -84,7 +84,7 @@ struct peer {
 	struct sm sm;		/* enum peer_state */
 	uint64_t epoch;		/* of the peering; incremented with each UP */
 	bool self;
-	bool kin;	/* this daemon itself, or (keys) one of the same user */
+	bool same_user; /* this daemon itself, or (keys) one of the same user */
 	bool same_host; /* equal boot ids */
 	bool lower;	/* our instance id is the lower one: this side dials data lines */
 	uint64_t features;

@@ -218,8 +218,9 @@ static void peer_life_publish(struct peer_impl *impl)
 	peer->epoch = ++peers->epochs_minted;
 	peer->up_since_ns = peer->since_ns = loop_now_ns(peers->loop);
 	peer_show(peer, cur->user);
-	peer->kin = peer->self || !peers->link->ops->kin ||
-		    peers->link->ops->kin(peers->link, peer->endpoint, cur->user);
+	peer->same_user =
+		peer->self || !peers->link->ops->same_user ||
+		peers->link->ops->same_user(peers->link, peer->endpoint, cur->user);
 	peer_past_take(peer);
 	peer->totals.away = peer->totals.dead = false;
 	peer->rtt_ns = peer->missed_pings = 0;

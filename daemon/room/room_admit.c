@@ -103,7 +103,7 @@ int room_admit_check(const struct room_admit *admit, uint64_t number,
 			"ticket: does not match that of room %llu; pass the same ticket "
 			"to room.open on both sides",
 			room);
-	if (room_admit_is_open(admit) && !peer->kin)
+	if (room_admit_is_open(admit) && !peer->same_user)
 		return err_raise(ERR_AUTH,
 				 "ticket: room %llu has none, and daemon '%s' is of "
 				 "another user; pass the same ticket to room.open on "

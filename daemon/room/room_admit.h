@@ -3,7 +3,7 @@
  * room_admit: which daemons may take part in a room: those that present the ticket that
  * room.open was given on both sides, and (`peers`) only those with one of these names in
  * the allow-list. A room with neither admits the daemons of this daemon's own user
- * (peer->kin).
+ * (peer->same_user).
  *
  * The ticket is a secret of the two engines and their daemons: it is in no record, log or
  * trace. A receiver presents it to its sources; if it names `peers`, only to those.

@@ -401,7 +401,7 @@ bool tomb_admits(const struct tombstone *tomb, const struct peer *peer,
 		 const uint8_t ticket[TICKET_BYTES])
 {
 	if (tomb->open)
-		return peer->kin;
+		return peer->same_user;
 	return ticket_given(tomb->ticket) &&
 	       mem_equal(tomb->ticket, ticket, TICKET_BYTES);
 }

@@ -424,7 +424,7 @@ static void mem_free_link(struct link *link)
 }
 
 /* One user may have several daemons. */
-static bool mem_kin(struct link *link, const char *endpoint, const char *user)
+static bool mem_same_user(struct link *link, const char *endpoint, const char *user)
 {
 	const struct mem_node *node = container_of(link, struct mem_node, link);
 
@@ -433,7 +433,7 @@ static bool mem_kin(struct link *link, const char *endpoint, const char *user)
 }
 
 static const struct link_ops mem_ops = {
-	.kin = mem_kin,
+	.same_user = mem_same_user,
 	.dial = mem_dial,
 	.hangup = mem_hangup,
 	.send = mem_send,
