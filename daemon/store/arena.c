@@ -35,10 +35,10 @@
 #define IDLE_MAX 4u /* shelves without slots that remember evicted keys */
 
 struct arena_slab {
-	struct list link;	   /* free, or in its shelf: with room, or full */
-	struct arena_shelf *shelf; /* NULL: free */
-	struct arena_owner
-		*heir; /* it takes no more content, and is this one's once it is empty */
+	struct list link;		   /* free, or in its shelf: with room, or full */
+	struct arena_shelf *shelf;	   /* NULL: free */
+	struct arena_owner *pending_owner; /* it takes no more content, and is this one's
+					   once it is empty */
 	uint64_t offset;
 	uint32_t slots, used;
 	uint32_t pinned;  /* slots of pinned items */
@@ -84,9 +84,9 @@ struct arena {
 	uint32_t owner_count;
 	uint64_t owners_ever;
 	uint64_t tick, evicted;
-	uint32_t heirs; /* owners that await a slab */
-	uint32_t idle;	/* shelves without a slab */
-	uint64_t looks; /* slots scanned for evictable content */
+	uint32_t waiting_owners; /* owners that await a slab */
+	uint32_t idle;		 /* shelves without a slab */
+	uint64_t looks;		 /* slots scanned for evictable content */
 	void (*on_evict)(void *arg, struct arena_item *item);
 	void *arg;
 };
@@ -181,9 +181,9 @@ static void slab_restore(struct arena_slab *slab)
 {
 	if (!slab)
 		return;
-	slab->heir->awaits = NULL;
-	slab->heir->arena->heirs--;
-	slab->heir = NULL;
+	slab->pending_owner->awaits = NULL;
+	slab->pending_owner->arena->waiting_owners--;
+	slab->pending_owner = NULL;
 	list_remove(&slab->link);
 	list_push_back(slab->free == NO_INDEX ? &slab->shelf->full : &slab->shelf->roomy,
 		       &slab->link);
@@ -337,12 +337,12 @@ static void owner_keeps(struct arena_owner *owner)
 {
 	struct arena *arena = owner->arena;
 
-	if (!arena->heirs || owner->slabs > share(owner))
+	if (!arena->waiting_owners || owner->slabs > share(owner))
 		return;
 	for (uint32_t i = 0; i < arena->slab_count; i++) {
 		struct arena_slab *slab = &arena->slabs[i];
 
-		if (slab->heir && slab->shelf->owner == owner)
+		if (slab->pending_owner && slab->shelf->owner == owner)
 			slab_restore(slab);
 	}
 }
@@ -358,11 +358,11 @@ static void slab_leave(struct arena_slab *slab)
 	if (shelf->slabs) /* otherwise it keeps its keys, or is freed (IDLE_MAX) */
 		ghosts_fit(shelf);
 	shelf->owner->slabs--;
-	if (slab->heir) {
-		slab->heir->awaits = NULL;
-		arena->heirs--;
+	if (slab->pending_owner) {
+		slab->pending_owner->awaits = NULL;
+		arena->waiting_owners--;
 	}
-	slab->heir = NULL;
+	slab->pending_owner = NULL;
 	mem_free(slab->at);
 	slab->at = NULL;
 	slab->shelf = NULL;
@@ -454,7 +454,7 @@ void arena_give(struct arena_slot *slot)
 	list_remove(&slot->of_item);
 	item_settle(item);
 	slab->at[slot->index].next = (uintptr_t)slab->free << 1 | 1;
-	if (slab->free == NO_INDEX && !slab->heir) {
+	if (slab->free == NO_INDEX && !slab->pending_owner) {
 		list_remove(&slab->link);
 		list_push_back(&slab->shelf->roomy, &slab->link);
 	}
@@ -622,32 +622,32 @@ static struct arena_slab *oldest_slab(struct arena_owner *owner,
 }
 
 /* It takes no more content, and is the next owner's when all of it was evicted: see
- * heir_clears(). */
-static void slab_clear(struct arena_slab *slab, struct arena_owner *heir)
+ * pending_owner_clears(). */
+static void slab_clear(struct arena_slab *slab, struct arena_owner *pending_owner)
 {
-	if (slab->heir)
+	if (slab->pending_owner)
 		slab_restore(slab);
-	if (heir->awaits)
-		slab_restore(heir->awaits);
+	if (pending_owner->awaits)
+		slab_restore(pending_owner->awaits);
 	slab->cleared = 0;
-	slab->heir = heir;
-	heir->awaits = slab;
-	heir->arena->heirs++;
+	slab->pending_owner = pending_owner;
+	pending_owner->awaits = slab;
+	pending_owner->arena->waiting_owners++;
 	list_remove(&slab->link);
 	list_push_back(&slab->shelf->full, &slab->link);
 }
 
 /* Evicts unpinned content in the slab that the owner awaits, some of it a call. True:
  * some was evicted. */
-static bool heir_clears(const struct arena_owner *heir)
+static bool pending_owner_clears(const struct arena_owner *owner)
 {
-	struct arena_slab *slab = heir->awaits;
+	struct arena_slab *slab = owner->awaits;
 	struct arena_item *item;
 	unsigned int n = 0;
 
-	while (n < CLEAR_MAX && slab && slab->heir == heir &&
+	while (n < CLEAR_MAX && slab && slab->pending_owner == owner &&
 	       (item = slab_unpinned(slab, &slab->cleared))) {
-		evict(heir->arena, item);
+		evict(owner->arena, item);
 		n++;
 	}
 	return n > 0;
@@ -656,19 +656,19 @@ static bool heir_clears(const struct arena_owner *heir)
 /* Each slab of an owner over its share has pins. One of them takes no more content and
  * its unpinned content is evicted; once the rest is unpinned, the slab is the next
  * owner's. One at a time. */
-static int slab_bequeath(struct arena_owner *from, struct arena_owner *heir)
+static int slab_reassign(struct arena_owner *from, struct arena_owner *pending_owner)
 {
 	struct arena_slab *best = NULL;
 
 	for (uint32_t i = 0; i < from->arena->slab_count; i++) {
 		struct arena_slab *slab = &from->arena->slabs[i];
 
-		if (slab->shelf && slab->shelf->owner == from && !slab->heir &&
+		if (slab->shelf && slab->shelf->owner == from && !slab->pending_owner &&
 		    (!best || slab->pinned < best->pinned))
 			best = slab;
 	}
 	if (best)
-		slab_clear(best, heir);
+		slab_clear(best, pending_owner);
 	return best != NULL;
 }
 
@@ -697,7 +697,7 @@ static int claim_from_others(struct arena_owner *owner)
 	if (slab)
 		slab_clear(slab, owner);
 	else if (rich && !owner->awaits)
-		return slab_bequeath(rich, owner);
+		return slab_reassign(rich, owner);
 	return slab != NULL;
 }
 
@@ -744,7 +744,7 @@ static int shelf_make_room(struct arena_shelf *shelf)
 
 		if (slab && arena->slab_count - arena->free_count < arena->limit)
 			return err_pass(slab_join(slab, shelf));
-		if (heir_clears(shelf->owner))
+		if (pending_owner_clears(shelf->owner))
 			return ARENA_LATER;
 		if (!claim_from_others(shelf->owner) && !evict_own(shelf))
 			break;
