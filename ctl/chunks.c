@@ -12,20 +12,21 @@ static void space_row(struct table *table, const cJSON *space)
 	ctl_cells(table, space, "classes handles");
 }
 
-static void chunks_print_far(const cJSON *far)
+static void chunks_print_remote(const cJSON *remote)
 {
-	if (ctl_num(far, "stores") > 0)
+	if (ctl_num(remote, "stores") > 0)
 		printf("peers     %.0f of %.0f up; %.0f chunks found, %s fetched, %.0f "
 		       "retries; %.0f hedged requests, %.0f of them answered first\n",
-		       ctl_num(far, "up"), ctl_num(far, "stores"), ctl_num(far, "found"),
-		       ctl_bytes(ctl_num(far, "bytes")), ctl_num(far, "retries"),
-		       ctl_num(far, "hedges"), ctl_num(far, "hedges_won"));
-	if (ctl_num(far, "left_out") > 0)
+		       ctl_num(remote, "up"), ctl_num(remote, "stores"),
+		       ctl_num(remote, "found"), ctl_bytes(ctl_num(remote, "bytes")),
+		       ctl_num(remote, "retries"), ctl_num(remote, "hedges"),
+		       ctl_num(remote, "hedges_won"));
+	if (ctl_num(remote, "left_out") > 0)
 		printf("suspended %.0f slow daemons, temporarily not queried\n",
-		       ctl_num(far, "left_out"));
-	if (ctl_num(far, "lends") > 0)
+		       ctl_num(remote, "left_out"));
+	if (ctl_num(remote, "holds_total") > 0)
 		printf("remote    %.0f holds of other daemons, %.0f in total\n",
-		       ctl_num(far, "lent"), ctl_num(far, "lends"));
+		       ctl_num(remote, "holds"), ctl_num(remote, "holds_total"));
 }
 
 static void chunks_print_homes(const cJSON *homes, const cJSON *home)
@@ -71,7 +72,7 @@ static void chunks_print_head(const cJSON *reply)
 		printf(": %.1f %%", 100 * found / (found + missed));
 	printf("\nbytes     %s put", ctl_bytes(ctl_num(reply, "put_bytes")));
 	printf(", %s fetched\n", ctl_bytes(ctl_num(reply, "fetched_bytes")));
-	chunks_print_far(cJSON_GetObjectItemCaseSensitive(reply, "far"));
+	chunks_print_remote(cJSON_GetObjectItemCaseSensitive(reply, "remote"));
 	chunks_print_homes(cJSON_GetObjectItemCaseSensitive(reply, "homes"),
 			   cJSON_GetObjectItemCaseSensitive(reply, "home"));
 }

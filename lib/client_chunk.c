@@ -177,7 +177,7 @@ static int slot_found(const struct client_slot *slot, struct kvd_found *found_p,
 		return client_fail(slot->object.client, KVD_E_LOST,
 				   "the session has ended");
 	*found_p = (struct kvd_found){
-		.chunks = st.total, .tokens = st.bytes, .far = st.rows};
+		.chunks = st.total, .tokens = st.bytes, .remote = st.rows};
 	*first_p = st.first_token < 0 ? 0 : (uint64_t)st.first_token;
 	return 0;
 }
@@ -285,8 +285,8 @@ static int hold_made(struct client_request *req, int result, const cJSON *reply)
 	if (!result && (!client_get_u64(reply, "chunks", &hold->found.chunks) ||
 			!client_get_u64(reply, "tokens", &hold->found.tokens) ||
 			!client_get_u64(reply, "first", &hold->first) ||
-			!client_get_u64(reply, "far", &hold->found.far) || !secret ||
-			strlen(secret) != HEX_CHARS(KVD_HOLD_SECRET_BYTES) ||
+			!client_get_u64(reply, "remote", &hold->found.remote) ||
+			!secret || strlen(secret) != HEX_CHARS(KVD_HOLD_SECRET_BYTES) ||
 			!hex_read(secret, hold->secret, KVD_HOLD_SECRET_BYTES)))
 		result = client_fail(req->client, KVD_E_PROTO,
 				     "chunk.hold: the reply lacks its members");
@@ -378,11 +378,11 @@ static int hold_post(struct kvd_space *space, struct kvd_ring_entry *entry,
 }
 
 int kvd_hold_open(struct kvd_space *space, const struct kvd_chunks *chunks,
-		  uint32_t lease_ms, uint32_t far_ms, const struct kvd_call *call,
+		  uint32_t lease_ms, uint32_t remote_ms, const struct kvd_call *call,
 		  struct kvd_hold **hold_p)
 {
-	struct kvd_ring_entry entry = {.op = far_ms ? KVD_RING_HOLD_FAR : KVD_RING_HOLD,
-				       .n1 = far_ms};
+	struct kvd_ring_entry entry = {
+		.op = remote_ms ? KVD_RING_HOLD_REMOTE : KVD_RING_HOLD, .n1 = remote_ms};
 	struct client_op op;
 	int r = space_enter(space, call);
 
@@ -396,7 +396,7 @@ int kvd_hold_open(struct kvd_space *space, const struct kvd_chunks *chunks,
 				 call ? call->timeout_ms : 0, hold_p);
 	client_op_begin(space->object.client, &op, "chunk.hold");
 	text_chunks(&op.text, space, chunks);
-	client_text_some(&op.text, "far_ms", far_ms);
+	client_text_some(&op.text, "remote_ms", remote_ms);
 	return hold_ask(space, &op, lease_ms, call, hold_p);
 }
 
@@ -488,7 +488,7 @@ int kvd_hold_holders(struct kvd_hold *hold, struct kvd_holder holders[KVD_HOLDER
 
 	if (!r)
 		r = client_object_usable(object, "hold");
-	if (r || !hold->found.far)
+	if (r || !hold->found.remote)
 		return r;
 	client_op_begin(client, &op, "chunk.holders");
 	client_text_int(&op.text, "hold", object->id);

@@ -64,7 +64,7 @@ struct kvd_chunks {
 struct kvd_found {
 	uint64_t chunks; /* consecutive, from the first one */
 	uint64_t tokens;
-	uint64_t far; /* of the chunks, the last ones that are on another daemon */
+	uint64_t remote; /* of the chunks, the last ones that are on another daemon */
 };
 /* Chunks present for the space's rank; they may be evicted at any time. Blocks. */
 int kvd_find(struct kvd_space *space, const struct kvd_chunks *chunks, int timeout_ms,
@@ -75,11 +75,11 @@ int kvd_drop(struct kvd_space *space, const struct kvd_chunks *chunks, int timeo
 
 struct kvd_hold;
 /* Pin those that are present for lease_ms (0: ten seconds), or until the hold is
- * closed. far_ms > 0: query the daemons in the option chunk_peers, and those that the
+ * closed. remote_ms > 0: query the daemons in the option chunk_peers, and those that the
  * index nodes (chunk_index) name, for the missing rest, which they pin; the reply
  * takes at most this time. If none are found, the hold is empty. */
 int kvd_hold_open(struct kvd_space *space, const struct kvd_chunks *chunks,
-		  uint32_t lease_ms, uint32_t far_ms, const struct kvd_call *call,
+		  uint32_t lease_ms, uint32_t remote_ms, const struct kvd_call *call,
 		  struct kvd_hold **hold_p);
 /* The same chunks as in another session's hold, if present for this space's rank, by
  * kvd_hold_secret() of that hold. -KVD_E_NOTFOUND, -KVD_E_LEASE. */
@@ -94,7 +94,7 @@ struct kvd_holder {
 	uint8_t instance[16]; /* as in struct kvd_cost_holder */
 	uint64_t chunks, tokens;
 };
-/* The daemons that have the hold's last `far` chunks, in the order of use: if one
+/* The daemons that have the hold's last `remote` chunks, in the order of use: if one
  * fails, the next one is asked. Returns their number. Blocks. */
 int kvd_hold_holders(struct kvd_hold *hold, struct kvd_holder holders[KVD_HOLDERS_MAX],
 		     int timeout_ms);

@@ -36,12 +36,12 @@
  * slot) are ABORT and CLOSE.
  *
  * Chunks. FIND, HOLD, PUT and FETCH are chunk.find, chunk.hold or chunk.join, chunk.put
- * and chunk.fetch, each in a new slot; HOLD_FAR is a chunk.hold that also queries other
- * daemons, and shows BOOTSTRAPPING until they have replied. The slot has the result of
- * FIND, HOLD and HOLD_FAR: `total` chunks, `bytes` tokens, `rows` trailing chunks that
- * are on another daemon, and for a joined hold `first_token`: the number of the first
- * chunk. A successful FIND frees its slot. RELEASE frees the slot of a refused one, and
- * closes a hold or a move; CANCEL aborts a move.
+ * and chunk.fetch, each in a new slot; HOLD_REMOTE is a chunk.hold that also queries
+ * other daemons, and shows BOOTSTRAPPING until they have replied. The slot has the result
+ * of FIND, HOLD and HOLD_REMOTE: `total` chunks, `bytes` tokens, `rows` trailing chunks
+ * that are on another daemon, and for a joined hold `first_token`: the number of the
+ * first chunk. A successful FIND frees its slot. RELEASE frees the slot of a refused one,
+ * and closes a hold or a move; CANCEL aborts a move.
  *
  * ATTEND takes a new slot, too, which is free again with the terminal word. Its `bytes`
  * is the queueing time in microseconds, `moved_us` the attention time, `total` the number
@@ -104,8 +104,8 @@ enum kvd_ring_op {
 	 * BIND's.
 	 */
 	KVD_RING_PUT = 19,
-	/* As HOLD, with at least one id; n1: far_ms. */
-	KVD_RING_HOLD_FAR = 21,
+	/* As HOLD, with at least one id; n1: remote_ms. */
+	KVD_RING_HOLD_REMOTE = 21,
 	/* a: attention context (attention.open); b: layer; c: deadline_us; n0: seat;
 	 * payload: n1 parts (struct kvd_ring_part), then their selections in the same
 	 * order. Word: TRANSFERRING when the engine may reuse q; SUCCESS: o, m and l

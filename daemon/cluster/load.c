@@ -97,17 +97,17 @@ void load_meter_take(struct load_meter *meter, const struct load_counts *counts,
 
 /* ---- published loads ---- */
 
-static bool load_far(double from, double to)
+static bool figure_differs(double from, double to)
 {
 	double most = fmax(fabs(from), fabs(to));
 
 	return fabs(from - to) * STEP > most;
 }
 
-static bool load_engine_far(const struct engine_load *from, const struct engine_load *to)
+static bool engine_differs(const struct engine_load *from, const struct engine_load *to)
 {
-#define ENGINE_LOAD_FAR(name, help)                         \
-	if (load_far((double)from->name, (double)to->name)) \
+#define ENGINE_LOAD_FAR(name, help)                               \
+	if (figure_differs((double)from->name, (double)to->name)) \
 		return true;
 	ENGINE_LOADS(ENGINE_LOAD_FAR)
 #undef ENGINE_LOAD_FAR
@@ -116,17 +116,17 @@ static bool load_engine_far(const struct engine_load *from, const struct engine_
 
 static bool load_differs(const struct load *from, const struct load *to)
 {
-	return load_far(from->waiting, to->waiting) ||
-	       load_far(from->running, to->running) ||
-	       load_far((double)(from->queued + from->moving),
-			(double)(to->queued + to->moving)) ||
-	       load_far(from->gbps, to->gbps) ||
-	       load_far((double)from->ttfb_us, (double)to->ttfb_us) ||
-	       load_far((double)from->failed, (double)to->failed) ||
+	return figure_differs(from->waiting, to->waiting) ||
+	       figure_differs(from->running, to->running) ||
+	       figure_differs((double)(from->queued + from->moving),
+			      (double)(to->queued + to->moving)) ||
+	       figure_differs(from->gbps, to->gbps) ||
+	       figure_differs((double)from->ttfb_us, (double)to->ttfb_us) ||
+	       figure_differs((double)from->failed, (double)to->failed) ||
 	       from->gpu.known != to->gpu.known ||
 	       fabs(from->gpu.busy - to->gpu.busy) > 0.125 ||
-	       load_far((double)from->gpu.used, (double)to->gpu.used) ||
-	       load_engine_far(&from->engine, &to->engine);
+	       figure_differs((double)from->gpu.used, (double)to->gpu.used) ||
+	       engine_differs(&from->engine, &to->engine);
 }
 
 void load_budget_fill(struct load_budget *budget, uint64_t now_ns)

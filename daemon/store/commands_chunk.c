@@ -282,19 +282,19 @@ static void hold_reply(struct request *req, const struct store_hold *hold)
 	brief_text(&brief, "secret", secret);
 	brief_number(&brief, "first", (double)facts.first);
 	brief_found(&brief, &facts.found);
-	brief_number(&brief, "far", facts.found.far);
+	brief_number(&brief, "remote", facts.found.remote);
 	request_reply_brief(req, &brief);
 }
 
 struct hold_args {
 	struct ids_args ids;
-	uint32_t lease_ms, far_ms;
+	uint32_t lease_ms, remote_ms;
 };
 static const struct field hold_fields[] = {
 	F_SPACE(hold_args),
 	F_IDS(hold_args),
 	F_LEASE(hold_args),
-	F_INT("far_ms", hold_args, far_ms, OPTIONAL, 0, STORE_FAR_MS_MAX,
+	F_INT("remote_ms", hold_args, remote_ms, OPTIONAL, 0, STORE_REMOTE_MS_MAX,
 	      "Milliseconds to query the daemons in chunk_peers, and those that the "
 	      "index nodes (chunk_index) name, for chunks missing here; default 0: "
 	      "local chunks only"),
@@ -314,11 +314,11 @@ static void on_hold_done(void *arg, struct store_hold *hold, const struct err *w
 static int hold_run(struct request *req)
 {
 	const struct hold_args *args = request_args(req);
-	const struct store_hold_args hold_args = {.lease_ns =
-							  args->lease_ms * LOOP_NS_PER_MS,
-						  .far_ns = args->far_ms * LOOP_NS_PER_MS,
-						  .on_done = on_hold_done,
-						  .arg = req};
+	const struct store_hold_args hold_args = {
+		.lease_ns = args->lease_ms * LOOP_NS_PER_MS,
+		.far_ns = args->remote_ms * LOOP_NS_PER_MS,
+		.on_done = on_hold_done,
+		.arg = req};
 	cleanup_free uint8_t *bytes = NULL;
 	struct store_handle *handle;
 	struct store_hold *hold;
@@ -678,9 +678,9 @@ static bool add_files(cJSON *result, const struct store_files *f)
 	       cJSON_AddNumberToObject(files, "queued", f->queued);
 }
 
-static bool add_far(cJSON *result, const struct store_far *f)
+static bool add_remote(cJSON *result, const struct store_remote_figures *f)
 {
-	cJSON *far = cJSON_AddObjectToObject(result, "far");
+	cJSON *far = cJSON_AddObjectToObject(result, "remote");
 
 	return far && cJSON_AddNumberToObject(far, "stores", f->stores) &&
 	       cJSON_AddNumberToObject(far, "up", f->up) &&
@@ -690,8 +690,8 @@ static bool add_far(cJSON *result, const struct store_far *f)
 	       cJSON_AddNumberToObject(far, "retries", (double)f->retries) &&
 	       cJSON_AddNumberToObject(far, "hedges", (double)f->hedges) &&
 	       cJSON_AddNumberToObject(far, "hedges_won", (double)f->hedges_won) &&
-	       cJSON_AddNumberToObject(far, "lends", (double)f->lends) &&
-	       cJSON_AddNumberToObject(far, "lent", f->lent);
+	       cJSON_AddNumberToObject(far, "holds_total", (double)f->holds_total) &&
+	       cJSON_AddNumberToObject(far, "holds", f->holds);
 }
 
 static bool add_homes(cJSON *result, const struct store_homes *f)
@@ -763,7 +763,7 @@ static int list_run(struct request *req)
 						(double)f.fetched_bytes) &&
 			cJSON_AddNumberToObject(result, "holds", f.holds) &&
 			cJSON_AddNumberToObject(result, "moves", f.moves) &&
-			add_far(result, &f.far) && add_homes(result, &f.homes) &&
+			add_remote(result, &f.remote) && add_homes(result, &f.homes) &&
 			add_home(result, &f.home) && add_files(result, &f.files) &&
 			add_spaces(result, req->session, args->all));
 }
@@ -791,14 +791,13 @@ const struct command chunk_commands[] = {
 	 hold_fields, 0, hold_run,
 	 "hold; secret: for chunk.join; first; chunks, tokens: length of the pinned "
 	 "prefix; pages: number of its chunks that exist only in engines' pages, which "
-	 "a hold does not pin; far: number of its last chunks that are on another "
+	 "a hold does not pin; remote: number of its last chunks that are on another "
 	 "daemon"},
 	{"chunk.join", "Pin the chunks of an existing hold for another session or rank",
 	 join_fields, 0, join_run, "as chunk.hold"},
 	{"chunk.release", "Release a hold; fetches in progress finish", hold_key_fields,
 	 0, release_run, "nothing"},
-	{"chunk.holders",
-	 "List the daemons that have the remote (`far`) chunks of a hold",
+	{"chunk.holders", "List the daemons that have the remote chunks of a hold",
 	 hold_key_fields, 0, holders_run,
 	 "holders: {instance, endpoint, chunks, tokens}, in the order of use: if a "
 	 "holder fails, the next one is asked"},
@@ -823,23 +822,24 @@ const struct command chunk_commands[] = {
 	 "ready: chunk_memory is allocated; memory_bytes, free_bytes; chunks; "
 	 "published: chunk parts in engines' pages; evicted, found, missed: chunks since "
 	 "the start; spaces_evicted: spaces removed with all of their chunks; "
-	 "put_bytes, fetched_bytes; holds, moves: open now; far (remote chunks): "
-	 "{stores, up: daemons of chunk_peers; left_out: those suspended after late "
-	 "replies; found, bytes, retries; hedges, hedges_won: late parts requested "
-	 "from a second holder; lends, lent: remote holds granted since the start, "
-	 "open now}; homes, with chunk_index: {homes, up: index nodes; notes: updates "
-	 "sent; resyncs: full resynchronisations; asks, late: queries to index nodes, "
-	 "and those that timed out; dials, dials_refused: connections to holders that "
-	 "were not peers}; home, if this daemon is an index node: {holdings: entries, "
-	 "most: their limit, holders; bytes; notes: updates received; refused: updates "
-	 "dropped for lack of memory; finds: queries received; again: full "
-	 "resynchronisations requested}; files, with chunk_dir: {dir, way: io_uring or "
-	 "threads, direct, open, scanned: the initial scan has finished, readonly, "
-	 "why, bytes, free_bytes: within the limit and the free space of the file "
-	 "system; disk_free_bytes: free space of the file system; full: no space for "
-	 "another file; stands: the disk does not respond; written, read, evicted: "
-	 "chunks; bad: chunks with checksum errors; written_bytes, read_bytes, faults, "
-	 "queued}; spaces: {tenant, digest, model, revision, scheme, rope, tokens, "
-	 "chunks, bytes, classes: slot classes, handles: times opened by sessions}"},
+	 "put_bytes, fetched_bytes; holds, moves: open now; remote (chunks of other "
+	 "daemons): {stores, up: daemons of chunk_peers; left_out: those suspended "
+	 "after late replies; found, bytes, retries; hedges, hedges_won: late parts "
+	 "requested from a second holder; holds_total, holds: granted to other "
+	 "daemons since the start, open now}; homes, with chunk_index: {homes, up: index "
+	 "nodes; notes: updates sent; resyncs: full resynchronisations; asks, late: "
+	 "queries to index nodes, and those that timed out; dials, dials_refused: "
+	 "connections to holders that were not peers}; home, if this daemon is an "
+	 "index node: {holdings: entries, most: their limit, holders; bytes; notes: "
+	 "updates received; refused: updates dropped for lack of memory; finds: "
+	 "queries received; again: full resynchronisations requested}; files, with "
+	 "chunk_dir: {dir, way: io_uring or threads, direct, open, scanned: the "
+	 "initial scan has finished, readonly, why, bytes, free_bytes: within the "
+	 "limit and the free space of the file system; disk_free_bytes: free space of "
+	 "the file system; full: no space for another file; stands: the disk does not "
+	 "respond; written, read, evicted: chunks; bad: chunks with checksum errors; "
+	 "written_bytes, read_bytes, faults, queued}; spaces: {tenant, digest, model, "
+	 "revision, scheme, rope, tokens, chunks, bytes, classes: slot classes, "
+	 "handles: times opened by sessions}"},
 	{.name = NULL},
 };

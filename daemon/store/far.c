@@ -240,7 +240,7 @@ static bool far_ready(const struct remote *remote)
 	return far_up(remote) && remote->ready;
 }
 
-void far_count(const struct far *far, struct store_far *figures_p)
+void far_count(const struct far *far, struct store_remote_figures *figures_p)
 {
 	figures_p->stores = far ? far->count : 0;
 	for (unsigned int i = 0; far && i < far->count; i++)

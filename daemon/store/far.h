@@ -17,7 +17,7 @@ struct far;
 struct far_hold;
 struct remote;
 struct store;
-struct store_far;
+struct store_remote_figures;
 struct store_handle;
 struct store_hold;
 
@@ -26,7 +26,7 @@ struct store_hold;
 /* Dials them. *far_p NULL: none are configured. */
 int far_new(struct store *store, struct far **far_p);
 /* How many daemons are queried, are up, are paused. NULL is fine. */
-void far_count(const struct far *far, struct store_far *figures_p);
+void far_count(const struct far *far, struct store_remote_figures *figures_p);
 void far_close(struct far *far); /* no more queries; NULL is fine */
 void far_free(struct far *far);
 

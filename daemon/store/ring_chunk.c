@@ -28,7 +28,7 @@ static void found_tell(struct status_page *page, uint32_t slot,
 {
 	const struct status_room figures = {.bytes = found->tokens,
 					    .total = found->chunks,
-					    .rows = found->far,
+					    .rows = found->remote,
 					    .first_token = first};
 
 	status_slot_room(page, slot, &figures);
@@ -69,9 +69,9 @@ static int chunk_hold(struct ring *ring, const struct kvd_ring_entry *e,
 {
 	const struct store_ids ids = {
 		.bytes = data + STORE_SECRET_BYTES, .count = e->n0, .first = e->c};
-	uint32_t far_ms = e->op == KVD_RING_HOLD_FAR ? e->n1 : 0;
+	uint32_t remote_ms = e->op == KVD_RING_HOLD_REMOTE ? e->n1 : 0;
 	const struct store_hold_args args = {.lease_ns = e->b * LOOP_NS_PER_MS,
-					     .far_ns = far_ms * LOOP_NS_PER_MS,
+					     .far_ns = remote_ms * LOOP_NS_PER_MS,
 					     .on_done = on_hold_done,
 					     .arg = ring,
 					     .id = KVD_RING_IDS + e->slot,
@@ -83,9 +83,9 @@ static int chunk_hold(struct ring *ring, const struct kvd_ring_entry *e,
 	if (e->b == 0 || e->b > STORE_LEASE_MS_MAX)
 		return err_raise(ERR_RANGE, "lease_ms: %llu is out of range (1 to %lld)",
 				 (unsigned long long)e->b, (long long)STORE_LEASE_MS_MAX);
-	if (far_ms > STORE_FAR_MS_MAX)
-		return err_raise(ERR_RANGE, "far_ms: %u is out of range (0 to %u)",
-				 far_ms, STORE_FAR_MS_MAX);
+	if (remote_ms > STORE_REMOTE_MS_MAX)
+		return err_raise(ERR_RANGE, "remote_ms: %u is out of range (0 to %u)",
+				 remote_ms, STORE_REMOTE_MS_MAX);
 	r = e->n0 ? store_hold_open(handle, &ids, &args, &hold)
 		  : store_hold_join(handle, data, &args, &hold);
 	if (r < 0)
@@ -115,7 +115,7 @@ static int ids_do(struct ring *ring, const struct kvd_ring_entry *e,
 					       : chunk_hold(ring, e, handle, data));
 }
 
-/* FIND, HOLD, HOLD_FAR */
+/* FIND, HOLD, HOLD_REMOTE */
 static int op_ids(struct ring *ring, const struct kvd_ring_entry *e,
 		  struct ring_payload *arena)
 {
@@ -123,7 +123,7 @@ static int op_ids(struct ring *ring, const struct kvd_ring_entry *e,
 	uint64_t head = e->op == KVD_RING_FIND ? 0 : KVD_RING_SECRET_BYTES;
 	int r;
 
-	if (e->n0 > STORE_IDS_MAX || (e->op == KVD_RING_HOLD_FAR && e->n0 == 0) ||
+	if (e->n0 > STORE_IDS_MAX || (e->op == KVD_RING_HOLD_REMOTE && e->n0 == 0) ||
 	    e->bytes != head + e->n0 * KVD_RING_ID_BYTES)
 		return err_raise(ERR_PROTO, "op %u: %u ids do not fit in %u bytes", e->op,
 				 e->n0, e->bytes);
@@ -201,8 +201,9 @@ static int op_put(struct ring *ring, const struct kvd_ring_entry *e,
 }
 
 const struct ring_verb store_verbs[] = {
-	{KVD_RING_FIND, op_ids},    {KVD_RING_HOLD, op_ids}, {KVD_RING_HOLD_FAR, op_ids},
-	{KVD_RING_FETCH, op_fetch}, {KVD_RING_PUT, op_put},  {0, NULL},
+	{KVD_RING_FIND, op_ids},	{KVD_RING_HOLD, op_ids},
+	{KVD_RING_HOLD_REMOTE, op_ids}, {KVD_RING_FETCH, op_fetch},
+	{KVD_RING_PUT, op_put},		{0, NULL},
 };
 
 /* ---- by number ---- */

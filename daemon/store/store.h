@@ -41,7 +41,7 @@ struct store_move;
 #define STORE_IDS_MAX 4096u /* of one command */
 #define STORE_SECRET_BYTES 16u
 #define STORE_LEASE_MS_MAX INT64_C(600000) /* of a hold */
-#define STORE_FAR_MS_MAX 60000u		   /* its wait for other daemons */
+#define STORE_REMOTE_MS_MAX 60000u	   /* its wait for other daemons */
 #define STORE_ASKING_MAX 64u		   /* open queries of a user to other daemons */
 #define STORE_IN_MEMORY 1u		   /* where a chunk is stored, as bits */
 #define STORE_IN_FILE 2u
@@ -104,7 +104,7 @@ struct store_ids {
 };
 struct store_found {
 	uint32_t chunks; /* from the first on, without a gap */
-	uint32_t far;	 /* of them, the last: at another daemon */
+	uint32_t remote; /* of them, the last: at another daemon */
 	uint32_t pages;	 /* of them: only in engines' pages */
 	uint64_t tokens;
 };
@@ -238,16 +238,16 @@ struct store_figures {
 	uint64_t found, missed; /* chunks asked for */
 	uint64_t put_bytes, fetched_bytes;
 	unsigned int spaces, holds, moves;
-	struct store_far { /* other daemons */
+	struct store_remote_figures { /* other daemons */
 		uint64_t found, bytes,
 			retries; /* chunks; subtransfers continued by another daemon */
 		uint64_t hedges, hedges_won; /* subtransfers that were also requested from
 						another daemon */
-		uint64_t lends;		     /* holds of chunks here, by others */
-		unsigned int lent;	     /* open ones */
+		uint64_t holds_total;	     /* holds of chunks here, by others */
+		unsigned int holds;	     /* open ones */
 		unsigned int stores, up;     /* daemons that are queried */
 		unsigned int left_out;	     /* paused: they were late */
-	} far;
+	} remote;
 	struct store_homes homes; /* updates to index nodes */
 	struct store_home home;	  /* updates from other daemons */
 	struct store_files {

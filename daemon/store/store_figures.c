@@ -33,14 +33,15 @@ void store_figures(const struct store *store, struct store_figures *figures_p)
 		.holds = (unsigned int)strmap_count(&store->holds),
 		.moves = store->moves,
 	};
-	figures_p->far = (struct store_far){.found = store->far_found,
-					    .bytes = store->far_bytes,
-					    .retries = store->far_retries,
-					    .hedges = store->far_hedges,
-					    .hedges_won = store->far_hedges_won,
-					    .lends = store->lend_count,
-					    .lent = store->lends};
-	far_count(store->far, &figures_p->far);
+	figures_p->remote =
+		(struct store_remote_figures){.found = store->far_found,
+					      .bytes = store->far_bytes,
+					      .retries = store->far_retries,
+					      .hedges = store->far_hedges,
+					      .hedges_won = store->far_hedges_won,
+					      .holds_total = store->lend_count,
+					      .holds = store->lends};
+	far_count(store->far, &figures_p->remote);
 	homes_figures(store->homes, &figures_p->homes);
 	figures_p->homes.dials = store->far_dials;
 	figures_p->homes.dials_refused = store->far_dials_refused;
@@ -96,14 +97,14 @@ void store_cells(const void *part, uint64_t *cells)
 	cells[STORE_METRIC_SPACES_EVICTED] = f.spaces_evicted;
 	cells[STORE_METRIC_PUT_BYTES] = f.put_bytes;
 	cells[STORE_METRIC_FETCHED_BYTES] = f.fetched_bytes;
-	cells[STORE_METRIC_FAR_FOUND] = f.far.found;
-	cells[STORE_METRIC_FAR_BYTES] = f.far.bytes;
-	cells[STORE_METRIC_FAR_RETRIES] = f.far.retries;
-	cells[STORE_METRIC_FAR_HEDGES] = f.far.hedges;
-	cells[STORE_METRIC_FAR_HEDGES_WON] = f.far.hedges_won;
-	cells[STORE_METRIC_FAR_LEFT_OUT] = f.far.left_out;
-	cells[STORE_METRIC_LENDS] = f.far.lends;
-	cells[STORE_METRIC_LENT] = f.far.lent;
+	cells[STORE_METRIC_REMOTE_FOUND] = f.remote.found;
+	cells[STORE_METRIC_REMOTE_BYTES] = f.remote.bytes;
+	cells[STORE_METRIC_REMOTE_RETRIES] = f.remote.retries;
+	cells[STORE_METRIC_REMOTE_HEDGES] = f.remote.hedges;
+	cells[STORE_METRIC_REMOTE_HEDGES_WON] = f.remote.hedges_won;
+	cells[STORE_METRIC_REMOTE_LEFT_OUT] = f.remote.left_out;
+	cells[STORE_METRIC_REMOTE_HOLDS_TOTAL] = f.remote.holds_total;
+	cells[STORE_METRIC_REMOTE_HOLDS] = f.remote.holds;
 	homes_cells(&f, cells);
 	cells[STORE_METRIC_FILE] = f.files.bytes;
 	cells[STORE_METRIC_FILE_FREE] = f.files.free_bytes;

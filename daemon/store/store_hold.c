@@ -129,7 +129,7 @@ void store_hold_facts(const struct store_hold *hold, struct store_hold_facts *fa
 		.id = hold->id,
 		.first = hold->first,
 		.secret = hold->secret,
-		.found = {.far = far_hold_chunks(hold->far),
+		.found = {.remote = far_hold_chunks(hold->far),
 			  .pages = hold->in_pages,
 			  .chunks = hold->count + far_hold_chunks(hold->far),
 			  .tokens = hold->tokens + far_hold_tokens(hold->far)},

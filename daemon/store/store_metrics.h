@@ -30,21 +30,21 @@
 	X(PUT_BYTES, COUNTER, BYTES, "chunk_put_bytes_total", "bytes stored")       \
 	X(FETCHED_BYTES, COUNTER, BYTES, "chunk_fetched_bytes_total",               \
 	  "bytes copied into engines' pages")                                       \
-	X(FAR_FOUND, COUNTER, NUMBER, "chunk_remote_hits_total",                    \
+	X(REMOTE_FOUND, COUNTER, NUMBER, "chunk_remote_hits_total",                 \
 	  "requested chunks that were found at other daemons")                      \
-	X(FAR_BYTES, COUNTER, BYTES, "chunk_remote_bytes_total",                    \
+	X(REMOTE_BYTES, COUNTER, BYTES, "chunk_remote_bytes_total",                 \
 	  "bytes fetched from other daemons")                                       \
-	X(FAR_RETRIES, COUNTER, NUMBER, "chunk_remote_retries_total",               \
+	X(REMOTE_RETRIES, COUNTER, NUMBER, "chunk_remote_retries_total",            \
 	  "parts of fetches that were continued from another daemon")               \
-	X(FAR_HEDGES, COUNTER, NUMBER, "chunk_remote_hedges_total",                 \
+	X(REMOTE_HEDGES, COUNTER, NUMBER, "chunk_remote_hedges_total",              \
 	  "slow parts of fetches that were also requested from a second daemon")    \
-	X(FAR_HEDGES_WON, COUNTER, NUMBER, "chunk_remote_hedges_won_total",         \
+	X(REMOTE_HEDGES_WON, COUNTER, NUMBER, "chunk_remote_hedges_won_total",      \
 	  "hedged parts that arrived first from the second daemon")                 \
-	X(FAR_LEFT_OUT, GAUGE, NUMBER, "chunk_remote_suspended",                    \
+	X(REMOTE_LEFT_OUT, GAUGE, NUMBER, "chunk_remote_suspended",                 \
 	  "holders that are temporarily not queried because they answered late")    \
-	X(LENDS, COUNTER, NUMBER, "chunk_remote_holds_total",                       \
+	X(REMOTE_HOLDS_TOTAL, COUNTER, NUMBER, "chunk_remote_holds_total",          \
 	  "holds that other daemons opened on local chunks")                        \
-	X(LENT, GAUGE, NUMBER, "chunk_remote_holds_open",                           \
+	X(REMOTE_HOLDS, GAUGE, NUMBER, "chunk_remote_holds_open",                   \
 	  "open holds of other daemons on local chunks")                            \
 	X(HOMES, GAUGE, NUMBER, "chunk_index_nodes",                                \
 	  "configured index nodes (chunk_index)")                                   \

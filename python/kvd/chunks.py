@@ -20,7 +20,7 @@ from .rooms import Awaited, Status, views_pack, wait_pack
 ID_BYTES = 32
 IDS_MAX = 4096  # per call
 ANYWHERE = _check.U32  # first: the position of the chunks in their prompt is unknown
-FAR_MS_MAX = 60000
+REMOTE_MS_MAX = 60000
 GRACE_MS_MAX = 60000
 LEASE_MS_MAX = 600000
 WHY_S = 5  # timeout of the query for a failed move's message, in seconds
@@ -60,12 +60,12 @@ def _first(first):
     return _check.integer("first", first, 0, _check.U32)
 
 
-def _far(far):
+def _remote(remote):
     """Seconds to milliseconds; None: no query."""
-    if far is None:
+    if remote is None:
         return 0
-    return _check.integer("far", max(1, round(1000 * _check.seconds("far", far))), 1,
-                          FAR_MS_MAX)
+    return _check.integer("remote", max(1, round(1000 * _check.seconds("remote", remote))), 1,
+                          REMOTE_MS_MAX)
 
 
 def _lease(lease):
@@ -129,11 +129,11 @@ Holder.__doc__ = "A daemon with chunks of a hold. peer: its instance, as in kvd.
 
 class Hold:
     """Chunks that are kept until the lease ends, the hold is closed, or its client ends.
-    far: number of chunks, the last ones, that another daemon holds."""
+    remote: number of chunks, the last ones, that another daemon holds."""
 
     def __init__(self, space, hold):
         self.space, self._hold = space, hold
-        self.chunks, self.tokens, self.first, self.far, self.secret = hold.facts()
+        self.chunks, self.tokens, self.first, self.remote, self.secret = hold.facts()
 
     def fetch(self, views, *, pool=None, wait=None, deadline=None, timeout=None, post=False):
         """Read the tokens that the views name into pages: {name: pages or View}, each view of
@@ -147,7 +147,7 @@ class Hold:
                                      _check.flag("post", post)), "fetch")
 
     def holders(self, timeout=None):
-        """Daemons with the last `far` chunks: the one that is read, and the one that replaces it
+        """Daemons with the last `remote` chunks: the one that is read, and the one that replaces it
         if it fails. -> (Holder, …)"""
         return tuple(Holder(*one) for one in
                      self._hold.holders(_check.seconds("timeout", timeout)))
@@ -196,13 +196,13 @@ class Space:
         return Found(*self._space.find(ids_pack(ids), _first(first),
                                        _check.seconds("timeout", timeout)))
 
-    def hold(self, ids, first=0, *, lease=None, far=None, timeout=None):
+    def hold(self, ids, first=0, *, lease=None, remote=None, timeout=None):
         """Keep the stored chunks among these for `lease` seconds (default 10), or until the hold
-        is closed. far: seconds for a query of other daemons (chunk_peers, chunk_index) for the
+        is closed. remote: seconds for a query of other daemons (chunk_peers, chunk_index) for the
         chunks that follow.
         -> Hold, which may be empty"""
         return Hold(self, self._space.hold(ids_pack(ids), _first(first), _lease(lease),
-                                           _far(far), _check.seconds("timeout", timeout)))
+                                           _remote(remote), _check.seconds("timeout", timeout)))
 
     def join(self, secret, *, lease=None, timeout=None):
         """Join another session's hold, by its Hold.secret. -> Hold"""

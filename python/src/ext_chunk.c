@@ -55,7 +55,7 @@ struct chunk_start {
 	struct kvd_space_args space;
 	struct kvd_chunks chunks;
 	struct kvd_move_args move;
-	uint32_t lease_ms, far_ms, grace_ms;
+	uint32_t lease_ms, remote_ms, grace_ms;
 	const char *secret;
 	int post;
 	struct use pool, region; /* of the move, or of the space */
@@ -73,7 +73,7 @@ static int hold_begin(void *ctx, const struct kvd_call *call)
 {
 	struct chunk_start *s = ctx;
 
-	return kvd_hold_open(s->kvd, &s->chunks, s->lease_ms, s->far_ms, call,
+	return kvd_hold_open(s->kvd, &s->chunks, s->lease_ms, s->remote_ms, call,
 			     (struct kvd_hold **)&s->made);
 }
 
@@ -275,7 +275,7 @@ static PyObject *space_drop(PyObject *self, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-/* hold(ids, first, lease_ms, far_ms, timeout) */
+/* hold(ids, first, lease_ms, remote_ms, timeout) */
 static PyObject *space_hold(PyObject *self, PyObject *args)
 {
 	struct chunk_start s = {.of = (struct handle *)self};
@@ -285,7 +285,7 @@ static PyObject *space_hold(PyObject *self, PyObject *args)
 	int ms;
 
 	if (!PyArg_ParseTuple(args, "y#KIIO&", &ids, &bytes, &first, &s.lease_ms,
-			      &s.far_ms, ext_timeout, &ms) ||
+			      &s.remote_ms, ext_timeout, &ms) ||
 	    !ids_parse(ids, bytes, first, &s.chunks) || !handle_usable(s.of))
 		return NULL;
 	s.c = s.of->client;
@@ -400,7 +400,7 @@ const struct handle *ext_hold_of(PyObject *hold, const struct client *client)
 	return handle_usable(object) ? object : NULL;
 }
 
-/* (chunks, tokens, first, far, secret) */
+/* (chunks, tokens, first, remote, secret) */
 static PyObject *hold_facts(PyObject *self, PyObject *Py_UNUSED(none))
 {
 	struct handle *hold = (struct handle *)self;
@@ -415,7 +415,7 @@ static PyObject *hold_facts(PyObject *self, PyObject *Py_UNUSED(none))
 		return ext_raise_code(KVD_E_STATE, "hold: no answer so far");
 	return Py_BuildValue("(KKKKy#)", (unsigned long long)found.chunks,
 			     (unsigned long long)found.tokens, (unsigned long long)first,
-			     (unsigned long long)found.far, secret,
+			     (unsigned long long)found.remote, secret,
 			     (Py_ssize_t)sizeof(secret));
 }
 

@@ -255,7 +255,7 @@ def forged_chunks(house):
 
 # ---- by the submission ring (proto/kvd_ring.h) ----
 
-RELEASE, HOLD_FAR, FAR_MS, LEASE_MS = 5, 21, 1000, 60000
+RELEASE, HOLD_REMOTE, REMOTE_MS, LEASE_MS = 5, 21, 1000, 60000
 
 
 class Holds(Ring):
@@ -276,8 +276,8 @@ class Holds(Ring):
 
     def hold(self, space, slot=0, gen=1, ids=1, **changed):
         """An entry. changed: fields that lie."""
-        words = dict(op=HOLD_FAR, flags=0, slot=self.first + slot, gen=gen, a=space, b=LEASE_MS,
-                     offset=0, n0=ids, n1=FAR_MS, bytes=16 + 32 * ids, n2=0, c=0)
+        words = dict(op=HOLD_REMOTE, flags=0, slot=self.first + slot, gen=gen, a=space, b=LEASE_MS,
+                     offset=0, n0=ids, n1=REMOTE_MS, bytes=16 + 32 * ids, n2=0, c=0)
         words["slot"] = changed.pop("slot_is", words["slot"])
         words.update(changed)
         return RING_ENTRY.pack(*words.values())
@@ -346,7 +346,7 @@ def ring_holds_without_end(house):
             if rig.PLAIN and rig.rss_mib(d) > mib + GROWN_MIB:
                 seen.append("%d ids: %s has %d MiB more" % (ids, d.name, rig.rss_mib(d) - mib))
     print("       %d and %d holds a second" % tuple(rates))
-    if mallory.cmd("list")["holds"] or mallory.cmd("list")["far"]["lent"]:
+    if mallory.cmd("list")["holds"] or mallory.cmd("list")["remote"]["holds"]:
         seen.append("holds are left: %s" % mallory.cmd("list"))
     return "; ".join(seen) or None
 

@@ -269,8 +269,8 @@ def far_rows(turns):
             pull.close()
             offer.wait(timeout=60)
             offer.close()
-            with reader.hold(ids, far=10, timeout=60) as hold:
-                assert hold.far == 512
+            with reader.hold(ids, remote=10, timeout=60) as hold:
+                assert hold.remote == 512
                 took_s = timed(lambda hold=hold: moved(hold.fetch({"kv": b.pages[::-1]})))
             if i:
                 get.figures.append(gb / took_s)
@@ -279,7 +279,7 @@ def far_rows(turns):
         for _ in range(50 * turns):
             for to, asked in ((find.floors, packed[::-1][:32]), (find.figures, packed)):
                 begin = time.perf_counter()
-                hold = reader.hold(asked, far=10, timeout=60)
+                hold = reader.hold(asked, remote=10, timeout=60)
                 to.append(1e6 * (time.perf_counter() - begin))
                 hold.close()
     return [get, find]
@@ -314,8 +314,8 @@ class Reader:
         """The hold finds all that there is; what both have is fetched. -> ms"""
         tokens = (len(ids) - 1) * T
         view = kvd.View(self.cache.pages[:tokens // PAGE], tokens=(0, tokens))
-        with self.space.hold(ids, far=10, timeout=60) as hold:
-            assert hold.far == len(ids), (hold.far, len(ids))
+        with self.space.hold(ids, remote=10, timeout=60) as hold:
+            assert hold.remote == len(ids), (hold.remote, len(ids))
 
             def move():
                 moved(hold.fetch({"kv": view}))
@@ -344,7 +344,7 @@ def stall_rows(turns):
             for row, of in ((p50, 0.5), (p99, 0.99)) if turn else ():  # the first warms up
                 row.figures.append(sorted(took[0])[int(of * STALL_FETCHES)])
                 row.floors.append(sorted(took[1])[int(of * STALL_FETCHES)])
-        told = [r.client.command("chunk.list")["far"] for r in readers]
+        told = [r.client.command("chunk.list")["remote"] for r in readers]
         print("%d fetches by each, %d stalls: %d hedges, %d of them first there; without: %d" % (
             STALL_FETCHES * (turns + 1), 2 * (turns + 1), told[0]["hedges"],
             told[0]["hedges_won"], told[1]["hedges"]))

@@ -142,7 +142,7 @@ class Engine:
         ids = ids_of(name, (tokens or self.tokens) // T)
 
         def held():
-            hold = self.space.hold(ids, far=10, lease=LEASE_S)
+            hold = self.space.hold(ids, remote=10, lease=LEASE_S)
             if hold.chunks == len(ids):
                 return hold
             hold.close()

@@ -543,10 +543,10 @@ def holds_many(world):
         assert hold["chunks"] == len(ids)
         world.prefill.cmd("chunk.release", hold=hold["hold"])
         far = world.decode.cmd("chunk.hold", space=there, ids=ids, lease_ms=60000,
-                               far_ms=10000)
-        assert far["far"] == len(ids), far
+                               remote_ms=10000)
+        assert far["remote"] == len(ids), far
         world.decode.cmd("chunk.release", hold=far["hold"])
-    far = world.decode.cmd("chunk.hold", space=there, ids=ids, lease_ms=60000, far_ms=10000)
+    far = world.decode.cmd("chunk.hold", space=there, ids=ids, lease_ms=60000, remote_ms=10000)
     chunk_move(world.decode, "fetch", world.dst, len(ids) * 16, hold=far["hold"])
     world.decode.cmd("chunk.release", hold=far["hold"])
 
@@ -562,7 +562,7 @@ def attends_select(world):
     there = chunk_space(world.decode, world.dst)
     posts = []
     for engine, args in ((world.prefill, dict(space=space)),
-                         (world.decode, dict(space=there, far_ms=10000))):
+                         (world.decode, dict(space=there, remote_ms=10000))):
         hold = engine.cmd("chunk.hold", ids=ids, lease_ms=600000, **args)
         assert hold["chunks"] == count, hold
         size = 1 << 20

@@ -45,7 +45,7 @@ NATIVE = {
     "vllm-store-ends": ["vllm_store.py", "ends"],
     "vllm-store-shapes": ["vllm_store.py", "shapes"],
     "vllm-store-pd": ["vllm_store.py", "pd"],
-    "vllm-store-far": ["vllm_store.py", "far"],
+    "vllm-store-remote": ["vllm_store.py", "remote"],
     "vllm-store-async": ["vllm_store_async.py"],
     "vllm-multi-async": ["vllm_multi_async.py"],
     "vllm-tier": ["vllm_tier.py", "lives"],

@@ -183,9 +183,9 @@ def lives(case):
     endpoint = node.call("status")["endpoint"]
     away = case.node("away", [endpoint])
     assert until(lambda: any(p["state"] == "up" for p in away.call("peers")["peers"]), 20)
-    C = case.engine("C", away, extra={"far": 5})
+    C = case.engine("C", away, extra={"remote": 5})
     for name in PROMPTS:
-        tally.check("C loads %s of A from the other daemon" % name, far, case, C, name)
+        tally.check("C loads %s of A from the other daemon" % name, remote, case, C, name)
     D = case.engine("D", away, extra={"revision": "another"})
     tally.check("D has other weights, and finds nothing", case.fresh, D, "len777", 0,
                 case.saved("len777"))
@@ -200,7 +200,7 @@ def behind(case, engine):
     return case.one(engine, "branch", case.found("branch") - shared, device=shared, put=0)
 
 
-def far(case, engine, name):
+def remote(case, engine, name):
     """All of it is there, and nothing is kept of it here before it is put."""
     return case.fresh(engine, name, case.found(name))
 

@@ -3,13 +3,13 @@
 """Real vLLM engines on KvdStoreConnector: prompts that one engine has computed are loaded by
 another, or by itself, from the daemon's chunks.
 
-vllm_store.py lives|ends|shapes|pd|far [--nixl native] [--name NAME]
+vllm_store.py lives|ends|shapes|pd|remote [--nixl native] [--name NAME]
 
     lives   one engine computes and is killed, the next one has its chunks; the daemon dies
     ends    clients that leave, leases that end, puts that take long, a cache that is full
     shapes  engines with blocks of other sizes and other ranks share chunks
     pd      prefill and decode, each with both connectors
-    far     chunks of another daemon's, which dies
+    remote  chunks of another daemon's, which dies
 
 Greedy tokens must be those of one plain engine of vLLM. That they come of chunks, and not of
 computing again, is seen from the daemon's figures and from where vLLM's prompt tokens came from,
@@ -531,15 +531,15 @@ def alone(case, engine, name):
 
 # ---- another daemon's --------------------------------------------------------------------
 
-def far(case):
+def remote(case):
     tally, there = case.tally, case.node("there")
     A = case.engine("A", there)
     for name in NAMES:
         tally.check("A saves %s" % name, case.one, A, name, 0, case.saved(name))
     A.stop()
     here = case.node("here", "chunk_peers = %s\n" % ctl(there, "health")["endpoint"])
-    assert until(lambda: here.chunks()["far"]["up"] == 1, 20), "the other daemon is not up"
-    B = case.engine("B", here, {"chunk_tokens": T, "far": 0.3})
+    assert until(lambda: here.chunks()["remote"]["up"] == 1, 20), "the other daemon is not up"
+    B = case.engine("B", here, {"chunk_tokens": T, "remote": 0.3})
     for name in NAMES:
         tally.check("B has %s of A's daemon" % name, case.one, B, name, case.found(name))
     tally.check("the other daemon is killed: computed", lost, case, B, there)
@@ -554,7 +554,7 @@ def lost(case, B, there):
     there.daemon.start().wait_ready()  # it is to end well
 
 
-CASES = {"lives": lives, "ends": ends, "shapes": shapes, "pd": pd, "far": far}
+CASES = {"lives": lives, "ends": ends, "shapes": shapes, "pd": pd, "remote": remote}
 
 
 def main():

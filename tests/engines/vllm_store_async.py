@@ -38,7 +38,7 @@ class Chunks:
     def ask(self, key, call):
         return call(self)
 
-    def hold(self, ids, first, lease, timeout, far=None):
+    def hold(self, ids, first, lease, timeout, remote=None):
         self.asked += 1
         return Found(max(0, min(len(ids), self.there - first)), b"secret")
 
@@ -361,7 +361,7 @@ def main():
             ("chunk_token is no option", {"options": {"chunk_token": 64}}),
             ("no multiple of the block size, 32", {"options": {"chunk_tokens": 100}}),
             ("neither", {"options": {"ids": "words"}}),
-            ("lease", {"options": {"lease": 0}}), ("far", {"options": {"far": 2}}),
+            ("lease", {"options": {"lease": 0}}), ("remote", {"options": {"remote": 2}}),
             ("kvd_socket", {"options": {"kvd_socket": 1}})):
         tally.check("refused: %s" % change, refused, words, **change)
     tally.check("refused: windows, and several groups", window, "groups of caches")

@@ -380,7 +380,7 @@ static uint32_t put_chunk_pages(struct cursor *in, uint32_t at, uint64_t first,
 	return at + (uint32_t)kvd_ring_view_bytes(count * CHUNK_TOKENS);
 }
 
-/* FIND, HOLD, HOLD_FAR, FETCH of a hold in one of the last slots, or PUT. */
+/* FIND, HOLD, HOLD_REMOTE, FETCH of a hold in one of the last slots, or PUT. */
 static void give_chunk(struct cursor *in)
 {
 	uint8_t how = cursor_get_u8(in), more = cursor_get_u8(in);
@@ -394,10 +394,10 @@ static void give_chunk(struct cursor *in)
 				       .n0 = count};
 
 	if (entry.op == KVD_RING_HOLD && more & 64) {
-		entry.op = KVD_RING_HOLD_FAR;
+		entry.op = KVD_RING_HOLD_REMOTE;
 		entry.n1 = how & 16 ? 1 : 1000;
 	}
-	if (entry.op == KVD_RING_HOLD || entry.op == KVD_RING_HOLD_FAR) {
+	if (entry.op == KVD_RING_HOLD || entry.op == KVD_RING_HOLD_REMOTE) {
 		for (uint32_t i = 0; i < KVD_RING_SECRET_BYTES; i++)
 			put(&w.arena[at + i], (uint8_t)(i ? 0 : more >> 2 & 3));
 		at += KVD_RING_SECRET_BYTES;

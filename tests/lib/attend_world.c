@@ -126,7 +126,7 @@ uint64_t attend_world_hold(struct attend_world *w, unsigned int node, unsigned i
 {
 	return cluster_number(cluster_call(&w->c, w->engine[node],
 					   "{'cmd':'chunk.hold','space':%llu,'ids':[%s],"
-					   "'lease_ms':%u,'far_ms':2000}",
+					   "'lease_ms':%u,'remote_ms':2000}",
 					   (unsigned long long)w->space[node],
 					   ids_text(first, count), lease_ms),
 			      "hold");

@@ -24,12 +24,12 @@ struct store *hedge_store(struct hedge_world *w)
 	return store_of(&w->c.nodes[REQUESTER].kvd);
 }
 
-struct store_far hedge_far(struct hedge_world *w)
+struct store_remote_figures hedge_remote_figures(struct hedge_world *w)
 {
 	struct store_figures f;
 
 	store_figures(hedge_store(w), &f);
-	return f.far;
+	return f.remote;
 }
 
 struct transport *hedge_bytes(struct hedge_world *w, unsigned int node)
@@ -110,14 +110,14 @@ void hedge_put(struct hedge_world *w, unsigned int node, unsigned int seed,
 }
 
 uint64_t hedge_hold(struct hedge_world *w, unsigned int seed, unsigned int count,
-		    unsigned int far_ms)
+		    unsigned int remote_ms)
 {
 	return cluster_number(
 		cluster_call(&w->c, w->engine[REQUESTER],
 			     "{'cmd':'chunk.hold','space':%llu,'ids':[%s],'lease_ms':"
-			     "600000,'far_ms':%u}",
+			     "600000,'remote_ms':%u}",
 			     (unsigned long long)w->space[REQUESTER],
-			     hedge_ids(seed, count), far_ms),
+			     hedge_ids(seed, count), remote_ms),
 		"hold");
 }
 

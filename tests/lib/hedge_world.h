@@ -29,7 +29,7 @@ struct hedge_world {
 };
 
 struct store *hedge_store(struct hedge_world *w);
-struct store_far hedge_far(struct hedge_world *w);
+struct store_remote_figures hedge_remote_figures(struct hedge_world *w);
 struct transport *hedge_bytes(struct hedge_world *w, unsigned int node);
 /* Its bytes are their places'. */
 void hedge_fill(struct cache *cache);
@@ -41,7 +41,7 @@ const char *hedge_ids(unsigned int seed, unsigned int count);
 void hedge_put(struct hedge_world *w, unsigned int node, unsigned int seed,
 	       unsigned int count);
 uint64_t hedge_hold(struct hedge_world *w, unsigned int seed, unsigned int count,
-		    unsigned int far_ms);
+		    unsigned int remote_ms);
 /* Of the hold's first chunks, to a cache of the requester's; `more`: fields of the
  * command.
  */

@@ -178,8 +178,8 @@ def test_rows_attend_to_chunks_of_another_daemon(shape, ways):
         there, here = Engine(far, model), Engine(client, model)
         there.put(ids)
         here.put(ids[:3])
-        with here.space.hold(ids, far=10) as hold:
-            assert (hold.chunks, hold.far) == (8, 5)
+        with here.space.hold(ids, remote=10) as hold:
+            assert (hold.chunks, hold.remote) == (8, 5)
             for layer in range(LAYERS):
                 q = here.ask(0, layer, [kvd.Part(hold)])
                 here.attend.wait(0, timeout=30)
@@ -226,7 +226,7 @@ def test_one_to_seven_holders_and_the_engines_own_part():
         for i, holder in enumerate(holders):
             holder.put([ids[i]], first=i)
         here = Engine(client, model)
-        holds = [here.space.hold([one], far=10) for one in ids]
+        holds = [here.space.hold([one], remote=10) for one in ids]
         assert [h.chunks for h in holds] == [1] * 7
         for count in range(1, 8):
             q = here.ask(0, 0, [kvd.Part(h) for h in holds[:count]], seed=count)
@@ -254,7 +254,7 @@ def test_chosen_tokens_alone_count():
         rng = np.random.default_rng(3)
         chosen = [sorted(int(t) for t in rng.choice(8 * T, 20, replace=False)) for _ in range(2)]
         chosen[1][5:] = [0xFFFFFFFF] * 15
-        with here.space.hold(ids, far=10) as hold:
+        with here.space.hold(ids, remote=10) as hold:
             q = here.ask(0, 1, [kvd.Part(hold, select=chosen)])
             here.attend.wait(0, timeout=30)
             of = [[t for t in chosen[r // model.heads] if t != 0xFFFFFFFF] for r in range(8)]
@@ -269,7 +269,7 @@ def test_parts_are_packed_once():
         there.put(ids)
         here.put(ids[:4])
         chosen = np.array([[3, 70, 0xFFFFFFFF], [1, 2, 90]], np.int64)
-        with here.space.hold(ids, far=10) as hold:
+        with here.space.hold(ids, remote=10) as hold:
             cases = ((kvd.Part(hold, tokens=5 * T), np.arange(5 * T)),
                      (kvd.Part(hold, select=chosen), [[3, 70]] * 4 + [[1, 2, 90]] * 4))
             for part, tokens in cases:
@@ -297,7 +297,7 @@ def test_who_does_not_attend_says_so():
     with daemons(1, holder=MEMORY) as (_, client, _, (far,)):
         there, here = Engine(far, model), Engine(client, model)
         there.put(ids)
-        with here.space.hold(ids, far=10) as hold:
+        with here.space.hold(ids, remote=10) as hold:
             here.ask(0, 0, [kvd.Part(hold)])
             with pytest.raises(kvd.Error, match="attention_threads") as refused:
                 here.attend.wait(0, timeout=30)
@@ -312,7 +312,7 @@ def test_the_code_of_a_failure_is_in_shared_memory():
         there, here = Engine(far, model), Engine(client, model)
         there.put(ids)
         here.put(ids[:1])
-        with here.space.hold(ids, far=10) as hold:
+        with here.space.hold(ids, remote=10) as hold:
             here.ask(1, 0, [kvd.Part(hold, chunks=(0, 1))])
             here.attend.wait(1, timeout=30)
             assert here.attend.read(1)[5:] == (0, False) and here.attend.error(1) is None
@@ -345,14 +345,14 @@ def test_pages_of_an_engine_are_not_attended_to():
             engine.space.drop(ids)
             pages = {"kv": kvd.View([0, 1, 2, 3], tokens=(0, 4 * T))}
             engine.space.publish(ids, pages).wait(timeout=30)
-            with here.space.hold(ids, far=10) as hold:
-                assert (hold.chunks, hold.far) == (4, 4 if engine is there else 0)
+            with here.space.hold(ids, remote=10) as hold:
+                assert (hold.chunks, hold.remote) == (4, 4 if engine is there else 0)
                 here.ask(0, 0, [kvd.Part(hold)])
                 with pytest.raises(kvd.Error, match="use fetch") as refused:
                     here.attend.wait(0, timeout=30)
                 assert refused.value.code == "EREQUIRE"
             engine.put(ids)
-            with here.space.hold(ids, far=10) as hold:
+            with here.space.hold(ids, remote=10) as hold:
                 q = here.ask(0, 0, [kvd.Part(hold)])
                 here.attend.wait(0, timeout=30)
                 close(here.got(0), model.attend(0, q, np.arange(4 * T)))
@@ -364,7 +364,7 @@ def test_a_holder_that_dies_fails_the_post():
     with daemons(1, kind=killed) as (_, client, (holder,), (far,)):
         there, here = Engine(far, model), Engine(client, model)
         there.put(ids)
-        with here.space.hold(ids, far=10) as hold:
+        with here.space.hold(ids, remote=10) as hold:
             os.kill(holder.proc.pid, signal.SIGSTOP)
             here.ask(0, 0, [kvd.Part(hold)], deadline=60)
             until(lambda: here.attend.state(0) == kvd.TRANSFERRING)
@@ -383,7 +383,7 @@ def test_a_post_ends_when_it_is_stopped_or_late():
     with daemons(1) as (_, client, (holder,), (far,)):
         there, here = Engine(far, model), Engine(client, model)
         there.put(ids)
-        with here.space.hold(ids, far=10) as hold:
+        with here.space.hold(ids, remote=10) as hold:
             os.kill(holder.proc.pid, signal.SIGSTOP)
             try:
                 here.attend.o(0)[:] = 42
@@ -411,7 +411,7 @@ def test_q_is_the_daemons_until_it_was_read():
         there, here = Engine(far, model), Engine(client, model)
         there.put(ids)
         assert here.attend.state(0) == kvd.BOOTSTRAPPING
-        with here.space.hold(ids, far=10) as hold:
+        with here.space.hold(ids, remote=10) as hold:
             here.ask(1, 0, [kvd.Part(hold)])  # the ring is there behind it
             here.attend.wait(1, timeout=30)
             os.kill(holder.proc.pid, signal.SIGSTOP)
@@ -443,7 +443,7 @@ def test_a_session_that_ends_leaves_nothing():
             os.kill(holder.proc.pid, signal.SIGCONT)
         with kvd.Client(daemon.socket_path) as other:
             here = Engine(other, model)
-            with here.space.hold(ids, far=10) as hold:
+            with here.space.hold(ids, remote=10) as hold:
                 os.kill(holder.proc.pid, signal.SIGSTOP)
                 here.ask(0, 0, [kvd.Part(hold)], deadline=60)
         os.kill(holder.proc.pid, signal.SIGCONT)
@@ -465,8 +465,8 @@ def test_posts_are_told_how_many_daemons_asked_with_them():
         clients = [stack.enter_context(kvd.Client(stack.enter_context(
             Daemon(small % far.endpoint, name="requester%d" % n)).socket_path)) for n in range(9)]
         requesters = [Engine(c, model) for c in clients]
-        holds = [stack.enter_context(a.space.hold(ids, far=10)) for a in requesters]
-        assert [h.far for h in holds] == [64] * 9
+        holds = [stack.enter_context(a.space.hold(ids, remote=10)) for a in requesters]
+        assert [h.remote for h in holds] == [64] * 9
         for count in (1, 8, 9):
             for seat in range(2):  # one is at work, one waits
                 there.ask(seat, 0, [kvd.Part(large)], deadline=60)
@@ -539,7 +539,7 @@ def test_chunks_at_another_place_are_turned(pairs):
         rope = kvd.Rope(64, dims, pairs, freq)
         there, here = Engine(far, model), Engine(client, model, rope=rope)
         there.put(ids)
-        with here.space.hold(ids, far=10) as hold:
+        with here.space.hold(ids, remote=10) as hold:
             q = here.ask(0, 0, [kvd.Part(hold, delta=delta)])
             here.attend.wait(0, timeout=30)
             turned, angle = q.astype(np.float64), -delta * np.array(freq)

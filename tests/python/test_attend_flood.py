@@ -48,8 +48,8 @@ def test_who_keeps_to_no_window_disturbs_nobody_else(tmp_path, way):
         holder.expected.append("peer")  # its line may end, and that is reported
         there, near = Engine(far, model), Engine(client, model)
         there.put(ids)
-        hold = near.space.hold(ids, far=10, lease=300)
-        assert hold.far == len(ids)
+        hold = near.space.hold(ids, remote=10, lease=300)
+        assert hold.remote == len(ids)
 
         def state():
             return attended(far)

@@ -12,7 +12,7 @@ import pytest
 import kvd
 from conftest import until
 from kvd_daemon import BUILD, Daemon
-from test_chunk_far import PLAIN, asking, daemons, lent
+from test_chunk_remote import PLAIN, asking, daemons, lent
 from test_chunk_files import killed
 from test_chunks import T, Rank, chain
 
@@ -29,8 +29,8 @@ def late(daemon):
         daemon.proc.send_signal(signal.SIGCONT)
 
 
-def far(client):
-    return client.command("chunk.list")["far"]
+def remote(client):
+    return client.command("chunk.list")["remote"]
 
 
 def put_all(clients, ids, **shape):
@@ -48,12 +48,12 @@ def test_what_is_late_comes_from_the_other_one(ways):
         both, here = put_all(clients, ids), Rank(c, page=32, pages=32)
         with here.space() as reader:
             pages = here.some_pages(T * len(both))
-            with reader.hold(ids, far=10) as hold, late(first):
-                assert hold.far == 13
+            with reader.hold(ids, remote=10) as hold, late(first):
+                assert hold.remote == 13
                 hold.fetch({"kv": kvd.View(pages, tokens=(0, T * len(both)))}).wait(
                     timeout=SOON_S)
                 assert here.holds(pages, both)
-                told = far(c)
+                told = remote(c)
                 assert (told["hedges"], told["hedges_won"], told["retries"]) == (1, 1, 0)
                 here.bytes[:] = 0x5A  # the pages are the engine's
             until(lambda: not any(lent(h) for h in clients))
@@ -66,7 +66,7 @@ def test_late_amid_a_leg():
     ids, big = chain(561, b"amid"), PLAIN.replace("64", "512")
     with daemons(2, "tcp", holder=big, own=big) as (_, c, (first, _), clients):
         both, here = put_all(clients, ids, pages=2244, layers=4), Rank(c, pages=2244, layers=4)
-        with here.space() as reader, reader.hold(ids, far=10) as hold:
+        with here.space() as reader, reader.hold(ids, remote=10) as hold:
             pages = here.some_pages(T * len(both))
             move = hold.fetch({"kv": kvd.View(pages, tokens=(0, T * len(both)))})
             until(lambda: move.show().done or move.state == kvd.SUCCESS)
@@ -84,16 +84,16 @@ def test_both_are_late():
     with daemons(2, "tcp") as (_, c, holders, clients):
         both, here = put_all(clients, ids), Rank(c)
         views = {"kv": kvd.View(here.some_pages(T * len(both)), tokens=(0, T * len(both)))}
-        with here.space() as reader, reader.hold(ids, far=10) as hold:
+        with here.space() as reader, reader.hold(ids, remote=10) as hold:
             with late(holders[0]), late(holders[1]):
                 move = hold.fetch(views, deadline=2)
                 with pytest.raises(kvd.Error, match="deadline"):
                     move.wait(timeout=SOON_S)
                 assert move.show().prefix_tokens == 0
-                assert (far(c)["hedges"], far(c)["hedges_won"]) == (1, 0)
+                assert (remote(c)["hedges"], remote(c)["hedges_won"]) == (1, 0)
             hold.fetch(views).wait(timeout=60)  # both serve on
             assert here.holds(views["kv"].pages, both)
-            assert far(c)["retries"] == 0
+            assert remote(c)["retries"] == 0
 
 
 @pytest.mark.parametrize("dies", [0, 1])
@@ -103,15 +103,15 @@ def test_one_dies_with_the_hedge_under_way(dies):
         own.expect("its chunks are fetched from another")
         both, here = put_all(clients, ids), Rank(c)
         pages = here.some_pages(T * len(both))
-        with here.space() as reader, reader.hold(ids, far=10) as hold:
+        with here.space() as reader, reader.hold(ids, remote=10) as hold:
             with late(holders[0]), late(holders[1]):
                 move = hold.fetch({"kv": kvd.View(pages, tokens=(0, T * len(both)))})
-                until(lambda: far(c)["hedges"] == 1)
+                until(lambda: remote(c)["hedges"] == 1)
                 holders[dies].proc.kill()
                 holders[dies].proc.wait()
             move.wait(timeout=SOON_S)
             assert here.holds(pages, both)
-            assert far(c)["hedges_won"] == 0
+            assert remote(c)["hedges_won"] == 0
 
 
 def test_what_finds_no_room_is_not_hedged():
@@ -121,12 +121,12 @@ def test_what_finds_no_room_is_not_hedged():
         both, here = put_all(clients, ids, **shape), Rank(c, **shape)
         with here.space() as reader:
             here.put(reader, near)
-            with reader.hold(near), reader.hold(ids, far=10) as hold, late(first):
+            with reader.hold(near), reader.hold(ids, remote=10) as hold, late(first):
                 pages = here.some_pages(T * len(both))
                 move = hold.fetch({"kv": kvd.View(pages, tokens=(0, T * len(both)))})
                 with pytest.raises(kvd.Error):
                     move.wait(timeout=3)
-                assert far(c)["hedges"] == 0
+                assert remote(c)["hedges"] == 0
                 assert reader.find(near).chunks == 100
                 first.proc.send_signal(signal.SIGCONT)
                 move.wait(timeout=60)
@@ -139,11 +139,11 @@ def test_no_hedge_where_it_is_not_wanted():
     with daemons(2, "tcp", own=PLAIN + "chunk_hedge = no\n") as (_, c, (first, _), clients):
         both, here = put_all(clients, ids), Rank(c)
         pages = here.some_pages(T * len(both))
-        with here.space() as reader, reader.hold(ids, far=10) as hold, late(first):
+        with here.space() as reader, reader.hold(ids, remote=10) as hold, late(first):
             move = hold.fetch({"kv": kvd.View(pages, tokens=(0, T * len(both)))}, deadline=3)
             with pytest.raises(kvd.Error, match="deadline"):
                 move.wait(timeout=SOON_S)
-            assert far(c)["hedges"] == 0
+            assert remote(c)["hedges"] == 0
 
 
 # ---- a link that is slow ----
@@ -206,12 +206,12 @@ def test_a_slow_link_is_passed_by():
         c = daemon(a, 1, 7401, asking(*(h.endpoint for h in clients)))
         until(lambda: sum(p["state"] == "up" for p in c.command("peer.list")["peers"]) >= 2)
         here = Rank(c, pages=100, layers=4)
-        with here.space() as reader, reader.hold(ids, far=10) as hold:
-            assert hold.far == len(ids)
+        with here.space() as reader, reader.hold(ids, remote=10) as hold:
+            assert hold.remote == len(ids)
             pages = here.some_pages(T * len(both))
             hold.fetch({"kv": kvd.View(pages, tokens=(0, T * len(both)))}).wait(timeout=SOON_S)
             assert here.holds(pages, both)
-            assert (far(c)["hedges"], far(c)["hedges_won"]) == (1, 1)
+            assert (remote(c)["hedges"], remote(c)["hedges_won"]) == (1, 1)
             here.bytes[:] = 0x5A
             hold.close()
             until(lambda: not any(lent(h) for h in clients))

@@ -6,7 +6,7 @@ import contextlib
 import kvd
 from conftest import until
 from kvd_daemon import Daemon, free_port
-from test_chunk_far import PLAIN, fetched, lent
+from test_chunk_remote import PLAIN, fetched, lent
 from test_chunk_files import killed
 from test_chunks import T, Rank, chain
 
@@ -60,15 +60,15 @@ def test_chunks_are_found_by_homes():
         here, reader = reader_of(stack, c)
         with reader.hold(ids) as hold:
             assert hold.chunks == 0, "nobody was to be asked"
-        fetched(here, reader, ids, CHAIN, far=CHAIN)
+        fetched(here, reader, ids, CHAIN, remote=CHAIN)
         assert figure(c, "homes", "dials") == 2
         here.put(reader, ids[:7])  # chunks after the own ones, from known peers
-        fetched(here, reader, ids, CHAIN, far=CHAIN - 7)
+        fetched(here, reader, ids, CHAIN, remote=CHAIN - 7)
         assert figure(c, "homes", "dials") == 2
         until(lambda: lent(a) == lent(b) == 0)
         writer.drop(ids[20:], first=20)
         until(lambda: net.holdings() == 13 + 20 + 7)
-        fetched(here, reader, ids, 20, far=13)
+        fetched(here, reader, ids, 20, remote=13)
 
 
 def test_another_space_is_no_match():
@@ -79,7 +79,7 @@ def test_another_space_is_no_match():
         stored(stack, a, ids, model="n")
         until(lambda: net.holdings() == 4)
         here, reader = reader_of(stack, c)
-        fetched(here, reader, ids, 0, far=0)
+        fetched(here, reader, ids, 0, remote=0)
         assert figure(c, "homes", "asks") > 0
         assert figure(c, "homes", "dials") == 0
 
@@ -100,11 +100,11 @@ def test_a_home_is_a_daemon_like_others():
         stored(stack, a, ids)
         until(lambda: sum(figure(c, "home", "holdings") for c in (a, b)) == CHAIN)
         here, reader = reader_of(stack, b)
-        fetched(here, reader, ids, CHAIN, far=CHAIN)
+        fetched(here, reader, ids, CHAIN, remote=CHAIN)
         assert figure(b, "homes", "dials") == 0
         other, again = reader_of(stack, a)  # it receives its own entries, and does not query
-        with again.hold(ids + chain(3, b"more"), far=10) as hold:
-            assert (hold.chunks, hold.far) == (CHAIN, 0)
+        with again.hold(ids + chain(3, b"more"), remote=10) as hold:
+            assert (hold.chunks, hold.remote) == (CHAIN, 0)
 
 
 def test_notes_of_a_holder_that_dies_vanish():
@@ -119,7 +119,7 @@ def test_notes_of_a_holder_that_dies_vanish():
         one.proc.kill()
         until(lambda: net.holdings() == 25)
         here, reader = reader_of(stack, c)
-        fetched(here, reader, ids, 25, far=25)
+        fetched(here, reader, ids, 25, remote=25)
 
 
 def test_a_home_that_comes_back_is_told_all():
@@ -135,12 +135,12 @@ def test_a_home_that_comes_back_is_told_all():
         home.proc.kill()
         home.wait()
         until(lambda: figure(c, "homes", "up") == 0)
-        fetched(here, reader, ids, 0, far=0)
+        fetched(here, reader, ids, 0, remote=0)
         home.start().wait_ready()
         client = stack.enter_context(kvd.Client(home.socket_path))
         until(lambda: figure(client, "home", "holdings") == CHAIN)
         until(lambda: figure(c, "homes", "up") == 1)
-        fetched(here, reader, ids, CHAIN, far=CHAIN)
+        fetched(here, reader, ids, CHAIN, remote=CHAIN)
         assert figure(a, "homes", "resyncs") == 2
 
 
@@ -153,9 +153,9 @@ def test_what_is_stale_is_a_miss():
         until(lambda: net.holdings() == CHAIN)
         here, reader = reader_of(stack, c)
         writer.drop(ids[5:], first=5)  # its notes wait for more
-        fetched(here, reader, ids, 5, far=5)
+        fetched(here, reader, ids, 5, remote=5)
         writer.drop(ids[:5])
-        fetched(here, reader, ids, 0, far=0)
+        fetched(here, reader, ids, 0, remote=0)
 
 
 def test_a_home_that_does_not_answer_is_not_waited_for():
@@ -168,8 +168,8 @@ def test_a_home_that_does_not_answer_is_not_waited_for():
         here, reader = reader_of(stack, c)
         net.homes[0][0].freeze()
         try:
-            with reader.hold(ids, far=2) as hold:  # the other one names it, too
-                assert hold.far == CHAIN
+            with reader.hold(ids, remote=2) as hold:  # the other one names it, too
+                assert hold.remote == CHAIN
             assert figure(c, "homes", "late") == 1
         finally:
             net.homes[0][0].thaw()
@@ -185,7 +185,7 @@ def test_a_holder_that_does_not_answer_is_a_miss():
         here, reader = reader_of(stack, c)
         one.freeze()
         try:
-            with reader.hold(ids, far=0.4) as hold:
+            with reader.hold(ids, remote=0.4) as hold:
                 assert hold.chunks == 0
         finally:
             one.thaw()
@@ -201,8 +201,8 @@ def test_stores_and_homes_are_asked_together():
         stored(stack, b, ids)
         until(lambda: net.holdings() == 11 + CHAIN)
         here, reader = reader_of(stack, c)
-        with reader.hold(ids, far=10) as hold:
-            assert hold.far == CHAIN
+        with reader.hold(ids, remote=10) as hold:
+            assert hold.remote == CHAIN
             until(lambda: (lent(a), lent(b)) == (1, 1))
         assert figure(c, "homes", "dials") == 1
 
@@ -222,8 +222,8 @@ def test_what_files_hold_is_told_after_a_start(tmp_path):
         net.daemon(more=text)
         until(lambda: net.holdings() == 8)
         here, reader = reader_of(stack, c)
-        until(lambda: reader.hold(ids, far=10).far == 8)
-        fetched(here, reader, ids, 8, far=8)
+        until(lambda: reader.hold(ids, remote=10).remote == 8)
+        fetched(here, reader, ids, 8, remote=8)
 
 
 def test_chunks_without_a_place_are_found():
@@ -238,10 +238,10 @@ def test_chunks_without_a_place_are_found():
         space.put(ids, {"kv": pages}, first=anywhere).wait(timeout=60)
         until(lambda: net.holdings() == 12)
         here, reader = reader_of(stack, c)
-        with reader.hold(ids[5:], first=anywhere, far=10) as hold:
-            assert hold.far == 7
+        with reader.hold(ids[5:], first=anywhere, remote=10) as hold:
+            assert hold.remote == 7
             got = here.some_pages(7 * T, seed=3)
             hold.fetch({"kv": got}).wait(timeout=60)
             assert here.holds(got, ids[5:])
-        with reader.hold(ids, far=10) as hold:  # named, and not there
-            assert (hold.chunks, hold.far) == (0, 0)
+        with reader.hold(ids, remote=10) as hold:  # named, and not there
+            assert (hold.chunks, hold.remote) == (0, 0)

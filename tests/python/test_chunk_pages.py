@@ -14,7 +14,7 @@ import kvd
 from conftest import until
 from kvd_daemon import Daemon
 from test_chunk_events import Known, snapshot
-from test_chunk_far import PLAIN, daemons, fetched, lent
+from test_chunk_remote import PLAIN, daemons, fetched, lent
 from test_chunk_files import conf, durable, folder, found, killed  # noqa: F401
 from test_chunks import T, Rank, _refused, chain
 
@@ -304,8 +304,8 @@ def test_events_tell_of_them(client):
 class Readers:
     """Sessions that hold and fetch without a pause, and verify the result."""
 
-    def __init__(self, path, ids, count=2, far=None, **args):
-        self.path, self.ids, self.args, self.far = path, ids, args, far
+    def __init__(self, path, ids, count=2, remote=None, **args):
+        self.path, self.ids, self.args, self.remote = path, ids, args, remote
         self.stop, self.whole, self.less, self.wrong = threading.Event(), 0, 0, []
         self.threads = [threading.Thread(target=self._run) for _ in range(count)]
 
@@ -331,7 +331,7 @@ class Readers:
             self.wrong.append(error)
 
     def one(self, rank, space):
-        with space.hold(self.ids, far=self.far) as hold:
+        with space.hold(self.ids, remote=self.remote) as hold:
             if not hold.chunks:
                 self.less += 1
                 return
@@ -348,7 +348,7 @@ class Readers:
                 self.less += 1
             else:
                 self.whole += 1
-            if failed and failed.code != "ENOTFOUND" and not self.far:
+            if failed and failed.code != "ENOTFOUND" and not self.remote:
                 raise failed
 
 
@@ -443,23 +443,23 @@ def test_an_engine_that_is_killed_takes_its_chunks(daemon, phase):
 
 @pytest.mark.parametrize("ways", ["shm", "tcp"])
 def test_they_are_fetched_by_other_daemons(ways):
-    ids = chain(12, b"far")
+    ids = chain(12, b"remote")
     with daemons(1, ways) as (own, c, (there,), (h,)):
         there_rank, here = Rank(h), Rank(c, page=32, pages=32)
         with there_rank.space() as writer, here.space() as reader:
             pages = publish(there_rank, writer, ids)
-            fetched(here, reader, ids, 12, far=12)
-            with reader.hold(ids, far=10) as hold:
+            fetched(here, reader, ids, 12, remote=12)
+            with reader.hold(ids, remote=10) as hold:
                 assert withdraw(writer, ids) == 12
                 overwrite(there_rank, pages)
                 here.bytes[:] = 0xEE
                 with pytest.raises(kvd.Error):
                     hold.fetch({"kv": here.some_pages(12 * T)}).wait(timeout=60)
                 assert (here.bytes == 0xEE).all()
-            fetched(here, reader, ids, 0, far=0)
+            fetched(here, reader, ids, 0, remote=0)
             until(lambda: lent(h) == 0)
             # written at once, while they are read
-            with Readers(own.socket_path, ids, far=1) as readers:
+            with Readers(own.socket_path, ids, remote=1) as readers:
                 rounds = 0
                 while rounds < 20 or not readers.whole > 5:
                     pages = publish(there_rank, writer, ids)
@@ -479,11 +479,11 @@ def test_several_at_another_daemon_have_the_same():
         with here.space() as reader, first.space() as one, engine(there) as (second, two):
             publish(first, one, ids)
             publish(second, two, ids)
-            fetched(here, reader, ids, 6, far=6)
+            fetched(here, reader, ids, 6, remote=6)
             assert withdraw(one, ids) == 6
-            fetched(here, reader, ids, 6, far=6)
+            fetched(here, reader, ids, 6, remote=6)
             two.put(ids, {"kv": second.some_pages(6 * T)}).wait(timeout=60)
-            with reader.hold(ids, far=10) as hold:
+            with reader.hold(ids, remote=10) as hold:
                 assert withdraw(two, ids) == 6
                 overwrite(second, list(range(second.pages)))
                 pages = here.some_pages(6 * T)
@@ -502,8 +502,8 @@ def test_a_fetch_goes_on_with_another_holder():
             pages = publish(ranks[0], first, ids)
             ranks[1].put(ranks[1].space(), ids[:-1])
             into = here.some_pages(559 * T)
-            with reader.hold(ids, far=10) as hold:
-                assert hold.far == 560
+            with reader.hold(ids, remote=10) as hold:
+                assert hold.remote == 560
                 move = hold.fetch({"kv": kvd.View(into, tokens=(0, 559 * T))})
                 until(lambda: move.show().done or move.state == kvd.SUCCESS)
                 assert withdraw(first, ids, grace=0) == 560
@@ -521,9 +521,9 @@ def test_a_reader_that_stands_still_holds_up_no_withdrawal_for_ever(ways):
         with there.space() as writer, here.space() as reader:
             pages = publish(there, writer, ids)
             into = here.some_pages(560 * T)
-            with reader.hold(ids, far=10) as hold:
+            with reader.hold(ids, remote=10) as hold:
                 move = hold.fetch({"kv": kvd.View(into, tokens=(0, 560 * T))})
-                until(lambda: h.command("chunk.list")["far"]["lent"])
+                until(lambda: h.command("chunk.list")["remote"]["holds"])
                 os.kill(own.proc.pid, signal.SIGSTOP)
                 try:
                     withdraw(writer, ids, grace=0.01)

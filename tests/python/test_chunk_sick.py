@@ -14,7 +14,7 @@ from conftest import ROOT, Stopwatch, until
 from kvd.stores import hicache
 from kvd.vllm import store_worker
 from kvd_daemon import Daemon
-from test_chunk_far import daemons
+from test_chunk_remote import daemons
 from test_chunk_hedge import late
 from test_chunks import T, Rank, chain
 from test_sglang_store import MHA, Engine, keys_of, pool_of
@@ -24,7 +24,7 @@ sys.path.append(os.path.join(ROOT, "tests", "integration", "faults"))
 from world import Net, may_partition  # noqa: E402
 
 FETCHES, WARM, EACH = int(os.environ.get("KVD_SICK_FETCHES", "5")), 10, 4
-FAR_S = 2
+REMOTE_S = 2
 CONFIG = """[daemon]
 log_level = info
 [peer]
@@ -62,7 +62,7 @@ def world(net):
             daemon.expect("")
             clients.append(stack.enter_context(kvd.Client(daemon.socket_path)))
         sick, healthy, own = clients
-        until(lambda: own.command("chunk.list")["far"]["up"] == 2)
+        until(lambda: own.command("chunk.list")["remote"]["up"] == 2)
         yield own, sick, healthy
 
 
@@ -88,19 +88,19 @@ def test_a_dead_data_port_costs_one_threshold(net):
                 if i > WARM and FETCHES > 5:  # one a second, where that is what is measured
                     until(lambda last=watch: last.seconds() > 1)
                 watch, pages = Stopwatch(), here.some_pages(T * EACH, i)
-                with space.hold(ids[:EACH], far=FAR_S) as hold:
+                with space.hold(ids[:EACH], remote=REMOTE_S) as hold:
                     held.append(watch.seconds())
-                    assert hold.far == EACH
+                    assert hold.remote == EACH
                     hold.fetch({"kv": kvd.View(pages, tokens=(0, T * EACH))}).wait(timeout=60)
                     took.append(watch.seconds())
                     assert here.holds(pages, ids[:EACH])
-        far = own.command("chunk.list")["far"]
+        remote = own.command("chunk.list")["remote"]
         print("%d fetches: the worst took %.2f s; a hold after the first %.2f s; %s"
-              % (FETCHES, max(took[WARM:]), max(held[WARM + 1:]), far))
+              % (FETCHES, max(took[WARM:]), max(held[WARM + 1:]), remote))
         assert max(took[WARM:]) <= 1.5
         assert max(held[WARM + 1:]) <= 0.2
-        assert far["hedges_won"] == 1
-        assert far["left_out"] == 1
+        assert remote["hedges_won"] == 1
+        assert remote["left_out"] == 1
 
 
 @contextlib.contextmanager
@@ -119,8 +119,8 @@ def test_a_load_of_vllm_ends_in_time(monkeypatch):
         there.write(blocks, 1)
         there.save(words, ids, blocks)
         assert there.results() == ({"a"}, set())
-        hold = here.spaces.ask(words, lambda space: space.hold(ids, far=10))
-        assert hold.far == 2
+        hold = here.spaces.ask(words, lambda space: space.hold(ids, remote=10))
+        assert hold.remote == 2
         with late(holder):
             watch = Stopwatch()
             here.rank.take(step_of(words, hold, blocks, 0, 2 * TOKENS))
@@ -132,7 +132,7 @@ def test_a_load_of_vllm_ends_in_time(monkeypatch):
 def test_a_load_of_sglang_ends_in_time(monkeypatch):
     keys = keys_of(6, "sick")
     with alone(monkeypatch) as (own, holder), Engine(holder, pool_of(MHA)) as there, \
-            Engine(own, pool_of(MHA), far=1) as here:
+            Engine(own, pool_of(MHA), remote=1) as here:
         assert all(there.put(keys))
         assert here.exists(keys) == 6
         with late(holder):

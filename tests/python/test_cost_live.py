@@ -65,7 +65,7 @@ def test_geometry_of_what_is_open_is_measured_and_rounds_and_pulls_count():
         client.cost_page()
         shown = measured(client)
         assert {(s["heads"], s["dqk"], s["dv"]) for s in shown["speeds"]} == {(HEADS, DQK, DV)}
-        hold = near.space.hold(ids, far=10)
+        hold = near.space.hold(ids, remote=10)
         for layer in (0, 1, 0, 1):
             near.ask(0, layer, [kvd.Part(hold)])
             near.attend.wait(0, timeout=60)
@@ -170,7 +170,7 @@ def test_awake_daemons_answer_alike():
         ids = ids_of(2, b"awake")
         far, near = Engine(clients[0], model), Engine(client, model, rows=8)
         far.put(ids)
-        hold = near.space.hold(ids, far=10)
+        hold = near.space.hold(ids, remote=10)
         first = None
         for _ in range(50):  # small batches are computed by the loop from the second on
             near.ask(0, 1, [kvd.Part(hold)])
@@ -189,7 +189,7 @@ def test_daemons_that_need_not_be_awake_sleep():
         ids = ids_of(2, b"sleep")
         far, near = Engine(clients[0], model), Engine(client, model, rows=8)
         far.put(ids)
-        with near.space.hold(ids, far=10) as hold:
+        with near.space.hold(ids, remote=10) as hold:
             near.ask(0, 1, [kvd.Part(hold)])
             near.attend.wait(0, timeout=60)
         assert looks(client) == 0 and looks(clients[0]) == 0

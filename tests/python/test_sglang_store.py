@@ -429,7 +429,7 @@ def test_what_all_holds_may_keep_is_not_passed():
         def find(self, ids, timeout):
             pass
 
-        def hold(self, ids, first, lease, far, timeout):
+        def hold(self, ids, first, lease, remote, timeout):
             if self.kept + len(ids) > self.most:
                 raise kvd.Error("half of its share", "ELIMIT")
             self.kept += len(ids)
@@ -520,7 +520,7 @@ def test_pages_of_another_daemon():
         with Daemon(CHUNKS + "chunk_peers = %s\n" % c.endpoint) as here, \
                 kvd.Client(here.socket_path) as own, \
                 Engine(there, pool_of(MHA)) as writer, \
-                Engine(here, pool_of(MHA, layout="page_first"), far=5) as reader:
+                Engine(here, pool_of(MHA, layout="page_first"), remote=5) as reader:
             until(lambda: own.command("peer.list")["peers"][0]["state"] == "up")
             assert writer.put(keys[:7]) == [True] * 7
             assert reader.exists(keys) == 7
@@ -528,5 +528,5 @@ def test_pages_of_another_daemon():
             assert reader.get(keys[2:5], seed=3) == 3, "without having asked before"
             assert reader.put(keys[:2]) == [True] * 2
             assert reader.exists(keys) == reader.get(keys[:7]) == 7, "own ones, then others'"
-            reader.cache.far = None
+            reader.cache.remote = None
             assert reader.exists(keys) == 2

@@ -162,8 +162,9 @@ class Engine:
 
 @pytest.mark.parametrize("given, match", [
     ({"interface_v1": 0}, '"interface_v1": 1'), ({"chunk": 1}, "chunk is not an option"),
-    ({"model": 5}, "model: 5 is not a string"), ({"far": 0}, "far: 0 is not a number of seconds"),
-    ({"far": 61}, "up to 60"), ({"lease": True}, "lease: True"), ({"lease": "1"}, "lease: '1'")])
+    ({"model": 5}, "model: 5 is not a string"),
+    ({"remote": 0}, "remote: 0 is not a number of seconds"),
+    ({"remote": 61}, "up to 60"), ({"lease": True}, "lease: True"), ({"lease": "1"}, "lease: '1'")])
 def test_options_that_are_none_are_refused(sglang, given, match):
     with pytest.raises(ValueError, match=match):
         sglang.module.check_options(dict(GIVEN, **given))

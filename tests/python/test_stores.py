@@ -95,7 +95,7 @@ def test_the_longest_prefix_that_may_be_held_is():
         with pytest.raises(kvd.Error) as told:
             space.hold(ids[:there])
         assert told.value.code == "ELIMIT"
-        held = hold_most(lambda count, far: space.hold(ids[:count], far=far), there, None)
+        held = hold_most(lambda count, remote: space.hold(ids[:count], remote=remote), there, None)
         assert 0 < held.chunks < there
         with pytest.raises(kvd.Error):  # it is the longest one
             space.hold(ids[:held.chunks + 1])

@@ -117,7 +117,7 @@ class Store:
     def ask(self, key, call):
         return None if self.away else call(self)
 
-    def hold(self, ids, first, lease, far, timeout):
+    def hold(self, ids, first, lease, remote, timeout):
         self.asked.append((first, len(ids)))
         return Found(max(0, min(len(ids), self.there - first)), b"secret")
 
@@ -543,12 +543,12 @@ def test_what_was_saved_before_a_reset_has_the_name_of_before():
 
 def test_a_prompt_of_which_a_part_may_be_held_has_that_part():
     """What a user's holds keep is bounded."""
-    plan, store, _ = plan_of(9, far=0.5)
+    plan, store, _ = plan_of(9, remote=0.5)
     hold, store.room = store.hold, 2
     closed = []
 
     def limited(ids, first, **kw):
-        assert kw["far"] == (0.5 if len(ids) == 4 else None), "others are asked once"
+        assert kw["remote"] == (0.5 if len(ids) == 4 else None), "others are asked once"
         if min(len(ids), store.there - first) > store.room:
             store.asked.append((first, len(ids)))
             raise kvd.Error("too much is held", "ELIMIT")

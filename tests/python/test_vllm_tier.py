@@ -190,7 +190,7 @@ class Engine:
 @pytest.mark.parametrize("given, match", [
     ({"revision": None}, "revision: None is not a string"), ({"revision": ""}, 'set "revision"'),
     ({"chunk": 1}, "chunk is not an option"), ({"model": 5}, "model: 5 is not a string"),
-    ({"far": 0}, "far: 0 is not a number"), ({"far": 61}, "up to 60"),
+    ({"remote": 0}, "remote: 0 is not a number"), ({"remote": 61}, "up to 60"),
     ({"lease": True}, "lease: True"), ({"lease": "1"}, "lease: '1'")])
 def test_options_that_are_none_are_refused(module, given, match):
     with pytest.raises(ValueError, match=match):

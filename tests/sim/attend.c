@@ -328,7 +328,7 @@ static void chunks_hold(struct sim *sim, struct requester *a, struct sim_draw *d
 	}
 	answer = cluster_call(
 		&sim->c, a->session,
-		"{'cmd':'chunk.hold','space':%llu,%s,'lease_ms':%u,'far_ms':%u}",
+		"{'cmd':'chunk.hold','space':%llu,%s,'lease_ms':%u,'remote_ms':%u}",
 		(unsigned long long)a->space, ids_text(first, count, ids, sizeof(ids)),
 		calm || sim_chance(d, 60) ? 600000 : 20 + sim_below(d, 2000),
 		5 + sim_below(d, 30));

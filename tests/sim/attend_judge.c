@@ -416,10 +416,10 @@ void ask_judge_place(struct sim *sim, unsigned int node, bool alive)
 	list_foreach(remote, handshake_remotes(kvd->handshake), link)
 		judge_remote(sim, remote);
 	store_figures(store_of(kvd), &store);
-	if (store.holds || store.far.lent || pinned(store_of(kvd)))
+	if (store.holds || store.remote.holds || pinned(store_of(kvd)))
 		sim_broken(sim,
 			   "end: node %u still has %u holds, %u lent, %llu bytes pinned",
-			   node, store.holds, store.far.lent,
+			   node, store.holds, store.remote.holds,
 			   (unsigned long long)pinned(store_of(kvd)));
 	if (charged(kvd))
 		sim_broken(sim, "end: node %u still has %llu attends charged", node,

@@ -427,7 +427,7 @@ static bool held_without(uint64_t nth)
 	mem_fail_at(nth);
 	answer = cluster_call(&w.c, w.engine[AW_REQUESTER],
 			      "{'cmd':'chunk.hold','space':%llu,'ids':['%064x'],"
-			      "'lease_ms':600000,'far_ms':50}",
+			      "'lease_ms':600000,'remote_ms':50}",
 			      (unsigned long long)w.space[AW_REQUESTER], 1);
 	met = mem_count() >= nth;
 	mem_fail_at(0);
@@ -439,7 +439,7 @@ static bool held_without(uint64_t nth)
 	cJSON_Delete(answer);
 	cluster_run(&w.c, LOOP_NS_PER_S);
 	store_figures(store_of(&w.c.nodes[AW_HOLDER].kvd), &store);
-	assert_int_equal(store.far.lent, 0);
+	assert_int_equal(store.remote.holds, 0);
 	attend_world_free(&w);
 	return met;
 }

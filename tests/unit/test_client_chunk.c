@@ -40,7 +40,7 @@ static void far_hold_of_an_older_daemon_goes_by_json(void **state)
 
 		fake_kvd_answer(f->fake, rings[i]);
 		fake_kvd_answer(f->fake,
-				OK ",\"hold\":9,\"chunks\":2,\"tokens\":32,\"far\":2,"
+				OK ",\"hold\":9,\"chunks\":2,\"tokens\":32,\"remote\":2,"
 				   "\"first\":3,\"secret\":"
 				   "\"000102030405060708090a0b0c0d0e0f\"}");
 		assert_int_equal(kvd_hold_open(space, &chunks, 70, 90, NULL, &hold), 0);
@@ -50,9 +50,9 @@ static void far_hold_of_an_older_daemon_goes_by_json(void **state)
 			strstr(client_line_args(f, lines + 1),
 			       "\"cmd\":\"chunk.hold\",\"space\":5,\"ids\":[\"ab"));
 		assert_non_null(strstr(client_line_args(f, lines + 1),
-				       "\"far_ms\":90,\"lease_ms\":70"));
+				       "\"remote_ms\":90,\"lease_ms\":70"));
 		assert_int_equal(kvd_hold_found(hold, &found, &first), 0);
-		assert_int_equal(found.far, 2);
+		assert_int_equal(found.remote, 2);
 		assert_int_equal(first, 3);
 		assert_int_equal(kvd_hold_close(hold, NULL), 0);
 		assert_int_equal(fake_kvd_ring(f->fake)->tail, 0);
@@ -79,7 +79,7 @@ static void far_hold_goes_by_the_ring(void **state)
 	entries = (const void *)((const char *)fake_kvd_ring(f->fake) +
 				 KVD_RING_HEADER_BYTES);
 	assert_int_equal(fake_kvd_ring(f->fake)->tail, 2);
-	assert_int_equal(entries[0].op, KVD_RING_HOLD_FAR);
+	assert_int_equal(entries[0].op, KVD_RING_HOLD_REMOTE);
 	assert_int_equal(entries[0].a, 5);
 	assert_int_equal(entries[0].b, 70);
 	assert_int_equal(entries[0].c, 3);

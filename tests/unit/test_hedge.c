@@ -23,13 +23,13 @@ static void late_holder_is_followed_by_the_other(void **state)
 	w->move = hedge_fetch(w);
 	cluster_run(&w->c, LATE - 10 * MS);
 	assert_int_equal(hedge_state(w, w->move), KVD_TRANSFERRING);
-	assert_int_equal(hedge_far(w).hedges, 0);
+	assert_int_equal(hedge_remote_figures(w).hedges, 0);
 	cluster_run(&w->c, 50 * MS);
-	assert_int_equal(hedge_far(w).hedges, 1);
+	assert_int_equal(hedge_remote_figures(w).hedges, 1);
 	hedge_succeeds(w);
 	assert_true(hedge_holds(&w->cache[REQUESTER], CHUNKS * PAGES));
-	assert_int_equal(hedge_far(w).hedges_won, 1);
-	assert_int_equal(hedge_far(w).retries, 0);
+	assert_int_equal(hedge_remote_figures(w).hedges_won, 1);
+	assert_int_equal(hedge_remote_figures(w).retries, 0);
 	assert_int_equal(hedge_store(w)->chunk_count, CHUNKS); /* for the next one */
 	hedge_nothing_is_left(w);
 	memset(w->cache[REQUESTER].base, MARK, w->cache[REQUESTER].bytes);
@@ -50,11 +50,11 @@ static void pages_wait_for_the_fence_of_what_is_late(void **state)
 	assert_true(list_empty(&hedge_store(w)->hedges)); /* it has landed */
 	assert_false(hedge_holds(&w->cache[REQUESTER], CHUNKS * PAGES)); /* and waits */
 	assert_int_equal(hedge_state(w, w->move), KVD_TRANSFERRING);
-	assert_int_equal(hedge_far(w).hedges_won, 0);
+	assert_int_equal(hedge_remote_figures(w).hedges_won, 0);
 	cluster_until(&w->c, hedge_is_over, w, "the fetch");
 	memset(w->cache[REQUESTER].base, MARK, w->cache[REQUESTER].bytes);
 	assert_int_equal(hedge_state(w, w->move), KVD_SUCCESS);
-	assert_int_equal(hedge_far(w).hedges_won, 1);
+	assert_int_equal(hedge_remote_figures(w).hedges_won, 1);
 	cluster_run(&w->c, 10 * LOOP_NS_PER_S);
 	assert_true(hedge_holds(&w->cache[REQUESTER], 0));
 	hedge_nothing_is_left(w);
@@ -67,7 +67,7 @@ static void hedge_under_way(struct hedge_world *w)
 	fake_node_freeze(hedge_bytes(w, 1), true);
 	w->move = hedge_fetch(w);
 	cluster_run(&w->c, LATE + 100 * MS);
-	assert_int_equal(hedge_far(w).hedges, 1);
+	assert_int_equal(hedge_remote_figures(w).hedges, 1);
 }
 
 static void hedge_that_is_not_needed_ends(void **state)
@@ -79,7 +79,7 @@ static void hedge_that_is_not_needed_ends(void **state)
 	fake_node_freeze(hedge_bytes(w, 0), false);
 	hedge_succeeds(w);
 	assert_true(hedge_holds(&w->cache[REQUESTER], CHUNKS * PAGES));
-	assert_int_equal(hedge_far(w).hedges_won, 0);
+	assert_int_equal(hedge_remote_figures(w).hedges_won, 0);
 	fake_node_freeze(hedge_bytes(w, 1), false);
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	assert_int_equal(hedge_store(w)->chunk_count, 0);
@@ -118,7 +118,7 @@ static void holder_that_dies_is_followed(struct hedge_world *w, unsigned int die
 		fake_node_freeze(hedge_bytes(w, 1), true);
 	w->move = hedge_fetch(w);
 	cluster_run(&w->c, hedged ? LATE + 100 * MS : LATE / 2);
-	assert_int_equal(hedge_far(w).hedges, hedged);
+	assert_int_equal(hedge_remote_figures(w).hedges, hedged);
 	cluster_crash(&w->c, dies, MEM_CRASH_KILLED);
 	cluster_run(&w->c, 100 * MS);
 	if (hedged)
@@ -134,7 +134,7 @@ static void first_dies_before_it_is_late(void **state)
 	struct hedge_world *w = *state;
 
 	holder_that_dies_is_followed(w, 0, false);
-	assert_int_equal(hedge_far(w).retries, 1);
+	assert_int_equal(hedge_remote_figures(w).retries, 1);
 }
 
 static void first_dies_with_a_hedge_under_way(void **state)
@@ -142,7 +142,7 @@ static void first_dies_with_a_hedge_under_way(void **state)
 	struct hedge_world *w = *state;
 
 	holder_that_dies_is_followed(w, 0, true);
-	assert_int_equal(hedge_far(w).retries, 1);
+	assert_int_equal(hedge_remote_figures(w).retries, 1);
 }
 
 static void second_dies_with_a_hedge_under_way(void **state)
@@ -158,7 +158,7 @@ static void second_dies_before_it_is_asked(void **state)
 	cluster_crash(&w->c, 1, MEM_CRASH_KILLED);
 	w->move = hedge_fetch(w);
 	cluster_run(&w->c, 2 * LATE);
-	assert_int_equal(hedge_far(w).hedges, 0);
+	assert_int_equal(hedge_remote_figures(w).hedges, 0);
 	fake_node_freeze(hedge_bytes(w, 0), false);
 	hedge_succeeds(w);
 }
@@ -172,7 +172,7 @@ static void hedge_that_is_refused_costs_nothing(void **state)
 	w->move = hedge_fetch_to(w, &w->cache[REQUESTER], CHUNKS + 1,
 				 ""); /* one leg, of what the second lacks */
 	cluster_run(&w->c, 2 * LATE);
-	assert_int_equal(hedge_far(w).hedges, 0);
+	assert_int_equal(hedge_remote_figures(w).hedges, 0);
 	fake_node_freeze(hedge_bytes(w, 0), false);
 	hedge_succeeds(w);
 	assert_true(hedge_holds(&w->cache[REQUESTER], (CHUNKS + 1) * PAGES));
@@ -215,10 +215,10 @@ static void what_an_engine_fills_is_not_waited_for(void **state)
 	fake_node_freeze(hedge_bytes(w, 0), true);
 	w->move = hedge_fetch(w);
 	cluster_run(&w->c, LATE + 100 * MS);
-	assert_int_equal(hedge_far(w).hedges, 0);
+	assert_int_equal(hedge_remote_figures(w).hedges, 0);
 	cluster_crash(&w->c, 0, MEM_CRASH_KILLED);
 	hedge_succeeds(w);
-	assert_int_equal(hedge_far(w).retries, 1);
+	assert_int_equal(hedge_remote_figures(w).retries, 1);
 	assert_true(hedge_holds(&w->cache[REQUESTER], CHUNKS * PAGES));
 	store_part_free(part);
 	store_chunk_unpin(chunk);
@@ -234,7 +234,7 @@ static void deadline_ends_both(void **state)
 	fake_node_freeze(hedge_bytes(w, 1), true);
 	w->move = hedge_fetch_to(w, &w->cache[REQUESTER], CHUNKS, ",'deadline_ms':1500");
 	cluster_run(&w->c, 1400 * MS);
-	assert_int_equal(hedge_far(w).hedges, 1);
+	assert_int_equal(hedge_remote_figures(w).hedges, 1);
 	assert_int_equal(hedge_state(w, w->move), KVD_TRANSFERRING);
 	cluster_until(&w->c, hedge_is_over, w, "the fetch");
 	m = store_move_find(w->engine[REQUESTER], w->move);
@@ -283,7 +283,7 @@ static void what_is_dropped_is_not_hedged_again(void **state)
 	move = store_move_find(w->engine[REQUESTER], w->move);
 	store_hedge(list_first(&move->legs, struct store_leg, link));
 	cluster_run(&w->c, 100 * MS);
-	assert_int_equal(hedge_far(w).hedges, 1);
+	assert_int_equal(hedge_remote_figures(w).hedges, 1);
 	fake_node_freeze(hedge_bytes(w, 0), false);
 	hedge_succeeds(w);
 	assert_true(hedge_holds(&w->cache[REQUESTER], CHUNKS * PAGES));
@@ -319,7 +319,7 @@ static void full_memory_is_left_alone(void **state)
 	fake_node_freeze(hedge_bytes(w, 0), true);
 	w->move = hedge_fetch(w);
 	cluster_run(&w->c, 2 * LATE);
-	assert_int_equal(hedge_far(w).hedges, 0);
+	assert_int_equal(hedge_remote_figures(w).hedges, 0);
 	assert_int_equal(hedge_store(w)->chunk_count, n);
 	fake_node_freeze(hedge_bytes(w, 0), false);
 	hedge_succeeds(w);
@@ -336,7 +336,7 @@ static void no_hedge_where_it_is_not_wanted(void **state)
 	fake_node_freeze(hedge_bytes(w, 0), true);
 	w->move = hedge_fetch(w);
 	cluster_run(&w->c, 2 * LATE);
-	assert_int_equal(hedge_far(w).hedges, 0);
+	assert_int_equal(hedge_remote_figures(w).hedges, 0);
 	fake_node_freeze(hedge_bytes(w, 0), false);
 	hedge_succeeds(w);
 }
@@ -353,12 +353,12 @@ static void two_fetches_share_a_hedge(void **state)
 
 	fake_node_freeze(hedge_bytes(w, 0), true);
 	fake_node_freeze(hedge_bytes(w, 1), true);
-	before = hedge_far(w).hedges;
+	before = hedge_remote_figures(w).hedges;
 	one = hedge_fetch(w);
 	cluster_run(&w->c, 100 * MS);
 	w->move = hedge_fetch(w);
 	cluster_run(&w->c, LATE + 50 * MS);
-	assert_int_equal(hedge_far(w).hedges, before + 2);
+	assert_int_equal(hedge_remote_figures(w).hedges, before + 2);
 	list_foreach(hedge, &hedge_store(w)->hedges, hedge_link) {
 		for (uint32_t i = 0; i < hedge->count; i++)
 			parts += hedge->pieces[i].part != NULL;
@@ -371,7 +371,7 @@ static void two_fetches_share_a_hedge(void **state)
 	fake_node_freeze(hedge_bytes(w, 1), false);
 	hedge_succeeds(w);
 	assert_true(hedge_holds(&w->cache[REQUESTER], CHUNKS * PAGES));
-	assert_int_equal(hedge_far(w).hedges_won, 1);
+	assert_int_equal(hedge_remote_figures(w).hedges_won, 1);
 	hedge_nothing_is_left(w);
 	fake_node_freeze(hedge_bytes(w, 0), false);
 	cluster_run(&w->c, LOOP_NS_PER_S);
@@ -412,7 +412,7 @@ static void hedges_are_no_more_than_the_budget(void **state)
 	for (unsigned int i = 0; i < PACE_BURST + 4; i++)
 		moves[i] = hedge_fetch(w);
 	cluster_run(&w->c, 2 * LATE);
-	assert_int_equal(hedge_far(w).hedges, PACE_BURST);
+	assert_int_equal(hedge_remote_figures(w).hedges, PACE_BURST);
 	fake_node_freeze(hedge_bytes(w, 0), false);
 	fake_node_freeze(hedge_bytes(w, 1), false);
 	for (unsigned int i = 0; i < PACE_BURST + 4; i++) {
@@ -427,7 +427,7 @@ static void hedges_are_no_more_than_the_budget(void **state)
 		fake_node_freeze(hedge_bytes(w, 0), i >= 19);
 		w->move = hedge_fetch(w);
 		cluster_run(&w->c, 2 * LATE);
-		assert_int_equal(hedge_far(w).hedges, PACE_BURST + (i == 20));
+		assert_int_equal(hedge_remote_figures(w).hedges, PACE_BURST + (i == 20));
 		fake_node_freeze(hedge_bytes(w, 0), false);
 		hedge_succeeds(w);
 	}
@@ -469,8 +469,8 @@ static void want_of_memory_costs_the_hedge(void **state)
 		cluster_until(&w->c, hedge_is_over, w, "the fetch");
 		if (hedge_state(w, w->move) == KVD_SUCCESS)
 			assert_true(hedge_holds(&w->cache[REQUESTER], CHUNKS * PAGES));
-		lost += hedge_far(w).hedges_won == won;
-		won = hedge_far(w).hedges_won;
+		lost += hedge_remote_figures(w).hedges_won == won;
+		won = hedge_remote_figures(w).hedges_won;
 		cluster_run(&w->c, LOOP_NS_PER_S);
 		hedge_nothing_is_left(w);
 		cluster_ok(&w->c, w->engine[REQUESTER],
@@ -570,7 +570,7 @@ static void holder_that_was_late_is_last_of_its_hold(void **state)
 	w->move = hedge_fetch(w);
 	cluster_run(&w->c, 100 * MS);
 	assert_int_equal(hedge_state(w, w->move), KVD_SUCCESS);
-	assert_int_equal(hedge_far(w).hedges, 1);
+	assert_int_equal(hedge_remote_figures(w).hedges, 1);
 	fake_node_freeze(hedge_bytes(w, 0), false);
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	hedge_nothing_is_left(w);
@@ -591,10 +591,10 @@ static void holder_that_is_left_out_is_hedged_without_a_budget(void **state)
 	far_late(far, holder(w, 0), "the test");
 	far_late(far, holder(w, 1), "the test");
 	cluster_run(&w->c, 500 * MS);
-	assert_int_equal(hedge_far(w).hedges, 0);
+	assert_int_equal(hedge_remote_figures(w).hedges, 0);
 	far_serves(far, holder(w, 1));
 	cluster_run(&w->c, 200 * MS);
-	assert_int_equal(hedge_far(w).hedges, 1);
+	assert_int_equal(hedge_remote_figures(w).hedges, 1);
 	assert_int_equal(hedge_state(w, w->move), KVD_SUCCESS);
 	fake_node_freeze(hedge_bytes(w, 0), false);
 	cluster_run(&w->c, LOOP_NS_PER_S);

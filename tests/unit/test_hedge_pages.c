@@ -216,11 +216,11 @@ static void published_overtakes_what_is_late(void **state)
 	fake_node_freeze(hedge_bytes(w, 1), true);
 	w->move = hedge_fetch_to(w, &w->other, CHUNKS, "");
 	cluster_run(&w->c, LATE + 100 * MS);
-	assert_int_equal(hedge_far(w).hedges, 1);
+	assert_int_equal(hedge_remote_figures(w).hedges, 1);
 	publish(w, CHUNKS);
 	hedge_succeeds(w);
 	assert_true(hedge_holds(&w->other, CHUNKS * PAGES));
-	assert_int_equal(hedge_far(w).hedges_won, 1);
+	assert_int_equal(hedge_remote_figures(w).hedges_won, 1);
 	withdraw(w, 0);
 	fake_node_freeze(hedge_bytes(w, 0), false);
 	fake_node_freeze(hedge_bytes(w, 1), false);
@@ -238,7 +238,7 @@ static void published_overtakes_and_is_withdrawn(void **state)
 	fake_node_freeze(hedge_bytes(w, 1), true);
 	w->move = hedge_fetch_to(w, &w->other, CHUNKS, "");
 	cluster_run(&w->c, LATE + 100 * MS);
-	assert_int_equal(hedge_far(w).hedges, 1);
+	assert_int_equal(hedge_remote_figures(w).hedges, 1);
 	publish(w, CHUNKS);
 	cluster_run(&w->c, 10 * MS); /* the late leg is ended, and awaits its fence */
 	assert_int_equal(hedge_state(w, w->move), KVD_TRANSFERRING);
@@ -266,12 +266,12 @@ static uint64_t half_begin(struct hedge_world *w, unsigned int node, bool upper)
 }
 
 /* What a hold of nothing charges its engine when it has been answered. */
-static uint64_t hold_costs(struct hedge_world *w, unsigned int far_ms)
+static uint64_t hold_costs(struct hedge_world *w, unsigned int remote_ms)
 {
 	const struct account *account = w->engine[REQUESTER]->account;
 	uint64_t before = account->bytes[ACCOUNT_CHUNKS];
 
-	hedge_hold(w, 200, CHUNKS, far_ms);
+	hedge_hold(w, 200, CHUNKS, remote_ms);
 	return account->bytes[ACCOUNT_CHUNKS] - before;
 }
 
@@ -308,7 +308,7 @@ static void join_has_no_more_chunks_than_the_hold(void **state)
 	upper = half_begin(w, REQUESTER, true);
 	answer = cluster_call(&w->c, w->engine[REQUESTER],
 			      "{'cmd':'chunk.hold','space':%llu,'ids':[%s],'lease_ms':"
-			      "600000,'far_ms':2000}",
+			      "600000,'remote_ms':2000}",
 			      (unsigned long long)upper, hedge_ids(100, CHUNKS));
 	assert_int_equal(cJSON_GetNumberValue(cJSON_GetObjectItem(answer, "chunks")), 1);
 	secret = cJSON_GetStringValue(cJSON_GetObjectItem(answer, "secret"));

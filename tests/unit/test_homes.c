@@ -158,13 +158,13 @@ static void drop(struct world *w, unsigned int node, unsigned int first,
 		   (unsigned long long)w->space[node], ids_text(first, count));
 }
 
-static unsigned int far_of(struct world *w, unsigned int count, unsigned int far_ms)
+static unsigned int far_of(struct world *w, unsigned int count, unsigned int remote_ms)
 {
 	cJSON *answer = cluster_call(
 		&w->c, w->engine[FINDER],
-		"{\"cmd\":\"chunk.hold\",\"space\":%llu,%s,\"far_ms\":%u}",
-		(unsigned long long)w->space[FINDER], ids_text(0, count), far_ms);
-	const cJSON *far = cJSON_GetObjectItem(answer, "far");
+		"{\"cmd\":\"chunk.hold\",\"space\":%llu,%s,\"remote_ms\":%u}",
+		(unsigned long long)w->space[FINDER], ids_text(0, count), remote_ms);
+	const cJSON *far = cJSON_GetObjectItem(answer, "remote");
 	unsigned int n;
 
 	if (!cJSON_IsNumber(far))
@@ -579,7 +579,7 @@ static void hold_by_homes_without_one_allocation_is_a_miss_or_refused(void **sta
 
 	put(w, 1, 0, CHUNKS);
 	snprintf(text, sizeof(text),
-		 "{\"cmd\":\"chunk.hold\",\"space\":%llu,%s,\"far_ms\":1000}",
+		 "{\"cmd\":\"chunk.hold\",\"space\":%llu,%s,\"remote_ms\":1000}",
 		 (unsigned long long)w->space[FINDER], ids_text(0, CHUNKS));
 	for (uint64_t nth = 1; hit; nth++) {
 		struct cluster_lack lack = {.nth = nth, .after_ns = 10 * LOOP_NS_PER_MS};

@@ -488,7 +488,7 @@ static uint32_t far_chunks(struct world *w, uint32_t count, struct store_hold **
 /* The peer's pools: each has half of the heads, of which none serves alone. */
 static void peer_pools(struct world *w, struct cache *caches)
 {
-	struct session *engine = cluster_engine(&w->c, 1, "far");
+	struct session *engine = cluster_engine(&w->c, 1, "remote");
 
 	for (unsigned int i = 0; i < RANKS; i++) {
 		char name[16];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Holds by entries of the submission ring that ask another daemon (HOLD_FAR): what they
- * find, and what becomes of the slot of one whose answer has not come, when it is
+ * Holds by entries of the submission ring that ask another daemon (HOLD_REMOTE): what
+ * they find, and what becomes of the slot of one whose answer has not come, when it is
  * released, read by, closed by the socket, or its engine ends. Node 0 asks, node 1 has
  * the chunks, and says nothing while it is mute.
  */
@@ -23,7 +23,7 @@
 #define CHUNKS 2u
 #define SLOT SESSION_SLOTS
 #define LEASE_MS 1000u
-#define FAR_MS 2000u
+#define REMOTE_MS 2000u
 
 struct world {
 	struct cluster c;
@@ -87,30 +87,31 @@ static struct kvd_ring_entry entry(enum kvd_ring_op op, uint32_t slot, uint64_t 
 	return (struct kvd_ring_entry){.op = op, .slot = slot, .gen = 1, .a = a};
 }
 
-static void hold_of(struct world *w, uint32_t slot, uint32_t ids, uint32_t far_ms,
+static void hold_of(struct world *w, uint32_t slot, uint32_t ids, uint32_t remote_ms,
 		    uint64_t lease_ms)
 {
 	const uint8_t secret[KVD_RING_SECRET_BYTES] = {(uint8_t)slot,
 						       (uint8_t)(slot >> 8), 1};
-	struct kvd_ring_entry e = entry(KVD_RING_HOLD_FAR, slot, w->space[0]);
+	struct kvd_ring_entry e = entry(KVD_RING_HOLD_REMOTE, slot, w->space[0]);
 	struct payload p = {0};
 
 	payload_add(&p, secret, sizeof(secret));
 	add_ids(&p, 1, ids);
 	e.n0 = ids;
-	e.n1 = far_ms;
+	e.n1 = remote_ms;
 	e.b = lease_ms;
 	give(w, e, &p);
 }
 
-static void hold_for(struct world *w, uint32_t slot, uint32_t far_ms, uint64_t lease_ms)
+static void hold_for(struct world *w, uint32_t slot, uint32_t remote_ms,
+		     uint64_t lease_ms)
 {
-	hold_of(w, slot, CHUNKS + 1, far_ms, lease_ms);
+	hold_of(w, slot, CHUNKS + 1, remote_ms, lease_ms);
 }
 
 static void hold(struct world *w, uint32_t slot)
 {
-	hold_for(w, slot, FAR_MS, LEASE_MS);
+	hold_for(w, slot, REMOTE_MS, LEASE_MS);
 }
 
 static void fetch(struct world *w, uint32_t slot, uint64_t of)
@@ -246,7 +247,7 @@ static void chunks_of_another_daemon_are_held_and_fetched(void **state)
 	assert_int_equal(slot_at(w, SLOT).total, CHUNKS);
 	assert_int_equal(slot_at(w, SLOT).bytes, CHUNKS * T);
 	assert_int_equal(kvd_more_rows(slot_at(w, SLOT).more), CHUNKS);
-	assert_int_equal(figures(w, 1).far.lent, 1);
+	assert_int_equal(figures(w, 1).remote.holds, 1);
 	fetch(w, SLOT + 1, SLOT);
 	cluster_run(&w->c, LOOP_NS_PER_S / 2);
 	assert_int_equal(state_of(w, SLOT + 1), KVD_SUCCESS);
@@ -256,7 +257,7 @@ static void chunks_of_another_daemon_are_held_and_fetched(void **state)
 	release(w, SLOT);
 	cluster_run(&w->c, 100 * LOOP_NS_PER_MS);
 	assert_true(is_free(w, SLOT) && is_free(w, SLOT + 1));
-	assert_int_equal(figures(w, 0).holds + figures(w, 1).far.lent, 0);
+	assert_int_equal(figures(w, 0).holds + figures(w, 1).remote.holds, 0);
 }
 
 static void hold_that_waits_for_nobody_is_answered_at_once(void **state)
@@ -266,7 +267,7 @@ static void hold_that_waits_for_nobody_is_answered_at_once(void **state)
 	hold_for(w, SLOT, 0, LEASE_MS);
 	assert_int_equal(state_of(w, SLOT), KVD_SUCCESS);
 	assert_int_equal(slot_at(w, SLOT).total, 0);
-	assert_int_equal(figures(w, 1).far.lends, 0);
+	assert_int_equal(figures(w, 1).remote.holds_total, 0);
 }
 
 /* Other entries of the ring go on meanwhile; its lease begins with the answer. */
@@ -279,7 +280,7 @@ static void hold_without_an_answer_has_nothing_in_time(void **state)
 	assert_in_range(charged(w), before + (CHUNKS + 1) * STORE_ID_BYTES, UINT32_MAX);
 	give(w, entry(KVD_RING_FIND, SLOT + 1, w->space[0]), NULL);
 	assert_true(is_free(w, SLOT + 1));
-	cluster_run(&w->c, FAR_MS * LOOP_NS_PER_MS);
+	cluster_run(&w->c, REMOTE_MS * LOOP_NS_PER_MS);
 	assert_int_equal(state_of(w, SLOT), KVD_SUCCESS);
 	assert_int_equal(slot_at(w, SLOT).total, 0);
 	release(w, SLOT);
@@ -291,10 +292,10 @@ static void times_past_the_limits_are_refused(void **state)
 {
 	struct world *w = *state;
 
-	hold_for(w, SLOT, STORE_FAR_MS_MAX + 1, LEASE_MS);
+	hold_for(w, SLOT, STORE_REMOTE_MS_MAX + 1, LEASE_MS);
 	hold_for(w, SLOT + 1, UINT32_MAX, LEASE_MS);
-	hold_for(w, SLOT + 2, FAR_MS, 0);
-	hold_for(w, SLOT + 3, FAR_MS, UINT64_MAX);
+	hold_for(w, SLOT + 2, REMOTE_MS, 0);
+	hold_for(w, SLOT + 3, REMOTE_MS, UINT64_MAX);
 	for (uint32_t i = 0; i < 4; i++)
 		failed_with(w, SLOT + i, ERR_RANGE);
 	assert_int_equal(figures(w, 0).holds, 0);
@@ -308,13 +309,13 @@ static void lengths_that_lie_break_the_protocol(void **state)
 	} lies[] = {{0, 16}, {1, 32}, {1, 47}, {2, 48}, {1u << 27, 16}, {4097, 48}};
 
 	for (size_t i = 0; i < ARRAY_LEN(lies); i++) {
-		struct kvd_ring_entry e = entry(KVD_RING_HOLD_FAR, SLOT, w->space[0]);
+		struct kvd_ring_entry e = entry(KVD_RING_HOLD_REMOTE, SLOT, w->space[0]);
 		const uint8_t bytes[64] = {0};
 		struct payload p = {0};
 
 		payload_add(&p, bytes, sizeof(bytes));
 		e.n0 = lies[i].n0;
-		e.n1 = FAR_MS;
+		e.n1 = REMOTE_MS;
 		e.b = LEASE_MS;
 		e.bytes = lies[i].bytes;
 		entry_breaks(&w->c, w->engine[0], &e, &p);
@@ -351,7 +352,7 @@ static void hold_is_not_read_by_before_its_answer(void **state)
 	hold_pending(w, SLOT);
 	fetch(w, SLOT + 1, SLOT);
 	failed_with(w, SLOT + 1, ERR_STATE);
-	cluster_run(&w->c, FAR_MS * LOOP_NS_PER_MS);
+	cluster_run(&w->c, REMOTE_MS * LOOP_NS_PER_MS);
 	assert_int_equal(state_of(w, SLOT), KVD_SUCCESS);
 }
 
@@ -380,7 +381,7 @@ static void engine_that_ends_meanwhile_leaves_nothing(void **state)
 	cluster_engine_dies(&w->c, w->engine[0]);
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	assert_int_equal(figures(w, 0).holds, 0);
-	assert_int_equal(figures(w, 1).far.lent, 0);
+	assert_int_equal(figures(w, 1).remote.holds, 0);
 	w->engine[0] = cluster_engine(&w->c, 0, "e");
 }
 
@@ -410,7 +411,7 @@ static void questions_past_the_cap_are_not_asked(void **state)
 	hold_pending(w, SLOT + i + 2);
 	for (i = 0; i < STORE_ASKING_MAX + 3; i++)
 		release(w, SLOT + i);
-	cluster_run(&w->c, 2 * FAR_MS * LOOP_NS_PER_MS); /* they count still */
+	cluster_run(&w->c, 2 * REMOTE_MS * LOOP_NS_PER_MS); /* they count still */
 	hold_at_once(w, SLOT + i);
 	release(w, SLOT + i);
 	assert_int_equal(charged(w), before);
@@ -437,7 +438,7 @@ static void questions_leave_room_for_what_must_be_sent(void **state)
 	mem_hub_set_queue_max(w->c.links, 1);
 	mem_hub_set_path(w->c.links, from, to, &cut);
 	for (uint32_t i = 0; i < STORE_ASKING_MAX; i++)
-		hold_of(w, SLOT + i, STORE_IDS_MAX, FAR_MS, LEASE_MS);
+		hold_of(w, SLOT + i, STORE_IDS_MAX, REMOTE_MS, LEASE_MS);
 	for (uint32_t i = 0; i < STORE_ASKING_MAX; i++)
 		release(w, SLOT + i); /* which must be told */
 	cluster_run(&w->c, 500 * LOOP_NS_PER_MS);

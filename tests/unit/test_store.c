@@ -423,7 +423,7 @@ static void store_that_cannot_be_dialled_now_is_dialled_later(void **state)
 	struct world *w = *state;
 	struct store *store = node_store(w);
 	struct config *config = &w->c.nodes[0].config;
-	struct store_far f = {0};
+	struct store_remote_figures f = {0};
 
 	snprintf(config->chunk_peers, sizeof(config->chunk_peers), "%s not-one",
 		 w->c.nodes[1].endpoint);
@@ -436,11 +436,11 @@ static void store_that_cannot_be_dialled_now_is_dialled_later(void **state)
 	assert_int_equal(f.stores, 1); /* what is no endpoint never will be one */
 	assert_int_equal(f.up, 0);
 	cluster_run(&w->c, LOOP_NS_PER_S);
-	f = (struct store_far){0};
+	f = (struct store_remote_figures){0};
 	far_count(store->far, &f);
 	assert_int_equal(f.up, 0);
 	cluster_run(&w->c, DIAL_AGAIN_NS);
-	f = (struct store_far){0};
+	f = (struct store_remote_figures){0};
 	far_count(store->far, &f);
 	assert_int_equal(f.stores, 1);
 	assert_int_equal(f.up, 1);

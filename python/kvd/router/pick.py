@@ -4,7 +4,7 @@
     picker = Picker()
     picker.feed("prefill", answer)      # of group.query with loads: all, or the changes
     picker.set("decode", "d0", load=Load(seq=1, kv_free_tokens=90000))
-    got = picker.pick(prompt_tokens=2000, near=near(space.hold(ids, far=0.01), answer))
+    got = picker.pick(prompt_tokens=2000, near=near(space.hold(ids, remote=0.01), answer))
     got.prefill, got.decode, got.prefill_score.total
     picker.settle(got.id, ttft=0.31)    # or failed=["prefill"]
     picker.release(got.id)              # the request has ended
@@ -71,9 +71,9 @@ NO_SCORE = Score(0.0, 0.0, 0.0, 0.0, 0.0, False, False)
 
 def near(hold, *answers):
     """Workers of these answers of group.query that have the beginning of a prompt, by the ids of
-    its chunks: the daemons of these workers have the chunks of a hold from Space.hold(ids, far=…),
+    its chunks: the daemons of these workers have the chunks of a hold from Space.hold(ids, remote=…),
     local or remote. They keep the chunks while the hold is open. -> [(worker, tokens)], for pick()"""
-    own = (hold.chunks - hold.far) * hold.space.tokens if hold.far else hold.tokens
+    own = (hold.chunks - hold.remote) * hold.space.tokens if hold.remote else hold.tokens
     held = {hold.space.client.info["instance"]: own}
     for holder in hold.holders():
         held[holder.peer.hex()] = own + holder.tokens

@@ -34,7 +34,7 @@ from ..stores.hicache import LEASE_S, HiCache, pages_of, trailing
 from . import store_pools
 
 logger = logging.getLogger("kvd.sglang")
-OPTIONS = ("kvd_socket", "model", "revision", "far", "lease")
+OPTIONS = ("kvd_socket", "model", "revision", "remote", "lease")
 SGLANGS = ("backend_name", "module_path", "class_name", "interface_v1", "allocator",
            "file_storage_path")
 # Load formats that read the weights from the model's own folder or repository.
@@ -67,7 +67,7 @@ def check_options(given):
     for name in ("kvd_socket", "model", "revision"):
         if not isinstance(given.get(name, ""), str):
             raise ValueError("kvd.sglang: %s: %r is not a string" % (name, given[name]))
-    for name, most in (("far", 60), ("lease", 600)):
+    for name, most in (("remote", 60), ("lease", 600)):
         value = given.get(name)
         if value is not None and (isinstance(value, bool) or
                                   not isinstance(value, (int, float)) or not 0 < value <= most):
@@ -242,7 +242,7 @@ class KvdStore(HiCacheStorage):
             self._asking, log=logger)
         mover = SpaceClient(connect, self._moving, log=logger)
         self.cache = HiCache(finder, mover, lease=given.get("lease", LEASE_S),
-                           far=given.get("far"))
+                           remote=given.get("remote"))
         follow_updates()
         follow_adapters(get_server_args(), given)
         _stores.add(self)

@@ -130,10 +130,10 @@ class Holds:
 
 class HiCache:
     """finder: a SpaceClient whose spaces have layouts alone; mover: one whose spaces have memory.
-    key: name of a pool's space for both. far: seconds, or None."""
+    key: name of a pool's space for both. remote: seconds, or None."""
 
-    def __init__(self, finder, mover, *, lease=LEASE_S, far=None, clock=time.monotonic):
-        self.finder, self.mover, self.lease, self.far = finder, mover, lease, far
+    def __init__(self, finder, mover, *, lease=LEASE_S, remote=None, clock=time.monotonic):
+        self.finder, self.mover, self.lease, self.remote = finder, mover, lease, remote
         self.clock, self.holds = clock, Holds(clock)
         self.stopped = None  # reason why no page is found or put any more
         self.found = self.missed = self.got = self.put_pages = 0
@@ -168,17 +168,17 @@ class HiCache:
         """None: unknown. Holds of this cache are released if all holds together exceed the
         limit."""
         def call(space):
-            def hold(count, far):
-                return space.hold(ids[:count], ANYWHERE, lease=self.lease, far=far,
-                                  timeout=CALL_S + (far or 0))
+            def hold(count, remote):
+                return space.hold(ids[:count], ANYWHERE, lease=self.lease, remote=remote,
+                                  timeout=CALL_S + (remote or 0))
             try:
-                return hold(len(ids), self.far)
+                return hold(len(ids), self.remote)
             except Error as error:
                 if error.code != "ELIMIT":
                     raise
             for one in self.holds.clear():
                 one.hold.close(CALL_S)
-            return hold_most(hold, len(ids), self.far)
+            return hold_most(hold, len(ids), self.remote)
         return self.finder.ask(key, call)
 
     def present(self, key, keys):

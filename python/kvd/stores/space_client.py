@@ -20,14 +20,14 @@ GONE = ("ELOST", "ENODAEMON", "EDEAD", "EDRAIN")
 MISSES = ("ELEASE", "ENOTFOUND")  # chunks were evicted
 
 
-def hold_most(hold, count, far):
-    """The longest hold that its user's limits allow. hold(n, far): of the first n chunks; all holds
-    of a user together are limited, so a shorter one may be possible. far: seconds to query other
-    daemons, or None. They are queried once: the limit is this daemon's."""
+def hold_most(hold, count, remote):
+    """The longest hold that its user's limits allow. hold(n, remote): of the first n chunks; all
+    holds of a user together are limited, so a shorter one may be possible. remote: seconds to query
+    other daemons, or None. They are queried once: the limit is this daemon's."""
     best, low, high, most = None, 0, count + 1, count
     while most > low:
         try:
-            one = hold(most, far if most == count else None)
+            one = hold(most, remote if most == count else None)
         except Error as error:
             if error.code != "ELIMIT" or most == 1:
                 raise

@@ -16,7 +16,7 @@ from ..memory import Memory
 from .geometry import Geometry
 
 START_S = 60  # the daemon prepares its chunk memory
-FAR_S = 10  # query of other daemons
+REMOTE_S = 10  # query of other daemons
 LEASE_S = 600
 SUMMED = 1 << 24  # values of a parameter at a time
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -166,7 +166,7 @@ class Place:
         at = 0
         try:
             while at < len(ids):
-                hold = self.spaces[view].hold(ids[at:], at, far=FAR_S, lease=LEASE_S)
+                hold = self.spaces[view].hold(ids[at:], at, remote=REMOTE_S, lease=LEASE_S)
                 begin = at * self.chunk
                 at += hold.chunks
                 held.append(Held(hold, begin, min(at * self.chunk, len(tokens)) - begin))

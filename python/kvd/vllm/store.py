@@ -31,13 +31,14 @@ from . import releases, sleep
 from .identity import names
 from .marks import Marks
 from .stats import StorePromMetrics, StoreStats
-from .store_plan import Adapters, FAR_MOST_S, LEASE_S, BlockIds, Plan, Step, TokenIds, chunk_tokens
+from .store_plan import (LEASE_S, REMOTE_MOST_S, Adapters, BlockIds, Plan, Step, TokenIds,
+                         chunk_tokens)
 from .store_worker import Rank
 from .worker import NAME_MAX, Ranks, build
 
 logger = init_logger("vllm.kvd")
 HASH = "sha256_cbor"
-OPTIONS = ("kvd_socket", "chunk_tokens", "model", "revision", "ids", "lease", "far")
+OPTIONS = ("kvd_socket", "chunk_tokens", "model", "revision", "ids", "lease", "remote")
 NO_CACHE_DRAFTERS = ("ngram", "ngram_gpu", "suffix")
 
 with contextlib.suppress(ValueError):  # registered already: MultiConnector loads children by name
@@ -111,10 +112,11 @@ def refuse_options(config):
     lease = given.get("lease", LEASE_S)
     if isinstance(lease, bool) or not isinstance(lease, (int, float)) or not 0 < lease <= 600:
         raise ValueError("kvd.vllm: lease: %r is not a number of seconds up to 600" % (lease,))
-    far = given.get("far", 0)
-    if isinstance(far, bool) or not isinstance(far, (int, float)) or not 0 <= far <= FAR_MOST_S:
-        raise ValueError("kvd.vllm: far: %r is not a number of seconds up to %g, for which the "
-                         "scheduler would wait" % (far, FAR_MOST_S))
+    remote = given.get("remote", 0)
+    if isinstance(remote, bool) or not isinstance(remote, (int, float)) \
+            or not 0 <= remote <= REMOTE_MOST_S:
+        raise ValueError("kvd.vllm: remote: %r is not a number of seconds up to %g, for which the "
+                         "scheduler would wait" % (remote, REMOTE_MOST_S))
     refuse_ids(config, given.get("ids", "blocks"))
 
 
@@ -160,7 +162,7 @@ def plan(config, caches, hashed, block, tokens):
     return Plan(spaces, ids, named, block, tokens,
                 group=caches.transfer_group_ids[0],
                 ranks=parallel.tensor_parallel_size * parallel.pipeline_parallel_size,
-                lease=extra("lease", LEASE_S), far=extra("far", 0) or None,
+                lease=extra("lease", LEASE_S), remote=extra("remote", 0) or None,
                 loads=transfer.is_kv_consumer and named.revision is not None,
                 saves=transfer.is_kv_producer and named.revision is not None, step=StoreStep,
                 adapters=Adapters(weights_of, logger) if extra("revision", None) is None else None)

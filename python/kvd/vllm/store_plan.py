@@ -21,7 +21,7 @@ from ..stores.names import word
 CHUNK_TOKENS = 256
 TOKENS_MIN = 16  # of a chunk, in the layout's tokens
 LEASE_S = 10.0
-FAR_MOST_S = 0.5  # longest wait of the scheduler for other daemons
+REMOTE_MOST_S = 0.5  # longest wait of the scheduler for other daemons
 AGAIN_S = 1.0  # until a queued request's prefix is looked up again
 START_S = 20.0  # for the workers' first step
 ADAPTER_S = 1.0  # for reading an adapter's folder
@@ -199,16 +199,16 @@ class Step:
 
 class Plan:
     """spaces: a SpaceClient whose opener takes (client, layout text, words). block: tokens of one;
-    group: of the block table; lease: of holds, seconds; far: seconds to query other daemons,
+    group: of the block table; lease: of holds, seconds; remote: seconds to query other daemons,
     or None; adapters: Adapters, or None if the user's revision covers them; ranks: number of
     workers; loads, saves: whether it does."""
 
     def __init__(self, spaces, ids, words, block, tokens, *, group=0, ranks=1, lease=LEASE_S,
-                 far=None, loads=True, saves=True, adapters=None, step=Step,
+                 remote=None, loads=True, saves=True, adapters=None, step=Step,
                  clock=time.monotonic):
         self.spaces, self.ids, self.block, self.tokens = spaces, ids, block, tokens
         self.named, self.words = words, None  # without and with the workers' layouts
-        self.group, self.lease, self.far = group, lease, far
+        self.group, self.lease, self.remote = group, lease, remote
         self.loads, self.saves, self.adapters = loads, saves, adapters
         self.new_step, self.step, self.clock = step, step(), clock
         self.ranks, self.rows, self.layout, self.start_s = ranks, {}, None, None
@@ -291,8 +291,8 @@ class Plan:
         if not ids:
             return 0
         hold = self.spaces.ask((self.layout, self.words), lambda space: hold_most(
-            lambda count, far: space.hold(ids[:count], first, lease=self.lease, far=far,
-                                          timeout=CALL_S), len(ids), self.far))
+            lambda count, remote: space.hold(ids[:count], first, lease=self.lease, remote=remote,
+                                             timeout=CALL_S), len(ids), self.remote))
         if hold is None:
             known.until = now + AWAY_S
             return 0

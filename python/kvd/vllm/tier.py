@@ -50,7 +50,7 @@ from ..stores.hicache import LEASE_S, HiCache
 from . import releases
 
 logger = init_logger("vllm.kvd")
-OPTIONS = ("revision", "model", "kvd_socket", "lease", "far", "locality")
+OPTIONS = ("revision", "model", "kvd_socket", "lease", "remote", "locality")
 TOKENS = 16  # of a row, as the layout counts them: a row is a multiple of 4096 bytes
 NAME_MAX = 63  # of a pool
 REGISTER_S = 120.0  # for memory that a daemon may have to pin
@@ -71,7 +71,7 @@ def check_options(given):
             "kvd.vllm: KvdTier does not know the options that vLLM was started with: set "
             "\"revision\" to a text that is unique to these weights, adapters, quantization, "
             "overrides, position encoding and attention backends")
-    for name, most in (("lease", 600), ("far", 60)):
+    for name, most in (("lease", 600), ("remote", 60)):
         value = given.get(name)
         if value is not None and (isinstance(value, bool) or
                                   not isinstance(value, (int, float)) or not 0 < value <= most):
@@ -167,7 +167,8 @@ class KvdTier(SecondaryTierManager):
         finder = SpaceClient(lambda: Client(given.get("kvd_socket"), client="vllm", timeout=CALL_S),
                             asking, log=logger)
         mover = SpaceClient(connect, self._moving, log=logger)
-        self.cache = HiCache(finder, mover, lease=given.get("lease", LEASE_S), far=given.get("far"))
+        self.cache = HiCache(finder, mover, lease=given.get("lease", LEASE_S),
+                             remote=given.get("remote"))
         self.lookups = Lookups(self, tier_type)
         self.loads, self.stores = Jobs("kvd-loads"), Jobs("kvd-stores")
         # the memory is registered before it serves

@@ -22,7 +22,7 @@
 #define FIELD_BYTES ((uint64_t)PAGES * PAGE * DIMS * 2)
 #define SEAT_AT (2 * LAYERS * FIELD_BYTES)
 #define HOLD_MS 600000u
-#define FAR_MS 3000u
+#define REMOTE_MS 3000u
 #define PUT_MS 10000
 #define PARTS 8u
 #define NEAR 1e-3
@@ -192,8 +192,8 @@ int rows_hold(struct rows *r, const char *args)
 	if (!result)
 		result = rows_open(r);
 	if (!result)
-		result =
-			kvd_hold_open(r->space, &chunks, HOLD_MS, FAR_MS, NULL, &r->hold);
+		result = kvd_hold_open(r->space, &chunks, HOLD_MS, REMOTE_MS, NULL,
+				       &r->hold);
 	if (!result)
 		result = kvd_hold_found(r->hold, &found, &chunks.first);
 	r->first = (uint32_t)chunks.first;

@@ -37,10 +37,10 @@ def daemons(count, ways=None, holder=PLAIN, kind=Daemon, own=PLAIN):
         yield own, client, holders, clients
 
 
-def fetched(rank, space, ids, chunks, far):
+def fetched(rank, space, ids, chunks, remote):
     pages = rank.some_pages(T * len(ids), seed=3)
-    with space.hold(ids, far=10) as hold:
-        assert (hold.chunks, hold.far) == (chunks, far)
+    with space.hold(ids, remote=10) as hold:
+        assert (hold.chunks, hold.remote) == (chunks, remote)
         assert hold.tokens == chunks * T
         if chunks:
             hold.fetch({"kv": kvd.View(pages, tokens=(0, hold.tokens))}).wait(timeout=60)
@@ -48,28 +48,28 @@ def fetched(rank, space, ids, chunks, far):
 
 
 def lent(client):
-    return client.command("chunk.list")["far"]["lent"]
+    return client.command("chunk.list")["remote"]["holds"]
 
 
 @pytest.mark.parametrize("ways", ["shm", "tcp"])
 def test_chunks_of_another_daemon_are_fetched(ways):
-    ids = chain(12, b"far")
+    ids = chain(12, b"remote")
     with daemons(1, ways) as (_, c, _, (h,)):
         there, here = Rank(h), Rank(c, page=32, pages=32)
         with there.space() as writer, here.space() as reader:
             there.put(writer, ids)
             assert reader.find(ids).chunks == 0
             with reader.hold(ids) as hold:
-                assert (hold.chunks, hold.far) == (0, 0), "nobody was to be asked"
-            fetched(here, reader, ids, 12, far=12)
+                assert (hold.chunks, hold.remote) == (0, 0), "nobody was to be asked"
+            fetched(here, reader, ids, 12, remote=12)
             if ways == "shm":  # own chunks first, then the following ones
                 here.put(reader, ids[:5])
-                fetched(here, reader, ids, 12, far=7)
+                fetched(here, reader, ids, 12, remote=7)
             until(lambda: lent(h) == 0)
 
 
 def test_chunks_without_a_place_are_fetched():
-    ids, anywhere = chain(12, b"far anywhere"), kvd.chunks.ANYWHERE
+    ids, anywhere = chain(12, b"remote anywhere"), kvd.chunks.ANYWHERE
     with daemons(1) as (_, c, _, (h,)):
         there, here = Rank(h), Rank(c, page=32, pages=32)
         with there.space() as writer, here.space() as reader:
@@ -78,13 +78,13 @@ def test_chunks_without_a_place_are_fetched():
             here.fill(pages := here.some_pages(2 * T), ids[3:5])
             reader.put(ids[3:5], {"kv": pages}, anywhere).wait(timeout=60)
             here.bytes[:] = 0xEE
-            with reader.hold(ids[3:11], anywhere, far=10) as hold:
-                assert (hold.chunks, hold.far) == (8, 6)
+            with reader.hold(ids[3:11], anywhere, remote=10) as hold:
+                assert (hold.chunks, hold.remote) == (8, 6)
                 pages = here.some_pages(7 * T, seed=3)
                 hold.fetch({"kv": kvd.View(pages, tokens=(T, 8 * T), first_token=T)}).wait(
                     timeout=60)
                 assert here.holds(pages, ids[4:11])
-            with reader.hold(ids, far=10) as hold:
+            with reader.hold(ids, remote=10) as hold:
                 assert hold.chunks == 0
 
 
@@ -95,9 +95,9 @@ def test_two_ranks_there_fill_one_here():
         here = Rank(c)
         with halves[0].space() as w0, halves[1].space() as w1, here.space() as reader:
             halves[0].put(w0, ids)
-            fetched(here, reader, ids, 0, far=0)  # one half of the heads is no chunk
+            fetched(here, reader, ids, 0, remote=0)  # one half of the heads is no chunk
             halves[1].put(w1, ids[:4])
-            fetched(here, reader, ids, 4, far=4)
+            fetched(here, reader, ids, 4, remote=4)
 
 
 def test_whoever_has_most_holds_it_and_the_rest_let_go():
@@ -109,8 +109,8 @@ def test_whoever_has_most_holds_it_and_the_rest_let_go():
             for h, n in zip(clients, (3, 9, 5)):
                 rank = Rank(h)
                 rank.put(stack.enter_context(rank.space()), ids[:n])
-            with reader.hold(ids, far=10) as hold:
-                assert (hold.chunks, hold.far) == (9, 9)
+            with reader.hold(ids, remote=10) as hold:
+                assert (hold.chunks, hold.remote) == (9, 9)
                 peers = {p["endpoint"]: p["instance"] for p in c.command("peer.list")["peers"]}
                 assert [(h.peer.hex(), h.chunks, h.tokens) for h in hold.holders()] == [
                     (peers[clients[i].endpoint], n, n * T) for i, n in ((1, 9), (2, 5))]
@@ -124,7 +124,7 @@ def test_a_hold_there_keeps_chunks_until_it_ends():
         there, here = Rank(h, pages=256, layers=4), Rank(c, pages=256, layers=4)
         with there.space() as writer, here.space() as reader:
             there.put(writer, ids)
-            with reader.hold(ids, far=10) as hold:
+            with reader.hold(ids, remote=10) as hold:
                 for i in range(20):  # more than the memory there
                     there.put(writer, chain(20, b"flood%d" % i), seed=i)
                 pages = here.some_pages(8 * T)
@@ -138,11 +138,11 @@ def test_another_session_joins_what_is_held_there():
         there, here = Rank(h), Rank(c)
         with there.space() as writer, here.space() as reader:
             there.put(writer, ids)
-            hold = reader.hold(ids, far=10)
+            hold = reader.hold(ids, remote=10)
             with kvd.Client(own.socket_path) as other:
                 rank = Rank(other)
                 with rank.space() as space, space.join(hold.secret) as joined:
-                    assert (joined.chunks, joined.far) == (4, 4)
+                    assert (joined.chunks, joined.remote) == (4, 4)
                     assert joined.holders() == hold.holders() != ()
                     hold.close()
                     pages = rank.some_pages(4 * T)
@@ -162,7 +162,7 @@ def test_a_part_in_a_file_there_is_read_for_others(tmp_path):
             for i in range(20):
                 there.put(writer, chain(20, b"push%d" % i), seed=i)
             before = h.command("chunk.list")["files"]["read"]
-            fetched(here, reader, ids, 8, far=8)
+            fetched(here, reader, ids, 8, remote=8)
             assert h.command("chunk.list")["files"]["read"] > before
 
 
@@ -179,8 +179,8 @@ def test_a_holder_that_was_killed_is_followed_by_the_other(when):
             whole = ids.pop()
             pages, views = here.some_pages(559 * T), {}
             views["kv"] = kvd.View(pages, tokens=(0, 559 * T))
-            with reader.hold([*ids, whole], far=10) as hold:
-                assert hold.far == 560
+            with reader.hold([*ids, whole], remote=10) as hold:
+                assert hold.remote == 560
                 own.expect("its chunks are fetched from another")
                 if when == "before":
                     holders[0].proc.kill()
@@ -191,13 +191,13 @@ def test_a_holder_that_was_killed_is_followed_by_the_other(when):
                 move.wait(timeout=60)
                 assert here.holds(pages, ids)
                 if when == "before":
-                    assert c.command("chunk.list")["far"]["retries"] > 0
+                    assert c.command("chunk.list")["remote"]["retries"] > 0
                 here.bytes[:] = 0
                 holders[1].proc.kill()
                 with pytest.raises(kvd.Error):
                     hold.fetch(views).wait(timeout=60)
                 assert not here.bytes.any()
-            with reader.hold(ids, far=1) as hold:
+            with reader.hold(ids, remote=1) as hold:
                 assert hold.chunks == 0
 
 
@@ -214,8 +214,8 @@ def test_a_lone_holder_that_is_gone_is_known_before_a_fetch_is_late(end):
             pages = here.some_pages(T * len(ids))
             here.bytes[:] = 0
             views = {"kv": kvd.View(pages, tokens=(0, T * len(ids)))}
-            with reader.hold(ids, far=10) as hold:
-                assert hold.far == len(ids)
+            with reader.hold(ids, remote=10) as hold:
+                assert hold.remote == len(ids)
                 os.kill(there.proc.pid, end)
                 try:
                     move = hold.fetch(views)
@@ -236,12 +236,12 @@ def test_a_daemon_that_does_not_answer_is_a_miss():
             rank.put(rank.space(), ids)
             os.kill(there.proc.pid, signal.SIGSTOP)
             try:
-                with reader.hold(ids, far=0.2) as hold:
+                with reader.hold(ids, remote=0.2) as hold:
                     assert hold.chunks == 0
             finally:
                 os.kill(there.proc.pid, signal.SIGCONT)
             # its later answers are released
-            until(lambda: h.command("chunk.list")["far"]["lends"] > 0 and lent(h) == 0)
+            until(lambda: h.command("chunk.list")["remote"]["holds_total"] > 0 and lent(h) == 0)
 
 
 def test_another_model_s_chunks_are_no_match():
@@ -250,7 +250,7 @@ def test_another_model_s_chunks_are_no_match():
         there, here = Rank(h), Rank(c)
         with there.space(model="n") as writer, here.space() as reader:
             there.put(writer, ids)
-            fetched(here, reader, ids, 0, far=0)
+            fetched(here, reader, ids, 0, remote=0)
 
 
 def test_an_engine_that_leaves_lets_go_there():
@@ -260,8 +260,8 @@ def test_an_engine_that_leaves_lets_go_there():
         there.put(there.space(), ids)
         with kvd.Client(own.socket_path) as c:
             here = Rank(c)
-            hold = here.space().hold(ids, far=10)
-            assert hold.far == 4
+            hold = here.space().hold(ids, remote=10)
+            assert hold.remote == 4
             assert lent(h) == 1
         until(lambda: lent(h) == 0)
 
@@ -281,18 +281,18 @@ def test_who_holds_a_prompt_is_picked():
         c.command("group.publish", group="prefill", worker="idle")
         answers = [of.command("group.query", group="prefill") for of in (c, *clients)]
         answer = dict(answers[0], ranks=[r for a in answers for r in a["ranks"]])
-        with reader.hold(ids, far=10) as hold:
+        with reader.hold(ids, remote=10) as hold:
             assert pick.near(hold, answer) == [("p0", 3 * T), ("p1", 9 * T)]
             picker = pick.Picker(seed=1)
             picker.feed("prefill", answer)
             for _ in range(2):  # the second is better off than who has nothing to do
                 assert picker.pick(prompt_tokens=9 * T + 1, only="prefill",
                                    near=pick.near(hold, answer)).prefill == "p1"
-        with reader.hold(chain(3, b"others"), far=10) as hold:
+        with reader.hold(chain(3, b"others"), remote=10) as hold:
             assert pick.near(hold, answer) == []
         rank = Rank(c)
         rank.put(reader, ids[:2])
-        with reader.hold(ids, far=10) as hold:  # others were queried for the following ones
+        with reader.hold(ids, remote=10) as hold:  # others were queried for the following ones
             assert pick.near(hold, answer) == [
                 ("idle", 2 * T), ("p0", 3 * T), ("p1", 9 * T)]
         with reader.hold(ids) as hold:
