@@ -166,8 +166,8 @@ static void text_open(struct text *text, const struct kvd_room *room,
 	client_text_int(text, "pool", kvd_pool_id(a->pool));
 	text_sources(text, room->slot.object.client, a);
 	client_text_some(text, "receivers", a->receivers);
-	if (a->receivers_told)
-		client_text_printf(text, ",\"receivers_told\":true");
+	if (a->receivers_from_pullers)
+		client_text_printf(text, ",\"receivers_from_pullers\":true");
 	if (a->view_count && with_views)
 		client_text_views(text, false, a->views, a->view_count);
 	if (a->has_aux)

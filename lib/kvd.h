@@ -540,10 +540,10 @@ struct kvd_room_args {
 	const struct kvd_source *sources; /* recv, pull */
 	size_t source_count;
 	/* recv: receivers per source, 0: 1; offer: number of pullers, 0: 1, unless the
-	 * pullers send it (receivers_told); pull: number of pullers, which is sent to
-	 * the offers and must match, 0: not sent */
+	 * pullers send it (receivers_from_pullers); pull: number of pullers, which is
+	 * sent to the offers and must match, 0: not sent */
 	uint32_t receivers;
-	bool receivers_told;
+	bool receivers_from_pullers;
 	/* offer, pull: the local pages. A pull without pages queries the offers and
 	 * extends their leases. It is KVD_WAITING_FOR_INPUT when all are known, and
 	 * reads when pages are bound (binding no pages releases the offers). */

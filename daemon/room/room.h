@@ -220,7 +220,7 @@ struct room {
 					uint64_t lease_ns, lease_epoch, lease_end_ns;
 					/* of the first puller that gave up; NULL: none */
 					const struct err *gave_up_why;
-					bool receivers_told; /* by the pullers */
+					bool receivers_from_pullers; /* by the pullers */
 				} offer;
 			};
 		};

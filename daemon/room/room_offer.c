@@ -79,14 +79,14 @@ static int give_answer(struct party *party)
 /* The number of pullers: set by them, or by the engine. */
 static int check_receivers(struct room *room, uint32_t told)
 {
-	if (room->offer.receivers_told && room->receivers == 0)
+	if (room->offer.receivers_from_pullers && room->receivers == 0)
 		room->receivers = told ? told : 1;
 	if (told == 0 || told == room->receivers)
 		return 0;
-	return err_raise(ERR_INVAL,
-			 "receivers: offer %llu has %u, this puller expects %u%s",
-			 (unsigned long long)room->number, room->receivers, told,
-			 room->offer.receivers_told ? " (set by an earlier puller)" : "");
+	return err_raise(
+		ERR_INVAL, "receivers: offer %llu has %u, this puller expects %u%s",
+		(unsigned long long)room->number, room->receivers, told,
+		room->offer.receivers_from_pullers ? " (set by an earlier puller)" : "");
 }
 
 static uint32_t pullers(const struct room *room)

@@ -141,7 +141,7 @@ static int parse_open(struct session *session, const struct room_open_args *args
 		.number = args->key.number,
 		.pool = pool_find(session, args->pool),
 		.receivers = args->receivers,
-		.receivers_told = args->receivers_told,
+		.receivers_from_pullers = args->receivers_from_pullers,
 		.lease_ns = args->lease_ms * LOOP_NS_PER_MS,
 	};
 	for (size_t i = 0; i < ARRAY_LEN(limits.ms); i++)
@@ -158,14 +158,15 @@ static int check_members(const cJSON *args, enum room_role role)
 	} rules[] = {
 		{"sources", 1u << ROOM_RECV | 1u << ROOM_PULL},
 		{"receivers", 1u << ROOM_RECV | 1u << ROOM_OFFER | 1u << ROOM_PULL},
-		{"receivers_told", 1u << ROOM_OFFER},
+		{"receivers_from_pullers", 1u << ROOM_OFFER},
 		{"views", 1u << ROOM_OFFER | 1u << ROOM_PULL},
 		{"aux", 1u << ROOM_OFFER | 1u << ROOM_PULL},
 		{"lease_ms", 1u << ROOM_OFFER},
 		{"remote", 1u << ROOM_PULL},
 		{"wait", 1u << ROOM_OFFER | 1u << ROOM_PULL},
 	};
-	const cJSON *told = cJSON_GetObjectItemCaseSensitive(args, "receivers_told");
+	const cJSON *told =
+		cJSON_GetObjectItemCaseSensitive(args, "receivers_from_pullers");
 
 	for (size_t i = 0; i < ARRAY_LEN(rules); i++) {
 		if (cJSON_GetObjectItemCaseSensitive(args, rules[i].name) &&
@@ -174,9 +175,10 @@ static int check_members(const cJSON *args, enum room_role role)
 					 room_role_names[role]);
 	}
 	if (cJSON_IsTrue(told) && cJSON_GetObjectItemCaseSensitive(args, "receivers"))
-		return err_raise(ERR_INVAL,
-				 "receivers: set by the pullers (receivers_told); omit "
-				 "it");
+		return err_raise(
+			ERR_INVAL,
+			"receivers: set by the pullers (receivers_from_pullers); omit "
+			"it");
 	return 0;
 }
 
@@ -410,7 +412,7 @@ const struct field room_open_fields[] = {
 	F_INT("receivers", room_open_args, receivers, OPTIONAL, 1, ROOM_PARTIES_MAX,
 	      "recv: number of receivers that each source waits for; offer, pull: "
 	      "number of pullers"),
-	F_BOOL("receivers_told", room_open_args, receivers_told,
+	F_BOOL("receivers_from_pullers", room_open_args, receivers_from_pullers,
 	       "offer: the pullers set their number"),
 	F_VIEWS(room_open_args,
 		"offer, pull: {name: {pages, first_token, tokens, layers}}; a pull "

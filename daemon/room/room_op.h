@@ -41,7 +41,7 @@ struct room_open_args {
 	uint64_t pool;
 	const cJSON *sources, *remote;
 	uint32_t receivers, lease_ms;
-	bool receivers_told;
+	bool receivers_from_pullers;
 	const cJSON *timeouts;
 	const char *request_id, *traceparent;
 	const char *ticket;

@@ -185,7 +185,7 @@ static bool add_party(cJSON *list, const struct party *party)
 		       (double)(sends ? party->used.bytes : party->due.got)) &&
 	       cJSON_AddNumberToObject(p, "expected_bytes",
 				       sends ? 0.0 : (double)party->due.expected) &&
-	       cJSON_AddBoolToObject(p, "told", party_asked(party)) &&
+	       cJSON_AddBoolToObject(p, "requested", party_asked(party)) &&
 	       cJSON_AddBoolToObject(p, "done", party_done(party)) &&
 	       cJSON_AddBoolToObject(p, "lost", party_lost(party)) &&
 	       cJSON_AddBoolToObject(p, "quiesced", party->abort & PARTY_QUIESCED);

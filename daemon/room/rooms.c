@@ -216,12 +216,12 @@ static void set_limits(struct room *room, const struct room_args *args,
 		room->limits_ns[i] =
 			args->limits_ns[i] ? args->limits_ns[i] : defaults[i];
 	room->receivers = args->receivers;
-	if (room->receivers == 0 && !args->receivers_told &&
+	if (room->receivers == 0 && !args->receivers_from_pullers &&
 	    (args->role == ROOM_RECV || args->role == ROOM_OFFER))
 		room->receivers = 1;
 	if (room->role != ROOM_OFFER)
 		return;
-	room->offer.receivers_told = args->receivers_told;
+	room->offer.receivers_from_pullers = args->receivers_from_pullers;
 	room->offer.lease_ns = args->lease_ns ? args->lease_ns : config->lease_ns;
 	room->offer.lease_end_ns = room->opened_ns + room->offer.lease_ns;
 }

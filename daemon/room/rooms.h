@@ -52,12 +52,12 @@ struct room_args {
 	enum room_role role;
 	uint64_t number;
 	struct pool *pool;
-	uint64_t limits_ns[3]; /* bootstrap, waiting, stall; 0 = the options' */
-	uint32_t receivers;    /* offer, recv, pull; 0 = not given */
-	bool receivers_told;   /* offer: by the pullers */
-	uint64_t lease_ns;     /* offer */
-	struct room_leg *leg;  /* owner of an internal room; else NULL */
-	bool slotted;	       /* its slot is claimed already: */
+	uint64_t limits_ns[3];	     /* bootstrap, waiting, stall; 0 = the options' */
+	uint32_t receivers;	     /* offer, recv, pull; 0 = not given */
+	bool receivers_from_pullers; /* offer: by the pullers */
+	uint64_t lease_ns;	     /* offer */
+	struct room_leg *leg;	     /* owner of an internal room; else NULL */
+	bool slotted;		     /* its slot is claimed already: */
 	uint32_t slot, slot_gen;
 };
 /* ERR_EXIST, ERR_LIMIT, ERR_DRAIN, ERR_NOMEM. */

@@ -22,13 +22,13 @@ class AsyncRoom:
     def __init__(self, client, number, role, pool, *, sources=(), receivers=0, views=None,
                  aux=None, wait=None, lease_ms=0, bootstrap_ms=0, waiting_ms=0, stall_ms=0,
                  request_id=None, traceparent=None, ticket=None, peers=(), timeout=None,
-                 receivers_told=False):
+                 receivers_from_pullers=False):
         times = {"lease_ms": lease_ms, "bootstrap_ms": bootstrap_ms,
                  "waiting_ms": waiting_ms, "stall_ms": stall_ms}
         names = {"request_id": request_id, "traceparent": traceparent, "ticket": ticket}
         self._args, self._kwargs = room_pack(
             client._client._kvd, number, role, pool, sources_pack(sources), receivers, views,
-            aux, wait, times, names, peers, timeout, receivers_told)
+            aux, wait, times, names, peers, timeout, receivers_from_pullers)
         self._client, self.number, self._role = client, self._args[1], role
         self._room = None
 
@@ -234,13 +234,13 @@ class AsyncClient:
                                stall_ms=stall_ms, request_id=request_id,
                                traceparent=traceparent, ticket=ticket, peers=peers).open()
 
-    async def offer(self, room, pool, views, *, receivers=0, receivers_told=False, aux=None,
+    async def offer(self, room, pool, views, *, receivers=0, receivers_from_pullers=False, aux=None,
                     wait=None, lease_ms=0,
                     bootstrap_ms=0, waiting_ms=0, stall_ms=0, request_id=None, traceparent=None,
                     ticket=None, peers=()):
         """Pull, prefill side; see kvd.Client.offer()."""
         return await AsyncRoom(self, room, OFFER, pool, views=views, receivers=receivers,
-                               receivers_told=receivers_told, wait=wait,
+                               receivers_from_pullers=receivers_from_pullers, wait=wait,
                                aux=aux, lease_ms=lease_ms, bootstrap_ms=bootstrap_ms,
                                waiting_ms=waiting_ms, stall_ms=stall_ms, request_id=request_id,
                                traceparent=traceparent, ticket=ticket, peers=peers).open()

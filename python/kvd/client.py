@@ -277,15 +277,15 @@ class Client:
                     request_id=request_id, traceparent=traceparent,
                     ticket=ticket, peers=peers, timeout=timeout, post=post)
 
-    def offer(self, room, pool, views, *, receivers=0, receivers_told=False, aux=None,
+    def offer(self, room, pool, views, *, receivers=0, receivers_from_pullers=False, aux=None,
               wait=None, lease_ms=0, bootstrap_ms=0,
               waiting_ms=0, stall_ms=0, request_id=None, traceparent=None,
               ticket=None, peers=(), timeout=None, post=False):
         """Pull, prefill side: pages that may be fetched for lease_ms. receivers: number of
-        pullers, 0: one; receivers_told: the pullers send that number. wait: as in Room.bind();
+        pullers, 0: one; receivers_from_pullers: the pullers send that number. wait: as in Room.bind();
         no page is read before."""
         return Room(self, room, OFFER, pool, views=views, receivers=receivers,
-                    receivers_told=receivers_told, wait=wait, aux=aux,
+                    receivers_from_pullers=receivers_from_pullers, wait=wait, aux=aux,
                     lease_ms=lease_ms, bootstrap_ms=bootstrap_ms, waiting_ms=waiting_ms,
                     stall_ms=stall_ms, request_id=request_id, traceparent=traceparent,
                     ticket=ticket, peers=peers, timeout=timeout, post=post)

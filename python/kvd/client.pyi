@@ -80,7 +80,7 @@ class Client:
              peers: Sequence[str] = ..., timeout: Optional[float] = ...,
              post: bool = ...) -> Room: ...
     def offer(self, room: int, pool: Pool, views: _Views, *, receivers: int = ...,
-              receivers_told: bool = ..., aux: Optional[int] = ...,
+              receivers_from_pullers: bool = ..., aux: Optional[int] = ...,
               wait: _Wait = ..., lease_ms: int = ..., bootstrap_ms: int = ...,
               waiting_ms: int = ..., stall_ms: int = ..., request_id: Optional[str] = ...,
              traceparent: Optional[str] = ..., ticket: Optional[str] = ...,

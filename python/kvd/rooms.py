@@ -151,7 +151,7 @@ def pull_sources(sources):
 
 
 def room_pack(client, number, role, pool, sources, receivers, views, aux, wait, times, names,
-              peers, timeout, receivers_told=False):
+              peers, timeout, receivers_from_pullers=False):
     """(args, kwargs) for _kvd.Room; times: arguments ending in _ms; names: request_id,
     traceparent, ticket."""
     from .client import Pool
@@ -163,7 +163,7 @@ def room_pack(client, number, role, pool, sources, receivers, views, aux, wait, 
     kwargs.update(
         sources=sources, peers=peers_pack(peers), views=views_pack(views) if wanted else (),
         receivers=_check.integer("receivers", receivers, 0, _check.U32),
-        receivers_told=_check.flag("receivers_told", receivers_told),
+        receivers_from_pullers=_check.flag("receivers_from_pullers", receivers_from_pullers),
         aux=aux_pack(aux), wait=wait_pack(wait), timeout=_check.seconds("timeout", timeout))
     return (client, number, role, pool._pool), kwargs
 
@@ -231,13 +231,13 @@ class Room(Awaited):
     def __init__(self, client, number, role, pool, *, sources=(), receivers=0, views=None,
                  aux=None, wait=None, lease_ms=0, bootstrap_ms=0, waiting_ms=0, stall_ms=0,
                  request_id=None, traceparent=None, ticket=None, peers=(), timeout=None,
-                 receivers_told=False, post=False):
+                 receivers_from_pullers=False, post=False):
         times = {"lease_ms": lease_ms, "bootstrap_ms": bootstrap_ms,
                  "waiting_ms": waiting_ms, "stall_ms": stall_ms}
         names = {"request_id": request_id, "traceparent": traceparent, "ticket": ticket}
         args, kwargs = room_pack(client._kvd, number, role, pool, sources_pack(sources),
                                  receivers, views, aux, wait, times, names, peers, timeout,
-                                 receivers_told)
+                                 receivers_from_pullers)
         self.number = args[1]
         self._room = _kvd.Room(*args, post=_check.flag("post", post), **kwargs)
 

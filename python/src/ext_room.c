@@ -249,11 +249,12 @@ static PyObject *room_made(PyTypeObject *type, struct open_start *start, PyObjec
 static PyObject *room_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = {
-		"client",	"room",	       "role",	   "pool",    "sources",
-		"receivers",	"views",       "aux",	   "wait",    "lease_ms",
-		"bootstrap_ms", "waiting_ms",  "stall_ms", "timeout", "on_done",
-		"request_id",	"traceparent", "ticket",   "peers",   "receivers_told",
-		"post",		NULL};
+		"client",      "room",	    "role",	    "pool",
+		"sources",     "receivers", "views",	    "aux",
+		"wait",	       "lease_ms",  "bootstrap_ms", "waiting_ms",
+		"stall_ms",    "timeout",   "on_done",	    "request_id",
+		"traceparent", "ticket",    "peers",	    "receivers_from_pullers",
+		"post",	       NULL};
 	struct open_start start = {0};
 	struct kvd_room_args *a = &start.args;
 	struct use uses[2];
@@ -266,7 +267,7 @@ static PyObject *room_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 	struct ext_views views = {0};
 	unsigned long long number;
 	uint64_t slot = 0;
-	int role, receivers_told = 0, post = 0, r = -1;
+	int role, receivers_from_pullers = 0, post = 0, r = -1;
 
 	if (!PyArg_ParseTupleAndKeywords(
 		    args, kwargs, "O!KiO!|OIOOOIIIIO&OzzzOpp", names, client_type,
@@ -274,13 +275,13 @@ static PyObject *room_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 		    &a->receivers, &view_list, &aux, &wait, &a->lease_ms,
 		    &a->bootstrap_ms, &a->waiting_ms, &a->stall_ms, ext_timeout,
 		    &run.timeout_ms, &run.told, &a->request_id, &a->traceparent,
-		    &a->ticket, &peers, &receivers_told, &post))
+		    &a->ticket, &peers, &receivers_from_pullers, &post))
 		return NULL;
 	start.c = run.client = (struct client *)client;
 	run.post = post;
 	a->room = number;
 	a->role = (enum kvd_role)role;
-	a->receivers_told = receivers_told;
+	a->receivers_from_pullers = receivers_from_pullers;
 	uses[0] = (struct use){(struct handle *)pool, &a->pool};
 	if (pool_usable(pool, start.c))
 		r = number_parse(aux, &slot);

@@ -140,7 +140,7 @@ def test_room_pulled_of_two_halves_whose_pages_come_later(pair):
     client, memory, _, pool = side(b, 0, 1)
     for rank, (_, mine, _, _) in enumerate(sources):
         mine[8:] = rank + 1
-    offers = [c.offer(77, p, {"kv": [3]}, receivers_told=True, wait=(region, 0, 1),
+    offers = [c.offer(77, p, {"kv": [3]}, receivers_from_pullers=True, wait=(region, 0, 1),
                       lease_ms=60000) for c, _, region, p in sources]
     pull = client.pull(77, pool, [kvd.Source(c.endpoint, "half", rank=i)
                                   for i, (c, _, _, _) in enumerate(sources)], receivers=1)

@@ -435,7 +435,7 @@ static void side_opens(struct sim *sim, struct sim_request *req, struct sim_side
 		n += (size_t)snprintf(text + n, sizeof(text) - n, ",'sources':%s",
 				      sources(sim, list, sizeof(list)));
 	if (source && req->told)
-		snprintf(text + n, sizeof(text) - n, ",'receivers_told':true");
+		snprintf(text + n, sizeof(text) - n, ",'receivers_from_pullers':true");
 	else if (source ? req->pull : !req->pull || req->told)
 		snprintf(text + n, sizeof(text) - n, ",'receivers':%u",
 			 sim->script->sinks);

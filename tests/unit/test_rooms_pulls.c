@@ -310,7 +310,7 @@ static void pullers_tell_how_many_they_are(void **state)
 	struct cache third = p->dst;
 
 	cluster_cache(&p->c, other, "kv", 1, &third);
-	open_offer(p, 30, ",'receivers_told':true");
+	open_offer(p, 30, ",'receivers_from_pullers':true");
 	pull_as(p, p->decode, &p->dst, 30, 2);
 	cluster_until_state(&p->c, p->decode, "pull", 30, KVD_SUCCESS);
 	cluster_run(&p->c, S);
@@ -324,7 +324,7 @@ static void pullers_tell_how_many_they_are(void **state)
 	cluster_until_state(&p->c, other, "pull", 30, KVD_SUCCESS);
 	cluster_until_state(&p->c, p->prefill, "offer", 30, KVD_SUCCESS);
 	/* one that sends no number is the only one; the offer's number counts, too */
-	open_offer(p, 31, ",'receivers_told':true");
+	open_offer(p, 31, ",'receivers_from_pullers':true");
 	open_pull(p, 31, ",'views':{'kv':{'pages':[7,2],'tokens':[0,7]}}");
 	cluster_until_state(&p->c, p->prefill, "offer", 31, KVD_SUCCESS);
 	open_offer(p, 32, "");
@@ -332,11 +332,11 @@ static void pullers_tell_how_many_they_are(void **state)
 	cluster_until_state(&p->c, p->decode, "pull", 32, KVD_FAILED);
 	room_failed_with(room_of(p, 1, ROOM_PULL, 32), ERR_INVAL,
 			 "has 1, this puller expects 2");
-	cluster_refused(
-		&p->c, p->prefill, "EINVAL",
-		"{'cmd':'room.open','room':'33','role':'offer','pool':%llu,"
-		"'receivers':2,'receivers_told':true,'views':{'kv':{'pages':[3]}}}",
-		(unsigned long long)p->src.pool);
+	cluster_refused(&p->c, p->prefill, "EINVAL",
+			"{'cmd':'room.open','room':'33','role':'offer','pool':%llu,"
+			"'receivers':2,'receivers_from_pullers':true,"
+			"'views':{'kv':{'pages':[3]}}}",
+			(unsigned long long)p->src.pool);
 	cluster_ok(&p->c, p->prefill, "{'cmd':'room.abort','room':'32'}");
 	cluster_until_state(&p->c, p->prefill, "offer", 32, KVD_FAILED);
 	cache_close(&third);

@@ -105,7 +105,7 @@ class Scene:
 
     def told_d(self):
         """Its request is on its way to a room that does not exist."""
-        self.world.until(lambda: self.d.show()["peers"][0]["told"], "nothing is told")
+        self.world.until(lambda: self.d.show()["peers"][0]["requested"], "nothing is requested")
 
     def asks_d(self):
         """It was told that its source is there."""
