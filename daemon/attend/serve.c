@@ -274,8 +274,9 @@ static int serve_new(struct attends *attends, struct remote *remote,
 	if (r >= 0)
 		r = message_check(attends, msg, &item->form);
 	if (r >= 0)
-		r = store_kv_of_lend(remote, msg->ask, msg->pool, msg->first, msg->count,
-				     msg->view[0] ? msg->view : NULL, &item->kv);
+		r = store_kv_of_remote_hold(remote, msg->ask, msg->pool, msg->first,
+					    msg->count, msg->view[0] ? msg->view : NULL,
+					    &item->kv);
 	if (r >= 0)
 		r = serve_charge(serve, remote, msg);
 	if (r >= 0)

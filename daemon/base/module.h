@@ -84,7 +84,7 @@ struct module {
 	void (*pool_coming)(struct pool *pool);
 	void (*pool_going)(struct pool *pool);
 	/* Of pool->rooms, those that end with the pool. */
-	unsigned int (*pool_lends)(const struct pool *pool);
+	unsigned int (*pool_readings)(const struct pool *pool);
 
 	/* ---- objects with numbers from an engine: KVD_RING_IDS + slot ---- */
 

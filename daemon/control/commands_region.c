@@ -234,8 +234,8 @@ static int pool_unregister_run(struct request *req)
 	rooms = pool->rooms;
 	MODULES_EACH(req->kvd, m)
 	{
-		if (m->pool_lends)
-			rooms -= m->pool_lends(pool);
+		if (m->pool_readings)
+			rooms -= m->pool_readings(pool);
 	}
 	if (rooms)
 		return err_raise(ERR_BUSY, "pool %ju: %u room%s it", (uintmax_t)pool->id,

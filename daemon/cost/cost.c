@@ -228,13 +228,14 @@ static struct cost_price cost_round(const struct cost_case *c, struct cost_price
 
 /* Home as a holder. Without a measurement, or without its recent factor: as the first
  * holder that has one, because then it cancels; and if none computes attention, it is in
- * each remaining method, and cancels, too. *lent_p: it has that holder's recent factor.
+ * each remaining method, and cancels, too. *from_other_p: it has that holder's recent
+ * factor.
  */
-static struct cost_holder cost_home_as(const struct cost_case *c, bool *lent_p)
+static struct cost_holder cost_home_as(const struct cost_case *c, bool *from_other_p)
 {
 	struct cost_holder home = {.compute = c->compute, .attend = c->attend};
 
-	*lent_p = false;
+	*from_other_p = false;
 	for (unsigned int i = 0; i < c->holder_count; i++) {
 		if (!c->holders[i].compute)
 			continue;
@@ -242,7 +243,7 @@ static struct cost_holder cost_home_as(const struct cost_case *c, bool *lent_p)
 			return c->holders[i];
 		if (!(home.attend.value > 0)) {
 			home.attend = c->holders[i].attend;
-			*lent_p = true;
+			*from_other_p = true;
 		}
 		break;
 	}
@@ -262,11 +263,11 @@ static double cost_tokens(const struct cost_case *c)
 static struct cost_price cost_attend_home(const struct cost_case *c)
 {
 	struct cost_holder home;
-	bool lent;
+	bool from_other;
 
 	if (c->attend_us > 0)
 		return (struct cost_price){c->attend_us, 0};
-	home = cost_home_as(c, &lent);
+	home = cost_home_as(c, &from_other);
 	return home.compute ? cost_attend_at(&home, c, cost_tokens(c)) : price_nothing;
 }
 
@@ -275,14 +276,14 @@ static double cost_shared_attend(const struct cost_case *c)
 {
 	const struct cost_holder *holder = &c->holders[0];
 	double tokens = cost_tokens(c), there, here;
-	bool lent;
+	bool from_other;
 
 	if (c->attend_us > 0 || c->holder_count != 1 || !holder->compute)
 		return 0;
 	if (!c->compute)
 		return cost_attend_home(c).variance;
-	(void)cost_home_as(c, &lent);
-	if (!lent)
+	(void)cost_home_as(c, &from_other);
+	if (!from_other)
 		return 0;
 	there = cost_attend(holder->compute, &c->shape, c->query, tokens, c->selected).us;
 	here = cost_attend(c->compute, &c->shape, c->query, tokens, c->selected).us;

@@ -45,11 +45,11 @@ struct far_one {
 	struct far_query *query;
 	struct remote *remote;
 	uint64_t ask;
-	bool open;		 /* not answered */
-	bool held;		 /* the remote, by this: a home named it */
-	bool waiting;		 /* not sent yet: it is being dialled */
-	bool trial;		 /* it was late before: no hold waits for it */
-	struct far_lend *parked; /* its reply names pools that are not known yet */
+	bool open;		  /* not answered */
+	bool held;		  /* the remote, by this: a home named it */
+	bool waiting;		  /* not sent yet: it is being dialled */
+	bool trial;		  /* it was late before: no hold waits for it */
+	struct far_grant *parked; /* its reply names pools that are not known yet */
 };
 
 struct far_query {
@@ -281,7 +281,7 @@ static void one_close(struct far_one *one)
 	one->query->far->held -= one->held;
 	idmap_remove(&one->query->far->asks, one->ask);
 	if (one->parked)
-		far_lend_unref(mem_steal(one->parked));
+		far_grant_unref(mem_steal(one->parked));
 }
 
 static void query_free(struct far_query *query)
@@ -551,27 +551,27 @@ int far_ask(struct far *far, struct store_hold *hold, uint32_t count, uint64_t l
 
 /* ---- answers ---- */
 
-static bool is_known(const struct far_lend *lend)
+static bool is_known(const struct far_grant *grant)
 {
-	for (unsigned int i = 0; i < lend->pool_count; i++) {
-		if (!handshake_pool_by_id(lend->remote, lend->pools[i]))
+	for (unsigned int i = 0; i < grant->pool_count; i++) {
+		if (!handshake_pool_by_id(grant->remote, grant->pools[i]))
 			return false;
 	}
 	return true;
 }
 
-/* Takes `lend`. Outcome 1: it waits for pools of the holder's. */
-static int told_use(struct far_one *one, struct far_lend *lend)
+/* Takes `grant`. Outcome 1: it waits for pools of the holder's. */
+static int told_use(struct far_one *one, struct far_grant *grant)
 {
 	struct far_hold *far;
 	int r;
 
-	if (one->held && !is_known(lend)) {
-		one->parked = lend;
+	if (one->held && !is_known(grant)) {
+		one->parked = grant;
 		return 1;
 	}
-	r = far_hold_new(lend, one->query->hold->handle, one->query->asked, &far);
-	far_lend_unref(lend);
+	r = far_hold_new(grant, one->query->hold->handle, one->query->asked, &far);
+	far_grant_unref(grant);
 	if (far)
 		far_hold_add(&one->query->hold->far, far);
 	return err_pass(r);
@@ -584,10 +584,10 @@ static int told_read(struct far_one *one, const struct wire_chunk_lookup_ack *ms
 					.ask = one->ask,
 					.lease_ms = one->query->msg.lease_ms,
 					.chunks = one->query->asked};
-	struct far_lend *lend;
-	int r = far_lend_new(&asked, msg, &lend);
+	struct far_grant *grant;
+	int r = far_grant_new(&asked, msg, &grant);
 
-	return r < 0 ? err_pass(r) : err_pass(told_use(one, lend));
+	return r < 0 ? err_pass(r) : err_pass(told_use(one, grant));
 }
 
 int far_on_told(struct store *store, struct remote *remote, struct cursor *body)

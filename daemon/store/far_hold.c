@@ -19,7 +19,7 @@
 
 struct far_hold {
 	struct far_hold *next; /* of as many chunks or fewer */
-	struct far_lend *lend;
+	struct far_grant *grant;
 	bool failed, late; /* late: another one was faster */
 	uint32_t chunks;   /* that serve the hold's rank */
 	uint64_t tokens;
@@ -47,24 +47,24 @@ void far_release(struct remote *remote, uint64_t ask)
  * requested. */
 static void on_renew(struct loop_timer *timer)
 {
-	struct far_lend *lend = container_of(timer, struct far_lend, renew);
-	struct wire_chunk_lookup msg = {.ask = lend->ask, .lease_ms = FAR_LEASE_MORE_MS};
+	struct far_grant *grant = container_of(timer, struct far_grant, renew);
+	struct wire_chunk_lookup msg = {.ask = grant->ask, .lease_ms = FAR_LEASE_MORE_MS};
 
-	memcpy(msg.space, lend->space, sizeof(msg.space));
-	if (far_up(lend->remote) && handshake_tell_chunk_lookup(lend->remote, &msg) < 0)
+	memcpy(msg.space, grant->space, sizeof(msg.space));
+	if (far_up(grant->remote) && handshake_tell_chunk_lookup(grant->remote, &msg) < 0)
 		err_clear(); /* it disconnects, which releases the hold */
 	loop_timer_start(timer, RENEW_MS * LOOP_NS_PER_MS);
 }
 
-void far_lend_unref(struct far_lend *lend)
+void far_grant_unref(struct far_grant *grant)
 {
-	if (--lend->refs)
+	if (--grant->refs)
 		return;
-	loop_timer_stop(&lend->renew);
-	far_release(lend->remote, lend->ask);
-	handshake_release(lend->remote);
-	mem_free(lend->runs);
-	mem_free(lend);
+	loop_timer_stop(&grant->renew);
+	far_release(grant->remote, grant->ask);
+	handshake_release(grant->remote);
+	mem_free(grant->runs);
+	mem_free(grant);
 }
 
 void far_hold_free(struct far_hold *far)
@@ -72,7 +72,7 @@ void far_hold_free(struct far_hold *far)
 	while (far) {
 		struct far_hold *next = far->next;
 
-		far_lend_unref(far->lend);
+		far_grant_unref(far->grant);
 		mem_free(far->used);
 		mem_free(far);
 		far = next;
@@ -113,7 +113,7 @@ struct far_hold *far_hold_other(struct far_hold *all, const struct far_hold *far
 {
 	for (; all; all = all->next) {
 		if (all != far && !all->failed && i + count <= all->chunks &&
-		    far_up(all->lend->remote))
+		    far_up(all->grant->remote))
 			return all;
 	}
 	return NULL;
@@ -136,25 +136,25 @@ void far_hold_late(struct far_hold *far)
 
 struct remote *far_hold_remote(const struct far_hold *far)
 {
-	return far->lend->remote;
+	return far->grant->remote;
 }
 
 uint64_t far_hold_ask(const struct far_hold *far)
 {
-	return far->lend->ask;
+	return far->grant->ask;
 }
 
 uint64_t far_hold_sources(const struct far_hold *far, uint32_t i)
 {
-	const struct far_lend *lend = far->lend;
-	uint32_t from = 0, to = lend->run_count;
+	const struct far_grant *grant = far->grant;
+	uint32_t from = 0, to = grant->run_count;
 
 	if (i >= far->chunks)
 		return 0;
 	while (to - from > 1) {
 		uint32_t at = from + (to - from) / 2;
 
-		if (i < lend->runs[at - 1].end)
+		if (i < grant->runs[at - 1].end)
 			to = at;
 		else
 			from = at;
@@ -164,106 +164,107 @@ uint64_t far_hold_sources(const struct far_hold *far, uint32_t i)
 
 uint64_t far_hold_pool(const struct far_hold *far, unsigned int bit)
 {
-	assert(bit < far->lend->pool_count);
-	return far->lend->pools[bit];
+	assert(bit < far->grant->pool_count);
+	return far->grant->pools[bit];
 }
 
 /* ---- an answer ---- */
 
-static int told_runs(struct far_lend *lend, const struct wire_chunk_lookup_ack *msg,
+static int told_runs(struct far_grant *grant, const struct wire_chunk_lookup_ack *msg,
 		     uint32_t most)
 {
 	struct cursor in;
 	uint32_t count;
 
 	cursor_read(&in, msg->runs.data, msg->runs.len);
-	lend->pool_count = cursor_get_count(&in, STORE_CLASSES_MAX, 8);
-	for (unsigned int i = 0; i < lend->pool_count; i++)
-		lend->pools[i] = cursor_get_u64(&in);
+	grant->pool_count = cursor_get_count(&in, STORE_CLASSES_MAX, 8);
+	for (unsigned int i = 0; i < grant->pool_count; i++)
+		grant->pools[i] = cursor_get_u64(&in);
 	count = cursor_get_count(&in, STORE_IDS_MAX, 12);
-	lend->runs = mem_calloc(count + 1, sizeof(*lend->runs));
-	if (!lend->runs)
+	grant->runs = mem_calloc(count + 1, sizeof(*grant->runs));
+	if (!grant->runs)
 		return err_pass(-ENOMEM);
-	for (; lend->run_count < count && !in.bad; lend->run_count++) {
-		struct far_run *run = &lend->runs[lend->run_count];
+	for (; grant->run_count < count && !in.bad; grant->run_count++) {
+		struct far_run *run = &grant->runs[grant->run_count];
 		uint32_t chunks = cursor_get_u32(&in);
 
 		run->mask = cursor_get_u64(&in);
-		if (chunks == 0 || chunks > most - lend->chunks)
+		if (chunks == 0 || chunks > most - grant->chunks)
 			return err_raise(ERR_PROTO,
 					 "CHUNK_LOOKUP_ACK: more than requested");
 		if (!run->mask ||
-		    (lend->pool_count < 64 && run->mask >> lend->pool_count) ||
-		    (lend->run_count && run->mask == run[-1].mask))
+		    (grant->pool_count < 64 && run->mask >> grant->pool_count) ||
+		    (grant->run_count && run->mask == run[-1].mask))
 			return err_raise(ERR_PROTO,
 					 "CHUNK_LOOKUP_ACK: a run without a pool, "
 					 "or a duplicate");
-		lend->chunks += chunks;
-		run->end = lend->chunks;
+		grant->chunks += chunks;
+		run->end = grant->chunks;
 	}
 	return cursor_check(&in, "CHUNK_LOOKUP_ACK.runs");
 }
 
 /* Only the last chunk may be short: is this number of tokens possible? */
-static bool tokens_fit(const struct far_lend *lend, uint64_t tokens, uint32_t chunk)
+static bool tokens_fit(const struct far_grant *grant, uint64_t tokens, uint32_t chunk)
 {
-	return lend->chunks == 0 || (tokens > (lend->chunks - 1) * (uint64_t)chunk &&
-				     tokens <= lend->chunks * (uint64_t)chunk);
+	return grant->chunks == 0 || (tokens > (grant->chunks - 1) * (uint64_t)chunk &&
+				      tokens <= grant->chunks * (uint64_t)chunk);
 }
 
-int far_lend_new(const struct far_asked *asked, const struct wire_chunk_lookup_ack *msg,
-		 struct far_lend **lend_p)
+int far_grant_new(const struct far_asked *asked, const struct wire_chunk_lookup_ack *msg,
+		  struct far_grant **grant_p)
 {
 	const struct store_space *space = asked->space;
-	struct far_lend *lend = mem_zalloc(sizeof(*lend));
+	struct far_grant *grant = mem_zalloc(sizeof(*grant));
 	int r;
 
-	if (!lend) {
+	if (!grant) {
 		far_release(asked->remote, asked->ask); /* nothing else will */
 		return err_pass(-ENOMEM);
 	}
-	lend->refs = 1;
-	lend->store = space->store;
-	lend->remote = asked->remote;
-	lend->remote->reaches++;
-	lend->ask = asked->ask;
-	lend->tokens = msg->tokens;
-	memcpy(lend->space, space->digest, sizeof(lend->space));
-	loop_timer_init(&lend->renew, space->store->kvd->loop, on_renew);
-	loop_timer_start(&lend->renew, (asked->lease_ms - RENEW_MS) * LOOP_NS_PER_MS);
-	r = told_runs(lend, msg, asked->chunks);
-	if (r >= 0 && !tokens_fit(lend, msg->tokens, space->tokens))
+	grant->refs = 1;
+	grant->store = space->store;
+	grant->remote = asked->remote;
+	grant->remote->reaches++;
+	grant->ask = asked->ask;
+	grant->tokens = msg->tokens;
+	memcpy(grant->space, space->digest, sizeof(grant->space));
+	loop_timer_init(&grant->renew, space->store->kvd->loop, on_renew);
+	loop_timer_start(&grant->renew, (asked->lease_ms - RENEW_MS) * LOOP_NS_PER_MS);
+	r = told_runs(grant, msg, asked->chunks);
+	if (r >= 0 && !tokens_fit(grant, msg->tokens, space->tokens))
 		r = err_raise(ERR_PROTO, "CHUNK_LOOKUP_ACK: %llu tokens of %u chunks",
-			      (unsigned long long)msg->tokens, lend->chunks);
+			      (unsigned long long)msg->tokens, grant->chunks);
 	if (r < 0) {
-		far_lend_unref(lend);
+		far_grant_unref(grant);
 		return err_pass(r);
 	}
-	*lend_p = lend;
+	*grant_p = grant;
 	return 0;
 }
 
 /* The pools that together serve the rank; 0: they do not, or are not known. */
-static uint64_t lend_cover(const struct far_lend *lend, const struct store_handle *handle,
-			   uint64_t mask)
+static uint64_t grant_cover(const struct far_grant *grant,
+			    const struct store_handle *handle, uint64_t mask)
 {
 	const struct layout *layouts[STORE_CLASSES_MAX] = {NULL};
 	bool lack = false; /* then it is a miss */
 
-	for (unsigned int i = 0; i < lend->pool_count; i++) {
+	for (unsigned int i = 0; i < grant->pool_count; i++) {
 		const struct remote_pool *pool =
-			mask >> i & 1 ? handshake_pool_by_id(lend->remote, lend->pools[i])
-				      : NULL;
+			mask >> i & 1
+				? handshake_pool_by_id(grant->remote, grant->pools[i])
+				: NULL;
 
 		if (pool && !pool->is_session && !pool->going)
 			layouts[i] = pool->layout;
 	}
-	return store_cover_layouts(handle, layouts, lend->pool_count, &lack);
+	return store_cover_layouts(handle, layouts, grant->pool_count, &lack);
 }
 
 /* The covers of a reply's runs. */
 struct far_covers {
-	const struct far_lend *lend;
+	const struct far_grant *grant;
 	const struct store_handle *handle;
 	struct store_cover of[STORE_COVERS_NEW];
 	unsigned int count;
@@ -283,34 +284,34 @@ static uint64_t far_cover(struct far_covers *covers, uint64_t mask)
 		return 0;
 	one = &covers->of[covers->count++];
 	one->mask = mask;
-	one->used = lend_cover(covers->lend, covers->handle, mask);
+	one->used = grant_cover(covers->grant, covers->handle, mask);
 	return one->used;
 }
 
-int far_hold_new(struct far_lend *lend, const struct store_handle *handle, uint32_t most,
-		 struct far_hold **far_p)
+int far_hold_new(struct far_grant *grant, const struct store_handle *handle,
+		 uint32_t most, struct far_hold **far_p)
 {
-	struct far_covers covers = {.lend = lend, .handle = handle};
+	struct far_covers covers = {.grant = grant, .handle = handle};
 	struct far_hold *far = mem_zalloc(sizeof(*far));
 
 	*far_p = NULL;
 	if (!far)
 		return err_pass(-ENOMEM);
-	far->used = mem_calloc(lend->run_count + 1, sizeof(*far->used));
+	far->used = mem_calloc(grant->run_count + 1, sizeof(*far->used));
 	if (!far->used) {
 		mem_free(far);
 		return err_pass(-ENOMEM);
 	}
-	far->lend = lend;
-	lend->refs++;
-	for (uint32_t i = 0; i < lend->run_count && far->chunks < most; i++) {
-		far->used[i] = far_cover(&covers, lend->runs[i].mask);
+	far->grant = grant;
+	grant->refs++;
+	for (uint32_t i = 0; i < grant->run_count && far->chunks < most; i++) {
+		far->used[i] = far_cover(&covers, grant->runs[i].mask);
 		if (!far->used[i])
 			break;
-		far->chunks = lend->runs[i].end < most ? lend->runs[i].end : most;
+		far->chunks = grant->runs[i].end < most ? grant->runs[i].end : most;
 	}
-	far->tokens = far->chunks == lend->chunks
-			      ? lend->tokens
+	far->tokens = far->chunks == grant->chunks
+			      ? grant->tokens
 			      : (uint64_t)far->chunks * handle->space->tokens;
 	if (far->chunks)
 		*far_p = far;
@@ -343,7 +344,7 @@ int far_hold_join(const struct far_hold *other, const struct store_handle *handl
 	for (; other && r >= 0; other = other->next) {
 		struct far_hold *far;
 
-		r = far_hold_new(other->lend, handle, most, &far);
+		r = far_hold_new(other->grant, handle, most, &far);
 		if (far)
 			far_hold_add(&all, far);
 	}

@@ -15,7 +15,7 @@ struct far_run {
 };
 
 /* The chunks that the holder reported, and holds until they are released here. */
-struct far_lend {
+struct far_grant {
 	unsigned int refs;
 	struct store *store;
 	struct remote *remote; /* held */
@@ -39,12 +39,12 @@ struct far_asked {
 bool far_up(const struct remote *remote); /* it may have chunks */
 void far_release(struct remote *remote, uint64_t ask);
 /* The chunks it holds, by its reply: a reference. On failure they are released. */
-int far_lend_new(const struct far_asked *asked, const struct wire_chunk_lookup_ack *msg,
-		 struct far_lend **lend_p);
-void far_lend_unref(struct far_lend *lend);
+int far_grant_new(const struct far_asked *asked, const struct wire_chunk_lookup_ack *msg,
+		  struct far_grant **grant_p);
+void far_grant_unref(struct far_grant *grant);
 /* As much of its first `most` chunks as serves the handle: *far_p, or NULL. */
-int far_hold_new(struct far_lend *lend, const struct store_handle *handle, uint32_t most,
-		 struct far_hold **far_p);
+int far_hold_new(struct far_grant *grant, const struct store_handle *handle,
+		 uint32_t most, struct far_hold **far_p);
 /* The two that have most; the others are released. */
 void far_hold_add(struct far_hold **first_p, struct far_hold *far);
 

@@ -30,7 +30,7 @@
 #include "daemon/store/homes.h"
 #include "daemon/store/homes_group.h"
 #include "daemon/store/keep.h"
-#include "daemon/store/lend.h"
+#include "daemon/store/remote_hold.h"
 #include "daemon/store/ring_chunk.h"
 #include "daemon/store/store_impl.h"
 #include "daemon/store/store_metrics.h"
@@ -187,7 +187,7 @@ void store_free(struct store *store)
 	far_free(store->far);
 	homes_free(store->homes);
 	home_free(store->home);
-	assert(store->lends == 0);
+	assert(store->remote_holds == 0);
 	loop_work_stop(&store->wake);
 	store_pages_fini(store);
 	strmap_fini(&store->holds);
@@ -209,7 +209,7 @@ static int store_session_end(struct session *session)
 		store->session = NULL;
 		files_close(store->files); /* its jobs pin the region: no more of them */
 		store->region = NULL;
-		lends_close(store);
+		remote_holds_close(store);
 		far_close(store->far);
 		homes_close(store->homes);
 	}
@@ -253,7 +253,7 @@ static int store_on_message(struct remote *remote, const struct wire_header *h,
 	case WIRE_T_CHUNK_LOOKUP:
 	case WIRE_T_CHUNK_OFFER:
 	case WIRE_T_CHUNK_RELEASE:
-		return err_pass(lend_on_message(store, remote, h, body));
+		return err_pass(remote_hold_on_message(store, remote, h, body));
 	case WIRE_T_INDEX_UPDATE:
 	case WIRE_T_INDEX_DIGEST:
 	case WIRE_T_INDEX_QUERY:
@@ -295,7 +295,7 @@ static void store_on_down(struct remote *remote, const struct err *why)
 	if (!store)
 		return;
 	far_on_down(store->far, remote);
-	lend_on_down(remote);
+	remote_holds_on_down(remote);
 	if (store->homes)
 		homes_on_down(store->homes, remote);
 	if (store->home)
@@ -306,7 +306,7 @@ static void store_on_down(struct remote *remote, const struct err *why)
 
 bool store_drained(const struct store *store)
 {
-	return !store || (files_drained(store->files) && store->lends == 0);
+	return !store || (files_drained(store->files) && store->remote_holds == 0);
 }
 
 static int store_module_new(struct kvd *kvd, void **part_p)
@@ -358,13 +358,13 @@ static void store_module_free(void *part)
 
 static void store_remote_init(struct remote *remote)
 {
-	list_init(&store_remote(remote)->lends);
+	list_init(&store_remote(remote)->holds);
 	idmap_init(&store_remote(remote)->asks);
 }
 
 static bool store_remote_idle(const struct remote *remote)
 {
-	return store_remote(remote)->lend_count == 0;
+	return store_remote(remote)->hold_count == 0;
 }
 
 static const struct command *const store_tables[] = {chunk_commands, chunk_event_commands,
@@ -387,7 +387,7 @@ const struct module store_module = {
 	.session_end = store_session_end,
 	.session_gone = store_session_gone,
 	.pool_going = store_pool_going,
-	.pool_lends = store_pool_readings,
+	.pool_readings = store_pool_readings,
 	.ring_has = store_has,
 	.ring_cancel = store_ring_cancel,
 	.ring_release = store_ring_release,

@@ -39,8 +39,8 @@ void store_figures(const struct store *store, struct store_figures *figures_p)
 					      .retries = store->far_retries,
 					      .hedges = store->far_hedges,
 					      .hedges_won = store->far_hedges_won,
-					      .holds_total = store->lend_count,
-					      .holds = store->lends};
+					      .holds_total = store->remote_hold_count,
+					      .holds = store->remote_holds};
 	far_count(store->far, &figures_p->remote);
 	homes_figures(store->homes, &figures_p->homes);
 	figures_p->homes.dials = store->far_dials;

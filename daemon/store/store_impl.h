@@ -229,11 +229,11 @@ struct store {
 	uint64_t chunk_count;
 	struct far *far; /* NULL: no other daemon is queried */
 	struct live *costs;
-	struct homes *homes; /* NULL: no updates are sent */
-	struct home *home;   /* NULL: this daemon is no index node */
-	unsigned int lends;  /* remote holds: lend.c, as the next */
-	uint64_t lend_looks; /* parts checked for subtransfers of others */
-	struct list pins;    /* store_pins.c: chunks being unpinned */
+	struct homes *homes;	    /* NULL: no updates are sent */
+	struct home *home;	    /* NULL: this daemon is no index node */
+	unsigned int remote_holds;  /* remote holds: remote_hold.c, as the next */
+	uint64_t remote_leg_checks; /* parts checked for subtransfers of others */
+	struct list pins;	    /* store_pins.c: chunks being unpinned */
 	struct loop_work unpinning;
 	uint32_t published;	/* parts in engines' pages, and withdrawn records */
 	uint32_t published_max; /* the latter for users with few */
@@ -249,7 +249,7 @@ struct store {
 	struct list hedges;	/* struct store_move.hedge_link */
 	struct pace_budget hedging;
 	uint64_t found, missed, put_bytes, fetched_bytes;
-	uint64_t far_found, far_bytes, far_retries, lend_count;
+	uint64_t far_found, far_bytes, far_retries, remote_hold_count;
 	uint64_t far_hedges, far_hedges_won;
 	uint64_t far_dials, far_dials_refused; /* of holders that index nodes named */
 	uint64_t covers;		       /* that were made */
@@ -272,10 +272,10 @@ struct store_remote {
 	/* subtransfers of fetches from it: store_leg.c */
 	uint64_t pull_ended_ns; /* the last one's end */
 	struct pace pace;
-	/* its holds here: lend.c */
-	struct list lends; /* struct store_lend.link */
+	/* its holds here: remote_hold.c */
+	struct list holds; /* struct remote_hold.link */
 	struct idmap asks; /* the open ones */
-	unsigned int lend_count, lent_legs;
+	unsigned int hold_count, legs;
 };
 
 static inline struct store_remote *store_remote(const struct remote *remote)

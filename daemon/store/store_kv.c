@@ -14,7 +14,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/session/pool.h"
 #include "daemon/session/region.h"
-#include "daemon/store/lend.h"
+#include "daemon/store/remote_hold.h"
 #include "daemon/store/store_impl.h"
 
 static const struct layout_view *kv_view(const struct layout *layout, const char *name,
@@ -191,14 +191,14 @@ int store_kv_of_hold(const struct store_hold *hold, uint32_t first, uint32_t cou
 	return err_pass(kv_make(class, hold->chunks + first, count, view, kv_p));
 }
 
-int store_kv_of_lend(const struct remote *remote, uint64_t ask, uint64_t pool,
-		     uint32_t first, uint32_t count, const char *view,
-		     struct store_kv **kv_p)
+int store_kv_of_remote_hold(const struct remote *remote, uint64_t ask, uint64_t pool,
+			    uint32_t first, uint32_t count, const char *view,
+			    struct store_kv **kv_p)
 {
 	struct store_chunk *const *chunks;
 	struct store_class *class;
 	uint32_t have;
-	int r = lend_chunks(remote, ask, pool, &chunks, &have, &class);
+	int r = remote_hold_chunks(remote, ask, pool, &chunks, &have, &class);
 
 	if (r >= 0 && class->published)
 		r = err_raise(ERR_REQUIRE,

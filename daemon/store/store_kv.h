@@ -38,9 +38,9 @@ struct store_kv {
 int store_kv_of_hold(const struct store_hold *hold, uint32_t first, uint32_t count,
 		     const char *view, struct store_kv **kv_p);
 /* The same of the remote's hold `ask`; `pool`: one that was reported to it. */
-int store_kv_of_lend(const struct remote *remote, uint64_t ask, uint64_t pool,
-		     uint32_t first, uint32_t count, const char *view,
-		     struct store_kv **kv_p);
+int store_kv_of_remote_hold(const struct remote *remote, uint64_t ask, uint64_t pool,
+			    uint32_t first, uint32_t count, const char *view,
+			    struct store_kv **kv_p);
 /* The same bytes? */
 bool store_kv_same(const struct store_kv *a, const struct store_kv *b);
 /* Another reference: each is freed. Loop thread. */

@@ -4,7 +4,7 @@
  * source's pages and one pull of them all. One of the two is in the engine's session, so
  * that it ends with the engine and is charged to it; the other is in the store's own. No
  * other peer can take part: number and ticket are random and secret. If another daemon
- * holds the chunks, its store makes the offers (lend.c), and both are sent to it.
+ * holds the chunks, its store makes the offers (remote_hold.c), and both are sent to it.
  *
  * A subtransfer is small, because a failure repeats all of it, and progress is shown per
  * subtransfer.

@@ -417,10 +417,11 @@ void ask_judge_place(struct sim *sim, unsigned int node, bool alive)
 		judge_remote(sim, remote);
 	store_figures(store_of(kvd), &store);
 	if (store.holds || store.remote.holds || pinned(store_of(kvd)))
-		sim_broken(sim,
-			   "end: node %u still has %u holds, %u lent, %llu bytes pinned",
-			   node, store.holds, store.remote.holds,
-			   (unsigned long long)pinned(store_of(kvd)));
+		sim_broken(
+			sim,
+			"end: node %u has %u holds, %u remote holds, %llu bytes pinned",
+			node, store.holds, store.remote.holds,
+			(unsigned long long)pinned(store_of(kvd)));
 	if (charged(kvd))
 		sim_broken(sim, "end: node %u still has %llu attends charged", node,
 			   (unsigned long long)charged(kvd));

@@ -174,12 +174,12 @@ MUTANTS = [
     ("stop-of-anybody", "daemon/attend/serve.c",
      "list_foreach_safe(serve, &attend_remote(remote)->serves, peer) {\n\t\tif",
      "list_foreach_safe(serve, &attends->serving, link) {\n\t\tif"),
-    ("hold-without-its-key", "daemon/store/lend.c",
+    ("hold-without-its-key", "daemon/store/remote_hold.c",
      "return idmap_get(&store_remote(remote)->asks, ask);",
-     "struct store_lend *lend = NULL;\n\n"
+     "struct remote_hold *hold = NULL;\n\n"
      "\tlist_foreach(remote, handshake_remotes(remote->kvd->handshake), link)\n"
-     "\t\tlend = lend ? lend : idmap_get(&store_remote(remote)->asks, ask);\n"
-     "\treturn lend;"),
+     "\t\thold = hold ? hold : idmap_get(&store_remote(remote)->asks, ask);\n"
+     "\treturn hold;"),
     ("pin-gone-before-the-kernel", "daemon/store/store_kv.c",
      ("\tstore_chunk_pin(chunk);\n", "store_chunk_unpin(kv->chunks[--kv->count]);"),
      ("", "kv->count--;")),

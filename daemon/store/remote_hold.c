@@ -12,7 +12,7 @@
  * that an engine fills. Waiting ones are checked once in each turn in which parts were
  * loaded, from the first missing part on.
  */
-#include "daemon/store/lend.h"
+#include "daemon/store/remote_hold.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -26,12 +26,12 @@
 #include "daemon/store/far.h"
 #include "daemon/store/store_impl.h"
 
-#define LENDS_MAX 256u	    /* of a peer */
-#define LENT_LEGS_MAX 1024u /* of a peer, at a time */
+#define REMOTE_HOLDS_MAX 256u /* of a peer */
+#define REMOTE_LEGS_MAX 1024u /* of a peer, at a time */
 #define LEASE_MS_MAX \
 	(STORE_LEASE_MS_MAX + FAR_LEASE_MORE_MS) /* the requesters' maximum */
 
-struct store_lend {
+struct remote_hold {
 	struct list link; /* in its remote's */
 	struct store *store;
 	struct remote *remote; /* held */
@@ -39,8 +39,8 @@ struct store_lend {
 	struct store_space *space;
 	uint64_t first; /* number of the first chunk in its prompt, or in the hold */
 	struct store_chunk **chunks;
-	uint64_t *told; /* of each: classes, as bits of the space's */
-	uint64_t told_any;
+	uint64_t *reported; /* of each: classes, as bits of the space's */
+	uint64_t reported_any;
 	uint32_t count;
 	struct list legs;
 	unsigned int leg_count;
@@ -49,12 +49,12 @@ struct store_lend {
 	uint64_t until_ns; /* it ends */
 };
 
-struct lend_leg {
+struct remote_leg {
 	struct room_leg base;
 	struct store_reading reading; /* of an engine's pages */
 	struct list link;	      /* in its remote hold's */
 	struct store_waiter wait;     /* for a part */
-	struct store_lend *lend;
+	struct remote_hold *hold;
 	struct wire_chunk_offer asked;
 	uint32_t there; /* its first parts, that are in memory */
 	bool checked;
@@ -76,73 +76,73 @@ static void leg_refuse(struct remote *remote, const struct wire_chunk_offer *ask
 
 static void remote_step(struct store_remote *there)
 {
-	if (there->lend_count)
+	if (there->hold_count)
 		return;
 	idmap_fini(&there->asks);
 	idmap_init(&there->asks);
 }
 
-static void lend_step(struct store_lend *lend)
+static void remote_hold_step(struct remote_hold *hold)
 {
-	if (!lend->closed || lend->leg_count)
+	if (!hold->closed || hold->leg_count)
 		return;
-	store_pins_end(lend->store, lend->chunks, lend->count);
-	list_remove(&lend->link);
-	loop_timer_stop(&lend->lease);
-	store_space_let_go(lend->space);
-	lend->store->lends--;
-	store_remote(lend->remote)->lend_count--;
-	remote_step(store_remote(lend->remote));
-	handshake_release(lend->remote);
-	mem_free(lend->told);
-	mem_free(lend);
+	store_pins_end(hold->store, hold->chunks, hold->count);
+	list_remove(&hold->link);
+	loop_timer_stop(&hold->lease);
+	store_space_let_go(hold->space);
+	hold->store->remote_holds--;
+	store_remote(hold->remote)->hold_count--;
+	remote_step(store_remote(hold->remote));
+	handshake_release(hold->remote);
+	mem_free(hold->reported);
+	mem_free(hold);
 }
 
-static void lend_leg_free(struct lend_leg *leg)
+static void remote_leg_free(struct remote_leg *leg)
 {
-	struct store_lend *lend = leg->lend;
+	struct remote_hold *hold = leg->hold;
 
 	store_reading_end(&leg->reading);
 	loop_defer_cancel(&leg->gone);
 	list_remove(&leg->link);
 	list_remove(&leg->wait.link);
-	lend->leg_count--;
-	store_remote(lend->remote)->lent_legs--;
+	hold->leg_count--;
+	store_remote(hold->remote)->legs--;
 	mem_free(leg);
-	lend_step(lend);
+	remote_hold_step(hold);
 }
 
 /* Waiting subtransfers are refused with `why`; open ones continue, or (`all`) end. */
-static void lend_close(struct store_lend *lend, const struct err *why, bool all)
+static void remote_hold_close(struct remote_hold *hold, const struct err *why, bool all)
 {
-	struct lend_leg *leg;
+	struct remote_leg *leg;
 
-	lend->closed = true;
-	idmap_remove(&store_remote(lend->remote)->asks, lend->ask);
-	loop_timer_stop(&lend->lease);
-	lend->leg_count++; /* it stays for the walk */
-	list_foreach_safe(leg, &lend->legs, link) {
+	hold->closed = true;
+	idmap_remove(&store_remote(hold->remote)->asks, hold->ask);
+	loop_timer_stop(&hold->lease);
+	hold->leg_count++; /* it stays for the walk */
+	list_foreach_safe(leg, &hold->legs, link) {
 		if (!list_empty(&leg->wait.link)) {
-			leg_refuse(lend->remote, &leg->asked, why);
-			lend_leg_free(leg);
+			leg_refuse(hold->remote, &leg->asked, why);
+			remote_leg_free(leg);
 		} else if (all && leg->base.room) {
 			room_fail(leg->base.room, why, NULL);
 		}
 	}
-	lend->leg_count--;
-	lend_step(lend);
+	hold->leg_count--;
+	remote_hold_step(hold);
 }
 
-static void on_lend_lease(struct loop_timer *timer)
+static void on_remote_hold_lease(struct loop_timer *timer)
 {
 	struct err why;
 
 	store_lease_over();
 	err_take(&why);
-	lend_close(container_of(timer, struct store_lend, lease), &why, false);
+	remote_hold_close(container_of(timer, struct remote_hold, lease), &why, false);
 }
 
-static struct store_lend *lend_find(const struct remote *remote, uint64_t ask)
+static struct remote_hold *remote_hold_find(const struct remote *remote, uint64_t ask)
 {
 	return idmap_get(&store_remote(remote)->asks, ask);
 }
@@ -150,7 +150,7 @@ static struct store_lend *lend_find(const struct remote *remote, uint64_t ask)
 /* ---- CHUNK_LOOKUP ---- */
 
 /* The report of chunks that follow each other. */
-struct lend_told {
+struct remote_hold_report {
 	const struct pool *pools[STORE_CLASSES_MAX];
 	unsigned int pool_count;
 	unsigned int bit_of[STORE_CLASSES_MAX]; /* of a class; 1 + the bit; 0: none yet */
@@ -160,7 +160,8 @@ struct lend_told {
 	uint32_t run_count;
 };
 
-static unsigned int told_bit(struct lend_told *told, const struct store_class *class)
+static unsigned int told_bit(struct remote_hold_report *told,
+			     const struct store_class *class)
 {
 	if (!told->bit_of[class->index]) {
 		told->pools[told->pool_count++] = class->pool;
@@ -171,7 +172,7 @@ static unsigned int told_bit(struct lend_told *told, const struct store_class *c
 
 /* A requester takes the first of several: never an engine's pages, which may be withdrawn
  * and do not serve attention. */
-static void told_order(struct lend_told *told, const struct store_space *space)
+static void told_order(struct remote_hold_report *told, const struct store_space *space)
 {
 	for (unsigned int i = 0; i < STORE_CLASSES_MAX && space->published; i++) {
 		const struct store_class *class = space->classes[i];
@@ -183,8 +184,8 @@ static void told_order(struct lend_told *told, const struct store_space *space)
 
 /* These classes of the chunk's as bits of the reply; *there_p: without those that have no
  * pool. */
-static uint64_t told_mask(struct lend_told *told, const struct store_chunk *chunk,
-			  uint64_t *there_p)
+static uint64_t told_mask(struct remote_hold_report *told,
+			  const struct store_chunk *chunk, uint64_t *there_p)
 {
 	uint64_t mask = 0;
 
@@ -203,7 +204,7 @@ static uint64_t told_mask(struct lend_told *told, const struct store_chunk *chun
 	return mask;
 }
 
-static void told_run_end(struct lend_told *told)
+static void told_run_end(struct remote_hold_report *told)
 {
 	if (!told->in_run)
 		return;
@@ -213,7 +214,7 @@ static void told_run_end(struct lend_told *told)
 	told->in_run = 0;
 }
 
-static void told_add(struct lend_told *told, const struct store_chunk *chunk,
+static void told_add(struct remote_hold_report *told, const struct store_chunk *chunk,
 		     uint64_t mask)
 {
 	if (mask != told->mask)
@@ -247,9 +248,9 @@ static bool half_is_pinned(const struct arena_owner *owner)
 }
 
 /* Pins the chunk: with these classes; 0: it cannot be, or exceeds the limit. */
-static uint64_t lend_pin(struct store_lend *lend, struct store_chunk *chunk)
+static uint64_t remote_hold_pin(struct remote_hold *hold, struct store_chunk *chunk)
 {
-	const struct arena_owner *owner = lend->space->tenant->owner;
+	const struct arena_owner *owner = hold->space->tenant->owner;
 	uint64_t there;
 
 	store_chunk_pin(chunk);
@@ -260,8 +261,9 @@ static uint64_t lend_pin(struct store_lend *lend, struct store_chunk *chunk)
 	return 0;
 }
 
-static void ask_chunks(struct store_lend *lend, const struct store_space *space,
-		       const struct wire_chunk_lookup *msg, struct lend_told *told)
+static void ask_chunks(struct remote_hold *hold, const struct store_space *space,
+		       const struct wire_chunk_lookup *msg,
+		       struct remote_hold_report *told)
 {
 	uint32_t count = (uint32_t)(msg->ids.len / STORE_ID_BYTES);
 
@@ -274,16 +276,16 @@ static void ask_chunks(struct store_lend *lend, const struct store_space *space,
 		uint64_t there = chunk ? store_chunk_ready(chunk) | chunk->filed : 0;
 		uint64_t mask;
 
-		if (there && lend)
-			there = lend_pin(lend, chunk);
+		if (there && hold)
+			there = remote_hold_pin(hold, chunk);
 		if (!there)
 			break;
 		mask = told_mask(told, chunk, &there);
-		if (lend && mask) {
-			lend->told[lend->count] = there;
-			lend->told_any |= there;
-			lend->chunks[lend->count++] = chunk;
-		} else if (lend) {
+		if (hold && mask) {
+			hold->reported[hold->count] = there;
+			hold->reported_any |= there;
+			hold->chunks[hold->count++] = chunk;
+		} else if (hold) {
 			store_chunk_unpin(chunk);
 		}
 		if (!mask)
@@ -296,7 +298,8 @@ static void ask_chunks(struct store_lend *lend, const struct store_space *space,
 	told_run_end(told);
 }
 
-static int ask_answer(struct remote *remote, uint64_t ask, struct lend_told *told)
+static int ask_answer(struct remote *remote, uint64_t ask,
+		      struct remote_hold_report *told)
 {
 	uint8_t head[8 + 8 * STORE_CLASSES_MAX + 8];
 	cleanup_free uint8_t *runs = NULL;
@@ -320,13 +323,14 @@ static int ask_answer(struct remote *remote, uint64_t ask, struct lend_told *tol
 	return handshake_tell_chunk_lookup_ack(remote, &msg);
 }
 
-static int lend_check(const struct store_remote *there, const struct store_space *space,
-		      uint64_t ask)
+static int remote_hold_check(const struct store_remote *there,
+			     const struct store_space *space, uint64_t ask)
 {
 	if (idmap_get(&there->asks, ask))
 		return err_raise(ERR_EXIST, "duplicate hold number");
-	if (there->lend_count >= LENDS_MAX)
-		return err_raise(ERR_LIMIT, "%u holds of one peer (limit)", LENDS_MAX);
+	if (there->hold_count >= REMOTE_HOLDS_MAX)
+		return err_raise(ERR_LIMIT, "%u holds of one peer (limit)",
+				 REMOTE_HOLDS_MAX);
 	if (half_is_pinned(space->tenant->owner))
 		return err_raise(ERR_LIMIT, "pinned bytes exceed half of this user's "
 					    "quota");
@@ -334,80 +338,82 @@ static int lend_check(const struct store_remote *there, const struct store_space
 }
 
 /* It is never shorter than it was. */
-static void lease_set(struct store_lend *lend, uint64_t lease_ms)
+static void lease_set(struct remote_hold *hold, uint64_t lease_ms)
 {
 	uint64_t ns =
 		(lease_ms < LEASE_MS_MAX ? lease_ms : LEASE_MS_MAX) * LOOP_NS_PER_MS;
-	uint64_t until_ns = loop_now_ns(lend->store->kvd->loop) + ns;
+	uint64_t until_ns = loop_now_ns(hold->store->kvd->loop) + ns;
 
-	if (until_ns <= lend->until_ns)
+	if (until_ns <= hold->until_ns)
 		return;
-	lend->until_ns = until_ns;
-	loop_timer_start(&lend->lease, ns);
+	hold->until_ns = until_ns;
+	loop_timer_start(&hold->lease, ns);
 }
 
-static int lend_alloc(struct store *store, struct remote *remote, uint64_t ask,
-		      uint32_t most, struct store_lend **lend_p)
+static int remote_hold_alloc(struct store *store, struct remote *remote, uint64_t ask,
+			     uint32_t most, struct remote_hold **hold_p)
 {
-	struct store_lend *lend = mem_zalloc(sizeof(*lend));
+	struct remote_hold *hold = mem_zalloc(sizeof(*hold));
 	int r = 0;
 
-	if (!lend)
+	if (!hold)
 		return err_pass(-ENOMEM);
-	lend->chunks = store_pins_new(most);
-	lend->told = mem_calloc((size_t)most + 1, sizeof(*lend->told));
-	if (!lend->chunks || !lend->told)
+	hold->chunks = store_pins_new(most);
+	hold->reported = mem_calloc((size_t)most + 1, sizeof(*hold->reported));
+	if (!hold->chunks || !hold->reported)
 		r = -ENOMEM;
 	if (r >= 0)
-		r = idmap_put(&store_remote(remote)->asks, ask, lend);
+		r = idmap_put(&store_remote(remote)->asks, ask, hold);
 	if (r < 0) {
-		store_pins_end(store, lend->chunks, 0);
-		mem_free(lend->told);
-		mem_free(lend);
+		store_pins_end(store, hold->chunks, 0);
+		mem_free(hold->reported);
+		mem_free(hold);
 		return err_pass(r);
 	}
-	*lend_p = lend;
+	*hold_p = hold;
 	return 0;
 }
 
-static int lend_open(struct store *store, struct remote *remote,
-		     struct store_space *space, const struct wire_chunk_lookup *msg,
-		     struct store_lend **lend_p)
+static int remote_hold_open(struct store *store, struct remote *remote,
+			    struct store_space *space,
+			    const struct wire_chunk_lookup *msg,
+			    struct remote_hold **hold_p)
 {
 	struct store_remote *there = store_remote(remote);
-	struct store_lend *lend;
-	int r = lend_check(there, space, msg->ask);
+	struct remote_hold *hold;
+	int r = remote_hold_check(there, space, msg->ask);
 
 	if (r >= 0)
-		r = lend_alloc(store, remote, msg->ask,
-			       (uint32_t)(msg->ids.len / STORE_ID_BYTES), &lend);
+		r = remote_hold_alloc(store, remote, msg->ask,
+				      (uint32_t)(msg->ids.len / STORE_ID_BYTES), &hold);
 	if (r < 0)
 		return err_pass(r);
-	lend->store = store;
-	lend->remote = remote;
+	hold->store = store;
+	hold->remote = remote;
 	remote->reaches++;
-	lend->ask = msg->ask;
-	lend->space = space;
+	hold->ask = msg->ask;
+	hold->space = space;
 	space->handles++; /* its classes stay */
-	lend->first = msg->first & ~CHUNK_LOOKUP_ANYWHERE;
-	list_init(&lend->legs);
-	loop_timer_init(&lend->lease, store->kvd->loop, on_lend_lease);
-	lease_set(lend, msg->lease_ms);
-	list_push_back(&there->lends, &lend->link);
-	there->lend_count++;
-	store->lends++;
-	store->lend_count++;
-	*lend_p = lend;
+	hold->first = msg->first & ~CHUNK_LOOKUP_ANYWHERE;
+	list_init(&hold->legs);
+	loop_timer_init(&hold->lease, store->kvd->loop, on_remote_hold_lease);
+	lease_set(hold, msg->lease_ms);
+	list_push_back(&there->holds, &hold->link);
+	there->hold_count++;
+	store->remote_holds++;
+	store->remote_hold_count++;
+	*hold_p = hold;
 	return 0;
 }
 
 /* Extends the lease of the hold with this number. */
-static void lend_renew(const struct remote *remote, const struct wire_chunk_lookup *msg)
+static void remote_hold_renew(const struct remote *remote,
+			      const struct wire_chunk_lookup *msg)
 {
-	struct store_lend *lend = lend_find(remote, msg->ask);
+	struct remote_hold *hold = remote_hold_find(remote, msg->ask);
 
-	if (lend)
-		lease_set(lend, msg->lease_ms);
+	if (hold)
+		lease_set(hold, msg->lease_ms);
 }
 
 static int ask_do(struct store *store, struct remote *remote,
@@ -416,8 +422,8 @@ static int ask_do(struct store *store, struct remote *remote,
 	size_t count = msg->ids.len / STORE_ID_BYTES;
 	cleanup_free uint8_t *runs = mem_alloc(count * 12 + 12);
 	struct store_space *space;
-	struct store_lend *lend = NULL;
-	struct lend_told told = {.mask = 0};
+	struct remote_hold *hold = NULL;
+	struct remote_hold_report told = {.mask = 0};
 	int r = store_ready(store);
 
 	if (r >= 0 && !runs)
@@ -430,18 +436,18 @@ static int ask_do(struct store *store, struct remote *remote,
 	cursor_write(&told.runs, runs, count * 12 + 12);
 	space = store_space_by_digest(store, msg->space);
 	if (space && msg->lease_ms)
-		r = lend_open(store, remote, space, msg, &lend);
+		r = remote_hold_open(store, remote, space, msg, &hold);
 	if (r >= 0 && space)
-		ask_chunks(lend, space, msg, &told);
-	if (lend && told.chunks == 0) {
-		lend_close(lend, NULL, false); /* it has no legs */
-		lend = NULL;
+		ask_chunks(hold, space, msg, &told);
+	if (hold && told.chunks == 0) {
+		remote_hold_close(hold, NULL, false); /* it has no legs */
+		hold = NULL;
 	}
 	if (r >= 0)
 		r = ask_answer(remote, msg->ask, &told);
-	if (r < 0 && lend)
-		lend_close(lend, NULL, false); /* a requester that does not know of it
-						  cannot release it */
+	if (r < 0 && hold)
+		remote_hold_close(hold, NULL, false); /* a requester that does not know of
+						  it cannot release it */
 	return r < 0 ? err_pass(r) : 0;
 }
 
@@ -454,7 +460,7 @@ static int on_ask(struct store *store, struct remote *remote, struct cursor *bod
 	if (r < 0)
 		return err_pass(r);
 	if (store && !msg.ids.len) {
-		lend_renew(remote, &msg);
+		remote_hold_renew(remote, &msg);
 		return 0;
 	}
 	if (ask_do(store, remote, &msg) >= 0)
@@ -472,24 +478,25 @@ static int on_ask(struct store *store, struct remote *remote, struct cursor *bod
 
 static void on_leg_gone(struct loop_defer *defer)
 {
-	lend_leg_free(container_of(defer, struct lend_leg, gone));
+	remote_leg_free(container_of(defer, struct remote_leg, gone));
 }
 
 static void on_leg_room_end(struct room_leg *base, const struct room *room)
 {
-	struct lend_leg *leg = container_of(base, struct lend_leg, base);
+	struct remote_leg *leg = container_of(base, struct remote_leg, base);
 
 	store_reading_end(&leg->reading);
 	if (room->error->code != ERR_OK) /* its puller may not be connected yet */
-		leg_refuse(leg->lend->remote, &leg->asked, room->error);
+		leg_refuse(leg->hold->remote, &leg->asked, room->error);
 	loop_defer(rooms_kvd(room->rooms)->loop, &leg->gone);
 }
 
 /* Of a reported pool. */
-static struct store_class *lend_class(const struct store_lend *lend, uint64_t pool)
+static struct store_class *remote_hold_class(const struct remote_hold *hold,
+					     uint64_t pool)
 {
-	for (uint64_t left = lend->told_any; left; left &= left - 1) {
-		struct store_class *class = lend->space->classes[__builtin_ctzll(left)];
+	for (uint64_t left = hold->reported_any; left; left &= left - 1) {
+		struct store_class *class = hold->space->classes[__builtin_ctzll(left)];
 
 		if (class && class->pool && class->pool->id == pool)
 			return class;
@@ -497,35 +504,35 @@ static struct store_class *lend_class(const struct store_lend *lend, uint64_t po
 	return NULL;
 }
 
-int lend_chunks(const struct remote *remote, uint64_t ask, uint64_t pool,
-		struct store_chunk *const **chunks_p, uint32_t *count_p,
-		struct store_class **class_p)
+int remote_hold_chunks(const struct remote *remote, uint64_t ask, uint64_t pool,
+		       struct store_chunk *const **chunks_p, uint32_t *count_p,
+		       struct store_class **class_p)
 {
-	struct store_lend *lend = lend_find(remote, ask);
+	struct remote_hold *hold = remote_hold_find(remote, ask);
 
-	if (!lend)
+	if (!hold)
 		return store_lease_over();
-	*class_p = lend_class(lend, pool);
+	*class_p = remote_hold_class(hold, pool);
 	if (!*class_p)
 		return err_raise(ERR_NOTFOUND, "pool: not in this hold");
-	*chunks_p = lend->chunks;
-	*count_p = lend->count;
+	*chunks_p = hold->chunks;
+	*count_p = hold->count;
 	return 0;
 }
 
 /* Outcome 1: its parts are in memory, or still in their engine's pages; 0: one is being
  * loaded. */
-static int leg_parts(struct lend_leg *leg, const struct store_class *class)
+static int leg_parts(struct remote_leg *leg, const struct store_class *class)
 {
-	const struct store_lend *lend = leg->lend;
+	const struct remote_hold *hold = leg->hold;
 
 	if (class->published)
 		leg->there = 0; /* nothing keeps them */
 	for (; leg->there < leg->asked.count; leg->there++) {
 		const struct store_part *part = store_part_find(
-			lend->chunks[leg->asked.first + leg->there], class);
+			hold->chunks[leg->asked.first + leg->there], class);
 
-		lend->store->lend_looks++;
+		hold->store->remote_leg_checks++;
 		if (!part || !store_part_placed(part))
 			return err_raise(ERR_NOTFOUND, "a chunk of the hold is missing");
 		if (part->memory != PART_READY)
@@ -534,31 +541,31 @@ static int leg_parts(struct lend_leg *leg, const struct store_class *class)
 	return 1;
 }
 
-static int leg_check(const struct lend_leg *leg, const struct store_class *class)
+static int leg_check(const struct remote_leg *leg, const struct store_class *class)
 {
 	const struct wire_chunk_offer *m = &leg->asked;
-	const struct store_lend *lend = leg->lend;
-	uint64_t tokens = lend->space->tokens, from = (lend->first + m->first) * tokens;
+	const struct remote_hold *hold = leg->hold;
+	uint64_t tokens = hold->space->tokens, from = (hold->first + m->first) * tokens;
 
 	if (!class)
 		return err_raise(ERR_NOTFOUND, "unknown pool of chunks");
-	if (m->first >= lend->count || m->count == 0 ||
-	    m->count > lend->count - m->first || m->begin >= m->end || m->begin < from ||
+	if (m->first >= hold->count || m->count == 0 ||
+	    m->count > hold->count - m->first || m->begin >= m->end || m->begin < from ||
 	    m->end > from + m->count * tokens)
 		return err_raise(ERR_RANGE, "CHUNK_OFFER: outside this hold");
 	for (uint32_t i = m->first; i < m->first + m->count; i++) {
-		if (!(lend->told[i] >> class->index & 1))
+		if (!(hold->reported[i] >> class->index & 1))
 			return err_raise(ERR_NOTFOUND,
 					 "CHUNK_OFFER: chunk not reported in this pool");
 	}
 	return 0;
 }
 
-static int leg_open(struct lend_leg *leg, struct store_class *class)
+static int leg_open(struct remote_leg *leg, struct store_class *class)
 {
 	const struct wire_chunk_offer *m = &leg->asked;
-	struct store_lend *lend = leg->lend;
-	struct store *store = lend->store;
+	struct remote_hold *hold = leg->hold;
+	struct store *store = hold->store;
 	struct room_args args = {.session = class->pool->session,
 				 .role = ROOM_OFFER,
 				 .number = m->room,
@@ -567,13 +574,13 @@ static int leg_open(struct lend_leg *leg, struct store_class *class)
 				 .leg = &leg->base};
 	struct room_maps maps;
 	struct room *room;
-	int r = store_slots(class, lend->chunks + m->first, m->count,
-			    (lend->first + m->first) * lend->space->tokens, m->begin,
+	int r = store_slots(class, hold->chunks + m->first, m->count,
+			    (hold->first + m->first) * hold->space->tokens, m->begin,
 			    m->end, &maps);
 
 	if (r < 0)
 		return err_pass(r);
-	r = store_reading_begin(&leg->reading, class, lend->chunks + m->first, m->count,
+	r = store_reading_begin(&leg->reading, class, hold->chunks + m->first, m->count,
 				&leg->base);
 	if (r >= 0)
 		r = rooms_open(rooms_of(store->kvd), &args, &room);
@@ -590,10 +597,10 @@ static int leg_open(struct lend_leg *leg, struct store_class *class)
 }
 
 /* Outcome 1: it waits for a part. */
-static int leg_try(struct lend_leg *leg)
+static int leg_try(struct remote_leg *leg)
 {
-	struct store_class *class = lend_class(leg->lend, leg->asked.pool);
-	int r = leg->lend->store->session
+	struct store_class *class = remote_hold_class(leg->hold, leg->asked.pool);
+	int r = leg->hold->store->session
 			? 0
 			: err_raise(ERR_DRAIN, "the daemon is stopping");
 
@@ -607,49 +614,49 @@ static int leg_try(struct lend_leg *leg)
 	return r < 0 ? err_pass(r) : err_pass(leg_open(leg, class));
 }
 
-static void leg_go_on(struct lend_leg *leg)
+static void leg_go_on(struct remote_leg *leg)
 {
 	struct err why;
 	int r = leg_try(leg);
 
 	if (r > 0)
-		list_push_back(&leg->lend->store->waiters, &leg->wait.link);
+		list_push_back(&leg->hold->store->waiters, &leg->wait.link);
 	if (r >= 0)
 		return;
 	err_take(&why);
-	leg_refuse(leg->lend->remote, &leg->asked, &why);
-	lend_leg_free(leg);
+	leg_refuse(leg->hold->remote, &leg->asked, &why);
+	remote_leg_free(leg);
 }
 
 /* It may be freed, and others with it. */
 static void on_leg_part(struct store_waiter *waiter, const struct err *why)
 {
 	(void)why;
-	leg_go_on(container_of(waiter, struct lend_leg, wait));
+	leg_go_on(container_of(waiter, struct remote_leg, wait));
 }
 
-static int lend_leg_new(const struct remote *remote, const struct wire_chunk_offer *asked,
-			struct lend_leg **leg_p)
+static int remote_leg_new(const struct remote *remote,
+			  const struct wire_chunk_offer *asked, struct remote_leg **leg_p)
 {
-	struct store_lend *lend = lend_find(remote, asked->ask);
-	struct lend_leg *leg;
+	struct remote_hold *hold = remote_hold_find(remote, asked->ask);
+	struct remote_leg *leg;
 
-	if (!lend)
+	if (!hold)
 		return err_raise(ERR_LEASE, "unknown or expired hold");
-	if (store_remote(remote)->lent_legs >= LENT_LEGS_MAX)
+	if (store_remote(remote)->legs >= REMOTE_LEGS_MAX)
 		return err_raise(ERR_LIMIT, "%u subtransfers of one peer (limit)",
-				 LENT_LEGS_MAX);
+				 REMOTE_LEGS_MAX);
 	leg = mem_zalloc(sizeof(*leg));
 	if (!leg)
 		return err_pass(-ENOMEM);
-	leg->lend = lend;
+	leg->hold = hold;
 	leg->asked = *asked;
 	list_init(&leg->wait.link);
 	leg->wait.wake = on_leg_part;
 	loop_defer_init(&leg->gone, on_leg_gone);
-	list_push_back(&lend->legs, &leg->link);
-	lend->leg_count++;
-	store_remote(remote)->lent_legs++;
+	list_push_back(&hold->legs, &leg->link);
+	hold->leg_count++;
+	store_remote(remote)->legs++;
 	*leg_p = leg;
 	return 0;
 }
@@ -657,13 +664,13 @@ static int lend_leg_new(const struct remote *remote, const struct wire_chunk_off
 static int on_leg(struct remote *remote, struct cursor *body)
 {
 	struct wire_chunk_offer msg;
-	struct lend_leg *leg = NULL;
+	struct remote_leg *leg = NULL;
 	struct err why;
 	int r = wire_chunk_offer_get(body, &msg);
 
 	if (r < 0)
 		return err_pass(r);
-	if (lend_leg_new(remote, &msg, &leg) < 0) {
+	if (remote_leg_new(remote, &msg, &leg) < 0) {
 		err_take(&why);
 		leg_refuse(remote, &msg, &why);
 	} else {
@@ -677,22 +684,22 @@ static int on_leg(struct remote *remote, struct cursor *body)
 static int on_release(const struct remote *remote, struct cursor *body)
 {
 	struct wire_chunk_release msg;
-	struct store_lend *lend;
+	struct remote_hold *hold;
 	struct err why;
 	int r = wire_chunk_release_get(body, &msg);
 
 	if (r < 0)
 		return err_pass(r);
-	lend = lend_find(remote, msg.ask);
+	hold = remote_hold_find(remote, msg.ask);
 	err_set(&why, ERR_LEASE, "the hold was released");
-	if (lend)
-		lend_close(lend, &why, true); /* that daemon does not wait for its
+	if (hold)
+		remote_hold_close(hold, &why, true); /* that daemon does not wait for its
 						 subtransfers any more */
 	return 0;
 }
 
-int lend_on_message(struct store *store, struct remote *remote,
-		    const struct wire_header *h, struct cursor *body)
+int remote_hold_on_message(struct store *store, struct remote *remote,
+			   const struct wire_header *h, struct cursor *body)
 {
 	if (h->type == WIRE_T_CHUNK_LOOKUP)
 		return err_pass(on_ask(store, remote, body));
@@ -703,19 +710,19 @@ int lend_on_message(struct store *store, struct remote *remote,
 
 static void remote_end(struct remote *remote, const struct err *why)
 {
-	struct store_lend *lend;
+	struct remote_hold *hold;
 
-	if (!store_remote(remote)->lend_count)
+	if (!store_remote(remote)->hold_count)
 		return;
 	remote->reaches++; /* it stays for the walk */
-	list_foreach_safe(lend, &store_remote(remote)->lends, link) {
-		if (!lend->closed)
-			lend_close(lend, why, true);
+	list_foreach_safe(hold, &store_remote(remote)->holds, link) {
+		if (!hold->closed)
+			remote_hold_close(hold, why, true);
 	}
 	handshake_release(remote);
 }
 
-void lend_on_down(struct remote *remote)
+void remote_holds_on_down(struct remote *remote)
 {
 	struct err why;
 
@@ -723,7 +730,7 @@ void lend_on_down(struct remote *remote)
 	remote_end(remote, &why);
 }
 
-void lends_close(struct store *store)
+void remote_holds_close(struct store *store)
 {
 	struct remote *remote;
 	struct err why;

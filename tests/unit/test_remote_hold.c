@@ -16,7 +16,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/store/far.h"
-#include "daemon/store/lend.h"
+#include "daemon/store/remote_hold.h"
 #include "daemon/store/store_impl.h"
 #include "tests/lib/cluster_store.h"
 
@@ -264,12 +264,12 @@ static void peer_pins_no_more_than_half_of_a_user_s_share(void **state)
 	ask(w, 2, most, CHUNKS - most, UINT64_MAX); /* others: of which none can be */
 	assert_int_equal(heard.tolds, 2);
 	assert_int_equal(heard.chunks, 0);
-	assert_int_equal(node_store(w)->lends, 1);
+	assert_int_equal(node_store(w)->remote_holds, 1);
 	ask(w, 3, 0, CHUNKS, UINT64_MAX); /* the same, which are pinned already */
 	assert_int_equal(heard.chunks, most);
 	assert_in_range(pinned(w), 1, share(w) / 2);
 	cluster_run(&w->c, (STORE_LEASE_MS_MAX + FAR_LEASE_MORE_MS) * LOOP_NS_PER_MS);
-	assert_int_equal(node_store(w)->lends, 0); /* what an engine may ask for */
+	assert_int_equal(node_store(w)->remote_holds, 0); /* what an engine may ask for */
 	assert_int_equal(pinned(w), 0);
 }
 
@@ -281,12 +281,12 @@ static void peer_that_goes_lets_go_of_all(void **state)
 	for (uint64_t n = 1; n <= 300; n++)
 		ask(w, n, 0, 20, 600000);
 	assert_int_equal(heard.code, ERR_LIMIT);
-	assert_int_equal(node_store(w)->lends, 256);
+	assert_int_equal(node_store(w)->remote_holds, 256);
 	ask(w, 1, 0, 20, 600000);
 	assert_int_equal(heard.code, ERR_EXIST);
 	handshake_close(w->c.nodes[1].kvd.handshake);
 	cluster_run(&w->c, LOOP_NS_PER_S);
-	assert_int_equal(node_store(w)->lends, 0);
+	assert_int_equal(node_store(w)->remote_holds, 0);
 	assert_int_equal(pinned(w), 0);
 }
 
@@ -302,9 +302,9 @@ static void lease_that_is_renewed_is_longer(void **state)
 	ask(w, 2, 0, 0, 5000); /* of no hold */
 	assert_int_equal(heard.tolds, 1);
 	cluster_run(&w->c, 4 * LOOP_NS_PER_S);
-	assert_int_equal(node_store(w)->lends, 1);
+	assert_int_equal(node_store(w)->remote_holds, 1);
 	cluster_run(&w->c, 2 * LOOP_NS_PER_S);
-	assert_int_equal(node_store(w)->lends, 0);
+	assert_int_equal(node_store(w)->remote_holds, 0);
 }
 
 /* ---- legs ---- */
@@ -361,11 +361,11 @@ static void leg_that_waits_is_refused_when_its_hold_ends(void **state)
 	cluster_run(&w->c, 2 * LOOP_NS_PER_S);
 	assert_int_equal(heard.naks, 1);
 	assert_int_equal(heard.code, ERR_LEASE);
-	lends_close(node_store(w));
+	remote_holds_close(node_store(w));
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	assert_int_equal(heard.naks, 2);
 	assert_int_equal(heard.code, ERR_DRAIN);
-	assert_int_equal(node_store(w)->lends, 0);
+	assert_int_equal(node_store(w)->remote_holds, 0);
 	part_loads(part, false);
 	store_part_ready(part);
 	store_chunk_unpin(part->chunk);
@@ -384,7 +384,7 @@ static void legs_end_when_the_hold_is_let_go(void **state)
 	assert_true(pinned(w) > 0);
 	assert_int_equal(handshake_tell_chunk_release(remote_of(w, 1), &msg), 0);
 	cluster_run(&w->c, 100 * LOOP_NS_PER_MS);
-	assert_int_equal(node_store(w)->lends, 0);
+	assert_int_equal(node_store(w)->remote_holds, 0);
 	assert_int_equal(pinned(w), 0);
 }
 
@@ -404,22 +404,22 @@ static void legs_that_wait_are_looked_at_once_a_turn(void **state)
 	ask(w, 1, 0, LONG, 600000);
 	for (unsigned int i = 0; i < LEGS; i++)
 		leg(w, 1, heard.pool, 0, LONG);
-	looks = store->lend_looks;
+	looks = store->remote_leg_checks;
 	assert_int_equal(looks, LEGS * LONG);
 	for (unsigned int i = 0; i < 1000; i++)
 		store_wake(store);
 	cluster_run(&w->c, LOOP_NS_PER_MS);
-	assert_in_range(store->lend_looks - looks, LEGS, 2 * LEGS);
-	looks = store->lend_looks;
+	assert_in_range(store->remote_leg_checks - looks, LEGS, 2 * LEGS);
+	looks = store->remote_leg_checks;
 	part_loads(part, false);
 	store_part_ready(part);
 	loop_virtual_parts(w->c.loop, 1); /* one of them a turn */
 	store_wake(store);
 	loop_turn(w->c.loop, 0);
-	assert_in_range(store->lend_looks - looks, 0, 1);
+	assert_in_range(store->remote_leg_checks - looks, 0, 1);
 	cluster_run(&w->c, LOOP_NS_PER_MS);
 	loop_virtual_parts(w->c.loop, 0);
-	assert_int_equal(store->lend_looks - looks, LEGS);
+	assert_int_equal(store->remote_leg_checks - looks, LEGS);
 	assert_true(list_empty(&store->waiters));
 	assert_int_equal(heard.naks, 0);
 	store_chunk_unpin(part->chunk);
@@ -687,5 +687,5 @@ int main(void)
 
 	if (getenv("KVD_TEST_ONLY"))
 		cmocka_set_test_filter(getenv("KVD_TEST_ONLY"));
-	return cmocka_run_group_tests_name("lend", tests, NULL, NULL);
+	return cmocka_run_group_tests_name("remote_hold", tests, NULL, NULL);
 }
