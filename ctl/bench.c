@@ -129,7 +129,7 @@ static int parse_memory(const struct ctl *ctl, uint64_t *bytes_p)
 
 /* ---- the serving end ---- */
 
-static int bench_told(struct kvd_client *client, const char *what)
+static int bench_report(struct kvd_client *client, const char *what)
 {
 	const struct kvd_error *why = kvd_last_error(client);
 
@@ -144,7 +144,7 @@ static int ticket_make(struct kvd_client *client, const struct bench_memory *mem
 	snprintf(ticket->endpoint, sizeof(ticket->endpoint), "%s",
 		 kvd_daemon(client)->endpoint);
 	return kvd_session_key(client, 0, &ticket->key) < 0
-		       ? bench_told(client, "session.key")
+		       ? bench_report(client, "session.key")
 		       : CTL_OK;
 }
 
@@ -331,7 +331,7 @@ static int bench_measure(struct ctl *ctl, struct wanted *w, const struct bench_t
 
 	if (!r && kvd_peer_attach(ctl->client, t->endpoint, &t->key, ctl->timeout_ms,
 				  &attach) < 0)
-		r = bench_told(ctl->client, t->endpoint);
+		r = bench_report(ctl->client, t->endpoint);
 	if (!r && bench_memory_new(ctl->client, 2 * t->bytes, &local) < 0)
 		r = CTL_ERROR;
 	for (unsigned int i = 0; !r && i < w->size_count; i++) {

@@ -32,7 +32,7 @@ struct run {
 	double last_s[BENCH_OPS];
 };
 
-static int bench_run_told(struct kvd_client *client, const char *what)
+static int bench_run_report(struct kvd_client *client, const char *what)
 {
 	const struct kvd_error *why = kvd_last_error(client);
 
@@ -47,10 +47,10 @@ int bench_memory_new(struct kvd_client *client, uint64_t bytes,
 {
 	*out_p = (struct bench_memory){.memory = {.fd = -1}};
 	if (kvd_memory_alloc(bytes, "kvd-ctl-bench", &out_p->memory) < 0)
-		return bench_run_told(NULL, "memory");
+		return bench_run_report(NULL, "memory");
 	if (kvd_region_memory(client, &out_p->memory, NULL, &out_p->region) < 0) {
 		kvd_memory_free(&out_p->memory);
-		return bench_run_told(client, "region");
+		return bench_run_report(client, "region");
 	}
 	return 0;
 }
@@ -134,7 +134,7 @@ static int dlist(struct run *r, uint64_t attach, uint64_t base, const uint64_t *
 	if (e == 0)
 		e = kvd_dlist_wait(*dlist_p, 0);
 	free(descs);
-	return e < 0 ? bench_run_told(r->client, "dlist.prep") : 0;
+	return e < 0 ? bench_run_report(r->client, "dlist.prep") : 0;
 }
 
 static int bench_run_prepare(struct run *r, uint64_t attach,
@@ -167,7 +167,8 @@ static int bench_run_post(struct run *r, enum bench_op op)
 
 	if (e == 0)
 		e = kvd_xfer_post(r->xfer[op], NULL, 0);
-	return e < 0 ? bench_run_told(r->client, op == BENCH_PUSH ? "push" : "pull") : 0;
+	return e < 0 ? bench_run_report(r->client, op == BENCH_PUSH ? "push" : "pull")
+		     : 0;
 }
 
 static int bench_run_failed(const struct run *r, enum bench_op op,
@@ -198,7 +199,7 @@ static int bench_run_finish(struct run *r, enum bench_op op)
 
 	while ((state = kvd_xfer_state(r->xfer[op])) != KVD_SUCCESS) {
 		if (state < 0 || kvd_xfer_read(r->xfer[op], &s) < 0)
-			return bench_run_told(r->client, "transfer");
+			return bench_run_report(r->client, "transfer");
 		if (state == KVD_FAILED)
 			return bench_run_failed(r, op, &s);
 		if (s.bytes != moved) {

@@ -58,7 +58,7 @@ struct kvd_impl {
 	struct loop_timer watchdog, drain;
 	uint64_t watchdog_ns;
 	uint64_t drain_until_ns;
-	uint64_t drain_told_ns; /* time of its last report */
+	uint64_t drain_reported_ns; /* time of its last report */
 	bool gates_lost; /* exits with an error, so that a service manager starts it
 			    again */
 };
@@ -96,9 +96,9 @@ static void drain_tell(struct kvd_impl *impl)
 	uint64_t now = loop_now_ns(impl->kvd->loop);
 	char text[160];
 
-	if (now - impl->drain_told_ns < LOOP_NS_PER_S)
+	if (now - impl->drain_reported_ns < LOOP_NS_PER_S)
 		return;
-	impl->drain_told_ns = now;
+	impl->drain_reported_ns = now;
 	drain_words(impl, text, sizeof(text));
 	notify_status(text);
 }
@@ -133,7 +133,7 @@ void kvd_drain(struct kvd *kvd, uint64_t deadline_ns)
 		 (unsigned long long)(deadline_ns / LOOP_NS_PER_MS),
 		 rooms_live(rooms_of(kvd)), rooms_moving(rooms_of(kvd)));
 	impl->drain_until_ns = loop_now_ns(kvd->loop) + deadline_ns;
-	impl->drain_told_ns = loop_now_ns(kvd->loop);
+	impl->drain_reported_ns = loop_now_ns(kvd->loop);
 	drain_words(impl, text, sizeof(text));
 	notify_stopping(text);
 	kvd->draining = true;

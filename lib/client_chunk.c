@@ -73,7 +73,7 @@ static void text_chunks(struct text *text, const struct kvd_space *space,
 	client_text_some(text, "first", chunks->first);
 }
 
-static int found_told(struct client_request *req, int result, const cJSON *reply)
+static int found_reply(struct client_request *req, int result, const cJSON *reply)
 {
 	struct kvd_found *found = req->out;
 
@@ -249,7 +249,7 @@ static int chunks_ask(struct kvd_space *space, const char *cmd,
 		return find_post(space, chunks, timeout_ms, found_p);
 	client_op_begin(client, &op, cmd);
 	text_chunks(&op.text, space, chunks);
-	op.finish = found_p ? found_told : NULL;
+	op.finish = found_p ? found_reply : NULL;
 	op.out = found_p;
 	return client_op_run(client, &op, &call);
 }
@@ -451,7 +451,7 @@ struct holders_out {
 	int count;
 };
 
-static int holders_told(struct client_request *req, int result, const cJSON *reply)
+static int holders_reply(struct client_request *req, int result, const cJSON *reply)
 {
 	const cJSON *list = cJSON_GetObjectItemCaseSensitive(reply, "holders"), *one;
 	struct holders_out *out = req->out;
@@ -492,7 +492,7 @@ int kvd_hold_holders(struct kvd_hold *hold, struct kvd_holder holders[KVD_HOLDER
 		return r;
 	client_op_begin(client, &op, "chunk.holders");
 	client_text_int(&op.text, "hold", object->id);
-	op.finish = holders_told;
+	op.finish = holders_reply;
 	op.out = &out;
 	r = client_op_run(client, &op, &call);
 	return r < 0 ? r : out.count;
@@ -749,7 +749,7 @@ int kvd_move_wait(struct kvd_move *move, int state, int timeout_ms)
 	return client_slot_wait(&move->slot, state, timeout_ms);
 }
 
-static int facts_told(struct client_request *req, int result, const cJSON *reply)
+static int facts_reply(struct client_request *req, int result, const cJSON *reply)
 {
 	struct kvd_move_facts *facts = req->out;
 
@@ -783,7 +783,7 @@ int kvd_move_show(struct kvd_move *move, int timeout_ms, struct kvd_move_facts *
 		return r;
 	client_op_begin(client, &op, "chunk.move");
 	client_text_int(&op.text, "move", object->id);
-	op.finish = facts_told;
+	op.finish = facts_reply;
 	op.out = facts_p;
 	return client_op_run(client, &op, &call);
 }

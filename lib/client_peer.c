@@ -54,7 +54,7 @@ int kvd_peer_connect(struct kvd_client *client, const char *endpoint,
 	return client_op_run(client, &op, call);
 }
 
-static int key_told(struct client_request *req, int result, const cJSON *reply)
+static int key_reply(struct client_request *req, int result, const cJSON *reply)
 {
 	const cJSON *sessions = cJSON_GetObjectItemCaseSensitive(reply, "sessions"), *s;
 	struct kvd_session_key *key = req->out;
@@ -87,7 +87,7 @@ int kvd_session_key(struct kvd_client *client, int timeout_ms,
 	if (r)
 		return r;
 	client_op_begin(client, &op, "session.list");
-	op.finish = key_told;
+	op.finish = key_reply;
 	op.out = key_p;
 	return client_op_run(client, &op, &call);
 }
@@ -117,15 +117,15 @@ static void text_regions(struct text *text, struct kvd_region *const *regions,
 	text_put(text, "]", 1);
 }
 
-struct secret_told {
+struct secret_reply {
 	struct kvd_session_key *key;
 	uint64_t *grant;
 };
 
-static int secret_told(struct client_request *req, int result, const cJSON *reply)
+static int secret_reply(struct client_request *req, int result, const cJSON *reply)
 {
 	const char *secret = client_get_str(reply, "secret");
-	const struct secret_told *out = req->out;
+	const struct secret_reply *out = req->out;
 
 	if (result || req->late)
 		return result;
@@ -142,7 +142,7 @@ int kvd_secret_create(struct kvd_client *client, const struct kvd_secret_args *a
 		      int timeout_ms, struct kvd_session_key *key_p, uint64_t *grant_p)
 {
 	struct kvd_call call = {.timeout_ms = timeout_ms};
-	struct secret_told told = {key_p, grant_p};
+	struct secret_reply told = {key_p, grant_p};
 	struct client_op op;
 	int r = client_begin(client, &call);
 
@@ -156,7 +156,7 @@ int kvd_secret_create(struct kvd_client *client, const struct kvd_secret_args *a
 		client_text_str(&op.text, "access", "read-write");
 	client_text_some(&op.text, "ttl_ms", args->ttl_ms);
 	client_text_str(&op.text, "peer", args->peer);
-	op.finish = secret_told;
+	op.finish = secret_reply;
 	op.out = &told;
 	return client_op_run(client, &op, &call);
 }

@@ -207,7 +207,7 @@ static struct client_ring *client_ring_map(int fds[3], uint64_t entries,
 }
 
 /* No ops listed: a daemon without posted rooms. */
-static uint64_t ops_told(const cJSON *reply)
+static uint64_t reply_ops(const cJSON *reply)
 {
 	const cJSON *op = NULL;
 	uint64_t ops = 0;
@@ -230,7 +230,7 @@ static int ring_shared(struct client_request *req, int result, const cJSON *repl
 	    !client_get_u64(reply, "arena_bytes", &arena) || conn->in_fd_count < 3)
 		return client_fail(client, KVD_E_PROTO,
 				   "session.share: the reply lacks its members");
-	client->ring_ops = ops_told(reply);
+	client->ring_ops = reply_ops(reply);
 	client->ring = client_ring_map(conn->in_fds, entries, arena);
 	return client->ring ? 0
 			    : client_fail(client, KVD_E_PROTO,
@@ -462,7 +462,7 @@ void client_slot_refused(struct client_slot *slot)
 	client_object_enter(&slot->object, CLIENT_FAILED);
 }
 
-static int error_told(struct client_request *req, int result, const cJSON *reply)
+static int error_reply(struct client_request *req, int result, const cJSON *reply)
 {
 	struct kvd_error *error = req->out;
 
@@ -498,7 +498,7 @@ int client_slot_error(const struct client_slot *slot, int timeout_ms,
 		return r;
 	client_op_begin(client, &op, "xfer.state");
 	client_text_int(&op.text, "xfer", slot->object.id);
-	op.finish = error_told;
+	op.finish = error_reply;
 	op.out = error_p;
 	return client_op_run(client, &op, &call);
 }

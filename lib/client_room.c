@@ -545,7 +545,7 @@ int kvd_room_show(struct kvd_room *room, int timeout_ms, char **json_p)
 	return client_op_json(room->slot.object.client, &op, timeout_ms, json_p);
 }
 
-static int why_told(struct client_request *req, int result, const cJSON *reply)
+static int why_reply(struct client_request *req, int result, const cJSON *reply)
 {
 	if (result || req->late)
 		return result;
@@ -569,7 +569,7 @@ static int why_ask(struct kvd_room *room, int timeout_ms)
 	if (client->in_callback)
 		return -KVD_E_STATE;
 	show_begin(room, &op);
-	op.finish = why_told;
+	op.finish = why_reply;
 	op.out = room->slot.fault;
 	return client_op_run(client, &op, &call);
 }
@@ -598,7 +598,7 @@ const struct kvd_error *kvd_room_why(struct kvd_room *room, int timeout_ms)
 	return room->slot.fault;
 }
 
-static int token_told(struct client_request *req, int result, const cJSON *reply)
+static int token_reply(struct client_request *req, int result, const cJSON *reply)
 {
 	const cJSON *rooms = cJSON_GetObjectItemCaseSensitive(reply, "rooms");
 
@@ -629,7 +629,7 @@ int kvd_room_first_token(struct kvd_room *room, int timeout_ms, uint64_t *token_
 	client_op_begin(room->slot.object.client, &op, "room.poll");
 	client_text_printf(&op.text, ",\"rooms\":[{\"room\":\"%llu\",\"role\":\"%s\"}]",
 			   (unsigned long long)room->slot.number, role_names[room->role]);
-	op.finish = token_told;
+	op.finish = token_reply;
 	op.out = token_p;
 	return client_op_run(room->slot.object.client, &op, &call);
 }
@@ -640,7 +640,7 @@ struct landed {
 	size_t bytes;
 };
 
-static int landed_told(struct client_request *req, int result, const cJSON *reply)
+static int landed_reply(struct client_request *req, int result, const cJSON *reply)
 {
 	const cJSON *landed = cJSON_GetObjectItemCaseSensitive(reply, "landed");
 	struct landed *out = req->out;
@@ -678,7 +678,7 @@ int kvd_room_landed(struct kvd_room *room, const char *view, int timeout_ms,
 	if (r)
 		return r;
 	show_begin(room, &op);
-	op.finish = landed_told;
+	op.finish = landed_reply;
 	op.out = &landed;
 	return client_op_run(room->slot.object.client, &op, &call);
 }

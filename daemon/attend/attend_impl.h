@@ -128,7 +128,7 @@ struct leg {
 	float *values;		  /* o, m, l */
 	bool in;
 	/* of a received message: the same, and the post has no other subtransfer */
-	const uint8_t *told;
+	const uint8_t *received;
 	/* a copy of its rows, if it may survive the post or has to wait */
 	uint8_t *q;
 	uint64_t q_taken; /* bytes so far */

@@ -512,7 +512,7 @@ int calibrate_begin(struct attends *attends, const struct calibrate_args *args)
 	c->remote = remote;
 	c->args = *args;
 	list_init(&c->own.link);
-	c->own.on_told = calibration_on_own;
+	c->own.on_reported = calibration_on_own;
 	loop_timer_init(&c->deadline, attends->kvd->loop, calibration_on_deadline);
 	remote->reaches++;
 	list_push_back(&attends->calibrations, &c->link);

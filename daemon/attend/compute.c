@@ -294,7 +294,7 @@ static bool batch_tell(struct loop_work *tell)
 	return !list_empty(&batch->items);
 }
 
-static void batch_told(struct loop_work *tell)
+static void batch_reported(struct loop_work *tell)
 {
 	struct batch *batch = container_of(tell, struct batch, tell);
 
@@ -382,7 +382,7 @@ static void on_next(struct loop_defer *defer)
 		batch->compute = compute;
 		batch->number = ++compute->begun;
 		list_init(&batch->items);
-		loop_work_init(&batch->tell, compute->loop, batch_tell, batch_told);
+		loop_work_init(&batch->tell, compute->loop, batch_tell, batch_reported);
 		batch_fill(batch, first);
 		compute->busy++;
 		/* a principal of its own: a shared one would get half of the threads at

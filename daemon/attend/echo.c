@@ -92,8 +92,8 @@ static void echo_wait_end(struct echo_wait *wait)
 	mem_free(wait);
 }
 
-static void echo_on_told(struct speed_wait *base, const struct cost_compute *compute,
-			 const struct err *why)
+static void echo_on_reported(struct speed_wait *base, const struct cost_compute *compute,
+			     const struct err *why)
 {
 	struct echo_wait *wait = container_of(base, struct echo_wait, wait);
 	struct wire_attention_result msg = {.attend = wait->attend};
@@ -160,7 +160,7 @@ static int echo_speed(struct attends *attends, struct remote *remote,
 	if (!wait)
 		return err_pass(-ENOMEM);
 	list_init(&wait->wait.link);
-	wait->wait.on_told = echo_on_told;
+	wait->wait.on_reported = echo_on_reported;
 	wait->attends = attends;
 	wait->remote = remote;
 	wait->attend = msg->attend;

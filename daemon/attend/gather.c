@@ -169,15 +169,15 @@ bool gather_is_of(const struct attend_post *post, const struct leg *leg)
 }
 
 /* The values of one message, at its maximum size. */
-static void gather_told(const struct attend_post *post, const uint8_t *told)
+static void gather_received(const struct attend_post *post, const uint8_t *received)
 {
 	const struct attend_facts *facts = &post->attend->facts;
 	size_t rows = post->rows;
 	size_t o_bytes = rows * post->attend->form.shape.dv * sizeof(float);
 
-	memcpy(post_seat(post, facts->o), told, o_bytes);
-	memcpy(post_seat(post, facts->m), told + o_bytes, rows * sizeof(float));
-	memcpy(post_seat(post, facts->l), told + o_bytes + rows * sizeof(float),
+	memcpy(post_seat(post, facts->o), received, o_bytes);
+	memcpy(post_seat(post, facts->m), received + o_bytes, rows * sizeof(float));
+	memcpy(post_seat(post, facts->l), received + o_bytes + rows * sizeof(float),
 	       rows * sizeof(float));
 }
 
@@ -213,8 +213,8 @@ void post_gather(struct attend_post *post)
 	struct post_merge *merge;
 	struct list *link;
 
-	if (first && first->told) {
-		gather_told(post, first->told);
+	if (first && first->received) {
+		gather_received(post, first->received);
 		post_succeed(post);
 		return;
 	}

@@ -519,7 +519,7 @@ static struct live_round leg_round(const struct leg *leg,
  */
 static uint64_t leg_since_ns(const struct leg *leg)
 {
-	return leg->told && leg->q_taken == 0 ? leg->post->began_ns : leg->sent_ns;
+	return leg->received && leg->q_taken == 0 ? leg->post->began_ns : leg->sent_ns;
 }
 
 /* Compares the time of the round with its prediction. */
@@ -568,7 +568,7 @@ static void leg_answered(struct leg *leg, const struct wire_attention_result *ms
 	}
 	told = gather_is_of(leg->post, leg);
 	if (told) {
-		leg->told = msg->values.data;
+		leg->received = msg->values.data;
 	} else {
 		leg->values = mem_dup(msg->values.data, msg->values.len);
 		if (!leg->values) {

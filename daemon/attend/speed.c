@@ -262,8 +262,8 @@ static void speed_done(struct offload_job *job)
 	while ((link = list_pop_front(&speed->waits))) {
 		struct speed_wait *wait = list_entry(link, struct speed_wait, link);
 
-		wait->on_told(wait, &speed->compute,
-			      job->result < 0 ? &speed->why : NULL);
+		wait->on_reported(wait, &speed->compute,
+				  job->result < 0 ? &speed->why : NULL);
 	}
 	speed->known = true; /* not before: it could be forgotten */
 }
@@ -380,8 +380,8 @@ int speed_ask(struct attends *attends, const struct form *form, struct speed_wai
 		return err_pass(r);
 	speed->asked = ++attends->speeds->asked;
 	if (speed->known)
-		wait->on_told(wait, &speed->compute,
-			      speed->why.code == ERR_OK ? NULL : &speed->why);
+		wait->on_reported(wait, &speed->compute,
+				  speed->why.code == ERR_OK ? NULL : &speed->why);
 	else
 		list_push_back(&speed->waits, &wait->link);
 	return 0;

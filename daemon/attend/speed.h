@@ -25,11 +25,11 @@ struct speeds;
 /* Of a geometry, by the KV's bytes; merged values are fp32. */
 struct cost_shape speed_shape(const struct form *form);
 
-/* A requester. on_told is called once: in speed_ask(), or later. */
+/* A requester. on_reported is called once: in speed_ask(), or later. */
 struct speed_wait {
 	struct list link;
-	void (*on_told)(struct speed_wait *wait, const struct cost_compute *compute,
-			const struct err *why);
+	void (*on_reported)(struct speed_wait *wait, const struct cost_compute *compute,
+			    const struct err *why);
 };
 /* ERR_REQUIRE: no threads; ERR_RANGE: not measured; ERR_BUSY: too many at a time;
  * ERR_NOMEM. */
@@ -48,7 +48,7 @@ struct speed_points {
 /* token_bytes: of KV; flop: of a row and a token. */
 void speed_solve(const struct speed_points *points, double token_bytes, double flop,
 		 struct cost_compute *compute);
-void speed_forget(struct speed_wait *wait); /* on_told is not called any more */
+void speed_forget(struct speed_wait *wait); /* on_reported is not called any more */
 void speeds_free(struct speeds *speeds);    /* no measurement runs; NULL is fine */
 
 /* The speed of merging and splicing here: some 100 us of the calling thread. */

@@ -39,14 +39,14 @@ static const char *const size_names[PLACE_AXES] = {"tp_size", "pp_size", "dp_siz
 
 /* ---- the ranks of an answer: made piece by piece, of copies ---- */
 
-struct told_rank {
+struct reply_rank {
 	struct place place;
 	char *record; /* NULL: removed; the load follows the record, or "" */
 };
 
 struct ranks_walk {
 	struct reply_walk reply;
-	struct told_rank *ranks; /* present ranks first, then removed ones */
+	struct reply_rank *ranks; /* present ranks first, then removed ones */
 	unsigned int count, gone, next;
 	uint64_t revision;
 	bool complete, synced, whole;
@@ -96,7 +96,7 @@ static void put_load(struct text *text, const char *load)
 	text_puts(text, load);
 }
 
-static int put_rank(struct ranks_walk *walk, const struct told_rank *rank)
+static int put_rank(struct ranks_walk *walk, const struct reply_rank *rank)
 {
 	struct text *text = &walk->reply.text;
 	int r;
@@ -176,7 +176,7 @@ static bool is_new(const struct roster_entry *entry, const struct since *since)
 
 /* A copy of an entry: its record, followed by its load. */
 static bool rank_copy(const struct roster_entry *entry, bool loads,
-		      struct told_rank *rank)
+		      struct reply_rank *rank)
 {
 	size_t record = strlen(entry->record) + 1;
 	const char *load = loads && entry->load ? entry->load : "";
@@ -510,7 +510,7 @@ static const struct field query_fields[] = {
 
 static int session_load_run(struct request *req)
 {
-	loads_said(req->session, request_args(req));
+	loads_report(req->session, request_args(req));
 	request_reply(req, NULL);
 	return 0;
 }

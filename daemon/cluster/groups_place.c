@@ -30,23 +30,23 @@
 
 /* ---- one of each place ---- */
 
-struct said_key {
+struct published_key {
 	char group[PLACE_GROUP_MAX];
 	struct place_key place;
 };
 
-static size_t said_key_of(const struct place *place, struct said_key *key)
+static size_t published_key_of(const struct place *place, struct published_key *key)
 {
 	memset(key, 0, sizeof(*key));
 	memcpy(key->group, place->group, strlen(place->group));
-	return offsetof(struct said_key, place) + place_key(place, &key->place);
+	return offsetof(struct published_key, place) + place_key(place, &key->place);
 }
 
-static struct groups_place *said_find(const struct groups *groups,
-				      const struct place *place)
+static struct groups_place *published_find(const struct groups *groups,
+					   const struct place *place)
 {
-	struct said_key key;
-	size_t len = said_key_of(place, &key);
+	struct published_key key;
+	size_t len = published_key_of(place, &key);
 
 	return strmap_get_bytes(&groups->places_by_key, &key, len);
 }
@@ -97,11 +97,11 @@ static void place_unlink(struct groups_place *place)
 }
 
 /* Its publication has ended in the directory, or never started. */
-static void said_end(struct groups_place *place)
+static void published_end(struct groups_place *place)
 {
 	struct groups *groups = place->groups;
-	struct said_key key;
-	size_t len = said_key_of(&place->place, &key);
+	struct published_key key;
+	size_t len = published_key_of(&place->place, &key);
 
 	if (place->call) {
 		place->call->place = NULL;
@@ -118,10 +118,10 @@ static void said_end(struct groups_place *place)
 void groups_place_free(struct groups_place *place)
 {
 	place->groups->directory->ops->withdraw(&place->publication);
-	said_end(place);
+	published_end(place);
 }
 
-static void on_said(struct publication *publication, const struct err *err)
+static void on_published(struct publication *publication, const struct err *err)
 {
 	struct groups_place *place =
 		container_of(publication, struct groups_place, publication);
@@ -137,15 +137,15 @@ static void on_said(struct publication *publication, const struct err *err)
 	if (err && place->session == 0) /* the daemon's own */
 		loop_timer_start(&place->groups->fresh, place->groups->lease_ns);
 	if (err)
-		said_end(place);
+		published_end(place);
 }
 
-static int said_new(struct groups *groups, uint64_t session, const struct place *at,
-		    const char *record, struct groups_place **place_p)
+static int published_new(struct groups *groups, uint64_t session, const struct place *at,
+			 const char *record, struct groups_place **place_p)
 {
 	struct groups_place *place = mem_zalloc(sizeof(*place));
-	struct said_key key;
-	size_t len = said_key_of(at, &key);
+	struct published_key key;
+	size_t len = published_key_of(at, &key);
 	int r;
 
 	if (!place)
@@ -153,7 +153,7 @@ static int said_new(struct groups *groups, uint64_t session, const struct place 
 	place->groups = groups;
 	place->session = session;
 	place->place = *at;
-	place->publication.on_done = on_said;
+	place->publication.on_done = on_published;
 	place->record = mem_strdup(record);
 	r = place->record ? session_add(groups, place) : -ENOMEM;
 	if (r == 0) {
@@ -171,7 +171,7 @@ static int said_new(struct groups *groups, uint64_t session, const struct place 
 	r = groups->directory->ops->publish(groups->directory, &place->publication, at,
 					    record, NULL);
 	if (r < 0) {
-		said_end(place);
+		published_end(place);
 		return err_pass(r);
 	}
 	*place_p = place;
@@ -235,7 +235,7 @@ static int check_session_places(const struct groups *groups, uint64_t session)
 	return 0;
 }
 
-static int said_text(struct groups_place *said, const char *record)
+static int published_text(struct groups_place *said, const char *record)
 {
 	char *copy;
 	int r;
@@ -256,8 +256,8 @@ static int said_text(struct groups_place *said, const char *record)
 }
 
 /* Published before: its record is replaced. */
-static int said_again(struct groups_place *said, uint64_t session, const char *record,
-		      struct groups_call *call)
+static int published_again(struct groups_place *said, uint64_t session,
+			   const char *record, struct groups_call *call)
 {
 	char text[PLACE_TEXT_MAX];
 	struct err err;
@@ -267,7 +267,7 @@ static int said_again(struct groups_place *said, uint64_t session, const char *r
 		return err_raise(ERR_EXIST,
 				 "%s: the rank is published by another session",
 				 place_text(&said->place, text));
-	r = said_text(said, record);
+	r = published_text(said, record);
 	if (r < 0)
 		return err_pass(r);
 	if (!call)
@@ -293,14 +293,14 @@ static int publish_text(struct groups *groups, uint64_t session,
 			const struct place *place, const char *text,
 			struct groups_call *call)
 {
-	struct groups_place *said = said_find(groups, place);
+	struct groups_place *said = published_find(groups, place);
 	int r;
 
 	if (said)
-		return err_pass(said_again(said, session, text, call));
+		return err_pass(published_again(said, session, text, call));
 	r = check_session_places(groups, session);
 	if (r == 0)
-		r = said_new(groups, session, place, text, &said);
+		r = published_new(groups, session, place, text, &said);
 	if (r < 0)
 		return err_pass(r);
 	if (!call)
@@ -461,15 +461,15 @@ void groups_pools_changed(struct groups *groups)
 
 /* ---- the present state of places ---- */
 
-static int said_write(struct groups_place *place, const struct record *record)
+static int published_write(struct groups_place *place, const struct record *record)
 {
 	char text[DIRECTORY_RECORD_MAX];
 	int r = record_make(record, text);
 
-	return r < 0 ? err_pass(r) : err_pass(said_text(place, text));
+	return r < 0 ? err_pass(r) : err_pass(published_text(place, text));
 }
 
-static int said_drain(struct groups_place *place)
+static int published_drain(struct groups_place *place)
 {
 	cleanup_free struct record *record = mem_alloc(sizeof(*record));
 	int r = record ? record_read(place->record, record) : -ENOMEM;
@@ -477,11 +477,11 @@ static int said_drain(struct groups_place *place)
 	if (r < 0)
 		return err_pass(r);
 	record->draining = true;
-	return err_pass(said_write(place, record));
+	return err_pass(published_write(place, record));
 }
 
 /* The pool that it names is read once from each record. */
-static int said_pool_name(struct groups_place *place, struct record *record)
+static int published_pool_name(struct groups_place *place, struct record *record)
 {
 	int r = record_read(place->record, record);
 
@@ -495,7 +495,7 @@ static int said_pool_name(struct groups_place *place, struct record *record)
 }
 
 /* The figures of its pool, if that has changed. */
-static void said_pool(struct groups_place *place)
+static void published_pool(struct groups_place *place)
 {
 	cleanup_free struct record *record = NULL;
 	const struct pool *pool = NULL;
@@ -508,12 +508,12 @@ static void said_pool(struct groups_place *place)
 	if (place->read && (!pool || pool->id == place->pool_id))
 		return;
 	record = mem_alloc(sizeof(*record));
-	r = record ? said_pool_name(place, record) : -ENOMEM;
+	r = record ? published_pool_name(place, record) : -ENOMEM;
 	if (r == 0 && *place->pool)
 		pool = pool_named(place->groups->kvd, place->session, place->pool);
 	if (r == 0 && pool) {
 		pool_figures(&record->pools[0], pool);
-		r = said_write(place, record);
+		r = published_write(place, record);
 		place->read = true;
 		place->pool_id = r == 0 ? pool->id : 0;
 	}
@@ -530,7 +530,7 @@ static bool pools_step(struct loop_work *work)
 		return false;
 	groups->pools_at = place_next(place);
 	if (place->session)
-		said_pool(place);
+		published_pool(place);
 	return true;
 }
 
@@ -552,7 +552,7 @@ static bool drain_step(struct loop_work *work)
 	place->drained = true;
 	place_unlink(place);
 	list_push_back(&groups->places, &place->link);
-	if (said_drain(place) < 0) {
+	if (published_drain(place) < 0) {
 		log_warn("cluster", NULL, "publishing the drain to the directory failed",
 			 "group='%s' why=\"%s\"", place->place.group, err_last()->text);
 		err_clear();

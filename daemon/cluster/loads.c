@@ -216,7 +216,7 @@ void loads_session_init(struct session *session)
 	said->load = ENGINE_LOAD_NONE;
 }
 
-void loads_said(struct session *session, const struct engine_load *load)
+void loads_report(struct session *session, const struct engine_load *load)
 {
 	struct loads_session *said = session->part[MODULE_CLUSTER];
 

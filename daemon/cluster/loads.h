@@ -21,7 +21,7 @@ struct loads_session {
 	uint64_t at_ns;		 /* when */
 };
 void loads_session_init(struct session *session);
-void loads_said(struct session *session, const struct engine_load *load);
+void loads_report(struct session *session, const struct engine_load *load);
 
 struct loads *loads_of(const struct kvd *kvd); /* NULL in tests without it */
 int loads_new(struct kvd *kvd, struct loads **loads_p);

@@ -31,7 +31,7 @@ struct local_group {
 	struct list readers;
 };
 
-struct local_said {
+struct local_published {
 	struct publication *publication;
 	struct local *local;
 	struct list link; /* in local.said, or, before its result, in local.answers */
@@ -188,7 +188,7 @@ static int line_check(const struct local *local, const struct local_group *group
 			 place_text(place, text), endpoint);
 }
 
-static void said_end(struct local_said *said)
+static void published_end(struct local_published *said)
 {
 	struct local *local = said->local;
 	struct local_group *group = strmap_get(&local->groups, said->place.group);
@@ -208,11 +208,11 @@ static void said_end(struct local_said *said)
 static void local_withdraw(struct publication *publication)
 {
 	if (publication->impl)
-		said_end(publication->impl);
+		published_end(publication->impl);
 }
 
-static int said_put(struct local_said *said, struct local_group *group,
-		    const char *record, const char *load)
+static int published_put(struct local_published *said, struct local_group *group,
+			 const char *record, const char *load)
 {
 	struct roster_entry *entry = roster_find(&group->now, &said->place);
 	int r;
@@ -229,10 +229,10 @@ static int said_put(struct local_said *said, struct local_group *group,
 	return 0;
 }
 
-static int said_new(struct local *local, struct publication *publication,
-		    const struct place *place, const char *record, const char *load)
+static int published_new(struct local *local, struct publication *publication,
+			 const struct place *place, const char *record, const char *load)
 {
-	struct local_said *said = mem_zalloc(sizeof(*said));
+	struct local_published *said = mem_zalloc(sizeof(*said));
 	struct local_group *group = said ? group_get(local, place->group) : NULL;
 	int r;
 
@@ -243,7 +243,7 @@ static int said_new(struct local *local, struct publication *publication,
 	said->publication = publication;
 	said->local = local;
 	said->place = *place;
-	r = said_put(said, group, record, load);
+	r = published_put(said, group, record, load);
 	if (r < 0) {
 		group_idle(local, group);
 		mem_free(said);
@@ -274,27 +274,27 @@ static int local_publish(struct directory *directory, struct publication *public
 		return err_raise(ERR_EXIST, "%s: the rank is published already",
 				 place_text(place, text));
 	local_withdraw(publication);
-	return err_pass(said_new(local, publication, place, record, load));
+	return err_pass(published_new(local, publication, place, record, load));
 }
 
 static int local_update(struct publication *publication, const char *record,
 			const char *load)
 {
-	struct local_said *said = publication->impl;
+	struct local_published *said = publication->impl;
 	int r = text_check(record, load);
 
 	if (r < 0)
 		return err_pass(r);
-	return err_pass(said_put(
+	return err_pass(published_put(
 		said, strmap_get(&said->local->groups, said->place.group), record, load));
 }
 
 static void answer_all(struct local *local)
 {
-	struct local_said *said;
+	struct local_published *said;
 
 	for (unsigned int i = 0;
-	     (said = list_first(&local->answers, struct local_said, link)); i++) {
+	     (said = list_first(&local->answers, struct local_published, link)); i++) {
 		struct publication *publication = said->publication;
 
 		if (i && loop_enough(local->loop)) {
@@ -523,7 +523,7 @@ static void local_free(struct directory *directory)
 	struct local *local = local_of(directory);
 	struct local_reader *reader;
 	struct local_group *group;
-	struct local_said *said;
+	struct local_published *said;
 
 	local->closing = true;
 	list_foreach(group, &local->list, link) {
@@ -531,9 +531,9 @@ static void local_free(struct directory *directory)
 					    of_group)))
 			local_unwatch(reader->watch);
 	}
-	while ((said = list_first(&local->answers, struct local_said, link)) ||
-	       (said = list_first(&local->said, struct local_said, link)))
-		said_end(said);
+	while ((said = list_first(&local->answers, struct local_published, link)) ||
+	       (said = list_first(&local->said, struct local_published, link)))
+		published_end(said);
 	list_foreach_safe(group, &local->list, link)
 		group_free(group);
 	strmap_fini(&local->groups);

@@ -294,7 +294,7 @@ static int cost_page_speed_slot(const struct shared *s, uint64_t tag,
 }
 
 /* The time of its measurement, or of its last use by a round. */
-static uint32_t cost_page_speed_told(const struct speed_row *row)
+static uint32_t cost_page_speed_reported(const struct speed_row *row)
 {
 	struct cost_speed speed;
 
@@ -310,15 +310,15 @@ static void cost_page_reuse(struct cost_page *page)
 	int oldest = -1;
 
 	for (unsigned int i = 0; i < SPEED_SLOTS; i++) {
-		uint32_t told_s;
+		uint32_t reported_s;
 
 		if (s->speed_tags[i] <= TAG_DROPPED)
 			continue;
-		told_s = cost_page_speed_told(&s->speeds[i]);
-		if (oldest >= 0 && told_s >= oldest_s)
+		reported_s = cost_page_speed_reported(&s->speeds[i]);
+		if (oldest >= 0 && reported_s >= oldest_s)
 			continue;
 		oldest = (int)i;
-		oldest_s = told_s;
+		oldest_s = reported_s;
 	}
 	assert(oldest >= 0);
 	cost_tag_drop(s->speed_tags, (unsigned int)oldest, SPEED_SLOTS);

@@ -350,7 +350,7 @@ static int take_choice(struct remote *remote, const struct wire_line *msg)
 	struct handshake *hs = remote->kvd->handshake;
 
 	if (msg->code)
-		peer_told(remote->peer, msg->code, msg->text, &remote->why);
+		peer_report(remote->peer, msg->code, msg->text, &remote->why);
 	else
 		take_line(hs, remote, msg);
 	if (remote->why.code != ERR_OK) {

@@ -405,7 +405,7 @@ static int on_register_nak(struct handshake *hs, struct remote *remote,
 
 	if (r < 0)
 		return err_pass(r);
-	peer_told(remote->peer, msg.code, msg.text, &why);
+	peer_report(remote->peer, msg.code, msg.text, &why);
 	if (msg.code != ERR_LAYOUT) /* both pools of that report are kept */
 		unannounced(hs, remote, msg.object, &why);
 	log_warn("peer", remote->peer->shown, "the peer refused a pool",

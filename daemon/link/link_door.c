@@ -320,7 +320,7 @@ void link_door_cut(struct link_door *door, int fd)
 		caller_cut(caller);
 }
 
-void link_door_heard(struct link_door *door, int fd)
+void link_door_received(struct link_door *door, int fd)
 {
 	struct caller *caller = caller_find(door, fd);
 

@@ -32,7 +32,7 @@ void link_door_vouch(struct link_door *door, int fd, const char *user);
 /* Close that connection. */
 void link_door_cut(struct link_door *door, int fd);
 /* A complete message was received on that descriptor. */
-void link_door_heard(struct link_door *door, int fd);
+void link_door_received(struct link_door *door, int fd);
 void link_door_free(struct link_door *door); /* before the socket is closed */
 
 #endif

@@ -238,7 +238,7 @@ static bool receive_part(struct link_zmq *zmq, size_t *bytes_p)
 	if (more)
 		return true;
 	if (zmq->have_frame)
-		link_door_heard(zmq->door, zmq_msg_get(&zmq->frame, ZMQ_SRCFD));
+		link_door_received(zmq->door, zmq_msg_get(&zmq->frame, ZMQ_SRCFD));
 	if (zmq->parts == 2)
 		link_zmq_hand_up(zmq);
 	else

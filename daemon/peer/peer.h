@@ -289,8 +289,8 @@ bool peer_express_quiet(const struct peer *peer);
 /* "peer NAME tcp://… instance 3f…", with the parts that are known. */
 const char *peer_label(const struct peer *peer, char text[PEER_LABEL_MAX]);
 /* The error that the peer sent: its code and its text, quoted. */
-void peer_told(const struct peer *peer, uint32_t code, const char *text,
-	       struct err *why_p);
+void peer_report(const struct peer *peer, uint32_t code, const char *text,
+		 struct err *why_p);
 /* Take it down now (protocol error, transport lost, its key removed): BYE, and on_down
  * inside this call if it was UP. */
 void peer_kill(struct peer *peer, const struct err *why);

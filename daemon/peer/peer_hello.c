@@ -523,7 +523,7 @@ void peer_on_bye(struct peers *peers, const struct wire_header *h, struct cursor
 	}
 	struct peer_impl *impl = peering->owner;
 
-	peer_told(&impl->peer, m.code, m.text, &why);
+	peer_report(&impl->peer, m.code, m.text, &why);
 	if (peering == &impl->cur)
 		peer_bring_down(impl, &why, false);
 	else

@@ -110,11 +110,11 @@ struct peer_impl {
 
 	/* HELLO, PING or redial; liveness */
 	struct loop_timer tick;
-	uint64_t retry_ns;   /* of HELLO and redial, doubles */
-	unsigned int hellos; /* sent in this attempt */
-	uint64_t heard_ns;   /* last frame */
-	uint64_t window_ns;  /* silence before it does not count */
-	uint64_t used_ns;    /* last message except PING and PONG */
+	uint64_t retry_ns;    /* of HELLO and redial, doubles */
+	unsigned int hellos;  /* sent in this attempt */
+	uint64_t received_ns; /* last frame */
+	uint64_t window_ns;   /* silence before it does not count */
+	uint64_t used_ns;     /* last message except PING and PONG */
 	uint64_t pinged_ns, ping_stamp;
 	bool ping_open;	       /* no PONG yet */
 	uint64_t proven_ns;    /* send time of the latest answered PING */

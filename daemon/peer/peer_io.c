@@ -522,7 +522,7 @@ static void on_peering_frame(struct peer_impl *impl, struct peering *peering,
 		return;
 	if (sm_state(&impl->peer.sm) != PEER_UP || impl->why_down.code)
 		return; /* on_up ended it */
-	impl->heard_ns = loop_now_ns(impl->peers->loop);
+	impl->received_ns = loop_now_ns(impl->peers->loop);
 	/* these two have no order; express messages may be slower */
 	if (h->type == WIRE_T_PING)
 		on_ping(impl, body);

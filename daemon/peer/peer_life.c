@@ -37,8 +37,8 @@ const char *peer_label(const struct peer *peer, char text[PEER_LABEL_MAX])
 	return text;
 }
 
-void peer_told(const struct peer *peer, uint32_t code, const char *text,
-	       struct err *why_p)
+void peer_report(const struct peer *peer, uint32_t code, const char *text,
+		 struct err *why_p)
 {
 	char label[PEER_LABEL_MAX];
 
@@ -331,7 +331,7 @@ bool peer_bring_up(struct peer_impl *impl)
 	peering_promote(impl);
 	peer_reached(impl);
 	peer_life_publish(impl);
-	impl->heard_ns = impl->window_ns = impl->used_ns = peer->up_since_ns;
+	impl->received_ns = impl->window_ns = impl->used_ns = peer->up_since_ns;
 	impl->proven_ns = loop_clock_ns(peers->loop);
 	impl->pong_pending = 0;
 	log_info("peer", peer->shown, "up", "instance=%s name='%s' user='%s'",
@@ -369,7 +369,7 @@ static bool check_alive(struct peer_impl *impl, uint64_t *left_p)
 	const struct peers_options *o = &peers->options;
 	uint64_t now_ns = loop_now_ns(peers->loop);
 	uint64_t since_ns =
-		impl->heard_ns > impl->window_ns ? impl->heard_ns : impl->window_ns;
+		impl->received_ns > impl->window_ns ? impl->received_ns : impl->window_ns;
 	uint64_t lag_ns = loop_lag_ns(peers->loop, since_ns);
 	uint64_t allowed_ns = o->dead_after_ns + lag_ns;
 
@@ -406,8 +406,8 @@ static bool check_answers(struct peer_impl *impl, uint64_t *left_p)
 	end_ns = impl->proven_ns + o->dead_after_ns + o->ping_interval_ns / 2 + lag_ns;
 	if (peers->link->backlog)
 		end_ns += o->dead_after_ns;
-	if (end_ns < impl->heard_ns + o->dead_after_ns * 2 / 5)
-		end_ns = impl->heard_ns + o->dead_after_ns * 2 / 5;
+	if (end_ns < impl->received_ns + o->dead_after_ns * 2 / 5)
+		end_ns = impl->received_ns + o->dead_after_ns * 2 / 5;
 	if (now_ns >= end_ns) {
 		declare_dead(impl, "no answer", now_ns - impl->proven_ns);
 		return true;

@@ -334,7 +334,7 @@ static bool is_asked(const struct trace_walk *walk, uint64_t number, enum room_r
 }
 
 /* Open when it was written, it may have ended and been closed since. */
-static bool is_told(const struct trace_walk *walk, uint64_t gen)
+static bool is_reported(const struct trace_walk *walk, uint64_t gen)
 {
 	for (unsigned int i = 0; i < walk->shown; i++) {
 		if (walk->gens[i] == gen)
@@ -356,7 +356,7 @@ static int ended_piece(struct trace_walk *walk)
 		walk->ended--;
 		/* a room that is not closed was among the open ones */
 		if (is_asked(walk, e->number, e->role, e->session) &&
-		    !rooms_by_gen(walk->rooms, e->gen) && !is_told(walk, e->gen))
+		    !rooms_by_gen(walk->rooms, e->gen) && !is_reported(walk, e->gen))
 			return room_begin(walk, head_of_ended(walk, e), NULL, e->gen,
 					  &e->trace);
 	}

@@ -77,7 +77,7 @@ unsigned int room_flags(const struct room *room)
 		flags |= KVD_FLAG_IDLE;
 	if (room->used.staged)
 		flags |= KVD_FLAG_STAGED;
-	if (room->told_to_fail)
+	if (room->fail_requested)
 		flags |= KVD_FLAG_REMOTE;
 	return flags;
 }
@@ -399,7 +399,7 @@ void room_fail_remote(struct room *room, const struct err *why, const struct par
 {
 	if (!room_live(room))
 		return;
-	room->told_to_fail = true;
+	room->fail_requested = true;
 	room_fail(room, why, but);
 }
 

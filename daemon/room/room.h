@@ -173,7 +173,7 @@ struct room {
 	struct list mails;    /* struct mail: while it is live */
 	struct charge charge; /* itself and its parties */
 	uint32_t receivers;   /* expected parties; 0 = not known yet */
-	bool told_to_fail;    /* the other side did */
+	bool fail_requested;  /* the other side did */
 	uint64_t bytes, expected;
 	uint64_t surplus; /* send, recv: tokens of chunks that no receiver had bound */
 	struct room_used used;	 /* the parties' sum */

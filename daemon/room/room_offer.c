@@ -390,7 +390,7 @@ int offer_on_pull_done(struct room *room, struct party *party,
 		if (party_state(party) != PARTY_DONE)
 			sm_move(&party->sm, PARTY_DONE);
 	} else {
-		peer_told(party->remote->peer, done->code, done->text, &why);
+		peer_report(party->remote->peer, done->code, done->text, &why);
 		if (party_state(party) != PARTY_DONE && takes_back(why.code))
 			take_back(party);
 		else

@@ -292,7 +292,7 @@ void pull_on_ack(struct room *room, struct party *party, const struct wire_pull_
 		room_fail(room, &why, NULL);
 		return;
 	}
-	peer_told(party->remote->peer, ack->code, ack->text, &why);
+	peer_report(party->remote->peer, ack->code, ack->text, &why);
 	room_fail_remote(room, &why, NULL);
 }
 

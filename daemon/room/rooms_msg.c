@@ -250,7 +250,7 @@ static void refused_by(struct party *party, uint32_t code, const char *text)
 {
 	struct err why;
 
-	peer_told(party->remote->peer, code, text, &why);
+	peer_report(party->remote->peer, code, text, &why);
 	room_fail_remote(party->room, &why, party);
 }
 
@@ -466,7 +466,7 @@ static int on_abort(struct rooms *rooms, struct remote *remote, struct cursor *b
 		abort_of_nobody(rooms, remote, room, &m);
 		return 0;
 	}
-	peer_told(remote->peer, m.code, m.text, &why);
+	peer_report(remote->peer, m.code, m.text, &why);
 	if (unsure) { /* all are notified; the opener answers when quiesced */
 		room_fail_remote(room, &why, NULL);
 		return 0;

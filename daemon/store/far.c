@@ -561,7 +561,7 @@ static bool is_known(const struct far_grant *grant)
 }
 
 /* Takes `grant`. Outcome 1: it waits for pools of the holder's. */
-static int told_use(struct far_one *one, struct far_grant *grant)
+static int grant_use(struct far_one *one, struct far_grant *grant)
 {
 	struct far_hold *far;
 	int r;
@@ -577,7 +577,7 @@ static int told_use(struct far_one *one, struct far_grant *grant)
 	return err_pass(r);
 }
 
-static int told_read(struct far_one *one, const struct wire_chunk_lookup_ack *msg)
+static int ack_read(struct far_one *one, const struct wire_chunk_lookup_ack *msg)
 {
 	const struct far_asked asked = {.space = one->query->space,
 					.remote = one->remote,
@@ -587,10 +587,10 @@ static int told_read(struct far_one *one, const struct wire_chunk_lookup_ack *ms
 	struct far_grant *grant;
 	int r = far_grant_new(&asked, msg, &grant);
 
-	return r < 0 ? err_pass(r) : err_pass(told_use(one, grant));
+	return r < 0 ? err_pass(r) : err_pass(grant_use(one, grant));
 }
 
-int far_on_told(struct store *store, struct remote *remote, struct cursor *body)
+int far_on_lookup_ack(struct store *store, struct remote *remote, struct cursor *body)
 {
 	struct wire_chunk_lookup_ack msg;
 	struct far_one *one;
@@ -609,7 +609,7 @@ int far_on_told(struct store *store, struct remote *remote, struct cursor *body)
 	if (one->trial)
 		far_answers(store->far, remote);
 	if (msg.code == ERR_OK && one->query->hold)
-		r = told_read(one, &msg);
+		r = ack_read(one, &msg);
 	else if (msg.code == ERR_OK)
 		far_release(remote, msg.ask); /* late */
 	if (r == 1)
@@ -653,7 +653,7 @@ static void candidate_go_on(struct far_one *one)
 	int r = 1;
 
 	if (one->parked && is_known(one->parked))
-		r = told_use(one, mem_steal(one->parked));
+		r = grant_use(one, mem_steal(one->parked));
 	else if (one->waiting && far_ready(remote))
 		r = candidate_reached(one);
 	else if (one->waiting && remote->refused)

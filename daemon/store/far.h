@@ -65,7 +65,7 @@ int far_hold_join(const struct far_hold *other, const struct store_handle *handl
 /* All of them; the last reference to a holder releases its hold. NULL is fine. */
 void far_hold_free(struct far_hold *far);
 
-int far_on_told(struct store *store, struct remote *remote, struct cursor *body);
+int far_on_lookup_ack(struct store *store, struct remote *remote, struct cursor *body);
 /* Its bytes, or a reply, were late: it is paused for a while. NULL is fine, as below. */
 void far_late(struct far *far, const struct remote *remote, const char *what);
 bool far_is_left_out(struct far *far, const struct remote *remote);

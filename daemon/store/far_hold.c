@@ -170,8 +170,8 @@ uint64_t far_hold_pool(const struct far_hold *far, unsigned int bit)
 
 /* ---- an answer ---- */
 
-static int told_runs(struct far_grant *grant, const struct wire_chunk_lookup_ack *msg,
-		     uint32_t most)
+static int grant_runs(struct far_grant *grant, const struct wire_chunk_lookup_ack *msg,
+		      uint32_t most)
 {
 	struct cursor in;
 	uint32_t count;
@@ -231,7 +231,7 @@ int far_grant_new(const struct far_asked *asked, const struct wire_chunk_lookup_
 	memcpy(grant->space, space->digest, sizeof(grant->space));
 	loop_timer_init(&grant->renew, space->store->kvd->loop, on_renew);
 	loop_timer_start(&grant->renew, (asked->lease_ms - RENEW_MS) * LOOP_NS_PER_MS);
-	r = told_runs(grant, msg, asked->chunks);
+	r = grant_runs(grant, msg, asked->chunks);
 	if (r >= 0 && !tokens_fit(grant, msg->tokens, space->tokens))
 		r = err_raise(ERR_PROTO, "CHUNK_LOOKUP_ACK: %llu tokens of %u chunks",
 			      (unsigned long long)msg->tokens, grant->chunks);

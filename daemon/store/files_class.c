@@ -250,7 +250,7 @@ struct told {
 	struct layout *layout;
 };
 
-static int told_read(const void *data, size_t len, struct told *told)
+static int ack_read(const void *data, size_t len, struct told *told)
 {
 	struct cursor in;
 	uint32_t version;
@@ -273,8 +273,8 @@ static int told_read(const void *data, size_t len, struct told *told)
 	return r < 0 ? err_pass(r) : err_pass(layout_decode(&in, &told->layout));
 }
 
-static int told_tenant(struct store *store, const struct told *told, uint64_t generation,
-		       struct store_tenant **tenant_p)
+static int described_tenant(struct store *store, const struct told *told,
+			    uint64_t generation, struct store_tenant **tenant_p)
 {
 	const char *name = told->tenant + strlen(TENANT);
 	struct account *account;
@@ -291,8 +291,8 @@ static int told_tenant(struct store *store, const struct told *told, uint64_t ge
 	return err_pass(r);
 }
 
-static int told_class(struct store *store, const struct told *told, uint64_t generation,
-		      struct store_class **class_p)
+static int described_class(struct store *store, const struct told *told,
+			   uint64_t generation, struct store_class **class_p)
 {
 	const struct store_space_args args = {.model = told->model,
 					      .revision = told->revision,
@@ -314,7 +314,7 @@ static int told_class(struct store *store, const struct told *told, uint64_t gen
 			      "parts of %llu bytes are too large for chunk_memory",
 			      (unsigned long long)canon->slot_bytes);
 	if (r >= 0)
-		r = told_tenant(store, told, generation, &tenant);
+		r = described_tenant(store, told, generation, &tenant);
 	if (r >= 0)
 		r = store_space_of(store, tenant, &args, canon, generation, &space);
 	if (r >= 0)
@@ -326,10 +326,10 @@ int class_words_scan(struct store *store, const void *data, size_t len,
 		     uint64_t generation, struct store_class **class_p)
 {
 	struct told told = {.layout = NULL};
-	int r = told_read(data, len, &told);
+	int r = ack_read(data, len, &told);
 
 	if (r >= 0)
-		r = told_class(store, &told, generation, class_p);
+		r = described_class(store, &told, generation, class_p);
 	layout_free(told.layout);
 	return err_pass(r);
 }

@@ -265,7 +265,7 @@ static int store_on_message(struct remote *remote, const struct wire_header *h,
 			       ? err_pass(homes_on_message(store->homes, remote, h, body))
 			       : 0;
 	case WIRE_T_CHUNK_LOOKUP_ACK:
-		return store ? err_pass(far_on_told(store, remote, body)) : 0;
+		return store ? err_pass(far_on_lookup_ack(store, remote, body)) : 0;
 	default: /* WIRE_T_CHUNK_OFFER_NAK */
 		return store ? err_pass(store_leg_on_nak(store, remote, body)) : 0;
 	}

@@ -160,32 +160,33 @@ struct remote_hold_report {
 	uint32_t run_count;
 };
 
-static unsigned int told_bit(struct remote_hold_report *told,
-			     const struct store_class *class)
+static unsigned int report_bit(struct remote_hold_report *report,
+			       const struct store_class *class)
 {
-	if (!told->bit_of[class->index]) {
-		told->pools[told->pool_count++] = class->pool;
-		told->bit_of[class->index] = told->pool_count;
+	if (!report->bit_of[class->index]) {
+		report->pools[report->pool_count++] = class->pool;
+		report->bit_of[class->index] = report->pool_count;
 	}
-	return told->bit_of[class->index] - 1;
+	return report->bit_of[class->index] - 1;
 }
 
 /* A requester takes the first of several: never an engine's pages, which may be withdrawn
  * and do not serve attention. */
-static void told_order(struct remote_hold_report *told, const struct store_space *space)
+static void report_order(struct remote_hold_report *report,
+			 const struct store_space *space)
 {
 	for (unsigned int i = 0; i < STORE_CLASSES_MAX && space->published; i++) {
 		const struct store_class *class = space->classes[i];
 
 		if (class && class->parts && class->pool && !class->published)
-			told_bit(told, class);
+			report_bit(report, class);
 	}
 }
 
 /* These classes of the chunk's as bits of the reply; *there_p: without those that have no
  * pool. */
-static uint64_t told_mask(struct remote_hold_report *told,
-			  const struct store_chunk *chunk, uint64_t *there_p)
+static uint64_t report_mask(struct remote_hold_report *report,
+			    const struct store_chunk *chunk, uint64_t *there_p)
 {
 	uint64_t mask = 0;
 
@@ -199,30 +200,30 @@ static uint64_t told_mask(struct remote_hold_report *told,
 			*there_p &= ~(UINT64_C(1) << i);
 			continue;
 		}
-		mask |= UINT64_C(1) << told_bit(told, class);
+		mask |= UINT64_C(1) << report_bit(report, class);
 	}
 	return mask;
 }
 
-static void told_run_end(struct remote_hold_report *told)
+static void report_run_end(struct remote_hold_report *report)
 {
-	if (!told->in_run)
+	if (!report->in_run)
 		return;
-	cursor_put_u32(&told->runs, told->in_run);
-	cursor_put_u64(&told->runs, told->mask);
-	told->run_count++;
-	told->in_run = 0;
+	cursor_put_u32(&report->runs, report->in_run);
+	cursor_put_u64(&report->runs, report->mask);
+	report->run_count++;
+	report->in_run = 0;
 }
 
-static void told_add(struct remote_hold_report *told, const struct store_chunk *chunk,
-		     uint64_t mask)
+static void report_add(struct remote_hold_report *report, const struct store_chunk *chunk,
+		       uint64_t mask)
 {
-	if (mask != told->mask)
-		told_run_end(told);
-	told->mask = mask;
-	told->in_run++;
-	told->chunks++;
-	told->tokens += chunk->tokens;
+	if (mask != report->mask)
+		report_run_end(report);
+	report->mask = mask;
+	report->in_run++;
+	report->chunks++;
+	report->tokens += chunk->tokens;
 }
 
 /* Loads its parts in files. Returns those in memory, or being loaded. */
@@ -263,11 +264,11 @@ static uint64_t remote_hold_pin(struct remote_hold *hold, struct store_chunk *ch
 
 static void ask_chunks(struct remote_hold *hold, const struct store_space *space,
 		       const struct wire_chunk_lookup *msg,
-		       struct remote_hold_report *told)
+		       struct remote_hold_report *report)
 {
 	uint32_t count = (uint32_t)(msg->ids.len / STORE_ID_BYTES);
 
-	told_order(told, space);
+	report_order(report, space);
 	for (uint32_t i = 0; i < count; i++) {
 		struct store_chunk *chunk = store_chunk_find(
 			space, (const uint8_t *)msg->ids.data + i * STORE_ID_BYTES,
@@ -280,7 +281,7 @@ static void ask_chunks(struct remote_hold *hold, const struct store_space *space
 			there = remote_hold_pin(hold, chunk);
 		if (!there)
 			break;
-		mask = told_mask(told, chunk, &there);
+		mask = report_mask(report, chunk, &there);
 		if (hold && mask) {
 			hold->reported[hold->count] = there;
 			hold->reported_any |= there;
@@ -291,35 +292,35 @@ static void ask_chunks(struct remote_hold *hold, const struct store_space *space
 		if (!mask)
 			break;
 		store_chunk_touch(chunk);
-		told_add(told, chunk, mask);
+		report_add(report, chunk, mask);
 		if (chunk->tokens < space->tokens)
 			break;
 	}
-	told_run_end(told);
+	report_run_end(report);
 }
 
 static int ask_answer(struct remote *remote, uint64_t ask,
-		      struct remote_hold_report *told)
+		      struct remote_hold_report *report)
 {
 	uint8_t head[8 + 8 * STORE_CLASSES_MAX + 8];
 	cleanup_free uint8_t *runs = NULL;
-	struct wire_chunk_lookup_ack msg = {.ask = ask, .tokens = told->tokens};
+	struct wire_chunk_lookup_ack msg = {.ask = ask, .tokens = report->tokens};
 	struct cursor out;
 
 	cursor_write(&out, head, sizeof(head));
-	cursor_put_u32(&out, told->pool_count);
-	for (unsigned int i = 0; i < told->pool_count; i++) {
-		handshake_announce(remote, told->pools[i]);
-		cursor_put_u64(&out, told->pools[i]->id);
+	cursor_put_u32(&out, report->pool_count);
+	for (unsigned int i = 0; i < report->pool_count; i++) {
+		handshake_announce(remote, report->pools[i]);
+		cursor_put_u64(&out, report->pools[i]->id);
 	}
-	cursor_put_u32(&out, told->run_count);
-	runs = mem_alloc(out.pos + told->runs.pos + 1);
+	cursor_put_u32(&out, report->run_count);
+	runs = mem_alloc(out.pos + report->runs.pos + 1);
 	if (!runs)
 		return err_pass(-ENOMEM);
 	memcpy(runs, head, out.pos);
-	memcpy(runs + out.pos, told->runs.base, told->runs.pos);
+	memcpy(runs + out.pos, report->runs.base, report->runs.pos);
 	msg.runs.data = runs;
-	msg.runs.len = out.pos + told->runs.pos;
+	msg.runs.len = out.pos + report->runs.pos;
 	return handshake_tell_chunk_lookup_ack(remote, &msg);
 }
 
@@ -423,7 +424,7 @@ static int ask_do(struct store *store, struct remote *remote,
 	cleanup_free uint8_t *runs = mem_alloc(count * 12 + 12);
 	struct store_space *space;
 	struct remote_hold *hold = NULL;
-	struct remote_hold_report told = {.mask = 0};
+	struct remote_hold_report report = {.mask = 0};
 	int r = store_ready(store);
 
 	if (r >= 0 && !runs)
@@ -433,18 +434,18 @@ static int ask_do(struct store *store, struct remote *remote,
 		r = err_raise(ERR_PROTO, "CHUNK_LOOKUP: %zu bytes of ids", msg->ids.len);
 	if (r < 0)
 		return err_pass(r);
-	cursor_write(&told.runs, runs, count * 12 + 12);
+	cursor_write(&report.runs, runs, count * 12 + 12);
 	space = store_space_by_digest(store, msg->space);
 	if (space && msg->lease_ms)
 		r = remote_hold_open(store, remote, space, msg, &hold);
 	if (r >= 0 && space)
-		ask_chunks(hold, space, msg, &told);
-	if (hold && told.chunks == 0) {
+		ask_chunks(hold, space, msg, &report);
+	if (hold && report.chunks == 0) {
 		remote_hold_close(hold, NULL, false); /* it has no legs */
 		hold = NULL;
 	}
 	if (r >= 0)
-		r = ask_answer(remote, msg->ask, &told);
+		r = ask_answer(remote, msg->ask, &report);
 	if (r < 0 && hold)
 		remote_hold_close(hold, NULL, false); /* a requester that does not know of
 						  it cannot release it */

@@ -448,7 +448,7 @@ int store_leg_on_nak(struct store *store, struct remote *remote, struct cursor *
 	if (r < 0)
 		return err_pass(r);
 	own = idmap_get(&store->far_rooms, msg.room);
-	peer_told(remote->peer, (enum err_code)msg.code, msg.text, &why);
+	peer_report(remote->peer, (enum err_code)msg.code, msg.text, &why);
 	if (own && far_hold_remote(own->leg->far) == remote)
 		store_leg_abort(own->leg, &why);
 	return 0;

@@ -166,7 +166,7 @@ struct net_xfer {
 	bool asked;	      /* local: the request was sent, an answer must arrive */
 	bool answered;	      /* local: it arrived */
 	bool refused;	      /* local: it was an error */
-	bool stop_said;	      /* the other side knows, or need not know, that it stops */
+	bool stop_sent;	      /* the other side knows, or need not know, that it stops */
 	bool finishing;	      /* in peer->finished */
 	bool told;	      /* local: only the answer is outstanding */
 	struct err err;	      /* ERR_OK while all is well */
@@ -261,7 +261,7 @@ void net_request(struct net_xfer *xfer, const void *header, size_t header_len);
 static inline bool net_owes_cancel(const struct net_xfer *xfer)
 {
 	return sm_state(&xfer->sm) == NET_XFER_STOPPING && xfer->ours && xfer->asked &&
-	       !xfer->answered && !xfer->stop_said;
+	       !xfer->answered && !xfer->stop_sent;
 }
 int net_proto(const struct net_xfer *xfer, const char *word); /* ERR_PROTO, raised */
 

@@ -561,7 +561,7 @@ static int on_attach_nak(struct xfers *xfers, struct remote *remote, struct curs
 	attach = by_cookie(xfers, remote, m.cookie);
 	if (!attach)
 		return 0;
-	peer_told(remote->peer, m.code, m.text, &why);
+	peer_report(remote->peer, m.code, m.text, &why);
 	attach_lost(attach, &why);
 	return 0;
 }

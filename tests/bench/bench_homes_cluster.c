@@ -205,7 +205,7 @@ static void say_messages(const struct bench *b, const struct mark *from)
 	       (double)(bytes - from->bytes) / 1e6 / b->homes);
 }
 
-static void bench_told(struct bench *b)
+static void bench_report(struct bench *b)
 {
 	uint64_t known = b->holders < HOME_SAME_MAX ? b->holders : HOME_SAME_MAX;
 	struct mark from = {.virtual_ns = loop_now_ns(b->c.loop)};
@@ -429,7 +429,7 @@ int main(int argc, char **argv)
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	printf("%u daemons of %u chunks, %u homes\n", b->holders, b->chunks, b->homes);
 	setup(b, homes);
-	bench_told(b);
+	bench_report(b);
 	bench_find(b, UINT32_MAX);
 	bench_churn(b);
 	bench_holder_dies(b);

@@ -223,7 +223,7 @@ static void fake_xfer_speak(struct net_xfer *net)
 {
 	if (!net_owes_cancel(net))
 		return;
-	net->stop_said = true;
+	net->stop_sent = true;
 	if (bug_reads_on(fake_xfer_of(net)))
 		return;
 	fake_xfer_send(fake_xfer_of(net), 1, FAKE_FRAME_CANCEL, &net->err);

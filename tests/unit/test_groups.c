@@ -692,7 +692,7 @@ static const char *key_of(unsigned int i)
 }
 
 /* A node says that the key is its own, at an endpoint. */
-static void key_said(unsigned int node, struct publication *said, const char *key,
+static void key_sent(unsigned int node, struct publication *said, const char *key,
 		     const char *endpoint)
 {
 	const struct kvd *kvd = &c.nodes[node].kvd;
@@ -727,7 +727,7 @@ static void keys_that_went_leave_room_for_others(void **state)
 	record_init(record);
 	strcpy(record->endpoint, "tcp://10.0.0.9:1");
 	for (unsigned int i = 0; i < TRUSTED; i++) {
-		key_said(1, &tt.said[i], key_of(i), "tcp://10.0.0.9:1");
+		key_sent(1, &tt.said[i], key_of(i), "tcp://10.0.0.9:1");
 		assert_true(trust_asked(i));
 		/* some are dialled, too */
 		strcpy(record->key, key_of(i));
@@ -744,7 +744,7 @@ static void keys_that_went_leave_room_for_others(void **state)
 	assert_true(tt.vouch->at(tt.vouch->owner, key_of(1), "tcp://10.0.0.9:1"));
 	assert_false(tt.vouch->at(tt.vouch->owner, key_of(1), "tcp://10.0.0.8:1"));
 	cluster_run(&c, 30 * S);
-	key_said(1, &tt.said[TRUSTED], key_of(TRUSTED), "tcp://10.0.0.9:1");
+	key_sent(1, &tt.said[TRUSTED], key_of(TRUSTED), "tcp://10.0.0.9:1");
 	assert_true(trust_asked(TRUSTED));
 	trust_free(tt.trust);
 	free(record);
@@ -774,7 +774,7 @@ static void key_whose_group_is_read_already_does_not_wait(void **state)
 
 	(void)state;
 	trust_begin();
-	key_said(1, &tt.said[0], key_of(3), "tcp://10.0.0.9:1");
+	key_sent(1, &tt.said[0], key_of(3), "tcp://10.0.0.9:1");
 	trust_group(key_of(3), group);
 	assert_int_equal(groups_use(groups_of(&c.nodes[1].kvd), group, false, &user), 0);
 	cluster_run(&c, S);
@@ -791,9 +791,9 @@ static void key_of_a_daemon_started_again_has_two_entries(void **state)
 
 	(void)state;
 	trust_begin();
-	key_said(1, &tt.said[0], key, "tcp://10.0.0.9:1");
+	key_sent(1, &tt.said[0], key, "tcp://10.0.0.9:1");
 	cluster_run(&c, 100 * MS);
-	key_said(2, &tt.said[1], key, "tcp://10.0.0.9:2");
+	key_sent(2, &tt.said[1], key, "tcp://10.0.0.9:2");
 	cluster_run(&c, 100 * MS);
 	assert_true(trust_asked(7));
 	assert_true(tt.vouch->at(tt.vouch->owner, key, "tcp://10.0.0.9:1"));

@@ -240,7 +240,7 @@ static void transfer_goes_on_when_its_slowest_queue_pair_has_ended(void **state)
 		xfer = x.op.impl;
 		fake_verbs_stall(vp_peer(&vp_a)->qps[2].qp);
 		mover_gives_up();
-		while (!vp_peer(&vp_a)->rails_told)
+		while (!vp_peer(&vp_a)->rails_reported)
 			step_on();
 		for (unsigned int i = 0; i < 4 * STEPS; i++)
 			step_on();

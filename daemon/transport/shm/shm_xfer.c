@@ -162,7 +162,7 @@ static void shm_xfer_speak(struct net_xfer *net)
 	struct shm_xfer *xfer = shm_xfer_of(net);
 
 	if (net_owes_cancel(net)) {
-		net->stop_said = true;
+		net->stop_sent = true;
 		shm_send_err(xfer->peer, SHM_CANCEL, net->id, &net->err);
 	} else if (!net->ours && net->kind == XP_WRITE && net->bytes > 0 &&
 		   sm_state(&net->sm) == NET_XFER_MOVING && !xfer->copied &&
@@ -293,7 +293,7 @@ int shm_on_copied(struct shm_peer *peer, const struct shm_frame *f, struct curso
 	if (xfer->way == SHM_WAY_GATHER && !shm_flow_complete(xfer))
 		return err_raise(ERR_PROTO, "before all bytes were sent");
 	xfer->confirmed = true;
-	xfer->net.stop_said = true; /* it cannot be undone */
+	xfer->net.stop_sent = true; /* it cannot be undone */
 	shm_xfer_say(xfer, SHM_CONFIRM);
 	return 0;
 }

@@ -214,14 +214,14 @@ static int tcp_accept_address_make(struct tcp_transport *transport,
 							  : bound->v4.sin_port;
 	struct tcp_address address = {0};
 	union net_place sa;
-	bool told_any;
+	bool any_address;
 	int r = 0;
 
 	if (!any) {
 		add_place(&address, bound);
 	} else {
 		if (*config->advertise &&
-		    place_parse(config->advertise, &sa, &told_any) && !told_any) {
+		    place_parse(config->advertise, &sa, &any_address) && !any_address) {
 			tcp_accept_set_port(&sa, port);
 			add_place(&address, &sa);
 		}

@@ -184,7 +184,7 @@ static void tcp_xfer_speak(struct net_xfer *net)
 
 	if (!net_owes_cancel(net))
 		return;
-	net->stop_said = true;
+	net->stop_sent = true;
 	tcp_line_send(xfer->peer, mem_steal(xfer->spare[1]), &head, &net->err);
 }
 

@@ -103,7 +103,7 @@ static void ucx_xfer_speak(struct net_xfer *net)
 
 	if (!net_owes_cancel(net))
 		return;
-	net->stop_said = true;
+	net->stop_sent = true;
 	ucx_send_frame(mem_steal(ucx_xfer_of(net)->spare[1]), &frame, &net->err, NULL,
 		       NULL, 0);
 }

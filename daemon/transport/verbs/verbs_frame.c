@@ -202,7 +202,7 @@ static int verbs_frame_take(struct verbs_peer *peer, const uint8_t *at, uint32_t
 		verbs_peer_bye(peer, &err);
 		return 0;
 	case VERBS_RAIL:
-		return err_pass(verbs_rail_told(peer, &frame));
+		return err_pass(verbs_rail_reported(peer, &frame));
 	default:
 		return err_pass(verbs_xfer_frame(peer, &frame, payload));
 	}

@@ -228,10 +228,10 @@ struct verbs_peer {
 	uint64_t knock_ns;    /* next check of the other end */
 
 	/* rails that died, as bits (verbs_rail.c) */
-	uint32_t rails_lost; /* local queue pairs on them are in ERR, or dead */
-	uint32_t rails_dead; /* the local ones are dead, and the peer was notified */
-	uint32_t rails_told; /* the peer's are dead, as it has reported */
-	bool rails_busy;     /* some of that is not settled yet */
+	uint32_t rails_lost;	 /* local queue pairs on them are in ERR, or dead */
+	uint32_t rails_dead;	 /* the local ones are dead, and the peer was notified */
+	uint32_t rails_reported; /* the peer's are dead, as it has reported */
+	bool rails_busy;	 /* some of that is not settled yet */
 	uint64_t rails_deadline_ns;
 	struct verbs_out *rail_out[VERBS_RAILS_MAX]; /* RAIL, when due */
 
@@ -292,7 +292,7 @@ struct verbs_xfer {
 	/* mover, which posts work requests: the requester; of a packed one the source */
 	struct plan_walk walk;
 	struct plan_span span; /* cut from the walk, not posted yet */
-	uint64_t posted_bytes, done_bytes, said_bytes;
+	uint64_t posted_bytes, done_bytes, announced_bytes;
 	uint64_t rewind;    /* the first byte that a lost rail did not confirm, or
 			     * UINT64_MAX */
 	bool again;	    /* a rail was lost: marks, and maybe bytes, once more */
@@ -408,7 +408,7 @@ const char *verbs_wc_text(enum ibv_wc_status status);
 /* The queue pair's path to the peer is lost. True: its rail is given up and the
  * connection continues over the others; false: the peer has failed, with `err`. */
 bool verbs_rail_fail(struct verbs_qp *qp, const struct err *err);
-int verbs_rail_told(struct verbs_peer *peer, const struct verbs_frame *frame);
+int verbs_rail_reported(struct verbs_peer *peer, const struct verbs_frame *frame);
 /* Queue pairs (bits) on lost rails that are not dead at both sides yet. */
 uint32_t verbs_rail_open(const struct verbs_peer *peer);
 /* Rails with dying local queue pairs: until they are dead no write counts as landed. */

@@ -52,7 +52,7 @@ struct verbs_pack {
 	struct list cut;	     /* source: slice.link, not posted yet */
 	struct list wait_link;
 	struct verbs_remote remote; /* source: the peer's slots */
-	bool has_remote, key_said;
+	bool has_remote, key_sent;
 };
 
 /* The slices' direction: local ones, which are sent, or the peer's. */
@@ -233,7 +233,7 @@ bool verbs_pack_accept(struct verbs_xfer *xfer, size_t *len_p, uint8_t *key)
 		return false;
 	}
 	way_is(xfer);
-	xfer->pack->key_said = true;
+	xfer->pack->key_sent = true;
 	if (!source)
 		list_push_back(&pool->waiting, &xfer->pack->wait_link);
 	return true;
@@ -352,7 +352,7 @@ static void say_slot(struct verbs_xfer *xfer, uint32_t index)
 	size_t len = 0;
 	int r = out ? 0 : -ENOMEM;
 
-	if (r == 0 && !pack->key_said) /* the first of a READ */
+	if (r == 0 && !pack->key_sent) /* the first of a READ */
 		r = verbs_key_pack(xfer->peer->pack_pool->reg, NULL, key, sizeof(key),
 				   &len);
 	if (r < 0) {
@@ -360,7 +360,7 @@ static void say_slot(struct verbs_xfer *xfer, uint32_t index)
 		net_xfer_stop_last(&xfer->net);
 		return;
 	}
-	pack->key_said = true;
+	pack->key_sent = true;
 	pack->slots |= 1u << index;
 	pack->given += VERBS_SLOT_BYTES;
 	verbs_send_bytes(xfer->peer, out, &frame, key, len);

@@ -50,7 +50,7 @@ static uint32_t qps_on(const struct verbs_peer *peer, uint32_t rails)
 
 static uint32_t unsettled(const struct verbs_peer *peer)
 {
-	return peer->rails_lost & ~(peer->rails_dead & peer->rails_told);
+	return peer->rails_lost & ~(peer->rails_dead & peer->rails_reported);
 }
 
 uint32_t verbs_rail_open(const struct verbs_peer *peer)
@@ -191,7 +191,7 @@ static void mark_again(struct verbs_xfer *xfer)
 	}
 }
 
-int verbs_rail_told(struct verbs_peer *peer, const struct verbs_frame *frame)
+int verbs_rail_reported(struct verbs_peer *peer, const struct verbs_frame *frame)
 {
 	uint32_t rail = frame->slot, bit = 1u << (rail % 32);
 	struct verbs_qp *qp = NULL;
@@ -201,12 +201,12 @@ int verbs_rail_told(struct verbs_peer *peer, const struct verbs_frame *frame)
 	for (uint32_t i = 1; i < peer->qp_count; i++)
 		if (peer->qps[i].rail->index == rail)
 			qp = &peer->qps[i];
-	if (!qp || qp->rail == peer->qps[0].rail || peer->rails_told & bit)
+	if (!qp || qp->rail == peer->qps[0].rail || peer->rails_reported & bit)
 		return err_raise(ERR_PROTO, "verbs: the loss of rail %u", rail);
 	err_set(&err, ERR_PEER, "verbs: closed by %s", peer->net.name);
 	if (!verbs_rail_fail(qp, &err))
 		return 0;
-	peer->rails_told |= bit;
+	peer->rails_reported |= bit;
 	list_foreach(net, &peer->net.xfers, link)
 		if (net->ours)
 			mark_again(container_of(net, struct verbs_xfer, net));

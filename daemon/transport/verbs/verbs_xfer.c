@@ -55,7 +55,7 @@ static bool verbs_xfer_ended_there(const struct verbs_xfer *xfer)
 }
 
 /* ... and nothing of it may be in flight on a dying rail. */
-static bool said_all(const struct verbs_xfer *xfer)
+static bool announced_complete(const struct verbs_xfer *xfer)
 {
 	return verbs_xfer_ended_there(xfer) &&
 	       !(xfer->net.kind == XP_WRITE && verbs_rail_dying(xfer->peer));
@@ -185,9 +185,9 @@ static void say_stop(struct verbs_xfer *xfer)
 
 	if (xfer->net.ours
 		    ? !net_owes_cancel(&xfer->net)
-		    : xfer->net.stop_said || !xfer->go || verbs_xfer_ended_there(xfer))
+		    : xfer->net.stop_sent || !xfer->go || verbs_xfer_ended_there(xfer))
 		return;
-	xfer->net.stop_said = true;
+	xfer->net.stop_sent = true;
 	verbs_xfer_say(xfer, VERBS_SPARE_STOP, &frame, &xfer->net.err);
 }
 
@@ -246,10 +246,12 @@ static bool inbound_is_over(const struct verbs_xfer *xfer)
 {
 	switch (sm_state(&xfer->net.sm)) {
 	case NET_XFER_STOPPING:
-		return !xfer->go || said_all(xfer) || verbs_peer_quiet(xfer->peer);
+		return !xfer->go || announced_complete(xfer) ||
+		       verbs_peer_quiet(xfer->peer);
 	case NET_XFER_MOVING:
 		return xfer->net.bytes == 0 ||
-		       (said_all(xfer) && !xfer->marks_aborted && verbs_pack_whole(xfer));
+		       (announced_complete(xfer) && !xfer->marks_aborted &&
+			verbs_pack_whole(xfer));
 	default:
 		return false;
 	}
@@ -337,14 +339,14 @@ void verbs_xfer_progress(struct verbs_peer *peer)
 					    .bytes = xfer->done_bytes};
 		struct verbs_out *out;
 
-		if (xfer->done_bytes == xfer->said_bytes || !xfer->net.ours)
+		if (xfer->done_bytes == xfer->announced_bytes || !xfer->net.ours)
 			continue;
 		out = verbs_out_new();
 		if (!out) {
 			err_clear(); /* it is only for the timeout of the waiting side */
 			return;
 		}
-		xfer->said_bytes = xfer->done_bytes;
+		xfer->announced_bytes = xfer->done_bytes;
 		verbs_send(peer, out, &frame, NULL);
 	}
 }
@@ -415,7 +417,7 @@ static void take_revoke(struct verbs_xfer *xfer, const struct verbs_frame *frame
 
 	net_fault_get(frame->code, frame->flags, payload, frame->length, &err);
 	if (sm_state(&xfer->net.sm) < NET_XFER_STOPPING)
-		xfer->net.stop_said = true; /* the revoking side needs no CANCEL */
+		xfer->net.stop_sent = true; /* the revoking side needs no CANCEL */
 	net_xfer_stop(&xfer->net, &err);
 }
 
@@ -730,7 +732,7 @@ static int take_for_inbound(struct verbs_peer *peer, const struct verbs_frame *f
 		return 0;
 	default:
 		net_fault_get(frame->code, frame->flags, payload, frame->length, &err);
-		xfer->net.stop_said = true;
+		xfer->net.stop_sent = true;
 		net_xfer_stop(&xfer->net, &err);
 		return 0;
 	}

@@ -139,7 +139,7 @@ class KVManager(CommonKVManager):
         self.pool_name = pool_name(server_args, args, role)
         self.cache_format = cache_format(server_args, args)
         self.register_buffer_to_engine()
-        self.told_endpoint, self._look_s = self.client.endpoint, 0.0
+        self.published_endpoint, self._look_s = self.client.endpoint, 0.0
         self.place = self._place(server_args, args)
         if self.place:
             self.place.keep()
@@ -219,7 +219,7 @@ class KVManager(CommonKVManager):
     def row(self):
         """Entry of this prefill rank in GET /route."""
         (heads, (made, _)), = self._made.items()
-        return {"endpoint": self.told_endpoint, "pool": self.pool_name,
+        return {"endpoint": self.published_endpoint, "pool": self.pool_name,
                 "rank": made.layout.rank, "heads": heads, "views": sorted(made.layout.views),
                 "aux": self.slots.record_bytes if self.has_aux else None,
                 "states": [pools.kind_of(s) for s in self.kv_args.state_types]}
@@ -255,8 +255,8 @@ class KVManager(CommonKVManager):
         if self.place:
             self.place.keep()
         endpoint = self.client.endpoint
-        if endpoint != self.told_endpoint:
-            self.told_endpoint = endpoint
+        if endpoint != self.published_endpoint:
+            self.published_endpoint = endpoint
             threading.Thread(target=self._register_topology_row, args=self._put,
                              daemon=True).start()
 

@@ -11,7 +11,7 @@ class Meter:
     def __init__(self, block_size, clock=time.monotonic):
         self.block_size, self.clock, self.pool = block_size, clock, None
         self.requests = {}  # unfinished ones, by id
-        self.told_s, self.prompt, self.decode = None, 0, 0
+        self.reported_s, self.prompt, self.decode = None, 0, 0
         self.rates = {}
 
     def arrived(self, request):
@@ -28,12 +28,12 @@ class Meter:
             self.prompt += prompt
             self.decode += tokens - prompt
         now = self.clock()
-        if self.told_s is None:
-            self.told_s = now
-        elif now - self.told_s >= EVERY_S:
-            self._rate("prompt_tokens_s", self.prompt / (now - self.told_s))
-            self._rate("decode_tokens_s", self.decode / (now - self.told_s))
-            self.told_s, self.prompt, self.decode = now, 0, 0
+        if self.reported_s is None:
+            self.reported_s = now
+        elif now - self.reported_s >= EVERY_S:
+            self._rate("prompt_tokens_s", self.prompt / (now - self.reported_s))
+            self._rate("decode_tokens_s", self.decode / (now - self.reported_s))
+            self.reported_s, self.prompt, self.decode = now, 0, 0
             return self._figures(len(scheduled))
         return None
 

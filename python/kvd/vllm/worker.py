@@ -45,7 +45,7 @@ class Worker:
         self.marks = self.mark = None
         self.with_push, self.offers, self.pulls, self.pushes = pushes, {}, {}, {}
         self._stats, self._seen, self._endpoint_s = None, None, 0.0
-        self._place_told, self.place = place or {}, None
+        self._place_given, self.place = place or {}, None
 
     # ---- memory ----
 
@@ -77,7 +77,7 @@ class Worker:
         self.name = model[-(NAME_MAX - len(tail)):] + tail
         self.pool = self.client.pool(made.layout, regions, name=self.name)
         self.stage, self.endpoint = stage.rank_in_group, self.client.endpoint
-        if self._place_told.get("group"):
+        if self._place_given.get("group"):
             self.place = self._place(parallel)
             self.place.keep()
 
@@ -86,7 +86,7 @@ class Worker:
                  "pp": (self.stage, parallel.pipeline_parallel_size),
                  "dp": (getattr(parallel, "data_parallel_rank", 0),
                         getattr(parallel, "data_parallel_size", 1))}
-        told = self._place_told
+        told = self._place_given
         return Place(self.client, told["group"], told["worker"], ranks, url=told["url"],
                      pool=self.name, engine="vllm",
                      model=str(self.config.model_config.model)[-127:])
