@@ -140,7 +140,7 @@ static void leg_stop(struct leg *leg)
 {
 	const struct wire_attention_cancel stop = {.attend = leg->number};
 
-	if (handshake_tell_attention_cancel(leg->remote, &stop) < 0)
+	if (handshake_send_attention_cancel(leg->remote, &stop) < 0)
 		err_clear(); /* it is going down */
 	leg_session(leg)->legs_sent--;
 	leg_empty(leg); /* legs_on_result() frees it */

@@ -73,7 +73,7 @@ int rows_tell_attention_result(struct remote *remote,
 	err_take(&why);
 	no.code = why.code;
 	snprintf(no.text, sizeof(no.text), "%.200s", why.text);
-	return err_pass(handshake_tell_attention_result(remote, &no));
+	return err_pass(handshake_send_attention_result(remote, &no));
 }
 
 int rows_room_attention_result(size_t bytes, struct rows_made *made, float **values_p)

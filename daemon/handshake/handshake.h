@@ -219,9 +219,9 @@ int handshake_send(struct remote *remote, enum wire_type type, const void *body,
 		   size_t len);
 /* Buffer for one message body of any type; valid until the next call. */
 void handshake_body(struct handshake *hs, struct cursor *out);
-/* handshake_tell_<name>(): the body written, and sent as its type. */
+/* handshake_send_<name>(): the body written, and sent as its type. */
 #define HANDSHAKE_TELL(num, NAME, name, owner, cap, text)                                \
-	static inline int handshake_tell_##name(struct remote *remote,                   \
+	static inline int handshake_send_##name(struct remote *remote,                   \
 						const struct wire_##name *msg)           \
 	{                                                                                \
 		struct cursor out;                                                       \

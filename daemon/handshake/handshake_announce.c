@@ -199,7 +199,7 @@ void handshake_unshare_session(struct remote *remote, const struct session *sess
 	struct wire_unregister msg = {.object = session->epoch};
 
 	if (sm_state(&remote->peer->sm) == PEER_UP &&
-	    handshake_tell_unregister(remote, &msg) < 0)
+	    handshake_send_unregister(remote, &msg) < 0)
 		err_clear(); /* a full line takes the peer down, and the share with it */
 }
 
@@ -345,7 +345,7 @@ static void share_withdraw(struct share *share)
 	struct wire_unregister msg = {.object = share->pub->pool->id};
 
 	/* a full queue takes the peer down, which ends the share */
-	if (handshake_tell_unregister(share->remote, &msg) < 0)
+	if (handshake_send_unregister(share->remote, &msg) < 0)
 		err_clear();
 	if (!share_is_ours(share))
 		return;

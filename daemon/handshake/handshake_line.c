@@ -185,7 +185,7 @@ static void tell_line(struct remote *remote, const struct err *why)
 	if (remote->turn % 2 && remote->peer->lower)
 		snprintf(msg.tried, sizeof(msg.tried), "%s",
 			 remote->line_why[LINE_HERE].text);
-	if (handshake_tell_line(remote, &msg) >= 0)
+	if (handshake_send_line(remote, &msg) >= 0)
 		return;
 	err_take(&e);
 	peer_end_later(remote->peer, &e);

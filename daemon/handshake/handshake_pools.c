@@ -53,7 +53,7 @@ static void pool_free(struct remote_pool *pool)
 		keys_drop(pool);
 	if (pool->going && !pool->dead &&
 	    !pool->is_session && /* no room waits for these */
-	    handshake_tell_unregister_ack(remote, &msg) < 0)
+	    handshake_send_unregister_ack(remote, &msg) < 0)
 		err_clear();
 	keys_replacement_release(pool);
 	for (uint32_t i = 0; i < pool->region_count; i++)
@@ -213,7 +213,7 @@ static void handshake_pools_compare(struct handshake *hs, struct remote *remote,
 			 "pool=%s why=\"%s\"", pool->name, err_last()->text);
 		snprintf(nak.text, sizeof(nak.text), "%s", err_last()->text);
 		err_clear();
-		if (handshake_tell_register_nak(remote, &nak) < 0)
+		if (handshake_send_register_nak(remote, &nak) < 0)
 			err_clear();
 	}
 }
@@ -248,10 +248,10 @@ static int answer(struct remote *remote, uint64_t object, const struct err *why)
 	struct wire_register_ack ack = {.object = object};
 
 	if (!why)
-		return handshake_tell_register_ack(remote, &ack);
+		return handshake_send_register_ack(remote, &ack);
 	nak.code = why->code;
 	snprintf(nak.text, sizeof(nak.text), "%s", why->text);
-	return handshake_tell_register_nak(remote, &nak);
+	return handshake_send_register_nak(remote, &nak);
 }
 
 /* In decoded form: eight bytes of a message may take eighty here. */

@@ -313,7 +313,7 @@ static void tell_abort(struct room *room, const struct party *party)
 		return;
 	}
 	room_trace(room, TRACE_ABORT_OUT, party, party->gen);
-	if (handshake_tell_abort(party->remote, &msg) < 0)
+	if (handshake_send_abort(party->remote, &msg) < 0)
 		err_clear(); /* a peer that accepts no message is going down */
 }
 

@@ -31,7 +31,7 @@ static void refuse_info(struct remote *remote, const struct wire_transfer_info *
 					     .code = why->code};
 
 	snprintf(nak.text, sizeof(nak.text), "%s", why->text);
-	sent(handshake_tell_transfer_info_nak(remote, &nak));
+	sent(handshake_send_transfer_info_nak(remote, &nak));
 }
 
 static void refuse_query(struct remote *remote, const struct wire_offer_query *query,
@@ -43,7 +43,7 @@ static void refuse_query(struct remote *remote, const struct wire_offer_query *q
 				     .code = why->code};
 
 	snprintf(nak.text, sizeof(nak.text), "%s", why->text);
-	sent(handshake_tell_offer_nak(remote, &nak));
+	sent(handshake_send_offer_nak(remote, &nak));
 }
 
 void answer_refuse(struct remote *remote, enum wire_type type,
@@ -102,7 +102,7 @@ void rooms_ack(struct party *party)
 	if (party_state(party) == PARTY_TAKEN)
 		sm_move(&party->sm, party->want_count ? PARTY_ANSWERED : PARTY_DONE);
 	room_trace(party->room, TRACE_ACK_OUT, party, party->gen);
-	sent(handshake_tell_transfer_info_ack(party->remote, &ack));
+	sent(handshake_send_transfer_info_ack(party->remote, &ack));
 }
 
 void rooms_ack_later(struct party *party)
@@ -143,5 +143,5 @@ void answer_abort(struct remote *remote, uint64_t number, uint64_t gen)
 {
 	struct wire_abort_ack ack = {.room = number, .to_gen = gen};
 
-	sent(handshake_tell_abort_ack(remote, &ack));
+	sent(handshake_send_abort_ack(remote, &ack));
 }

@@ -42,7 +42,7 @@ static int room_pull_ask(struct room *room, struct party *party)
 	sm_move(&party->sm, PARTY_ASKED);
 	handshake_announce(party->remote, room->pool);
 	room_trace(room, TRACE_INFO_OUT, party, 0);
-	return handshake_tell_offer_query(party->remote, &msg);
+	return handshake_send_offer_query(party->remote, &msg);
 }
 
 static void start_beating(struct room *room);
@@ -123,7 +123,7 @@ static int room_pull_say_done(struct party *party, enum err_code code, const cha
 	if (code == ERR_OK)
 		sm_move(&party->sm, PARTY_CLOSING);
 	room_trace(room, TRACE_DONE_OUT, party, party->gen);
-	return handshake_tell_pull_done(party->remote, &msg);
+	return handshake_send_pull_done(party->remote, &msg);
 }
 
 /* ---- heartbeats ---- */
@@ -147,7 +147,7 @@ static void heartbeat(struct room *room)
 
 		if (!awaits_end(party) || party_lost(party))
 			continue;
-		if (handshake_tell_lease(party->remote, &msg) < 0)
+		if (handshake_send_lease(party->remote, &msg) < 0)
 			err_clear();
 	}
 }

@@ -379,7 +379,7 @@ static void confirm(struct room *room)
 		sm_move(&party->sm, PARTY_DONE);
 		msg.src_pool = party->pool->id;
 		room_trace(room, TRACE_DONE_OUT, party, party->gen);
-		if (handshake_tell_room_done(party->remote, &msg) < 0)
+		if (handshake_send_room_done(party->remote, &msg) < 0)
 			err_clear(); /* its peer is going down: its room fails there */
 	}
 }

@@ -282,7 +282,7 @@ static void take_abort_back(const struct room *room, uint64_t gen)
 	list_foreach(party, &room->parties, link) {
 		/* one that is not up has dropped it */
 		if (sm_state(&party->remote->peer->sm) == PEER_UP &&
-		    handshake_tell_abort(party->remote, &msg) < 0)
+		    handshake_send_abort(party->remote, &msg) < 0)
 			err_clear(); /* it is going down */
 	}
 }

@@ -45,7 +45,7 @@ static void deferred_abort_send(const struct deferred_abort *deferred)
 	if (memcmp(deferred->instance, never, sizeof(never)) != 0 &&
 	    memcmp(deferred->instance, peer->instance, sizeof(never)) != 0)
 		return;
-	if (handshake_tell_abort(deferred->remote, &deferred->msg) < 0)
+	if (handshake_send_abort(deferred->remote, &deferred->msg) < 0)
 		err_clear(); /* it is going down again */
 }
 

@@ -342,7 +342,7 @@ static int on_pull_done(struct rooms *rooms, struct remote *remote, struct curso
 	if (code != ERR_OK)
 		snprintf(ack.text, sizeof(ack.text), "the lease of offer %llu expired",
 			 (unsigned long long)m.room);
-	sent(handshake_tell_pull_ack(remote, &ack));
+	sent(handshake_send_pull_ack(remote, &ack));
 	return 0;
 }
 

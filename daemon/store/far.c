@@ -369,7 +369,7 @@ static int one_ask(struct far_one *one)
 	if (!peer_has_spare(one->remote->peer, ids->len))
 		return err_raise(ERR_LIMIT, "%s: its send queue is full",
 				 one->remote->peer->shown);
-	return err_pass(handshake_tell_chunk_lookup(one->remote, &one->query->msg));
+	return err_pass(handshake_send_chunk_lookup(one->remote, &one->query->msg));
 }
 
 /* `held`: owned by the query until it ends, if this succeeds. */

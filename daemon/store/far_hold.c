@@ -39,7 +39,7 @@ void far_release(struct remote *remote, uint64_t ask)
 	const struct wire_chunk_release msg = {.ask = ask};
 
 	if (sm_state(&remote->peer->sm) == PEER_UP &&
-	    handshake_tell_chunk_release(remote, &msg) < 0)
+	    handshake_send_chunk_release(remote, &msg) < 0)
 		err_clear(); /* it disconnects, which releases the hold */
 }
 
@@ -51,7 +51,7 @@ static void on_renew(struct loop_timer *timer)
 	struct wire_chunk_lookup msg = {.ask = grant->ask, .lease_ms = FAR_LEASE_MORE_MS};
 
 	memcpy(msg.space, grant->space, sizeof(msg.space));
-	if (far_up(grant->remote) && handshake_tell_chunk_lookup(grant->remote, &msg) < 0)
+	if (far_up(grant->remote) && handshake_send_chunk_lookup(grant->remote, &msg) < 0)
 		err_clear(); /* it disconnects, which releases the hold */
 	loop_timer_start(timer, RENEW_MS * LOOP_NS_PER_MS);
 }

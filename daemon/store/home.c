@@ -247,7 +247,7 @@ static int on_sum(struct home *home, struct remote *remote, struct cursor *body)
 	if (home)
 		ack.again =
 			home_wants_all(home, remote, &msg) ? HOMES_TELL_ALL : HOMES_SAME;
-	return err_pass(handshake_tell_index_digest_ack(remote, &ack));
+	return err_pass(handshake_send_index_digest_ack(remote, &ack));
 }
 
 /* ---- INDEX_QUERY ---- */
@@ -346,7 +346,7 @@ static int on_find(struct home *home, struct remote *remote, struct cursor *body
 	answer.ask = msg.ask;
 	answer.holders.data = bytes;
 	answer.holders.len = out.pos;
-	return err_pass(handshake_tell_index_reply(remote, &answer));
+	return err_pass(handshake_send_index_reply(remote, &answer));
 }
 
 int home_on_message(struct home *home, struct remote *remote, const struct wire_header *h,

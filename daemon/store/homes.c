@@ -282,7 +282,7 @@ static void on_sums(struct loop_timer *timer)
 			one_dial(homes, i);
 		if (!one->up || one_walks(homes, one) || !one_flush(homes, one))
 			continue;
-		one->asked = handshake_tell_index_digest(one->dial.remote, &msg) >= 0;
+		one->asked = handshake_send_index_digest(one->dial.remote, &msg) >= 0;
 		if (!one->asked)
 			err_clear();
 	}

@@ -68,7 +68,7 @@ static void leg_refuse(struct remote *remote, const struct wire_chunk_offer *ask
 		.ask = asked->ask, .room = asked->room, .code = why->code};
 
 	snprintf(nak.text, sizeof(nak.text), "%.300s", why->text);
-	if (handshake_tell_chunk_offer_nak(remote, &nak) < 0)
+	if (handshake_send_chunk_offer_nak(remote, &nak) < 0)
 		err_clear();
 }
 
@@ -321,7 +321,7 @@ static int ask_answer(struct remote *remote, uint64_t ask,
 	memcpy(runs + out.pos, report->runs.base, report->runs.pos);
 	msg.runs.data = runs;
 	msg.runs.len = out.pos + report->runs.pos;
-	return handshake_tell_chunk_lookup_ack(remote, &msg);
+	return handshake_send_chunk_lookup_ack(remote, &msg);
 }
 
 static int remote_hold_check(const struct store_remote *there,
@@ -470,7 +470,7 @@ static int on_ask(struct store *store, struct remote *remote, struct cursor *bod
 	no.code = err_last()->code;
 	snprintf(no.text, sizeof(no.text), "%.300s", err_last()->text);
 	err_clear();
-	if (handshake_tell_chunk_lookup_ack(remote, &no) < 0)
+	if (handshake_send_chunk_lookup_ack(remote, &no) < 0)
 		err_clear(); /* it is going down */
 	return 0;
 }

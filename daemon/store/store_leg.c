@@ -383,7 +383,7 @@ static int leg_ask(struct store_leg *leg, uint64_t begin, uint64_t end, uint64_t
 		own->pool = msg.pool = far_hold_pool(leg->far, i);
 		r = idmap_put(&move->store->far_rooms, own->number, own);
 		if (r >= 0)
-			r = handshake_tell_chunk_offer(remote, &msg);
+			r = handshake_send_chunk_offer(remote, &msg);
 	}
 	explicit_bzero(msg.ticket, TICKET_BYTES);
 	return r < 0 ? err_pass(r) : 0;

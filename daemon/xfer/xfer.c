@@ -300,7 +300,7 @@ static int xfer_ask(struct attach *attach)
 	if (r < 0)
 		return err_pass(r);
 	sm_move(&attach->sm, ATTACH_ASKED);
-	return handshake_tell_attach(attach->remote, &msg);
+	return handshake_send_attach(attach->remote, &msg);
 }
 
 static void attach_look(struct attach *attach)
@@ -472,7 +472,7 @@ static int attach_refuse(struct remote *remote, const struct wire_attach *m)
 	err_take(&why);
 	nak.code = why.code;
 	snprintf(nak.text, sizeof(nak.text), "%.*s", (int)sizeof(nak.text) - 1, why.text);
-	return handshake_tell_attach_nak(remote, &nak);
+	return handshake_send_attach_nak(remote, &nak);
 }
 
 static int attach_admit(struct xfers *xfers, struct remote *remote,
@@ -502,7 +502,7 @@ static int on_attach(struct xfers *xfers, struct remote *remote, struct cursor *
 	if (attach_admit(xfers, remote, &m) < 0)
 		return attach_refuse(remote, &m);
 	ack = (struct wire_attach_ack){.cookie = m.cookie, .session = m.session};
-	return handshake_tell_attach_ack(remote, &ack);
+	return handshake_send_attach_ack(remote, &ack);
 }
 
 static struct attach *by_cookie(struct xfers *xfers, const struct remote *remote,

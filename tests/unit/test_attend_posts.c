@@ -364,7 +364,7 @@ static void rows_that_fit_no_message_are_refused(void **state)
 	soon(w);
 	failed_with(w, 0, ERR_TOOBIG);
 	w->c.nodes[AW_HOLDER].config.peer_message_bytes = 8192 + 96 + 255;
-	assert_int_equal(handshake_tell_attend(remote, &tapped.ask), 0);
+	assert_int_equal(handshake_send_attend(remote, &tapped.ask), 0);
 	soon(w);
 	assert_int_equal(tapped.answer.code, ERR_TOOBIG);
 }
@@ -379,7 +379,7 @@ static void codes_of_others_are_known_ones(void **state)
 	tapped.lost[WIRE_T_ATTEND] = true;
 	attend_world_post(w, 0, 0, &part, 1, NULL, 0);
 	soon(w);
-	assert_int_equal(handshake_tell_attention_result(
+	assert_int_equal(handshake_send_attention_result(
 				 attend_world_remote(w, AW_HOLDER), &forged),
 			 0);
 	soon(w);
@@ -502,11 +502,11 @@ static void forged_rows_fail_alone(void **state)
 	forged.attend = 1000;
 	forged.per_token = 1;
 	forged.select = (struct wire_blob){select, sizeof(select)};
-	assert_int_equal(handshake_tell_attend(remote, &forged), 0);
+	assert_int_equal(handshake_send_attend(remote, &forged), 0);
 	forged.per_token = 0;
 	forged.select.len = 0;
 	forged.delta = 0x80000000;
-	assert_int_equal(handshake_tell_attend(remote, &forged), 0);
+	assert_int_equal(handshake_send_attend(remote, &forged), 0);
 	attend_world_post(w, 1, 0, &part, 1, NULL, 0);
 	cluster_run(&w->c, SOON);
 	assert_int_equal(tapped.count[WIRE_T_ATTENTION_RESULT], 2);
@@ -531,7 +531,7 @@ static void ask_again(struct attend_world *w, uint64_t number, unsigned int rows
 	again.rows = rows;
 	again.q.len = (size_t)rows * AW_DIMS * sizeof(uint16_t);
 	assert_int_equal(
-		handshake_tell_attend(attend_world_remote(w, AW_REQUESTER), &again), 0);
+		handshake_send_attend(attend_world_remote(w, AW_REQUESTER), &again), 0);
 }
 
 /* One that waits at the holder, and whose message is tapped. */

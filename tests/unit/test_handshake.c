@@ -273,7 +273,7 @@ static void tell_something(struct pair *p, unsigned int node)
 {
 	const struct wire_pull_ack ack = {.room = 1}; /* of none that is there */
 
-	assert_int_equal(handshake_tell_pull_ack(remote_at(p, node), &ack), 0);
+	assert_int_equal(handshake_send_pull_ack(remote_at(p, node), &ack), 0);
 	cluster_run(&p->c, LOOP_NS_PER_MS);
 }
 
@@ -308,7 +308,7 @@ static void many_messages_that_were_taken_are_told_at_once(void **state)
 		const struct wire_pull_ack ack = {.room = 1};
 
 		assert_int_equal(landed, 0);
-		assert_int_equal(handshake_tell_pull_ack(remote_at(p, 0), &ack), 0);
+		assert_int_equal(handshake_send_pull_ack(remote_at(p, 0), &ack), 0);
 	}
 	cluster_run(&p->c, LOOP_NS_PER_MS);
 	assert_int_equal(landed, PEER_EXPRESS_MAX / 4);

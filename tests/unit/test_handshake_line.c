@@ -237,7 +237,7 @@ static void line_told_wrongly_costs_the_peering_or_the_line(void **state)
 		uint64_t downs = at->downs;
 
 		at->reaches++; /* it outlives its peering */
-		assert_int_equal(handshake_tell_line(remote_at(p, from), &msg), 0);
+		assert_int_equal(handshake_send_line(remote_at(p, from), &msg), 0);
 		cluster_run(&p->c, LOOP_NS_PER_S / 100);
 		assert_int_equal(at->downs, downs + 1);
 		assert_int_equal(at->down.code, ERR_PROTO);

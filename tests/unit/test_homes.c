@@ -231,7 +231,7 @@ static void note(struct world *w, unsigned int from, bool anew, unsigned int fir
 	}
 	msg.notes.data = notes;
 	msg.notes.len = out.pos;
-	assert_int_equal(handshake_tell_index_update(remote_to(w, from, HOME), &msg), 0);
+	assert_int_equal(handshake_send_index_update(remote_to(w, from, HOME), &msg), 0);
 	cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
 }
 
@@ -314,10 +314,10 @@ static void messages_out_of_form_end_the_peering(void **state)
 	const struct wire_index_update odd = {.notes = {.data = bytes, .len = 17}};
 	const struct wire_index_query many = {.ids = {.data = bytes, .len = 33 * 8}};
 
-	assert_int_equal(handshake_tell_index_update(remote_to(w, 1, HOME), &odd), 0);
+	assert_int_equal(handshake_send_index_update(remote_to(w, 1, HOME), &odd), 0);
 	cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
 	assert_false(is_up(w, 1, HOME));
-	assert_int_equal(handshake_tell_index_query(remote_to(w, 2, HOME), &many), 0);
+	assert_int_equal(handshake_send_index_query(remote_to(w, 2, HOME), &many), 0);
 	cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
 	assert_false(is_up(w, 2, HOME));
 	cluster_run(&w->c, 10 * LOOP_NS_PER_S);
@@ -335,11 +335,11 @@ static void answers_that_nobody_waits_for_do_nothing(void **state)
 	put(w, 1, 0, 3);
 	for (unsigned int i = 0; i < 3; i++) {
 		assert_int_equal(
-			handshake_tell_index_digest_ack(remote_to(w, HOME, 1), &ack), 0);
+			handshake_send_index_digest_ack(remote_to(w, HOME, 1), &ack), 0);
 		assert_int_equal(
-			handshake_tell_index_reply(remote_to(w, HOME, 1), &found), 0);
+			handshake_send_index_reply(remote_to(w, HOME, 1), &found), 0);
 		assert_int_equal(
-			handshake_tell_index_reply(remote_to(w, 2, HOME), &found), 0);
+			handshake_send_index_reply(remote_to(w, 2, HOME), &found), 0);
 	}
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	assert_int_equal(told(w, 1).resyncs, before);
@@ -353,7 +353,7 @@ static void answer(struct remote *remote, uint64_t ask, const uint8_t *bytes, si
 	const struct wire_index_reply msg = {.ask = ask,
 					     .holders = {.data = bytes, .len = len}};
 
-	assert_int_equal(handshake_tell_index_reply(remote, &msg), 0);
+	assert_int_equal(handshake_send_index_reply(remote, &msg), 0);
 }
 
 /* Names daemons that there are not, of all chunks. */

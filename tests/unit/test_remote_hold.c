@@ -228,7 +228,7 @@ static void ask(struct world *w, uint64_t number, uint32_t first, uint32_t count
 	for (uint32_t n = 0; n < count; n++)
 		id_of(first + n, ids + (size_t)n * STORE_ID_BYTES);
 	memcpy(msg.space, w->handle->space->digest, sizeof(msg.space));
-	assert_int_equal(handshake_tell_chunk_lookup(remote_of(w, 1), &msg), 0);
+	assert_int_equal(handshake_send_chunk_lookup(remote_of(w, 1), &msg), 0);
 	cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
 }
 
@@ -244,7 +244,7 @@ static void leg(struct world *w, uint64_t number, uint64_t pool, uint32_t first,
 					     .begin = first * (uint64_t)TOKENS,
 					     .end = (first + count) * (uint64_t)TOKENS};
 
-	assert_int_equal(handshake_tell_chunk_offer(remote_of(w, 1), &msg), 0);
+	assert_int_equal(handshake_send_chunk_offer(remote_of(w, 1), &msg), 0);
 	cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
 }
 
@@ -382,7 +382,7 @@ static void legs_end_when_the_hold_is_let_go(void **state)
 	leg(w, 1, heard.pool, 0, 10);
 	assert_int_equal(heard.naks, 0);
 	assert_true(pinned(w) > 0);
-	assert_int_equal(handshake_tell_chunk_release(remote_of(w, 1), &msg), 0);
+	assert_int_equal(handshake_send_chunk_release(remote_of(w, 1), &msg), 0);
 	cluster_run(&w->c, 100 * LOOP_NS_PER_MS);
 	assert_int_equal(node_store(w)->remote_holds, 0);
 	assert_int_equal(pinned(w), 0);
@@ -456,7 +456,7 @@ static void tell(struct remote *remote, const struct wire_chunk_lookup *asked)
 	}
 	msg.runs.data = bytes;
 	msg.runs.len = out.pos;
-	assert_int_equal(handshake_tell_chunk_lookup_ack(remote, &msg), 0);
+	assert_int_equal(handshake_send_chunk_lookup_ack(remote, &msg), 0);
 }
 
 static void on_far_found(void *arg, struct store_hold *hold, const struct err *why)

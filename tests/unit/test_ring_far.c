@@ -338,7 +338,7 @@ static void hold_that_is_released_meanwhile_leaves_nothing(void **state)
 	assert_int_equal(figures(w, 0).holds, 0);
 	assert_int_equal(charged(w), before);
 	late.ask = holder.ask;
-	assert_int_equal(handshake_tell_chunk_lookup_ack(holder.remote, &late), 0);
+	assert_int_equal(handshake_send_chunk_lookup_ack(holder.remote, &late), 0);
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	assert_true(is_free(w, SLOT));
 	assert_int_equal(figures(w, 0).holds, 0);
@@ -406,7 +406,7 @@ static void questions_past_the_cap_are_not_asked(void **state)
 	release(w, SLOT + i - 1); /* one that is let go is not answered by that */
 	hold_at_once(w, SLOT + i + 1);
 	late.ask = holder.ask;
-	assert_int_equal(handshake_tell_chunk_lookup_ack(holder.remote, &late), 0);
+	assert_int_equal(handshake_send_chunk_lookup_ack(holder.remote, &late), 0);
 	cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
 	hold_pending(w, SLOT + i + 2);
 	for (i = 0; i < STORE_ASKING_MAX + 3; i++)

@@ -445,7 +445,7 @@ static void tell(struct trio *p, const struct wire_abort *msg)
 {
 	struct remote *line = line_to(p, 1, 0);
 
-	assert_int_equal(handshake_tell_abort(line, msg), 0);
+	assert_int_equal(handshake_send_abort(line, msg), 0);
 	cluster_run(&p->c, AT_ONCE);
 	handshake_release(line);
 }
