@@ -119,7 +119,7 @@ static void last_eighth_is_for_those_with_little(void **state)
 }
 
 /* Sums that would wrap are refused, and a limit that was lowered refuses all. */
-static void room_is_what_a_check_lets_pass(void **state)
+static void account_room_matches_check(void **state)
 {
 	struct charge own = {0}, others = {0};
 	struct accounts accounts;
@@ -212,7 +212,7 @@ static void charge_beyond_the_ceiling_leaves_nothing(void **state)
 	assert_true(accounts_idle(&accounts));
 }
 
-static void charge_of_nobody_is_nothing(void **state)
+static void charge_without_account_is_unlimited(void **state)
 {
 	struct charge charge = {0};
 
@@ -333,10 +333,10 @@ int main(void)
 		cmocka_unit_test(principal_of_one_name_is_one),
 		cmocka_unit_test(charge_outlives_the_last_reference),
 		cmocka_unit_test(last_eighth_is_for_those_with_little),
-		cmocka_unit_test(room_is_what_a_check_lets_pass),
+		cmocka_unit_test(account_room_matches_check),
 		cmocka_unit_test(descriptors_of_one_leave_some_for_others),
 		cmocka_unit_test(charge_beyond_the_ceiling_leaves_nothing),
-		cmocka_unit_test(charge_of_nobody_is_nothing),
+		cmocka_unit_test(charge_without_account_is_unlimited),
 		cmocka_unit_test(account_without_memory_is_none),
 		cmocka_unit_test(preset_is_a_part_of_the_memory),
 		cmocka_unit_test(limit_is_the_least_of_all_groups),

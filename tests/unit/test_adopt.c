@@ -144,7 +144,7 @@ static bool is_open(int fd, uint64_t inode)
 
 /* ---- the move --------------------------------------------------------------------- */
 
-static void range_vouched_lies_in_the_memfd(void **state)
+static void range_vouched_is_inside_memfd(void **state)
 {
 	/* neither end on a slice, the first page not the caller's alone to name */
 	uint8_t *p = private_map(9 * MIB), *from = p + 3 * PAGE + 64;
@@ -457,7 +457,7 @@ static void *adopt_until_third_slice(void *arg)
 	return NULL;
 }
 
-static void move_that_failed_midway_goes_on_later(void **state)
+static void move_failed_midway_resumes(void **state)
 {
 	uint8_t *p = private_map(12 * MIB);
 	uint8_t *at = p + (SLICE - (uintptr_t)p % SLICE);
@@ -717,7 +717,7 @@ static void child_of_fork_has_a_view_and_no_entry(void **state)
 }
 
 /* The words in front of a chunk tell its allocator how to give it back. */
-static void child_of_fork_frees_what_was_adopted(void **state)
+static void fork_child_frees_adopted_memory(void **state)
 {
 	struct kvd_adopt_args args = {.bytes = 40 * MIB};
 	struct kvd_adopted a;
@@ -750,7 +750,7 @@ static void child_of_fork_frees_what_was_adopted(void **state)
 /* ---- regions
  * ----------------------------------------------------------------------------- */
 
-static void region_of_adopted_memory_goes_as_memfd(void **state)
+static void region_of_adopted_memory_is_sent_as_memfd(void **state)
 {
 	struct client_fixture *f = *state;
 	uint8_t *p = private_map(8 * MIB), *at = p + (SLICE - (uintptr_t)p % SLICE);
@@ -785,14 +785,14 @@ static void region_of_adopted_memory_goes_as_memfd(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(range_vouched_lies_in_the_memfd),
+		cmocka_unit_test(range_vouched_is_inside_memfd),
 		cmocka_unit_test(chunk_of_malloc_needs_no_word),
 		cmocka_unit_test(writers_concurrent_lose_no_store),
 		cmocka_unit_test(writers_by_system_calls_lose_no_store),
 		cmocka_unit_test(writers_lose_no_store_with_user_mode_only),
 		cmocka_unit_test(writers_of_quiet_memory_lose_stores),
 		cmocka_unit_test(right_to_userfaultfd_missing_needs_quiet),
-		cmocka_unit_test(move_that_failed_midway_goes_on_later),
+		cmocka_unit_test(move_failed_midway_resumes),
 		cmocka_unit_test(memory_not_of_its_own_is_refused_by_name),
 		cmocka_unit_test(memory_watched_by_another_userfaultfd_is_refused),
 		cmocka_unit_test(memory_registered_with_cuda_is_refused),
@@ -800,8 +800,8 @@ int main(void)
 		cmocka_unit_test(address_used_anew_is_other_memory),
 		cmocka_unit_test(range_of_another_copy_is_known),
 		cmocka_unit_test(child_of_fork_has_a_view_and_no_entry),
-		cmocka_unit_test(child_of_fork_frees_what_was_adopted),
-		cmocka_unit_test_setup_teardown(region_of_adopted_memory_goes_as_memfd,
+		cmocka_unit_test(fork_child_frees_adopted_memory),
+		cmocka_unit_test_setup_teardown(region_of_adopted_memory_is_sent_as_memfd,
 						client_fixture_setup,
 						client_fixture_teardown),
 	};

@@ -306,7 +306,7 @@ static void pages_without_one_allocation_are_there_or_not(void **state)
 	"'page_tokens':16,'pages':4,'layers':[" LAYER("0") "," LAYER("1") "]}}}," WORDS \
 									  "}"
 
-static void cover_without_memory_is_asked_for_again(void **state)
+static void cover_without_memory_is_retried(void **state)
 {
 	struct world *w = *state;
 	bool hit = true;
@@ -515,7 +515,7 @@ static void drop_in_three_spaces(struct world *w)
 
 /* A start removes, one behind the other, the descriptions that no part is of. One that is
  * written meanwhile must not go with them. */
-static void description_that_is_used_again_stays(void **state)
+static void description_reused_is_kept(void **state)
 {
 	struct world *w = *state;
 
@@ -542,12 +542,12 @@ int main(void)
 		CASE(put_without_one_allocation_ends),
 		CASE(fetch_without_one_allocation_ends),
 		CASE(pages_without_one_allocation_are_there_or_not),
-		CASE(cover_without_memory_is_asked_for_again),
+		CASE(cover_without_memory_is_retried),
 		CASE(part_of_one_kind_too_many_takes_the_place_of_the_oldest),
 		FILE_CASE(part_without_memory_is_read_or_a_miss),
 		FILE_CASE(start_without_one_allocation_has_chunks_or_misses),
 		FILE_CASE(fetch_waits_for_its_parts_pool),
-		FILE_CASE(description_that_is_used_again_stays),
+		FILE_CASE(description_reused_is_kept),
 	};
 
 	if (getenv("KVD_TEST_ONLY"))

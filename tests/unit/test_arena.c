@@ -134,7 +134,7 @@ static void owner_with_no_more_than_its_share_loses_nothing(void **state)
 	}
 }
 
-static void owner_that_wants_its_share_gets_it(void **state)
+static void owner_below_share_gets_its_share(void **state)
 {
 	for (uint32_t owners = 2; owners <= 5; owners++) {
 		uint32_t share = ARENA_SLABS / owners, rest = ARENA_SLABS % owners;
@@ -199,7 +199,7 @@ static void chain_unpinned_from_its_end_leaves_from_its_end(void **state)
 	}
 }
 
-static void content_that_was_hit_outlives_what_was_not(void **state)
+static void content_hit_outlives_content_not_hit(void **state)
 {
 	struct world w;
 
@@ -224,7 +224,7 @@ static void content_that_was_hit_outlives_what_was_not(void **state)
 	world_fini(&w);
 }
 
-static void item_that_comes_again_goes_to_the_main_queue(void **state)
+static void item_reinserted_enters_main_queue(void **state)
 {
 	struct world w;
 
@@ -288,7 +288,7 @@ static struct ratio scan(uint32_t slots)
 			      (double)fifo_hits / (double)asked};
 }
 
-static void scan_does_not_push_out_what_is_asked_for(void **state)
+static void scan_keeps_content_in_use(void **state)
 {
 	static const uint32_t slots[] = {1, 2, 4, 8}; /* ranks that share a chunk */
 	struct ratio r[ARRAY_LEN(slots)];
@@ -335,7 +335,7 @@ static void memory_of_an_old_size_moves_to_the_new_one(void **state)
 }
 
 /* The first part of a chunk failed, the second is there: it leaves like any other. */
-static void item_whose_first_slot_was_given_back_may_leave(void **state)
+static void item_without_first_slot_is_evictable(void **state)
 {
 	struct world w;
 	size_t n = ARENA_SLABS - 1;
@@ -363,7 +363,7 @@ static void item_whose_first_slot_was_given_back_may_leave(void **state)
 }
 
 /* Content whose first slot lies in a slab with pins, and whose second would do. */
-static void item_whose_first_slab_has_pins_may_leave(void **state)
+static void item_with_pinned_first_slab_is_evictable(void **state)
 {
 	struct world w;
 	size_t n = SLAB_GRAINS;
@@ -457,7 +457,7 @@ static void arena_without_memory_is_unchanged(void **state)
 /* ---- pins of others ---- */
 
 /* An owner under load has pins in each slab at all times, though no pin stays. */
-static void owner_gets_its_share_from_one_that_pins_everywhere(void **state)
+static void owner_gets_share_from_owner_with_pins_everywhere(void **state)
 {
 	struct thing *held[ARENA_SLABS];
 	struct world w;
@@ -536,7 +536,7 @@ static uint64_t looks(const struct world *w)
 }
 
 /* Of a thousand slots in each slab the last one is pinned. */
-static void slab_for_an_heir_is_cleared_in_one_pass(void **state)
+static void slab_reassigned_is_cleared_in_one_pass(void **state)
 {
 	const size_t each = 1024, all = ARENA_SLABS * each;
 	uint64_t before;
@@ -593,7 +593,7 @@ static uint64_t ghosts(const struct world *w)
 
 /* What has left is remembered by four words a slot at most, however many users and sizes
  * there are. */
-static void what_has_left_takes_memory_by_the_slot(void **state)
+static void ghosts_take_memory_per_slot(void **state)
 {
 	const size_t each = 1024, all = ARENA_SLABS * each;
 	struct world w;
@@ -614,7 +614,7 @@ static void what_has_left_takes_memory_by_the_slot(void **state)
 }
 
 /* Memory that grows and shrinks forgets nothing that it has room to remember. */
-static void what_has_left_is_remembered_in_more_memory(void **state)
+static void ghosts_grow_with_memory(void **state)
 {
 	const size_t each = 1024, seen = 2 * each;
 	uint64_t before;
@@ -646,22 +646,22 @@ int main(void)
 		cmocka_unit_test(arena_all_pinned_is_a_limit),
 		cmocka_unit_test(content_pinned_stays_when_slabs_are_cleared),
 		cmocka_unit_test(owner_with_no_more_than_its_share_loses_nothing),
-		cmocka_unit_test(owner_that_wants_its_share_gets_it),
+		cmocka_unit_test(owner_below_share_gets_its_share),
 		cmocka_unit_test(chain_unpinned_from_its_end_leaves_from_its_end),
-		cmocka_unit_test(content_that_was_hit_outlives_what_was_not),
-		cmocka_unit_test(item_that_comes_again_goes_to_the_main_queue),
-		cmocka_unit_test(scan_does_not_push_out_what_is_asked_for),
+		cmocka_unit_test(content_hit_outlives_content_not_hit),
+		cmocka_unit_test(item_reinserted_enters_main_queue),
+		cmocka_unit_test(scan_keeps_content_in_use),
 		cmocka_unit_test(memory_of_an_old_size_moves_to_the_new_one),
-		cmocka_unit_test(item_whose_first_slot_was_given_back_may_leave),
-		cmocka_unit_test(item_whose_first_slab_has_pins_may_leave),
+		cmocka_unit_test(item_without_first_slot_is_evictable),
+		cmocka_unit_test(item_with_pinned_first_slab_is_evictable),
 		cmocka_unit_test(arena_without_memory_is_unchanged),
-		cmocka_unit_test(owner_gets_its_share_from_one_that_pins_everywhere),
+		cmocka_unit_test(owner_gets_share_from_owner_with_pins_everywhere),
 		cmocka_unit_test(owner_gets_its_share_of_few_slabs),
 		cmocka_unit_test(owner_of_many_has_a_share),
-		cmocka_unit_test(slab_for_an_heir_is_cleared_in_one_pass),
+		cmocka_unit_test(slab_reassigned_is_cleared_in_one_pass),
 		cmocka_unit_test(sizes_of_which_nothing_is_left_are_forgotten),
-		cmocka_unit_test(what_has_left_takes_memory_by_the_slot),
-		cmocka_unit_test(what_has_left_is_remembered_in_more_memory),
+		cmocka_unit_test(ghosts_take_memory_per_slot),
+		cmocka_unit_test(ghosts_grow_with_memory),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -167,7 +167,7 @@ static void softcap_equals_fp64(void **state)
 }
 
 /* Infinities and NaNs of each type are what they are in fp32. */
-static void types_keep_what_is_no_number(void **state)
+static void types_keep_nan_and_infinity(void **state)
 {
 	struct case_pool pool = {.tokens = 20, .page_tokens = 32};
 	enum pick_isa isa = kernel_of(state);
@@ -485,7 +485,7 @@ static void extreme_logits_are_exact(void **state)
 
 /* A merge weighs parts by l and m together. The reference's logits are fp64, and what its
  * m loses by rounding is in its l. */
-static void reference_l_goes_with_its_m(void **state)
+static void reference_l_matches_m(void **state)
 {
 	struct case_pool pool = {.tokens = 20, .page_tokens = 16};
 	struct attend_shape shape = case_mla(16);
@@ -813,7 +813,7 @@ static void pick_falls_to_the_next_slower(void **state)
 	X(selection_equals_fp64)                  \
 	X(types_equal_fp64)                       \
 	X(softcap_equals_fp64)                    \
-	X(types_keep_what_is_no_number)           \
+	X(types_keep_nan_and_infinity)            \
 	X(delta_equals_fp64)                      \
 	X(delta_rounds_q_no_second_time)          \
 	X(row_without_tokens_is_empty)            \
@@ -840,7 +840,7 @@ int main(void)
 		{#f " (avx512)", f, NULL, NULL, &isas[3]}, \
 		{#f " (amx)", f, NULL, NULL, &isas[4]},
 	const struct CMUnitTest tests[] = {
-		PER_KERNEL(CASES) cmocka_unit_test(reference_l_goes_with_its_m),
+		PER_KERNEL(CASES) cmocka_unit_test(reference_l_matches_m),
 		cmocka_unit_test(shape_out_of_limits_is_refused),
 		cmocka_unit_test(job_out_of_limits_is_refused),
 		cmocka_unit_test(spans_out_of_limits_are_refused),

@@ -156,7 +156,7 @@ static struct compute_figures figures(void)
 
 /* ---- who is served ---- */
 
-static void one_who_floods_waits_for_itself(void **state)
+static void requester_flooding_delays_only_itself(void **state)
 {
 	const struct item *mine[3], *theirs[60];
 
@@ -193,7 +193,7 @@ static void turns_are_by_work_and_not_by_number(void **state)
 }
 
 /* It asks one by one, and each time as if it were new. */
-static void one_who_comes_again_has_had_what_it_had(void **state)
+static void requester_returning_keeps_its_history(void **state)
 {
 	const struct item *large, *small[8];
 
@@ -214,7 +214,7 @@ static void one_who_comes_again_has_had_what_it_had(void **state)
 }
 
 /* Who was idle has saved nothing up. */
-static void one_who_comes_late_has_no_more_than_others(void **state)
+static void requester_late_gets_equal_share(void **state)
 {
 	const struct item *one[8], *two[8];
 
@@ -317,7 +317,7 @@ static void rows_of_a_crowd_find_their_group(void **state)
 	}
 }
 
-static void rows_that_would_keep_a_thread_are_refused(void **state)
+static void rows_too_long_for_a_thread_are_refused(void **state)
 {
 	struct item *of = item_new(1, 0, 512);
 
@@ -332,7 +332,7 @@ static void rows_that_would_keep_a_thread_are_refused(void **state)
 
 /* ---- what nobody waits for ---- */
 
-static void rows_that_wait_are_taken_back(void **state)
+static void rows_waiting_are_withdrawn(void **state)
 {
 	struct item *first, *second, *third;
 
@@ -383,15 +383,15 @@ static void rows_without_memory_end_once(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		CASE(one_who_floods_waits_for_itself),
+		CASE(requester_flooding_delays_only_itself),
 		CASE(turns_are_by_work_and_not_by_number),
-		CASE(one_who_comes_again_has_had_what_it_had),
-		CASE(one_who_comes_late_has_no_more_than_others),
+		CASE(requester_returning_keeps_its_history),
+		CASE(requester_late_gets_equal_share),
 		CASE(rows_of_all_principals_are_one_call),
 		CASE(call_has_a_bound),
 		CASE(rows_of_a_crowd_find_their_group),
-		CASE(rows_that_would_keep_a_thread_are_refused),
-		CASE(rows_that_wait_are_taken_back),
+		CASE(rows_too_long_for_a_thread_are_refused),
+		CASE(rows_waiting_are_withdrawn),
 		CASE(rows_without_memory_end_once),
 	};
 

@@ -168,7 +168,7 @@ static struct form opened_form(const struct heard *heard)
 
 /* ---- again ---- */
 
-static void calibration_that_failed_comes_again(void **state)
+static void calibration_failed_is_repeated(void **state)
 {
 	struct heard *heard = *state;
 	struct form form = opened_form(heard);
@@ -199,7 +199,7 @@ static bool is_up(void *arg)
 	return !is_down(arg);
 }
 
-static void peer_that_was_back_within_a_minute_is_measured_then(void **state)
+static void peer_back_within_a_minute_is_measured(void **state)
 {
 	struct heard *heard = *state;
 	const struct node *nodes = heard->w->c.nodes;
@@ -217,7 +217,7 @@ static void peer_that_was_back_within_a_minute_is_measured_then(void **state)
 	assert_int_equal(node_attends(heard->w, AW_REQUESTER)->calibrated, 2);
 }
 
-static void speed_that_was_refused_for_now_is_asked_for_again(void **state)
+static void speed_refused_temporarily_is_requested_again(void **state)
 {
 	struct heard *heard = *state;
 	struct form form = opened_form(heard);
@@ -269,7 +269,7 @@ static void speeds_are_measured_anew_after_a_while(void **state)
 	assert_int_equal(heard->echoes, echoes);
 }
 
-static void geometry_that_is_opened_later_is_measured(void **state)
+static void geometry_opened_later_is_measured(void **state)
 {
 	struct heard *heard = *state;
 	struct form form = form_of_heads(8);
@@ -344,7 +344,7 @@ static void time_of_rows_is_their_posts(void **state)
 
 /* ---- bytes ---- */
 
-static void echoes_go_in_parts_that_fit(void **state)
+static void echoes_are_split_to_message_size(void **state)
 {
 	struct heard *heard = *state;
 
@@ -356,7 +356,7 @@ static void echoes_go_in_parts_that_fit(void **state)
 	assert_true(heard->largest > 1152 && heard->largest < 65536);
 }
 
-static void holder_that_does_not_attend_says_so(void **state)
+static void holder_without_attention_refuses(void **state)
 {
 	struct heard *heard = *state;
 
@@ -466,7 +466,7 @@ static void speeds_of_a_peer_are_a_share(void **state)
 	err_clear();
 }
 
-static void geometries_that_are_asked_for_push_out_others(void **state)
+static void geometries_requested_replace_others(void **state)
 {
 	struct heard *heard = *state;
 	const struct attends *holder = node_attends(heard->w, AW_HOLDER);
@@ -506,7 +506,7 @@ static void near(double value, double want, double part)
 }
 
 /* What gave the times is found again; and whatever they are, a constant is a number. */
-static void speed_is_what_gives_the_times(void **state)
+static void speed_reproduces_measured_times(void **state)
 {
 	struct speed_points p = {
 		.rows = 16, .many_rows = 256, .tokens = 16, .all = 4000, .part = 1000};
@@ -541,7 +541,7 @@ static void speed_is_what_gives_the_times(void **state)
 	}
 }
 
-static void what_is_no_form_is_refused(void **state)
+static void form_invalid_is_refused(void **state)
 {
 	struct heard *heard = *state;
 	struct form form = form_of_heads(8);
@@ -607,7 +607,7 @@ static bool lying(unsigned int node, const struct wire_header *h, struct cursor 
 	return true;
 }
 
-static void lies_are_not_believed(void **state)
+static void speed_forged_is_ignored(void **state)
 {
 	struct heard *heard = *state;
 	struct form form = opened_form(heard);
@@ -631,22 +631,22 @@ static void lies_are_not_believed(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		CASE(calibration_that_failed_comes_again),
-		CASE(peer_that_was_back_within_a_minute_is_measured_then),
-		CASE(speed_that_was_refused_for_now_is_asked_for_again),
-		CASE(geometry_that_is_opened_later_is_measured),
+		CASE(calibration_failed_is_repeated),
+		CASE(peer_back_within_a_minute_is_measured),
+		CASE(speed_refused_temporarily_is_requested_again),
+		CASE(geometry_opened_later_is_measured),
 		CASE(speeds_are_measured_anew_after_a_while),
 		CASE(wider_query_has_the_speed_of_its_kv),
 		CASE(time_of_rows_is_their_posts),
-		CASE(echoes_go_in_parts_that_fit),
-		CASE(holder_that_does_not_attend_says_so),
+		CASE(echoes_are_split_to_message_size),
+		CASE(holder_without_attention_refuses),
 		cmocka_unit_test(pulls_from_two_holders_are_priced_each),
 		CASE(speeds_of_a_peer_are_a_share),
-		CASE(geometries_that_are_asked_for_push_out_others),
+		CASE(geometries_requested_replace_others),
 		CASE(many_heads_are_measured_with_few_tokens),
-		cmocka_unit_test(speed_is_what_gives_the_times),
-		CASE(what_is_no_form_is_refused),
-		CASE(lies_are_not_believed),
+		cmocka_unit_test(speed_reproduces_measured_times),
+		CASE(form_invalid_is_refused),
+		CASE(speed_forged_is_ignored),
 	};
 
 	if (getenv("KVD_TEST_ONLY"))

@@ -152,7 +152,7 @@ static const struct attend_post *only_post(const struct attend_world *w)
 }
 
 /* The addresses of a part's chunks, and their pins, are there once, and charged once. */
-static void calls_here_share_what_they_read(void **state)
+static void calls_of_one_daemon_share_reads(void **state)
 {
 	struct attend_world *w = *state;
 	struct offload *offload = w->c.nodes[AW_REQUESTER].kvd.offload;
@@ -196,7 +196,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(calls_and_messages_of_a_post_are_bounded),
 		CASE(rows_there_are_cut_by_tokens),
-		CASE(calls_here_share_what_they_read),
+		CASE(calls_of_one_daemon_share_reads),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

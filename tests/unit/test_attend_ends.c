@@ -444,7 +444,7 @@ static bool held_without(uint64_t nth)
 	return met;
 }
 
-static void hold_that_is_not_told_is_let_go(void **state)
+static void hold_unreported_is_released(void **state)
 {
 	(void)state;
 	for (uint64_t nth = 1; nth < 80 && held_without(nth); nth++)
@@ -484,7 +484,7 @@ int main(void)
 		cmocka_unit_test(answer_without_memory_is_answered),
 		cmocka_unit_test(session_with_rooms_ends_its_posts_at_once),
 		cmocka_unit_test(memory_of_chunks_outlasts_the_kernel),
-		cmocka_unit_test(hold_that_is_not_told_is_let_go),
+		cmocka_unit_test(hold_unreported_is_released),
 		cmocka_unit_test(every_end_in_every_phase_is_still),
 	};
 

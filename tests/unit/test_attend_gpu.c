@@ -632,7 +632,7 @@ static void splice_is_splice_rows_bit_by_bit(void **state)
 
 /* ---- what is refused; the image ---- */
 
-static void what_kernels_do_not_take_is_told(void **state)
+static void kernel_unsupported_input_is_reported(void **state)
 {
 	struct attend_shape shape = case_mla(16);
 	struct attend_kv kv = {.k = {NULL, 64, 32, 16}, .page_tokens = 1, .tokens = 1};
@@ -712,7 +712,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(splits_are_exact),
 		cmocka_unit_test(merge_is_merge_rows_bit_by_bit),
 		cmocka_unit_test(splice_is_splice_rows_bit_by_bit),
-		cmocka_unit_test(what_kernels_do_not_take_is_told),
+		cmocka_unit_test(kernel_unsupported_input_is_reported),
 		cmocka_unit_test(wrong_addresses_end_a_launch),
 		cmocka_unit_test(image_holds_code_and_ptx),
 	};

@@ -251,7 +251,7 @@ static uint64_t held_by(const struct account *account)
 }
 
 /* What rows take is their principal's, at both, until they are gone. */
-static void memory_is_charged_to_who_asks(void **state)
+static void memory_is_charged_to_requester(void **state)
 {
 	struct attend_world *w = *state;
 	struct offload *offload = w->c.nodes[AW_HOLDER].kvd.offload;
@@ -347,7 +347,7 @@ static void post_costs_its_rows_not_its_seat(void **state)
 }
 
 /* A query token whose answer is longer than a message of the daemon's may be. */
-static void rows_that_fit_no_message_are_refused(void **state)
+static void rows_too_large_for_a_message_are_refused(void **state)
 {
 	struct attend_world *w = *state;
 	struct kvd_ring_part part = attend_world_part(w->hold);
@@ -409,7 +409,7 @@ static void tokens_of_one_rank_in_two_are_not_read_as_all(void **state)
 	cache_close(&cache);
 }
 
-static void hold_whose_lease_has_ended_is_refused_as_such(void **state)
+static void hold_with_expired_lease_is_refused(void **state)
 {
 	struct attend_world *w = *state;
 	struct kvd_ring_part part =
@@ -562,7 +562,7 @@ static void all_are_answered(struct attend_world *w, unsigned int answers)
 	assert_int_equal(tapped.answer.code, ERR_OK);
 }
 
-static void messages_of_one_daemon_that_wait_are_bounded(void **state)
+static void messages_waiting_per_daemon_are_bounded(void **state)
 {
 	struct attend_world *w = *state;
 
@@ -579,7 +579,7 @@ static void messages_of_one_daemon_that_wait_are_bounded(void **state)
 	all_are_answered(w, SERVES + 1);
 }
 
-static void rows_of_one_daemon_that_wait_are_bounded(void **state)
+static void rows_waiting_per_daemon_are_bounded(void **state)
 {
 	struct attend_world *w = *state;
 
@@ -661,17 +661,17 @@ int main(void)
 		CASE(long_selection_is_read_by_a_helper),
 		CASE(large_posts_leave_the_line_up),
 		CASE(post_begins_in_turns_and_may_end_between_them),
-		CASE(memory_is_charged_to_who_asks),
+		CASE(memory_is_charged_to_requester),
 		CASE(post_costs_its_rows_not_its_seat),
-		CASE(rows_that_fit_no_message_are_refused),
+		CASE(rows_too_large_for_a_message_are_refused),
 		CASE(codes_of_others_are_known_ones),
 		CASE(tokens_of_one_rank_in_two_are_not_read_as_all),
-		CASE(hold_whose_lease_has_ended_is_refused_as_such),
+		CASE(hold_with_expired_lease_is_refused),
 		CASE(slot_is_a_posts_until_its_end),
 		CASE(selection_outside_the_part_is_refused),
 		CASE(forged_rows_fail_alone),
-		CASE(messages_of_one_daemon_that_wait_are_bounded),
-		CASE(rows_of_one_daemon_that_wait_are_bounded),
+		CASE(messages_waiting_per_daemon_are_bounded),
+		CASE(rows_waiting_per_daemon_are_bounded),
 		CASE(posts_of_a_session_are_bounded),
 	};
 

@@ -10,7 +10,7 @@
 
 #define S UINT64_C(1000000000)
 
-static void breaker_that_opens_again_stays_open_twice_as_long(void **state)
+static void breaker_reopened_stays_open_twice_as_long(void **state)
 {
 	struct breaker breaker = {0};
 	uint64_t now_ns = 5 * S, open_ns = BREAKER_FIRST_NS;
@@ -35,7 +35,7 @@ static void breaker_that_opens_again_stays_open_twice_as_long(void **state)
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
-		cmocka_unit_test(breaker_that_opens_again_stays_open_twice_as_long),
+		cmocka_unit_test(breaker_reopened_stays_open_twice_as_long),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -521,7 +521,7 @@ static struct layout *rank_at_random(uint64_t *seed, const struct split *s, uint
 	return engines_make(e, 2);
 }
 
-static void bytes_of_any_engine_come_right_in_any_other(void **state)
+static void bytes_between_any_engines_are_equal(void **state)
 {
 	static struct pool from[16], to;
 	static struct parts parts[16];
@@ -639,7 +639,7 @@ static const struct {
 	{"field", {.v_name = "w"}, false, false},
 };
 
-static void identity_is_of_what_bytes_mean_not_of_where_they_lie(void **state)
+static void identity_depends_on_meaning_not_place(void **state)
 {
 	struct canon *canons[ARRAY_LEN(changed)];
 	char *texts[ARRAY_LEN(changed)];
@@ -665,7 +665,7 @@ static void identity_is_of_what_bytes_mean_not_of_where_they_lie(void **state)
 }
 
 /* Layers that show the same bytes: whatever the heap does, one order. */
-static void canon_of_layers_that_share_bytes_is_always_the_same(void **state)
+static void canon_of_layers_sharing_bytes_is_stable(void **state)
 {
 	enum { LAYERS = 6 };
 	static const struct engine e = {.how = WHOLE, .layers = LAYERS};
@@ -693,7 +693,7 @@ static void canon_of_layers_that_share_bytes_is_always_the_same(void **state)
 
 /* ---- refusals ---- */
 
-static void canon_that_cannot_be_is_refused_by_name(void **state)
+static void canon_impossible_is_refused_by_name(void **state)
 {
 	static const char *const none[] = {"kv", "nope"}, *const twice[] = {"kv", "kv"};
 	static const struct engine one = {.how = APART}, empty = {.layers = NONE};
@@ -856,7 +856,7 @@ static struct canon *canon_at_random(const struct layout *layout)
 	return canon;
 }
 
-static void layouts_at_random_move_by_slots_what_they_move_without(void **state)
+static void layouts_random_move_equally_by_slots(void **state)
 {
 	uint8_t *memory[1] = {calloc(MEMORY, 1)};
 	uint32_t can[2] = {0};
@@ -887,13 +887,13 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(canon_of_each_engine_keeps_its_word),
 		cmocka_unit_test(canon_of_several_views_keeps_its_word),
-		cmocka_unit_test(bytes_of_any_engine_come_right_in_any_other),
-		cmocka_unit_test(identity_is_of_what_bytes_mean_not_of_where_they_lie),
-		cmocka_unit_test(canon_of_layers_that_share_bytes_is_always_the_same),
-		cmocka_unit_test(canon_that_cannot_be_is_refused_by_name),
+		cmocka_unit_test(bytes_between_any_engines_are_equal),
+		cmocka_unit_test(identity_depends_on_meaning_not_place),
+		cmocka_unit_test(canon_of_layers_sharing_bytes_is_stable),
+		cmocka_unit_test(canon_impossible_is_refused_by_name),
 		cmocka_unit_test(canon_at_its_limits_is_made),
 		cmocka_unit_test(canon_without_memory_leaves_nothing),
-		cmocka_unit_test(layouts_at_random_move_by_slots_what_they_move_without),
+		cmocka_unit_test(layouts_random_move_equally_by_slots),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -46,7 +46,7 @@ static void codes_public_match_daemon(void **state)
 	assert_string_equal(kvd_state_name(9), "unknown");
 }
 
-static void error_answer_is_told_whole(void **state)
+static void error_reply_is_complete(void **state)
 {
 	struct client_fixture *f = *state;
 	char *reply;
@@ -64,7 +64,7 @@ static void error_answer_is_told_whole(void **state)
 
 /* ---- opening ------------------------------------------------------------------- */
 
-static void open_tells_what_hello_said(void **state)
+static void open_reports_hello_reply(void **state)
 {
 	struct client_fixture *f = *state;
 	const struct kvd_daemon_info *info = kvd_daemon(f->client);
@@ -237,7 +237,7 @@ static void submit_over_cap_is_full(void **state)
 	assert_true(kvd_last_error(f->client)->retryable);
 }
 
-static void submit_to_a_reader_that_sleeps_is_bounded(void **state)
+static void submit_to_sleeping_reader_is_bounded(void **state)
 {
 	struct client_fixture *f = *state;
 	struct kvd_call call = {.on_done = client_on_done, .arg = f};
@@ -351,7 +351,7 @@ static unsigned int open_fds(void)
 	return n;
 }
 
-static void fds_nobody_asked_for_are_closed(void **state)
+static void fds_unexpected_are_closed(void **state)
 {
 	struct client_fixture *f = *state;
 	unsigned int before = open_fds();
@@ -378,7 +378,7 @@ static void junk_from_the_daemon_ends_the_connection(void **state)
 	assert_int_equal(kvd_command(f->client, "a", NULL, 0, &reply), -KVD_E_LOST);
 }
 
-static void reason_for_closing_is_told(void **state)
+static void close_reason_is_reported(void **state)
 {
 	struct client_fixture *f = *state;
 	char *reply;
@@ -605,7 +605,7 @@ static bool huge_pages_are_not_to_be_had(void)
 
 /* The kernel may give none now and some a moment later, and take one apart that it
  * has just made: what holds in one of many tries is looked for. */
-static void memory_is_in_the_huge_pages_it_tells_of(void **state)
+static void memory_has_reported_huge_pages(void **state)
 {
 	bool told = false;
 
@@ -636,7 +636,7 @@ static int collapse_slowly(void *at, size_t bytes)
 	return 0;
 }
 
-static void memory_whose_collapse_is_slow_is_had_in_time(void **state)
+static void memory_with_slow_collapse_returns_in_time(void **state)
 {
 	struct kvd_memory m;
 	struct stat st;
@@ -655,7 +655,7 @@ static void memory_whose_collapse_is_slow_is_had_in_time(void **state)
 	kvd_memory_free(&m);
 }
 
-static void layout_text_is_what_was_built(void **state)
+static void layout_text_matches_builder(void **state)
 {
 	struct kvd_layout *l = kvd_layout_new(1);
 	struct kvd_field k = {.name = "k",
@@ -698,7 +698,7 @@ static void layout_text_is_what_was_built(void **state)
 	kvd_layout_free(l);
 }
 
-static void layout_tells_shards_and_formats(void **state)
+static void layout_has_shards_and_formats(void **state)
 {
 	struct kvd_layout *l = kvd_layout_new(0);
 	struct kvd_field k = {.name = "k", .unit_bytes = 2, .units = 1, .format = "bf16"};
@@ -770,8 +770,8 @@ int main(void)
 					client_fixture_teardown)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(codes_public_match_daemon),
-		T(error_answer_is_told_whole),
-		T(open_tells_what_hello_said),
+		T(error_reply_is_complete),
+		T(open_reports_hello_reply),
 		T(pauses_of_a_wait_are_a_part_of_it),
 		T(open_without_daemon_names_path),
 		cmocka_unit_test(open_with_long_path_is_refused),
@@ -781,14 +781,14 @@ int main(void)
 		cmocka_unit_test(socket_find_prefers_name_then_environment_then_only_one),
 		T(submit_runs_callbacks_once_each),
 		T(submit_over_cap_is_full),
-		T(submit_to_a_reader_that_sleeps_is_bounded),
+		T(submit_to_sleeping_reader_is_bounded),
 		T(submit_with_bad_args_is_refused),
 		T(submit_cancelled_stays_silent),
 		T(deadline_ends_a_submit),
 		T(callback_may_submit_but_not_block),
-		T(fds_nobody_asked_for_are_closed),
+		T(fds_unexpected_are_closed),
 		T(junk_from_the_daemon_ends_the_connection),
-		T(reason_for_closing_is_told),
+		T(close_reason_is_reported),
 		T(region_memfd_sends_its_fd_and_statm),
 		T(region_with_bad_args_is_refused_here),
 		T(region_answered_late_is_undone),
@@ -797,10 +797,10 @@ int main(void)
 		T(pool_line_names_regions_and_layout),
 		cmocka_unit_test(region_with_holes_is_populated_by_its_engine),
 		cmocka_unit_test(memory_is_sealed_aligned_and_writable),
-		cmocka_unit_test(memory_is_in_the_huge_pages_it_tells_of),
-		cmocka_unit_test(memory_whose_collapse_is_slow_is_had_in_time),
-		cmocka_unit_test(layout_text_is_what_was_built),
-		cmocka_unit_test(layout_tells_shards_and_formats),
+		cmocka_unit_test(memory_has_reported_huge_pages),
+		cmocka_unit_test(memory_with_slow_collapse_returns_in_time),
+		cmocka_unit_test(layout_text_matches_builder),
+		cmocka_unit_test(layout_has_shards_and_formats),
 		cmocka_unit_test(layout_keeps_its_first_error),
 	};
 

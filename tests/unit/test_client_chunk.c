@@ -26,7 +26,7 @@ static struct kvd_space *space_make(struct client_fixture *f)
 }
 
 /* The other way knows no such entry, and an unknown one would end the session. */
-static void far_hold_of_an_older_daemon_goes_by_json(void **state)
+static void remote_hold_without_ring_op_uses_json(void **state)
 {
 	static const char *const rings[] = {"!ring", "!ring,\"ops\":[16,17]", OK "}"};
 	struct client_fixture *f = *state;
@@ -64,7 +64,7 @@ static void far_hold_of_an_older_daemon_goes_by_json(void **state)
 }
 
 /* Raw ids behind a secret; when no answer comes in time, it is let go. */
-static void far_hold_goes_by_the_ring(void **state)
+static void remote_hold_uses_ring(void **state)
 {
 	const struct kvd_call call = {.timeout_ms = 20};
 	struct client_fixture *f = *state;
@@ -99,8 +99,8 @@ int main(void)
 	cmocka_unit_test_setup_teardown(name, client_fixture_setup, \
 					client_fixture_teardown)
 	const struct CMUnitTest tests[] = {
-		T(far_hold_of_an_older_daemon_goes_by_json),
-		T(far_hold_goes_by_the_ring),
+		T(remote_hold_without_ring_op_uses_json),
+		T(remote_hold_uses_ring),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

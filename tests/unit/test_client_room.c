@@ -31,7 +31,7 @@
 
 /* ---- rooms ------------------------------------------------------------------------- */
 
-static void room_lines_say_all(void **state)
+static void room_lines_are_complete(void **state)
 {
 	static const uint32_t scattered[] = {3, 4, 9}, run[] = {5, 6, 7, 8};
 	struct client_fixture *f = *state;
@@ -123,7 +123,7 @@ static void room_pull_names_both_sides(void **state)
 
 /* A daemon from before rooms were posted tells no ops, and must not be given one: an
  * unknown one would end the session. */
-static void room_is_not_posted_to_a_daemon_that_cannot(void **state)
+static void room_without_ring_op_is_not_posted(void **state)
 {
 	static const struct kvd_call post = {.post = true};
 	struct client_fixture *f = *state;
@@ -151,7 +151,7 @@ static void room_is_not_posted_without_a_ring(void **state)
 	assert_null(room);
 }
 
-static void room_tells_first_token_and_landed_pages(void **state)
+static void room_shows_first_token_and_landed_pages(void **state)
 {
 	struct client_fixture *f = *state;
 	struct kvd_room *room = client_room_make(f, 2, 40);
@@ -212,7 +212,7 @@ static void room_state_follows_its_word(void **state)
 			    "\"cmd\":\"room.close\",\"room\":\"77\",\"role\":\"send\"}");
 }
 
-static void room_tells_why_it_failed(void **state)
+static void room_failed_has_reason(void **state)
 {
 	struct client_fixture *f = *state;
 	struct kvd_room *room = client_room_make(f, 2, 40);
@@ -242,7 +242,7 @@ static void room_tells_why_it_failed(void **state)
 	assert_int_equal(fake_kvd_lines(f->fake), n);
 }
 
-static void room_of_an_ended_session_tells_why(void **state)
+static void room_of_ended_session_has_reason(void **state)
 {
 	struct client_fixture *f = *state;
 	struct kvd_room *room = client_room_make(f, 2, 40);
@@ -311,7 +311,7 @@ static void room_polls_make_no_system_call(void **state)
 	assert_true(child_is_well(pid));
 }
 
-static void room_of_another_generation_is_gone(void **state)
+static void room_of_other_generation_is_refused(void **state)
 {
 	struct client_fixture *f = *state;
 	struct kvd_room *room = client_room_make(f, 2, 40);
@@ -323,7 +323,7 @@ static void room_of_another_generation_is_gone(void **state)
 	assert_int_equal(kvd_room_wait(room, KVD_SUCCESS, 10), -KVD_E_GONE);
 }
 
-static void room_figures_that_never_settle_cost_only_themselves(void **state)
+static void room_figures_unsettled_do_not_block(void **state)
 {
 	struct client_fixture *f = *state;
 	struct kvd_room *room = client_room_make(f, 2, 40);
@@ -337,7 +337,7 @@ static void room_figures_that_never_settle_cost_only_themselves(void **state)
 	assert_int_equal(st.bytes, 0);
 }
 
-static void room_waits_no_longer_than_told(void **state)
+static void room_wait_keeps_timeout(void **state)
 {
 	struct client_fixture *f = *state;
 	struct kvd_room *room = client_room_make(f, 2, 40);
@@ -489,7 +489,7 @@ static void room_in_doubt_is_aborting_until_it_is_known(void **state)
 	assert_int_equal(kvd_room_close(room, NULL), 0);
 }
 
-static void room_in_doubt_of_an_ended_session_asks_the_page(void **state)
+static void room_uncertain_after_session_end_reads_page(void **state)
 {
 	struct client_fixture *f = *state;
 	struct kvd_room_args args = {
@@ -641,25 +641,25 @@ int main(void)
 	cmocka_unit_test_setup_teardown(name, client_fixture_setup, \
 					client_fixture_teardown)
 	const struct CMUnitTest tests[] = {
-		T(room_lines_say_all),
+		T(room_lines_are_complete),
 		T(room_pull_names_both_sides),
-		T(room_tells_first_token_and_landed_pages),
-		T(room_is_not_posted_to_a_daemon_that_cannot),
+		T(room_shows_first_token_and_landed_pages),
+		T(room_without_ring_op_is_not_posted),
 		T(room_is_not_posted_without_a_ring),
 		T(room_state_follows_its_word),
-		T(room_tells_why_it_failed),
-		T(room_of_an_ended_session_tells_why),
+		T(room_failed_has_reason),
+		T(room_of_ended_session_has_reason),
 		T(room_polls_make_no_system_call),
-		T(room_of_another_generation_is_gone),
-		T(room_figures_that_never_settle_cost_only_themselves),
-		T(room_waits_no_longer_than_told),
+		T(room_of_other_generation_is_refused),
+		T(room_figures_unsettled_do_not_block),
+		T(room_wait_keeps_timeout),
 		T(room_of_a_frozen_daemon_is_aborting),
 		T(room_of_a_dead_daemon_is_failed_retryable),
 		T(room_sees_death_by_the_socket_before_the_beat_is_old),
 		T(room_open_refused_is_failed),
 		T(room_chunks_may_follow_an_unanswered_open),
 		T(room_in_doubt_is_aborting_until_it_is_known),
-		T(room_in_doubt_of_an_ended_session_asks_the_page),
+		T(room_uncertain_after_session_end_reads_page),
 		T(lost_connection_ends_every_request_once),
 		T(reconnect_registers_again_under_old_handles),
 		T(reconnect_refused_half_way_is_lost_again),

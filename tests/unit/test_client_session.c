@@ -242,7 +242,7 @@ static void registration_refused_leaves_nothing_half(void **state)
 	assert_int_equal(kvd_pool_id(pool), 204);
 }
 
-static void many_regions_go_out_in_a_window(void **state)
+static void regions_many_are_sent_in_a_window(void **state)
 {
 	struct client_fixture *f = *state;
 	char answer[64];
@@ -276,7 +276,7 @@ static void many_regions_go_out_in_a_window(void **state)
 }
 
 /* A session that does not last is no reason to come back at once. */
-static void daemon_that_throws_out_is_not_hammered(void **state)
+static void daemon_rejecting_is_retried_with_pauses(void **state)
 {
 	struct client_fixture *f = *state;
 	unsigned int n = fake_kvd_lines(f->fake), hellos;
@@ -365,7 +365,7 @@ static void lists_are_made_again_behind_the_session(void **state)
 	assert_int_equal(e.a, 7);
 }
 
-static void attachment_that_is_gone_takes_its_lists_along(void **state)
+static void attachment_gone_removes_its_lists(void **state)
 {
 	struct client_fixture *f = *state;
 	struct client_lists l;
@@ -387,7 +387,7 @@ static void attachment_that_is_gone_takes_its_lists_along(void **state)
 	assert_int_equal(kvd_dlist_release(l.remote), 0);
 }
 
-static void attachment_whose_peer_is_away_is_tried_again(void **state)
+static void attachment_of_absent_peer_is_retried(void **state)
 {
 	struct client_fixture *f = *state;
 	struct client_lists l;
@@ -513,12 +513,12 @@ int main(void)
 		T(rooms_of_a_living_daemon_do_not_fail_with_the_connection),
 		T(poll_never_waits_for_the_daemon),
 		T(registration_refused_leaves_nothing_half),
-		T(many_regions_go_out_in_a_window),
-		T(daemon_that_throws_out_is_not_hammered),
+		T(regions_many_are_sent_in_a_window),
+		T(daemon_rejecting_is_retried_with_pauses),
 		T(callbacks_of_the_lost_session_run_once),
 		T(lists_are_made_again_behind_the_session),
-		T(attachment_that_is_gone_takes_its_lists_along),
-		T(attachment_whose_peer_is_away_is_tried_again),
+		T(attachment_gone_removes_its_lists),
+		T(attachment_of_absent_peer_is_retried),
 		T(list_released_meanwhile_is_taken_back),
 		T(list_lost_on_its_way_is_made_with_the_next_session),
 		T(no_memory_on_the_way_up_tries_again),

@@ -29,7 +29,7 @@ static struct kvd_xfer *make(struct client_fixture *f, const struct client_lists
 }
 
 /* hello, peer.attach, session.share are lines 0 … 2 */
-static void lists_travel_as_they_lie_in_memory(void **state)
+static void lists_are_sent_in_memory_order(void **state)
 {
 	const uint64_t nixl[] = {4096, 64, 7, 8192, 64, 7};
 	struct client_fixture *f = *state;
@@ -92,7 +92,7 @@ static struct kvd_dlist *long_list(struct client_fixture *f)
 }
 
 /* hello and session.share are lines 0 and 1 */
-static void list_without_a_place_goes_in_a_memfd(void **state)
+static void list_without_arena_space_is_sent_as_memfd(void **state)
 {
 	struct client_fixture *f = *state;
 	struct kvd_xfer_args args = {.op = KVD_WRITE};
@@ -174,7 +174,7 @@ static void list_released_on_its_way_is_taken_back(void **state)
 			    "\"cmd\":\"dlist.free\",\"dlist\":31}");
 }
 
-static void indices_and_notification_go_with_the_transfer(void **state)
+static void indices_and_notification_are_sent_with_transfer(void **state)
 {
 	static const uint32_t index[] = {1, 0}, outside[] = {2};
 	struct client_fixture *f = *state;
@@ -314,7 +314,7 @@ static void entry_refused_by_the_socket_fails_with_words(void **state)
 	assert_int_equal(e.op, KVD_RING_RELEASE);
 }
 
-static void failure_in_the_page_is_asked_for_its_words(void **state)
+static void failure_in_page_fetches_its_text(void **state)
 {
 	struct client_fixture *f = *state;
 	struct kvd_error error;
@@ -381,7 +381,7 @@ static void on_word(void *arg, const char *from, const void *data, size_t bytes)
 }
 
 /* The daemon has given them away: an answer that comes too late loses none. */
-static void notifs_of_a_late_answer_come_with_the_next(void **state)
+static void notifs_of_late_reply_arrive_with_next(void **state)
 {
 	struct client_fixture *f = *state;
 	char words[64] = "";
@@ -400,7 +400,7 @@ static void notifs_of_a_late_answer_come_with_the_next(void **state)
 	assert_int_equal(kvd_notif_waiting(f->client), 0);
 }
 
-static void notifs_before_a_fault_are_told(void **state)
+static void notifs_before_fault_are_delivered(void **state)
 {
 	struct client_fixture *f = *state;
 	char words[64] = "";
@@ -494,18 +494,18 @@ int main(void)
 	cmocka_unit_test_setup_teardown(name, client_fixture_setup, \
 					client_fixture_teardown)
 	const struct CMUnitTest tests[] = {
-		T(lists_travel_as_they_lie_in_memory),
-		T(list_without_a_place_goes_in_a_memfd),
+		T(lists_are_sent_in_memory_order),
+		T(list_without_arena_space_is_sent_as_memfd),
 		T(list_on_its_way_is_busy_then_refused_with_words),
 		T(list_released_on_its_way_is_taken_back),
-		T(indices_and_notification_go_with_the_transfer),
+		T(indices_and_notification_are_sent_with_transfer),
 		T(transfer_is_posted_canceled_and_posted_again),
 		T(post_refused_for_now_may_be_posted_again),
 		T(entry_refused_by_the_socket_fails_with_words),
-		T(failure_in_the_page_is_asked_for_its_words),
+		T(failure_in_page_fetches_its_text),
 		T(notifs_are_bytes),
-		T(notifs_of_a_late_answer_come_with_the_next),
-		T(notifs_before_a_fault_are_told),
+		T(notifs_of_late_reply_arrive_with_next),
+		T(notifs_before_fault_are_delivered),
 		T(arena_of_a_slow_daemon_is_not_written_twice),
 		T(out_of_memory_costs_one_call),
 	};

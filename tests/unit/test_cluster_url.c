@@ -121,7 +121,7 @@ static void key_is_read_as_it_is_written(void **state)
 		}
 }
 
-static void key_of_strangers_is_refused(void **state)
+static void key_of_other_user_is_refused(void **state)
 {
 	static const char *const keys[] = {
 		"",
@@ -202,7 +202,7 @@ int main(void)
 		cmocka_unit_test(url_good_is_read),
 		cmocka_unit_test(url_bad_names_the_part),
 		cmocka_unit_test(key_is_read_as_it_is_written),
-		cmocka_unit_test(key_of_strangers_is_refused),
+		cmocka_unit_test(key_of_other_user_is_refused),
 		cmocka_unit_test(place_bad_names_the_part),
 	};
 

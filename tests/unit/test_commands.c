@@ -78,7 +78,7 @@ static int check(const char *text, unsigned int fd_count, unsigned int flags)
 	return r;
 }
 
-static void schema_accepts_what_it_says(void **state)
+static void schema_accepts_documented_values(void **state)
 {
 	static const char *const good[] = {
 		"{\"id\":1,\"cmd\":\"test\",\"s\":\"abcd\"}",
@@ -228,7 +228,7 @@ static void admin_commands_need_an_admin(void **state)
 	client_close(&client);
 }
 
-static void daemon_tells_its_figures_and_settings(void **state)
+static void daemon_shows_figures_and_settings(void **state)
 {
 	struct mini *mini = *state;
 	struct client client;
@@ -535,12 +535,12 @@ static void connecting_survives_lost_allocations(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(schema_accepts_what_it_says),
+		cmocka_unit_test(schema_accepts_documented_values),
 		cmocka_unit_test(schema_refuses_the_rest_by_name),
 		cmocka_unit_test(tables_are_sound),
 		CASE(help_describes_every_command),
 		CASE(admin_commands_need_an_admin),
-		CASE(daemon_tells_its_figures_and_settings),
+		CASE(daemon_shows_figures_and_settings),
 		CASE(plan_over_the_socket_answers_rows_and_covers),
 		cmocka_unit_test(brief_numbers_are_whole_or_as_cjson_has_them),
 		CASE(reply_over_the_queue_is_an_error),

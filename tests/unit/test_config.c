@@ -283,7 +283,7 @@ static void collect(void *arg, const char *text)
 	strcat(arg, "\n");
 }
 
-static void config_all_problems_are_told(void **state)
+static void config_all_problems_are_reported(void **state)
 {
 	char problems[4096] = "";
 	struct config c;
@@ -299,7 +299,7 @@ static void config_all_problems_are_told(void **state)
 	assert_non_null(strstr(problems, "c.conf:4: dead_after"));
 }
 
-static void config_name_comes_from_argument_environment_file(void **state)
+static void config_name_precedence_is_argument_environment_file(void **state)
 {
 	const char *text = "[daemon]\nname = filed\n";
 	struct config_source source = {.transports = built};
@@ -383,7 +383,7 @@ static void note_kept(void *arg, const char *name)
 	strcat(arg, " ");
 }
 
-static void reload_takes_what_it_may_and_names_the_rest(void **state)
+static void reload_applies_allowed_options_and_names_others(void **state)
 {
 	struct config c, fresh;
 	char kept[256] = "";
@@ -423,7 +423,7 @@ static void admission_follows_uids_and_gids(void **state)
 	assert_true(config_admits(&c, 0, NULL, 0));
 }
 
-static void loopback_is_told_from_the_rest(void **state)
+static void loopback_is_distinguished(void **state)
 {
 	(void)state;
 	assert_true(endpoint_is_loopback("tcp://127.0.0.1:0"));
@@ -500,13 +500,13 @@ int main(void)
 		cmocka_unit_test(config_hostile_bytes_are_refused),
 		cmocka_unit_test(config_impossible_combinations_are_refused),
 		cmocka_unit_test(config_possible_combinations_are_taken),
-		cmocka_unit_test(config_all_problems_are_told),
-		cmocka_unit_test(config_name_comes_from_argument_environment_file),
+		cmocka_unit_test(config_all_problems_are_reported),
+		cmocka_unit_test(config_name_precedence_is_argument_environment_file),
 		cmocka_unit_test(sample_uncommented_loads_as_the_defaults),
 		cmocka_unit_test(table_rows_are_sound),
-		cmocka_unit_test(reload_takes_what_it_may_and_names_the_rest),
+		cmocka_unit_test(reload_applies_allowed_options_and_names_others),
 		cmocka_unit_test(admission_follows_uids_and_gids),
-		cmocka_unit_test(loopback_is_told_from_the_rest),
+		cmocka_unit_test(loopback_is_distinguished),
 		cmocka_unit_test(config_without_memory_answers),
 		cmocka_unit_test(memory_above_the_limit_is_refused_by_name),
 	};

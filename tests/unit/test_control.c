@@ -512,7 +512,7 @@ static void commands_keep_their_order(void **state)
 }
 
 /* A client that disconnects while a helper has its line: no answer is sent. */
-static void client_gone_while_its_line_is_parsed(void **state)
+static void client_gone_during_parse_is_freed(void **state)
 {
 	struct mini *mini = *state;
 	struct client client;
@@ -590,7 +590,7 @@ static void lines_ten_thousand_at_once_share_the_loop(void **state)
 
 /* Its requests are not taken, its queue is limited, and when it reads again (a stopped
  * process continues) nothing is missing. */
-static void client_that_does_not_read_is_not_served_and_lives(void **state)
+static void client_not_reading_is_paused(void **state)
 {
 	struct mini *mini = *state;
 	struct client deaf, other;
@@ -747,7 +747,7 @@ static void descriptors_unasked_refused_and_closed(void **state)
 }
 
 /* Descriptors whose close may block are refused, and the reply names the one. */
-static void descriptors_of_a_kind_that_sleeps_are_named(void **state)
+static void descriptors_that_may_block_are_named(void **state)
 {
 	struct mini *mini = *state;
 	struct client client;
@@ -827,7 +827,7 @@ static void daemon_without_descriptors_recovers(void **state)
 	client_close(&client);
 }
 
-static void daemon_closing_tells_why(void **state)
+static void daemon_closing_sends_reason(void **state)
 {
 	struct mini *mini = *state;
 	struct client client;
@@ -861,17 +861,17 @@ int main(void)
 		CASE(line_over_the_cap_closes),
 		CASE(line_in_pieces_is_served),
 		CASE(commands_keep_their_order),
-		CASE(client_gone_while_its_line_is_parsed),
+		CASE(client_gone_during_parse_is_freed),
 		CASE(lines_ten_thousand_at_once_share_the_loop),
-		CASE(client_that_does_not_read_is_not_served_and_lives),
+		CASE(client_not_reading_is_paused),
 		CASE(line_half_sent_times_out),
 		CASE(last_words_unread_time_out),
 		CASE(client_half_closed_gets_its_answers),
 		CASE(descriptors_unasked_refused_and_closed),
-		CASE(descriptors_of_a_kind_that_sleeps_are_named),
+		CASE(descriptors_that_may_block_are_named),
 		CASE(descriptors_stay_with_their_line),
 		CASE(daemon_without_descriptors_recovers),
-		CASE(daemon_closing_tells_why),
+		CASE(daemon_closing_sends_reason),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

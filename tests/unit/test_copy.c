@@ -670,7 +670,7 @@ static void threads_on_two_nodes_stay_near_and_copy_all(void **state)
 	plan_free(plan);
 }
 
-static void copy_of_cut_memory_fails_that_job_only(void **state)
+static void copy_of_truncated_memory_fails_its_job_only(void **state)
 {
 	static const struct plan_run run = {.len = 1 * MIB, .count = 1};
 	struct plan *plan = copy_rig_plan(&run, 1);
@@ -814,7 +814,7 @@ int main(void)
 		cmocka_unit_test(job_without_a_token_runs_on_one_thread),
 		cmocka_unit_test(job_of_short_vm_rows_has_short_slices),
 		cmocka_unit_test(threads_on_two_nodes_stay_near_and_copy_all),
-		cmocka_unit_test(copy_of_cut_memory_fails_that_job_only),
+		cmocka_unit_test(copy_of_truncated_memory_fails_its_job_only),
 		cmocka_unit_test(copy_of_a_dead_process_fails),
 		cmocka_unit_test(copy_of_an_unmapped_page_fails_after_its_part),
 	};

@@ -327,7 +327,7 @@ static struct err fault_of(struct copy_buffer *src, struct copy_buffer *dst,
 	return err;
 }
 
-static void file_that_ends_early_is_never_done(void **state)
+static void file_short_is_never_done(void **state)
 {
 	struct thing src, dst;
 	uint8_t *bytes = test_calloc(1, BYTES);
@@ -410,7 +410,7 @@ static void refused(int fd, uint64_t offset, uint64_t length, enum err_code code
 	err_clear();
 }
 
-static void what_is_no_file_is_refused(void **state)
+static void file_of_wrong_type_is_refused(void **state)
 {
 	int fd, pair[2];
 
@@ -543,7 +543,7 @@ static void stuck_job_holds_up_itself_alone_and_is_not_canceled_before(void **st
 }
 
 /* Many at once: each is told once, whatever became of it. */
-static void cancels_at_any_time_are_told_once(void **state)
+static void cancels_at_any_time_complete_once(void **state)
 {
 	struct plan *plan = plan_all(BYTES);
 	static struct copy_rig_job jobs[64];
@@ -588,14 +588,14 @@ int main(void)
 		cmocka_unit_test(file_to_and_from_each_kind_is_exact),
 		cmocka_unit_test(file_beside_memory_in_one_table_is_exact),
 		cmocka_unit_test(file_past_the_page_cache_moves_whole_blocks),
-		cmocka_unit_test(file_that_ends_early_is_never_done),
+		cmocka_unit_test(file_short_is_never_done),
 		cmocka_unit_test(file_of_other_rights_is_refused),
 		cmocka_unit_test(file_without_room_is_a_limit),
-		cmocka_unit_test(what_is_no_file_is_refused),
+		cmocka_unit_test(file_of_wrong_type_is_refused),
 		cmocka_unit_test(no_memory_for_a_job_fails_it_alone),
 		cmocka_unit_test(
 			stuck_job_holds_up_itself_alone_and_is_not_canceled_before),
-		cmocka_unit_test(cancels_at_any_time_are_told_once),
+		cmocka_unit_test(cancels_at_any_time_complete_once),
 	};
 
 	(void)test_warden(); /* before threads */

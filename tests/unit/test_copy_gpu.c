@@ -78,7 +78,7 @@ static void copy_between_devices_apart_is_exact(void **state)
 
 /* The one device stays, the other's context goes with its last memory and comes again:
  * as another one, to which access has to be asked for anew. */
-static void copy_from_a_device_that_left_and_came_again_is_exact(void **state)
+static void copy_after_device_reset_is_exact(void **state)
 {
 	const enum place places[2] = {PLACE_GPU1, PLACE_GPU0};
 	struct gc *t = *state;
@@ -197,7 +197,7 @@ int main(int argc, char **argv)
 		KERNELS(copy_between_each_pair_of_kinds_is_exact),
 		KERNELS(copy_between_mixed_tables_is_exact),
 		KERNELS(copy_between_devices_apart_is_exact),
-		KERNELS(copy_from_a_device_that_left_and_came_again_is_exact),
+		KERNELS(copy_after_device_reset_is_exact),
 		KERNELS(copy_here_and_now_packs_and_unpacks),
 	};
 

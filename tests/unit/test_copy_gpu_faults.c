@@ -146,22 +146,22 @@ static void fail_each(struct gc *t, const enum place places[2])
 	plan_free(plan);
 }
 
-static void call_that_fails_once_costs_one_copy(void **state)
+static void call_failed_once_fails_one_copy(void **state)
 {
 	fail_each(*state, (const enum place[2]){PLACE_GPU0, PLACE_GPU0});
 }
 
-static void call_that_fails_once_costs_one_copy_in(void **state)
+static void call_failed_once_fails_one_copy_in(void **state)
 {
 	fail_each(*state, (const enum place[2]){PLACE_VM, PLACE_GPU0});
 }
 
-static void call_that_fails_once_costs_one_copy_out(void **state)
+static void call_failed_once_fails_one_copy_out(void **state)
 {
 	fail_each(*state, (const enum place[2]){PLACE_GPU1, PLACE_SHM});
 }
 
-static void call_that_fails_once_costs_one_copy_across(void **state)
+static void call_failed_once_fails_one_copy_across(void **state)
 {
 	fail_each(*state, (const enum place[2]){PLACE_VMM, PLACE_GPU1});
 }
@@ -433,9 +433,9 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		CASE(copy_canceled_is_still_when_done),
 		CASE(copy_on_failed_device_fails_and_recovers),
-		CASE(call_that_fails_once_costs_one_copy),
-		CASE(call_that_fails_once_costs_one_copy_in),
-		CASE(call_that_fails_once_costs_one_copy_out),
+		CASE(call_failed_once_fails_one_copy),
+		CASE(call_failed_once_fails_one_copy_in),
+		CASE(call_failed_once_fails_one_copy_out),
 		CASE(linear_end_is_pinned_once),
 		CASE(linear_end_of_two_addresses_is_not_pinned),
 		CASE(pin_outlives_the_context),
@@ -444,10 +444,10 @@ int main(int argc, char **argv)
 		CASE(dmabuf_is_not_for_copy_threads),
 		KERNELS(copy_canceled_is_still_when_done),
 		KERNELS(copy_on_failed_device_fails_and_recovers),
-		KERNELS(call_that_fails_once_costs_one_copy),
-		KERNELS(call_that_fails_once_costs_one_copy_in),
-		KERNELS(call_that_fails_once_costs_one_copy_out),
-		KERNELS(call_that_fails_once_costs_one_copy_across),
+		KERNELS(call_failed_once_fails_one_copy),
+		KERNELS(call_failed_once_fails_one_copy_in),
+		KERNELS(call_failed_once_fails_one_copy_out),
+		KERNELS(call_failed_once_fails_one_copy_across),
 		KERNELS(linear_end_is_pinned_once),
 		KERNELS(linear_end_of_two_addresses_is_not_pinned),
 		KERNELS(image_refused_leaves_the_engines),

@@ -142,7 +142,7 @@ static void submit_in_time(struct test *t, struct short_job *it)
 	} while (late);
 }
 
-static void job_short_is_copied_by_who_submits_it(void **state)
+static void job_short_is_copied_by_submitter(void **state)
 {
 	struct test *t = *state;
 
@@ -314,7 +314,7 @@ static void copier_without_memory_is_not_made_and_leaks_nothing(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		CASE(job_short_is_copied_by_who_submits_it),
+		CASE(job_short_is_copied_by_submitter),
 		CASE(job_short_is_one_a_turn),
 		CASE(job_short_of_guarded_memory_is_left_to_the_threads),
 		CASE(job_short_of_cut_memory_fails),

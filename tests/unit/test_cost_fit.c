@@ -153,7 +153,7 @@ static void times_on_no_line_have_large_errors(void **state)
 		    5 * straight.rate.error / straight.rate.value);
 }
 
-static void too_few_and_flat_are_told(void **state)
+static void fit_of_few_or_flat_points_is_reported(void **state)
 {
 	struct fit_line line;
 	struct fit fit = {0};
@@ -170,7 +170,7 @@ static void too_few_and_flat_are_told(void **state)
 	assert_close(line.fixed.value, 9.75, 0.1);
 }
 
-static void line_below_zero_goes_through_zero(void **state)
+static void line_with_negative_offset_passes_zero(void **state)
 {
 	struct fit_line line;
 	struct fit fit = {0};
@@ -183,7 +183,7 @@ static void line_below_zero_goes_through_zero(void **state)
 	assert_true(line.rate.value > 222 && line.rate.value < 1000);
 }
 
-static void what_is_no_time_is_refused(void **state)
+static void time_invalid_is_refused(void **state)
 {
 	struct fit fit = {0};
 
@@ -271,7 +271,7 @@ static void odd_values_give_numbers(void **state)
 }
 
 /* Of many figures after a few values each, how far they are from the truth. */
-static void live_error_is_that_of_few_values(void **state)
+static void live_error_accounts_for_few_values(void **state)
 {
 	static const unsigned int counts[] = {2, 4, 8, 16, 100};
 
@@ -293,7 +293,7 @@ static void live_error_is_that_of_few_values(void **state)
 	}
 }
 
-static void drift_is_told_once_after_a_run(void **state)
+static void drift_is_reported_once_after_a_run(void **state)
 {
 	struct fit_drift d = {0};
 
@@ -337,15 +337,15 @@ int main(void)
 		cmocka_unit_test(published_sweep_gives_the_missing_turn),
 		cmocka_unit_test(outliers_do_not_move_the_line),
 		cmocka_unit_test(times_on_no_line_have_large_errors),
-		cmocka_unit_test(too_few_and_flat_are_told),
-		cmocka_unit_test(line_below_zero_goes_through_zero),
-		cmocka_unit_test(what_is_no_time_is_refused),
+		cmocka_unit_test(fit_of_few_or_flat_points_is_reported),
+		cmocka_unit_test(line_with_negative_offset_passes_zero),
+		cmocka_unit_test(time_invalid_is_refused),
 		cmocka_unit_test(latest_times_count),
 		cmocka_unit_test(faster_half_counts_and_the_rest_is_its_error),
 		cmocka_unit_test(live_figure_follows),
 		cmocka_unit_test(odd_values_give_numbers),
-		cmocka_unit_test(live_error_is_that_of_few_values),
-		cmocka_unit_test(drift_is_told_once_after_a_run),
+		cmocka_unit_test(live_error_accounts_for_few_values),
+		cmocka_unit_test(drift_is_reported_once_after_a_run),
 		cmocka_unit_test(load_is_part_of_the_error),
 	};
 

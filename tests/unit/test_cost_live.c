@@ -79,7 +79,7 @@ static void near(double value, double want, double part)
 		fail_msg("%g is not %g", value, want);
 }
 
-static void echoes_make_a_link_that_pulls_are_priced_by_with_doubt(void **state)
+static void echoes_price_pulls_with_uncertainty(void **state)
 {
 	struct live *live = *state;
 	struct cost_peer peer;
@@ -97,7 +97,7 @@ static void echoes_make_a_link_that_pulls_are_priced_by_with_doubt(void **state)
 	assert_int_equal(peer.stale, 0);
 }
 
-static void echoes_that_do_not_grow_are_refused(void **state)
+static void echoes_not_growing_are_refused(void **state)
 {
 	struct live *live = *state;
 	struct cost_peer peer;
@@ -149,7 +149,7 @@ static void pulls_of_one_size_make_a_rate(void **state)
 	near(told(live).links[0].pull_bandwidth.value, 1000, 0.02);
 }
 
-static void rounds_that_are_slower_make_congestion(void **state)
+static void rounds_slower_raise_congestion(void **state)
 {
 	struct live *live = *state;
 	struct live_round round = {.shape = cost_shape_mla(16, 576, 512, 2, 4),
@@ -179,7 +179,7 @@ static void rounds_that_are_slower_make_congestion(void **state)
 }
 
 /* Rows wake a thread, which echoes do not: 20 us of an echo are 70 of a round. */
-static void rounds_of_several_sizes_tell_the_turn(void **state)
+static void rounds_of_several_sizes_give_turn_time(void **state)
 {
 	struct live *live = *state;
 	struct live_round round = {.shape = cost_shape_mla(16, 576, 512, 2, 4),
@@ -251,7 +251,7 @@ static void noise_of_two_sizes_prices_no_round_wrong(void **state)
 }
 
 /* What a pull took has the congestion in it: it is not counted twice. */
-static void pulls_are_priced_as_they_were_whatever_the_congestion(void **state)
+static void pulls_prices_ignore_congestion(void **state)
 {
 	struct live *live = *state;
 	struct live_round round = {.shape = cost_shape_mla(16, 576, 512, 2, 4),
@@ -281,7 +281,7 @@ static void pulls_are_priced_as_they_were_whatever_the_congestion(void **state)
 }
 
 /* Who was alone, and then is one of many, and alone again. */
-static void rounds_tell_how_many_ask(void **state)
+static void rounds_report_requester_count(void **state)
 {
 	struct live *live = *state;
 	struct live_round round = {.shape = cost_shape_mla(16, 576, 512, 2, 4),
@@ -435,7 +435,7 @@ static void rounds_with_no_time_on_the_way_change_nothing(void **state)
 }
 
 /* A way that is now this and now that: its mean predicts none of the two. */
-static void ways_that_jump_are_stale(void **state)
+static void paths_with_jumps_are_stale(void **state)
 {
 	struct live *live = *state;
 	struct live_round round = {.shape = cost_shape_mla(16, 576, 512, 2, 4),
@@ -461,7 +461,7 @@ static void ways_that_jump_are_stale(void **state)
 }
 
 /* And is told when: who may not ask now asks then. */
-static void peer_is_asked_once_in_a_while_even_if_it_went(void **state)
+static void peer_is_queried_periodically_even_if_gone(void **state)
 {
 	struct live *live = *state;
 	struct cost_peer peer;
@@ -480,7 +480,7 @@ static void peer_is_asked_once_in_a_while_even_if_it_went(void **state)
 	live_drop(live, key);
 }
 
-static void peers_that_went_make_room(void **state)
+static void peers_gone_are_replaced(void **state)
 {
 	struct live *live = *state;
 	struct fit fit = {.count = 0};
@@ -537,7 +537,7 @@ static void speeds_and_home_are_in_the_page(void **state)
 }
 
 /* What was measured twice is as sure as the two agree. */
-static void speeds_that_changed_are_less_sure(void **state)
+static void speeds_changed_have_larger_error(void **state)
 {
 	struct live *live = *state;
 	const struct cost_shape shape = cost_shape_gqa(32, 8, 128, 128, 2, 4);
@@ -622,25 +622,25 @@ static void peer_without_memory_is_refused(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		CASE(echoes_make_a_link_that_pulls_are_priced_by_with_doubt),
-		CASE(echoes_that_do_not_grow_are_refused),
+		CASE(echoes_price_pulls_with_uncertainty),
+		CASE(echoes_not_growing_are_refused),
 		CASE(pulls_of_many_sizes_make_a_line),
 		CASE(pulls_of_one_size_make_a_rate),
-		CASE(rounds_that_are_slower_make_congestion),
-		CASE(rounds_of_several_sizes_tell_the_turn),
+		CASE(rounds_slower_raise_congestion),
+		CASE(rounds_of_several_sizes_give_turn_time),
 		CASE(noise_of_two_sizes_prices_no_round_wrong),
-		CASE(pulls_are_priced_as_they_were_whatever_the_congestion),
-		CASE(rounds_tell_how_many_ask),
+		CASE(pulls_prices_ignore_congestion),
+		CASE(rounds_report_requester_count),
 		CASE(rounds_with_another_kernel_speed_make_a_factor),
 		CASE(other_transport_is_another_link),
 		CASE(pulls_on_no_line_have_constants),
 		CASE(calibration_begins_the_turn_anew),
 		CASE(rounds_with_no_time_on_the_way_change_nothing),
-		CASE(ways_that_jump_are_stale),
-		CASE(peer_is_asked_once_in_a_while_even_if_it_went),
-		CASE(peers_that_went_make_room),
+		CASE(paths_with_jumps_are_stale),
+		CASE(peer_is_queried_periodically_even_if_gone),
+		CASE(peers_gone_are_replaced),
 		CASE(speeds_and_home_are_in_the_page),
-		CASE(speeds_that_changed_are_less_sure),
+		CASE(speeds_changed_have_larger_error),
 		CASE(rows_at_home_make_its_factor),
 		CASE(peer_without_memory_is_refused),
 	};

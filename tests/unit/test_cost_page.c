@@ -132,7 +132,7 @@ static void full_page_refuses_peers_and_reuses_speeds(void **state)
 }
 
 /* As the table of a daemon whose peers come and go: no row gets lost on the way. */
-static void rows_are_found_after_many_came_and_went(void **state)
+static void rows_are_found_after_many_insertions_and_removals(void **state)
 {
 	bool there[3 * COST_PAGE_PEERS] = {false};
 	unsigned int count = 0;
@@ -211,7 +211,7 @@ static void page_is_read_only_for_others(void **state)
 	cost_page_free(view);
 }
 
-static void what_is_no_page_is_refused(void **state)
+static void page_invalid_is_refused(void **state)
 {
 	struct cost_page *page, *view;
 	int fd = memfd_create("test", MFD_ALLOW_SEALING),
@@ -332,7 +332,7 @@ static void rows_are_seen_whole_beside_a_writer(void **state)
 	cost_page_free(work.page);
 }
 
-static void writer_that_died_holds_no_reader(void **state)
+static void writer_dead_does_not_block_readers(void **state)
 {
 	uint64_t sequence = 0, words[2] = {0}, row[2] = {3, 4}, seen[2] = {0};
 
@@ -347,7 +347,7 @@ static void writer_that_died_holds_no_reader(void **state)
 	assert_true(seqlock_read(&sequence, words, seen, 2));
 }
 
-static void preset_page_knows_a_far_end_and_a_home(void **state)
+static void preset_page_has_remote_and_home(void **state)
 {
 	struct cost_shape shape = cost_shape_mla(16, 576, 512, 2, 2);
 	struct cost_speed speed;
@@ -393,14 +393,14 @@ int main(void)
 		cmocka_unit_test(peer_is_found_replaced_and_dropped),
 		cmocka_unit_test(speed_is_of_a_shape_or_of_any),
 		cmocka_unit_test(full_page_refuses_peers_and_reuses_speeds),
-		cmocka_unit_test(rows_are_found_after_many_came_and_went),
+		cmocka_unit_test(rows_are_found_after_many_insertions_and_removals),
 		cmocka_unit_test(page_is_read_only_for_others),
-		cmocka_unit_test(what_is_no_page_is_refused),
+		cmocka_unit_test(page_invalid_is_refused),
 		cmocka_unit_test(page_of_another_version_is_refused),
 		cmocka_unit_test(row_of_too_many_links_is_none),
 		cmocka_unit_test(rows_are_seen_whole_beside_a_writer),
-		cmocka_unit_test(writer_that_died_holds_no_reader),
-		cmocka_unit_test(preset_page_knows_a_far_end_and_a_home),
+		cmocka_unit_test(writer_dead_does_not_block_readers),
+		cmocka_unit_test(preset_page_has_remote_and_home),
 		cmocka_unit_test(refused_memory_leaves_nothing),
 	};
 

@@ -246,7 +246,7 @@ static void selection_routes_flat_and_gathers_by_holder(void **state)
 
 /* ---- and these ---- */
 
-static void holder_that_cannot_attend_is_fetched_from(void **state)
+static void holder_without_attention_is_fetched_from(void **state)
 {
 	(void)state;
 	for (unsigned int i = 0; i < ROUNDS; i++) {
@@ -644,7 +644,7 @@ int main(void)
 		cmocka_unit_test(congestion_flips_nothing),
 		cmocka_unit_test(probe_beats_bandwidth_for_few_rows),
 		cmocka_unit_test(selection_routes_flat_and_gathers_by_holder),
-		cmocka_unit_test(holder_that_cannot_attend_is_fetched_from),
+		cmocka_unit_test(holder_without_attention_is_fetched_from),
 		cmocka_unit_test(busy_holder_is_repriced_and_to_be_replicated),
 		cmocka_unit_test(layers_steps_heads_and_home_count),
 		cmocka_unit_test(every_term_is_in_the_sums),

@@ -322,7 +322,7 @@ static void cover_of_token_shards_takes_each_token_once(void **state)
 			}
 }
 
-static void cover_of_shards_that_are_not_there_is_refused(void **state)
+static void cover_of_missing_shards_is_refused(void **state)
 {
 	struct layout *sources[4], *dst;
 	struct cover_source list[4];
@@ -494,7 +494,7 @@ int main(void)
 		cmocka_unit_test(cover_of_stages_takes_each_layer_from_its_stage),
 		cmocka_unit_test(cover_of_a_latent_spreads_rooms),
 		cmocka_unit_test(cover_of_token_shards_takes_each_token_once),
-		cmocka_unit_test(cover_of_shards_that_are_not_there_is_refused),
+		cmocka_unit_test(cover_of_missing_shards_is_refused),
 		cmocka_unit_test(cover_of_named_views_leaves_the_others),
 		cmocka_unit_test(cover_of_contradicting_ranks_is_refused),
 		cmocka_unit_test(wants_off_the_wire_are_checked),

@@ -101,7 +101,7 @@ int sched_yield(void)
 	return (int)syscall(SYS_sched_yield);
 }
 
-static void thread_that_breathes_yields_now_and_then(void **state)
+static void thread_with_pauses_yields_periodically(void **state)
 {
 	const uint64_t keep_ns = cpu_keep_ns(0);
 	uint64_t begin_ns = clock_ns(), calls = 0;
@@ -123,7 +123,7 @@ int main(void)
 		cmocka_unit_test(thread_bulk_is_batch_and_keeps_its_nice),
 		cmocka_unit_test(thread_prompt_has_shorter_turns_than_bulk),
 		cmocka_unit_test(core_kept_grows_with_the_time_it_was_away),
-		cmocka_unit_test(thread_that_breathes_yields_now_and_then),
+		cmocka_unit_test(thread_with_pauses_yields_periodically),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -101,7 +101,7 @@ static void close_call_keeps_the_last_choice(void **state)
 	assert_int_equal(r.way, KVD_COST_FETCH);
 }
 
-static void only_the_engine_knows_these(void **state)
+static void decide_uses_engine_values(void **state)
 {
 	struct kvd_decide_args args = plain;
 	struct kvd_decide_result r, with;
@@ -122,7 +122,7 @@ static void only_the_engine_knows_these(void **state)
 	assert_int_equal(with.way, KVD_COST_ROUTE);
 }
 
-static void bytes_of_a_token_may_be_told(void **state)
+static void decide_accepts_bytes_per_token(void **state)
 {
 	struct kvd_decide_args args = plain;
 	struct kvd_decide_result r, fp8;
@@ -197,7 +197,7 @@ static void bad_arguments_are_refused(void **state)
 #undef BAD
 }
 
-static void what_the_page_lacks_is_not_guessed(void **state)
+static void decide_missing_page_value_is_not_guessed(void **state)
 {
 	struct kvd_decide_args args = plain;
 	struct kvd_decide_result r;
@@ -289,11 +289,11 @@ int main(void)
 		TEST(choice_follows_the_steps),
 		TEST(unknown_steps_are_rented),
 		TEST(close_call_keeps_the_last_choice),
-		TEST(only_the_engine_knows_these),
-		TEST(bytes_of_a_token_may_be_told),
+		TEST(decide_uses_engine_values),
+		TEST(decide_accepts_bytes_per_token),
 		TEST(selection_is_priced_by_holders),
 		TEST(bad_arguments_are_refused),
-		TEST(what_the_page_lacks_is_not_guessed),
+		TEST(decide_missing_page_value_is_not_guessed),
 		TEST(load_of_a_peer_counts),
 		TEST(unknown_fabric_is_refused),
 	};

@@ -373,7 +373,7 @@ static unsigned long number(const char *name, unsigned long otherwise)
 	return text ? strtoul(text, NULL, 0) : otherwise;
 }
 
-static void any_descriptor_with_any_line_holds_up_nobody(void **state)
+static void descriptor_of_any_kind_blocks_no_other_client(void **state)
 {
 	unsigned long steps = number("KVD_DESCRIPTORS_STEPS", STEPS);
 	struct stage s;
@@ -433,7 +433,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(each_kind_as_a_region_is_taken_or_refused_with_a_reason),
-		cmocka_unit_test(any_descriptor_with_any_line_holds_up_nobody),
+		cmocka_unit_test(descriptor_of_any_kind_blocks_no_other_client),
 	};
 
 	return cmocka_run_group_tests_name("descriptors", tests, NULL, NULL);

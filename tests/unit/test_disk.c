@@ -68,7 +68,7 @@ static void slab_written_reads_back(void **state)
 	rig_memory_free(r, slot);
 }
 
-static void slabs_outlive_the_disk_that_wrote_them(void **state)
+static void slabs_survive_reopen(void **state)
 {
 	struct rig_op op;
 	struct disk_rig rig;
@@ -261,7 +261,7 @@ static void gate_op(struct disk_rig *rig, struct rig_op *op)
 	op->op.before = rig->sim ? at_door : at_gate;
 }
 
-static void reads_go_before_writes(void **state)
+static void reads_precede_writes(void **state)
 {
 	enum { WRITES = 40 };
 	static struct rig_op writes[WRITES];
@@ -293,7 +293,7 @@ static void reads_go_before_writes(void **state)
 	rig_memory_free(r, 4 * KIB);
 }
 
-static void write_begins_while_reads_go_on(void **state)
+static void write_starts_during_reads(void **state)
 {
 	enum { READS = 200 };
 	static struct rig_op reads[READS];
@@ -409,7 +409,7 @@ static void named_is_written_and_read_whole(void **state)
 	rig_memory_free(r, 2 * MIB);
 }
 
-static void list_tells_what_there_is(void **state)
+static void list_has_all_entries(void **state)
 {
 	enum { COUNT = 40 };
 	char names[COUNT][16];
@@ -608,7 +608,7 @@ static void on_never(void *arg, struct disk *disk, const struct err *why)
 	fail();
 }
 
-static void disk_freed_while_it_opens_says_nothing(void **state)
+static void disk_freed_during_open_makes_no_callback(void **state)
 {
 	struct disk_rig rig;
 
@@ -779,20 +779,20 @@ int main(void)
 	static const struct rig_case cases[] = {
 #define CASE(fn) {#fn, fn}
 		CASE(slab_written_reads_back),
-		CASE(slabs_outlive_the_disk_that_wrote_them),
+		CASE(slabs_survive_reopen),
 		CASE(slab_made_twice_or_missing_is_refused),
 		CASE(read_past_the_end_is_a_fault),
 		CASE(many_ops_in_flight_keep_apart),
 		CASE(more_files_than_descriptors_are_served),
-		CASE(reads_go_before_writes),
-		CASE(write_begins_while_reads_go_on),
+		CASE(reads_precede_writes),
+		CASE(write_starts_during_reads),
 		CASE(read_under_way_outlives_the_removal),
 		CASE(named_is_written_and_read_whole),
-		CASE(list_tells_what_there_is),
+		CASE(list_has_all_entries),
 		CASE(hooks_run_off_the_loop_and_may_fail),
 		CASE(ops_in_flight_end_when_it_closes),
 		CASE(second_opener_is_refused),
-		CASE(disk_freed_while_it_opens_says_nothing),
+		CASE(disk_freed_during_open_makes_no_callback),
 		CASE(random_ops_match_a_model),
 		CASE(ops_of_all_kinds_at_once_end),
 #undef CASE

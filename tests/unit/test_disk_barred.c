@@ -177,13 +177,13 @@ static void disk_serves_in_the_sandbox(void **state)
 	judge_child(BAR_SANDBOX_LATER, NULL);
 }
 
-static void disk_opened_in_the_sandbox_goes_by_threads(void **state)
+static void disk_in_sandbox_uses_threads(void **state)
 {
 	(void)state;
 	judge_child(BAR_SANDBOX_FIRST, "threads");
 }
 
-static void ring_that_fails_is_replaced_by_a_thread(void **state)
+static void ring_failed_is_replaced_by_thread(void **state)
 {
 	(void)state;
 	judge_child(BAR_ENTER, "threads");
@@ -200,8 +200,8 @@ int main(void)
 	static const struct rig_case cases[] = {
 #define CASE(fn) {#fn, fn}
 		CASE(disk_serves_in_the_sandbox),
-		CASE(disk_opened_in_the_sandbox_goes_by_threads),
-		CASE(ring_that_fails_is_replaced_by_a_thread),
+		CASE(disk_in_sandbox_uses_threads),
+		CASE(ring_failed_is_replaced_by_thread),
 		CASE(barred_ring_is_replaced_by_threads),
 #undef CASE
 	};

@@ -168,7 +168,7 @@ static void nothing_moved_is_tried_again_not_for_ever(void **state)
 	}
 }
 
-static void read_that_ends_early_is_a_fault_of_no_number(void **state)
+static void read_short_is_fault_without_errno(void **state)
 {
 	struct disk_op r = op_of('r', DISK_READ, 8 * KIB, 0);
 	int no = -1;
@@ -203,7 +203,7 @@ static void op_with_a_fault_ends_when_all_is_back(void **state)
 	assert_int_equal(queue.reads.flying, 0);
 }
 
-static void cancel_ends_what_has_nothing_in_flight(void **state)
+static void cancel_without_io_ends_at_once(void **state)
 {
 	struct disk_op a = op_of('a', DISK_READ, 10 * MIB, 0),
 		       b = op_of('b', DISK_READ, 10 * MIB, 0),
@@ -229,7 +229,7 @@ static void cancel_ends_what_has_nothing_in_flight(void **state)
 	assert_int_equal(queue.writes.begun, 0);
 }
 
-static void op_that_begins_counts_as_a_piece(void **state)
+static void op_started_counts_as_piece(void **state)
 {
 	struct disk_op ops[10];
 
@@ -260,11 +260,10 @@ int main(void)
 		cmocka_unit_test_setup(as_many_ops_begin_as_may, begin),
 		cmocka_unit_test_setup(piece_spans_the_two_parts, begin),
 		cmocka_unit_test_setup(nothing_moved_is_tried_again_not_for_ever, begin),
-		cmocka_unit_test_setup(read_that_ends_early_is_a_fault_of_no_number,
-				       begin),
+		cmocka_unit_test_setup(read_short_is_fault_without_errno, begin),
 		cmocka_unit_test_setup(op_with_a_fault_ends_when_all_is_back, begin),
-		cmocka_unit_test_setup(cancel_ends_what_has_nothing_in_flight, begin),
-		cmocka_unit_test_setup(op_that_begins_counts_as_a_piece, begin),
+		cmocka_unit_test_setup(cancel_without_io_ends_at_once, begin),
+		cmocka_unit_test_setup(op_started_counts_as_piece, begin),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -166,7 +166,7 @@ static bool has_calls(const char *words)
 
 /* ---- what lasts ---- */
 
-static void name_comes_when_its_content_is_flushed(void **state)
+static void name_appears_after_content_is_flushed(void **state)
 {
 	char text[] = "a class";
 	struct disk_rig rig;
@@ -294,7 +294,7 @@ static void device_fault_names_file_and_offset(void **state)
 	rig_memory_free(m, 2 * MIB);
 }
 
-static void short_transfers_are_gone_on_with(void **state)
+static void transfers_short_are_continued(void **state)
 {
 	uint8_t *m = rig_memory(5 * MIB);
 	struct disk_rig rig;
@@ -316,7 +316,7 @@ static void short_transfers_are_gone_on_with(void **state)
 	rig_memory_free(m, 5 * MIB);
 }
 
-static void file_that_was_cut_is_too_short(void **state)
+static void file_truncated_is_too_short(void **state)
 {
 	uint8_t *m = rig_memory(MIB);
 	char path[128];
@@ -350,7 +350,7 @@ static void need_small_tmpfs(const char *path, const char *options)
 	skip();
 }
 
-static void full_file_system_is_told_and_left_as_it_was(void **state)
+static void full_file_system_is_reported_and_unchanged(void **state)
 {
 	char path[64], text[] = "old", slab[128], read[8];
 	uint8_t *m = rig_memory(8 * MIB);
@@ -454,7 +454,7 @@ static bool is_there(const struct disk_rig *rig, const char *name)
 	return faccessat(AT_FDCWD, path, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
-static void leftovers_go_and_what_is_not_ours_stays(void **state)
+static void leftovers_are_removed_and_foreign_files_kept(void **state)
 {
 	static const char *const ours[] = {"00001.4096.slab.tmp", "c.desc.tmp"};
 	static const char *const others[] = {
@@ -507,7 +507,7 @@ static void leftovers_go_and_what_is_not_ours_stays(void **state)
 	rig_memory_free(m, 4 * KIB);
 }
 
-static void directory_that_cannot_be_used_is_named(void **state)
+static void directory_unusable_is_named(void **state)
 {
 	struct disk_rig rig;
 	char path[128];
@@ -587,7 +587,7 @@ static void taken_directory_names_its_holder(void **state)
 }
 
 /* A daemon that was killed is on its way out when the next one comes. */
-static void opener_waits_for_a_holder_that_ends(void **state)
+static void opener_waits_for_ending_holder(void **state)
 {
 	struct disk_rig rig;
 	char path[128];
@@ -611,7 +611,7 @@ static void opener_waits_for_a_holder_that_ends(void **state)
 	rig_end(&rig);
 }
 
-static void kind_is_told(void **state)
+static void kind_is_reported(void **state)
 {
 	const struct disk_impl *impl = *state;
 	struct disk_rig rig;
@@ -633,7 +633,7 @@ static unsigned int threads_now(void)
 	return entries_of("/proc/self/task");
 }
 
-static void device_that_hangs_is_abandoned(void **state)
+static void device_hanging_is_abandoned(void **state)
 {
 	static struct rig_op all_hung[8], queued[20];
 	static unsigned int hung_count; /* each stays its disk's for good */
@@ -750,25 +750,25 @@ int main(void)
 {
 	static const struct rig_case cases[] = {
 #define CASE(fn) {#fn, fn}
-		CASE(kind_is_told),
-		CASE(name_comes_when_its_content_is_flushed),
+		CASE(kind_is_reported),
+		CASE(name_appears_after_content_is_flushed),
 		CASE(failed_making_leaves_nothing),
 		CASE(failed_named_write_keeps_the_old_content),
-		CASE(file_that_was_cut_is_too_short),
-		CASE(leftovers_go_and_what_is_not_ours_stays),
+		CASE(file_truncated_is_too_short),
+		CASE(leftovers_are_removed_and_foreign_files_kept),
 		CASE(file_made_anew_is_not_the_removed_one),
-		CASE(directory_that_cannot_be_used_is_named),
+		CASE(directory_unusable_is_named),
 		CASE(directory_of_others_is_refused),
 		CASE(taken_directory_names_its_holder),
-		CASE(opener_waits_for_a_holder_that_ends),
-		CASE(device_that_hangs_is_abandoned),
+		CASE(opener_waits_for_ending_holder),
+		CASE(device_hanging_is_abandoned),
 		CASE(disk_opened_without_memory_is_not_there),
 		CASE(list_without_memory_is_refused),
-		CASE(full_file_system_is_told_and_left_as_it_was),
+		CASE(full_file_system_is_reported_and_unchanged),
 	};
 	static const struct rig_case by_calls[] = {
 		CASE(device_fault_names_file_and_offset),
-		CASE(short_transfers_are_gone_on_with),
+		CASE(transfers_short_are_continued),
 	};
 #undef CASE
 	static const struct disk_impl impls[] = {

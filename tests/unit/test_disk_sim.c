@@ -182,7 +182,7 @@ static void write_beside_a_sync_is_not_covered(void **state)
 }
 
 /* What a SYNC with a fault has lost is not brought back by the next one. */
-static void sync_with_a_fault_loses_what_was_written(void **state)
+static void sync_failed_loses_writes(void **state)
 {
 	static const struct disk_sim_fault fault = {
 		.trouble = DISK_SIM_EIO, .what = DISK_SYNC, .count = 1};
@@ -232,7 +232,7 @@ static bool lists(struct disk_rig *rig, uint32_t slab, const char *name)
 	return found;
 }
 
-static void names_that_are_done_survive(void **state)
+static void names_completed_survive(void **state)
 {
 	char old[] = "old", new[] = "newer", read[8];
 	struct disk_rig rig;
@@ -339,7 +339,7 @@ static void disk_without_power_fails_all_and_another_opens(void **state)
 
 /* ---- faults ---- */
 
-static void short_pieces_are_gone_on_with(void **state)
+static void pieces_short_are_continued(void **state)
 {
 	static const struct disk_sim_fault faults[] = {
 		{.trouble = DISK_SIM_SHORT, .what = DISK_READ, .one_in = 2},
@@ -372,7 +372,7 @@ static unsigned int bits_apart(const uint8_t *a, const uint8_t *b, uint64_t byte
 	return bits;
 }
 
-static void flipped_bit_is_one_in_what_is_read_or_kept(void **state)
+static void bit_flip_changes_one_bit_read_or_stored(void **state)
 {
 	uint8_t *m = rig_memory(MIB), *good = rig_memory(MIB);
 	struct disk_sim_fault fault = {
@@ -403,7 +403,7 @@ static void flipped_bit_is_one_in_what_is_read_or_kept(void **state)
 	rig_memory_free(good, MIB);
 }
 
-static void errors_and_full_strike_as_they_are_told(void **state)
+static void errors_and_full_occur_as_configured(void **state)
 {
 	static const struct {
 		struct disk_sim_fault fault;
@@ -445,7 +445,7 @@ static void errors_and_full_strike_as_they_are_told(void **state)
 	rig_memory_free(m, 3 * MIB);
 }
 
-static void op_that_hangs_is_abandoned(void **state)
+static void op_hanging_is_abandoned(void **state)
 {
 	static const struct disk_sim_fault fault = {
 		.trouble = DISK_SIM_HANG, .what = DISK_READ, .skip = 1, .count = 1};
@@ -504,7 +504,7 @@ static void scenario(struct disk_rig *rig, uint8_t *m, char *text)
 
 /* One after another, each allocation fails (those of sectors are alike): it costs an op.
  */
-static void allocations_that_fail_cost_an_op(void **state)
+static void allocation_failed_fails_one_op(void **state)
 {
 	uint8_t *m = rig_memory(MIB);
 	uint64_t count = 0;
@@ -584,16 +584,16 @@ int main(void)
 		CASE(synced_write_survives),
 		CASE(unsynced_write_is_kept_lost_or_torn_by_the_sector),
 		CASE(write_beside_a_sync_is_not_covered),
-		CASE(sync_with_a_fault_loses_what_was_written),
-		CASE(names_that_are_done_survive),
+		CASE(sync_failed_loses_writes),
+		CASE(names_completed_survive),
 		CASE(names_in_flight_are_or_are_not),
 		CASE(disk_without_power_fails_all_and_another_opens),
-		CASE(short_pieces_are_gone_on_with),
-		CASE(flipped_bit_is_one_in_what_is_read_or_kept),
-		CASE(errors_and_full_strike_as_they_are_told),
-		CASE(op_that_hangs_is_abandoned),
+		CASE(pieces_short_are_continued),
+		CASE(bit_flip_changes_one_bit_read_or_stored),
+		CASE(errors_and_full_occur_as_configured),
+		CASE(op_hanging_is_abandoned),
 		CASE(short_read_does_not_wait_for_long_ones),
-		CASE(allocations_that_fail_cost_an_op),
+		CASE(allocation_failed_fails_one_op),
 		CASE(same_seed_is_the_same_run),
 #undef CASE
 	};

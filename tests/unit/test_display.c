@@ -13,7 +13,7 @@
 #include "daemon/base/mem.h"
 #include "ctl/display.h"
 
-static void words_that_control_a_terminal_are_cleaned(void **state)
+static void text_with_control_characters_is_sanitized(void **state)
 {
 	static const struct {
 		const char *from, *to;
@@ -68,7 +68,7 @@ static void words_as_json_are_escaped_not_changed(void **state)
 	free(text);
 }
 
-static void table_that_is_fitted_shortens_one_column(void **state)
+static void table_fitted_shortens_one_column(void **state)
 {
 	char *text = NULL;
 	size_t len;
@@ -128,10 +128,10 @@ static void amounts_are_written_for_people(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(words_that_control_a_terminal_are_cleaned),
+		cmocka_unit_test(text_with_control_characters_is_sanitized),
 		cmocka_unit_test(words_of_an_answer_are_cleaned_at_any_depth),
 		cmocka_unit_test(words_as_json_are_escaped_not_changed),
-		cmocka_unit_test(table_that_is_fitted_shortens_one_column),
+		cmocka_unit_test(table_fitted_shortens_one_column),
 		cmocka_unit_test(table_without_memory_is_nothing),
 		cmocka_unit_test(amounts_are_written_for_people),
 	};

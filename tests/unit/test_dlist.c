@@ -193,7 +193,7 @@ static void list_made_entry_by_entry_is_the_same(void **state)
 	dlist_free(b);
 }
 
-static void picks_that_do_not_match_are_refused(void **state)
+static void picks_mismatched_are_refused(void **state)
 {
 	const struct dlist_entry one[] = {{0, 16, 16, 8}}, other[] = {{0, 32, 32, 8}};
 	struct dlist *a = make(one, 1), *b = make(other, 1);
@@ -212,7 +212,7 @@ static void picks_that_do_not_match_are_refused(void **state)
 	dlist_free(b);
 }
 
-static void index_on_the_wire_comes_back(void **state)
+static void index_wire_roundtrip_is_equal(void **state)
 {
 	(void)state;
 	for (unsigned int seed = 0; seed < 100; seed++) {
@@ -257,7 +257,7 @@ static void index_on_the_wire_comes_back(void **state)
 }
 
 /* What is said to be 256 MiB takes none unless the runs give it. */
-static void index_that_lies_takes_no_memory(void **state)
+static void index_forged_takes_no_memory(void **state)
 {
 	static const uint32_t lies[][2] = {{1, 4}, {3, 4}, {1u << 26, 1}};
 
@@ -318,9 +318,9 @@ int main(void)
 		cmocka_unit_test(plan_rows_are_the_picked_descriptors),
 		cmocka_unit_test(squeezed_rows_are_the_same_rows),
 		cmocka_unit_test(list_made_entry_by_entry_is_the_same),
-		cmocka_unit_test(picks_that_do_not_match_are_refused),
-		cmocka_unit_test(index_on_the_wire_comes_back),
-		cmocka_unit_test(index_that_lies_takes_no_memory),
+		cmocka_unit_test(picks_mismatched_are_refused),
+		cmocka_unit_test(index_wire_roundtrip_is_equal),
+		cmocka_unit_test(index_forged_takes_no_memory),
 		cmocka_unit_test(base64_is_strict),
 	};
 

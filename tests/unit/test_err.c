@@ -136,7 +136,7 @@ static void codes_keep_their_numbers_and_are_unique(void **state)
 	}
 }
 
-static void text_that_is_too_long_ends_behind_a_whole_word(void **state)
+static void text_too_long_ends_after_whole_word(void **state)
 {
 	static const char word[] = "remedy ";
 	char words[2 * ERR_TEXT_MAX] = "";
@@ -198,7 +198,7 @@ int main(void)
 		cmocka_unit_test(record_belongs_to_its_thread),
 		cmocka_unit_test(codes_keep_their_numbers_and_are_unique),
 		cmocka_unit_test(fault_of_another_daemon_costs_a_room),
-		cmocka_unit_test(text_that_is_too_long_ends_behind_a_whole_word),
+		cmocka_unit_test(text_too_long_ends_after_whole_word),
 		cmocka_unit_test(codes_from_elsewhere_become_internal),
 	};
 

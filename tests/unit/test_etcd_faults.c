@@ -124,7 +124,7 @@ static void scene_said_all_again(struct scene *s)
 	assert_int_equal(s->other.done, 1);
 }
 
-static void restart_tells_nobody_gone(void **state)
+static void restart_reports_no_member_gone(void **state)
 {
 	struct scene s;
 
@@ -287,7 +287,7 @@ static void compaction_during_a_watch(void **state)
 	scene_free(&s);
 }
 
-static void full_etcd_is_told_and_recovers(void **state)
+static void etcd_full_is_reported_and_recovers(void **state)
 {
 	char out[1024];
 	struct directory_state now;
@@ -362,12 +362,12 @@ static void lease_lost_in_a_stop_is_made_anew(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(restart_tells_nobody_gone),
+		cmocka_unit_test(restart_reports_no_member_gone),
 		cmocka_unit_test(empty_disk_is_filled_again),
 		cmocka_unit_test(silent_etcd_is_left_and_found_again),
 		cmocka_unit_test(partition_heals),
 		cmocka_unit_test(compaction_during_a_watch),
-		cmocka_unit_test(full_etcd_is_told_and_recovers),
+		cmocka_unit_test(etcd_full_is_reported_and_recovers),
 		cmocka_unit_test(lease_lost_in_a_stop_is_made_anew),
 	};
 

@@ -188,7 +188,7 @@ static int listener(char port[8])
 	return fd;
 }
 
-static void server_that_is_none_is_named(void **state)
+static void server_not_etcd_is_named(void **state)
 {
 	static const struct {
 		const char *says, *why;
@@ -409,7 +409,7 @@ static void lease_of_any_time_is_renewed_with_pauses(void **state)
 	}
 }
 
-static void etcd_that_contradicts_itself_is_asked_with_pauses(void **state)
+static void etcd_contradicting_itself_is_queried_with_pauses(void **state)
 {
 	struct liar liar = {.ttl = "60"};
 	struct directory *directory = liar_new(&liar);
@@ -438,7 +438,7 @@ static void etcd_that_contradicts_itself_is_asked_with_pauses(void **state)
 
 /* It is given time, twice as much with each try; until then nobody is told that this is
  * all of the group. */
-static void watch_that_takes_its_time_is_waited_for(void **state)
+static void watch_slow_is_awaited(void **state)
 {
 	struct liar liar = {.ttl = "60", .watch_ns = 700 * LOOP_NS_PER_MS};
 	struct directory *directory = liar_new(&liar);
@@ -527,7 +527,7 @@ static void file_write(const char *dir, const char *name, const char *text, char
 	fclose(file);
 }
 
-static void user_is_asked_for_and_renewed(void **state)
+static void token_of_user_is_requested_and_renewed(void **state)
 {
 	struct directory *directory;
 	struct directory_state now;
@@ -744,7 +744,7 @@ static bool lack_at(struct etcd_rig *rig, uint64_t n)
 }
 
 /* Beside each other, since what failed is tried again after a second. */
-static void allocation_that_fails_is_made_up_for(void **state)
+static void allocation_failed_is_recovered(void **state)
 {
 	enum { CHILDREN = 16 };
 	struct etcd_rig *rig = etcd_rig_new(60);
@@ -785,16 +785,16 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(foreign_keys_are_counted),
 		cmocka_unit_test(many_keys_are_read_in_small_turns),
-		cmocka_unit_test(server_that_is_none_is_named),
+		cmocka_unit_test(server_not_etcd_is_named),
 		cmocka_unit_test(lease_of_any_time_is_renewed_with_pauses),
-		cmocka_unit_test(etcd_that_contradicts_itself_is_asked_with_pauses),
-		cmocka_unit_test(watch_that_takes_its_time_is_waited_for),
+		cmocka_unit_test(etcd_contradicting_itself_is_queried_with_pauses),
+		cmocka_unit_test(watch_slow_is_awaited),
 		cmocka_unit_test(second_endpoint_and_names_are_used),
 		cmocka_unit_test(lease_file_frees_places_after_a_crash),
-		cmocka_unit_test(user_is_asked_for_and_renewed),
+		cmocka_unit_test(token_of_user_is_requested_and_renewed),
 		cmocka_unit_test(tls_checks_both_sides),
 		cmocka_unit_test(sandboxed_daemon_reaches_etcd),
-		cmocka_unit_test(allocation_that_fails_is_made_up_for),
+		cmocka_unit_test(allocation_failed_is_recovered),
 	};
 
 	return cmocka_run_group_tests_name("etcd hostile", tests, etcd_rig_begin,

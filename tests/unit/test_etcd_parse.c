@@ -263,7 +263,7 @@ static void long_ones_are_cut(void **state)
 	free(h);
 }
 
-static void what_is_no_answer_is_refused(void **state)
+static void reply_invalid_is_refused(void **state)
 {
 	static const char *const texts[] = {
 		"Not Found",
@@ -322,7 +322,7 @@ static void cut_text_is_not_whole(void **state)
 	}
 }
 
-static void bad_base64_is_told(void **state)
+static void base64_invalid_is_reported(void **state)
 {
 	struct heard *h = hear_well("{\"kvs\":[{\"key\":\"YQ==\",\"value\":\"a\"},"
 				    "{\"key\":\"!!!!\",\"value\":\"\"},"
@@ -344,9 +344,9 @@ int main(void)
 		cmocka_unit_test(stream_is_read),
 		cmocka_unit_test(transaction_and_others_are_read),
 		cmocka_unit_test(long_ones_are_cut),
-		cmocka_unit_test(what_is_no_answer_is_refused),
+		cmocka_unit_test(reply_invalid_is_refused),
 		cmocka_unit_test(cut_text_is_not_whole),
-		cmocka_unit_test(bad_base64_is_told),
+		cmocka_unit_test(base64_invalid_is_reported),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

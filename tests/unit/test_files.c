@@ -51,7 +51,7 @@ static bool is_filed(struct files_world *w, enum fw_kind kind, uint32_t id)
 
 /* ---- writing, reading ---- */
 
-static void part_that_left_memory_is_read_from_its_file(void **state)
+static void part_evicted_from_memory_is_read_from_file(void **state)
 {
 	struct files_world w;
 
@@ -79,7 +79,7 @@ static void part_that_left_memory_is_read_from_its_file(void **state)
 	fw_end(&w);
 }
 
-static void part_is_read_once_for_all_who_ask(void **state)
+static void part_requested_by_many_is_read_once(void **state)
 {
 	struct fw_move *moves[5];
 	struct files_world w;
@@ -101,7 +101,7 @@ static void part_is_read_once_for_all_who_ask(void **state)
 }
 
 /* Of a prompt: each is let go of, and queued to leave, when it is written. */
-static void last_chunk_that_was_found_leaves_first(void **state)
+static void chunk_found_last_is_evicted_first(void **state)
 {
 	enum { CHUNKS = 6 };
 	uint8_t ids[CHUNKS * STORE_ID_BYTES];
@@ -155,7 +155,7 @@ static void part_is_written_once(void **state)
 }
 
 /* It was kept without a promise, and is told to last later. */
-static void part_that_is_filed_can_be_told_to_last(void **state)
+static void part_in_file_can_be_made_durable(void **state)
 {
 	struct files_world w;
 
@@ -174,7 +174,7 @@ static void part_that_is_filed_can_be_told_to_last(void **state)
 	fw_end(&w);
 }
 
-static void part_that_is_being_read_can_be_told_to_last(void **state)
+static void part_being_read_can_be_made_durable(void **state)
 {
 	struct fw_move *fetch, *durable;
 	struct files_world w;
@@ -285,7 +285,7 @@ static void drop_at(struct files_world *w, unsigned int when, uint32_t id)
 }
 
 /* Whatever is being done with it: it is gone at once, and at the next start. */
-static void dropped_chunk_does_not_come_back(void **state)
+static void chunk_dropped_stays_dropped(void **state)
 {
 	struct files_world w;
 
@@ -331,7 +331,7 @@ static void dropped_chunk_can_be_put_again_at_once(void **state)
 /* ---- the start ---- */
 
 /* It is found as soon as its header was read, and reading it stops nothing. */
-static void part_can_be_read_while_the_start_goes_on(void **state)
+static void part_is_readable_during_scan(void **state)
 {
 	struct files_world w;
 	bool early = false;
@@ -362,7 +362,7 @@ static void part_can_be_read_while_the_start_goes_on(void **state)
 }
 
 /* What is put before its header was read has its place in the files even so. */
-static void part_that_is_put_during_the_start_is_the_one_in_its_file(void **state)
+static void part_put_during_scan_replaces_file(void **state)
 {
 	struct store_part *half;
 	struct files_world w;
@@ -516,7 +516,7 @@ static void second_fault_of_making_a_file_ends_all_writing(void **state)
 }
 
 /* A class whose description is not there is not written; another one is. */
-static void class_that_cannot_be_described_is_not_written(void **state)
+static void class_without_description_is_not_written(void **state)
 {
 	struct files_world w;
 
@@ -559,7 +559,7 @@ static void second_fault_of_a_read_ends_all_writing(void **state)
 
 /* A file that cannot be removed is there: no other one takes its number, for the next
  * start would believe the old one. */
-static void file_that_cannot_be_removed_keeps_its_number(void **state)
+static void file_not_removable_keeps_its_number(void **state)
 {
 	struct files_world w;
 
@@ -628,7 +628,7 @@ static void failed_sync_is_not_made_good_by_the_next(void **state)
 
 /* A slab that another user has by now is another file, though its slots are as large: an
  * old header of the first user's would give it the slab at the next start. */
-static void slab_that_changes_hands_is_another_file(void **state)
+static void slab_reassigned_gets_another_file(void **state)
 {
 	struct files_world w;
 
@@ -652,7 +652,7 @@ static void slab_that_changes_hands_is_another_file(void **state)
 }
 
 /* It is read, and written again. */
-static void part_of_a_failed_sync_that_left_memory_can_be_told_to_last(void **state)
+static void part_of_failed_sync_can_be_made_durable(void **state)
 {
 	struct files_world w;
 
@@ -682,7 +682,7 @@ static void left_over(struct files_world *w)
 	fw_raw_end(w);
 }
 
-static void fault_of_the_start_costs_what_it_hides(void **state)
+static void fault_during_scan_loses_hidden_parts(void **state)
 {
 	static const struct {
 		enum disk_what what;
@@ -720,7 +720,7 @@ static void fault_of_the_start_costs_what_it_hides(void **state)
 	}
 }
 
-static void header_that_cannot_be_read_costs_its_part(void **state)
+static void header_unreadable_loses_its_part(void **state)
 {
 	struct files_world w;
 	unsigned int found = 0;
@@ -771,7 +771,7 @@ static void hang(struct files_world *w, enum disk_what what)
 }
 
 /* Told after ten seconds without an answer, and only then. */
-static void disk_that_hangs_is_told(void **state)
+static void disk_hanging_is_reported(void **state)
 {
 	struct files_world w;
 	struct err why;
@@ -795,7 +795,7 @@ static void disk_that_hangs_is_told(void **state)
 }
 
 /* All that can end does, once; the rest is told to be abandoned. */
-static void op_that_hangs_does_not_end_with_the_store(void **state)
+static void op_hanging_outlives_store(void **state)
 {
 	static const enum disk_what whats[] = {DISK_WRITE, DISK_SYNC,	DISK_READ,
 					       DISK_MAKE,  DISK_REMOVE, DISK_NAMED_WRITE};
@@ -856,34 +856,32 @@ static void store_can_be_closed_at_any_moment(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(part_that_left_memory_is_read_from_its_file),
-		cmocka_unit_test(part_is_read_once_for_all_who_ask),
+		cmocka_unit_test(part_evicted_from_memory_is_read_from_file),
+		cmocka_unit_test(part_requested_by_many_is_read_once),
 		cmocka_unit_test(part_is_written_once),
-		cmocka_unit_test(last_chunk_that_was_found_leaves_first),
-		cmocka_unit_test(part_that_is_filed_can_be_told_to_last),
-		cmocka_unit_test(part_that_is_being_read_can_be_told_to_last),
+		cmocka_unit_test(chunk_found_last_is_evicted_first),
+		cmocka_unit_test(part_in_file_can_be_made_durable),
+		cmocka_unit_test(part_being_read_can_be_made_durable),
 		cmocka_unit_test(more_chunks_than_slots_replace_each_other),
 		cmocka_unit_test(queue_is_bounded_with_its_headers),
-		cmocka_unit_test(dropped_chunk_does_not_come_back),
+		cmocka_unit_test(chunk_dropped_stays_dropped),
 		cmocka_unit_test(dropped_chunk_can_be_put_again_at_once),
-		cmocka_unit_test(part_can_be_read_while_the_start_goes_on),
-		cmocka_unit_test(
-			part_that_is_put_during_the_start_is_the_one_in_its_file),
+		cmocka_unit_test(part_is_readable_during_scan),
+		cmocka_unit_test(part_put_during_scan_replaces_file),
 		cmocka_unit_test(full_file_system_is_no_fault),
 		cmocka_unit_test(full_file_system_without_a_file_keeps_nothing),
 		cmocka_unit_test(second_fault_of_a_write_ends_all_writing),
 		cmocka_unit_test(second_fault_of_making_a_file_ends_all_writing),
-		cmocka_unit_test(class_that_cannot_be_described_is_not_written),
+		cmocka_unit_test(class_without_description_is_not_written),
 		cmocka_unit_test(second_fault_of_a_read_ends_all_writing),
-		cmocka_unit_test(file_that_cannot_be_removed_keeps_its_number),
+		cmocka_unit_test(file_not_removable_keeps_its_number),
 		cmocka_unit_test(failed_sync_is_not_made_good_by_the_next),
-		cmocka_unit_test(disk_that_hangs_is_told),
-		cmocka_unit_test(slab_that_changes_hands_is_another_file),
-		cmocka_unit_test(
-			part_of_a_failed_sync_that_left_memory_can_be_told_to_last),
-		cmocka_unit_test(fault_of_the_start_costs_what_it_hides),
-		cmocka_unit_test(header_that_cannot_be_read_costs_its_part),
-		cmocka_unit_test(op_that_hangs_does_not_end_with_the_store),
+		cmocka_unit_test(disk_hanging_is_reported),
+		cmocka_unit_test(slab_reassigned_gets_another_file),
+		cmocka_unit_test(part_of_failed_sync_can_be_made_durable),
+		cmocka_unit_test(fault_during_scan_loses_hidden_parts),
+		cmocka_unit_test(header_unreadable_loses_its_part),
+		cmocka_unit_test(op_hanging_outlives_store),
 		cmocka_unit_test(store_can_be_closed_at_any_moment),
 	};
 

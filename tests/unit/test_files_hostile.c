@@ -63,7 +63,7 @@ static void works(struct files_world *w)
 
 /* ---- headers ---- */
 
-static void header_that_lies_is_passed_over(void **state)
+static void header_forged_is_skipped(void **state)
 {
 	static const struct {
 		const char *what;
@@ -235,7 +235,7 @@ static void swap_slots(struct files_world *w, uint64_t slot, uint64_t a, uint64_
 }
 
 /* Whole parts, each with its header, that are not what the store knows to be there. */
-static void slot_that_has_another_part_is_a_miss(void **state)
+static void slot_with_other_part_is_a_miss(void **state)
 {
 	static const struct {
 		enum fw_kind kind;
@@ -282,7 +282,7 @@ static size_t description_of(struct files_world *w, struct description d, uint8_
 	return len;
 }
 
-static void description_that_no_engine_could_have_is_removed(void **state)
+static void description_impossible_is_removed(void **state)
 {
 	static const struct {
 		const char *what;
@@ -457,7 +457,7 @@ static void files_of_another_format_are_kept(void **state)
 }
 
 /* The generator makes what the store makes, so the cases above fail for what they say. */
-static void description_that_is_right_is_the_classs(void **state)
+static void description_valid_is_used(void **state)
 {
 	uint8_t digests[FW_KINDS][SEAL_DIGEST_BYTES], digest[SEAL_DIGEST_BYTES];
 	uint8_t *data = malloc(DESCRIPTION_MOST);
@@ -475,7 +475,7 @@ static void description_that_is_right_is_the_classs(void **state)
 
 /* The text is compared, too, and not its digest alone: one that says more than the class
  * does is of another writer, and a part that names it is of no class. */
-static void description_that_says_more_is_of_no_class(void **state)
+static void description_with_extra_fields_is_ignored(void **state)
 {
 	uint8_t *data = malloc(DESCRIPTION_MOST), digest[SEAL_DIGEST_BYTES];
 	struct files_world w;
@@ -826,14 +826,14 @@ static void directories_at_random_do_no_harm(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(header_that_lies_is_passed_over),
+		cmocka_unit_test(header_forged_is_skipped),
 		cmocka_unit_test(chunk_in_many_slots_is_one),
 		cmocka_unit_test(last_generation_of_all_is_followed_by_the_first),
 		cmocka_unit_test(slab_of_two_users_is_the_first_ones),
-		cmocka_unit_test(slot_that_has_another_part_is_a_miss),
-		cmocka_unit_test(description_that_is_right_is_the_classs),
-		cmocka_unit_test(description_that_says_more_is_of_no_class),
-		cmocka_unit_test(description_that_no_engine_could_have_is_removed),
+		cmocka_unit_test(slot_with_other_part_is_a_miss),
+		cmocka_unit_test(description_valid_is_used),
+		cmocka_unit_test(description_with_extra_fields_is_ignored),
+		cmocka_unit_test(description_impossible_is_removed),
 		cmocka_unit_test(files_of_another_format_are_kept),
 		cmocka_unit_test(ten_thousand_descriptions_are_read_and_forgotten),
 		cmocka_unit_test(kinds_too_many_leave_by_age),

@@ -181,7 +181,7 @@ static void read_without_memory_costs_an_op(void **state)
 	sweep(sweep_read, 8);
 }
 
-static void start_without_memory_costs_what_it_hides(void **state)
+static void scan_without_memory_loses_hidden_parts(void **state)
 {
 	(void)state;
 	sweep(sweep_start, 60);
@@ -204,7 +204,7 @@ static void restart_with(struct files_world *w, uint64_t memory_slab)
 }
 
 /* The memory has no room for the large ones: they stay, whatever the others do. */
-static void start_with_less_memory_keeps_what_it_cannot_use(void **state)
+static void scan_with_less_memory_keeps_unused_parts(void **state)
 {
 	struct files_world w;
 
@@ -244,7 +244,7 @@ static void start_with_less_memory_writes_where_nothing_is_lost(void **state)
 	fw_end(&w);
 }
 /* What the files may have and the disk has not is not free. */
-static void free_room_is_what_the_file_system_has(void **state)
+static void free_bytes_match_file_system(void **state)
 {
 	const uint64_t slab = 40 * KIB, rest = 10 * KIB;
 	struct store_files figures;
@@ -276,12 +276,12 @@ static void free_room_is_what_the_file_system_has(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(free_room_is_what_the_file_system_has),
+		cmocka_unit_test(free_bytes_match_file_system),
 		cmocka_unit_test(write_without_memory_costs_an_op),
 		cmocka_unit_test(read_without_memory_costs_an_op),
-		cmocka_unit_test(start_without_memory_costs_what_it_hides),
+		cmocka_unit_test(scan_without_memory_loses_hidden_parts),
 		cmocka_unit_test(drop_without_memory_costs_an_op),
-		cmocka_unit_test(start_with_less_memory_keeps_what_it_cannot_use),
+		cmocka_unit_test(scan_with_less_memory_keeps_unused_parts),
 		cmocka_unit_test(start_with_less_memory_writes_where_nothing_is_lost),
 	};
 

@@ -157,7 +157,7 @@ static int lingering(int *peer_p)
 
 /* ---- what may come in ---- */
 
-static void vet_takes_memory_and_nothing_that_sleeps(void **state)
+static void vet_accepts_memory_and_refuses_blocking_files(void **state)
 {
 	char what[64];
 	int fd, pair[2];
@@ -246,7 +246,7 @@ static int statm_that_is(const char *path)
 	return open("/proc/self/statm", O_RDWR | O_CLOEXEC);
 }
 
-static void vet_knows_a_file_that_is_mounted_over_statm(void **state)
+static void vet_detects_file_mounted_over_statm(void **state)
 {
 	char what[64];
 	int status;
@@ -266,7 +266,7 @@ static void vet_knows_a_file_that_is_mounted_over_statm(void **state)
 	assert_int_equal(status, 0);
 }
 
-static void descriptors_come_with_their_line(void **state)
+static void descriptors_arrive_with_their_line(void **state)
 {
 	int fd = memfd_create("x", MFD_CLOEXEC);
 	struct stranger s;
@@ -290,7 +290,7 @@ static void descriptors_come_with_their_line(void **state)
 
 /* ---- what hangs ---- */
 
-static void close_that_lingers_holds_up_nobody_else(void **state)
+static void close_lingering_blocks_no_other_client(void **state)
 {
 	int fd = memfd_create("x", MFD_CLOEXEC), peer, bad = lingering(&peer);
 	struct stranger evil, good;
@@ -398,11 +398,11 @@ static void descriptor_with_an_out_of_band_byte_is_seen(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(vet_takes_memory_and_nothing_that_sleeps),
+		cmocka_unit_test(vet_accepts_memory_and_refuses_blocking_files),
 		cmocka_unit_test(vet_takes_files_of_disks),
-		cmocka_unit_test(vet_knows_a_file_that_is_mounted_over_statm),
-		cmocka_unit_test(descriptors_come_with_their_line),
-		cmocka_unit_test(close_that_lingers_holds_up_nobody_else),
+		cmocka_unit_test(vet_detects_file_mounted_over_statm),
+		cmocka_unit_test(descriptors_arrive_with_their_line),
+		cmocka_unit_test(close_lingering_blocks_no_other_client),
 		cmocka_unit_test(close_with_descriptors_unread_does_not_wait),
 		cmocka_unit_test(descriptor_with_an_out_of_band_byte_is_seen),
 	};

@@ -83,7 +83,7 @@ static void driver_of_old_lacks_its_features(void **state)
 	gpu_free(gpu);
 }
 
-static void driver_that_fails_is_tried_again(void **state)
+static void driver_failed_is_retried(void **state)
 {
 	static const char *const calls[] = {
 		"cuInit",	   "cuDriverGetVersion",  "cuDeviceGetCount",
@@ -107,7 +107,7 @@ static void driver_that_fails_is_tried_again(void **state)
 
 /* cuda.h 13.0 says of these, in one way or another, that the process or the context is
  * of no use any more. One that is not known would leave a drain waiting for ever. */
-static void results_that_last_are_known(void **state)
+static void results_permanent_are_cached(void **state)
 {
 	static const int lasting[] = {214, 220, 226, 700, 702, 709, 710, 714,
 				      715, 716, 717, 718, 719, 721, 810, 911},
@@ -198,7 +198,7 @@ static void device_context_lives_with_its_users(void **state)
 
 /* ---- imports ---- */
 
-static void device_without_context_tells_what_to_do(void **state)
+static void device_without_context_names_remedy(void **state)
 {
 	static const struct {
 		int code;
@@ -270,7 +270,7 @@ static void import_where_one_is_open_is_refused_by_name(void **state)
 }
 
 /* How long an allocation is must be known: of what engines say nothing is trusted. */
-static void import_of_unknown_length_is_asked_for_twice(void **state)
+static void import_of_unknown_length_is_queried_twice(void **state)
 {
 	struct gpu *gpu = new_gpu("auto");
 	struct gpu_import *im = NULL;
@@ -293,7 +293,7 @@ static void import_of_unknown_length_is_asked_for_twice(void **state)
 }
 
 /* Where a device can map for both alone. */
-static void import_to_be_read_takes_what_the_device_has(void **state)
+static void import_for_reading_takes_device_length(void **state)
 {
 	static const int codes[] = {CU_ERROR_NOT_SUPPORTED, CU_ERROR_INVALID_VALUE};
 	struct gpu *gpu = new_gpu("auto");
@@ -319,7 +319,7 @@ static void import_to_be_read_takes_what_the_device_has(void **state)
 	gpu_free(gpu);
 }
 
-static void import_of_gone_exporter_is_refused(void **state)
+static void import_from_dead_exporter_is_refused(void **state)
 {
 	struct gpu *gpu = new_gpu("auto");
 	struct gpu_import *im = NULL;
@@ -583,7 +583,7 @@ static void lane_moves_planes_by_one_call(void **state)
 
 /* "may fail for pitches not computed by cuMemAllocPitch": the rows then go singly, and
  * whatever else the driver says of such a call is the copy's fault. */
-static void lane_moves_singly_what_is_refused_as_pitched(void **state)
+static void lane_refused_pitched_copy_copies_rows_singly(void **state)
 {
 	static const char *const names[] = {"cuMemcpy2DAsync_v2", "cuMemcpy3DAsync_v2"};
 	struct bench b;
@@ -655,7 +655,7 @@ static void lane_outlives_the_exporter(void **state)
 
 /* A write where only reading is allowed kills the context, as a bad address
  * would; the device can be used again when its users have left. */
-static void device_that_broke_is_reset_by_the_last_user(void **state)
+static void device_broken_is_reset_by_last_user(void **state)
 {
 	struct gpu_import *im = NULL;
 	struct bench b;
@@ -708,7 +708,7 @@ static void lane_drains_until_it_is_still(void **state)
 
 /* A result that kvd does not know, to whatever is asked: a GPU that has fallen off its
  * bus. Nothing runs there any more, and nobody waits for it. */
-static void lane_of_a_context_that_is_dead_is_drained(void **state)
+static void lane_of_dead_context_is_drained(void **state)
 {
 	struct bench b;
 
@@ -811,13 +811,13 @@ static void fail_each(enum gpu_handle_kind kind, unsigned int src, unsigned int 
 	gpu_free(b.gpu);
 }
 
-static void call_that_fails_once_costs_one_use_ipc(void **state)
+static void call_failed_once_fails_one_use_ipc(void **state)
 {
 	(void)state;
 	fail_each(GPU_HANDLE_IPC, 0, 1);
 }
 
-static void call_that_fails_once_costs_one_use_vmm(void **state)
+static void call_failed_once_fails_one_use_vmm(void **state)
 {
 	(void)state;
 	fail_each(GPU_HANDLE_VMM, 0, 0);
@@ -828,31 +828,31 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(driver_absent_is_refused_by_name),
 		cmocka_unit_test(driver_of_old_lacks_its_features),
-		cmocka_unit_test(driver_that_fails_is_tried_again),
-		cmocka_unit_test(results_that_last_are_known),
+		cmocka_unit_test(driver_failed_is_retried),
+		cmocka_unit_test(results_permanent_are_cached),
 		cmocka_unit_test(uuid_read_and_written_is_the_same),
 		cmocka_unit_test(device_is_found_by_uuid_and_pci_id),
 		cmocka_unit_test(device_not_allowed_is_refused),
 		cmocka_unit_test(device_context_lives_with_its_users),
-		cmocka_unit_test(device_without_context_tells_what_to_do),
+		cmocka_unit_test(device_without_context_names_remedy),
 		cmocka_unit_test(import_shares_one_opening),
 		cmocka_unit_test(import_where_one_is_open_is_refused_by_name),
-		cmocka_unit_test(import_of_unknown_length_is_asked_for_twice),
-		cmocka_unit_test(import_to_be_read_takes_what_the_device_has),
-		cmocka_unit_test(import_of_gone_exporter_is_refused),
+		cmocka_unit_test(import_of_unknown_length_is_queried_twice),
+		cmocka_unit_test(import_for_reading_takes_device_length),
+		cmocka_unit_test(import_from_dead_exporter_is_refused),
 		cmocka_unit_test(import_under_wrong_name_is_refused),
 		cmocka_unit_test(import_by_fd_of_anything_else_is_refused),
 		cmocka_unit_test(lane_moves_rows_of_each_form),
 		cmocka_unit_test(lane_moves_planes_by_one_call),
-		cmocka_unit_test(lane_moves_singly_what_is_refused_as_pitched),
+		cmocka_unit_test(lane_refused_pitched_copy_copies_rows_singly),
 		cmocka_unit_test(lane_moves_rows_between_devices),
 		cmocka_unit_test(lane_moves_more_rows_than_a_batch),
 		cmocka_unit_test(lane_outlives_the_exporter),
-		cmocka_unit_test(device_that_broke_is_reset_by_the_last_user),
+		cmocka_unit_test(device_broken_is_reset_by_last_user),
 		cmocka_unit_test(lane_drains_until_it_is_still),
-		cmocka_unit_test(lane_of_a_context_that_is_dead_is_drained),
-		cmocka_unit_test(call_that_fails_once_costs_one_use_ipc),
-		cmocka_unit_test(call_that_fails_once_costs_one_use_vmm),
+		cmocka_unit_test(lane_of_dead_context_is_drained),
+		cmocka_unit_test(call_failed_once_fails_one_use_ipc),
+		cmocka_unit_test(call_failed_once_fails_one_use_vmm),
 	};
 
 	gpu_owner_main(argc, argv);

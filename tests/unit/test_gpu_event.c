@@ -132,7 +132,7 @@ static void looked(unsigned int times)
 		sched_yield();
 }
 
-static void event_comes_after_the_job_before_it(void **state)
+static void event_completes_after_earlier_job(void **state)
 {
 	struct stage *stage = *state;
 	struct gpu_event *event;
@@ -154,7 +154,7 @@ static void event_comes_after_the_job_before_it(void **state)
 	drop(stage, event);
 }
 
-static void event_never_recorded_counts_as_come(void **state)
+static void event_never_recorded_is_complete(void **state)
 {
 	struct stage *stage = *state;
 	struct gpu_event *event = watch(stage);
@@ -280,7 +280,7 @@ static void event_of_dead_process_is_refused(void **state)
 }
 
 /* It may never come, and can be let go of. */
-static void event_whose_process_dies_holds_nobody(void **state)
+static void event_of_dead_process_blocks_nothing(void **state)
 {
 	struct stage *stage = *state;
 	struct gpu_event *event;
@@ -336,7 +336,7 @@ static void events_beyond_the_cap_are_refused(void **state)
 }
 
 /* What the driver's calls of one watch are is seen, then each of them fails. */
-static void call_that_fails_costs_one_watch(void **state)
+static void call_failed_fails_one_watch(void **state)
 {
 	static const int codes[] = {CU_ERROR_OUT_OF_MEMORY, CU_ERROR_UNKNOWN,
 				    CU_ERROR_ILLEGAL_ADDRESS};
@@ -388,18 +388,18 @@ static void call_that_fails_costs_one_watch(void **state)
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		CASE(event_comes_after_the_job_before_it),
-		CASE(event_never_recorded_counts_as_come),
+		CASE(event_completes_after_earlier_job),
+		CASE(event_never_recorded_is_complete),
 		CASE(event_is_closed_while_its_device_stays),
 		CASE(event_on_an_idle_device_delays_no_other),
 		CASE(event_of_many_watches_is_opened_once),
 		CASE(event_recorded_again_is_waited_for_again),
 		CASE(event_dropped_early_is_closed),
 		CASE(event_of_dead_process_is_refused),
-		CASE(event_whose_process_dies_holds_nobody),
+		CASE(event_of_dead_process_blocks_nothing),
 		CASE(handle_of_anything_else_is_refused),
 		CASE(events_beyond_the_cap_are_refused),
-		CASE(call_that_fails_costs_one_watch),
+		CASE(call_failed_fails_one_watch),
 	};
 
 	gpu_owner_main(argc, argv);

@@ -115,7 +115,7 @@ static cJSON *since(unsigned int node, double revision)
 
 /* ---- cases ---- */
 
-static void answer_since_a_revision_has_what_changed(void **state)
+static void query_since_revision_has_changes(void **state)
 {
 	cJSON *answer;
 	double revision;
@@ -289,7 +289,7 @@ static void every_daemon_has_an_entry(void **state)
 	assert_int_equal(draining_in("g"), 3);
 }
 
-static void directory_that_is_away_leaves_what_is_known(void **state)
+static void directory_unavailable_keeps_cached_entries(void **state)
 {
 	cJSON *answer;
 	double revision;
@@ -421,7 +421,7 @@ static void place_has_the_figures_of_its_pool(void **state)
 	cache_close(&caches[1]);
 }
 
-static void room_finds_its_source_when_it_comes(void **state)
+static void room_finds_source_published_later(void **state)
 {
 	cJSON *answer;
 
@@ -456,7 +456,7 @@ static void room_finds_its_source_when_it_comes(void **state)
 	cache_close(&caches[1]);
 }
 
-static void source_that_never_comes_is_named(void **state)
+static void source_never_published_is_named(void **state)
 {
 	(void)state;
 	make_caches();
@@ -554,7 +554,7 @@ static void homes_of_chunks_follow_the_directory(void **state)
 	assert_int_equal(homes_of(2), 2);
 }
 
-static void groups_that_nobody_uses_make_room(void **state)
+static void groups_unused_are_evicted(void **state)
 {
 	struct groups *groups = groups_of(&c.nodes[2].kvd);
 	static struct names_user user[GROUPS_CACHES_MAX + 1];
@@ -584,7 +584,7 @@ static void groups_that_nobody_uses_make_room(void **state)
 	cluster_run(&c, 2 * S);
 }
 
-static void own_entry_that_was_refused_is_said_again(void **state)
+static void entry_refused_is_published_again(void **state)
 {
 	struct directory *directory = groups_of(&c.nodes[0].kvd)->directory;
 	struct publication squat = {.on_done = NULL};
@@ -717,7 +717,7 @@ static bool trust_asked(unsigned int i)
 	return looked && tt.vouch->knows(tt.vouch->owner, key_of(i));
 }
 
-static void keys_that_went_leave_room_for_others(void **state)
+static void keys_removed_free_space(void **state)
 {
 	struct directory *directory = groups_of(&c.nodes[1].kvd)->directory;
 	struct record *record = calloc(1, sizeof(*record));
@@ -750,7 +750,7 @@ static void keys_that_went_leave_room_for_others(void **state)
 	free(record);
 }
 
-static void strangers_are_looked_for_in_bounds(void **state)
+static void lookups_of_unknown_keys_are_bounded(void **state)
 {
 	unsigned int looked = 0;
 
@@ -767,7 +767,7 @@ static void strangers_are_looked_for_in_bounds(void **state)
 	trust_free(tt.trust);
 }
 
-static void key_whose_group_is_read_already_does_not_wait(void **state)
+static void key_of_cached_group_is_answered_at_once(void **state)
 {
 	struct names_user user = {.on_change = NULL};
 	char group[PLACE_GROUP_MAX];
@@ -824,7 +824,7 @@ static void loads_with_line_breaks_stay_out_of_answers(void **state)
 	}
 }
 
-static void record_comes_back_as_it_was_made(void **state)
+static void record_roundtrip_is_equal(void **state)
 {
 	struct record *a = calloc(1, sizeof(*a)), *b = calloc(1, sizeof(*b));
 	char text[DIRECTORY_RECORD_MAX], cut[DIRECTORY_RECORD_MAX];
@@ -874,26 +874,26 @@ static void record_comes_back_as_it_was_made(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(answer_since_a_revision_has_what_changed),
+		TEST(query_since_revision_has_changes),
 		TEST(group_is_complete_when_each_worker_is),
 		TEST(places_are_checked),
 		TEST(many_places_of_one_session_are_bounded),
 		TEST(every_daemon_has_an_entry),
-		TEST(directory_that_is_away_leaves_what_is_known),
+		TEST(directory_unavailable_keeps_cached_entries),
 		TEST(place_has_the_figures_of_its_pool),
-		TEST(room_finds_its_source_when_it_comes),
-		TEST(source_that_never_comes_is_named),
+		TEST(room_finds_source_published_later),
+		TEST(source_never_published_is_named),
 		TEST(group_of_several_workers_wants_one_named),
 		TEST(homes_of_chunks_follow_the_directory),
-		TEST(groups_that_nobody_uses_make_room),
-		TEST(own_entry_that_was_refused_is_said_again),
+		TEST(groups_unused_are_evicted),
+		TEST(entry_refused_is_published_again),
 		TEST(forged_records_are_not_used),
 		TEST(loads_with_line_breaks_stay_out_of_answers),
-		TEST(keys_that_went_leave_room_for_others),
-		TEST(strangers_are_looked_for_in_bounds),
-		TEST(key_whose_group_is_read_already_does_not_wait),
+		TEST(keys_removed_free_space),
+		TEST(lookups_of_unknown_keys_are_bounded),
+		TEST(key_of_cached_group_is_answered_at_once),
 		TEST(key_of_a_daemon_started_again_has_two_entries),
-		cmocka_unit_test(record_comes_back_as_it_was_made),
+		cmocka_unit_test(record_roundtrip_is_equal),
 	};
 
 	return cmocka_run_group_tests_name("groups", tests, NULL, NULL);

@@ -117,7 +117,7 @@ static unsigned int register_many(struct pair *p, unsigned int count)
 	return first;
 }
 
-static void session_too_large_to_be_told_is_refused_by_name(void **state)
+static void session_too_large_to_register_is_refused_by_name(void **state)
 {
 	struct pair *p = *state;
 	unsigned int first = register_many(p, MANY);
@@ -176,7 +176,7 @@ static bool knows(const struct remote *remote, const char *name)
 	return false;
 }
 
-static void pool_too_large_to_be_told_costs_no_peering(void **state)
+static void pool_too_large_to_register_keeps_peering(void **state)
 {
 	struct pair *p = *state;
 	unsigned int first = register_many(p, MANY);
@@ -217,7 +217,7 @@ static uint64_t register_pool(struct pair *p, struct session *session,
 	return pool;
 }
 
-static void pool_is_found_until_it_goes(void **state)
+static void pool_is_found_until_removed(void **state)
 {
 	struct pair *p = *state;
 	const struct handshake *hs = p->c.nodes[0].kvd.handshake;
@@ -277,7 +277,7 @@ static void tell_something(struct pair *p, unsigned int node)
 	cluster_run(&p->c, LOOP_NS_PER_MS);
 }
 
-static void message_that_was_taken_is_told_with_the_next_one_or_soon(void **state)
+static void message_taken_is_acknowledged_with_next_or_soon(void **state)
 {
 	struct pair *p = *state;
 
@@ -296,7 +296,7 @@ static void message_that_was_taken_is_told_with_the_next_one_or_soon(void **stat
 	assert_true(peer_express_quiet(remote_at(p, 1)->peer));
 }
 
-static void many_messages_that_were_taken_are_told_at_once(void **state)
+static void messages_taken_are_acknowledged_at_once(void **state)
 {
 	struct pair *p = *state;
 
@@ -314,7 +314,7 @@ static void many_messages_that_were_taken_are_told_at_once(void **state)
 	assert_int_equal(landed, PEER_EXPRESS_MAX / 4);
 }
 
-static void pool_refused_at_the_cap_is_told_again_when_another_goes(void **state)
+static void pool_refused_at_limit_is_registered_after_removal(void **state)
 {
 	struct pair *p = *state;
 	struct remote *remote;
@@ -339,7 +339,7 @@ static void pool_refused_at_the_cap_is_told_again_when_another_goes(void **state
 }
 
 /* An engine gets its memory back, whatever the peer does. */
-static void pool_that_a_peer_does_not_let_go_of_costs_it_the_peering(void **state)
+static void pool_not_released_by_peer_ends_peering(void **state)
 {
 	struct pair *p = *state;
 	struct remote_pool *held;
@@ -369,7 +369,7 @@ static void pool_that_a_peer_does_not_let_go_of_costs_it_the_peering(void **stat
 
 /* If only this daemon accesses the memory, it waits for no peer; and memory that the
  * answers free at the peer is still used. */
-static void pool_that_only_we_reach_is_not_waited_for(void **state)
+static void pool_only_reachable_from_here_is_not_awaited(void **state)
 {
 	struct pair *p = *state;
 	struct remote_pool *held;
@@ -459,14 +459,14 @@ static void pool_is_found_as_fast_among_many(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		CASE(session_too_large_to_be_told_is_refused_by_name),
-		CASE(pool_too_large_to_be_told_costs_no_peering),
-		CASE(pool_is_found_until_it_goes),
-		CASE(message_that_was_taken_is_told_with_the_next_one_or_soon),
-		CASE(many_messages_that_were_taken_are_told_at_once),
-		CASE(pool_refused_at_the_cap_is_told_again_when_another_goes),
-		CASE(pool_that_a_peer_does_not_let_go_of_costs_it_the_peering),
-		CASE(pool_that_only_we_reach_is_not_waited_for),
+		CASE(session_too_large_to_register_is_refused_by_name),
+		CASE(pool_too_large_to_register_keeps_peering),
+		CASE(pool_is_found_until_removed),
+		CASE(message_taken_is_acknowledged_with_next_or_soon),
+		CASE(messages_taken_are_acknowledged_at_once),
+		CASE(pool_refused_at_limit_is_registered_after_removal),
+		CASE(pool_not_released_by_peer_ends_peering),
+		CASE(pool_only_reachable_from_here_is_not_awaited),
 		CASE(pool_is_found_as_fast_among_many),
 	};
 

@@ -140,7 +140,7 @@ static unsigned int lower_of(struct pair *p)
 	return remote_at(p, 0)->peer->lower ? 0 : 1;
 }
 
-static void line_that_cannot_be_connected_gives_way_to_the_next(void **state)
+static void line_not_connecting_is_followed_by_next(void **state)
 {
 	struct pair *p = *state;
 	cJSON *answer;
@@ -156,7 +156,7 @@ static void line_that_cannot_be_connected_gives_way_to_the_next(void **state)
 	assert_attaches(p); /* keys of that transport are sent, both ways */
 }
 
-static void line_is_the_choice_of_the_side_that_dials(void **state)
+static void line_is_chosen_by_dialling_side(void **state)
 {
 	struct pair *p = *state;
 	struct kvd *other;
@@ -222,7 +222,7 @@ static void line_without_another_way_fails_by_name_on_both_sides(void **state)
 	}
 }
 
-static void line_told_wrongly_costs_the_peering_or_the_line(void **state)
+static void line_message_invalid_ends_peering_or_line(void **state)
 {
 	struct pair *p = *state;
 	struct wire_line msg = {.transport = "near"};
@@ -257,7 +257,7 @@ static void cut_peering(struct pair *p)
 }
 
 /* For either of the two: the lower id is random. */
-static void line_that_one_side_cannot_dial_is_dialled_by_the_other(void **state)
+static void line_not_dialable_by_one_side_is_dialled_by_other(void **state)
 {
 	struct pair *p = *state;
 
@@ -275,7 +275,7 @@ static void line_that_one_side_cannot_dial_is_dialled_by_the_other(void **state)
 }
 
 /* Both have the reasons of both, and the peering continues. */
-static void line_that_nobody_can_dial_is_named_on_both_sides(void **state)
+static void line_not_dialable_is_named_on_both_sides(void **state)
 {
 	struct pair *p = *state;
 	char text[ERR_TEXT_MAX];
@@ -302,7 +302,7 @@ static void line_that_nobody_can_dial_is_named_on_both_sides(void **state)
 }
 
 /* If the chooser cannot start a turn, the other side does not learn of it. */
-static void line_turn_that_cannot_begin_costs_no_peering(void **state)
+static void line_turn_not_startable_keeps_peering(void **state)
 {
 	struct pair *p = *state;
 	struct remote *remote;
@@ -323,7 +323,7 @@ static void line_turn_that_cannot_begin_costs_no_peering(void **state)
 }
 
 /* The last peering's line may take longer to close than the first turn of this one. */
-static void line_that_starts_in_a_later_turn_announces_pools(void **state)
+static void line_started_in_later_turn_announces_pools(void **state)
 {
 	struct pair *p = *state;
 	struct remote *remote;
@@ -347,7 +347,7 @@ static void line_that_starts_in_a_later_turn_announces_pools(void **state)
 }
 
 /* connect_timeout counts from the first loss, for any events of the control line. */
-static void line_that_is_missing_ends_rooms_after_connect_timeout(void **state)
+static void line_missing_fails_rooms_after_connect_timeout(void **state)
 {
 	struct pair *p = *state;
 	uint64_t begin_ns = loop_now_ns(p->c.loop);
@@ -385,16 +385,16 @@ static void line_that_is_missing_ends_rooms_after_connect_timeout(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		CHOICE(line_that_cannot_be_connected_gives_way_to_the_next),
-		CHOICE(line_is_the_choice_of_the_side_that_dials),
+		CHOICE(line_not_connecting_is_followed_by_next),
+		CHOICE(line_is_chosen_by_dialling_side),
 		CHOICE(line_is_chosen_anew_with_each_peering),
 		CHOICE(line_without_another_way_fails_by_name_on_both_sides),
-		CHOICE(line_told_wrongly_costs_the_peering_or_the_line),
-		CHOICE(line_that_one_side_cannot_dial_is_dialled_by_the_other),
-		CHOICE(line_that_nobody_can_dial_is_named_on_both_sides),
-		CHOICE(line_turn_that_cannot_begin_costs_no_peering),
-		CHOICE(line_that_starts_in_a_later_turn_announces_pools),
-		CHOICE(line_that_is_missing_ends_rooms_after_connect_timeout),
+		CHOICE(line_message_invalid_ends_peering_or_line),
+		CHOICE(line_not_dialable_by_one_side_is_dialled_by_other),
+		CHOICE(line_not_dialable_is_named_on_both_sides),
+		CHOICE(line_turn_not_startable_keeps_peering),
+		CHOICE(line_started_in_later_turn_announces_pools),
+		CHOICE(line_missing_fails_rooms_after_connect_timeout),
 	};
 
 	return cmocka_run_group_tests_name("handshake_line", tests, NULL, NULL);

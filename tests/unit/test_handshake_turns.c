@@ -98,7 +98,7 @@ static void pools_announced_in_turns_reach_all(void **state)
 }
 
 /* A room that names a pool does not wait until all peers know that. */
-static void pool_that_a_room_names_is_announced_first(void **state)
+static void pool_named_by_a_room_is_announced_first(void **state)
 {
 	struct star s = {.engine = NULL};
 	struct session *sender;
@@ -149,7 +149,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(pools_announced_in_turns_reach_all),
-		cmocka_unit_test(pool_that_a_room_names_is_announced_first),
+		cmocka_unit_test(pool_named_by_a_room_is_announced_first),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

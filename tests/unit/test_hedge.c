@@ -39,7 +39,7 @@ static void late_holder_is_followed_by_the_other(void **state)
 }
 
 /* A slice that is under way lands behind the cancel, and before the fence. */
-static void pages_wait_for_the_fence_of_what_is_late(void **state)
+static void pages_wait_for_fence_of_late_leg(void **state)
 {
 	struct hedge_world *w = *state;
 
@@ -70,7 +70,7 @@ static void hedge_under_way(struct hedge_world *w)
 	assert_int_equal(hedge_remote_figures(w).hedges, 1);
 }
 
-static void hedge_that_is_not_needed_ends(void **state)
+static void hedge_not_needed_ends(void **state)
 {
 	struct hedge_world *w = *state;
 
@@ -87,7 +87,7 @@ static void hedge_that_is_not_needed_ends(void **state)
 }
 
 /* The first chunk is here, and held by another: the hedge fills the others alone. */
-static void hedge_ends_whoever_holds_what_it_left_out(void **state)
+static void hedge_ends_if_another_holds_its_rest(void **state)
 {
 	struct hedge_world *w = *state;
 	uint64_t held;
@@ -150,7 +150,7 @@ static void second_dies_with_a_hedge_under_way(void **state)
 	holder_that_dies_is_followed(*state, 1, true);
 }
 
-static void second_dies_before_it_is_asked(void **state)
+static void hedge_with_dead_second_holder_is_not_sent(void **state)
 {
 	struct hedge_world *w = *state;
 
@@ -164,7 +164,7 @@ static void second_dies_before_it_is_asked(void **state)
 }
 
 /* The second has not what is asked for: the fetch waits for the first. */
-static void hedge_that_is_refused_costs_nothing(void **state)
+static void hedge_refused_has_no_effect(void **state)
 {
 	struct hedge_world *w = *state;
 
@@ -198,7 +198,7 @@ static void both_die_with_a_hedge_under_way(void **state)
 
 /* The first chunk is put here, too, by an engine that takes its time: neither a hedge nor
  * the fetch wait for that. */
-static void what_an_engine_fills_is_not_waited_for(void **state)
+static void chunk_filled_by_engine_is_not_awaited(void **state)
 {
 	struct hedge_world *w = *state;
 	struct store_handle *handle =
@@ -248,7 +248,7 @@ static void deadline_ends_both(void **state)
 	hedge_nothing_is_left(w);
 }
 
-static void engine_that_dies_ends_both(void **state)
+static void engine_death_ends_leg_and_hedge(void **state)
 {
 	struct hedge_world *w = *state;
 
@@ -263,7 +263,7 @@ static void engine_that_dies_ends_both(void **state)
 
 /* The first hedge fails and leaves names without parts; they are dropped, and the leg is
  * late again. */
-static void what_is_dropped_is_not_hedged_again(void **state)
+static void chunk_dropped_is_not_hedged_again(void **state)
 {
 	struct hedge_world *w = *state;
 	struct store_move *move;
@@ -557,7 +557,7 @@ static struct remote *holder(struct hedge_world *w, unsigned int node)
 }
 
 /* A second fetch of the same hold begins with the other one. */
-static void holder_that_was_late_is_last_of_its_hold(void **state)
+static void holder_late_is_last_of_its_hold(void **state)
 {
 	struct hedge_world *w = *state;
 
@@ -578,7 +578,7 @@ static void holder_that_was_late_is_last_of_its_hold(void **state)
 
 /* Its legs that are under way then are looked at again, and hedged without a budget: but
  * not at one that is left out, too. */
-static void holder_that_is_left_out_is_hedged_without_a_budget(void **state)
+static void holder_suspended_is_hedged_without_budget(void **state)
 {
 	struct hedge_world *w = *state;
 	struct far *far = hedge_store(w)->far;
@@ -601,7 +601,7 @@ static void holder_that_is_left_out_is_hedged_without_a_budget(void **state)
 	hedge_nothing_is_left(w);
 }
 
-static void holder_without_a_data_line_is_not_asked(void **state)
+static void holder_without_data_connection_is_not_queried(void **state)
 {
 	struct hedge_world *w = *state;
 	struct remote *first = holder(w, 0);
@@ -621,28 +621,28 @@ int main(void)
 {
 	static const struct CMUnitTest tests[] = {
 		CASE(late_holder_is_followed_by_the_other),
-		CASE(pages_wait_for_the_fence_of_what_is_late),
-		CASE(hedge_that_is_not_needed_ends),
-		CASE(hedge_ends_whoever_holds_what_it_left_out),
+		CASE(pages_wait_for_fence_of_late_leg),
+		CASE(hedge_not_needed_ends),
+		CASE(hedge_ends_if_another_holds_its_rest),
 		CASE(first_dies_before_it_is_late),
 		CASE(first_dies_with_a_hedge_under_way),
 		CASE(second_dies_with_a_hedge_under_way),
-		CASE(second_dies_before_it_is_asked),
-		CASE(hedge_that_is_refused_costs_nothing),
+		CASE(hedge_with_dead_second_holder_is_not_sent),
+		CASE(hedge_refused_has_no_effect),
 		CASE(both_die_with_a_hedge_under_way),
-		CASE(what_an_engine_fills_is_not_waited_for),
+		CASE(chunk_filled_by_engine_is_not_awaited),
 		CASE(deadline_ends_both),
-		CASE(engine_that_dies_ends_both),
-		CASE(what_is_dropped_is_not_hedged_again),
+		CASE(engine_death_ends_leg_and_hedge),
+		CASE(chunk_dropped_is_not_hedged_again),
 		CASE(full_memory_is_left_alone),
 		CASE(no_hedge_where_it_is_not_wanted),
 		CASE(two_fetches_share_a_hedge),
 		CASE(hedges_are_no_more_than_the_budget),
 		CASE(want_of_memory_costs_the_hedge),
 		CASE(sick_holder_costs_one_threshold),
-		CASE(holder_that_was_late_is_last_of_its_hold),
-		CASE(holder_that_is_left_out_is_hedged_without_a_budget),
-		CASE(holder_without_a_data_line_is_not_asked),
+		CASE(holder_late_is_last_of_its_hold),
+		CASE(holder_suspended_is_hedged_without_budget),
+		CASE(holder_without_data_connection_is_not_queried),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -81,7 +81,7 @@ static void publish_again(struct hedge_world *w, const struct store_ids *ids)
 }
 
 /* They are there again before what read them has ended. */
-static void what_is_published_again_is_read_again(void **state)
+static void chunk_republished_is_read_again(void **state)
 {
 	struct hedge_world *w = *state;
 	uint8_t bytes[CHUNKS * STORE_ID_BYTES] = {0};
@@ -107,7 +107,7 @@ static void what_is_published_again_is_read_again(void **state)
 }
 
 /* What reads its pages keeps no pool: it fails. */
-static void pool_that_is_read_goes(void **state)
+static void pool_being_read_is_removed(void **state)
 {
 	struct hedge_world *w = *state;
 
@@ -125,7 +125,7 @@ static void pool_that_is_read_goes(void **state)
 }
 
 /* They are not found at once, and are the engine's once what was under way has landed. */
-static void withdrawal_waits_for_what_reads(void **state)
+static void withdrawal_waits_for_readers(void **state)
 {
 	struct hedge_world *w = *state;
 	uint64_t gone;
@@ -175,7 +175,7 @@ static void readers_fail_when_their_grace_is_over(void **state)
 }
 
 /* Its engine cannot withdraw what somebody has dropped: a hold of it reads no pages. */
-static void what_was_dropped_is_read_no_more(void **state)
+static void chunk_dropped_is_not_read(void **state)
 {
 	struct hedge_world *w = *state;
 
@@ -193,7 +193,7 @@ static void what_was_dropped_is_read_no_more(void **state)
 	assert_true(hedge_holds(&w->other, 0));
 }
 
-static void what_is_in_memory_is_read_before_pages(void **state)
+static void chunk_in_memory_is_read_before_pages(void **state)
 {
 	struct hedge_world *w = *state;
 
@@ -207,7 +207,7 @@ static void what_is_in_memory_is_read_before_pages(void **state)
 
 /* Published here while a leg is late: it is read here. Withdrawn as the leg ends: then
  * it is the hedge's, or the holder's again. */
-static void published_overtakes_what_is_late(void **state)
+static void pages_published_overtake_late_leg(void **state)
 {
 	struct hedge_world *w = *state;
 
@@ -275,7 +275,7 @@ static uint64_t hold_costs(struct hedge_world *w, unsigned int remote_ms)
 	return account->bytes[ACCOUNT_CHUNKS] - before;
 }
 
-static void ids_that_nobody_has_are_not_charged_on(void **state)
+static void ids_without_holder_are_not_charged(void **state)
 {
 	struct hedge_world *w = *state;
 
@@ -330,15 +330,15 @@ static void join_has_no_more_chunks_than_the_hold(void **state)
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
-		CASE(what_is_published_again_is_read_again),
-		CASE(pool_that_is_read_goes),
-		CASE(withdrawal_waits_for_what_reads),
+		CASE(chunk_republished_is_read_again),
+		CASE(pool_being_read_is_removed),
+		CASE(withdrawal_waits_for_readers),
 		CASE(readers_fail_when_their_grace_is_over),
-		CASE(what_was_dropped_is_read_no_more),
-		CASE(what_is_in_memory_is_read_before_pages),
-		CASE(published_overtakes_what_is_late),
+		CASE(chunk_dropped_is_not_read),
+		CASE(chunk_in_memory_is_read_before_pages),
+		CASE(pages_published_overtake_late_leg),
 		CASE(published_overtakes_and_is_withdrawn),
-		CASE(ids_that_nobody_has_are_not_charged_on),
+		CASE(ids_without_holder_are_not_charged),
 		CASE(join_has_no_more_chunks_than_the_hold),
 	};
 

@@ -40,7 +40,7 @@ static void digits_of_either_case_are_read(void **state)
 				 c && strchr("0123456789abcdefABCDEF", c) != NULL);
 }
 
-static void text_that_is_short_or_no_digits_is_refused(void **state)
+static void text_short_or_without_digits_is_refused(void **state)
 {
 	static const char *const bad[] = {"", "0", "012", "0g23", "g123", "01 2", "0x12"};
 	uint8_t out[2];
@@ -83,7 +83,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(digits_are_lower_case_and_end_with_a_nul),
 		cmocka_unit_test(digits_of_either_case_are_read),
-		cmocka_unit_test(text_that_is_short_or_no_digits_is_refused),
+		cmocka_unit_test(text_short_or_without_digits_is_refused),
 		cmocka_unit_test(uuids_are_written_and_read),
 	};
 

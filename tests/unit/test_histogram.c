@@ -35,7 +35,7 @@ static void buckets_double_from_one_microsecond(void **state)
 }
 
 /* A bucket holds its own end: what Prometheus calls "le". */
-static void sizes_that_are_an_end_lie_below_it(void **state)
+static void size_at_bucket_limit_is_below_it(void **state)
 {
 	struct histogram h = {0};
 
@@ -67,7 +67,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(buckets_double_from_one_microsecond),
-		cmocka_unit_test(sizes_that_are_an_end_lie_below_it),
+		cmocka_unit_test(size_at_bucket_limit_is_below_it),
 		cmocka_unit_test(quantile_is_never_above_the_longest),
 	};
 

@@ -129,7 +129,7 @@ static bool sum_asks_again(struct world *w, unsigned int holder, uint64_t from,
 
 /* ---- cases ---- */
 
-static void holder_that_begins_anew_again_and_again_keeps_its_share(void **state)
+static void holder_resyncing_repeatedly_keeps_its_share(void **state)
 {
 	struct world *w = *state;
 	uint64_t most;
@@ -150,7 +150,7 @@ static void holder_that_begins_anew_again_and_again_keeps_its_share(void **state
 	assert_false(sum_asks_again(w, 0, 0, 4));
 }
 
-static void chunks_without_room_are_asked_for_when_there_is(void **state)
+static void chunks_refused_are_resynchronised_when_there_is_space(void **state)
 {
 	struct world *w = *state;
 	uint64_t most, told, unknown;
@@ -215,8 +215,8 @@ static void holder_of_most_is_named_beside_many_of_the_beginning(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		CASE(holder_that_begins_anew_again_and_again_keeps_its_share),
-		CASE(chunks_without_room_are_asked_for_when_there_is),
+		CASE(holder_resyncing_repeatedly_keeps_its_share),
+		CASE(chunks_refused_are_resynchronised_when_there_is_space),
 		CASE(holder_of_most_is_named_beside_many_of_the_beginning),
 	};
 

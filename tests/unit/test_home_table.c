@@ -115,7 +115,7 @@ static void step(struct world *w)
 	check_key(w, n);
 }
 
-static void table_does_what_its_model_does(void **state)
+static void table_matches_model(void **state)
 {
 	struct world *w = *state;
 	struct home_figures f;
@@ -162,7 +162,7 @@ static void one_holder_has_half_and_the_last_eighth_is_for_those_of_little(void 
 	assert_int_equal(home_table_put(w->table, w->number[1], &key), HOME_PUT);
 }
 
-static void chunk_that_everybody_has_is_kept_of_some(void **state)
+static void chunk_of_all_holders_is_kept_for_some(void **state)
 {
 	struct world *w = *state;
 	struct home_key key = {.id = 1, .space = 2};
@@ -219,7 +219,7 @@ static struct home_key chosen_key(bool mixed, uint64_t n)
 	return key;
 }
 
-static void chosen_keys_do_not_lie_behind_each_other(void **state)
+static void keys_chosen_do_not_collide(void **state)
 {
 	const uint64_t keys = 20000, each = 8; /* of the slots a third is taken */
 	struct home_figures f;
@@ -277,7 +277,7 @@ static void on_change(void *arg)
 	++*(unsigned int *)arg;
 }
 
-static void member_that_goes_moves_its_keys_alone(void **state)
+static void member_removed_moves_its_keys_only(void **state)
 {
 	unsigned int changes = 0, count[4] = {0}, before[10000];
 	struct members *m;
@@ -308,7 +308,7 @@ static void member_that_goes_moves_its_keys_alone(void **state)
 	members_free(m);
 }
 
-static void members_leave_out_what_is_too_many(void **state)
+static void members_beyond_limit_are_left_out(void **state)
 {
 	char words[4096] = "", one[64];
 	unsigned int changes = 0;
@@ -334,14 +334,14 @@ static void members_leave_out_what_is_too_many(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		CASE(table_does_what_its_model_does),
+		CASE(table_matches_model),
 		CASE(one_holder_has_half_and_the_last_eighth_is_for_those_of_little),
-		CASE(chunk_that_everybody_has_is_kept_of_some),
+		CASE(chunk_of_all_holders_is_kept_for_some),
 		CASE(places_are_used_again_once_they_are_empty),
-		cmocka_unit_test(chosen_keys_do_not_lie_behind_each_other),
+		cmocka_unit_test(keys_chosen_do_not_collide),
 		cmocka_unit_test(table_without_memory_is_none),
-		cmocka_unit_test(member_that_goes_moves_its_keys_alone),
-		cmocka_unit_test(members_leave_out_what_is_too_many),
+		cmocka_unit_test(member_removed_moves_its_keys_only),
+		cmocka_unit_test(members_beyond_limit_are_left_out),
 	};
 
 	return cmocka_run_group_tests_name("home_table", tests, NULL, NULL);

@@ -237,7 +237,7 @@ static void note(struct world *w, unsigned int from, bool anew, unsigned int fir
 
 /* ---- cases ---- */
 
-static void chunks_are_told_and_found(void **state)
+static void chunks_updated_are_found(void **state)
 {
 	struct world *w = *state;
 
@@ -259,7 +259,7 @@ static void chunks_are_told_and_found(void **state)
 	assert_int_equal(home(w).again, 0);
 }
 
-static void holder_that_dies_is_forgotten_at_once(void **state)
+static void holder_dead_is_removed_at_once(void **state)
 {
 	struct world *w = *state;
 
@@ -290,7 +290,7 @@ static void false_notes_cost_a_miss_and_heal(void **state)
 	assert_int_equal(home(w).again, 2);
 }
 
-static void note_that_comes_twice_is_one(void **state)
+static void update_repeated_counts_once(void **state)
 {
 	struct world *w = *state;
 
@@ -325,7 +325,7 @@ static void messages_out_of_form_end_the_peering(void **state)
 	assert_int_equal(home(w).holders, NODES);
 }
 
-static void answers_that_nobody_waits_for_do_nothing(void **state)
+static void replies_unexpected_are_ignored(void **state)
 {
 	struct world *w = *state;
 	uint64_t before = told(w, 1).resyncs;
@@ -381,7 +381,7 @@ static void name_many(struct remote *remote, const struct wire_index_query *msg)
 	answer(remote, msg->ask, bytes, out.pos); /* twice */
 }
 
-static void home_that_names_anything_has_little_dialled(void **state)
+static void index_node_naming_random_endpoints_causes_few_dials(void **state)
 {
 	struct world *w = *state;
 	uint64_t before = told(w, FINDER).dials;
@@ -474,7 +474,7 @@ static void name_the_requester(struct remote *remote, const struct wire_index_qu
 	answer(remote, msg->ask, bytes, out.pos);
 }
 
-static void home_that_names_the_requester_or_nobody_is_a_miss(void **state)
+static void index_reply_without_other_holder_is_a_miss(void **state)
 {
 	struct world *w = *state;
 
@@ -508,7 +508,7 @@ static void say_nothing(struct remote *remote, const struct wire_index_query *ms
 	(void)msg;
 }
 
-static void home_that_says_nothing_is_late(void **state)
+static void index_node_silent_times_out(void **state)
 {
 	struct world *w = *state;
 
@@ -528,7 +528,7 @@ static uint64_t hold_takes_ms(struct world *w)
 }
 
 /* The first query waits for it; the one that tries it again does not. */
-static void home_that_says_nothing_keeps_one_query_waiting(void **state)
+static void index_node_silent_has_one_query_waiting(void **state)
 {
 	struct world *w = *state;
 
@@ -549,7 +549,7 @@ static void home_that_says_nothing_keeps_one_query_waiting(void **state)
 }
 
 /* It is no peer, and the question that tries it waits for nothing: the dial goes on. */
-static void holder_that_was_late_is_dialled_for_its_trial(void **state)
+static void holder_suspended_is_dialled_for_its_trial(void **state)
 {
 	const struct peer_client client = {.uid = 0};
 	struct world *w = *state;
@@ -598,7 +598,7 @@ static void hold_by_homes_without_one_allocation_is_a_miss_or_refused(void **sta
 	}
 }
 
-static void notes_without_one_allocation_are_told_later(void **state)
+static void updates_without_memory_are_sent_later(void **state)
 {
 	struct world *w = *state;
 	bool hit = true;
@@ -624,7 +624,7 @@ static void on_list(struct world *w, const char *endpoints)
 	cluster_run(&w->c, LOOP_NS_PER_S);
 }
 
-static void other_homes_are_told_all(void **state)
+static void index_nodes_changed_get_full_update(void **state)
 {
 	struct world *w = *state;
 	struct store_home two;
@@ -706,7 +706,7 @@ static unsigned int chunks_go_beside_the_walk(struct world *w)
 	return gone;
 }
 
-static void more_than_lines_take_is_told_in_the_end(void **state)
+static void updates_beyond_line_capacity_are_sent_eventually(void **state)
 {
 	const struct mem_path path = {.delay_ns = 50 * LOOP_NS_PER_MS};
 	struct world *w = *state;
@@ -749,7 +749,7 @@ static void more_than_lines_take_is_told_in_the_end(void **state)
 }
 
 /* The second of the list keeps no directory: who asks it does so once. */
-static void home_that_is_none_is_not_asked_again(void **state)
+static void daemon_without_index_is_not_queried_again(void **state)
 {
 	struct world *w = *state;
 	char both[200];
@@ -771,7 +771,7 @@ static void home_that_is_none_is_not_asked_again(void **state)
 	assert_int_equal(far_of(w, CHUNKS, 1000), CHUNKS);
 }
 
-static void home_that_cannot_be_dialled_now_is_dialled_later(void **state)
+static void index_node_not_dialable_is_dialled_later(void **state)
 {
 	struct world *w = *state;
 	struct store_home two;
@@ -794,25 +794,25 @@ static void home_that_cannot_be_dialled_now_is_dialled_later(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		CASE(chunks_are_told_and_found),
-		CASE(holder_that_dies_is_forgotten_at_once),
+		CASE(chunks_updated_are_found),
+		CASE(holder_dead_is_removed_at_once),
 		CASE(false_notes_cost_a_miss_and_heal),
-		CASE(note_that_comes_twice_is_one),
+		CASE(update_repeated_counts_once),
 		CASE(messages_out_of_form_end_the_peering),
-		CASE(answers_that_nobody_waits_for_do_nothing),
-		CASE(home_that_names_anything_has_little_dialled),
+		CASE(replies_unexpected_are_ignored),
+		CASE(index_node_naming_random_endpoints_causes_few_dials),
 		CASE(holder_of_most_is_found_beside_many_of_the_beginning),
-		CASE(home_that_names_the_requester_or_nobody_is_a_miss),
+		CASE(index_reply_without_other_holder_is_a_miss),
 		CASE(answer_out_of_form_is_a_miss_and_the_peering_s_end),
-		CASE(home_that_says_nothing_is_late),
-		CASE(home_that_says_nothing_keeps_one_query_waiting),
-		CASE(holder_that_was_late_is_dialled_for_its_trial),
+		CASE(index_node_silent_times_out),
+		CASE(index_node_silent_has_one_query_waiting),
+		CASE(holder_suspended_is_dialled_for_its_trial),
 		CASE(hold_by_homes_without_one_allocation_is_a_miss_or_refused),
-		CASE(notes_without_one_allocation_are_told_later),
-		CASE(other_homes_are_told_all),
-		CASE(more_than_lines_take_is_told_in_the_end),
-		CASE(home_that_is_none_is_not_asked_again),
-		CASE(home_that_cannot_be_dialled_now_is_dialled_later),
+		CASE(updates_without_memory_are_sent_later),
+		CASE(index_nodes_changed_get_full_update),
+		CASE(updates_beyond_line_capacity_are_sent_eventually),
+		CASE(daemon_without_index_is_not_queried_again),
+		CASE(index_node_not_dialable_is_dialled_later),
 	};
 
 	if (getenv("KVD_TEST_ONLY"))

@@ -53,7 +53,7 @@ static void http_get(const char *path, const char *what, struct loop *turns,
 	close(fd);
 }
 
-static void loop_that_does_not_turn_is_told(void **state)
+static void loop_blocked_is_reported(void **state)
 {
 	static struct config config;
 	static struct kvd kvd;
@@ -93,7 +93,7 @@ static void loop_that_does_not_turn_is_told(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(loop_that_does_not_turn_is_told),
+		cmocka_unit_test(loop_blocked_is_reported),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

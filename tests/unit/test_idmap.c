@@ -36,7 +36,7 @@ static void idmap_put_get_remove_agree(void **state)
 	idmap_fini(&map);
 }
 
-static void idmap_swap_changes_only_what_is_there(void **state)
+static void idmap_swap_changes_only_present_entries(void **state)
 {
 	struct idmap map;
 	int a, b;
@@ -108,7 +108,7 @@ static void idmap_churn_does_not_grow(void **state)
 	idmap_fini(&map);
 }
 
-static void foreach_goes_by_insertion_and_survives_removal(void **state)
+static void foreach_follows_insertion_order_and_survives_removal(void **state)
 {
 	enum { N = 100 };
 	struct idmap_cursor cur;
@@ -236,10 +236,10 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(idmap_put_get_remove_agree),
-		cmocka_unit_test(idmap_swap_changes_only_what_is_there),
+		cmocka_unit_test(idmap_swap_changes_only_present_entries),
 		cmocka_unit_test(idmap_random_matches_a_model),
 		cmocka_unit_test(idmap_churn_does_not_grow),
-		cmocka_unit_test(foreach_goes_by_insertion_and_survives_removal),
+		cmocka_unit_test(foreach_follows_insertion_order_and_survives_removal),
 		cmocka_unit_test(idmap_without_memory_is_unchanged),
 		cmocka_unit_test(strmap_keys_are_copied_and_compared_whole),
 		cmocka_unit_test(strmap_of_16_byte_ids_holds_many),

@@ -72,7 +72,7 @@ static void line_long_is_whole_and_not_copied_as_it_grows(void **state)
 	rig_end(&r);
 }
 
-static void line_short_keeps_its_buffer_and_a_long_one_goes(void **state)
+static void line_short_keeps_buffer_and_long_frees_it(void **state)
 {
 	const char *kept;
 	struct rig r;
@@ -119,7 +119,7 @@ static void line_of_a_small_limit_grows_up_to_it(void **state)
 	rig_end(&r);
 }
 
-static void line_without_memory_keeps_what_came(void **state)
+static void line_without_memory_keeps_received_bytes(void **state)
 {
 	struct rig r;
 
@@ -138,10 +138,10 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(line_long_is_whole_and_not_copied_as_it_grows),
-		cmocka_unit_test(line_short_keeps_its_buffer_and_a_long_one_goes),
+		cmocka_unit_test(line_short_keeps_buffer_and_long_frees_it),
 		cmocka_unit_test(line_read_by_a_helper_leaves_no_buffer),
 		cmocka_unit_test(line_of_a_small_limit_grows_up_to_it),
-		cmocka_unit_test(line_without_memory_keeps_what_came),
+		cmocka_unit_test(line_without_memory_keeps_received_bytes),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

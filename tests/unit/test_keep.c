@@ -251,7 +251,7 @@ static void list_is_of_one_division_of_its_buffers(void **state)
 
 /* No memory for it, or no copy, or no launch: the rows go as ever, or the fault is
  * told; nothing stays that was not there. */
-static void list_that_cannot_be_kept_costs_nothing(void **state)
+static void list_not_kept_has_no_effect(void **state)
 {
 	static const struct {
 		const char *name;
@@ -323,7 +323,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		CASE(list_of_plan_posted_again_is_kept),
 		CASE(list_is_of_one_division_of_its_buffers),
-		CASE(list_that_cannot_be_kept_costs_nothing),
+		CASE(list_not_kept_has_no_effect),
 		CASE(lists_kept_are_bounded),
 	};
 

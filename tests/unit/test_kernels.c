@@ -199,7 +199,7 @@ static void *nowhere(void *arg, uint64_t address, uint64_t bytes, bool writing)
 	return writing ? arg : address ? NULL : arg;
 }
 
-static void row_that_is_not_there_is_told(void **state)
+static void row_missing_is_reported(void **state)
 {
 	uint8_t byte = 0;
 	const struct kernels_reach reach = {.at = nowhere, .arg = &byte};
@@ -328,7 +328,7 @@ static void lane_moves_short_rows_by_kernel(void **state)
 }
 
 /* More entries than a list holds: the engines have the rest. */
-static void list_that_is_full_leaves_the_rest(void **state)
+static void list_full_leaves_the_rest(void **state)
 {
 	enum { ROWS = 30000 };
 	struct bench *b = *state;
@@ -500,13 +500,13 @@ int main(void)
 		cmocka_unit_test(rows_of_any_form_are_exact),
 		cmocka_unit_test(row_of_any_alignment_is_exact),
 		cmocka_unit_test(rows_with_places_are_exact),
-		cmocka_unit_test(row_that_is_not_there_is_told),
+		cmocka_unit_test(row_missing_is_reported),
 		cmocka_unit_test(heads_and_tokens_change_places),
 		cmocka_unit_test(image_of_nvcc_holds_code_and_ptx),
 		BENCH(lane_moves_short_rows_by_kernel),
 		BENCH(lane_moves_rows_with_places),
 		cmocka_unit_test(list_has_room_for_so_many_places),
-		BENCH(list_that_is_full_leaves_the_rest),
+		BENCH(list_full_leaves_the_rest),
 		BENCH(list_under_way_is_not_touched),
 		BENCH(list_is_launched_once),
 	};

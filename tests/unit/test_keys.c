@@ -52,7 +52,7 @@ static uint64_t carry_many(enum order order, uint32_t *kept_p)
 }
 
 /* Whoever tells them chooses the order, and our loop does the looking. */
-static void regions_told_in_any_order_cost_about_the_same(void **state)
+static void regions_registered_in_any_order_take_equal_time(void **state)
 {
 	uint64_t least[3] = {UINT64_MAX, UINT64_MAX, UINT64_MAX};
 	uint32_t kept[3];
@@ -74,7 +74,7 @@ static void regions_told_in_any_order_cost_about_the_same(void **state)
 }
 
 /* Want of memory on the way: some keys are asked for anew, and none is in both lists. */
-static void regions_without_memory_are_asked_for_anew(void **state)
+static void regions_without_memory_are_requested_again(void **state)
 {
 	uint32_t kept;
 
@@ -92,8 +92,8 @@ static void regions_without_memory_are_asked_for_anew(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(regions_told_in_any_order_cost_about_the_same),
-		cmocka_unit_test(regions_without_memory_are_asked_for_anew),
+		cmocka_unit_test(regions_registered_in_any_order_take_equal_time),
+		cmocka_unit_test(regions_without_memory_are_requested_again),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

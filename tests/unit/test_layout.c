@@ -291,7 +291,7 @@ static void wire_hostile_is_refused(void **state)
 	"\"unit_stride\":4,\"unit_bytes\":" bytes                            \
 	",\"first_unit\":0,\"units\":1,\"total_units\":" total format "}]}]}}}"
 
-static void layouts_that_contradict_name_the_difference(void **state)
+static void layouts_contradicting_name_the_difference(void **state)
 {
 	static const struct {
 		const char *here, *there, *needle; /* NULL = compatible */
@@ -334,7 +334,7 @@ static void layouts_that_contradict_name_the_difference(void **state)
 	}
 }
 
-static void json_that_says_what_nobody_knows_is_refused(void **state)
+static void json_with_unknown_fields_is_refused(void **state)
 {
 	static const struct {
 		const char *text, *needle;
@@ -433,7 +433,7 @@ static struct layout *two_fields(uint64_t k_offset, uint64_t v_offset, uint64_t 
 	return layout;
 }
 
-static void target_with_fields_that_overlap_is_refused(void **state)
+static void target_with_overlapping_fields_is_refused(void **state)
 {
 	static const struct {
 		uint64_t k, v, page, token, unit;
@@ -535,15 +535,15 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(layout_encoded_decodes_to_the_same),
 		cmocka_unit_test(layout_printed_parses_to_the_same),
-		cmocka_unit_test(json_that_says_what_nobody_knows_is_refused),
+		cmocka_unit_test(json_with_unknown_fields_is_refused),
 		cmocka_unit_test(layouts_at_random_survive_both_forms),
 		cmocka_unit_test(encoding_without_room_is_refused),
 		cmocka_unit_test(wire_cut_short_is_refused),
 		cmocka_unit_test(wire_with_a_changed_byte_is_checked),
 		cmocka_unit_test(wire_hostile_is_refused),
-		cmocka_unit_test(layouts_that_contradict_name_the_difference),
+		cmocka_unit_test(layouts_contradicting_name_the_difference),
 		cmocka_unit_test(layers_in_any_order_are_sorted),
-		cmocka_unit_test(target_with_fields_that_overlap_is_refused),
+		cmocka_unit_test(target_with_overlapping_fields_is_refused),
 		cmocka_unit_test(target_of_a_pool_is_fine),
 		cmocka_unit_test(target_views_may_share_a_buffer),
 		cmocka_unit_test(decode_without_memory_is_an_error),

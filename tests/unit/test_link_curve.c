@@ -200,7 +200,7 @@ static bool monitor_saw(void *monitor, unsigned int wanted)
 	}
 }
 
-static void curve_strangers_are_kept_out(void **state)
+static void curve_peer_not_on_the_list_is_refused(void **state)
 {
 	static const unsigned int refusals[] = {
 		[0] = ZMQ_EVENT_HANDSHAKE_FAILED_AUTH |
@@ -234,7 +234,7 @@ static void curve_strangers_are_kept_out(void **state)
 	zmq_ctx_term(context);
 }
 
-static void curve_stranger_cannot_pose_as_the_server(void **state)
+static void curve_server_with_other_key_is_refused(void **state)
 {
 	struct link_line *line;
 	char endpoint[LINK_ENDPOINT_MAX], lie[LINK_ENDPOINT_MAX + 41];
@@ -626,7 +626,7 @@ static unsigned int cut_connections_to(const char *endpoint)
 }
 
 /* Its line was opened for an unauthenticated peer, and is opened again nevertheless. */
-static void peer_that_was_answered_is_found_again(void **state)
+static void peer_answered_is_found_again(void **state)
 {
 	char plain[LINK_ENDPOINT_MAX];
 	struct peer *peer, *back;
@@ -693,7 +693,7 @@ static void raw_handshake(int fd)
 
 #define IDLE 600u
 
-static void connections_that_show_nothing_make_room(void **state)
+static void connections_unproven_are_closed_for_others(void **state)
 {
 	static int idle[IDLE];
 	struct peer *peer;
@@ -775,7 +775,7 @@ static size_t raw_endless(int fd, const char *mechanism)
 	return sent;
 }
 
-static void strangers_message_without_end_is_not_kept(void **state)
+static void message_endless_of_unproven_peer_is_not_kept(void **state)
 {
 	static const char *const mechanisms[] = {"NULL", "CURVE", "PLAIN"};
 	struct mallinfo2 before, after;
@@ -877,19 +877,19 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		TEST(curve_allowed_daemons_speak),
 		TEST(curve_key_is_found_by_host),
-		TEST(curve_strangers_are_kept_out),
+		TEST(curve_peer_not_on_the_list_is_refused),
 		TEST(unknown_keys_of_one_address_leave_room),
-		TEST(curve_stranger_cannot_pose_as_the_server),
+		TEST(curve_server_with_other_key_is_refused),
 		TEST(curve_reload_admits_and_strikes),
 		TEST(curve_files_are_checked),
 		TEST(peers_life_over_sockets),
 		TEST(peering_ends_with_its_key),
 		TEST(peering_returns_with_its_key),
 		TEST(peer_instance_is_bound_to_its_key),
-		TEST(peer_that_was_answered_is_found_again),
-		TEST(connections_that_show_nothing_make_room),
+		TEST(peer_answered_is_found_again),
+		TEST(connections_unproven_are_closed_for_others),
 		TEST(connection_of_a_known_key_must_speak),
-		TEST(strangers_message_without_end_is_not_kept),
+		TEST(message_endless_of_unproven_peer_is_not_kept),
 		TEST(peer_hello_dials_once_and_only_its_own_host),
 	};
 

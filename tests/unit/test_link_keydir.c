@@ -119,7 +119,7 @@ static void *start_one(void *arg)
 	return NULL;
 }
 
-static void pairs_that_begin_at_once_are_one_each(void **state)
+static void key_pairs_created_at_once_are_one_each(void **state)
 {
 	struct starter starters[8];
 
@@ -148,7 +148,7 @@ static void pairs_that_begin_at_once_are_one_each(void **state)
 	}
 }
 
-static void place_that_cannot_be_is_told(void **state)
+static void key_directory_unusable_is_reported(void **state)
 {
 	struct curve_keys keys;
 	struct link_keydir *dir = NULL;
@@ -205,7 +205,7 @@ static void show(struct link_keydir *dir, const struct curve_keys *keys, const c
 	link_keydir_show(dir, keys->public_key, line);
 }
 
-static void key_that_is_shown_is_found_while_it_runs(void **state)
+static void key_published_is_found_while_its_daemon_runs(void **state)
 {
 	struct curve_keys one, two;
 	struct link_keydir *dir, *other;
@@ -331,7 +331,7 @@ static void on_diagnosis(void *owner, void *line_owner, const struct err *why, b
 		trouble = *why;
 }
 
-static void link_of_another_directory_is_a_stranger(void **state)
+static void link_of_other_directory_is_not_same_user(void **state)
 {
 	struct link_keys keys;
 	char plain[LINK_ENDPOINT_MAX], want[300];
@@ -362,12 +362,12 @@ int main(void)
 #define TEST(name) cmocka_unit_test_setup_teardown(name, keydir_setup, keydir_teardown)
 	const struct CMUnitTest tests[] = {
 		TEST(pair_is_made_once_and_kept),
-		TEST(pairs_that_begin_at_once_are_one_each),
-		TEST(place_that_cannot_be_is_told),
-		TEST(key_that_is_shown_is_found_while_it_runs),
+		TEST(key_pairs_created_at_once_are_one_each),
+		TEST(key_directory_unusable_is_reported),
+		TEST(key_published_is_found_while_its_daemon_runs),
 		TEST(key_of_a_killed_daemon_is_not_found),
 		TEST(links_of_one_user_find_each_other),
-		TEST(link_of_another_directory_is_a_stranger),
+		TEST(link_of_other_directory_is_not_same_user),
 	};
 #undef TEST
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -156,7 +156,7 @@ static void name_answered_is_dialled_ipv4_first(void **state)
 	link_name_free(name);
 }
 
-static void address_that_does_not_connect_gives_way(void **state)
+static void address_not_connecting_is_followed_by_next(void **state)
 {
 	struct link_name *name = open_name();
 
@@ -195,7 +195,7 @@ static void line_connected_is_left_alone(void **state)
 	link_name_free(name);
 }
 
-static void host_that_moved_is_found_again(void **state)
+static void host_moved_is_found_again(void **state)
 {
 	struct link_name *name = open_name();
 
@@ -226,7 +226,7 @@ static void line_back_before_the_answer_stays(void **state)
 	link_name_free(name);
 }
 
-static void name_unknown_is_asked_for_less_and_less(void **state)
+static void name_unknown_is_resolved_with_growing_pauses(void **state)
 {
 	struct link_name *name = open_name();
 	uint64_t begin = loop_now_ns(loop);
@@ -248,7 +248,7 @@ static void name_unknown_is_asked_for_less_and_less(void **state)
 	link_name_free(name);
 }
 
-static void name_freed_before_its_answer_hears_nothing(void **state)
+static void name_freed_before_reply_makes_no_callback(void **state)
 {
 	struct link_name *name = open_name();
 
@@ -288,7 +288,7 @@ static void questions_without_end_are_bounded(void **state)
 			answer_nth(i, EAI_AGAIN, NULL, NULL);
 }
 
-static void memory_that_lacks_costs_a_while(void **state)
+static void name_without_memory_is_resolved_later(void **state)
 {
 	struct link_name *name = NULL;
 
@@ -324,14 +324,14 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(host_of_numbers_is_known),
 		CASE(name_answered_is_dialled_ipv4_first),
-		CASE(address_that_does_not_connect_gives_way),
+		CASE(address_not_connecting_is_followed_by_next),
 		CASE(line_connected_is_left_alone),
-		CASE(host_that_moved_is_found_again),
+		CASE(host_moved_is_found_again),
 		CASE(line_back_before_the_answer_stays),
-		CASE(name_unknown_is_asked_for_less_and_less),
-		CASE(name_freed_before_its_answer_hears_nothing),
+		CASE(name_unknown_is_resolved_with_growing_pauses),
+		CASE(name_freed_before_reply_makes_no_callback),
 		CASE(questions_without_end_are_bounded),
-		CASE(memory_that_lacks_costs_a_while),
+		CASE(name_without_memory_is_resolved_later),
 	};
 
 	log_threshold = -1; /* names without addresses are provoked */

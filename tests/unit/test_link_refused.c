@@ -22,7 +22,7 @@ static bool note(uint64_t at_s, const char *key, const char *address)
 	return log;
 }
 
-static void caller_that_tries_for_ever_is_one_line_a_minute(void **state)
+static void caller_refused_repeatedly_is_logged_once_a_minute(void **state)
 {
 	unsigned int lines = 0;
 
@@ -78,7 +78,7 @@ static void long_texts_are_cut(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(caller_that_tries_for_ever_is_one_line_a_minute),
+		cmocka_unit_test(caller_refused_repeatedly_is_logged_once_a_minute),
 		cmocka_unit_test(flood_of_keys_takes_the_place_of_the_quietest),
 		cmocka_unit_test(long_texts_are_cut),
 	};

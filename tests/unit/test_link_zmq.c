@@ -133,7 +133,7 @@ static void names_hold_no_line_up(void **state)
 	a.link->ops->hangup(line);
 }
 
-static void line_by_name_connects_and_comes_back(void **state)
+static void line_by_name_connects_and_reconnects(void **state)
 {
 	struct link_line *line;
 	char by_name[LINK_ENDPOINT_MAX], plain[LINK_ENDPOINT_MAX];
@@ -176,7 +176,7 @@ int zmq_connect(void *socket, const char *address)
 }
 
 /* libzmq has no memory for it just now, and the name has no second address. */
-static void line_by_name_that_could_not_be_dialled_is_dialled_again(void **state)
+static void line_by_name_not_dialable_is_dialled_again(void **state)
 {
 	struct link_line *line;
 	char by_name[LINK_ENDPOINT_MAX], plain[LINK_ENDPOINT_MAX];
@@ -199,7 +199,7 @@ static void line_by_name_that_could_not_be_dialled_is_dialled_again(void **state
 	a.link->ops->hangup(line);
 }
 
-static void send_to_nobody_refused(void **state)
+static void send_without_peer_is_refused(void **state)
 {
 	struct link_line *line;
 
@@ -213,7 +213,7 @@ static void send_to_nobody_refused(void **state)
 	a.link->ops->hangup(line);
 }
 
-static void line_connects_when_the_other_comes(void **state)
+static void line_connects_when_listener_starts(void **state)
 {
 	struct link_line *line;
 	char endpoint[LINK_ENDPOINT_MAX];
@@ -240,7 +240,7 @@ static void line_connects_when_the_other_comes(void **state)
 	a.link->ops->hangup(line);
 }
 
-static void hangup_still_sends_what_was_sent(void **state)
+static void hangup_flushes_sent_messages(void **state)
 {
 	(void)state;
 	zmqnet_listen(&a);
@@ -510,7 +510,7 @@ static void identity_of_a_client_means_nothing(void **state)
 	zmq_ctx_term(context);
 }
 
-static void garbage_on_the_port_hurts_nobody(void **state)
+static void garbage_on_the_port_harms_no_peer(void **state)
 {
 	static const char *const lines[] = {"GET / HTTP/1.1\r\n\r\n",
 					    "\xff\0\0\0\0\0\0\0\x01\x7f",
@@ -578,12 +578,12 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		TEST(frames_arrive_in_order),
 		TEST(frames_flood_is_handed_up_in_turns),
-		TEST(send_to_nobody_refused),
+		TEST(send_without_peer_is_refused),
 		TEST(names_hold_no_line_up),
-		TEST(line_by_name_connects_and_comes_back),
-		TEST(line_by_name_that_could_not_be_dialled_is_dialled_again),
-		TEST(line_connects_when_the_other_comes),
-		TEST(hangup_still_sends_what_was_sent),
+		TEST(line_by_name_connects_and_reconnects),
+		TEST(line_by_name_not_dialable_is_dialled_again),
+		TEST(line_connects_when_listener_starts),
+		TEST(hangup_flushes_sent_messages),
 		TEST(queue_of_a_frozen_daemon_is_bounded),
 		TEST(endpoint_is_filled_in),
 		TEST(port_of_a_dying_predecessor_is_waited_for),
@@ -594,7 +594,7 @@ int main(void)
 		TEST(messages_of_other_parts_are_dropped),
 		TEST(message_over_the_cap_closes_its_connection),
 		TEST(identity_of_a_client_means_nothing),
-		TEST(garbage_on_the_port_hurts_nobody),
+		TEST(garbage_on_the_port_harms_no_peer),
 		TEST(frames_sent_to_a_line_are_dropped),
 	};
 

@@ -103,7 +103,7 @@ static void failures_are_of_the_last_minute(void **state)
 }
 
 /* A pool of the same name that was registered anew counts from 0. */
-static void counts_that_fall_begin_anew(void **state)
+static void counts_falling_restart(void **state)
 {
 	struct load_counts counts = {.moved = 50 * S, .failed = 9, .firsts = 3};
 	struct load load = idle();
@@ -129,7 +129,7 @@ static bool pass(struct load_gate *gate, struct load_budget *budget,
 	return load_gate_pass(gate, budget, load);
 }
 
-static void step_is_told_and_less_is_not(void **state)
+static void load_step_is_published_and_less_is_not(void **state)
 {
 	struct load_budget budget = {0};
 	struct load_gate gate = {0};
@@ -157,7 +157,7 @@ static void step_is_told_and_less_is_not(void **state)
 }
 
 /* Whatever the load does; and what did not pass is told once there is time. */
-static void told_is_once_in_five_seconds_and_what_was_saved(void **state)
+static void load_is_published_once_in_five_seconds(void **state)
 {
 	struct load_budget budget = {0};
 	struct load_gate gate = {0};
@@ -204,7 +204,7 @@ static cJSON *read_text(const struct load *load, uint64_t seq)
 	return json;
 }
 
-static void text_is_what_was_measured(void **state)
+static void load_text_matches_measurement(void **state)
 {
 	struct load load = idle();
 	cJSON *json = read_text(&load, 1);
@@ -261,10 +261,10 @@ int main(void)
 		cmocka_unit_test(rate_is_of_the_last_seconds),
 		cmocka_unit_test(first_bytes_are_a_mean_of_rooms),
 		cmocka_unit_test(failures_are_of_the_last_minute),
-		cmocka_unit_test(counts_that_fall_begin_anew),
-		cmocka_unit_test(step_is_told_and_less_is_not),
-		cmocka_unit_test(told_is_once_in_five_seconds_and_what_was_saved),
-		cmocka_unit_test(text_is_what_was_measured),
+		cmocka_unit_test(counts_falling_restart),
+		cmocka_unit_test(load_step_is_published_and_less_is_not),
+		cmocka_unit_test(load_is_published_once_in_five_seconds),
+		cmocka_unit_test(load_text_matches_measurement),
 		cmocka_unit_test(text_of_the_largest_fits),
 	};
 

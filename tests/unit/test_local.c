@@ -162,7 +162,7 @@ static void seen_done(struct seen *seen)
 	seen_free(seen);
 }
 
-static void lines_are_told_and_read_again(void **state)
+static void lines_published_are_read(void **state)
 {
 	struct place a = directory_place("g", "a", 0), b = directory_place("g", "b", 0),
 		     only = directory_place("h", "", 0);
@@ -249,7 +249,7 @@ static void session_takes_the_place_of_its_daemons_line(void **state)
 	seen_done(seen);
 }
 
-static void reader_that_is_far_behind_is_told_what_has_gone(void **state)
+static void reader_behind_gets_removed_entries(void **state)
 {
 	enum { MANY = 1000 };
 	struct directory *directory = rig_member(&t.rig, 0);
@@ -309,11 +309,10 @@ int main(void)
 		DIRECTORY_TESTS_ALONE(alone_new, rig_free),
 		DIRECTORY_TESTS_ALONE(slow_new, rig_free),
 		DIRECTORY_TESTS(shared_new, rig_free),
-		DIRECTORY_TEST(lines_are_told_and_read_again, slow_new, rig_free),
+		DIRECTORY_TEST(lines_published_are_read, slow_new, rig_free),
 		DIRECTORY_TEST(session_takes_the_place_of_its_daemons_line, alone_new,
 			       rig_free),
-		DIRECTORY_TEST(reader_that_is_far_behind_is_told_what_has_gone, slow_new,
-			       rig_free),
+		DIRECTORY_TEST(reader_behind_gets_removed_entries, slow_new, rig_free),
 		DIRECTORY_TEST(want_of_memory_is_made_up_for, alone_new, rig_free),
 	};
 	int fd = mkstemp(tmp_path(path, sizeof(path), "kvd-test-members-XXXXXX")), failed;

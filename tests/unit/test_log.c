@@ -114,7 +114,7 @@ static uint64_t coarse_second(void)
 
 /* 300 calls of one site: a burst a second goes out, the next line says how many
  * did not. The next second is waited for by its clock. */
-static void site_is_limited_and_tells_what_it_dropped(void **state)
+static void site_is_limited_and_reports_dropped_count(void **state)
 {
 	static struct log_site site;
 	unsigned int lines = 0, dropped = 0, calls = 0;
@@ -164,7 +164,7 @@ static void plain_format_has_time_and_level(void **state)
 	regfree(&re);
 }
 
-static void stderr_closed_or_full_hurts_nobody(void **state)
+static void stderr_closed_or_full_has_no_effect(void **state)
 {
 	int fds[2];
 
@@ -194,7 +194,7 @@ static const char *journal_got(int fd)
 	return text;
 }
 
-static void fields_go_to_the_journal_or_the_line_to_stderr(void **state)
+static void fields_are_sent_to_journal_or_stderr(void **state)
 {
 	char dir[80], huge[8000];
 	struct sockaddr_un at = {.sun_family = AF_UNIX};
@@ -234,16 +234,16 @@ static void fields_go_to_the_journal_or_the_line_to_stderr(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(fields_go_to_the_journal_or_the_line_to_stderr),
+		cmocka_unit_test(fields_are_sent_to_journal_or_stderr),
 		cmocka_unit_test(line_has_priority_object_words_and_values),
 		cmocka_unit_test(level_below_the_threshold_is_silent),
 		cmocka_unit_test(level_names_parse_and_others_are_refused),
 		cmocka_unit_test(bytes_of_a_client_cannot_forge_a_line),
 		cmocka_unit_test(bytes_of_a_client_cannot_turn_a_terminal),
 		cmocka_unit_test(line_too_long_is_cut_to_one_line),
-		cmocka_unit_test(site_is_limited_and_tells_what_it_dropped),
+		cmocka_unit_test(site_is_limited_and_reports_dropped_count),
 		cmocka_unit_test(plain_format_has_time_and_level),
-		cmocka_unit_test(stderr_closed_or_full_hurts_nobody),
+		cmocka_unit_test(stderr_closed_or_full_has_no_effect),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -137,7 +137,7 @@ static void timer_restarted_at_zero_runs_in_the_next_turn(void **state)
 	loop_free(loop);
 }
 
-static void timer_far_future_saturates(void **state)
+static void timer_in_distant_future_saturates(void **state)
 {
 	struct loop *loop;
 	struct note_timer a;
@@ -217,7 +217,7 @@ static void timer_starts_without_memory(void **state)
 	assert_int_equal(strlen(log), N);
 	loop_free(loop);
 }
-static void turn_virtual_advances_at_most_so_far(void **state)
+static void turn_virtual_advances_at_most_to_limit(void **state)
 {
 	struct loop *loop;
 	struct note_timer a;
@@ -511,7 +511,7 @@ static void timer_real_is_never_early(void **state)
 }
 
 /* An idle loop with a far timer sleeps through: one turn, nothing ran. */
-static void turn_real_idle_waits_as_long_as_asked(void **state)
+static void turn_real_idle_waits_for_timeout(void **state)
 {
 	struct note_timer far;
 	struct loop *loop;
@@ -645,7 +645,7 @@ static void on_burn(struct loop_timer *timer)
 	assert_true(loop_lag_ns(timer->loop, loop_clock_ns(timer->loop)) >= 30 * MS);
 }
 
-static void lag_after_a_long_callback_is_told_until_it_is_past(void **state)
+static void lag_after_long_callback_is_reported_until_past(void **state)
 {
 	struct loop_timer timer;
 	struct loop *loop;
@@ -680,7 +680,7 @@ static void on_spin(struct loop_timer *timer)
 	} while (now < until);
 }
 
-static void stats_of_a_long_turn_tell_its_length(void **state)
+static void stats_of_a_long_turn_have_its_length(void **state)
 {
 	const struct loop_stats *stats;
 	struct loop_timer timer;
@@ -801,10 +801,10 @@ int main(void)
 		cmocka_unit_test(timer_restarted_moves_and_keeps_one_entry),
 		cmocka_unit_test(timer_stopped_by_another_in_the_batch_does_not_run),
 		cmocka_unit_test(timer_restarted_at_zero_runs_in_the_next_turn),
-		cmocka_unit_test(timer_far_future_saturates),
+		cmocka_unit_test(timer_in_distant_future_saturates),
 		cmocka_unit_test(timer_heap_random_matches_a_model),
 		cmocka_unit_test(timer_starts_without_memory),
-		cmocka_unit_test(turn_virtual_advances_at_most_so_far),
+		cmocka_unit_test(turn_virtual_advances_at_most_to_limit),
 		cmocka_unit_test(random_virtual_repeats_by_seed),
 		cmocka_unit_test(defer_runs_once_in_order_and_again_next_turn),
 		cmocka_unit_test(defer_of_another_runs_in_the_same_turn),
@@ -813,14 +813,14 @@ int main(void)
 		cmocka_unit_test(prepare_with_more_keeps_the_loop_from_waiting),
 		cmocka_unit_test(prepare_removed_by_a_sibling_is_not_called),
 		cmocka_unit_test(timer_real_is_never_early),
-		cmocka_unit_test(turn_real_idle_waits_as_long_as_asked),
+		cmocka_unit_test(turn_real_idle_waits_for_timeout),
 		cmocka_unit_test(signal_sent_reaches_the_loop),
 		cmocka_unit_test(wake_from_threads_is_never_lost),
 		cmocka_unit_test(wake_virtual_is_a_deferred_call),
-		cmocka_unit_test(lag_after_a_long_callback_is_told_until_it_is_past),
+		cmocka_unit_test(lag_after_long_callback_is_reported_until_past),
 		cmocka_unit_test(many_fds_of_one_owner_are_served_as_one),
 		cmocka_unit_test(lag_of_a_late_turn_counts_from_the_due_time),
-		cmocka_unit_test(stats_of_a_long_turn_tell_its_length),
+		cmocka_unit_test(stats_of_a_long_turn_have_its_length),
 		cmocka_unit_test(loop_without_memory_is_not_made),
 	};
 

@@ -76,7 +76,7 @@ static void slows_init(struct slow slow[3], struct loop *loop, char *log)
 	}
 }
 
-static void parts_that_are_slow_run_one_callback_a_turn(void **state)
+static void parts_slow_run_one_callback_a_turn(void **state)
 {
 	char timers[16] = "", defers[16] = "";
 	struct slow timed[3], deferred[3];
@@ -100,7 +100,7 @@ static void parts_that_are_slow_run_one_callback_a_turn(void **state)
 	loop_free(loop);
 }
 
-static void defers_cut_off_come_before_newer_ones(void **state)
+static void defers_cut_off_precede_newer_ones(void **state)
 {
 	struct slow slow[3];
 	char log[16] = "";
@@ -154,7 +154,7 @@ static void fds_always_ready_are_served_in_turn(void **state)
 	loop_free(loop);
 }
 
-static void enough_is_never_told_on_a_virtual_loop(void **state)
+static void enough_is_false_on_a_virtual_loop(void **state)
 {
 	struct loop *loop;
 
@@ -180,7 +180,7 @@ static unsigned int until_enough(struct loop *loop)
 }
 
 /* For sweeps: so many asks are a part, in each part anew. */
-static void enough_is_told_on_a_virtual_loop_that_counts(void **state)
+static void enough_is_true_on_a_counting_virtual_loop(void **state)
 {
 	struct loop *loop;
 
@@ -200,11 +200,11 @@ static void enough_is_told_on_a_virtual_loop_that_counts(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(parts_that_are_slow_run_one_callback_a_turn),
-		cmocka_unit_test(defers_cut_off_come_before_newer_ones),
+		cmocka_unit_test(parts_slow_run_one_callback_a_turn),
+		cmocka_unit_test(defers_cut_off_precede_newer_ones),
 		cmocka_unit_test(fds_always_ready_are_served_in_turn),
-		cmocka_unit_test(enough_is_never_told_on_a_virtual_loop),
-		cmocka_unit_test(enough_is_told_on_a_virtual_loop_that_counts),
+		cmocka_unit_test(enough_is_false_on_a_virtual_loop),
+		cmocka_unit_test(enough_is_true_on_a_counting_virtual_loop),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

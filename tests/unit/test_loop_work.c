@@ -109,7 +109,7 @@ static void work_stopped_runs_no_further(void **state)
 }
 
 /* What its last step begins is not lost. */
-static void work_started_by_its_last_step_goes_on(void **state)
+static void work_restarted_by_its_last_step_continues(void **state)
 {
 	struct count count;
 	struct loop *loop = count_new(&count, 2);
@@ -128,7 +128,7 @@ int main(void)
 		cmocka_unit_test(work_with_time_is_over_at_once),
 		cmocka_unit_test(work_without_time_makes_a_step_a_turn),
 		cmocka_unit_test(work_stopped_runs_no_further),
-		cmocka_unit_test(work_started_by_its_last_step_goes_on),
+		cmocka_unit_test(work_restarted_by_its_last_step_continues),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

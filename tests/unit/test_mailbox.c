@@ -67,7 +67,7 @@ static void *put_all(void *arg)
 	return arg;
 }
 
-static void items_of_a_thread_come_in_order(void **state)
+static void items_of_a_thread_arrive_in_order(void **state)
 {
 	pthread_t thread;
 
@@ -81,7 +81,7 @@ static void items_of_a_thread_come_in_order(void **state)
 	assert_int_equal(came, 3 * ITEMS);
 }
 
-static void item_that_is_in_is_put_once(void **state)
+static void item_present_is_put_once(void **state)
 {
 	(void)state;
 	mailbox_put(&box, &items[0].link);
@@ -92,7 +92,7 @@ static void item_that_is_in_is_put_once(void **state)
 	assert_int_equal(came, 1);
 }
 
-static void item_put_in_by_its_own_call_comes_again(void **state)
+static void item_put_by_its_own_call_is_called_again(void **state)
 {
 	(void)state;
 	again = 2;
@@ -102,7 +102,7 @@ static void item_put_in_by_its_own_call_comes_again(void **state)
 	assert_int_equal(again, 0);
 }
 
-static void item_forgotten_does_not_come(void **state)
+static void item_removed_is_not_called(void **state)
 {
 	(void)state;
 	mailbox_put(&box, &items[1].link);
@@ -117,12 +117,12 @@ static void item_forgotten_does_not_come(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(items_of_a_thread_come_in_order, begin,
+		cmocka_unit_test_setup_teardown(items_of_a_thread_arrive_in_order, begin,
 						end),
-		cmocka_unit_test_setup_teardown(item_that_is_in_is_put_once, begin, end),
-		cmocka_unit_test_setup_teardown(item_put_in_by_its_own_call_comes_again,
+		cmocka_unit_test_setup_teardown(item_present_is_put_once, begin, end),
+		cmocka_unit_test_setup_teardown(item_put_by_its_own_call_is_called_again,
 						begin, end),
-		cmocka_unit_test_setup_teardown(item_forgotten_does_not_come, begin, end),
+		cmocka_unit_test_setup_teardown(item_removed_is_not_called, begin, end),
 	};
 
 	return cmocka_run_group_tests_name("mailbox", tests, NULL, NULL);

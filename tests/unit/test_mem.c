@@ -149,7 +149,7 @@ static int scoped_open(int keep)
 }
 
 /* A second close would be of whoever has that number by then. */
-static void close_forgets_the_number(void **state)
+static void close_clears_the_number(void **state)
 {
 	int fd = open("/dev/null", O_RDONLY | O_CLOEXEC), other;
 
@@ -224,7 +224,7 @@ static void *free_elsewhere(void *arg)
 	return NULL;
 }
 
-static void large_block_is_handed_over_by_the_thread_that_asked(void **state)
+static void block_large_is_handed_over_by_its_thread(void **state)
 {
 	void *small = mem_alloc(MEM_LARGE_BYTES - 1), *large = mem_alloc(MEM_LARGE_BYTES);
 	void *other = mem_alloc(MEM_LARGE_BYTES), *kept = NULL;
@@ -272,11 +272,11 @@ int main(void)
 		cmocka_unit_test(fail_at_hits_the_nth_of_every_kind),
 		cmocka_unit_test(fail_at_concerns_one_thread),
 		cmocka_unit_test(secrets_are_equal_or_not),
-		cmocka_unit_test(close_forgets_the_number),
+		cmocka_unit_test(close_clears_the_number),
 		cmocka_unit_test(cleanup_closes_unless_stolen),
 		cmocka_unit_test(block_adopted_is_counted_and_freed_as_others),
 		cmocka_unit_test(map_is_zeroed_and_counted_as_a_block),
-		cmocka_unit_test(large_block_is_handed_over_by_the_thread_that_asked),
+		cmocka_unit_test(block_large_is_handed_over_by_its_thread),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -178,7 +178,7 @@ static void memfd_is_mapped_whole(void **state)
 	close(fd);
 }
 
-static void fd_that_is_no_memory_is_refused(void **state)
+static void fd_without_memory_is_refused(void **state)
 {
 	struct memory *m = NULL;
 	int p[2];
@@ -395,7 +395,7 @@ static pid_t child_until(int p[2])
 	return pid;
 }
 
-static void vm_gone_process_is_noticed(void **state)
+static void vm_process_exit_is_detected(void **state)
 {
 	static uint8_t bytes[8192];
 	struct memory *m = NULL;
@@ -639,13 +639,13 @@ int main(void)
 		cmocka_unit_test(memfd_range_beyond_the_object_is_refused),
 		cmocka_unit_test(memfd_odd_offset_maps_the_page_below),
 		cmocka_unit_test(memfd_is_mapped_whole),
-		cmocka_unit_test(fd_that_is_no_memory_is_refused),
+		cmocka_unit_test(fd_without_memory_is_refused),
 		cmocka_unit_test(memory_with_holes_is_refused_and_stays_empty),
 		cmocka_unit_test(shm_is_imported_guarded),
 		cmocka_unit_test(guard_cut_memory_dies_alone),
 		cmocka_unit_test(guard_foreign_sigbus_keeps_default_action),
 		cmocka_unit_test(linear_memory_is_writable_and_sealed),
-		cmocka_unit_test(vm_gone_process_is_noticed),
+		cmocka_unit_test(vm_process_exit_is_detected),
 		cmocka_unit_test(mem_of_a_process_is_read_until_its_end),
 		cmocka_unit_test(fd_of_another_file_is_no_mem),
 		cmocka_unit_test(vm_unmapped_or_overflowing_range_is_refused),

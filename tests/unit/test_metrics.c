@@ -35,7 +35,7 @@ static void peer_named(char name[METRIC_PEER_NAME], unsigned int n)
 
 /* ---- sets of peers ---- */
 
-static void peer_that_comes_back_goes_on_with_its_counts(void **state)
+static void peer_reconnected_continues_its_counts(void **state)
 {
 	static int a, b;
 	unsigned int at = metrics_peer(&metrics, "a", &a);
@@ -49,7 +49,7 @@ static void peer_that_comes_back_goes_on_with_its_counts(void **state)
 }
 
 /* Its new connection is up before the old one's end is told. */
-static void peer_that_was_replaced_does_not_leave(void **state)
+static void peer_replaced_keeps_its_row(void **state)
 {
 	static int before, now;
 	unsigned int at = metrics_peer(&metrics, "a", &before);
@@ -149,7 +149,7 @@ static void json_of_every_figure_can_be_read(void **state)
 	text_fini(&text);
 }
 
-static void seconds_are_told_whole_and_in_part(void **state)
+static void seconds_have_fractions(void **state)
 {
 	struct text text = {0};
 
@@ -168,7 +168,7 @@ static void seconds_are_told_whole_and_in_part(void **state)
 	text_fini(&text);
 }
 
-static void text_without_memory_is_not_told(void **state)
+static void text_without_memory_is_not_sent(void **state)
 {
 	struct text text = {0};
 
@@ -198,14 +198,13 @@ static void every_command_has_its_cells(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup(peer_that_comes_back_goes_on_with_its_counts,
-				       clear),
-		cmocka_unit_test_setup(peer_that_was_replaced_does_not_leave, clear),
+		cmocka_unit_test_setup(peer_reconnected_continues_its_counts, clear),
+		cmocka_unit_test_setup(peer_replaced_keeps_its_row, clear),
 		cmocka_unit_test_setup(peers_past_the_cap_share_a_set, clear),
 		cmocka_unit_test_setup(labels_of_peers_are_escaped, clear),
 		cmocka_unit_test_setup(json_of_every_figure_can_be_read, clear),
-		cmocka_unit_test_setup(seconds_are_told_whole_and_in_part, clear),
-		cmocka_unit_test_setup(text_without_memory_is_not_told, clear),
+		cmocka_unit_test_setup(seconds_have_fractions, clear),
+		cmocka_unit_test_setup(text_without_memory_is_not_sent, clear),
 		cmocka_unit_test(every_command_has_its_cells),
 	};
 

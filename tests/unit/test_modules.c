@@ -214,7 +214,7 @@ static void list_is_in_the_order_of_its_numbers(void **state)
 	}
 }
 
-static void end_of_a_session_comes_to_all_in_order(void **state)
+static void session_end_reaches_modules_in_order(void **state)
 {
 	struct session *engine = cluster_engine(&c, 0, "engine");
 	struct cache cache = cluster_geometry;
@@ -254,7 +254,7 @@ static void end_of_a_session_waits_for_a_module(void **state)
 	cache_close(&cache);
 }
 
-static void peer_that_comes_and_goes_is_seen_in_order(void **state)
+static void peer_up_and_down_reach_modules_in_order(void **state)
 {
 	struct session *engine = cluster_engine(&c, 0, "engine");
 	struct remote *remote;
@@ -293,7 +293,7 @@ static void submit(struct session *session, struct kvd_ring_entry entry, bool go
 	free(line);
 }
 
-static void entries_come_to_the_module_that_has_the_op_or_the_number(void **state)
+static void entries_reach_the_module_of_the_op_or_number(void **state)
 {
 	struct session *engine = cluster_engine(&c, 0, "engine");
 
@@ -352,7 +352,7 @@ static void room_is_freed(void *part)
 }
 
 /* What was made is freed, in reverse; what was not is left alone. */
-static void part_that_fails_stops_the_list(void **state)
+static void module_failed_stops_the_list(void **state)
 {
 	static const struct module room = {
 		.id = MODULE_ROOM, .new = spy_new, .free = room_is_freed};
@@ -383,7 +383,7 @@ static bool spy_is_ill(const void *part, struct err *why_p)
 	return false;
 }
 
-static void module_that_is_ill_degrades_the_daemon(void **state)
+static void module_unhealthy_degrades_the_daemon(void **state)
 {
 	static const struct module ill = {.id = MODULE_STORE, .health = spy_is_ill};
 	static const struct module *const list[] = {&ill, NULL};
@@ -433,7 +433,7 @@ static void option_is_refused_unless(bool built, const char *text, const char *n
 }
 
 /* make core-test has it without the modules. */
-static void option_of_a_module_that_is_left_out_is_refused_by_name(void **state)
+static void option_of_a_missing_module_is_refused_by_name(void **state)
 {
 	(void)state;
 	option_is_refused_unless(is_built(MODULE_STORE),
@@ -481,20 +481,19 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(list_is_in_the_order_of_its_numbers),
-		cmocka_unit_test_setup_teardown(end_of_a_session_comes_to_all_in_order,
+		cmocka_unit_test_setup_teardown(session_end_reaches_modules_in_order,
 						setup, teardown),
 		cmocka_unit_test_setup_teardown(end_of_a_session_waits_for_a_module,
 						setup, teardown),
-		cmocka_unit_test_setup_teardown(peer_that_comes_and_goes_is_seen_in_order,
+		cmocka_unit_test_setup_teardown(peer_up_and_down_reach_modules_in_order,
 						setup, teardown),
 		cmocka_unit_test_setup_teardown(
-			entries_come_to_the_module_that_has_the_op_or_the_number, setup,
-			teardown),
-		cmocka_unit_test(part_that_fails_stops_the_list),
-		cmocka_unit_test(option_of_a_module_that_is_left_out_is_refused_by_name),
+			entries_reach_the_module_of_the_op_or_number, setup, teardown),
+		cmocka_unit_test(module_failed_stops_the_list),
+		cmocka_unit_test(option_of_a_missing_module_is_refused_by_name),
 		cmocka_unit_test_setup_teardown(source_by_group_wants_the_module_cluster,
 						setup, teardown),
-		cmocka_unit_test(module_that_is_ill_degrades_the_daemon),
+		cmocka_unit_test(module_unhealthy_degrades_the_daemon),
 		cmocka_unit_test(no_list_is_no_modules),
 	};
 

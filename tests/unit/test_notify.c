@@ -60,7 +60,7 @@ static void talk(int fd)
 	expect(fd, "STOPPING=1\nSTATUS=bye");
 }
 
-static void notify_path_and_abstract_sockets_are_told(void **state)
+static void notify_reaches_path_and_abstract_sockets(void **state)
 {
 	char name[64], file[32];
 	int fd;
@@ -186,7 +186,7 @@ static int activate_named(int sock, int file, const char *names)
 	return WEXITSTATUS(status);
 }
 
-static void what_was_kept_is_had_by_its_name(void **state)
+static void fd_stored_is_returned_by_name(void **state)
 {
 	struct sockaddr_un addr = {.sun_family = AF_UNIX};
 	int good = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -232,11 +232,11 @@ static void listen_fd_only_a_listening_stream_socket_is_taken(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(notify_path_and_abstract_sockets_are_told),
+		cmocka_unit_test(notify_reaches_path_and_abstract_sockets),
 		cmocka_unit_test(notify_without_or_with_a_dead_systemd_is_harmless),
 		cmocka_unit_test(watchdog_interval_is_this_process_s),
 		cmocka_unit_test(listen_fd_only_a_listening_stream_socket_is_taken),
-		cmocka_unit_test(what_was_kept_is_had_by_its_name),
+		cmocka_unit_test(fd_stored_is_returned_by_name),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

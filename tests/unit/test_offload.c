@@ -237,7 +237,7 @@ static void principals_take_turns_at_one_helper(void **state)
 	loop_free(loop);
 }
 
-static void free_runs_what_is_queued_and_calls_done(void **state)
+static void free_runs_queued_jobs_and_calls_done(void **state)
 {
 	enum { N = 50 };
 	struct task t[N], late;
@@ -370,7 +370,7 @@ int main(void)
 		cmocka_unit_test(cancel_of_a_waiting_job_keeps_it_from_running),
 		cmocka_unit_test(principal_with_long_jobs_leaves_helpers_to_others),
 		cmocka_unit_test(principals_take_turns_at_one_helper),
-		cmocka_unit_test(free_runs_what_is_queued_and_calls_done),
+		cmocka_unit_test(free_runs_queued_jobs_and_calls_done),
 		cmocka_unit_test(inline_runs_at_submit_and_done_is_deferred),
 		cmocka_unit_test(helper_takes_no_signals),
 		cmocka_unit_test(discarded_block_is_freed_by_a_helper),

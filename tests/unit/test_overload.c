@@ -350,7 +350,7 @@ static void registers_are_bounded_in_bytes(void **state)
 
 /* ---- the past ---- */
 
-static void peer_that_restarts_forever_leaves_nothing(void **state)
+static void peer_restarting_repeatedly_leaks_nothing(void **state)
 {
 	struct storm *p = *state;
 	unsigned int node = 2, rooms = 0;
@@ -445,7 +445,7 @@ static void open_one(struct storm *p, struct session *session, uint64_t pool,
 				room, (unsigned long long)pool);
 }
 
-static void user_that_takes_all_rooms_leaves_some(void **state)
+static void user_at_room_limit_leaves_rooms_for_others(void **state)
 {
 	struct storm *p = *state;
 	struct session *late = cluster_engine_of(&p->c, 0, "late", 1000);
@@ -492,9 +492,9 @@ int main(void)
 		CASE(storms_of_other_messages_keep_nothing),
 		CASE(registers_are_bounded),
 		CASE(registers_are_bounded_in_bytes),
-		CASE(peer_that_restarts_forever_leaves_nothing),
+		CASE(peer_restarting_repeatedly_leaks_nothing),
 		CASE(tombstones_are_a_ring),
-		CASE(user_that_takes_all_rooms_leaves_some),
+		CASE(user_at_room_limit_leaves_rooms_for_others),
 		cmocka_unit_test(share_of_a_small_table_is_all_of_it),
 	};
 

@@ -26,7 +26,7 @@ static void unknown_peer_has_a_second(void **state)
 }
 
 /* What is slow from the beginning is not late by that. */
-static void slow_peer_that_is_not_known_has_more(void **state)
+static void pace_of_unknown_peer_allows_more(void **state)
 {
 	struct pace pace = {.count = 0};
 
@@ -35,7 +35,7 @@ static void slow_peer_that_is_not_known_has_more(void **state)
 	assert_in_range(pace_late_ns(&pace, 64 * MIB), 19200 * MS, 19300 * MS);
 }
 
-static void bytes_scale_what_is_late_above_a_floor(void **state)
+static void pace_limit_scales_with_bytes_above_a_floor(void **state)
 {
 	struct pace pace = {.count = 0};
 
@@ -48,7 +48,7 @@ static void bytes_scale_what_is_late_above_a_floor(void **state)
 }
 
 /* A round trip is not the time of a large pull's part. */
-static void small_pulls_say_little_of_large_ones(void **state)
+static void pace_of_small_pulls_has_little_weight_for_large(void **state)
 {
 	struct pace pace = {.count = 0};
 
@@ -66,7 +66,7 @@ static int falling(const void *a, const void *b)
 }
 
 /* Against sorting, of every count and beyond the memory of it. */
-static void p95_is_that_of_the_last_pulls(void **state)
+static void pace_p95_is_of_recent_pulls(void **state)
 {
 	struct pace pace = {.count = 0};
 	uint64_t seen[300];
@@ -119,7 +119,7 @@ static void times_without_an_end_do_not_wrap(void **state)
 }
 
 /* Eight at once take eight times as long, whichever ends first. */
-static void pulls_that_share_are_not_late_by_that(void **state)
+static void pulls_sharing_a_link_are_not_late(void **state)
 {
 	struct pace pace = {.count = 0};
 	uint64_t seen[8];
@@ -159,13 +159,13 @@ int main(void)
 {
 	static const struct CMUnitTest tests[] = {
 		cmocka_unit_test(unknown_peer_has_a_second),
-		cmocka_unit_test(slow_peer_that_is_not_known_has_more),
-		cmocka_unit_test(bytes_scale_what_is_late_above_a_floor),
-		cmocka_unit_test(small_pulls_say_little_of_large_ones),
-		cmocka_unit_test(p95_is_that_of_the_last_pulls),
+		cmocka_unit_test(pace_of_unknown_peer_allows_more),
+		cmocka_unit_test(pace_limit_scales_with_bytes_above_a_floor),
+		cmocka_unit_test(pace_of_small_pulls_has_little_weight_for_large),
+		cmocka_unit_test(pace_p95_is_of_recent_pulls),
 		cmocka_unit_test(stalls_beyond_the_share_are_expected),
 		cmocka_unit_test(times_without_an_end_do_not_wrap),
-		cmocka_unit_test(pulls_that_share_are_not_late_by_that),
+		cmocka_unit_test(pulls_sharing_a_link_are_not_late),
 		cmocka_unit_test(budget_is_a_burst_and_one_of_twenty),
 	};
 

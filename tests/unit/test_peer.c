@@ -24,7 +24,7 @@
 
 /* ---- coming up ---- */
 
-static void dial_of_present_daemon_comes_up_on_both(void **state)
+static void dial_of_present_daemon_is_up_on_both_sides(void **state)
 {
 	struct peer *a, *b;
 
@@ -75,7 +75,7 @@ static void dial_of_other_host_is_not_same_host(void **state)
 	assert_false(peer->same_host);
 }
 
-static void dial_before_daemon_exists_comes_up_later(void **state)
+static void dial_before_daemon_exists_is_up_later(void **state)
 {
 	struct peer *peer = peernet_dial(0, 2);
 
@@ -222,7 +222,7 @@ static void dial_by_two_names_gives_one_up(void **state)
 	assert_int_equal(sm_state(&loser->sm), PEER_UP);
 }
 
-static void dial_by_name_of_a_daemon_that_dialled_us_takes_over(void **state)
+static void dial_by_name_replaces_incoming_connection(void **state)
 {
 	struct peer *alias;
 
@@ -346,7 +346,7 @@ static void bad_message_takes_the_peer_down_with_bye(void **state)
 	assert_non_null(strstr(net.n[0].why.text, "reports: \"the test wants it so\""));
 }
 
-static void line_that_loses_frames_ends_the_peering(void **state)
+static void line_losing_frames_ends_the_peering(void **state)
 {
 	struct peer *peer = peernet_join();
 	unsigned int breaks = 0;
@@ -371,7 +371,7 @@ static void line_that_loses_frames_ends_the_peering(void **state)
 
 /* ---- going down ---- */
 
-static void close_says_bye_with_the_reason(void **state)
+static void close_sends_bye_with_reason(void **state)
 {
 	struct peer *peer = peernet_join(), *other;
 
@@ -416,7 +416,7 @@ static void kill_redials_while_held(void **state)
 	assert_false(loop_turn(net.loop, 3600 * LOOP_NS_PER_S));
 }
 
-static void release_of_idle_peer_says_bye_in_time(void **state)
+static void release_of_idle_peer_sends_bye_in_time(void **state)
 {
 	(void)state;
 	net.options.idle_after_ns = 5 * LOOP_NS_PER_S;
@@ -544,7 +544,7 @@ static void half_open(unsigned int from)
 
 /* TCP without ACKs: a little more arrives, then nothing, and no BYE. A side that is
  * not received learns it by its unanswered pings. */
-static void half_open_line_that_dries_up_is_learnt_in_time(void **state)
+static void line_half_open_is_detected_in_time(void **state)
 {
 	struct mem_path cut = {.delay_ns = PEERNET_DELAY_NS, .cut = true};
 	uint64_t begin_ns;
@@ -678,7 +678,7 @@ static void line_connected_again_to_the_same_daemon_changes_nothing(void **state
 	assert_int_equal(net.n[1].messages, 1);
 }
 
-static void frames_of_the_old_epoch_are_not_heard(void **state)
+static void frames_of_old_epoch_are_ignored(void **state)
 {
 	struct peer *peer = peernet_join();
 	unsigned int old;
@@ -789,7 +789,7 @@ static void turn_for(uint64_t ns)
 }
 
 /* Both daemons run on this real loop: when it is stopped, neither is dead. */
-static void own_stall_kills_nobody(void **state)
+static void stall_of_own_loop_keeps_peers(void **state)
 {
 	(void)state;
 	peernet_teardown(NULL);
@@ -843,39 +843,39 @@ static void unread_frames_make_the_verdict_wait(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(dial_of_present_daemon_comes_up_on_both),
+		TEST(dial_of_present_daemon_is_up_on_both_sides),
 		TEST(dial_of_other_host_is_not_same_host),
-		TEST(dial_before_daemon_exists_comes_up_later),
+		TEST(dial_before_daemon_exists_is_up_later),
 		TEST(dial_of_bad_endpoint_refused),
 		TEST(dial_twice_gives_one_held_peer),
 		TEST(dial_from_both_sides_gives_one_peer),
 		TEST(dial_of_self_loops_back),
 		TEST(dial_of_self_by_another_name_is_found_out),
 		TEST(dial_by_two_names_gives_one_up),
-		TEST(dial_by_name_of_a_daemon_that_dialled_us_takes_over),
+		TEST(dial_by_name_replaces_incoming_connection),
 		TEST(messages_arrive_once_and_in_order),
 		TEST(message_too_big_refused),
 		TEST(reliable_waits_for_a_full_line_in_order),
 		TEST(reliable_over_its_bound_takes_the_peer_down_later),
 		TEST(bad_message_takes_the_peer_down_with_bye),
-		TEST(line_that_loses_frames_ends_the_peering),
-		TEST(close_says_bye_with_the_reason),
+		TEST(line_losing_frames_ends_the_peering),
+		TEST(close_sends_bye_with_reason),
 		TEST(kill_redials_while_held),
-		TEST(release_of_idle_peer_says_bye_in_time),
+		TEST(release_of_idle_peer_sends_bye_in_time),
 		TEST(release_while_dialling_frees_it),
 		TEST(silence_is_death_within_the_bound),
 		TEST(partition_is_learnt_by_both_and_heals),
 		TEST(restart_takes_the_old_instance_down_first),
 		TEST(half_open_line_out_is_learnt_by_both),
-		TEST(half_open_line_that_dries_up_is_learnt_in_time),
+		TEST(line_half_open_is_detected_in_time),
 		TEST(slow_line_is_not_dead),
 		TEST(half_open_line_in_is_learnt_by_both),
 		TEST(restart_is_found_by_redialling),
 		TEST(restart_is_found_when_the_line_connects_again),
 		TEST(line_connected_again_to_the_same_daemon_changes_nothing),
-		TEST(frames_of_the_old_epoch_are_not_heard),
+		TEST(frames_of_old_epoch_are_ignored),
 		TEST(callbacks_may_do_anything),
-		TEST(own_stall_kills_nobody),
+		TEST(stall_of_own_loop_keeps_peers),
 		TEST(unread_frames_make_the_verdict_wait),
 	};
 

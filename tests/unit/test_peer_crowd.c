@@ -93,7 +93,7 @@ static void peers_of_a_crowd_are_found_without_a_walk(void **state)
 }
 
 /* The rest of a share is known without counting all of its peers. */
-static void shares_of_a_crowd_come_back(void **state)
+static void shares_of_a_crowd_are_returned(void **state)
 {
 	const struct peer_client clients[] = {{.uid = 1, .session = 1},
 					      {.uid = 1, .session = 2},
@@ -210,7 +210,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, crowd_setup, peernet_teardown)
 		TEST(peers_of_a_crowd_are_found_without_a_walk),
-		TEST(shares_of_a_crowd_come_back),
+		TEST(shares_of_a_crowd_are_returned),
 		TEST(peers_of_a_crowd_leave_one_a_turn_when_time_is_short),
 		TEST(peers_of_a_crowd_are_lost_one_a_turn_when_time_is_short),
 #undef TEST

@@ -107,7 +107,7 @@ static void came(unsigned int n)
 
 /* ---- one order ---- */
 
-static void express_that_overtakes_the_control_line_waits_for_it(void **state)
+static void express_ahead_of_control_line_waits(void **state)
 {
 	(void)state;
 	assert_int_equal(peernet_lease(a, 1, true), 0);
@@ -127,7 +127,7 @@ static void express_that_overtakes_the_control_line_waits_for_it(void **state)
 	came(5);
 }
 
-static void control_line_that_overtakes_express_waits_for_it(void **state)
+static void control_line_ahead_of_express_waits(void **state)
 {
 	uint64_t missed;
 
@@ -174,7 +174,7 @@ static void message_mixed_at_random_keeps_the_order(void **state)
 	assert_true(n > 100);
 }
 
-static void express_without_room_goes_by_the_control_line(void **state)
+static void express_without_space_uses_control_line(void **state)
 {
 	(void)state;
 	no_room = true;
@@ -204,7 +204,7 @@ static void express_out_of_order_is_refused(void **state)
 
 /* ---- bounds ---- */
 
-static void express_that_nobody_takes_is_bounded_and_holds_the_control_line(void **state)
+static void express_not_taken_is_bounded_and_stops_control_line(void **state)
 {
 	unsigned int n = 0, queued = 0;
 
@@ -232,7 +232,7 @@ static int carry_on(void *owner, const void *frame, size_t len)
 	return 0;
 }
 
-static void express_that_is_never_all_taken_goes_on(void **state)
+static void express_taken_in_part_continues(void **state)
 {
 	struct peer_express way = {.owner = carried, .send = carry_on};
 
@@ -333,7 +333,7 @@ static void express_rows_are_large_and_bounded_by_a_window(void **state)
 	assert_int_equal(net.n[0].downs, 0);
 }
 
-static void express_rows_that_the_line_refuses_go_by_the_control_line(void **state)
+static void express_rows_refused_use_control_line(void **state)
 {
 	(void)state;
 	rows_begin();
@@ -347,7 +347,7 @@ static void express_rows_that_the_line_refuses_go_by_the_control_line(void **sta
 	assert_int_equal(net.n[1].messages, 2);
 }
 
-static void express_line_that_copies_leaves_rows_to_the_control_line(void **state)
+static void express_line_with_copies_leaves_rows_to_control_line(void **state)
 {
 	(void)state;
 	net.n[1].on_other = on_rows;
@@ -359,7 +359,7 @@ static void express_line_that_copies_leaves_rows_to_the_control_line(void **stat
 
 /* ---- faults ---- */
 
-static void control_line_that_loses_frames_is_found_out_beside_express(void **state)
+static void control_line_losing_frames_is_detected_with_express(void **state)
 {
 	(void)state;
 	assert_int_equal(peernet_lease(a, 1, true), 0);
@@ -372,7 +372,7 @@ static void control_line_that_loses_frames_is_found_out_beside_express(void **st
 	assert_false(carried[0].taken); /* the data line's owner ends it */
 }
 
-static void express_that_is_lost_ends_the_peering(void **state)
+static void express_lost_ends_the_peering(void **state)
 {
 	struct err why;
 
@@ -429,7 +429,7 @@ static void express_of_another_peering_or_kind_is_refused(void **state)
 	assert_int_equal(sm_state(&b->sm), PEER_UP);
 }
 
-static void end_of_the_peering_forgets_what_came_early(void **state)
+static void peering_end_drops_early_messages(void **state)
 {
 	(void)state;
 	assert_int_equal(express(1), 0);
@@ -508,21 +508,21 @@ static void early_frame_without_memory_ends_the_peering(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(express_that_overtakes_the_control_line_waits_for_it),
-		TEST(control_line_that_overtakes_express_waits_for_it),
+		TEST(express_ahead_of_control_line_waits),
+		TEST(control_line_ahead_of_express_waits),
 		TEST(message_mixed_at_random_keeps_the_order),
-		TEST(express_without_room_goes_by_the_control_line),
+		TEST(express_without_space_uses_control_line),
 		TEST(express_out_of_order_is_refused),
-		TEST(express_that_nobody_takes_is_bounded_and_holds_the_control_line),
+		TEST(express_not_taken_is_bounded_and_stops_control_line),
 		TEST(control_frames_without_end_before_an_early_one_end_the_peering),
-		TEST(express_that_is_never_all_taken_goes_on),
+		TEST(express_taken_in_part_continues),
 		TEST(express_rows_are_large_and_bounded_by_a_window),
-		TEST(express_rows_that_the_line_refuses_go_by_the_control_line),
-		TEST(express_line_that_copies_leaves_rows_to_the_control_line),
-		TEST(control_line_that_loses_frames_is_found_out_beside_express),
-		TEST(express_that_is_lost_ends_the_peering),
+		TEST(express_rows_refused_use_control_line),
+		TEST(express_line_with_copies_leaves_rows_to_control_line),
+		TEST(control_line_losing_frames_is_detected_with_express),
+		TEST(express_lost_ends_the_peering),
 		TEST(express_of_another_peering_or_kind_is_refused),
-		TEST(end_of_the_peering_forgets_what_came_early),
+		TEST(peering_end_drops_early_messages),
 		TEST(early_frame_without_memory_ends_the_peering),
 	};
 

@@ -636,7 +636,7 @@ static void refusals_of_one_user_leave_lines(void **state)
 	net.n[2].link->ops->hangup(line);
 }
 
-static void welcome_without_nonce_is_not_heard(void **state)
+static void welcome_without_nonce_is_ignored(void **state)
 {
 	struct peer *peer = peernet_dial(0, 3); /* no daemon is there */
 	struct link_line *line = raw_start(NULL);
@@ -691,7 +691,7 @@ static void peers_at_their_cap_are_refused(void **state)
 }
 
 /* For any number of HELLOs, the places are for peers that are up. */
-static void strangers_take_no_place_of_a_peer(void **state)
+static void unauthenticated_peers_do_not_replace_peers(void **state)
 {
 	struct link_line *line;
 	struct peer *peer;
@@ -743,7 +743,7 @@ static unsigned int dial_nobody(uint32_t uid, uint64_t session, unsigned int wan
 	return n;
 }
 
-static void dials_to_nobody_leave_places(void **state)
+static void dials_without_listener_leave_room_for_peers(void **state)
 {
 	unsigned int first, all = 0;
 	struct peer *peer;
@@ -770,7 +770,7 @@ static void dials_to_nobody_leave_places(void **state)
 	assert_int_equal(sm_state(&peer->sm), PEER_UP);
 }
 
-static void dial_that_keys_forbid_is_told_at_once_and_tried_again(void **state)
+static void dial_forbidden_by_keys_is_reported_and_retried(void **state)
 {
 	const struct mem_path refuse = {.delay_ns = PEERNET_DELAY_NS, .refuse = true};
 	const struct mem_path open = {.delay_ns = PEERNET_DELAY_NS};
@@ -802,7 +802,7 @@ static void dial_that_keys_forbid_is_told_at_once_and_tried_again(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(dial_that_keys_forbid_is_told_at_once_and_tried_again),
+		TEST(dial_forbidden_by_keys_is_reported_and_retried),
 		TEST(frame_cut_or_bent_is_dropped),
 		TEST(frame_replayed_is_dropped),
 		TEST(frame_of_wrong_header_is_dropped),
@@ -818,10 +818,10 @@ int main(void)
 		TEST(hello_with_bad_contents_is_dropped),
 		TEST(refusals_are_bounded),
 		TEST(refusals_of_one_user_leave_lines),
-		TEST(welcome_without_nonce_is_not_heard),
+		TEST(welcome_without_nonce_is_ignored),
 		TEST(peers_at_their_cap_are_refused),
-		TEST(strangers_take_no_place_of_a_peer),
-		TEST(dials_to_nobody_leave_places),
+		TEST(unauthenticated_peers_do_not_replace_peers),
+		TEST(dials_without_listener_leave_room_for_peers),
 	};
 
 	log_set_level(LOG_LEVEL_ERROR);

@@ -79,7 +79,7 @@ static int teardown(void **state)
 
 /* ---- parts that are right ---- */
 
-static void message_of_any_length_comes_whole(void **state)
+static void message_of_any_length_arrives_whole(void **state)
 {
 	static const size_t lens[] = {1, PART, PART + 1, 2 * PART, BODY, QUEUE - 500};
 
@@ -108,7 +108,7 @@ static void message_keeps_its_place_among_others(void **state)
 		assert_int_equal(net.n[1].numbers[i], i + 1);
 }
 
-static void message_to_oneself_comes_whole(void **state)
+static void message_to_self_arrives_whole(void **state)
 {
 	(void)state;
 	a = peernet_dial(0, 0);
@@ -122,7 +122,7 @@ static void message_to_oneself_comes_whole(void **state)
 }
 
 /* Rooms of one daemon send in the same turn: their memory was allocated before. */
-static void messages_to_oneself_beyond_the_queue_come_all(void **state)
+static void messages_to_self_beyond_the_queue_all_arrive(void **state)
 {
 	struct peer *self = peernet_dial(0, 0);
 
@@ -139,7 +139,7 @@ static void messages_to_oneself_beyond_the_queue_come_all(void **state)
 }
 
 /* Parts wait for turns; waiting ones must not end the peering while the line is free. */
-static void messages_beyond_the_queue_go_at_once(void **state)
+static void messages_beyond_the_queue_are_sent_at_once(void **state)
 {
 	const size_t len = 4 * BODY;
 	const unsigned int n = 2 * QUEUE / (4 * BODY);
@@ -155,7 +155,7 @@ static void messages_beyond_the_queue_go_at_once(void **state)
 }
 
 /* Nothing of it is handed up, and on neither side anything of it is left. */
-static void peer_that_dies_in_the_middle_leaves_nothing(void **state)
+static void peer_dead_during_message_leaks_nothing(void **state)
 {
 	int64_t live = mem_live();
 	unsigned int parts = 0;
@@ -183,7 +183,7 @@ static void peer_that_dies_in_the_middle_leaves_nothing(void **state)
 	assert_int_equal(mem_live(), live);
 }
 
-static void sender_whose_peer_goes_down_frees_the_rest(void **state)
+static void sender_of_lost_peer_frees_the_rest(void **state)
 {
 	struct err why;
 
@@ -261,7 +261,7 @@ static void assert_ends(struct forged f, bool first)
 	assert_int_equal(mem_live(), live);
 }
 
-static void part_that_is_wrong_ends_the_peering(void **state)
+static void part_invalid_ends_the_peering(void **state)
 {
 	static const struct {
 		struct forged f;
@@ -380,20 +380,20 @@ static void long_message_without_memory_ends_the_peering(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(message_of_any_length_comes_whole, setup,
-						teardown),
+		cmocka_unit_test_setup_teardown(message_of_any_length_arrives_whole,
+						setup, teardown),
 		cmocka_unit_test_setup_teardown(message_keeps_its_place_among_others,
 						setup, teardown),
-		cmocka_unit_test_setup_teardown(message_to_oneself_comes_whole, setup,
+		cmocka_unit_test_setup_teardown(message_to_self_arrives_whole, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(
-			messages_to_oneself_beyond_the_queue_come_all, setup, teardown),
-		cmocka_unit_test_setup_teardown(messages_beyond_the_queue_go_at_once,
-						setup, teardown),
-		cmocka_unit_test(peer_that_dies_in_the_middle_leaves_nothing),
+			messages_to_self_beyond_the_queue_all_arrive, setup, teardown),
 		cmocka_unit_test_setup_teardown(
-			sender_whose_peer_goes_down_frees_the_rest, setup, teardown),
-		cmocka_unit_test(part_that_is_wrong_ends_the_peering),
+			messages_beyond_the_queue_are_sent_at_once, setup, teardown),
+		cmocka_unit_test(peer_dead_during_message_leaks_nothing),
+		cmocka_unit_test_setup_teardown(sender_of_lost_peer_frees_the_rest, setup,
+						teardown),
+		cmocka_unit_test(part_invalid_ends_the_peering),
 		cmocka_unit_test_setup_teardown(message_in_parts_is_charged, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(part_replayed_changes_nothing, setup,

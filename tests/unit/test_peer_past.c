@@ -35,7 +35,7 @@ static const struct peer_past *past_only(unsigned int node)
 	return list_first(peers_past(net.n[node].peers), struct peer_past, link);
 }
 
-static void peer_that_is_lost_is_remembered_for_ten_minutes(void **state)
+static void peer_lost_is_kept_for_ten_minutes(void **state)
 {
 	struct peer *peer = peernet_join();
 	const struct peer_past *past;
@@ -72,7 +72,7 @@ static void peer_that_is_lost_is_remembered_for_ten_minutes(void **state)
 	assert_int_equal(past_count(0), 0);
 }
 
-static void peer_that_restarts_for_ever_is_one(void **state)
+static void peer_restarting_repeatedly_is_one_entry(void **state)
 {
 	struct peer *peer;
 
@@ -93,7 +93,7 @@ static void peer_that_restarts_for_ever_is_one(void **state)
 	}
 }
 
-static void peers_that_nobody_ever_reached_are_bounded(void **state)
+static void peers_never_reached_are_bounded(void **state)
 {
 	char endpoint[LINK_ENDPOINT_MAX];
 	struct peer *peer;
@@ -131,7 +131,7 @@ static unsigned int failures_logged(struct peer *peer, enum err_code code)
 	return lines;
 }
 
-static void attempts_that_fail_alike_are_one_line_a_minute(void **state)
+static void attempts_failing_equally_are_logged_once_a_minute(void **state)
 {
 	struct peer *peer = peernet_dial(0, 2);
 
@@ -145,10 +145,10 @@ static void attempts_that_fail_alike_are_one_line_a_minute(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(peer_that_is_lost_is_remembered_for_ten_minutes),
-		TEST(peer_that_restarts_for_ever_is_one),
-		TEST(peers_that_nobody_ever_reached_are_bounded),
-		TEST(attempts_that_fail_alike_are_one_line_a_minute),
+		TEST(peer_lost_is_kept_for_ten_minutes),
+		TEST(peer_restarting_repeatedly_is_one_entry),
+		TEST(peers_never_reached_are_bounded),
+		TEST(attempts_failing_equally_are_logged_once_a_minute),
 	};
 
 	log_set_level(LOG_LEVEL_ERROR);

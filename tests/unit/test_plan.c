@@ -140,7 +140,7 @@ static void hnd_to_hnd_merges_heads_and_pages(void **state)
 	layout_free(hnd);
 }
 
-static void page_sizes_that_differ_meet_in_the_middle(void **state)
+static void page_sizes_different_are_planned_both_ways(void **state)
 {
 	struct layout *src = sglang(16, 1, 8, 1, 0), *dst = sglang(64, 1, 8, 1, 0);
 	const uint32_t sp[] = {9, 3, 5, 6, 7}, dp[] = {2, 0};
@@ -411,7 +411,7 @@ static void runs_over_max_rows_are_refused_early(void **state)
 	layout_free(dst);
 }
 
-static void wants_outside_what_both_hold_are_refused(void **state)
+static void wants_outside_both_sides_are_refused(void **state)
 {
 	struct layout *src = sglang(16, 2, 16, 2, 1), *dst = sglang(16, 2, 16, 1, 0);
 	struct plan_map map = first_pages(1, 1);
@@ -479,7 +479,7 @@ static void wants_of_the_same_units_twice_are_refused(void **state)
 
 /* Fields that interleave in a form no loop describes: exact below the limit, refused
  * above it, never slow and never wrong. */
-static void fields_that_mesh_beyond_the_limit_are_refused(void **state)
+static void fields_crossing_beyond_the_limit_are_refused(void **state)
 {
 	struct layout_field f = {.unit_bytes = 1,
 				 .unit_stride = 3,
@@ -589,7 +589,7 @@ int main(void)
 		cmocka_unit_test(slices_are_one_run_a_buffer_when_pages_follow),
 		cmocka_unit_test(nhd_to_hnd_is_one_row_a_head_and_token),
 		cmocka_unit_test(hnd_to_hnd_merges_heads_and_pages),
-		cmocka_unit_test(page_sizes_that_differ_meet_in_the_middle),
+		cmocka_unit_test(page_sizes_different_are_planned_both_ways),
 		cmocka_unit_test(layers_of_a_stage_are_those_both_hold),
 		cmocka_unit_test(hybrid_views_of_one_tensor_leave_the_padding),
 		cmocka_unit_test(source_pages_may_repeat),
@@ -597,9 +597,9 @@ int main(void)
 		cmocka_unit_test(long_lists_out_of_order_give_the_plan_of_the_ordered),
 		cmocka_unit_test(plan_over_max_rows_is_refused),
 		cmocka_unit_test(runs_over_max_rows_are_refused_early),
-		cmocka_unit_test(wants_outside_what_both_hold_are_refused),
+		cmocka_unit_test(wants_outside_both_sides_are_refused),
 		cmocka_unit_test(wants_of_the_same_units_twice_are_refused),
-		cmocka_unit_test(fields_that_mesh_beyond_the_limit_are_refused),
+		cmocka_unit_test(fields_crossing_beyond_the_limit_are_refused),
 		cmocka_unit_test(rows_without_number_are_one_run),
 		cmocka_unit_test(plan_without_memory_is_an_error),
 	};

@@ -30,7 +30,7 @@ static struct plan *built(const struct plan_run *runs, size_t count)
 	return plan;
 }
 
-static void rows_that_follow_merge_and_equal_strides_fold(void **state)
+static void rows_adjacent_merge_and_equal_strides_fold(void **state)
 {
 	const struct plan_run rows[] = {
 		row(0, 100, 10), row(10, 110, 10), /* merge */
@@ -51,7 +51,7 @@ static void rows_that_follow_merge_and_equal_strides_fold(void **state)
 	plan_free(plan);
 }
 
-static void ends_tell_the_last_byte_of_each_buffer(void **state)
+static void ends_have_last_byte_of_each_buffer(void **state)
 {
 	struct plan_run runs[] = {
 		{.src = 500,
@@ -82,7 +82,7 @@ static void ends_tell_the_last_byte_of_each_buffer(void **state)
 	plan_free(plan);
 }
 
-static void ends_that_no_table_holds_are_left_out(void **state)
+static void ends_beyond_table_are_left_out(void **state)
 {
 	struct plan_run rows[] = {row(0, 0, 8), row((UINT64_C(1) << 63) + 8, 100, 8)};
 	struct plan *plan = built(rows, 2); /* one run, its stride is negative */
@@ -134,7 +134,7 @@ static void rows_keep_their_order(void **state)
 	plan_free(plan);
 }
 
-static void rows_that_descend_are_one_run(void **state)
+static void rows_descending_are_one_run(void **state)
 {
 	const struct plan_run rows[] = {row(90, 900, 5), row(80, 800, 5),
 					row(70, 700, 5)};
@@ -193,7 +193,7 @@ static void run_without_gaps_is_one_row(void **state)
 	plan_free(plan);
 }
 
-static void rows_that_overflow_are_refused(void **state)
+static void rows_overflowing_are_refused(void **state)
 {
 	static const struct plan_run bad[] = {
 		{.len = 0, .count = 1},
@@ -305,15 +305,15 @@ static void walk_from_any_byte_gives_the_same_stream(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(rows_that_follow_merge_and_equal_strides_fold),
-		cmocka_unit_test(ends_tell_the_last_byte_of_each_buffer),
-		cmocka_unit_test(ends_that_no_table_holds_are_left_out),
+		cmocka_unit_test(rows_adjacent_merge_and_equal_strides_fold),
+		cmocka_unit_test(ends_have_last_byte_of_each_buffer),
+		cmocka_unit_test(ends_beyond_table_are_left_out),
 		cmocka_unit_test(rows_fold_late_when_the_stride_shows_late),
 		cmocka_unit_test(rows_keep_their_order),
-		cmocka_unit_test(rows_that_descend_are_one_run),
+		cmocka_unit_test(rows_descending_are_one_run),
 		cmocka_unit_test(row_after_a_run_merges_with_its_last_row),
 		cmocka_unit_test(run_without_gaps_is_one_row),
-		cmocka_unit_test(rows_that_overflow_are_refused),
+		cmocka_unit_test(rows_overflowing_are_refused),
 		cmocka_unit_test(median_of_many_lengths_is_by_rows),
 		cmocka_unit_test(walk_from_any_byte_gives_the_same_stream),
 	};

@@ -371,7 +371,7 @@ static void rows_are_sorted_by_destination(void **state)
 		"\n");
 }
 
-static void plan_explained_says_why_rows_stay_apart(void **state)
+static void plan_explained_names_cause_of_unmerged_rows(void **state)
 {
 	int r;
 	char *out = answer(accepted, strlen(accepted),
@@ -465,7 +465,7 @@ static void cover_of_replicas_takes_the_lowest_rank(void **state)
 		"\"contributions\":2,\"idle\":[1]}\n");
 }
 
-static void cover_of_one_latent_goes_by_room(void **state)
+static void cover_of_one_latent_depends_on_room(void **state)
 {
 	static const char *const rooms[] = {"\"6\"", "\"18446744073709551615\"", "1"};
 	static const char *const sends[] = {"0", "1", "1"};
@@ -490,7 +490,7 @@ static void cover_of_one_latent_goes_by_room(void **state)
 	}
 }
 
-static void cover_that_cannot_be_names_the_units(void **state)
+static void cover_impossible_names_the_units(void **state)
 {
 	static const struct {
 		const char *text, *needle;
@@ -556,7 +556,7 @@ static void cover_explained_names_the_idle(void **state)
 
 /* ---- the file ---- */
 
-static void file_that_is_not_there_is_refused(void **state)
+static void file_missing_is_refused(void **state)
 {
 	FILE *saved = stderr;
 
@@ -569,7 +569,7 @@ static void file_that_is_not_there_is_refused(void **state)
 }
 
 /* If any allocation fails, the answer is an error and nothing is leaked. */
-static void memory_that_runs_out_is_an_error(void **state)
+static void memory_exhausted_is_an_error(void **state)
 {
 	uint64_t count;
 	int r;
@@ -646,15 +646,15 @@ int main(void)
 		cmocka_unit_test(pages_as_runs_are_pages),
 		cmocka_unit_test(pages_in_descending_order_are_one_row),
 		cmocka_unit_test(rows_are_sorted_by_destination),
-		cmocka_unit_test(plan_explained_says_why_rows_stay_apart),
+		cmocka_unit_test(plan_explained_names_cause_of_unmerged_rows),
 		cmocka_unit_test(plan_explained_packs_as_the_transports_do),
 		cmocka_unit_test(cover_of_replicas_takes_the_lowest_rank),
-		cmocka_unit_test(cover_of_one_latent_goes_by_room),
-		cmocka_unit_test(cover_that_cannot_be_names_the_units),
+		cmocka_unit_test(cover_of_one_latent_depends_on_room),
+		cmocka_unit_test(cover_impossible_names_the_units),
 		cmocka_unit_test(cover_explained_names_the_idle),
 		cmocka_unit_test(cover_of_many_sources_costs_no_square),
-		cmocka_unit_test(file_that_is_not_there_is_refused),
-		cmocka_unit_test(memory_that_runs_out_is_an_error),
+		cmocka_unit_test(file_missing_is_refused),
+		cmocka_unit_test(memory_exhausted_is_an_error),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -273,7 +273,7 @@ static void peer_pins_no_more_than_half_of_a_user_s_share(void **state)
 	assert_int_equal(pinned(w), 0);
 }
 
-static void peer_that_goes_lets_go_of_all(void **state)
+static void peer_lost_releases_all_holds(void **state)
 {
 	struct world *w = *state;
 
@@ -290,7 +290,7 @@ static void peer_that_goes_lets_go_of_all(void **state)
 	assert_int_equal(pinned(w), 0);
 }
 
-static void lease_that_is_renewed_is_longer(void **state)
+static void lease_renewed_is_longer(void **state)
 {
 	struct world *w = *state;
 
@@ -319,7 +319,7 @@ static struct store_handle *other_kind(struct world *w)
 	return handle_open(w, w->other, w->wide.pool);
 }
 
-static void leg_names_pools_that_were_told(void **state)
+static void leg_names_reported_pools(void **state)
 {
 	struct world *w = *state;
 	struct store_handle *other = other_kind(w);
@@ -344,7 +344,7 @@ static void leg_names_pools_that_were_told(void **state)
 	store_chunk_unpin(part->chunk);
 }
 
-static void leg_that_waits_is_refused_when_its_hold_ends(void **state)
+static void leg_waiting_is_refused_when_hold_ends(void **state)
 {
 	struct world *w = *state;
 	struct store_part *part;
@@ -372,7 +372,7 @@ static void leg_that_waits_is_refused_when_its_hold_ends(void **state)
 }
 
 /* Of a fetch that was given up before it pulled: nobody will. */
-static void legs_end_when_the_hold_is_let_go(void **state)
+static void legs_end_when_hold_is_released(void **state)
 {
 	const struct wire_chunk_release msg = {.ask = 1};
 	struct world *w = *state;
@@ -391,7 +391,7 @@ static void legs_end_when_the_hold_is_let_go(void **state)
 #define LEGS 100u
 #define LONG 60u
 
-static void legs_that_wait_are_looked_at_once_a_turn(void **state)
+static void legs_waiting_are_checked_once_a_turn(void **state)
 {
 	struct world *w = *state;
 	struct store *store = node_store(w);
@@ -578,7 +578,7 @@ static void holder_with_many_masks_costs_few_covers(void **state)
 		cache_close(&caches[i]);
 }
 
-static void holder_that_tells_what_none_would_is_a_miss(void **state)
+static void holder_with_impossible_reply_is_a_miss(void **state)
 {
 	struct world *w = *state;
 	struct cache caches[RANKS];
@@ -673,14 +673,14 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(peer_pins_no_more_than_half_of_a_user_s_share),
-		CASE(peer_that_goes_lets_go_of_all),
-		CASE(lease_that_is_renewed_is_longer),
-		CASE(leg_names_pools_that_were_told),
-		CASE(leg_that_waits_is_refused_when_its_hold_ends),
-		CASE(legs_end_when_the_hold_is_let_go),
-		CASE(legs_that_wait_are_looked_at_once_a_turn),
+		CASE(peer_lost_releases_all_holds),
+		CASE(lease_renewed_is_longer),
+		CASE(leg_names_reported_pools),
+		CASE(leg_waiting_is_refused_when_hold_ends),
+		CASE(legs_end_when_hold_is_released),
+		CASE(legs_waiting_are_checked_once_a_turn),
 		CASE(holder_with_many_masks_costs_few_covers),
-		CASE(holder_that_tells_what_none_would_is_a_miss),
+		CASE(holder_with_impossible_reply_is_a_miss),
 		CASE(holder_s_lease_is_renewed_while_it_is_held),
 		CASE(lease_begins_with_the_answer),
 	};

@@ -208,7 +208,7 @@ static int teardown(void **state)
 
 /* ---- what moves ---- */
 
-static void chunks_by_entries_come_back(void **state)
+static void chunks_put_by_entries_are_fetched(void **state)
 {
 	struct world *w = *state;
 	struct kvd_ring_entry e = entry(KVD_RING_FIND, SLOT + 1, w->space);
@@ -265,7 +265,7 @@ static void slot_is_a_moves_until_its_end(void **state)
 }
 
 /* The same where the socket closed it. */
-static void move_that_the_socket_closed_has_its_slot(void **state)
+static void move_closed_by_socket_keeps_its_slot(void **state)
 {
 	struct world *w = *state;
 
@@ -372,7 +372,7 @@ static void forged_lengths_break_the_protocol(void **state)
 	give(w, entry(KVD_RING_FIND, SLOT, w->space), NULL);
 }
 
-static void slots_that_are_not_the_entrys_break_the_protocol(void **state)
+static void slots_of_others_violate_the_protocol(void **state)
 {
 	struct world *w = *state;
 	static const enum kvd_ring_op ops[] = {KVD_RING_FIND, KVD_RING_PUT,
@@ -412,7 +412,7 @@ static void find_is_refused(struct world *w, uint64_t space, uint64_t first,
 	failed_with(w, slot, code);
 }
 
-static void what_is_another_sessions_is_not_found(void **state)
+static void object_of_other_session_is_not_found(void **state)
 {
 	struct world *w = *state;
 	struct kvd_ring_entry e = put_entry(w, SLOT + 1, 1);
@@ -463,7 +463,7 @@ static void hold_is_refused(struct world *w, uint32_t slot, uint64_t lease_ms,
 	failed_with(w, slot, code);
 }
 
-static void holds_that_cannot_be_are_refused(void **state)
+static void holds_invalid_are_refused(void **state)
 {
 	struct world *w = *state;
 
@@ -519,7 +519,7 @@ static void numbers_past_all_prompts_are_refused(void **state)
 }
 
 /* An id twice; ids of another place; none; what the daemon does not have. */
-static void puts_that_cannot_be_are_refused(void **state)
+static void puts_invalid_are_refused(void **state)
 {
 	struct world *w = *state;
 	struct kvd_ring_entry e = put_entry(w, SLOT, 2);
@@ -583,7 +583,7 @@ static void while_a_helper_reads(struct world *w, const char *what, uint64_t num
 	cluster_run(&w->c, LOOP_NS_PER_S);
 }
 
-static void space_that_is_closed_while_a_helper_reads_is_not_found(void **state)
+static void space_closed_during_read_is_not_found(void **state)
 {
 	struct world *w = *state;
 
@@ -592,7 +592,7 @@ static void space_that_is_closed_while_a_helper_reads_is_not_found(void **state)
 	assert_int_equal(figures(w).chunks, 0);
 }
 
-static void engine_that_dies_while_a_helper_reads_leaves_nothing(void **state)
+static void engine_dead_during_read_leaks_nothing(void **state)
 {
 	struct world *w = *state;
 
@@ -601,7 +601,7 @@ static void engine_that_dies_while_a_helper_reads_leaves_nothing(void **state)
 	w->me = cluster_engine(&w->c, 0, "me");
 }
 
-static void hold_that_is_closed_while_a_helper_reads_is_not_found(void **state)
+static void hold_closed_during_read_is_not_found(void **state)
 {
 	struct world *w = *state;
 	struct offload *offload = w->c.nodes[0].kvd.offload;
@@ -626,7 +626,7 @@ static void hold_that_is_closed_while_a_helper_reads_is_not_found(void **state)
 
 /* ---- an engine that ends ---- */
 
-static void session_that_ends_takes_all_of_it_with_it(void **state)
+static void session_end_frees_everything(void **state)
 {
 	struct world *w = *state;
 	struct payload p = {0};
@@ -654,20 +654,20 @@ static void session_that_ends_takes_all_of_it_with_it(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		CASE(chunks_by_entries_come_back),
+		CASE(chunks_put_by_entries_are_fetched),
 		CASE(slot_is_a_moves_until_its_end),
-		CASE(move_that_the_socket_closed_has_its_slot),
+		CASE(move_closed_by_socket_keeps_its_slot),
 		CASE(slot_of_a_move_or_hold_is_no_rooms_and_no_transfers),
 		CASE(forged_lengths_break_the_protocol),
-		CASE(slots_that_are_not_the_entrys_break_the_protocol),
-		CASE(what_is_another_sessions_is_not_found),
-		CASE(holds_that_cannot_be_are_refused),
+		CASE(slots_of_others_violate_the_protocol),
+		CASE(object_of_other_session_is_not_found),
+		CASE(holds_invalid_are_refused),
 		CASE(numbers_past_all_prompts_are_refused),
-		CASE(puts_that_cannot_be_are_refused),
-		CASE(space_that_is_closed_while_a_helper_reads_is_not_found),
-		CASE(engine_that_dies_while_a_helper_reads_leaves_nothing),
-		CASE(hold_that_is_closed_while_a_helper_reads_is_not_found),
-		CASE(session_that_ends_takes_all_of_it_with_it),
+		CASE(puts_invalid_are_refused),
+		CASE(space_closed_during_read_is_not_found),
+		CASE(engine_dead_during_read_leaks_nothing),
+		CASE(hold_closed_during_read_is_not_found),
+		CASE(session_end_frees_everything),
 	};
 
 	if (getenv("KVD_TEST_ONLY"))

@@ -260,7 +260,7 @@ static void chunks_of_another_daemon_are_held_and_fetched(void **state)
 	assert_int_equal(figures(w, 0).holds + figures(w, 1).remote.holds, 0);
 }
 
-static void hold_that_waits_for_nobody_is_answered_at_once(void **state)
+static void hold_without_remote_query_is_answered_at_once(void **state)
 {
 	struct world *w = *state;
 
@@ -301,7 +301,7 @@ static void times_past_the_limits_are_refused(void **state)
 	assert_int_equal(figures(w, 0).holds, 0);
 }
 
-static void lengths_that_lie_break_the_protocol(void **state)
+static void lengths_forged_violate_the_protocol(void **state)
 {
 	struct world *w = *state;
 	static const struct {
@@ -326,7 +326,7 @@ static void lengths_that_lie_break_the_protocol(void **state)
 
 /* ---- before the answer ---- */
 
-static void hold_that_is_released_meanwhile_leaves_nothing(void **state)
+static void hold_released_during_query_leaks_nothing(void **state)
 {
 	struct wire_chunk_lookup_ack late = {.code = ERR_OK};
 	struct world *w = *state;
@@ -356,7 +356,7 @@ static void hold_is_not_read_by_before_its_answer(void **state)
 	assert_int_equal(state_of(w, SLOT), KVD_SUCCESS);
 }
 
-static void hold_that_the_socket_closes_fails(void **state)
+static void hold_closed_by_socket_fails(void **state)
 {
 	struct world *w = *state;
 	struct kvd_ring_entry e = entry(KVD_RING_FIND, SLOT, w->space[0]);
@@ -372,7 +372,7 @@ static void hold_that_the_socket_closes_fails(void **state)
 	give(w, e, NULL);
 }
 
-static void engine_that_ends_meanwhile_leaves_nothing(void **state)
+static void engine_ended_during_query_leaks_nothing(void **state)
 {
 	struct world *w = *state;
 
@@ -393,7 +393,7 @@ static void hold_at_once(struct world *w, uint32_t slot)
 	assert_int_equal(slot_at(w, slot).total, 0);
 }
 
-static void questions_past_the_cap_are_not_asked(void **state)
+static void queries_beyond_limit_are_not_sent(void **state)
 {
 	struct wire_chunk_lookup_ack late = {.code = ERR_OK};
 	struct world *w = *state;
@@ -427,7 +427,7 @@ static bool peer_is_up(void *arg)
 
 /* Long ones, to a daemon that reads late: they fill half of its queue and no more. What
  * must be sent goes behind them, and the peering lasts. */
-static void questions_leave_room_for_what_must_be_sent(void **state)
+static void queries_leave_space_for_required_messages(void **state)
 {
 	struct world *w = *state;
 	const struct mem_path cut = {.cut = true}, way = {.delay_ns = LOOP_NS_PER_MS};
@@ -455,16 +455,16 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(chunks_of_another_daemon_are_held_and_fetched),
-		CASE(hold_that_waits_for_nobody_is_answered_at_once),
+		CASE(hold_without_remote_query_is_answered_at_once),
 		CASE(hold_without_an_answer_has_nothing_in_time),
 		CASE(times_past_the_limits_are_refused),
-		CASE(lengths_that_lie_break_the_protocol),
-		CASE(hold_that_is_released_meanwhile_leaves_nothing),
+		CASE(lengths_forged_violate_the_protocol),
+		CASE(hold_released_during_query_leaks_nothing),
 		CASE(hold_is_not_read_by_before_its_answer),
-		CASE(hold_that_the_socket_closes_fails),
-		CASE(engine_that_ends_meanwhile_leaves_nothing),
-		CASE(questions_past_the_cap_are_not_asked),
-		CASE(questions_leave_room_for_what_must_be_sent),
+		CASE(hold_closed_by_socket_fails),
+		CASE(engine_ended_during_query_leaks_nothing),
+		CASE(queries_beyond_limit_are_not_sent),
+		CASE(queries_leave_space_for_required_messages),
 	};
 
 	if (getenv("KVD_TEST_ONLY"))

@@ -274,7 +274,7 @@ static void long_list_is_read_on_a_helper(void **state)
 }
 
 /* Its session ends while a helper reads: nothing is left (cluster_free() looks). */
-static void engine_that_dies_while_a_helper_reads_leaves_nothing(void **state)
+static void engine_dead_during_read_leaks_nothing(void **state)
 {
 	struct room_pair *p = *state;
 	struct offload *offload = p->c.nodes[1].kvd.offload;
@@ -295,7 +295,7 @@ static void engine_that_dies_while_a_helper_reads_leaves_nothing(void **state)
 }
 
 /* The same of an opening: no room comes of it. */
-static void engine_that_dies_while_it_opens_leaves_nothing(void **state)
+static void engine_dead_during_open_leaks_nothing(void **state)
 {
 	struct room_pair *p = *state;
 	struct offload *offload = p->c.nodes[0].kvd.offload;
@@ -319,7 +319,7 @@ static void engine_that_dies_while_it_opens_leaves_nothing(void **state)
 
 /* ---- refusals ---- */
 
-static void refused_opening_fails_its_slot_and_tells_why(void **state)
+static void open_refused_fails_its_slot_with_reason(void **state)
 {
 	struct room_pair *p = *state;
 	struct kvd_ring_entry e = entry(KVD_RING_OPEN, TX + 1, 1);
@@ -557,7 +557,7 @@ static void entry_for_another_role_fails_the_room(void **state)
 	failed_with(p, p->prefill, TX, ERR_STATE);
 }
 
-static void entries_that_no_engine_sends_break_the_protocol(void **state)
+static void entries_invalid_violate_the_protocol(void **state)
 {
 	struct room_pair *p = *state;
 	struct kvd_ring_entry e;
@@ -596,7 +596,7 @@ static void entries_that_no_engine_sends_break_the_protocol(void **state)
 
 /* ---- late ---- */
 
-static void entries_of_a_room_that_is_gone_do_nothing(void **state)
+static void entries_of_closed_room_are_ignored(void **state)
 {
 	struct room_pair *p = *state;
 	struct kvd_ring_entry e;
@@ -710,7 +710,7 @@ static void number_of_a_closed_room_opens_again_at_once(void **state)
 }
 
 /* An engine that dies behind a close leaves neither of the two. */
-static void session_ends_with_a_closed_room_that_has_not_ended(void **state)
+static void session_ends_with_closed_unfinished_room(void **state)
 {
 	struct room_pair *p = *state;
 	struct kvd_ring_entry e = entry(KVD_RING_CLOSE, TX, 1);
@@ -730,7 +730,7 @@ static void session_ends_with_a_closed_room_that_has_not_ended(void **state)
 }
 
 /* Partners that come for a closed one are told, as of one that was closed at its end. */
-static void partner_of_a_closed_room_is_told(void **state)
+static void room_closed_notifies_its_partner(void **state)
 {
 	struct room_pair *p = *state;
 	struct kvd_ring_entry e = entry(KVD_RING_CLOSE, TX, 1);
@@ -742,7 +742,7 @@ static void partner_of_a_closed_room_is_told(void **state)
 	failed_with(p, p->decode, RX, ERR_ABORTED);
 }
 
-static void pool_that_closes_takes_a_bind_still(void **state)
+static void pool_closing_accepts_bind(void **state)
 {
 	struct room_pair *p = *state;
 
@@ -753,7 +753,7 @@ static void pool_that_closes_takes_a_bind_still(void **state)
 			 KVD_BOOTSTRAPPING);
 }
 
-static void allocation_that_fails_costs_the_room(void **state)
+static void allocation_failed_fails_the_room(void **state)
 {
 	struct room_pair *p = *state;
 	uint32_t gen = 1;
@@ -803,21 +803,21 @@ int main(void)
 		T(offer_and_pull_open_with_views_in_binary),
 		T(pull_without_pages_is_bound_later),
 		T(long_list_is_read_on_a_helper),
-		T(engine_that_dies_while_a_helper_reads_leaves_nothing),
-		T(engine_that_dies_while_it_opens_leaves_nothing),
-		T(refused_opening_fails_its_slot_and_tells_why),
+		T(engine_dead_during_read_leaks_nothing),
+		T(engine_dead_during_open_leaks_nothing),
+		T(open_refused_fails_its_slot_with_reason),
 		T(refused_pages_fail_the_room),
 		T(pages_over_the_account_fail_the_room_unread),
 		T(entry_for_another_role_fails_the_room),
-		T(entries_that_no_engine_sends_break_the_protocol),
-		T(entries_of_a_room_that_is_gone_do_nothing),
+		T(entries_invalid_violate_the_protocol),
+		T(entries_of_closed_room_are_ignored),
 		T(room_of_another_session_is_not_reached),
 		T(abort_carries_its_reason),
 		T(number_of_a_closed_room_opens_again_at_once),
-		T(session_ends_with_a_closed_room_that_has_not_ended),
-		T(partner_of_a_closed_room_is_told),
-		T(pool_that_closes_takes_a_bind_still),
-		T(allocation_that_fails_costs_the_room),
+		T(session_ends_with_closed_unfinished_room),
+		T(room_closed_notifies_its_partner),
+		T(pool_closing_accepts_bind),
+		T(allocation_failed_fails_the_room),
 	};
 
 	return cmocka_run_group_tests_name("ring_room", tests, NULL, NULL);

@@ -107,7 +107,7 @@ static void parse_refuses_by_name(void **state)
 	}
 }
 
-static void wire_brings_back_what_was_put(void **state)
+static void map_wire_roundtrip_is_equal(void **state)
 {
 	struct room_maps maps, back;
 	uint8_t buf[512];
@@ -400,7 +400,7 @@ static void within_sees_any_other_page(void **state)
 	room_maps_fini(&outer);
 }
 
-static void pair_cuts_to_what_both_hold(void **state)
+static void pair_is_cut_to_intersection(void **state)
 {
 	struct room_maps a, b;
 	struct plan_map *pairs;
@@ -433,14 +433,14 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(parse_takes_defaults_from_the_pages),
 		cmocka_unit_test(parse_refuses_by_name),
-		cmocka_unit_test(wire_brings_back_what_was_put),
+		cmocka_unit_test(map_wire_roundtrip_is_equal),
 		cmocka_unit_test(pages_by_pieces_are_the_same_as_at_once),
 		cmocka_unit_test(many_scattered_pages_fit_a_message),
 		cmocka_unit_test(wire_hostile_bytes_never_pass_a_bad_map),
 		cmocka_unit_test(wire_refuses_before_it_takes_memory_for_pages),
 		cmocka_unit_test(wire_pages_are_charged_and_capped),
 		cmocka_unit_test(within_sees_any_other_page),
-		cmocka_unit_test(pair_cuts_to_what_both_hold),
+		cmocka_unit_test(pair_is_cut_to_intersection),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

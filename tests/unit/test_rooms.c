@@ -197,7 +197,7 @@ static struct kvd_status_slot slot_of(const struct session *session,
 	return slot;
 }
 
-static void push_slot_tells_what_the_sender_needs(void **state)
+static void push_slot_has_sender_facts(void **state)
 {
 	struct room_pair *p = *state;
 	const struct room *tx, *rx;
@@ -241,7 +241,7 @@ static void push_slot_tells_what_the_sender_needs(void **state)
 }
 
 /* The cause of the failure is visible in both. */
-static void failed_slot_says_that_the_other_side_did(void **state)
+static void slot_failed_names_the_other_side(void **state)
 {
 	struct room_pair *p = *state;
 	const struct room *tx, *rx;
@@ -315,7 +315,7 @@ static void push_last_with_less_is_eshort(void **state)
 			 ERR_SHORT);
 }
 
-static void push_failed_says_which_pages_landed(void **state)
+static void push_failed_reports_landed_pages(void **state)
 {
 	struct room_pair *p = *state;
 	cJSON *answer;
@@ -617,7 +617,7 @@ static void receiver_of_an_aborted_and_closed_sender_learns(void **state)
 		       "user left"));
 }
 
-static void layouts_that_contradict_are_named(void **state)
+static void layouts_contradicting_are_named(void **state)
 {
 	struct room_pair *p = *state;
 	struct session *other = cluster_engine(&p->c, 1, "other");
@@ -782,7 +782,7 @@ static void peer_restart_fails_rooms_and_new_ones_work(void **state)
 }
 
 /* Its address holds it: without, all machines would be one to it. */
-static void transport_knows_the_boot_of_its_daemon(void **state)
+static void transport_has_boot_id_of_daemon(void **state)
 {
 	struct kvd *kvd = &((struct room_pair *)*state)->c.nodes[0].kvd;
 
@@ -799,12 +799,12 @@ int main(void)
 		CASE(push_queued_chunk_is_posted_before_the_acknowledgement),
 		CASE(push_receiver_first_succeeds),
 		CASE(push_same_chunk_again_is_one_chunk),
-		CASE(push_slot_tells_what_the_sender_needs),
-		CASE(failed_slot_says_that_the_other_side_did),
+		CASE(push_slot_has_sender_facts),
+		CASE(slot_failed_names_the_other_side),
 		CASE(push_overlap_is_edup),
 		CASE(push_last_with_less_is_eshort),
-		CASE(push_failed_says_which_pages_landed),
-		CASE(transport_knows_the_boot_of_its_daemon),
+		CASE(push_failed_reports_landed_pages),
+		CASE(transport_has_boot_id_of_daemon),
 		cmocka_unit_test_setup_teardown(push_on_one_daemon_succeeds,
 						setup_one_daemon, room_pair_teardown),
 		CASE(pull_offer_first_succeeds),
@@ -818,7 +818,7 @@ int main(void)
 		CASE(end_while_a_helper_plans_is_fenced),
 		CASE(engine_death_fails_the_other_side),
 		CASE(receiver_of_an_aborted_and_closed_sender_learns),
-		CASE(layouts_that_contradict_are_named),
+		CASE(layouts_contradicting_are_named),
 		CASE(receiving_into_overlapping_fields_is_refused),
 		CASE(push_from_two_ranks_succeeds),
 		CASE(push_to_two_receivers_succeeds),

@@ -189,7 +189,7 @@ static void receiver_without_a_ticket_is_refused(void **state)
 }
 
 /* A page list that is written in later turns carries it, too. */
-static void ticket_comes_with_a_long_page_list(void **state)
+static void ticket_arrives_with_long_page_list(void **state)
 {
 	struct trio *p = *state;
 
@@ -218,7 +218,7 @@ static void puller_with_another_ticket_is_refused(void **state)
 
 /* A receiver that ends before its TRANSFER_INFO fails a sender, an unauthorized one
  * does not. */
-static void abort_of_a_stranger_fails_nothing(void **state)
+static void abort_unauthorized_has_no_effect(void **state)
 {
 	struct trio *p = *state;
 	const char *const tickets[] = {"", ",'ticket':'" OTHER "'"};
@@ -300,7 +300,7 @@ static void ticket_is_in_no_record(void **state)
 
 #define SQUATTED 3500
 
-static void numbers_squatted_in_advance_help_nobody(void **state)
+static void numbers_taken_in_advance_have_no_effect(void **state)
 {
 	struct trio *p = *state;
 
@@ -424,7 +424,7 @@ static void receiver_names_its_sources(void **state)
 }
 
 /* The reason of a room's end is not revealed to unauthorized peers. */
-static void tombstone_answers_those_that_were_admitted(void **state)
+static void tombstone_answers_authorized_peers(void **state)
 {
 	struct trio *p = *state;
 
@@ -452,18 +452,18 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(receiver_with_another_ticket_is_refused, setup),
 		CASE(receiver_without_a_ticket_is_refused, setup),
-		CASE(ticket_comes_with_a_long_page_list, setup),
+		CASE(ticket_arrives_with_long_page_list, setup),
 		CASE(puller_with_another_ticket_is_refused, setup),
-		CASE(abort_of_a_stranger_fails_nothing, setup),
+		CASE(abort_unauthorized_has_no_effect, setup),
 		CASE(ticket_of_a_wrong_form_is_refused, setup),
 		CASE(ticket_is_in_no_record, setup),
-		CASE(numbers_squatted_in_advance_help_nobody, setup),
+		CASE(numbers_taken_in_advance_have_no_effect, setup),
 		CASE(squatters_give_way, setup),
 		CASE(room_without_a_ticket_is_for_daemons_of_one_user, setup_kin),
 		CASE(ticket_admits_another_user, setup_users),
 		CASE(only_named_peers_are_admitted, setup_users),
 		CASE(receiver_names_its_sources, setup_users),
-		CASE(tombstone_answers_those_that_were_admitted, setup_users),
+		CASE(tombstone_answers_authorized_peers, setup_users),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

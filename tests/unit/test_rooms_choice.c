@@ -203,7 +203,7 @@ static void session_names_one_of_two_engines(void **state)
 			 KVD_BOOTSTRAPPING);
 }
 
-static void session_comes_with_an_endpoint(void **state)
+static void session_is_named_with_endpoint(void **state)
 {
 	struct world *w = *state;
 
@@ -215,7 +215,7 @@ static void session_comes_with_an_endpoint(void **state)
 }
 
 /* A receiver that fails before it is known to its sender fails that one's room alone. */
-static void early_end_is_of_the_session_that_is_named(void **state)
+static void early_end_applies_to_named_session(void **state)
 {
 	struct world *w = *state;
 
@@ -256,7 +256,7 @@ static void engine_aborts_no_other_engines_room(void **state)
 
 /* ---- one source named twice ---- */
 
-static void source_that_is_named_twice_is_refused(void **state)
+static void source_named_twice_is_refused(void **state)
 {
 	static const char *const roles[] = {"pull", "recv"};
 	struct world *w = *state;
@@ -284,7 +284,7 @@ static void source_that_is_named_twice_is_refused(void **state)
 	}
 }
 
-static void source_that_is_named_twice_in_other_words_fails(void **state)
+static void source_named_twice_differently_fails(void **state)
 {
 	static const char *const roles[] = {"pull", "recv"};
 	struct world *w = *state;
@@ -306,7 +306,7 @@ static void source_that_is_named_twice_in_other_words_fails(void **state)
 
 /* The request of an endpoint is in transit when its daemon gets another engine that
  * the requester does not know. */
-static void pool_that_the_requester_has_not_heard_of_counts(void **state)
+static void pool_unknown_to_requester_counts(void **state)
 {
 	struct world *w = world_new(5, 2);
 	struct fake_profile *profile = fake_hub_profile(w->c.bytes);
@@ -412,7 +412,7 @@ static void room_does_not_move_to_another_instance(void **state)
 	world_free(w);
 }
 
-static void engine_that_does_not_come_ends_by_the_timeout(void **state)
+static void engine_not_arriving_times_out(void **state)
 {
 	struct world *w = *state;
 	char text[300];
@@ -570,22 +570,22 @@ int main(void)
 			endpoint_alone_of_two_engines_names_the_remedy, setup, teardown),
 		cmocka_unit_test_setup_teardown(session_names_one_of_two_engines, setup,
 						teardown),
-		cmocka_unit_test_setup_teardown(session_comes_with_an_endpoint, setup,
+		cmocka_unit_test_setup_teardown(session_is_named_with_endpoint, setup,
 						teardown),
-		cmocka_unit_test_setup_teardown(early_end_is_of_the_session_that_is_named,
-						setup, teardown),
+		cmocka_unit_test_setup_teardown(early_end_applies_to_named_session, setup,
+						teardown),
 		cmocka_unit_test_setup_teardown(engine_aborts_no_other_engines_room,
 						setup, teardown),
-		cmocka_unit_test_setup_teardown(source_that_is_named_twice_is_refused,
+		cmocka_unit_test_setup_teardown(source_named_twice_is_refused, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(source_named_twice_differently_fails,
 						setup, teardown),
-		cmocka_unit_test_setup_teardown(
-			source_that_is_named_twice_in_other_words_fails, setup, teardown),
-		cmocka_unit_test(pool_that_the_requester_has_not_heard_of_counts),
+		cmocka_unit_test(pool_unknown_to_requester_counts),
 		cmocka_unit_test(room_does_not_move_to_another_engine),
 		cmocka_unit_test(room_does_not_move_to_another_engine_of_a_new_peering),
 		cmocka_unit_test(room_does_not_move_to_another_instance),
-		cmocka_unit_test_setup_teardown(
-			engine_that_does_not_come_ends_by_the_timeout, setup, teardown),
+		cmocka_unit_test_setup_teardown(engine_not_arriving_times_out, setup,
+						teardown),
 		cmocka_unit_test(no_order_gives_another_engines_bytes),
 		cmocka_unit_test(pools_of_the_chunk_store_are_no_candidates),
 	};

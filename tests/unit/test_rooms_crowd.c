@@ -184,7 +184,7 @@ static void lose_peer(struct pair *p)
 	fake_link_cut(fake_hub_node(p->c.bytes, 0), fake_hub_node(p->c.bytes, 1));
 }
 
-static void peer_that_is_lost_fails_its_rooms_in_turns(void **state)
+static void peer_lost_fails_its_rooms_in_turns(void **state)
 {
 	struct pair *p = *state;
 	uint64_t begun;
@@ -306,7 +306,7 @@ static void chunk_given_before_the_loss_is_seen_is_not_sent(void **state)
 	room_failed_with(last, ERR_PEER, "data connection lost");
 }
 
-static void pool_that_is_withdrawn_fails_its_rooms_in_turns(void **state)
+static void pool_withdrawn_fails_its_rooms_in_turns(void **state)
 {
 	struct pair *p = *state;
 	struct remote *remote;
@@ -329,7 +329,7 @@ static void pool_that_is_withdrawn_fails_its_rooms_in_turns(void **state)
 }
 
 /* Events after the stop, the ends of all sessions, are not the reason. */
-static void daemon_that_stops_tells_it_to_all_rooms(void **state)
+static void daemon_stopping_ends_all_rooms(void **state)
 {
 	struct pair *p = *state;
 	struct err why;
@@ -357,7 +357,7 @@ static void on_visit(struct room_sweep *sweep, struct room *room)
 }
 
 /* A peer that starts a sweep again and again, faster than it proceeds. */
-static void sweep_begun_again_and_again_comes_to_the_last_room(void **state)
+static void sweep_restarted_reaches_last_room(void **state)
 {
 	struct room_sweep sweep = {.visit = on_visit};
 	struct pair *p = *state;
@@ -425,7 +425,7 @@ static void ask_again(struct pair *p, unsigned int times)
 }
 
 /* A flood of queries gets no more of the offer; asking from time to time does. */
-static void query_that_is_repeated_makes_no_stream_of_offers(void **state)
+static void query_repeated_is_answered_once(void **state)
 {
 	struct pair *p = *state;
 	uint64_t pause = LOOP_NS_PER_S;
@@ -451,7 +451,7 @@ static void query_that_is_repeated_makes_no_stream_of_offers(void **state)
 }
 
 /* The same before the offer opens: they wait for it, and get one answer. */
-static void queries_that_come_before_their_offer_get_one_answer(void **state)
+static void queries_before_offer_are_answered_once(void **state)
 {
 	struct pair *p = *state;
 
@@ -500,15 +500,15 @@ static void lists_of_pages_do_not_end_the_peering(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		CASE(peer_that_is_lost_fails_its_rooms_in_turns),
+		CASE(peer_lost_fails_its_rooms_in_turns),
 		CASE(confirmation_before_the_loss_is_seen_does_not_count),
 		CASE(chunk_before_the_loss_is_seen_does_not_count),
 		CASE(chunk_given_before_the_loss_is_seen_is_not_sent),
-		CASE(pool_that_is_withdrawn_fails_its_rooms_in_turns),
-		CASE(daemon_that_stops_tells_it_to_all_rooms),
-		CASE(sweep_begun_again_and_again_comes_to_the_last_room),
-		CASE(query_that_is_repeated_makes_no_stream_of_offers),
-		CASE(queries_that_come_before_their_offer_get_one_answer),
+		CASE(pool_withdrawn_fails_its_rooms_in_turns),
+		CASE(daemon_stopping_ends_all_rooms),
+		CASE(sweep_restarted_reaches_last_room),
+		CASE(query_repeated_is_answered_once),
+		CASE(queries_before_offer_are_answered_once),
 	};
 	const struct CMUnitTest long_lists[] = {
 		CASE(lists_of_pages_do_not_end_the_peering),

@@ -224,7 +224,7 @@ static void digest_of_a_flipped_byte_differs_there_only(void **state)
 }
 
 /* Blocks of one token: 1536 of them are one reply. */
-static void digest_goes_on_where_it_is_told(void **state)
+static void digest_continues_at_given_place(void **state)
 {
 	struct pair *t = *state;
 	struct sums *all = digest(t, false, 1), *rest = calloc(1, sizeof(*rest));
@@ -244,7 +244,7 @@ static void digest_goes_on_where_it_is_told(void **state)
 	free(rest);
 }
 
-static void digest_that_cannot_be_is_refused(void **state)
+static void digest_invalid_is_refused(void **state)
 {
 	struct pair *t = *state;
 	struct session *stranger = cluster_engine(&t->c, 1, "other");
@@ -304,7 +304,7 @@ static void digest_ends_with_its_session(void **state)
 }
 
 /* Its memory faulted. */
-static void digest_of_memory_that_is_gone_fails(void **state)
+static void digest_of_removed_memory_fails(void **state)
 {
 	struct pair *t = *state;
 	struct region *region = idmap_get(&t->decode->regions, t->dst.region);
@@ -344,9 +344,9 @@ int main(void)
 						setup_rank_1_of_2, teardown),
 		cmocka_unit_test_setup_teardown(
 			digest_of_a_flipped_byte_differs_there_only, setup, teardown),
-		cmocka_unit_test_setup_teardown(digest_goes_on_where_it_is_told, setup,
+		cmocka_unit_test_setup_teardown(digest_continues_at_given_place, setup,
 						teardown),
-		cmocka_unit_test_setup_teardown(digest_that_cannot_be_is_refused, setup,
+		cmocka_unit_test_setup_teardown(digest_invalid_is_refused, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(digest_ends_with_its_room, setup,
 						teardown),
@@ -354,8 +354,8 @@ int main(void)
 						teardown),
 		cmocka_unit_test_setup_teardown(digest_without_memory_is_done_or_refused,
 						setup, teardown),
-		cmocka_unit_test_setup_teardown(digest_of_memory_that_is_gone_fails,
-						setup, teardown),
+		cmocka_unit_test_setup_teardown(digest_of_removed_memory_fails, setup,
+						teardown),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -164,7 +164,7 @@ static void meet(struct trio *p)
 
 /* ---- why a receiver cannot start ---- */
 
-static void receiver_that_nobody_covers_fails_its_sender(void **state)
+static void receiver_not_covered_fails_its_sender(void **state)
 {
 	struct trio *p = *state;
 
@@ -227,7 +227,7 @@ static void receiver_without_a_transport_fails_its_sender(void **state)
 	require->count = 0;
 }
 
-static void receiver_that_its_engine_aborts_fails_its_sender(void **state)
+static void receiver_aborted_fails_its_sender(void **state)
 {
 	struct trio *p = *state;
 
@@ -240,7 +240,7 @@ static void receiver_that_its_engine_aborts_fails_its_sender(void **state)
 	said(p, 0, ROOM_SEND, 5, ERR_ABORTED, "enough");
 }
 
-static void receiver_whose_engine_dies_fails_both_senders(void **state)
+static void receiver_of_dead_engine_fails_both_senders(void **state)
 {
 	struct trio *p = *state;
 
@@ -283,7 +283,7 @@ static void other_receivers_of_the_sender_learn(void **state)
 
 /* ---- senders that open later ---- */
 
-static void sender_that_opens_later_fails_at_once(void **state)
+static void sender_opened_later_fails_at_once(void **state)
 {
 	struct trio *p = *state;
 
@@ -303,7 +303,7 @@ static void sender_that_opens_later_fails_at_once(void **state)
 }
 
 /* It had introduced itself, and its request waited for the room. */
-static void sender_that_opens_after_its_receiver_was_aborted_fails(void **state)
+static void sender_opened_after_receiver_abort_fails(void **state)
 {
 	struct trio *p = *state;
 
@@ -318,7 +318,7 @@ static void sender_that_opens_after_its_receiver_was_aborted_fails(void **state)
 }
 
 /* The room that it waited for ended with that engine. */
-static void sender_of_the_engine_that_follows_a_dead_one_waits(void **state)
+static void sender_of_engine_after_dead_one_waits(void **state)
 {
 	struct trio *p = *state;
 	struct cache cache = p->caches[0];
@@ -342,7 +342,7 @@ static void sender_of_the_engine_that_follows_a_dead_one_waits(void **state)
 	cache_close(&cache);
 }
 
-static void what_is_remembered_is_bounded_in_time(void **state)
+static void early_aborts_are_bounded_in_time(void **state)
 {
 	struct trio *p = *state;
 	const uint64_t ttl = p->c.nodes[0].config.early_request_ttl_ns;
@@ -367,7 +367,7 @@ static void what_is_remembered_is_bounded_in_time(void **state)
 	end(p, 0, "send", 20);
 }
 
-static void what_is_remembered_is_bounded_in_number(void **state)
+static void early_aborts_are_bounded_in_number(void **state)
 {
 	struct trio *p = *state;
 
@@ -409,7 +409,7 @@ static void succeed(struct trio *p, uint64_t room)
 }
 
 /* The senders were slow: they open for the second attempt only. */
-static void receiver_that_opens_again_takes_its_abort_back(void **state)
+static void receiver_reopened_revokes_its_abort(void **state)
 {
 	struct trio *p = *state;
 
@@ -463,7 +463,7 @@ static struct wire_abort abort_of(struct trio *p, uint64_t number, uint64_t pool
 	};
 }
 
-static void abort_that_comes_again_harms_no_other_room(void **state)
+static void abort_repeated_harms_no_other_room(void **state)
 {
 	struct trio *p = *state;
 	struct wire_abort msg;
@@ -495,7 +495,7 @@ static void abort_that_comes_again_harms_no_other_room(void **state)
 }
 
 /* It was in transit while the room that it means failed and was closed. */
-static void abort_that_comes_late_harms_no_other_room(void **state)
+static void abort_late_harms_no_other_room(void **state)
 {
 	struct trio *p = *state;
 	struct wire_abort msg;
@@ -539,7 +539,7 @@ static void room_with_all_its_receivers_is_not_harmed(void **state)
 }
 
 /* The line ends before the message: nothing is sent, and the room has its own timeout. */
-static void abort_that_is_lost_leaves_the_clock(void **state)
+static void abort_lost_leaves_the_timeout(void **state)
 {
 	struct trio *p = *state;
 
@@ -613,7 +613,7 @@ static void close_first_sender(struct trio *p, uint64_t number)
 		   (unsigned long long)number);
 }
 
-static void receiver_that_is_first_again_waits_for_its_own_sender(void **state)
+static void receiver_first_again_waits_for_its_own_sender(void **state)
 {
 	struct trio *p = *state;
 	uint64_t n = 100;
@@ -639,7 +639,7 @@ static void receiver_that_is_first_again_waits_for_its_own_sender(void **state)
 }
 
 /* It ends, too, before its own sender opens: that one is notified. */
-static void sender_hears_the_end_of_a_receiver_that_was_first_again(void **state)
+static void sender_receives_end_of_receiver_first_again(void **state)
 {
 	struct trio *p = *state;
 	uint64_t n = 110;
@@ -698,7 +698,7 @@ static void abort_of_the_last_rooms_receiver_harms_no_sender(void **state)
 }
 
 /* A late partner is still notified of the end of the room that it missed. */
-static void receiver_that_its_ended_sender_never_heard_is_told(void **state)
+static void receiver_unknown_to_ended_sender_is_notified(void **state)
 {
 	struct trio *p = *state;
 
@@ -718,7 +718,7 @@ static void receiver_that_its_ended_sender_never_heard_is_told(void **state)
 
 /* ---- sources that are not connected yet ---- */
 
-static void end_before_the_connection_is_told_after_it(void **state)
+static void end_before_connection_is_sent_after_it(void **state)
 {
 	struct trio *p = *state;
 
@@ -748,7 +748,7 @@ static void end_before_the_connection_is_taken_back(void **state)
 }
 
 /* The dial is not answered: pending messages are few, charged, and dropped. */
-static void end_that_nobody_can_be_told_is_bounded(void **state)
+static void end_not_deliverable_is_bounded(void **state)
 {
 	struct trio *p = *state;
 	const struct account *account = p->engines[1]->account;
@@ -771,7 +771,7 @@ static void end_that_nobody_can_be_told_is_bounded(void **state)
 }
 
 /* The daemon that the room knew has ended; the rooms of the next one are others. */
-static void end_is_not_told_to_another_instance(void **state)
+static void end_is_not_sent_to_other_instance(void **state)
 {
 	struct trio *p = *state;
 	struct session *engine;
@@ -804,7 +804,7 @@ static void end_is_not_told_to_another_instance(void **state)
 
 /* ---- the mirror ---- */
 
-static void sender_that_ends_before_all_receivers_came_tells_those_that_did(void **state)
+static void sender_ended_early_notifies_known_receivers(void **state)
 {
 	struct trio *p = *state;
 
@@ -830,7 +830,7 @@ static void sender_that_ends_before_all_receivers_came_tells_those_that_did(void
 	said(p, 2, ROOM_RECV, 90, ERR_ABORTED, "enough");
 }
 
-static void offer_that_ends_before_its_puller_came_refuses_it(void **state)
+static void offer_ended_before_puller_refuses_it(void **state)
 {
 	struct trio *p = *state;
 
@@ -856,33 +856,33 @@ int main(void)
 {
 #define CASE(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 	const struct CMUnitTest tests[] = {
-		CASE(receiver_that_nobody_covers_fails_its_sender),
+		CASE(receiver_not_covered_fails_its_sender),
 		CASE(receiver_with_another_layout_fails_its_sender),
 		CASE(unreachable_source_fails_the_others),
 		CASE(receiver_without_a_transport_fails_its_sender),
-		CASE(receiver_that_its_engine_aborts_fails_its_sender),
-		CASE(receiver_whose_engine_dies_fails_both_senders),
+		CASE(receiver_aborted_fails_its_sender),
+		CASE(receiver_of_dead_engine_fails_both_senders),
 		CASE(other_receivers_of_the_sender_learn),
-		CASE(sender_that_opens_later_fails_at_once),
-		CASE(sender_that_opens_after_its_receiver_was_aborted_fails),
-		CASE(sender_of_the_engine_that_follows_a_dead_one_waits),
-		CASE(what_is_remembered_is_bounded_in_time),
-		CASE(what_is_remembered_is_bounded_in_number),
-		CASE(receiver_that_opens_again_takes_its_abort_back),
-		CASE(abort_that_comes_again_harms_no_other_room),
-		CASE(abort_that_comes_late_harms_no_other_room),
+		CASE(sender_opened_later_fails_at_once),
+		CASE(sender_opened_after_receiver_abort_fails),
+		CASE(sender_of_engine_after_dead_one_waits),
+		CASE(early_aborts_are_bounded_in_time),
+		CASE(early_aborts_are_bounded_in_number),
+		CASE(receiver_reopened_revokes_its_abort),
+		CASE(abort_repeated_harms_no_other_room),
+		CASE(abort_late_harms_no_other_room),
 		CASE(room_with_all_its_receivers_is_not_harmed),
-		CASE(abort_that_is_lost_leaves_the_clock),
-		CASE(receiver_that_is_first_again_waits_for_its_own_sender),
-		CASE(sender_hears_the_end_of_a_receiver_that_was_first_again),
+		CASE(abort_lost_leaves_the_timeout),
+		CASE(receiver_first_again_waits_for_its_own_sender),
+		CASE(sender_receives_end_of_receiver_first_again),
 		CASE(abort_of_the_last_rooms_receiver_harms_no_sender),
-		CASE(receiver_that_its_ended_sender_never_heard_is_told),
-		CASE(end_before_the_connection_is_told_after_it),
+		CASE(receiver_unknown_to_ended_sender_is_notified),
+		CASE(end_before_connection_is_sent_after_it),
 		CASE(end_before_the_connection_is_taken_back),
-		CASE(end_that_nobody_can_be_told_is_bounded),
-		CASE(end_is_not_told_to_another_instance),
-		CASE(sender_that_ends_before_all_receivers_came_tells_those_that_did),
-		CASE(offer_that_ends_before_its_puller_came_refuses_it),
+		CASE(end_not_deliverable_is_bounded),
+		CASE(end_is_not_sent_to_other_instance),
+		CASE(sender_ended_early_notifies_known_receivers),
+		CASE(offer_ended_before_puller_refuses_it),
 	};
 
 	cmocka_set_test_filter(getenv("KVD_TEST_FILTER"));

@@ -130,7 +130,7 @@ static void until_failed(struct trio *p, uint64_t room)
 	cluster_until_state(&p->c, p->other, "send", room, KVD_FAILED);
 }
 
-static void receiver_that_never_binds_times_out(void **state)
+static void receiver_never_bound_times_out(void **state)
 {
 	struct trio *p = *state;
 
@@ -202,7 +202,7 @@ static void ends_of_rooms_are_counted_by_phase_size_and_peer(void **state)
 	assert_int_equal(bytes, METRICS_SUM(m, TRANSFERRED_BYTES));
 }
 
-static void sender_that_never_sends_times_out_on_all_sides(void **state)
+static void sender_never_sending_times_out_on_all_sides(void **state)
 {
 	struct trio *p = *state;
 
@@ -221,7 +221,7 @@ static void sender_that_never_sends_times_out_on_all_sides(void **state)
 	assert_int_equal(counted(p, 0, METRIC_WAITING_TIMEOUTS), 1);
 }
 
-static void receiver_names_the_source_that_sends_nothing(void **state)
+static void receiver_names_silent_source(void **state)
 {
 	struct trio *p = *state;
 
@@ -236,7 +236,7 @@ static void receiver_names_the_source_that_sends_nothing(void **state)
 	said(why(p, 0, ROOM_SEND, 3), ERR_TIMEOUT, "sent nothing more");
 }
 
-static void room_that_no_sender_opens_is_refused_in_time(void **state)
+static void room_without_sender_is_refused_in_time(void **state)
 {
 	struct trio *p = *state;
 
@@ -255,7 +255,7 @@ static void room_that_no_sender_opens_is_refused_in_time(void **state)
 }
 
 /* Its room there does not know us yet, so only the end of its pool is reported. */
-static void source_engine_that_dies_before_it_knows_us_is_retryable(void **state)
+static void source_engine_dead_before_contact_is_retryable(void **state)
 {
 	struct trio *p = *state;
 
@@ -270,7 +270,7 @@ static void source_engine_that_dies_before_it_knows_us_is_retryable(void **state
 	cluster_run(&p->c, LOOP_NS_PER_S);
 }
 
-static void source_that_is_not_there_is_named(void **state)
+static void source_missing_is_named(void **state)
 {
 	struct trio *p = *state;
 
@@ -310,7 +310,7 @@ static void source_that_cannot_be_reached_ends_its_rooms_after_connect_timeout(
 			LOOP_NS_PER_S * 9 / 2);
 }
 
-static void offer_that_nobody_takes_ends_with_its_lease(void **state)
+static void offer_not_pulled_ends_with_its_lease(void **state)
 {
 	struct trio *p = *state;
 
@@ -363,7 +363,7 @@ static void open_pull(struct trio *p, struct session *engine, const struct cache
 }
 
 /* It has its bytes and the offer's confirmation: it is not needed any more. */
-static void puller_that_is_done_may_leave(void **state)
+static void puller_done_may_close(void **state)
 {
 	struct trio *p = *state;
 
@@ -407,7 +407,7 @@ static void pull_acknowledged_before_it_read_fails(void **state)
 
 /* Two sources at one daemon have not answered yet, and one of them aborts: its
  * generation does not identify it. Both are notified of the end of the room. */
-static void abort_of_one_of_two_silent_sources_is_told_to_both(void **state)
+static void abort_with_two_silent_sources_is_sent_to_both(void **state)
 {
 	struct trio *p = *state;
 	struct wire_abort abort = {
@@ -445,7 +445,7 @@ static void abort_of_one_of_two_silent_sources_is_told_to_both(void **state)
 	cache_close(&half);
 }
 
-static void puller_that_gives_up_is_named(void **state)
+static void puller_giving_up_is_named(void **state)
 {
 	struct trio *p = *state;
 
@@ -460,7 +460,7 @@ static void puller_that_gives_up_is_named(void **state)
 	said(why(p, 1, ROOM_OFFER, 41), ERR_SESSION, "'prefill'");
 }
 
-static void pull_that_no_offer_answers_is_refused_in_time(void **state)
+static void pull_without_offer_is_refused_in_time(void **state)
 {
 	struct trio *p = *state;
 
@@ -474,7 +474,7 @@ static void pull_that_no_offer_answers_is_refused_in_time(void **state)
 }
 
 /* Its heartbeats keep the lease up, but not for ever. */
-static void pull_whose_word_never_passes_lets_the_offer_go(void **state)
+static void pull_with_lost_messages_releases_the_offer(void **state)
 {
 	struct trio *p = *state;
 
@@ -522,7 +522,7 @@ static void nothing_landed(struct trio *p, uint64_t number)
 }
 
 /* The lease ends while the last messages cross: all bytes were read, but are invalid. */
-static void read_that_ends_after_the_lease_is_in_vain(void **state)
+static void read_ended_after_lease_is_invalid(void **state)
 {
 	struct trio *p = *state;
 	struct room *offer = begin_held_pull(p, 42);
@@ -545,7 +545,7 @@ static void read_that_ends_after_the_lease_is_in_vain(void **state)
 
 /* Its heartbeats do not arrive: the pages are released, and the puller is notified at
  * once. */
-static void lease_that_ends_under_a_puller_is_told_to_it(void **state)
+static void lease_ended_during_pull_is_sent_to_puller(void **state)
 {
 	struct trio *p = *state;
 	struct room *offer = begin_held_pull(p, 43);
@@ -562,7 +562,7 @@ static void lease_that_ends_under_a_puller_is_told_to_it(void **state)
 	nothing_landed(p, 43);
 }
 
-static void sources_that_owe_nothing_are_all_told_before_the_end(void **state)
+static void sources_owing_nothing_are_notified_before_the_end(void **state)
 {
 	struct trio *p = *state;
 
@@ -749,7 +749,7 @@ static void fence_not_proven_in_time_cuts_the_peer(void **state)
 }
 
 /* The reason is passed on: the third machine knows which peer was lost within 1 s. */
-static void peer_lost_is_told_to_the_other_sources(void **state)
+static void peer_lost_is_sent_to_other_sources(void **state)
 {
 	struct trio *p = *state;
 	uint64_t begin_ns;
@@ -865,29 +865,29 @@ static void drain_lets_rooms_end_and_refuses_new_ones(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		CASE(receiver_that_never_binds_times_out),
+		CASE(receiver_never_bound_times_out),
 		CASE(ends_of_rooms_are_counted_by_phase_size_and_peer),
-		CASE(sender_that_never_sends_times_out_on_all_sides),
-		CASE(receiver_names_the_source_that_sends_nothing),
-		CASE(room_that_no_sender_opens_is_refused_in_time),
-		CASE(source_engine_that_dies_before_it_knows_us_is_retryable),
-		CASE(source_that_is_not_there_is_named),
+		CASE(sender_never_sending_times_out_on_all_sides),
+		CASE(receiver_names_silent_source),
+		CASE(room_without_sender_is_refused_in_time),
+		CASE(source_engine_dead_before_contact_is_retryable),
+		CASE(source_missing_is_named),
 		CASE(source_that_cannot_be_reached_ends_its_rooms_after_connect_timeout),
-		CASE(offer_that_nobody_takes_ends_with_its_lease),
-		CASE(puller_that_is_done_may_leave),
+		CASE(offer_not_pulled_ends_with_its_lease),
+		CASE(puller_done_may_close),
 		CASE(pull_acknowledged_before_it_read_fails),
-		CASE(abort_of_one_of_two_silent_sources_is_told_to_both),
-		CASE(puller_that_gives_up_is_named),
-		CASE(pull_that_no_offer_answers_is_refused_in_time),
-		CASE(pull_whose_word_never_passes_lets_the_offer_go),
-		CASE(read_that_ends_after_the_lease_is_in_vain),
-		CASE(lease_that_ends_under_a_puller_is_told_to_it),
-		CASE(sources_that_owe_nothing_are_all_told_before_the_end),
+		CASE(abort_with_two_silent_sources_is_sent_to_both),
+		CASE(puller_giving_up_is_named),
+		CASE(pull_without_offer_is_refused_in_time),
+		CASE(pull_with_lost_messages_releases_the_offer),
+		CASE(read_ended_after_lease_is_invalid),
+		CASE(lease_ended_during_pull_is_sent_to_puller),
+		CASE(sources_owing_nothing_are_notified_before_the_end),
 		CASE(offer_with_an_absurd_lease_makes_no_storm_of_beats),
 		CASE(stuck_transfer_is_a_stall_and_a_slow_one_is_not),
 		CASE(chunk_after_a_pause_is_no_stall),
 		CASE(fence_not_proven_in_time_cuts_the_peer),
-		CASE(peer_lost_is_told_to_the_other_sources),
+		CASE(peer_lost_is_sent_to_other_sources),
 		CASE(room_between_two_data_lines_waits),
 		CASE(drain_lets_rooms_end_and_refuses_new_ones),
 	};

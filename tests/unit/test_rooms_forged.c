@@ -225,7 +225,7 @@ static void assert_untouched(struct world *w)
 			fail_msg("byte %ju is %x", (uintmax_t)i, c->base[i]);
 }
 
-static void forged_chunk_costs_nobody(void **state)
+static void chunk_forged_has_no_effect(void **state)
 {
 	struct world *w = *state;
 	struct {
@@ -306,7 +306,7 @@ static void chunk_after_the_end_is_nobodys(void **state)
 }
 
 /* Bytes that are no header at all, and every beginning of a right one. */
-static void header_that_is_cut_or_garbage_is_refused(void **state)
+static void header_truncated_or_garbage_is_refused(void **state)
 {
 	struct world *w = *state;
 	struct room_maps none = {0};
@@ -368,7 +368,7 @@ static void pages_of_a_request_are_counted_until_its_room_is_closed(void **state
 }
 
 /* Requests of many pages that never end are in order, each for itself. */
-static void pages_beyond_what_a_daemon_may_hold_here_cost_its_room(void **state)
+static void pages_beyond_peer_limit_fail_its_room(void **state)
 {
 	struct world *w = *state;
 	struct remote *remote = remote_at(w, 1, 0);
@@ -466,12 +466,12 @@ int main(void)
 {
 #define CASE(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 	const struct CMUnitTest tests[] = {
-		CASE(forged_chunk_costs_nobody),
+		CASE(chunk_forged_has_no_effect),
 		CASE(chunk_with_another_plan_fails_the_room_untouched),
 		CASE(chunk_after_the_end_is_nobodys),
-		CASE(header_that_is_cut_or_garbage_is_refused),
+		CASE(header_truncated_or_garbage_is_refused),
 		CASE(pages_of_a_request_are_counted_until_its_room_is_closed),
-		CASE(pages_beyond_what_a_daemon_may_hold_here_cost_its_room),
+		CASE(pages_beyond_peer_limit_fail_its_room),
 		CASE(abort_in_the_middle_of_a_request_leaves_it_answered),
 	};
 

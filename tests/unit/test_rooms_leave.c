@@ -132,7 +132,7 @@ static void the_late_one_gets_all(struct trio *p)
 	partition(p, false);
 }
 
-static void receiver_that_has_all_may_be_lost(void **state)
+static void receiver_complete_may_be_lost(void **state)
 {
 	struct trio *p = *state;
 
@@ -142,7 +142,7 @@ static void receiver_that_has_all_may_be_lost(void **state)
 	the_late_one_gets_all(p);
 }
 
-static void receiver_that_has_all_may_be_lost_before_a_chunk_leaves(void **state)
+static void receiver_complete_may_be_lost_before_a_chunk(void **state)
 {
 	struct trio *p = *state;
 
@@ -152,7 +152,7 @@ static void receiver_that_has_all_may_be_lost_before_a_chunk_leaves(void **state
 	the_late_one_gets_all(p);
 }
 
-static void receiver_that_has_all_may_be_lost_under_a_chunk(void **state)
+static void receiver_complete_may_be_lost_during_a_chunk(void **state)
 {
 	struct trio *p = *state;
 	struct fake_rule stuck = {
@@ -167,7 +167,7 @@ static void receiver_that_has_all_may_be_lost_under_a_chunk(void **state)
 }
 
 /* Its memory is its own again, also while a chunk for the others waits. */
-static void receiver_that_has_all_may_take_its_pool_back(void **state)
+static void receiver_complete_may_remove_its_pool(void **state)
 {
 	struct trio *p = *state;
 	uint64_t begin_ns;
@@ -187,10 +187,10 @@ static void receiver_that_has_all_may_take_its_pool_back(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		CASE(receiver_that_has_all_may_be_lost),
-		CASE(receiver_that_has_all_may_be_lost_before_a_chunk_leaves),
-		CASE(receiver_that_has_all_may_be_lost_under_a_chunk),
-		CASE(receiver_that_has_all_may_take_its_pool_back),
+		CASE(receiver_complete_may_be_lost),
+		CASE(receiver_complete_may_be_lost_before_a_chunk),
+		CASE(receiver_complete_may_be_lost_during_a_chunk),
+		CASE(receiver_complete_may_remove_its_pool),
 	};
 
 	return cmocka_run_group_tests_name("rooms_leave", tests, NULL, NULL);

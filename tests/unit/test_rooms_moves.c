@@ -171,7 +171,7 @@ static bool holds_two(void *arg)
 
 /* Chunks that wait for the receiver's stream, whose memory then cannot be used: the
  * first one that would be written fails the room, which answers both, each once. */
-static void chunks_that_wait_to_land_are_refused_once(void **state)
+static void chunks_waiting_to_land_are_refused_once(void **state)
 {
 	struct room_pair *p = *state;
 	struct xp_reg **where = registration(p, &p->dst), *reg = *where;
@@ -285,7 +285,7 @@ static void chunk_in_planning_when_its_room_fails_ends_with_its_helper(void **st
 }
 
 /* Its plan is the helper's alone: the trace of its end knows no bytes yet. */
-static void plan_in_the_making_is_not_looked_at(void **state)
+static void plan_in_progress_is_not_read(void **state)
 {
 	struct room_pair *p = *state;
 	const struct trace_event *event;
@@ -314,7 +314,7 @@ static unsigned int dispatched(const struct room *room)
 }
 
 /* Given before there is a receiver: no turn is as long as all of them together. */
-static void chunks_that_waited_for_a_receiver_leave_in_turns(void **state)
+static void chunks_waiting_for_receiver_are_sent_in_turns(void **state)
 {
 	struct room_pair *p = *state;
 	struct room *send;
@@ -363,7 +363,7 @@ static void chunks_past_the_cap_of_a_room_are_refused(void **state)
 }
 
 /* Of a chunk that is over its number is kept, and those in a row are one interval. */
-static void chunks_that_ended_take_no_memory(void **state)
+static void chunks_ended_take_no_memory(void **state)
 {
 	struct room_pair *p = *state;
 	const struct account *account = p->prefill->account;
@@ -401,14 +401,14 @@ static void chunks_that_ended_take_no_memory(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		CASE(chunks_that_ended_take_no_memory),
+		CASE(chunks_ended_take_no_memory),
 		CASE(chunk_of_unusable_memory_fails_its_room_after_the_wait),
 		CASE(chunk_without_memory_for_buffers_fails_its_room_after_the_wait),
-		CASE(chunks_that_wait_to_land_are_refused_once),
+		CASE(chunks_waiting_to_land_are_refused_once),
 		CASE(region_of_a_word_is_free_when_its_room_has_ended),
 		CASE(chunk_in_planning_when_its_room_fails_ends_with_its_helper),
-		CASE(plan_in_the_making_is_not_looked_at),
-		CASE(chunks_that_waited_for_a_receiver_leave_in_turns),
+		CASE(plan_in_progress_is_not_read),
+		CASE(chunks_waiting_for_receiver_are_sent_in_turns),
 		CASE(chunks_past_the_cap_of_a_room_are_refused),
 	};
 

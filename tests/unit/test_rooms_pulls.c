@@ -88,7 +88,7 @@ static void both_succeed(struct room_pair *p, uint64_t room, uint64_t tokens)
 
 /* ---- late pages ---- */
 
-static void pull_without_pages_keeps_the_lease_and_reads_what_is_bound(void **state)
+static void pull_without_pages_keeps_lease_and_reads_bound_pages(void **state)
 {
 	struct room_pair *p = *state;
 
@@ -155,7 +155,7 @@ static void lease_is_kept_while_another_offer_is_awaited(void **state)
 	cache_close(&half[1]);
 }
 
-static void pull_without_an_offer_says_so(void **state)
+static void pull_without_an_offer_names_it(void **state)
 {
 	struct room_pair *p = *state;
 
@@ -176,7 +176,7 @@ static void nothing_bound_gives_the_offer_back(void **state)
 	both_succeed(p, 5, 0);
 }
 
-static void pull_that_is_aborted_before_its_pages_lets_the_offer_go(void **state)
+static void pull_aborted_before_pages_releases_the_offer(void **state)
 {
 	struct room_pair *p = *state;
 
@@ -213,7 +213,7 @@ static void wait_without_pages_is_refused(void **state)
 
 /* ---- leases ---- */
 
-static void lease_that_is_extended_lasts(void **state)
+static void lease_extended_lasts(void **state)
 {
 	struct room_pair *p = *state;
 
@@ -278,7 +278,7 @@ static void offer_is_read_when_its_stream_has_passed(void **state)
 	both_succeed(p, 21, 7);
 }
 
-static void offer_whose_stream_never_passes_ends_with_its_lease(void **state)
+static void offer_with_lost_stream_ends_with_its_lease(void **state)
 {
 	struct room_pair *p = *state;
 
@@ -303,7 +303,7 @@ static void pull_as(struct room_pair *p, struct session *engine, const struct ca
 		   p->c.nodes[0].endpoint, receivers);
 }
 
-static void pullers_tell_how_many_they_are(void **state)
+static void pullers_send_their_number(void **state)
 {
 	struct room_pair *p = *state;
 	struct session *other = cluster_engine(&p->c, 1, "other");
@@ -368,7 +368,7 @@ static void comes_again(struct room_pair *p, uint64_t room)
 	both_succeed(p, room, 7);
 }
 
-static void puller_that_failed_may_come_again(void **state)
+static void puller_failed_may_retry(void **state)
 {
 	struct room_pair *p = *state;
 
@@ -387,7 +387,7 @@ static void puller_that_failed_may_come_again(void **state)
 	comes_again(p, 41);
 }
 
-static void puller_that_does_not_come_again_costs_the_lease(void **state)
+static void puller_not_retrying_waits_for_the_lease(void **state)
 {
 	struct room_pair *p = *state;
 
@@ -402,7 +402,7 @@ static void puller_that_does_not_come_again_costs_the_lease(void **state)
 }
 
 /* Its engine, its daemon or its connection has ended: the offer does not wait. */
-static void puller_that_is_gone_ends_the_offer(void **state)
+static void puller_gone_ends_the_offer(void **state)
 {
 	struct room_pair *p = *state;
 
@@ -426,7 +426,7 @@ static void puller_that_is_gone_ends_the_offer(void **state)
 /* dead_after is enough, connect_timeout is for daemons that were never up: for the
  * pull that is open when its source ends, for one that starts before that is known,
  * and for a later one. */
-static void pull_of_a_source_that_is_gone_fails_soon(void **state)
+static void pull_of_gone_source_fails_soon(void **state)
 {
 	struct room_pair *p = *state;
 	uint64_t begin_ns;
@@ -453,7 +453,7 @@ static void pull_of_a_source_that_is_gone_fails_soon(void **state)
 }
 
 /* The same for a transfer's session. */
-static void attach_to_a_daemon_that_is_gone_fails_soon(void **state)
+static void attach_to_gone_daemon_fails_soon(void **state)
 {
 	struct room_pair *p = *state;
 	uint64_t begin_ns;
@@ -474,22 +474,22 @@ int main(void)
 {
 #define CASE(f) cmocka_unit_test_setup_teardown(f, setup, room_pair_teardown)
 	const struct CMUnitTest tests[] = {
-		CASE(pull_without_pages_keeps_the_lease_and_reads_what_is_bound),
+		CASE(pull_without_pages_keeps_lease_and_reads_bound_pages),
 		CASE(pull_is_waiting_when_the_offer_is_there),
 		CASE(lease_is_kept_while_another_offer_is_awaited),
-		CASE(pull_without_an_offer_says_so),
+		CASE(pull_without_an_offer_names_it),
 		CASE(nothing_bound_gives_the_offer_back),
-		CASE(pull_that_is_aborted_before_its_pages_lets_the_offer_go),
+		CASE(pull_aborted_before_pages_releases_the_offer),
 		CASE(wait_without_pages_is_refused),
-		CASE(lease_that_is_extended_lasts),
+		CASE(lease_extended_lasts),
 		CASE(offer_is_read_when_its_stream_has_passed),
-		CASE(offer_whose_stream_never_passes_ends_with_its_lease),
-		CASE(pullers_tell_how_many_they_are),
-		CASE(puller_that_failed_may_come_again),
-		CASE(puller_that_does_not_come_again_costs_the_lease),
-		CASE(puller_that_is_gone_ends_the_offer),
-		CASE(pull_of_a_source_that_is_gone_fails_soon),
-		CASE(attach_to_a_daemon_that_is_gone_fails_soon),
+		CASE(offer_with_lost_stream_ends_with_its_lease),
+		CASE(pullers_send_their_number),
+		CASE(puller_failed_may_retry),
+		CASE(puller_not_retrying_waits_for_the_lease),
+		CASE(puller_gone_ends_the_offer),
+		CASE(pull_of_gone_source_fails_soon),
+		CASE(attach_to_gone_daemon_fails_soon),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -254,7 +254,7 @@ static void prefix_hits_leave_the_rest(void **state)
 
 /* Of two sources one has all its tokens read and confirmed, the other gets stuck: the
  * pages of the first are whole. */
-static void pages_of_a_source_that_confirmed_are_told(void **state)
+static void pages_of_confirmed_source_are_reported(void **state)
 {
 	const struct fake_rule stuck = {
 		.fault = FAKE_STUCK, .kinds = 1 << XP_READ, .skip = 1, .times = 1};
@@ -289,7 +289,7 @@ static void pages_of_a_source_that_confirmed_are_told(void **state)
 }
 
 /* A rank whose tokens never arrive is reported, and the others' pages as complete. */
-static void shard_that_does_not_come_fails_the_room(void **state)
+static void shard_missing_fails_the_room(void **state)
 {
 	struct shards s;
 
@@ -308,7 +308,7 @@ static void shard_that_does_not_come_fails_the_room(void **state)
 	shards_free(&s);
 }
 
-static void page_lists_that_do_not_fit_the_shard_are_refused(void **state)
+static void page_lists_not_fitting_the_shard_are_refused(void **state)
 {
 	struct shards s;
 
@@ -340,9 +340,9 @@ int main(void)
 		cmocka_unit_test(every_division_pushes_every_token_once),
 		cmocka_unit_test(every_division_pulls_every_token_once),
 		cmocka_unit_test(prefix_hits_leave_the_rest),
-		cmocka_unit_test(pages_of_a_source_that_confirmed_are_told),
-		cmocka_unit_test(shard_that_does_not_come_fails_the_room),
-		cmocka_unit_test(page_lists_that_do_not_fit_the_shard_are_refused),
+		cmocka_unit_test(pages_of_confirmed_source_are_reported),
+		cmocka_unit_test(shard_missing_fails_the_room),
+		cmocka_unit_test(page_lists_not_fitting_the_shard_are_refused),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -140,7 +140,7 @@ static void rooms_keep_their_own_events(void **state)
 	assert_int_equal(chain(rooms, &two->trace, TRACE_STATE), 1);
 }
 
-static void events_that_are_overwritten_are_forgotten(void **state)
+static void events_overwritten_are_dropped(void **state)
 {
 	struct pair *p = *state;
 	struct rooms *rooms = rooms_of(&p->c.nodes[1].kvd);
@@ -267,7 +267,7 @@ static void names_cross_to_the_sender(void **state)
 }
 
 /* A hostile daemon omits its own check. */
-static void names_of_a_peer_that_lies_are_left_out(void **state)
+static void names_of_lying_peer_are_left_out(void **state)
 {
 	static const struct {
 		const char *request_id, *traceparent;
@@ -305,7 +305,7 @@ static void names_of_a_peer_that_lies_are_left_out(void **state)
 }
 
 /* Of a session that is no administrator's. */
-static void strangers_are_told_nothing(void **state)
+static void trace_of_other_user_is_empty(void **state)
 {
 	struct pair *p = *state;
 	struct session *stranger = cluster_engine(&p->c, 1, "stranger");
@@ -453,7 +453,7 @@ static void on_answer(void *arg, const char *text, size_t len)
 
 /* Each room's head is large enough to fill a turn. And a room that ends and is closed
  * while the reply is written is not reported again as an ended one. */
-static void room_closed_between_two_pieces_is_told_once(void **state)
+static void room_closed_during_list_is_listed_once(void **state)
 {
 	struct pair *p = *state;
 	struct request *req;
@@ -489,15 +489,15 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(rooms_keep_their_own_events),
 		CASE(first_byte_is_before_the_last),
-		CASE(events_that_are_overwritten_are_forgotten),
+		CASE(events_overwritten_are_dropped),
 		CASE(room_writes_so_many_events_and_its_states),
 		CASE(ended_room_keeps_events_and_names),
 		CASE(names_cross_to_the_sender),
-		CASE(names_of_a_peer_that_lies_are_left_out),
-		CASE(strangers_are_told_nothing),
+		CASE(names_of_lying_peer_are_left_out),
+		CASE(trace_of_other_user_is_empty),
 		CASE(long_page_lists_are_cut),
 		CASE(views_of_many_receivers_are_cut),
-		CASE(room_closed_between_two_pieces_is_told_once),
+		CASE(room_closed_during_list_is_listed_once),
 	};
 
 	cmocka_set_test_filter(getenv("KVD_TEST_FILTER"));

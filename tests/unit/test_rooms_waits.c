@@ -165,7 +165,7 @@ static void waits_for(struct pair *p, struct session *engine, const char *role,
 
 /* ---- each role in each state, and the other side of it ---- */
 
-static void receiver_waits_for_a_daemon_that_is_not_there(void **state)
+static void receiver_waits_for_missing_daemon(void **state)
 {
 	struct pair *p = *state;
 
@@ -191,7 +191,7 @@ static void receiver_waits_for_an_engine_to_register_its_pool(void **state)
 		  "an engine of " PREFILL " to register pool 'late'", PREFILL);
 }
 
-static void sender_waits_for_a_receiver_and_that_for_its_engine(void **state)
+static void sender_waits_for_receiver_and_receiver_for_engine(void **state)
 {
 	struct pair *p = *state;
 
@@ -230,7 +230,7 @@ static void both_sides_wait_for_the_first_chunk(void **state)
 		  PREFILL);
 }
 
-static void both_sides_wait_for_the_chunk_that_is_missing(void **state)
+static void both_sides_wait_for_missing_chunk(void **state)
 {
 	struct pair *p = *state;
 
@@ -252,7 +252,7 @@ static void both_sides_wait_for_the_chunk_that_is_missing(void **state)
 		  PREFILL);
 }
 
-static void both_sides_wait_for_bytes_that_do_not_move(void **state)
+static void both_sides_wait_for_stalled_bytes(void **state)
 {
 	struct pair *p = *state;
 
@@ -322,7 +322,7 @@ static void room_waits_for_a_free_transfer_slot(void **state)
 	settle(p);
 }
 
-static void both_sides_of_a_pull_say_whom(void **state)
+static void both_sides_of_a_pull_name_their_peer(void **state)
 {
 	struct pair *p = *state;
 
@@ -359,7 +359,7 @@ static void pull_waits_for_bytes(void **state)
 		  PREFILL);
 }
 
-static void room_that_is_told_to_fail_waits_for_the_fence(void **state)
+static void room_aborted_by_peer_waits_for_the_fence(void **state)
 {
 	struct pair *p = *state;
 
@@ -381,7 +381,7 @@ static void room_that_is_told_to_fail_waits_for_the_fence(void **state)
 	cluster_until_state(&p->c, p->prefill, "send", 30, KVD_FAILED);
 }
 
-static void room_that_has_ended_waits_for_nobody(void **state)
+static void room_ended_waits_for_nothing(void **state)
 {
 	struct pair *p = *state;
 	cJSON *record;
@@ -419,7 +419,7 @@ static void listed(struct pair *p, struct session *engine, const char *more,
 	cJSON_Delete(list(p, engine, more, want));
 }
 
-static void lists_show_what_is_asked_for(void **state)
+static void lists_show_requested_rooms(void **state)
 {
 	struct pair *p = *state;
 
@@ -541,7 +541,7 @@ static void ended_rooms_are_remembered_when_they_are_closed(void **state)
 	cJSON_Delete(reply);
 }
 
-static void history_is_of_ones_own_session_and_comes_in_pages(void **state)
+static void history_is_per_session_and_paged(void **state)
 {
 	struct pair *p = *state;
 	struct session *other = cluster_engine(&p->c, 0, "another");
@@ -585,7 +585,7 @@ static void history_is_of_ones_own_session_and_comes_in_pages(void **state)
 	settle(p);
 }
 
-static void history_forgets_the_oldest(void **state)
+static void history_drops_the_oldest(void **state)
 {
 	struct pair *p = *state;
 	cJSON *reply;
@@ -603,7 +603,7 @@ static void history_forgets_the_oldest(void **state)
 
 /* ---- short texts ---- */
 
-static void page_that_is_bound_twice_is_refused(void **state)
+static void page_bound_twice_is_refused(void **state)
 {
 	struct pair *p = *state;
 	char pages[400] = "";
@@ -637,7 +637,7 @@ static void page_that_is_bound_twice_is_refused(void **state)
 	cluster_until_state(&p->c, p->decode, "recv", 70, KVD_SUCCESS);
 }
 
-static void bind_of_a_failed_room_says_why_it_failed(void **state)
+static void bind_of_failed_room_has_its_reason(void **state)
 {
 	struct pair *p = *state;
 	cJSON *reply;
@@ -671,7 +671,7 @@ static const char *lines_of_push(struct pair *p, uint64_t room, uint64_t after_n
 	return log_lines_end();
 }
 
-static void rooms_are_logged_as_the_option_says(void **state)
+static void rooms_are_logged_per_option(void **state)
 {
 	struct pair *p = *state;
 	int threshold = log_threshold;
@@ -696,7 +696,7 @@ static void rooms_are_logged_as_the_option_says(void **state)
 }
 
 /* The record of the aborting side shows that the other side is quiet, too. */
-static void abort_that_was_heard_is_answered(void **state)
+static void abort_received_is_answered(void **state)
 {
 	struct pair *p = *state;
 	cJSON *record;
@@ -719,28 +719,28 @@ int main(void)
 {
 #define CASE(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 	const struct CMUnitTest tests[] = {
-		CASE(receiver_waits_for_a_daemon_that_is_not_there),
+		CASE(receiver_waits_for_missing_daemon),
 		CASE(receiver_waits_for_an_engine_to_register_its_pool),
-		CASE(sender_waits_for_a_receiver_and_that_for_its_engine),
+		CASE(sender_waits_for_receiver_and_receiver_for_engine),
 		CASE(receiver_waits_for_the_room_to_open_there),
 		CASE(both_sides_wait_for_the_first_chunk),
-		CASE(both_sides_wait_for_the_chunk_that_is_missing),
-		CASE(both_sides_wait_for_bytes_that_do_not_move),
+		CASE(both_sides_wait_for_missing_chunk),
+		CASE(both_sides_wait_for_stalled_bytes),
 		CASE(rooms_wait_for_a_word_of_their_engine),
 		CASE(room_waits_for_a_free_transfer_slot),
-		CASE(both_sides_of_a_pull_say_whom),
+		CASE(both_sides_of_a_pull_name_their_peer),
 		CASE(pull_waits_for_bytes),
-		CASE(room_that_is_told_to_fail_waits_for_the_fence),
-		CASE(room_that_has_ended_waits_for_nobody),
-		CASE(lists_show_what_is_asked_for),
+		CASE(room_aborted_by_peer_waits_for_the_fence),
+		CASE(room_ended_waits_for_nothing),
+		CASE(lists_show_requested_rooms),
 		CASE(requests_for_rooms_not_open_are_listed),
 		CASE(ended_rooms_are_remembered_when_they_are_closed),
-		CASE(history_is_of_ones_own_session_and_comes_in_pages),
-		CASE(history_forgets_the_oldest),
-		CASE(page_that_is_bound_twice_is_refused),
-		CASE(bind_of_a_failed_room_says_why_it_failed),
-		CASE(rooms_are_logged_as_the_option_says),
-		CASE(abort_that_was_heard_is_answered),
+		CASE(history_is_per_session_and_paged),
+		CASE(history_drops_the_oldest),
+		CASE(page_bound_twice_is_refused),
+		CASE(bind_of_failed_room_has_its_reason),
+		CASE(rooms_are_logged_per_option),
+		CASE(abort_received_is_answered),
 	};
 
 	cmocka_set_test_filter(getenv("KVD_TEST_FILTER"));

@@ -50,7 +50,7 @@ static void assert_only_worker(const struct roster *roster)
 		assert_string_equal(a, b);
 }
 
-static void only_worker_is_known_as_entries_come_and_go(void **state)
+static void worker_alone_is_found_as_entries_change(void **state)
 {
 	struct roster_entry *entry;
 	unsigned int alone = 0;
@@ -108,7 +108,7 @@ static void entry_without_memory_is_no_worker(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(only_worker_is_known_as_entries_come_and_go),
+		cmocka_unit_test(worker_alone_is_found_as_entries_change),
 		cmocka_unit_test(entry_without_memory_is_no_worker),
 	};
 

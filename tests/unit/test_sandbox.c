@@ -163,7 +163,7 @@ static void need_sandbox(void)
 	}
 }
 
-static void calls_of_nobody_are_refused_to_all(void **state)
+static void calls_unused_are_refused_to_all(void **state)
 {
 	(void)state;
 	need_sandbox();
@@ -180,7 +180,7 @@ static void calls_of_main_are_refused_to_the_gate(void **state)
 		check_all(for_main, ARRAY_LEN(for_main), kind, true);
 }
 
-static void files_are_opened_by_who_must(void **state)
+static void files_are_opened_by_their_owners(void **state)
 {
 	static const struct try opening = {"openat", SYS_openat, {-1, (long)"x"}};
 
@@ -382,9 +382,9 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(unwanted_is_not_entered),
-		cmocka_unit_test(calls_of_nobody_are_refused_to_all),
+		cmocka_unit_test(calls_unused_are_refused_to_all),
 		cmocka_unit_test(calls_of_main_are_refused_to_the_gate),
-		cmocka_unit_test(files_are_opened_by_who_must),
+		cmocka_unit_test(files_are_opened_by_their_owners),
 		cmocka_unit_test(calls_of_the_warden_are_refused_to_its_children),
 		cmocka_unit_test(threads_of_main_are_all_in_it),
 		cmocka_unit_test(files_elsewhere_are_not_changed),

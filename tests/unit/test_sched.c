@@ -121,7 +121,7 @@ static void flows_take_turns_inside_the_window(void **state)
 		assert_int_equal(of_a[i].xp.result, 0);
 }
 
-static void window_of_bytes_lets_a_large_op_go_alone(void **state)
+static void window_of_bytes_lets_one_large_op_pass(void **state)
 {
 	struct plan large = {.bytes = 5000}, small = {.bytes = 900};
 	struct sched_flow a;
@@ -144,7 +144,7 @@ static void window_of_bytes_lets_a_large_op_go_alone(void **state)
 }
 
 /* One that has the window to itself does not keep another flow's first op out. */
-static void flow_with_nothing_posted_goes_beside_a_large_op(void **state)
+static void flow_without_posted_ops_passes_large_op(void **state)
 {
 	struct plan large = {.bytes = 5000}, small = {.bytes = 900};
 	struct sched_flow a, b, c;
@@ -278,7 +278,7 @@ static void cancel_of_a_queued_op_is_done_later_and_once(void **state)
 	assert_int_equal(op[0].xp.err.code, ERR_ABORTED);
 }
 
-static void refused_post_fails_that_op_only(void **state)
+static void post_refused_fails_its_op_only(void **state)
 {
 	struct plan small = {.bytes = 1};
 	struct sched_flow a;
@@ -299,7 +299,7 @@ static void refused_post_fails_that_op_only(void **state)
 	turn();
 }
 
-static void lost_line_fails_what_is_queued_and_cancels_what_is_posted(void **state)
+static void line_lost_fails_queued_and_cancels_posted_ops(void **state)
 {
 	struct plan small = {.bytes = 1};
 	struct err why;
@@ -468,13 +468,13 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(flows_take_turns_inside_the_window),
-		CASE(window_of_bytes_lets_a_large_op_go_alone),
-		CASE(flow_with_nothing_posted_goes_beside_a_large_op),
+		CASE(window_of_bytes_lets_one_large_op_pass),
+		CASE(flow_without_posted_ops_passes_large_op),
 		CASE(window_of_ops_is_nobodys_alone),
 		CASE(many_flows_of_a_session_do_not_hold_up_another),
 		CASE(cancel_of_a_queued_op_is_done_later_and_once),
-		CASE(refused_post_fails_that_op_only),
-		CASE(lost_line_fails_what_is_queued_and_cancels_what_is_posted),
+		CASE(post_refused_fails_its_op_only),
+		CASE(line_lost_fails_queued_and_cancels_posted_ops),
 		CASE(wait_passes_when_the_word_does),
 		CASE(wait_for_many_words_does_not_delay_another_session),
 		CASE(wait_for_a_still_word_costs_less_with_time),

@@ -85,7 +85,7 @@ static int look_local(struct dlist *dlist, struct session *session,
 	return r;
 }
 
-static void rows_lie_in_the_innermost_region(void **state)
+static void rows_are_found_in_innermost_region(void **state)
 {
 	const struct dlist_entry entries[] = {
 		{0x10010, 16, 0, 1},
@@ -147,7 +147,7 @@ static void rows_of_no_region_are_named(void **state)
 }
 
 /* Between the helper's work and its end the region was unregistered. */
-static void region_gone_meanwhile_is_revoked(void **state)
+static void region_removed_meanwhile_is_revoked(void **state)
 {
 	const struct dlist_entry entries[] = {{0x10000, 16, 0, 1}};
 	struct stage *s = *state;
@@ -172,7 +172,7 @@ static void region_gone_meanwhile_is_revoked(void **state)
 }
 
 /* A region that comes after the beginning is not seen; what was found is of then. */
-static void search_sees_what_was_there_when_it_began(void **state)
+static void search_uses_regions_at_its_start(void **state)
 {
 	const struct dlist_entry entries[] = {{0x90000, 16, 0, 1}};
 	struct region late = {.sm = {&region_table, REGION_READY},
@@ -260,10 +260,10 @@ int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 	const struct CMUnitTest tests[] = {
-		T(rows_lie_in_the_innermost_region),
+		T(rows_are_found_in_innermost_region),
 		T(rows_of_no_region_are_named),
-		T(region_gone_meanwhile_is_revoked),
-		T(search_sees_what_was_there_when_it_began),
+		T(region_removed_meanwhile_is_revoked),
+		T(search_uses_regions_at_its_start),
 		T(owner_and_guest_find_the_same),
 	};
 

@@ -147,7 +147,7 @@ static void expect_all_gone_within_2s(struct mini *mini)
 	assert_int_equal(metrics_get(&mini->kvd.metrics, METRIC_REGIONS), 0);
 }
 
-static void engine_killed_is_gone_within_2s(void **state)
+static void engine_killed_is_detected_within_2s(void **state)
 {
 	struct mini *mini = *state;
 	struct engine engine;
@@ -194,7 +194,7 @@ static void engine_stopped_keeps_its_session(void **state)
 }
 
 /* The end of the memory is enough: the pidfd is not watched here. */
-static void memory_gone_ends_the_session(void **state)
+static void memory_removed_ends_the_session(void **state)
 {
 	struct mini *mini = *state;
 	struct engine engine;
@@ -275,7 +275,7 @@ int getsockopt(int fd, int level, int option, void *restrict value,
 
 /* Its number may be reused by then. If the kernel cannot report that, the number is
  * all there is. */
-static void client_that_the_kernel_calls_gone_gets_no_session(void **state)
+static void client_reported_dead_gets_no_session(void **state)
 {
 	const struct {
 		int no;
@@ -308,7 +308,7 @@ static void client_that_the_kernel_calls_gone_gets_no_session(void **state)
 
 /* ---- hello ---- */
 
-static void hello_tells_who_and_brings_the_page(void **state)
+static void hello_has_identity_and_page(void **state)
 {
 	struct mini *mini = *state;
 	struct client client;
@@ -373,7 +373,7 @@ static void page_outlives_the_session_until_all_has_drained(void **state)
 	munmap((void *)(uintptr_t)header, 4096);
 }
 
-static void sessions_listed_to_whom_they_belong(void **state)
+static void sessions_are_listed_to_their_user(void **state)
 {
 	struct mini *mini = *state;
 	struct client first, second;
@@ -438,16 +438,16 @@ static void idle_daemon_has_no_clock(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		CASE(engine_killed_is_gone_within_2s),
+		CASE(engine_killed_is_detected_within_2s),
 		CASE(engine_killed_while_its_child_keeps_the_socket),
 		CASE(engine_stopped_keeps_its_session),
-		CASE(memory_gone_ends_the_session),
+		CASE(memory_removed_ends_the_session),
 		CASE(statm_of_another_kind_is_refused),
 		CASE(client_dead_before_accept_gets_no_session),
-		CASE(client_that_the_kernel_calls_gone_gets_no_session),
-		CASE(hello_tells_who_and_brings_the_page),
+		CASE(client_reported_dead_gets_no_session),
+		CASE(hello_has_identity_and_page),
 		CASE(page_outlives_the_session_until_all_has_drained),
-		CASE(sessions_listed_to_whom_they_belong),
+		CASE(sessions_are_listed_to_their_user),
 		CASE(session_without_pid_lives_on_its_own),
 		CASE(idle_daemon_has_no_clock),
 	};

@@ -14,7 +14,7 @@
 #include "python/src/shard.h"
 #include "tests/lib/plan_rows.h"
 
-static void units_that_do_not_divide_are_refused(void **state)
+static void units_not_divisible_are_refused(void **state)
 {
 	static const struct {
 		uint32_t total, size, rank;
@@ -93,7 +93,7 @@ static void uneven_intervals_are_planned_all_the_same(void **state)
 	assert_int_equal(bytes, 6 * 8 * 4); /* every head of every token once */
 }
 
-static void shapes_that_cannot_be_are_refused(void **state)
+static void shapes_impossible_are_refused(void **state)
 {
 	struct shape_sglang_kv kv = {.view = "kv",
 				     .page_size = 16,
@@ -184,9 +184,9 @@ static void shapes_without_memory_are_errors(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(units_that_do_not_divide_are_refused),
+		cmocka_unit_test(units_not_divisible_are_refused),
 		cmocka_unit_test(uneven_intervals_are_planned_all_the_same),
-		cmocka_unit_test(shapes_that_cannot_be_are_refused),
+		cmocka_unit_test(shapes_impossible_are_refused),
 		cmocka_unit_test(shapes_without_memory_are_errors),
 	};
 

@@ -299,7 +299,7 @@ static void refusal_reaches_the_initiator_in_words(void **state)
 	duo_end(t);
 }
 
-static void plans_that_differ_are_refused(void **state)
+static void plans_different_are_refused(void **state)
 {
 	struct duo *t = duo_pair();
 	struct plan *other = duo_plan_rows(11, 64);
@@ -421,7 +421,7 @@ int main(void)
 		cmocka_unit_test(unanswered_headers_are_bounded),
 		cmocka_unit_test(canceled_headers_stay_counted),
 		cmocka_unit_test(refusal_reaches_the_initiator_in_words),
-		cmocka_unit_test(plans_that_differ_are_refused),
+		cmocka_unit_test(plans_different_are_refused),
 		cmocka_unit_test(rows_outside_a_buffer_are_refused),
 		cmocka_unit_test(op_kinds_are_checked),
 		cmocka_unit_test(transfer_out_of_memory_fails_alone),

@@ -68,7 +68,7 @@ static void dialer_first_waits_for_the_other(void **state)
 
 /* So that another transport is taken; a peer that was opened would be lost and come again
  * for ever. */
-static void address_that_leads_nowhere_is_refused_at_once(void **state)
+static void address_without_listener_is_refused_at_once(void **state)
 {
 	struct duo *t = duo_new();
 	struct transport gone = *t->b.xp;
@@ -86,7 +86,7 @@ static void address_that_leads_nowhere_is_refused_at_once(void **state)
 }
 
 /* Where the network namespaces differ: by the path, if it is the peer's own file. */
-static void path_leads_to_the_peer_or_to_nobody(void **state)
+static void path_of_other_process_is_refused(void **state)
 {
 	struct duo *t = duo_new();
 	struct transport *xp, far, same_path;
@@ -279,7 +279,7 @@ static const struct attack attacks[] = {
 	{"more fds than anybody takes", {REQUEST_FRAME(1)}, 12, 0},
 };
 
-static void hostile_frames_lose_that_peer_only(void **state)
+static void frames_hostile_lose_their_peer_only(void **state)
 {
 	(void)state;
 	for (size_t i = 0; i < ARRAY_LEN(attacks); i++) {
@@ -347,7 +347,7 @@ static void frames_in_pieces_are_put_together(void **state)
 }
 
 /* It asks and never reads: bounded, and the loop stays free. */
-static void peer_that_never_reads_is_lost(void **state)
+static void peer_never_reading_is_lost(void **state)
 {
 	struct duo *t = duo_new();
 	int fd = hostile(t);
@@ -535,7 +535,7 @@ static void posted_end(struct posted *p)
 }
 
 /* Once it is confirmed the destination may have counted it: it says whether. */
-static void canceled_write_that_was_confirmed_is_the_peers_to_end(void **state)
+static void write_canceled_after_confirmation_is_ended_by_peer(void **state)
 {
 	(void)state;
 	for (int good = 0; good < 2; good++) {
@@ -593,7 +593,7 @@ static void canceled_write_is_never_confirmed(void **state)
 }
 
 /* Success of bytes that were not confirmed, or did not come; a second answer. */
-static void answers_that_cannot_be_lose_the_peer(void **state)
+static void replies_impossible_lose_the_peer(void **state)
 {
 	(void)state;
 	for (int way = 0; way < 4; way++) {
@@ -621,18 +621,18 @@ int main(void)
 		cmocka_unit_test(wrong_token_is_not_a_peer),
 		cmocka_unit_test(unknown_token_waits_and_is_closed),
 		cmocka_unit_test(dialer_first_waits_for_the_other),
-		cmocka_unit_test(address_that_leads_nowhere_is_refused_at_once),
-		cmocka_unit_test(path_leads_to_the_peer_or_to_nobody),
+		cmocka_unit_test(address_without_listener_is_refused_at_once),
+		cmocka_unit_test(path_of_other_process_is_refused),
 		cmocka_unit_test(address_of_another_machine_is_refused),
-		cmocka_unit_test(hostile_frames_lose_that_peer_only),
+		cmocka_unit_test(frames_hostile_lose_their_peer_only),
 		cmocka_unit_test(frames_in_pieces_are_put_together),
-		cmocka_unit_test(peer_that_never_reads_is_lost),
+		cmocka_unit_test(peer_never_reading_is_lost),
 		cmocka_unit_test(requests_over_the_limit_lose_the_peer),
 		cmocka_unit_test(headers_over_the_limit_lose_the_peer),
-		cmocka_unit_test(canceled_write_that_was_confirmed_is_the_peers_to_end),
+		cmocka_unit_test(write_canceled_after_confirmation_is_ended_by_peer),
 		cmocka_unit_test(confirmed_write_without_an_answer_costs_the_peer),
 		cmocka_unit_test(canceled_write_is_never_confirmed),
-		cmocka_unit_test(answers_that_cannot_be_lose_the_peer),
+		cmocka_unit_test(replies_impossible_lose_the_peer),
 	};
 
 	return cmocka_run_group_tests_name("shm_hostile", tests, NULL, NULL);

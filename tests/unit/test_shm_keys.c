@@ -15,7 +15,7 @@
 
 /* ---- keys ---- */
 
-static void key_of_a_gone_registration_is_refused(void **state)
+static void key_of_removed_registration_is_refused(void **state)
 {
 	struct duo *t = duo_pair();
 	struct memory *m = NULL;
@@ -196,7 +196,7 @@ static void write_before_its_key_is_usable_is_staged(void **state)
 
 /* Of a table's buffer that no row names the key may still be with a helper, which
  * writes its memory, and takes it back where the mapping fails. */
-static void key_with_a_helper_is_not_looked_into(void **state)
+static void key_being_mapped_is_not_read(void **state)
 {
 	struct duo *t = duo_pair();
 	struct memory *mapped = NULL;
@@ -246,7 +246,7 @@ static void stop_done(struct offload_job *job)
 }
 
 /* The peer's object is freed before the helper comes to its key. */
-static void key_is_mapped_after_its_peer_is_gone(void **state)
+static void key_mapped_after_peer_is_gone_is_freed(void **state)
 {
 	struct duo *t = duo_pair();
 	struct stop stop = {.job = {.work = stop_work, .done = stop_done}};
@@ -314,14 +314,14 @@ static void cut_source_fails_its_transfer_only(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(key_of_a_gone_registration_is_refused),
+		cmocka_unit_test(key_of_removed_registration_is_refused),
 		cmocka_unit_test(key_dropped_early_is_freed),
 		cmocka_unit_test(key_without_descriptors_fails_alone),
 		cmocka_unit_test(peer_memory_is_mapped_read_only),
 		cmocka_unit_test(peer_memory_with_holes_is_not_mapped),
 		cmocka_unit_test(write_before_its_key_is_usable_is_staged),
-		cmocka_unit_test(key_with_a_helper_is_not_looked_into),
-		cmocka_unit_test(key_is_mapped_after_its_peer_is_gone),
+		cmocka_unit_test(key_being_mapped_is_not_read),
+		cmocka_unit_test(key_mapped_after_peer_is_gone_is_freed),
 		cmocka_unit_test(cut_source_fails_its_transfer_only),
 	};
 

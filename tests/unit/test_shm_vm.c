@@ -34,7 +34,7 @@ static const char *path_of(struct duo_node *n)
 
 /* ---- bytes ---- */
 
-static void private_memory_is_read_where_it_lies(void **state)
+static void memory_private_is_read_in_place(void **state)
 {
 	static const struct {
 		enum xp_kind kind;
@@ -69,7 +69,7 @@ static void private_memory_is_read_where_it_lies(void **state)
 	duo_end(t);
 }
 
-static void private_memory_of_who_does_not_want_it_goes_through_the_ring(void **state)
+static void memory_private_with_vm_off_uses_ring(void **state)
 {
 	(void)state;
 	for (int i = 0; i < 2; i++) {
@@ -170,7 +170,7 @@ static struct shm_key *ask_key(struct duo *t, struct duo_shared *s)
 	return key;
 }
 
-static void memory_that_is_not_there_is_staged_and_fails_there(void **state)
+static void memory_missing_is_staged_and_fails_there(void **state)
 {
 	struct duo *t = pair(true, true);
 	struct duo_shared s;
@@ -188,7 +188,7 @@ static void memory_that_is_not_there_is_staged_and_fails_there(void **state)
 	duo_end(t);
 }
 
-static void process_that_ends_ends_its_key(void **state)
+static void process_exit_ends_its_key(void **state)
 {
 	struct duo *t = pair(true, true);
 	pid_t pid = child_with(getuid(), getuid(), getuid(), true);
@@ -225,12 +225,11 @@ static void process_that_ends_ends_its_key(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(private_memory_is_read_where_it_lies),
-		cmocka_unit_test(
-			private_memory_of_who_does_not_want_it_goes_through_the_ring),
+		cmocka_unit_test(memory_private_is_read_in_place),
+		cmocka_unit_test(memory_private_with_vm_off_uses_ring),
 		cmocka_unit_test(process_of_another_user_is_not_opened),
-		cmocka_unit_test(memory_that_is_not_there_is_staged_and_fails_there),
-		cmocka_unit_test(process_that_ends_ends_its_key),
+		cmocka_unit_test(memory_missing_is_staged_and_fails_there),
+		cmocka_unit_test(process_exit_ends_its_key),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -43,7 +43,7 @@ static const struct sm_table door_table = {.name = "door",
 					   .count = ARRAY_LEN(door_states),
 					   .invariant = door_invariant};
 
-static void sm_allowed_moves_go_and_are_checked(void **state)
+static void sm_allowed_moves_run_the_invariant(void **state)
 {
 	struct door door = {0};
 
@@ -114,7 +114,7 @@ static void sm_illegal_move_or_broken_invariant_aborts(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(sm_allowed_moves_go_and_are_checked),
+		cmocka_unit_test(sm_allowed_moves_run_the_invariant),
 		cmocka_unit_test(sm_illegal_move_or_broken_invariant_aborts),
 	};
 

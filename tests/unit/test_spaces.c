@@ -346,7 +346,7 @@ static void kind_in_use_stays(void **state)
 	fw_end(&w);
 }
 
-static void spaces_that_are_all_open_are_a_limit(void **state)
+static void spaces_all_open_are_a_limit(void **state)
 {
 	struct store_class *open[OF_ONE];
 	struct files_world w;
@@ -418,7 +418,7 @@ static void user_unused_for_longest_leaves(void **state)
 }
 
 /* Before his chunks are gone. */
-static void user_that_comes_back_at_once_counts_once(void **state)
+static void user_reconnecting_at_once_counts_once(void **state)
 {
 	struct store_class *next, *back;
 	struct files_world w;
@@ -439,7 +439,7 @@ static void user_that_comes_back_at_once_counts_once(void **state)
 }
 
 /* It leaves in turns: meanwhile one of its words is made anew, and has nothing of it. */
-static void space_that_comes_back_at_once_is_empty(void **state)
+static void space_reopened_at_once_is_empty(void **state)
 {
 	struct store_class *class;
 	struct files_world w;
@@ -549,7 +549,7 @@ static void step(struct model *m)
 	judge(m);
 }
 
-static void uses_at_random_keep_what_is_open(void **state)
+static void spaces_open_survive_random_use(void **state)
 {
 	struct model *m = calloc(1, sizeof(*m));
 
@@ -609,12 +609,12 @@ int main(void)
 		cmocka_unit_test(start_with_spaces_too_many_keeps_the_newest),
 		cmocka_unit_test(space_in_use_stays),
 		cmocka_unit_test(kind_in_use_stays),
-		cmocka_unit_test(spaces_that_are_all_open_are_a_limit),
+		cmocka_unit_test(spaces_all_open_are_a_limit),
 		cmocka_unit_test(users_keep_their_share),
 		cmocka_unit_test(user_unused_for_longest_leaves),
-		cmocka_unit_test(user_that_comes_back_at_once_counts_once),
-		cmocka_unit_test(space_that_comes_back_at_once_is_empty),
-		cmocka_unit_test(uses_at_random_keep_what_is_open),
+		cmocka_unit_test(user_reconnecting_at_once_counts_once),
+		cmocka_unit_test(space_reopened_at_once_is_empty),
+		cmocka_unit_test(spaces_open_survive_random_use),
 		cmocka_unit_test(eviction_without_one_allocation_loses_nothing),
 	};
 

@@ -158,7 +158,7 @@ static struct store_found found(struct world *w, uint32_t count)
 	return f;
 }
 
-static void find_asks_about_few_sets_of_classes(void **state)
+static void find_checks_few_sets_of_classes(void **state)
 {
 	struct world *w = *state;
 	struct store *store = node_store(w);
@@ -279,7 +279,7 @@ static struct store_chunk *halves_last(struct world *w)
 
 /* While its own parts are being written, what others' files have of its chunks is asked
  * about: a few sets of classes a turn, and no write need tell it to go on. */
-static void durable_put_asks_about_few_sets_of_classes_a_turn(void **state)
+static void put_durable_checks_few_sets_of_classes_a_turn(void **state)
 {
 	struct world *w = *state;
 	struct store *store = node_store(w);
@@ -327,7 +327,7 @@ static void durable_put_asks_about_few_sets_of_classes_a_turn(void **state)
 	assert_int_equal(store_move_state(move), STORE_MOVE_SUCCESS);
 }
 
-static void class_that_goes_takes_what_was_learned_of_it(void **state)
+static void class_removed_drops_its_statistics(void **state)
 {
 	struct world *w = *state;
 	struct store_handle *handle = w->handle;
@@ -352,7 +352,7 @@ static void class_that_goes_takes_what_was_learned_of_it(void **state)
 
 /* ---- pins ---- */
 
-static void holds_that_end_together_go_in_slices(void **state)
+static void holds_ending_together_are_freed_in_slices(void **state)
 {
 	struct world *w = *state;
 	struct store *store = node_store(w);
@@ -418,7 +418,7 @@ static void user_without_a_share_is_refused_by_name(void **state)
 
 /* ---- chunk_peers ---- */
 
-static void store_that_cannot_be_dialled_now_is_dialled_later(void **state)
+static void store_not_dialable_is_dialled_later(void **state)
 {
 	struct world *w = *state;
 	struct store *store = node_store(w);
@@ -478,15 +478,15 @@ static void store_without_one_allocation_is_none(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		CASE(find_asks_about_few_sets_of_classes),
+		CASE(find_checks_few_sets_of_classes),
 		CASE(cover_of_many_sets_is_learned_call_by_call),
-		CASE(class_that_goes_takes_what_was_learned_of_it),
+		CASE(class_removed_drops_its_statistics),
 		cmocka_unit_test_setup_teardown(
-			durable_put_asks_about_few_sets_of_classes_a_turn, setup_files,
+			put_durable_checks_few_sets_of_classes_a_turn, setup_files,
 			teardown),
-		CASE(holds_that_end_together_go_in_slices),
+		CASE(holds_ending_together_are_freed_in_slices),
 		CASE(user_without_a_share_is_refused_by_name),
-		CASE(store_that_cannot_be_dialled_now_is_dialled_later),
+		CASE(store_not_dialable_is_dialled_later),
 		CASE(store_without_one_allocation_is_none),
 	};
 

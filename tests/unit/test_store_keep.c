@@ -165,7 +165,7 @@ static void fill_classes(struct keeper *k)
 /* ---- cases ---- */
 
 /* Two ranks' parts lie in turn in one slab: each class is read once, not with each. */
-static void class_is_read_once_whatever_the_order(void **state)
+static void class_is_read_once_in_any_order(void **state)
 {
 	struct keeper k;
 
@@ -183,7 +183,7 @@ static void class_is_read_once_whatever_the_order(void **state)
 	keeper_end(&k);
 }
 
-static void class_that_is_refused_is_read_once(void **state)
+static void class_refused_is_read_once(void **state)
 {
 	struct keeper k;
 
@@ -200,7 +200,7 @@ static void class_that_is_refused_is_read_once(void **state)
 }
 
 /* There is no room but where classes stood that are gone; those that are known stay. */
-static void place_of_a_class_that_is_gone_is_reused(void **state)
+static void place_of_removed_class_is_reused(void **state)
 {
 	struct keeper k;
 
@@ -224,7 +224,7 @@ static void place_of_a_class_that_is_gone_is_reused(void **state)
 
 /* Pinned when its name is dropped, before it is full (2) or behind that (1), when the
  * process is killed. */
-static void what_was_dropped_stays_dropped(void **state)
+static void chunk_dropped_is_not_restored(void **state)
 {
 	struct store_chunk *chunks[2];
 	struct store_part *late;
@@ -265,7 +265,7 @@ static void what_was_dropped_stays_dropped(void **state)
 }
 
 /* Kinds come and go, daemons too, always without room: what is there is what was put. */
-static void classes_come_and_go_without_room(void **state)
+static void classes_change_without_space(void **state)
 {
 	enum { ROUNDS = 600, IDS = 3 };
 	bool model[FW_KINDS][IDS] = {0};
@@ -308,11 +308,11 @@ static void classes_come_and_go_without_room(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(class_is_read_once_whatever_the_order),
-		cmocka_unit_test(class_that_is_refused_is_read_once),
-		cmocka_unit_test(place_of_a_class_that_is_gone_is_reused),
-		cmocka_unit_test(what_was_dropped_stays_dropped),
-		cmocka_unit_test(classes_come_and_go_without_room),
+		cmocka_unit_test(class_is_read_once_in_any_order),
+		cmocka_unit_test(class_refused_is_read_once),
+		cmocka_unit_test(place_of_removed_class_is_reused),
+		cmocka_unit_test(chunk_dropped_is_not_restored),
+		cmocka_unit_test(classes_change_without_space),
 	};
 
 	if (getenv("KVD_TEST_ONLY"))

@@ -268,7 +268,7 @@ static void on_held(void *arg, struct store_hold *hold, const struct err *why)
 }
 
 /* Closed while its chunks are being taken. */
-static void hold_that_is_closed_early_is_told(void **state)
+static void hold_closed_early_is_answered(void **state)
 {
 	static uint8_t bytes[PUT][STORE_ID_BYTES];
 	const struct store_ids ids = {.bytes = bytes[0], .count = PUT / 2};
@@ -306,7 +306,7 @@ static void hold_that_is_closed_early_is_told(void **state)
 }
 
 /* Its engine dies while its chunks are being taken, and while they are let go. */
-static void put_of_an_engine_that_dies_ends(void **state)
+static void put_of_dead_engine_ends(void **state)
 {
 	(void)state;
 	for (unsigned int turns = 1; turns < 2 * PUT; turns = 3 * turns + 1) {
@@ -333,9 +333,9 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(put_in_turns_into_full_memory_takes_the_same),
 		cmocka_unit_test(publication_in_turns_shows_all),
-		cmocka_unit_test(put_of_an_engine_that_dies_ends),
+		cmocka_unit_test(put_of_dead_engine_ends),
 		cmocka_unit_test(hold_in_turns_has_the_same_chunks),
-		cmocka_unit_test(hold_that_is_closed_early_is_told),
+		cmocka_unit_test(hold_closed_early_is_answered),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

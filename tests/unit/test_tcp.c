@@ -29,7 +29,7 @@
 
 /* ---- who may come in ---- */
 
-static void token_that_is_wrong_never_gets_in(void **state)
+static void token_wrong_is_refused(void **state)
 {
 	uint8_t dialer[XP_TOKEN_BYTES], dialed[XP_TOKEN_BYTES];
 	int fd = raw_connect();
@@ -102,7 +102,7 @@ static void token_serves_once(void **state)
 	raw_stream_works(1);
 }
 
-static void stream_serves_once_and_nobody_else(void **state)
+static void stream_serves_one_peer_once(void **state)
 {
 	int again = raw_connect(), forged = raw_connect(), beyond = raw_connect();
 
@@ -136,7 +136,7 @@ static void dialer_without_streams_is_given_up(void **state)
 	raw_close();
 }
 
-static void slow_stranger_is_shown_out_and_costs_nobody(void **state)
+static void connection_slow_to_prove_is_closed_without_effect(void **state)
 {
 	uint8_t buf[TCP_HELLO_BYTES];
 	const struct tcp_hello hello = {.role = TCP_CONTROL, .streams = 1};
@@ -158,7 +158,7 @@ static void slow_stranger_is_shown_out_and_costs_nobody(void **state)
 /* Thousands who knock, with nothing, half a hello, garbage, an unknown peering or an
  * unknown session, faster than any of them is timed out. The door has a limit, and both
  * who is inside and who comes in between are served. */
-static void flood_of_strangers_costs_nobody(void **state)
+static void flood_of_connections_has_no_effect(void **state)
 {
 	enum { KNOCKS = 3000, OPEN = 200 };
 	struct tcp_transport *transport = (struct tcp_transport *)up_b.t;
@@ -544,7 +544,7 @@ static void small_transfer_passes_a_large_one(void **state)
 
 /* ---- a peer that is silent ---- */
 
-static void connections_end_when_nobody_answers(void **state)
+static void connections_end_without_reply(void **state)
 {
 	struct tcp_peer *peer = (struct tcp_peer *)up_b.peer;
 	int fds[] = {peer->line.fd, peer->streams[0].fd, peer->streams[1].fd};
@@ -592,7 +592,7 @@ static void close_beside_an_earlier_deadline_still_ends(void **state)
 
 /* Requests without end, and nobody reads the answers: the memory for them has a
  * limit, and the loop never waits. */
-static void peer_that_never_reads_meets_a_limit(void **state)
+static void peer_never_reading_reaches_a_limit(void **state)
 {
 	uint8_t buf[TCP_HEAD_BYTES];
 	int small = 4096;
@@ -640,7 +640,7 @@ static uint64_t own_cpu_ns(void)
 }
 
 /* After BYE what comes is read and forgotten, no faster than a turn allows. */
-static void line_that_never_pauses_at_its_end_holds_no_turn(void **state)
+static void line_busy_without_pause_keeps_turns_short(void **state)
 {
 	uint64_t longest = 0, end = loop_clock_ns(up_loop) + 10 * LOOP_NS_PER_S;
 	pthread_t flood;
@@ -663,7 +663,7 @@ static void line_that_never_pauses_at_its_end_holds_no_turn(void **state)
 }
 
 /* What of it has come is its principal's, however many daemons that is. */
-static void request_that_is_begun_is_charged(void **state)
+static void request_started_is_charged(void **state)
 {
 	struct accounts accounts = {.limit = 64 * MIB};
 	struct account *account = account_get(&accounts, "peer", "fleet");
@@ -708,13 +708,13 @@ int main(void)
 #define JOINED(test) \
 	cmocka_unit_test_setup_teardown(test, raw_begin_joined, raw_end_joined)
 	const struct CMUnitTest tests[] = {
-		ALONE(token_that_is_wrong_never_gets_in),
+		ALONE(token_wrong_is_refused),
 		ALONE(hello_of_another_with_any_bit_turned_is_refused),
 		ALONE(dialer_without_streams_is_given_up),
 		JOINED(token_serves_once),
-		JOINED(stream_serves_once_and_nobody_else),
-		JOINED(slow_stranger_is_shown_out_and_costs_nobody),
-		JOINED(flood_of_strangers_costs_nobody),
+		JOINED(stream_serves_one_peer_once),
+		JOINED(connection_slow_to_prove_is_closed_without_effect),
+		JOINED(flood_of_connections_has_no_effect),
 		JOINED(frames_out_of_rule_lose_the_peer),
 		JOINED(stream_frames_out_of_rule_lose_the_peer),
 		JOINED(answer_before_the_bytes_loses_the_peer),
@@ -724,16 +724,16 @@ int main(void)
 		ALONE(wrong_checksum_fails_the_transfer_alone),
 		JOINED(requests_of_one_read_are_all_answered),
 		JOINED(small_transfer_passes_a_large_one),
-		JOINED(connections_end_when_nobody_answers),
+		JOINED(connections_end_without_reply),
 		JOINED(close_beside_an_earlier_deadline_still_ends),
-		JOINED(peer_that_never_reads_meets_a_limit),
-		JOINED(line_that_never_pauses_at_its_end_holds_no_turn),
-		ALONE(request_that_is_begun_is_charged),
+		JOINED(peer_never_reading_reaches_a_limit),
+		JOINED(line_busy_without_pause_keeps_turns_short),
+		ALONE(request_started_is_charged),
 	};
 
 	const struct CMUnitTest sealed[] = {
 		JOINED(token_serves_once),
-		JOINED(stream_serves_once_and_nobody_else),
+		JOINED(stream_serves_one_peer_once),
 		JOINED(frames_out_of_rule_lose_the_peer),
 		JOINED(stream_frames_out_of_rule_lose_the_peer),
 		JOINED(answer_before_the_bytes_loses_the_peer),

@@ -108,7 +108,7 @@ static void kernel_and_libcrypto_speak_the_same(void **state)
 }
 
 /* Both directions of all streams are asked. */
-static void kernels_way_is_told_only_if_it_has_every_half(void **state)
+static void ktls_is_reported_only_with_both_directions(void **state)
 {
 	struct tcp_stream streams[3] = {{0}};
 	struct tcp_peer peer = {.crypto = TCP_CRYPTO_AES128GCM,
@@ -195,7 +195,7 @@ static void connect_by(struct up_node *n, const uint8_t *address, size_t len)
 
 /* He who turns the wish of either end into none is found out, by the other end, and no
  * connection comes of it. */
-static void nobody_in_between_weakens_what_is_wanted(void **state)
+static void handshake_changed_in_transit_is_refused(void **state)
 {
 	(void)state;
 	for (unsigned int dialer = 0; dialer < 2; dialer++) {
@@ -297,7 +297,7 @@ static void door_empty(void)
 	between_end();
 }
 
-static void connection_that_hears_nothing_names_address_and_option(void **state)
+static void connection_without_reply_names_address_and_option(void **state)
 {
 	(void)state;
 	transport_of(&up_a)->acceptor.wait_ns = LOOP_NS_PER_S / 2;
@@ -310,7 +310,7 @@ static void connection_that_hears_nothing_names_address_and_option(void **state)
 }
 
 /* Each of several addresses has its part of the time. */
-static void address_that_swallows_all_leaves_time_for_the_next(void **state)
+static void address_without_reply_leaves_time_for_next(void **state)
 {
 	struct tcp_address address, other;
 	uint8_t both[XP_ADDRESS_MAX];
@@ -371,7 +371,7 @@ static void send_bare(int fd, const void *from, size_t len)
 
 /* On the control line and on streams: dropped, repeated, swapped, of another stream,
  * changed, not sealed at all. */
-static void record_that_is_wrong_loses_the_peer_at_once(void **state)
+static void record_invalid_loses_the_peer_at_once(void **state)
 {
 	uint8_t head[TCP_HEAD_BYTES], first[2 * TCP_HEAD_BYTES],
 		second[2 * TCP_HEAD_BYTES];
@@ -462,12 +462,12 @@ int main(void)
 		PAIR(stronger_wish_holds_at_both_ends),
 		PAIR(sealed_connections_move_every_shape),
 		PAIR(kernel_and_libcrypto_speak_the_same),
-		cmocka_unit_test(kernels_way_is_told_only_if_it_has_every_half),
-		PAIR(nobody_in_between_weakens_what_is_wanted),
+		cmocka_unit_test(ktls_is_reported_only_with_both_directions),
+		PAIR(handshake_changed_in_transit_is_refused),
 		PAIR(answer_with_less_is_refused_by_name),
-		PAIR(connection_that_hears_nothing_names_address_and_option),
-		PAIR(address_that_swallows_all_leaves_time_for_the_next),
-		RAW(record_that_is_wrong_loses_the_peer_at_once, begin_sealed),
+		PAIR(connection_without_reply_names_address_and_option),
+		PAIR(address_without_reply_leaves_time_for_next),
+		RAW(record_invalid_loses_the_peer_at_once, begin_sealed),
 		RAW(rows_are_untouched_until_their_frame_is_whole, begin_sealed),
 	};
 

@@ -160,7 +160,7 @@ static struct meeting *meeting_new(void)
 	return m;
 }
 
-static void tokens_are_never_said(void **state)
+static void tokens_are_never_sent(void **state)
 {
 	struct meeting *m = meeting_new();
 
@@ -444,7 +444,7 @@ static void record_out_of_its_place_is_refused(void **state)
 	pair_end(&p);
 }
 
-static void keys_change_as_records_go(void **state)
+static void keys_change_with_records(void **state)
 {
 	uint8_t record[TCP_RECORD_BYTES];
 	struct pair p, old;
@@ -527,7 +527,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(hkdf_is_rfc_5869s),
-		cmocka_unit_test(tokens_are_never_said),
+		cmocka_unit_test(tokens_are_never_sent),
 		cmocka_unit_test(hello_with_any_bit_turned_is_refused),
 		cmocka_unit_test(hellos_of_other_tokens_and_places_are_refused),
 		cmocka_unit_test(no_key_serves_twice_over_reconnects),
@@ -535,7 +535,7 @@ int main(void)
 		cmocka_unit_test(record_is_rfc_8448s),
 		cmocka_unit_test(record_with_any_bit_turned_is_refused),
 		cmocka_unit_test(record_out_of_its_place_is_refused),
-		cmocka_unit_test(keys_change_as_records_go),
+		cmocka_unit_test(keys_change_with_records),
 		cmocka_unit_test(bytes_pass_in_any_pieces),
 	};
 

@@ -92,13 +92,13 @@ static void stopped(bool closed, unsigned int times)
 	assert_int_equal(count(text, LEFT), times);
 }
 
-static void terminal_that_is_open_is_taken_again(void **state)
+static void terminal_open_is_taken_again(void **state)
 {
 	(void)state;
 	stopped(false, 2);
 }
 
-static void terminal_that_was_given_back_stays_so(void **state)
+static void terminal_restored_stays_restored(void **state)
 {
 	(void)state;
 	stopped(true, 1);
@@ -107,8 +107,8 @@ static void terminal_that_was_given_back_stays_so(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(terminal_that_is_open_is_taken_again),
-		cmocka_unit_test(terminal_that_was_given_back_stays_so),
+		cmocka_unit_test(terminal_open_is_taken_again),
+		cmocka_unit_test(terminal_restored_stays_restored),
 	};
 
 	cmocka_set_test_filter(getenv("KVD_TEST_FILTER"));

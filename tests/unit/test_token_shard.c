@@ -64,7 +64,7 @@ static void tokens_past_64_bits_are_none(void **state)
 	assert_true(end == UINT64_MAX);
 }
 
-static void what_two_have_in_common_is_counted(void **state)
+static void tokens_in_both_shards_are_counted(void **state)
 {
 	uint64_t rng = 9;
 
@@ -116,7 +116,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(places_are_those_of_the_tokens_held_before),
 		cmocka_unit_test(tokens_past_64_bits_are_none),
-		cmocka_unit_test(what_two_have_in_common_is_counted),
+		cmocka_unit_test(tokens_in_both_shards_are_counted),
 		cmocka_unit_test(two_meet_when_a_token_is_both_theirs),
 	};
 

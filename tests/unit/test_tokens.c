@@ -90,7 +90,7 @@ static void daemons_together_share_the_tokens(void **state)
 	assert_int_equal(runs(t, t->b, 0), 1); /* always one */
 }
 
-static void token_held_for_long_goes_to_who_waits(void **state)
+static void token_held_long_is_passed_to_waiter(void **state)
 {
 	struct test *t = *state;
 
@@ -157,7 +157,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(daemon_alone_runs_one_and_all_tokens),
 		CASE(daemons_together_share_the_tokens),
-		CASE(token_held_for_long_goes_to_who_waits),
+		CASE(token_held_long_is_passed_to_waiter),
 		CASE(tokens_of_a_killed_daemon_are_free),
 		CASE(budget_of_none_allows_one),
 	};

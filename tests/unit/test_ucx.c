@@ -154,7 +154,7 @@ static void peers_of_one_pair_become_ready(void **state)
 }
 
 /* Who dialled is ready and asks no more; his answer did not arrive. */
-static void answer_that_was_lost_is_asked_for_again(void **state)
+static void reply_lost_is_requested_again(void **state)
 {
 	struct ucx_transport *transport =
 		container_of(up_b.t, struct ucx_transport, net.base);
@@ -177,7 +177,7 @@ static void answer_that_was_lost_is_asked_for_again(void **state)
 
 /* Who dialled is ready by an answer whose endpoint fails behind it: the other one has
  * made a new one when it hears of us again, and must be followed there. */
-static void endpoint_that_fails_behind_its_answer_is_followed(void **state)
+static void endpoint_failed_after_reply_is_followed(void **state)
 {
 	const struct ucx_frame again = {
 		.type = UCX_HELLO, .flags = UCX_FLAG_ASK, .id = 1, .offset = 512 * KIB};
@@ -206,7 +206,7 @@ static void endpoint_that_fails_behind_its_answer_is_followed(void **state)
 }
 
 /* The same, when something was sent by the endpoint that is no good: it may be lost. */
-static void endpoint_that_fails_behind_an_answer_and_a_message_is_the_end(void **state)
+static void endpoint_failed_after_reply_and_message_ends_peer(void **state)
 {
 	struct ucx_frame anew = {
 		.type = UCX_HELLO, .flags = UCX_FLAG_ASK, .offset = 512 * KIB};
@@ -253,7 +253,7 @@ static void address_forged_is_refused(void **state)
 			  "announced");
 }
 
-static void peer_closed_tells_the_other(void **state)
+static void peer_closed_notifies_the_other(void **state)
 {
 	(void)state;
 	up_close(&up_a);
@@ -278,7 +278,7 @@ static void read_of_every_shape_lands(void **state)
 	up_every_shape(XP_READ, false, false);
 }
 
-static void memory_guarded_goes_through_copy_threads(void **state)
+static void memory_guarded_uses_copy_threads(void **state)
 {
 	(void)state;
 	up_every_shape(XP_WRITE, true, true);
@@ -466,15 +466,15 @@ int main(void)
 		WORLD(probe_shared_memory_transports_are_refused),
 		WORLD(old_libucp_copies_its_messages),
 		WORLD(peers_of_one_pair_become_ready),
-		WORLD(answer_that_was_lost_is_asked_for_again),
-		WORLD(endpoint_that_fails_behind_its_answer_is_followed),
-		WORLD(endpoint_that_fails_behind_an_answer_and_a_message_is_the_end),
+		WORLD(reply_lost_is_requested_again),
+		WORLD(endpoint_failed_after_reply_is_followed),
+		WORLD(endpoint_failed_after_reply_and_message_ends_peer),
 		WORLD(peer_with_a_wrong_token_is_never_ready),
 		WORLD(address_forged_is_refused),
-		PAIR(peer_closed_tells_the_other),
+		PAIR(peer_closed_notifies_the_other),
 		PAIR(write_of_every_shape_lands),
 		PAIR(read_of_every_shape_lands),
-		PAIR(memory_guarded_goes_through_copy_threads),
+		PAIR(memory_guarded_uses_copy_threads),
 		PAIR(memory_guarded_fills_its_slices),
 		PAIR(memory_guarded_of_mixed_rows_fills_its_slices),
 		PAIR(write_without_bytes_keeps_order),

@@ -34,7 +34,7 @@ static void request_refused_gives_the_words(void **state)
 	up_big_end(&big);
 }
 
-static void plans_that_differ_fail_both_sides(void **state)
+static void plans_different_fail_both_sides(void **state)
 {
 	static const struct plan_run other = {.len = 4096, .count = 1};
 	struct plan *plan = up_plan(&other, 1);
@@ -305,7 +305,7 @@ int main(void)
 #define WORLD(test) cmocka_unit_test_setup_teardown(test, up_begin, up_end)
 	const struct CMUnitTest tests[] = {
 		PAIR(request_refused_gives_the_words),
-		PAIR(plans_that_differ_fail_both_sides),
+		PAIR(plans_different_fail_both_sides),
 		PAIR(cancel_in_flight_leaves_memory_still),
 		PAIR(cancel_before_the_answer_ends_both),
 		PAIR(cancel_before_the_request_left_is_local),

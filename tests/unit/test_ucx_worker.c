@@ -43,7 +43,7 @@ static void on_tick(struct loop_timer *timer)
 }
 
 /* A call of libucp that does not end: timers run, and what needs no libucp ends. */
-static void call_that_takes_long_holds_no_loop(void **state)
+static void call_slow_does_not_block_the_loop(void **state)
 {
 	struct ucx_worker *worker = worker_of(&up_a);
 	struct loop_timer timer;
@@ -212,7 +212,7 @@ int main(void)
 {
 #define PAIR(test) cmocka_unit_test_setup_teardown(test, up_begin_pair, up_end)
 	const struct CMUnitTest tests[] = {
-		PAIR(call_that_takes_long_holds_no_loop),
+		PAIR(call_slow_does_not_block_the_loop),
 		PAIR(worker_is_the_loops_for_a_small_transfer),
 		PAIR(large_transfer_has_little_posted_beside_small_ones),
 		PAIR(messages_unread_over_the_bound_lose_the_peer),

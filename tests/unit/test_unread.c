@@ -30,7 +30,7 @@
 
 /* ---- replies ---- */
 
-static void replies_that_wait_are_charged_until_they_are_read(void **state)
+static void replies_unread_are_charged(void **state)
 {
 	struct accounts accounts = {.limit = 8u << 20};
 	struct account *account = account_get(&accounts, "uid", "7");
@@ -145,7 +145,7 @@ static void tell(struct pair *p, unsigned int times)
 	cluster_run(&p->c, LOOP_NS_PER_S);
 }
 
-static void notifications_are_charged_to_who_sent_them(void **state)
+static void notifications_are_charged_to_sender(void **state)
 {
 	struct pair *p = *state;
 	struct account *account = remote_of_me(p)->account;
@@ -206,9 +206,9 @@ static void attachments_and_secrets_are_charged_to_their_session(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(replies_that_wait_are_charged_until_they_are_read),
+		cmocka_unit_test(replies_unread_are_charged),
 		cmocka_unit_test(page_is_charged_as_it_is_touched),
-		CASE(notifications_are_charged_to_who_sent_them),
+		CASE(notifications_are_charged_to_sender),
 		CASE(attachments_and_secrets_are_charged_to_their_session),
 	};
 

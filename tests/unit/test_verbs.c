@@ -96,7 +96,7 @@ static struct fake_verbs_count posted(enum xp_kind kind, const struct plan_run *
 	return count;
 }
 
-static void rows_whole_at_the_far_side_are_gathered(void **state)
+static void rows_whole_at_remote_side_are_gathered(void **state)
 {
 	const struct plan_run run = {
 		.len = 4096, .count = 600, .src_stride = 8192, .dst_stride = 4096};
@@ -107,7 +107,7 @@ static void rows_whole_at_the_far_side_are_gathered(void **state)
 	assert_int_equal(count.sges_most, 30);
 }
 
-static void rows_whole_at_the_far_side_are_scattered_by_reads(void **state)
+static void rows_whole_at_remote_side_are_scattered_by_reads(void **state)
 {
 	const struct plan_run run = {
 		.len = 4096, .count = 600, .src_stride = 4096, .dst_stride = 8192};
@@ -118,7 +118,7 @@ static void rows_whole_at_the_far_side_are_scattered_by_reads(void **state)
 	assert_int_equal(count.sges_most, 30);
 }
 
-static void rows_that_neighbour_on_both_sides_are_one(void **state)
+static void rows_adjacent_on_both_sides_are_one(void **state)
 {
 	const struct plan_run run = {
 		.len = 4096, .count = 256, .src_stride = 4096, .dst_stride = 4096};
@@ -140,7 +140,7 @@ static void scattered_rows_share_doorbells(void **state)
 	assert_true(count.doorbells < 3200 / VERBS_CHAIN_WRS + 16);
 }
 
-static void short_rows_go_inline_in_writes_only(void **state)
+static void rows_short_are_inline_in_writes_only(void **state)
 {
 	const struct plan_run run = {
 		.len = 64, .count = 100, .src_stride = 128, .dst_stride = 192};
@@ -153,7 +153,7 @@ static void short_rows_go_inline_in_writes_only(void **state)
 	assert_true(count.inlined < 20); /* frames */
 }
 
-static void large_transfer_goes_over_all_queue_pairs_with_a_mark_on_each(void **state)
+static void transfer_large_uses_all_queue_pairs_with_marks(void **state)
 {
 	const struct plan_run run = {
 		.len = 8192, .count = 800, .src_stride = 8448, .dst_stride = 8200};
@@ -199,7 +199,7 @@ static void queues_at_their_least_depth_never_overrun(void **state)
 	vp_end(state);
 }
 
-static void queues_that_are_too_short_are_refused(void **state)
+static void queues_too_short_are_refused(void **state)
 {
 	(void)state;
 	vp_begin(state);
@@ -216,7 +216,7 @@ static void queues_that_are_too_short_are_refused(void **state)
 
 /* ---- who gets in ---- */
 
-static void stranger_with_a_wrong_token_is_refused(void **state)
+static void connection_with_wrong_token_is_refused(void **state)
 {
 	struct verbs_hello hello = {.total = 1, .depth = 64};
 	uint8_t data[VERBS_HELLO_BYTES];
@@ -240,7 +240,7 @@ static void stranger_with_a_wrong_token_is_refused(void **state)
 	vp_end(state);
 }
 
-static void private_data_of_any_length_harm_nobody(void **state)
+static void private_data_of_any_length_is_harmless(void **state)
 {
 	struct verbs_address address;
 	uint8_t data[56];
@@ -258,7 +258,7 @@ static void private_data_of_any_length_harm_nobody(void **state)
 	assert_int_equal(vp_b.lost, 0);
 }
 
-static void wrong_token_of_who_answers_loses_the_peer(void **state)
+static void token_wrong_in_reply_loses_the_peer(void **state)
 {
 	(void)state;
 	vp_begin(state);
@@ -292,7 +292,7 @@ static void memory_is_registered_once_a_device_with_relaxed_ordering(void **stat
 	assert_false(fake_verbs_mr(0)->alive || fake_verbs_mr(1)->alive);
 }
 
-static void memory_that_may_not_be_written_gets_no_right_to(void **state)
+static void memory_read_only_gets_no_write_right(void **state)
 {
 	struct memory *memory;
 	struct vp_place place;
@@ -306,7 +306,7 @@ static void memory_that_may_not_be_written_gets_no_right_to(void **state)
 	vp_place_fini(&place);
 }
 
-static void memory_that_can_vanish_is_refused_where_nothing_is_staged(void **state)
+static void memory_truncatable_without_staging_is_refused(void **state)
 {
 	struct memory guarded = {.kind = MEMORY_GUARDED, .length = 4096, .refs = 1};
 	struct memory vm = {.kind = MEMORY_VM, .length = 4096, .refs = 1};
@@ -324,7 +324,7 @@ static void memory_that_can_vanish_is_refused_where_nothing_is_staged(void **sta
 	vp_end(state);
 }
 
-static void locked_memory_at_its_limit_is_said(void **state)
+static void memlock_limit_is_named(void **state)
 {
 	struct memory *memory;
 	struct xp_reg *reg;
@@ -341,7 +341,7 @@ static void locked_memory_at_its_limit_is_said(void **state)
 }
 
 /* Rows over the seams: what crosses one becomes two requests, with two keys. */
-static void region_larger_than_a_registration_goes_in_pieces(void **state)
+static void region_larger_than_a_registration_is_split(void **state)
 {
 	const struct plan_run run = {.src = VP_MIB - 1000,
 				     .dst = 3 * VP_MIB - 3000,
@@ -424,7 +424,7 @@ static void device_is_registered_by_its_dmabuf_first(void **state)
 	device_free(memory);
 }
 
-static void device_without_dmabuf_support_goes_by_peermem_or_is_refused(void **state)
+static void device_without_dmabuf_uses_peermem_or_is_refused(void **state)
 {
 	struct memory *mapped = device_memory(VP_MIB, true);
 	struct memory *unmapped = device_memory(VP_MIB, false);
@@ -505,7 +505,7 @@ static void rails_default_to_the_address_of_listen_or_to_all(void **state)
 	vp_end(state);
 }
 
-static void rail_that_is_not_there_fails_loudly(void **state)
+static void rail_missing_is_refused(void **state)
 {
 	vp_begin(state);
 	open_fails("mlx5_9", "'mlx5_9' is not an RDMA port");
@@ -554,7 +554,7 @@ static void node_takes_its_rail(int node, unsigned int device)
 	vp_transfer_fini(&x);
 }
 
-static void memory_of_a_node_goes_over_the_adapter_of_that_node(void **state)
+static void memory_of_a_node_uses_its_adapter(void **state)
 {
 	(void)state;
 	assert_int_equal(vp_peer(&vp_a)->qp_count, 4);
@@ -562,7 +562,7 @@ static void memory_of_a_node_goes_over_the_adapter_of_that_node(void **state)
 	node_takes_its_rail(0, 0);
 }
 
-static void memory_of_an_unknown_node_goes_over_all(void **state)
+static void memory_of_unknown_node_uses_all_adapters(void **state)
 {
 	struct vp_place place;
 
@@ -594,7 +594,7 @@ static void gpu_is_nearest_to_the_adapter_behind_its_switch(void **state)
 	vp_end(state);
 }
 
-static void gpu_s_memory_goes_over_the_nearest_rail(void **state)
+static void memory_of_gpu_uses_nearest_rail(void **state)
 {
 	static struct verbs_transport transport;
 	struct gpu_device device = {.pci = GPU_A};
@@ -633,7 +633,7 @@ static void look_is(unsigned int number, bool used, const char *words)
 		fail_msg("'%s', wanted '%s'", why, words);
 }
 
-static void look_tells_each_port_s_use_or_why_it_has_none(void **state)
+static void probe_reports_use_of_each_port(void **state)
 {
 	vp_begin(state);
 	look_is(0, false, "not open");
@@ -650,7 +650,7 @@ static void look_tells_each_port_s_use_or_why_it_has_none(void **state)
 	vp_end(state);
 }
 
-static void look_tells_gids_and_addresses(void **state)
+static void probe_reports_gids_and_addresses(void **state)
 {
 	static struct verbs_look look;
 
@@ -677,36 +677,36 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		PAIR(every_shape_is_written),
 		RAILS(every_shape_is_read),
-		PAIR(rows_whole_at_the_far_side_are_gathered),
-		PAIR(rows_whole_at_the_far_side_are_scattered_by_reads),
-		PAIR(rows_that_neighbour_on_both_sides_are_one),
+		PAIR(rows_whole_at_remote_side_are_gathered),
+		PAIR(rows_whole_at_remote_side_are_scattered_by_reads),
+		PAIR(rows_adjacent_on_both_sides_are_one),
 		PAIR(scattered_rows_share_doorbells),
-		PAIR(short_rows_go_inline_in_writes_only),
-		PAIR(large_transfer_goes_over_all_queue_pairs_with_a_mark_on_each),
+		PAIR(rows_short_are_inline_in_writes_only),
+		PAIR(transfer_large_uses_all_queue_pairs_with_marks),
 		ALONE(queues_at_their_least_depth_never_overrun),
-		ALONE(queues_that_are_too_short_are_refused),
-		ALONE(stranger_with_a_wrong_token_is_refused),
-		PAIR(private_data_of_any_length_harm_nobody),
-		ALONE(wrong_token_of_who_answers_loses_the_peer),
+		ALONE(queues_too_short_are_refused),
+		ALONE(connection_with_wrong_token_is_refused),
+		PAIR(private_data_of_any_length_is_harmless),
+		ALONE(token_wrong_in_reply_loses_the_peer),
 		RAILS(memory_is_registered_once_a_device_with_relaxed_ordering),
-		PAIR(memory_that_may_not_be_written_gets_no_right_to),
-		ALONE(memory_that_can_vanish_is_refused_where_nothing_is_staged),
-		PAIR(locked_memory_at_its_limit_is_said),
-		ALONE(region_larger_than_a_registration_goes_in_pieces),
+		PAIR(memory_read_only_gets_no_write_right),
+		ALONE(memory_truncatable_without_staging_is_refused),
+		PAIR(memlock_limit_is_named),
+		ALONE(region_larger_than_a_registration_is_split),
 		ALONE(region_of_too_many_pieces_is_refused),
 		PAIR(device_is_registered_by_its_dmabuf_first),
-		PAIR(device_without_dmabuf_support_goes_by_peermem_or_is_refused),
+		PAIR(device_without_dmabuf_uses_peermem_or_is_refused),
 		PAIR(device_is_a_source_and_never_inline),
 		ALONE(rails_are_named_by_device_port_interface_or_address),
 		ALONE(rails_default_to_the_address_of_listen_or_to_all),
-		ALONE(rail_that_is_not_there_fails_loudly),
+		ALONE(rail_missing_is_refused),
 		ALONE(rail_explains_its_gid_mtu_and_node),
-		RAILS(memory_of_a_node_goes_over_the_adapter_of_that_node),
-		RAILS(memory_of_an_unknown_node_goes_over_all),
+		RAILS(memory_of_a_node_uses_its_adapter),
+		RAILS(memory_of_unknown_node_uses_all_adapters),
 		ALONE(gpu_is_nearest_to_the_adapter_behind_its_switch),
-		ALONE(gpu_s_memory_goes_over_the_nearest_rail),
-		ALONE(look_tells_each_port_s_use_or_why_it_has_none),
-		ALONE(look_tells_gids_and_addresses),
+		ALONE(memory_of_gpu_uses_nearest_rail),
+		ALONE(probe_reports_use_of_each_port),
+		ALONE(probe_reports_gids_and_addresses),
 	};
 
 	cmocka_set_test_filter(getenv("KVD_TEST_FILTER"));

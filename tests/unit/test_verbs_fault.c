@@ -167,7 +167,7 @@ static const struct {
 	{IBV_WC_GENERAL_ERR, ERR_TRANSPORT, "a request failed"},
 };
 
-static void request_that_fails_names_device_port_and_peer(void **state)
+static void request_failed_names_device_port_and_peer(void **state)
 {
 	struct vp_transfer x;
 
@@ -208,7 +208,7 @@ static void stale_key_is_found_before_it_is_used(void **state)
 	vp_transfer_fini(&x);
 }
 
-static void chain_that_is_posted_in_part_loses_the_peer_only(void **state)
+static void chain_posted_in_part_loses_its_peer_only(void **state)
 {
 	const struct plan_run rows = {
 		.len = 512, .count = 3000, .src_stride = 1024, .dst_stride = 1200};
@@ -224,7 +224,7 @@ static void chain_that_is_posted_in_part_loses_the_peer_only(void **state)
 	vp_transfer_fini(&x);
 }
 
-static void refusal_comes_back_in_the_peer_s_words(void **state)
+static void refusal_has_text_of_peer(void **state)
 {
 	struct vp_transfer x;
 
@@ -259,7 +259,7 @@ static void other_plan_at_the_answerer_is_refused(void **state)
 
 /* ---- asynchronous events ---- */
 
-static void adapter_that_dies_takes_its_connections_along(void **state)
+static void adapter_dead_loses_its_connections(void **state)
 {
 	struct vp_transfer x;
 
@@ -318,7 +318,7 @@ static void events_without_harm_change_nothing(void **state)
 	vp_transfer_fini(&x);
 }
 
-static void port_that_is_down_is_lost_by_its_retries_and_comes_back(void **state)
+static void port_down_is_lost_after_retries_and_restored(void **state)
 {
 	struct vp_transfer x;
 
@@ -340,7 +340,7 @@ static void port_that_is_down_is_lost_by_its_retries_and_comes_back(void **state
 }
 
 /* Who only receives notices by knocking. */
-static void receiver_alone_notices_a_wire_that_is_cut(void **state)
+static void receiver_alone_detects_cut_wire(void **state)
 {
 	struct vp_transfer x;
 
@@ -375,7 +375,7 @@ static void works_over(unsigned int rail_of_all)
 
 /* Devices 0, 1 are a's rails, 2, 3 are b's; with any of them down the other pair
  * serves, frames and all. */
-static void rail_that_is_down_is_dialled_around(void **state)
+static void rail_down_is_avoided_when_dialling(void **state)
 {
 	for (unsigned int down = 0; down < 4; down++) {
 		vp_begin(state);
@@ -431,17 +431,17 @@ int main(void)
 		PAIR(read_aborted_in_the_middle_lands_no_foreign_byte),
 		PAIR(abort_over_a_frozen_wire_resets_the_owner_s_queue_pairs),
 		PAIR(peer_lost_while_bytes_move_is_still),
-		PAIR(request_that_fails_names_device_port_and_peer),
+		PAIR(request_failed_names_device_port_and_peer),
 		PAIR(stale_key_is_found_before_it_is_used),
-		PAIR(chain_that_is_posted_in_part_loses_the_peer_only),
-		PAIR(refusal_comes_back_in_the_peer_s_words),
+		PAIR(chain_posted_in_part_loses_its_peer_only),
+		PAIR(refusal_has_text_of_peer),
 		PAIR(other_plan_at_the_answerer_is_refused),
-		PAIR(adapter_that_dies_takes_its_connections_along),
+		PAIR(adapter_dead_loses_its_connections),
 		PAIR(queue_pair_events_lose_the_peer_with_their_words),
 		PAIR(events_without_harm_change_nothing),
-		PAIR(port_that_is_down_is_lost_by_its_retries_and_comes_back),
-		PAIR(receiver_alone_notices_a_wire_that_is_cut),
-		cmocka_unit_test(rail_that_is_down_is_dialled_around),
+		PAIR(port_down_is_lost_after_retries_and_restored),
+		PAIR(receiver_alone_detects_cut_wire),
+		cmocka_unit_test(rail_down_is_avoided_when_dialling),
 		RAILS(first_rail_lost_in_mid_transfer_is_clean_and_the_other_takes_over),
 	};
 

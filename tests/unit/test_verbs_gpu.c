@@ -150,7 +150,7 @@ static const char *pieces_are(const struct vp_place *place)
 	return ((struct verbs_reg *)place->reg)->pieces ? "direct" : "staged";
 }
 
-static void every_pair_moves_and_is_seen_when_it_is_said(void **state)
+static void every_pair_is_moved_and_visible_when_reported(void **state)
 {
 	struct stage stage;
 
@@ -173,7 +173,7 @@ static void every_pair_moves_and_is_seen_when_it_is_said(void **state)
 	assert_int_equal(fake_verbs_count()->unseen, 0);
 }
 
-static void memory_is_registered_by_the_first_way_that_works(void **state)
+static void memory_is_registered_by_first_working_method(void **state)
 {
 	static const struct {
 		enum kind kind;
@@ -216,7 +216,7 @@ static void memory_is_registered_by_the_first_way_that_works(void **state)
 	}
 }
 
-static void dmabuf_that_no_adapter_takes_is_refused_by_name(void **state)
+static void dmabuf_without_adapter_is_refused_by_name(void **state)
 {
 	struct spot spot;
 	struct xp_reg *reg;
@@ -232,7 +232,7 @@ static void dmabuf_that_no_adapter_takes_is_refused_by_name(void **state)
 	spot_end(&spot);
 }
 
-static void large_memory_goes_in_pieces_and_is_seen(void **state)
+static void memory_large_is_split_and_visible(void **state)
 {
 	struct stage stage;
 
@@ -271,7 +271,7 @@ static void wide_make(struct stage *stage, enum xp_kind kind)
 	vp_transfer_with(&stage->x, kind, &wide, 1, &stage->src.place, &stage->dst.place);
 }
 
-static void each_rail_that_wrote_is_read_back(void **state)
+static void rails_with_writes_are_read_back(void **state)
 {
 	struct stage stage;
 
@@ -290,7 +290,7 @@ static void each_rail_that_wrote_is_read_back(void **state)
 }
 
 /* What it wrote is under way like all else, though the bytes come once more. */
-static void rail_that_is_lost_meanwhile_is_read_back_too(void **state)
+static void rail_lost_meanwhile_is_read_back(void **state)
 {
 	struct stage stage;
 
@@ -334,7 +334,7 @@ static unsigned int queue_pairs(void)
 	return fake_verbs_qps(0) + fake_verbs_qps(2);
 }
 
-static void loopback_comes_with_the_first_need_and_stays(void **state)
+static void loopback_is_created_on_first_use_and_kept(void **state)
 {
 	unsigned int before = queue_pairs();
 	struct stage stage;
@@ -360,7 +360,7 @@ static void begin_again(void **state)
 	fake_verbs_gpu(FAKE(fake_cuda_file));
 }
 
-static void each_call_of_the_loopback_that_fails_costs_its_transfer_alone(void **state)
+static void loopback_call_failed_fails_its_transfer_only(void **state)
 {
 	struct stage stage;
 	unsigned int n;
@@ -388,7 +388,7 @@ static void each_call_of_the_loopback_that_fails_costs_its_transfer_alone(void *
 	}
 }
 
-static void read_that_fails_fails_the_transfer_with_the_port_s_name(void **state)
+static void read_failed_fails_transfer_with_port_name(void **state)
 {
 	struct stage stage;
 
@@ -411,7 +411,7 @@ static void read_that_fails_fails_the_transfer_with_the_port_s_name(void **state
 	}
 }
 
-static void read_that_fails_leaves_those_behind_it_alone(void **state)
+static void read_failed_leaves_later_reads_alone(void **state)
 {
 	struct vp_transfer xs[4];
 	unsigned int failed = 0;
@@ -461,7 +461,7 @@ static void fence_set(uint64_t fence_ns)
 	vp_transport(&vp_a)->net.fence_ns = vp_transport(&vp_b)->net.fence_ns = fence_ns;
 }
 
-static void read_that_is_given_up_counts_until_its_queue_pair_is_gone(void **state)
+static void read_abandoned_counts_until_queue_pair_is_gone(void **state)
 {
 	const uint64_t fence_ns = vp_transport(&vp_a)->net.fence_ns;
 	struct stage stage;
@@ -490,7 +490,7 @@ static void read_that_is_given_up_counts_until_its_queue_pair_is_gone(void **sta
 }
 
 /* A peer that goes, or a transport, does not leave while a byte may still land. */
-static void peer_that_goes_waits_for_what_is_read_back(void **state)
+static void peer_closing_waits_for_read_back(void **state)
 {
 	struct stage stage;
 
@@ -631,7 +631,7 @@ static void staged_pair_of_every_kind_moves(void **state)
 	assert_int_equal(vp_a.lost + vp_b.lost, 0);
 }
 
-static void each_call_of_the_driver_that_fails_costs_its_transfer_alone(void **state)
+static void driver_call_failed_fails_its_transfer_only(void **state)
 {
 	static const char *const calls[] = {
 		"cuMemcpyAsync",  "cuMemcpy2DAsync_v2",
@@ -657,7 +657,7 @@ static void each_call_of_the_driver_that_fails_costs_its_transfer_alone(void **s
 	}
 }
 
-static void exporter_that_dies_costs_its_transfers_no_more_than_failure(void **state)
+static void exporter_dead_fails_its_transfers_only(void **state)
 {
 	struct stage stage;
 
@@ -687,25 +687,25 @@ static void exporter_that_dies_costs_its_transfers_no_more_than_failure(void **s
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		PAIR(every_pair_moves_and_is_seen_when_it_is_said),
-		PAIR(memory_is_registered_by_the_first_way_that_works),
-		PAIR(dmabuf_that_no_adapter_takes_is_refused_by_name),
-		PAIR(large_memory_goes_in_pieces_and_is_seen),
-		RAILS(each_rail_that_wrote_is_read_back),
-		RAILS(rail_that_is_lost_meanwhile_is_read_back_too),
+		PAIR(every_pair_is_moved_and_visible_when_reported),
+		PAIR(memory_is_registered_by_first_working_method),
+		PAIR(dmabuf_without_adapter_is_refused_by_name),
+		PAIR(memory_large_is_split_and_visible),
+		RAILS(rails_with_writes_are_read_back),
+		RAILS(rail_lost_meanwhile_is_read_back),
 		PAIR(host_memory_is_not_read_back),
-		PAIR(loopback_comes_with_the_first_need_and_stays),
-		PAIR(each_call_of_the_loopback_that_fails_costs_its_transfer_alone),
-		PAIR(read_that_fails_fails_the_transfer_with_the_port_s_name),
-		PAIR(read_that_fails_leaves_those_behind_it_alone),
+		PAIR(loopback_is_created_on_first_use_and_kept),
+		PAIR(loopback_call_failed_fails_its_transfer_only),
+		PAIR(read_failed_fails_transfer_with_port_name),
+		PAIR(read_failed_leaves_later_reads_alone),
 		PAIR(read_without_an_answer_fails_by_the_fence_s_time),
-		PAIR(read_that_is_given_up_counts_until_its_queue_pair_is_gone),
-		PAIR(peer_that_goes_waits_for_what_is_read_back),
+		PAIR(read_abandoned_counts_until_queue_pair_is_gone),
+		PAIR(peer_closing_waits_for_read_back),
 		PAIR(abort_at_any_step_is_still),
 		PAIR(peer_lost_in_the_middle_is_still),
 		PAIR(staged_pair_of_every_kind_moves),
-		PAIR(each_call_of_the_driver_that_fails_costs_its_transfer_alone),
-		PAIR(exporter_that_dies_costs_its_transfers_no_more_than_failure),
+		PAIR(driver_call_failed_fails_its_transfer_only),
+		PAIR(exporter_dead_fails_its_transfers_only),
 	};
 
 	gpu_owner_main(argc, argv);

@@ -245,7 +245,7 @@ static void cost_of_a_bad_moment_does_not_stay(void **state)
 	vp_transfer_fini(&x);
 }
 
-static void cost_that_never_comes_back_is_measured_again(void **state)
+static void cost_without_sample_is_measured_again(void **state)
 {
 	struct verbs_peer *peer = vp_peer(&vp_a);
 
@@ -304,7 +304,7 @@ static uint64_t clock_of_a_busy_host(void)
 	return now;
 }
 
-static void copying_costs_what_its_best_trial_took(void **state)
+static void copy_cost_is_best_trial(void **state)
 {
 	struct verbs_transport *transport = vp_transport(&vp_a);
 
@@ -315,7 +315,7 @@ static void copying_costs_what_its_best_trial_took(void **state)
 	assert_int_equal((int)(verbs_cost_copy_ns(transport, 4096) + 0.5), 640);
 }
 
-static void answerer_that_does_not_pack_gets_rows(void **state)
+static void responder_without_packing_gets_rows(void **state)
 {
 	struct vp_transfer x;
 
@@ -332,7 +332,7 @@ static void answerer_that_does_not_pack_gets_rows(void **state)
 	vp_transfer_fini(&x);
 }
 
-static void answerer_s_record_tells_the_way(void **state)
+static void responder_record_has_path(void **state)
 {
 	struct vp_transfer x;
 
@@ -503,7 +503,7 @@ static void mark_before_the_last_slice_ends_the_peer(void **state)
 	    &vp_a, "before its last slice");
 }
 
-static void slot_that_is_none_ends_the_peer(void **state)
+static void slot_invalid_ends_the_peer(void **state)
 {
 	(void)state;
 	lie((struct verbs_frame){.type = VERBS_SLOT, .slot = 8}, &vp_b, "slot 8");
@@ -575,14 +575,13 @@ int main(void)
 						begin_measured, vp_end),
 		cmocka_unit_test_setup_teardown(cost_of_a_bad_moment_does_not_stay,
 						begin_measured, vp_end),
-		cmocka_unit_test_setup_teardown(
-			cost_that_never_comes_back_is_measured_again, begin_measured,
-			vp_end),
+		cmocka_unit_test_setup_teardown(cost_without_sample_is_measured_again,
+						begin_measured, vp_end),
 		cmocka_unit_test(cost_is_the_least_of_the_last_measurements),
-		DEARLY(copying_costs_what_its_best_trial_took),
-		cmocka_unit_test_setup_teardown(answerer_that_does_not_pack_gets_rows,
+		DEARLY(copy_cost_is_best_trial),
+		cmocka_unit_test_setup_teardown(responder_without_packing_gets_rows,
 						begin_one_sided, vp_end),
-		DEARLY(answerer_s_record_tells_the_way),
+		DEARLY(responder_record_has_path),
 		DEARLY(more_transfers_than_slots_all_end),
 		DEARLY(abort_at_any_step_is_still_and_gives_slots_back),
 		DEARLY(peer_lost_in_the_middle_is_still),
@@ -590,7 +589,7 @@ int main(void)
 		DEARLY(slice_out_of_turn_ends_the_peer),
 		DEARLY(slice_longer_than_a_slot_ends_the_peer),
 		DEARLY(mark_before_the_last_slice_ends_the_peer),
-		DEARLY(slot_that_is_none_ends_the_peer),
+		DEARLY(slot_invalid_ends_the_peer),
 		DEARLY(fin_before_the_last_slice_has_left_ends_the_peer),
 		DEARLY(pool_closed_before_its_maker_is_back_is_freed_once),
 	};

@@ -216,20 +216,20 @@ static void dies_at_every_step(enum xp_kind kind)
 	assert_true(died > ARRAY_LEN(deaths) * STEPS / 2);
 }
 
-static void push_goes_on_whenever_its_rail_dies(void **state)
+static void push_continues_after_rail_death_at_any_time(void **state)
 {
 	(void)state;
 	dies_at_every_step(XP_WRITE);
 }
 
-static void pull_goes_on_whenever_its_rail_dies(void **state)
+static void pull_continues_after_rail_death_at_any_time(void **state)
 {
 	(void)state;
 	dies_at_every_step(XP_READ);
 }
 
 /* What is counted anew from its start is posted when all the rest of it has ended. */
-static void transfer_goes_on_when_its_slowest_queue_pair_has_ended(void **state)
+static void transfer_continues_after_slowest_queue_pair_ended(void **state)
 {
 	struct vp_transfer x;
 	struct verbs_xfer *xfer;
@@ -257,7 +257,7 @@ static void transfer_goes_on_when_its_slowest_queue_pair_has_ended(void **state)
 }
 
 /* The memory's own adapter is the one that dies: a farther one does it. */
-static void transfer_leaves_the_nearest_rail_when_that_dies(void **state)
+static void transfer_leaves_dead_nearest_rail(void **state)
 {
 	struct vp_transfer x;
 
@@ -601,7 +601,7 @@ static void memory_is_out(void)
 	assert_int_equal(err_last()->code, ERR_OK); /* the connection's words say why */
 }
 
-static void what_is_in_doubt_costs_the_connection(void **state)
+static void transfer_uncertain_loses_the_connection(void **state)
 {
 	(void)state;
 	costs_the_connection(first_port_is_down, ERR_IO, "the port is down");
@@ -612,7 +612,7 @@ static void what_is_in_doubt_costs_the_connection(void **state)
 }
 
 /* Its last queue pair is still dialled: who is not connected yet has no rail to lose. */
-static void rail_that_dies_before_the_connection_is_ready_costs_it(void **state)
+static void rail_dead_before_connection_is_ready_loses_it(void **state)
 {
 	struct verbs_peer *a;
 
@@ -635,7 +635,7 @@ static void rail_that_dies_before_the_connection_is_ready_costs_it(void **state)
 	works_on(XP_WRITE);
 }
 
-static void adapter_that_is_gone_costs_the_connection(void **state)
+static void adapter_gone_loses_the_connection(void **state)
 {
 	struct vp_transfer x;
 
@@ -678,7 +678,7 @@ static void rail_without_receives_to_spare_costs_the_connection(void **state)
 }
 
 /* The other side never says that its queue pairs are dead. */
-static void rail_that_nobody_buries_ends_at_the_fence(void **state)
+static void rail_dead_unreported_ends_at_the_fence(void **state)
 {
 	struct vp_transfer x;
 
@@ -696,7 +696,7 @@ static void rail_that_nobody_buries_ends_at_the_fence(void **state)
 }
 
 /* Nothing else looks at the clock, which is not set back when it is lost once more. */
-static void idle_rail_that_nobody_buries_ends_at_the_fence(void **state)
+static void rail_idle_dead_unreported_ends_at_the_fence(void **state)
 {
 	struct verbs_peer *b = vp_peer(&vp_b);
 	uint64_t deadline_ns;
@@ -770,7 +770,7 @@ static void lie(uint32_t rail, unsigned int times)
 	vp_join();
 }
 
-static void lost_rail_that_is_none_ends_the_peer(void **state)
+static void rail_report_invalid_ends_the_peer(void **state)
 {
 	(void)state;
 	lie(0, 1);
@@ -858,10 +858,10 @@ int main(void)
 {
 #define RAILS(test) cmocka_unit_test_setup_teardown(test, vp_begin_two_rails, vp_end)
 	const struct CMUnitTest tests[] = {
-		RAILS(push_goes_on_whenever_its_rail_dies),
-		RAILS(pull_goes_on_whenever_its_rail_dies),
-		RAILS(transfer_goes_on_when_its_slowest_queue_pair_has_ended),
-		RAILS(transfer_leaves_the_nearest_rail_when_that_dies),
+		RAILS(push_continues_after_rail_death_at_any_time),
+		RAILS(pull_continues_after_rail_death_at_any_time),
+		RAILS(transfer_continues_after_slowest_queue_pair_ended),
+		RAILS(transfer_leaves_dead_nearest_rail),
 		RAILS(push_aborted_while_its_rail_dies_is_still),
 		RAILS(pull_aborted_while_its_rail_dies_is_still),
 		RAILS(transfers_of_other_rails_are_not_touched),
@@ -875,13 +875,13 @@ int main(void)
 		cmocka_unit_test_setup_teardown(
 			packed_pull_does_not_feel_the_other_rail_die, begin_packing,
 			vp_end),
-		RAILS(what_is_in_doubt_costs_the_connection),
-		RAILS(rail_that_dies_before_the_connection_is_ready_costs_it),
-		RAILS(adapter_that_is_gone_costs_the_connection),
+		RAILS(transfer_uncertain_loses_the_connection),
+		RAILS(rail_dead_before_connection_is_ready_loses_it),
+		RAILS(adapter_gone_loses_the_connection),
 		cmocka_unit_test(rail_without_receives_to_spare_costs_the_connection),
-		RAILS(rail_that_nobody_buries_ends_at_the_fence),
-		RAILS(idle_rail_that_nobody_buries_ends_at_the_fence),
-		RAILS(lost_rail_that_is_none_ends_the_peer),
+		RAILS(rail_dead_unreported_ends_at_the_fence),
+		RAILS(rail_idle_dead_unreported_ends_at_the_fence),
+		RAILS(rail_report_invalid_ends_the_peer),
 		RAILS(last_words_without_memory_cost_the_connection),
 		RAILS(done_before_the_new_marks_ends_the_peer),
 		RAILS(mark_of_another_generation_ends_the_peer),

@@ -121,7 +121,7 @@ static void every_pair_of_kinds_moves_by_push_and_by_pull(void **state)
 	assert_int_equal(vp_a.lost + vp_b.lost, 0);
 }
 
-static void answerer_s_record_says_staged(void **state)
+static void responder_record_has_staged(void **state)
 {
 	struct stage stage;
 
@@ -141,7 +141,7 @@ static void answerer_s_record_says_staged(void **state)
 	}
 }
 
-static void key_of_staged_memory_tells_no_address(void **state)
+static void key_of_staged_memory_has_no_address(void **state)
 {
 	struct stage stage;
 
@@ -201,7 +201,7 @@ static void slots_are_registered_beside_the_loop(void **state)
 	}
 }
 
-static void peer_that_goes_while_slots_are_made_leaves_none(void **state)
+static void peer_closing_during_slot_setup_leaks_nothing(void **state)
 {
 	struct stage stage;
 
@@ -253,7 +253,7 @@ static int begin_slotless(void **state)
 	return 0;
 }
 
-static void peer_that_stages_nothing_refuses_by_name(void **state)
+static void peer_without_staging_refuses_by_name(void **state)
 {
 	struct stage stage;
 
@@ -376,7 +376,7 @@ static pid_t owner_start(uint8_t **at_p)
 	return pid;
 }
 
-static void owner_that_dies_in_the_middle_fails_its_transfers_alone(void **state)
+static void owner_dead_during_transfer_fails_its_transfers_only(void **state)
 {
 	struct vp_place place = {0};
 	struct stage stage;
@@ -449,7 +449,7 @@ static void slice_from_the_destination_ends_the_peer(void **state)
 	    &vp_a, "a slice");
 }
 
-static void slot_of_a_pull_that_is_none_ends_the_peer(void **state)
+static void slot_of_pull_invalid_ends_the_peer(void **state)
 {
 	(void)state;
 	lie((struct verbs_frame){.type = VERBS_SLOT, .kind = XP_READ, .slot = 8}, &vp_a,
@@ -475,20 +475,20 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		PAIR(every_pair_of_kinds_moves_by_push_and_by_pull),
-		PAIR(answerer_s_record_says_staged),
-		PAIR(key_of_staged_memory_tells_no_address),
+		PAIR(responder_record_has_staged),
+		PAIR(key_of_staged_memory_has_no_address),
 		PAIR(many_at_once_share_the_slots),
 		PAIR(slots_are_registered_beside_the_loop),
-		PAIR(peer_that_goes_while_slots_are_made_leaves_none),
+		PAIR(peer_closing_during_slot_setup_leaks_nothing),
 		PAIR(want_of_slots_costs_the_transfer_alone),
-		cmocka_unit_test_setup_teardown(peer_that_stages_nothing_refuses_by_name,
+		cmocka_unit_test_setup_teardown(peer_without_staging_refuses_by_name,
 						begin_slotless, vp_end),
 		PAIR(abort_at_any_step_is_still_and_gives_slots_back),
 		PAIR(peer_lost_in_the_middle_is_still),
-		PAIR(owner_that_dies_in_the_middle_fails_its_transfers_alone),
+		PAIR(owner_dead_during_transfer_fails_its_transfers_only),
 		PAIR(slice_of_a_pull_out_of_turn_ends_the_peer),
 		PAIR(slice_from_the_destination_ends_the_peer),
-		PAIR(slot_of_a_pull_that_is_none_ends_the_peer),
+		PAIR(slot_of_pull_invalid_ends_the_peer),
 		PAIR(slot_from_the_source_ends_the_peer),
 		PAIR(fin_before_the_last_slice_ends_the_peer),
 	};

@@ -99,7 +99,7 @@ static void rows_beyond_a_window_are_exact(void **state)
 }
 
 /* A set-user-ID program, too: what was opened before is of the old address space. */
-static void program_that_is_executed_is_not_reached(void **state)
+static void process_after_exec_is_not_reached(void **state)
 {
 	static uint8_t bytes[PAGE] = {5};
 	struct memory *m = NULL;
@@ -155,7 +155,7 @@ static pid_t ward_of(pid_t parent)
 }
 
 /* Stands in for a page that nobody serves: the process stops before it answers. */
-static void process_that_hangs_is_given_up(void **state)
+static void process_hanging_is_abandoned(void **state)
 {
 	static uint8_t bytes[PAGE] = {7};
 	struct vm_hand hand = {.uses = 0};
@@ -196,8 +196,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(rows_beyond_a_window_are_exact),
-		cmocka_unit_test(program_that_is_executed_is_not_reached),
-		cmocka_unit_test(process_that_hangs_is_given_up),
+		cmocka_unit_test(process_after_exec_is_not_reached),
+		cmocka_unit_test(process_hanging_is_abandoned),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -100,7 +100,7 @@ static uint64_t gen_word(struct gen *g)
 	}
 WIRE_MESSAGES(CASE)
 
-static void body_of_every_message_comes_back(void **state)
+static void body_roundtrip_of_every_message_is_equal(void **state)
 {
 	uint8_t *buf = calloc(1, 1 << 16);
 	size_t tried = 0;
@@ -155,7 +155,7 @@ static void body_over_cap_refused(void **state)
 	free(buf);
 }
 
-static void text_with_bad_bytes_comes_out_printable(void **state)
+static void text_with_bad_bytes_is_printable(void **state)
 {
 	static const struct {
 		const char *in, *out;
@@ -215,7 +215,7 @@ static void assert_refused(const uint8_t *frame, size_t len, enum err_code code)
 	assert_int_equal(err_last()->code, code);
 }
 
-static void frame_put_get_comes_back(void **state)
+static void frame_put_get_roundtrip_is_equal(void **state)
 {
 	uint8_t frame[200];
 	struct wire_header h;
@@ -430,7 +430,7 @@ static void table_names_every_type(void **state)
 }
 
 /* Their last field; a new one behind it would hide it. */
-static void secrets_that_open_something_are_seen(void **state)
+static void secrets_in_messages_are_found(void **state)
 {
 #define SHOWS(NAME, name, field)                                                   \
 	do {                                                                       \
@@ -464,11 +464,11 @@ static void secrets_that_open_something_are_seen(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(body_of_every_message_comes_back),
+		cmocka_unit_test(body_roundtrip_of_every_message_is_equal),
 		cmocka_unit_test(body_over_cap_refused),
-		cmocka_unit_test(secrets_that_open_something_are_seen),
-		cmocka_unit_test(text_with_bad_bytes_comes_out_printable),
-		cmocka_unit_test(frame_put_get_comes_back),
+		cmocka_unit_test(secrets_in_messages_are_found),
+		cmocka_unit_test(text_with_bad_bytes_is_printable),
+		cmocka_unit_test(frame_put_get_roundtrip_is_equal),
 		cmocka_unit_test(frame_layout_is_pinned),
 		cmocka_unit_test(hello_layout_is_pinned),
 		cmocka_unit_test(frame_of_rows_is_summed_at_its_begin),

@@ -23,7 +23,7 @@
 #include "tests/lib/tmp.h"
 #include "tests/lib/xfer_pair.h"
 
-static void write_by_index_lands_where_told(void **state)
+static void write_by_index_lands_at_its_row(void **state)
 {
 	static const uint32_t from[] = {5, 1, 9}, to[] = {0, 7, 3};
 	struct pair *p = *state;
@@ -102,7 +102,7 @@ static void expect_notif(struct pair *p, const char *text)
 	cJSON_Delete(answer);
 }
 
-static void write_notification_comes_with_its_data(void **state)
+static void write_notification_arrives_with_its_data(void **state)
 {
 	struct pair *p = *state;
 	uint64_t local = pair_grid(p, true), remote = pair_grid(p, false), x;
@@ -162,7 +162,7 @@ static unsigned int drain_all(struct pair *p, unsigned int *answers_p)
 	return notifs;
 }
 
-static void notifications_are_handed_over_in_answers_that_fit(void **state)
+static void notifications_are_split_into_replies(void **state)
 {
 	struct pair *p = *state;
 	unsigned int answers;
@@ -180,7 +180,7 @@ static void notifications_are_handed_over_in_answers_that_fit(void **state)
 
 /* Success includes the notification of the other engine: a write that cannot notify
  * moves nothing. */
-static void write_whose_notification_finds_no_place_is_refused(void **state)
+static void write_without_space_for_notification_is_refused(void **state)
 {
 	struct pair *p = *state;
 	uint64_t local = pair_grid(p, true), remote = pair_grid(p, false), x;
@@ -226,7 +226,7 @@ static void post_again_moves_new_bytes(void **state)
 	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
 }
 
-static void other_indices_of_the_same_lists_go_elsewhere(void **state)
+static void indices_other_of_same_lists_use_other_rows(void **state)
 {
 	struct pair *p = *state;
 	uint64_t local = pair_grid(p, true), remote = pair_grid(p, false);
@@ -348,7 +348,7 @@ static int no_key(struct xp_reg *reg, struct xp_peer *peer, void *buf, size_t si
 }
 
 /* "Wrong secret" would mislead the engine. */
-static void attach_that_cannot_be_served_says_why(void **state)
+static void attach_refused_has_reason(void **state)
 {
 	struct pair *p = *state;
 	struct session *third = cluster_engine(&p->c, 1, "third");
@@ -391,7 +391,7 @@ static void unregistered_memory_cannot_be_written(void **state)
 }
 
 /* More rows than the loop reads itself: a helper does. */
-static void write_by_many_indices_lands_where_told(void **state)
+static void write_by_many_indices_lands_at_their_rows(void **state)
 {
 	struct pair *p = *state;
 	uint32_t picks[6 * 256];
@@ -441,27 +441,27 @@ static void descriptor_of_no_rows_is_refused(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		CASE(write_by_index_lands_where_told),
-		LOOPBACK(write_by_index_lands_where_told),
+		CASE(write_by_index_lands_at_its_row),
+		LOOPBACK(write_by_index_lands_at_its_row),
 		CASE(read_all_brings_everything),
 		LOOPBACK(read_all_brings_everything),
 		CASE(read_checked_at_destination_succeeds),
 		CASE(repeated_and_overlapping_rows_are_legal),
-		CASE(write_notification_comes_with_its_data),
+		CASE(write_notification_arrives_with_its_data),
 		CASE(read_notification_and_bare_ones_arrive_in_order),
-		CASE(notifications_are_handed_over_in_answers_that_fit),
-		CASE(write_whose_notification_finds_no_place_is_refused),
+		CASE(notifications_are_split_into_replies),
+		CASE(write_without_space_for_notification_is_refused),
 		CASE(post_again_moves_new_bytes),
-		CASE(other_indices_of_the_same_lists_go_elsewhere),
-		LOOPBACK(other_indices_of_the_same_lists_go_elsewhere),
+		CASE(indices_other_of_same_lists_use_other_rows),
+		LOOPBACK(indices_other_of_same_lists_use_other_rows),
 		CASE(post_again_after_the_source_moved_reads_the_new),
 		CASE(bad_picks_are_refused),
 		CASE(bad_lists_are_refused_in_the_answer),
 		CASE(wrong_secret_is_refused),
-		CASE(attach_that_cannot_be_served_says_why),
+		CASE(attach_refused_has_reason),
 		CASE(unregistered_memory_cannot_be_written),
 		LOOPBACK(unregistered_memory_cannot_be_written),
-		CASE(write_by_many_indices_lands_where_told),
+		CASE(write_by_many_indices_lands_at_their_rows),
 		CASE(list_of_unreachable_session_is_refused),
 		CASE(descriptor_of_no_rows_is_refused),
 	};

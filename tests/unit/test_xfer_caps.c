@@ -132,7 +132,7 @@ static uint64_t lists_of(const struct remote *remote)
 	return remote->account->objects[ACCOUNT_LISTS];
 }
 
-static void lists_are_charged_to_the_daemon_that_has_them(void **state)
+static void lists_are_charged_to_owning_daemon(void **state)
 {
 	struct trio *p = *state;
 	struct charge filler = {0};
@@ -153,7 +153,7 @@ static void lists_are_charged_to_the_daemon_that_has_them(void **state)
 	assert_int_equal(lists_of(p->from[1]), 1);
 }
 
-static void entries_are_charged_before_they_come(void **state)
+static void entries_are_charged_before_arrival(void **state)
 {
 	struct trio *p = *state;
 	const uint32_t part = DLIST_ENTRIES_MAX;
@@ -169,7 +169,7 @@ static void entries_are_charged_before_they_come(void **state)
 }
 
 /* A lost daemon has no lists here any more, and its next instance has its own limits. */
-static void lists_go_with_their_daemon(void **state)
+static void lists_are_freed_with_their_daemon(void **state)
 {
 	struct trio *p = *state;
 
@@ -218,7 +218,7 @@ static void list_costs_the_same_however_many_there_are(void **state)
 
 /* The memory left when planning started is the reason, even if others have freed
  * theirs meanwhile, so that it would fit now. */
-static void plan_that_lacked_memory_says_so(void **state)
+static void plan_without_memory_names_it(void **state)
 {
 	struct trio *p = *state;
 	struct account *account = p->from[0]->account;
@@ -244,11 +244,11 @@ static void plan_that_lacked_memory_says_so(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		CASE(lists_are_charged_to_the_daemon_that_has_them),
-		CASE(entries_are_charged_before_they_come),
-		CASE(lists_go_with_their_daemon),
+		CASE(lists_are_charged_to_owning_daemon),
+		CASE(entries_are_charged_before_arrival),
+		CASE(lists_are_freed_with_their_daemon),
 		CASE(list_costs_the_same_however_many_there_are),
-		CASE(plan_that_lacked_memory_says_so),
+		CASE(plan_without_memory_names_it),
 	};
 
 	return cmocka_run_group_tests_name("xfer_caps", tests, NULL, NULL);

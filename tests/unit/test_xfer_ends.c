@@ -195,7 +195,7 @@ static int64_t blocks_of(struct pair *p, uint64_t local, uint64_t remote,
 }
 
 /* Runs of a few bytes, spelled out, are long: the target has them while it plans. */
-static void indices_are_kept_by_who_gave_them_only(void **state)
+static void indices_are_kept_by_sender_only(void **state)
 {
 	static const uint32_t order[] = {0, 1, 0};
 	struct pair *p = *state;
@@ -272,7 +272,7 @@ static void take_memory(struct pair *p, const struct cache *more)
 }
 
 /* So that it is mapped there by the time that a transfer needs it. */
-static void region_of_attached_session_is_told_at_once(void **state)
+static void region_of_attached_session_is_sent_at_once(void **state)
 {
 	struct pair *p = *state;
 	struct cache more;
@@ -285,7 +285,7 @@ static void region_of_attached_session_is_told_at_once(void **state)
 	cache_close(&more);
 }
 
-static void regions_beyond_a_few_are_told_when_needed(void **state)
+static void regions_beyond_a_few_are_sent_when_needed(void **state)
 {
 	struct cache more[XFER_EAGER_REGIONS];
 	struct pair *p = *state;
@@ -306,7 +306,7 @@ static void regions_beyond_a_few_are_told_when_needed(void **state)
 }
 
 /* To make a key usable may mean to map gigabytes. */
-static void memory_told_again_keeps_its_key(void **state)
+static void memory_registered_again_keeps_its_key(void **state)
 {
 	struct pair *p = *state;
 	struct cache more;
@@ -336,7 +336,7 @@ static void memory_told_again_keeps_its_key(void **state)
 }
 
 /* The answer goes to the current owner of the key. */
-static void key_on_its_way_goes_to_the_next_list(void **state)
+static void key_in_flight_is_used_by_next_list(void **state)
 {
 	struct pair *p = *state;
 	struct cache more, most;
@@ -357,7 +357,7 @@ static void key_on_its_way_goes_to_the_next_list(void **state)
 }
 
 /* All of the lists are held when the peer is lost. */
-static void lists_that_lend_keys_end_with_their_peer(void **state)
+static void lists_sharing_keys_end_with_their_peer(void **state)
 {
 	struct cache more[4];
 	struct pair *p = *state;
@@ -384,7 +384,7 @@ static void lists_that_lend_keys_end_with_their_peer(void **state)
 
 /* A helper still searches an old list when all else of that peer was freed: with the
  * list its replacement is freed, and with that the peer. */
-static void last_list_that_lends_keys_ends_its_peer_once(void **state)
+static void list_last_sharing_keys_ends_its_peer_once(void **state)
 {
 	struct pair *p = *state;
 	struct remote_pool *list = known_there(p);
@@ -436,7 +436,7 @@ static void lost_attachment_holds_no_peer(void **state)
 		   KVD_SUCCESS);
 }
 
-static void attach_to_nobody_ends_after_connect_timeout(void **state)
+static void attach_without_daemon_ends_after_connect_timeout(void **state)
 {
 	struct pair *p = *state;
 	uint64_t begin_ns = loop_now_ns(p->c.loop);
@@ -496,7 +496,7 @@ static void lost_attachments_make_room_for_others(void **state)
 
 /* The other side need never take its bytes, and the plan stays until then: the peer that
  * asked is charged, and one that has its share is refused. */
-static void plan_is_charged_to_the_peer_that_asks(void **state)
+static void plan_is_charged_to_requesting_peer(void **state)
 {
 	struct pair *p = *state;
 	uint64_t x =
@@ -522,7 +522,7 @@ static void plan_is_charged_to_the_peer_that_asks(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		CASE(plan_is_charged_to_the_peer_that_asks),
+		CASE(plan_is_charged_to_requesting_peer),
 		CASE(unregister_in_flight_waits_for_quiet),
 		CASE(cancel_and_release_are_fenced),
 		CASE(target_session_end_fails_transfers),
@@ -531,16 +531,16 @@ int main(void)
 		CASE(initiator_end_leaves_no_lists_there),
 		CASE(initiator_end_in_flight_leaves_nothing),
 		CASE(end_with_notes_under_way_leaves_nothing),
-		CASE(indices_are_kept_by_who_gave_them_only),
+		CASE(indices_are_kept_by_sender_only),
 		CASE(lost_peer_fails_transfers),
-		CASE(region_of_attached_session_is_told_at_once),
-		CASE(regions_beyond_a_few_are_told_when_needed),
-		CASE(memory_told_again_keeps_its_key),
-		CASE(key_on_its_way_goes_to_the_next_list),
-		CASE(lists_that_lend_keys_end_with_their_peer),
-		CASE(last_list_that_lends_keys_ends_its_peer_once),
+		CASE(region_of_attached_session_is_sent_at_once),
+		CASE(regions_beyond_a_few_are_sent_when_needed),
+		CASE(memory_registered_again_keeps_its_key),
+		CASE(key_in_flight_is_used_by_next_list),
+		CASE(lists_sharing_keys_end_with_their_peer),
+		CASE(list_last_sharing_keys_ends_its_peer_once),
 		CASE(lost_attachment_holds_no_peer),
-		CASE(attach_to_nobody_ends_after_connect_timeout),
+		CASE(attach_without_daemon_ends_after_connect_timeout),
 		CASE(lost_attachments_make_room_for_others),
 	};
 

@@ -218,7 +218,7 @@ static void addresses_of_files_are_theirs_alone(void **state)
 
 /* ---- ends ---- */
 
-static void file_that_ends_early_fails_and_goes_on(void **state)
+static void file_short_fails_and_others_continue(void **state)
 {
 	struct world *w = *state;
 	struct pair *p = w->p;
@@ -267,7 +267,7 @@ static void unregistered_in_flight_waits_for_the_kernel(void **state)
 	pair_fails(p, pair_start(p, "read", local, remote, NULL), "ENOTFOUND", "");
 }
 
-static void session_that_ends_in_flight_leaves_nothing(void **state)
+static void session_ended_in_flight_leaks_nothing(void **state)
 {
 	struct world *w = *state;
 	struct pair *p = w->p;
@@ -327,9 +327,9 @@ int main(void)
 		CASE(file_is_of_no_other_session),
 		CASE(list_of_files_and_memory_is_refused),
 		CASE(addresses_of_files_are_theirs_alone),
-		CASE(file_that_ends_early_fails_and_goes_on),
+		CASE(file_short_fails_and_others_continue),
 		CASE(unregistered_in_flight_waits_for_the_kernel),
-		CASE(session_that_ends_in_flight_leaves_nothing),
+		CASE(session_ended_in_flight_leaks_nothing),
 		CASE(no_memory_fails_the_transfer_alone),
 	};
 

@@ -128,7 +128,7 @@ static void secret_of_another_region_reaches_nothing(void **state)
 	cache_close(&more);
 }
 
-static void secret_that_has_expired_begins_nothing(void **state)
+static void secret_expired_is_refused(void **state)
 {
 	struct pair *p = *state;
 	struct secret secret = create(p, ",'access':'read-write','ttl_ms':2000");
@@ -172,7 +172,7 @@ static void revoked_secret_begins_nothing(void **state)
 		   KVD_SUCCESS);
 }
 
-static void secret_is_for_the_daemon_that_it_names(void **state)
+static void secret_is_valid_for_named_daemon_only(void **state)
 {
 	struct pair *p = *state;
 	struct secret right = create(p, ",'peer':'anna'"),
@@ -249,7 +249,7 @@ static void tells_only(struct pair *p, const struct session *owner, uint32_t cou
 
 /* A secret with regions: no key of another region is sent, for any change of the
  * session's regions meanwhile. */
-static void keys_of_other_regions_are_not_told(void **state)
+static void keys_of_other_regions_are_not_sent(void **state)
 {
 	struct pair *p = *state;
 	struct session *yours = p->you;
@@ -297,11 +297,11 @@ int main(void)
 		CASE(reading_secret_does_not_write),
 		CASE(writing_secret_writes),
 		CASE(secret_of_another_region_reaches_nothing),
-		CASE(secret_that_has_expired_begins_nothing),
+		CASE(secret_expired_is_refused),
 		CASE(revoked_secret_begins_nothing),
-		cmocka_unit_test_setup_teardown(secret_is_for_the_daemon_that_it_names,
+		cmocka_unit_test_setup_teardown(secret_is_valid_for_named_daemon_only,
 						setup_users, pair_teardown),
-		CASE(keys_of_other_regions_are_not_told),
+		CASE(keys_of_other_regions_are_not_sent),
 		CASE(bounds_are_checked),
 		CASE(secrets_of_a_session_are_bounded),
 	};
