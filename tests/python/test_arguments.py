@@ -73,7 +73,7 @@ def test_name_or_path_wins_over_the_environment(pair, monkeypatch):
     (lambda: 4096, TypeError, r"memory: 4096 \(int\) is not an array"),
     (lambda: None, TypeError, r"memory: None"),
 ])
-def test_memory_that_would_be_a_copy_is_refused(engine, make, kind, words):
+def test_memory_needing_a_copy_is_refused(engine, make, kind, words):
     with pytest.raises(kind, match=words):
         engine.client.register(make())
 
@@ -249,7 +249,7 @@ def test_arguments_are_refused_by_name(engine, call, kind, words):
         call(engine.client)
 
 
-def test_what_is_refused_never_reached_the_daemon(engine):
+def test_invalid_arguments_never_reach_the_daemon(engine):
     def served():
         told = engine.client.command("stats")["metrics"]
         return [int(m["value"]) for m in told if m["name"] == "commands_total"][0]

@@ -291,7 +291,7 @@ def test_parts_are_packed_once():
             here.attend.post(0, 0, packed)
 
 
-def test_who_does_not_attend_says_so():
+def test_holder_without_attention_refuses():
     model = Model(4 * T)
     ids = ids_of(4, b"no")
     with daemons(1, holder=MEMORY) as (_, client, _, (far,)):
@@ -358,7 +358,7 @@ def test_pages_of_an_engine_are_not_attended_to():
                 close(here.got(0), model.attend(0, q, np.arange(4 * T)))
 
 
-def test_a_holder_that_dies_fails_the_post():
+def test_holder_killed_fails_the_post():
     model = Model(4 * T)
     ids = ids_of(4, b"dies")
     with daemons(1, kind=killed) as (_, client, (holder,), (far,)):
@@ -429,7 +429,7 @@ def test_q_is_the_daemons_until_it_was_read():
             close(here.got(0), model.attend(0, q, np.arange(4 * T)))
 
 
-def test_a_session_that_ends_leaves_nothing():
+def test_session_end_leaks_nothing():
     model = Model(4 * T)
     ids = ids_of(4, b"gone")
     with daemons(1) as (daemon, client, (holder,), (far,)):
@@ -451,7 +451,7 @@ def test_a_session_that_ends_leaves_nothing():
         until(lambda: attended(far)["queued"] == 0)
 
 
-def test_posts_are_told_how_many_daemons_asked_with_them():
+def test_posts_report_number_of_requesters():
     """All that waited while the holder's single thread computed a large request. More than 8
     would need another holder; the number of queries of each is irrelevant."""
     model, ids = Model(64 * T), ids_of(64, b"crowd")
@@ -504,7 +504,7 @@ def test_a_refused_attend_leaves_no_region():
         assert regions() == before
 
 
-def test_what_is_wrong_is_said_by_name():
+def test_invalid_post_is_refused_by_field():
     model = Model(4 * T)
     ids = ids_of(4, b"wrong")
     with daemons(0) as (_, client, _, _):

@@ -42,7 +42,7 @@ def rss_mib(daemon):
 
 
 @pytest.mark.parametrize("way", ["control line", "data line"])
-def test_who_keeps_to_no_window_disturbs_nobody_else(tmp_path, way):
+def test_flood_beyond_window_disturbs_no_other_requester(tmp_path, way):
     model, ids = Model(TOKENS), ids_of(TOKENS // T, b"flood")
     with known(tmp_path) as (holder, far, client, keys):
         holder.expected.append("peer")  # its line may end, and that is reported

@@ -92,7 +92,7 @@ def test_move_in_doubt_fails_with_its_daemon():
 
 
 @judging_deaths
-def test_hold_without_an_answer_says_so_and_is_let_go():
+def test_hold_without_reply_fails_and_is_released():
     with Daemon(CHUNKS, patient=False) as daemon, Cache(daemon) as cache:
         cache.space.put(IDS, cache.pages(0)).wait(timeout=60)
         secret = cache.space.hold(IDS).secret

@@ -49,7 +49,7 @@ def client():
         yield c
 
 
-def test_chunks_that_come_and_go_are_told(client):
+def test_chunks_added_and_removed_make_events(client):
     ids = chain(9, b"events")
     rank = Rank(client)
     with rank.space() as space:
@@ -73,7 +73,7 @@ def test_chunks_that_come_and_go_are_told(client):
         assert len(known.reader.read()[1]) == 5
 
 
-def test_events_of_one_space_are_asked_for(client):
+def test_events_of_one_space_are_selected(client):
     ids = chain(3, b"one")
     rank = Rank(client)
     with rank.space() as space, rank.space(model="n") as other:
@@ -92,7 +92,7 @@ def test_events_of_one_space_are_asked_for(client):
             client.command("chunk.events", instance="ab")
 
 
-def test_who_falls_behind_lists_all(client):
+def test_reader_behind_lists_all(client):
     rank = Rank(client, pages=256)
     with rank.space() as space:
         known = Known(client)
@@ -150,7 +150,7 @@ def test_files_and_a_new_daemon(folder):  # noqa: F811
             assert known.wholes == 2
 
 
-def test_a_read_that_fails_loses_nothing(client):
+def test_read_failed_loses_no_event(client):
     rank = Rank(client, pages=256)
 
     class Door:

@@ -82,7 +82,7 @@ def test_durable_chunks_outlive_the_daemon(folder):
             durable(rank, space, ids[i])
 
 
-def test_only_what_was_asked_for_again_is_written(folder):
+def test_only_chunks_requested_again_are_written(folder):
     once, again = chain(4, b"once"), chain(4, b"again")
     with Daemon(conf(folder)) as d, kvd.Client(d.socket_path) as c:
         rank = Rank(c)
@@ -100,7 +100,7 @@ def test_only_what_was_asked_for_again_is_written(folder):
         rank.fetch(space, again)
 
 
-def test_what_left_memory_comes_back_from_its_file(folder):
+def test_chunk_evicted_from_memory_is_read_from_file(folder):
     """Four times as much as the memory holds."""
     with Daemon(conf(folder, memory="16 MiB")) as d, kvd.Client(d.socket_path) as c:
         rank = Rank(c, pages=128)  # 128 KiB a chunk
@@ -168,7 +168,7 @@ def test_dropped_chunks_stay_dropped(folder):
 
 
 @pytest.mark.parametrize("where", ["header", "payload", "zeros", "swapped", "short", "class"])
-def test_what_is_not_as_written_is_a_miss(folder, where):
+def test_chunk_with_corrupt_file_is_a_miss(folder, where):
     """Flipped bits and worse: wrong bytes are never given to an engine."""
     ids = chain(12, where.encode())
     with Daemon(conf(folder)) as d, kvd.Client(d.socket_path) as c:

@@ -42,7 +42,7 @@ def put_all(clients, ids, **shape):
 
 
 @pytest.mark.parametrize("ways", ["shm", "tcp"])
-def test_what_is_late_comes_from_the_other_one(ways):
+def test_late_chunks_are_read_from_other_holder(ways):
     ids = chain(13, b"late")
     with daemons(2, ways) as (_, c, (first, _), clients):
         both, here = put_all(clients, ids), Rank(c, page=32, pages=32)
@@ -114,7 +114,7 @@ def test_one_dies_with_the_hedge_under_way(dies):
             assert remote(c)["hedges_won"] == 0
 
 
-def test_what_finds_no_room_is_not_hedged():
+def test_chunk_without_space_is_not_hedged():
     ids, near = chain(241, b"room"), chain(100, b"near")
     with daemons(2, "tcp", holder=PLAIN.replace("64", "256")) as (_, c, (first, _), clients):
         shape = {"pages": 964, "layers": 4}

@@ -107,7 +107,7 @@ def test_a_home_is_a_daemon_like_others():
             assert (hold.chunks, hold.remote) == (CHAIN, 0)
 
 
-def test_notes_of_a_holder_that_dies_vanish():
+def test_entries_of_dead_holder_are_removed():
     ids = chain(CHAIN, b"dies")
     with contextlib.ExitStack() as stack:
         net = Net(stack)
@@ -122,7 +122,7 @@ def test_notes_of_a_holder_that_dies_vanish():
         fetched(here, reader, ids, 25, remote=25)
 
 
-def test_a_home_that_comes_back_is_told_all():
+def test_index_node_restarted_gets_full_update():
     ids = chain(CHAIN, b"back")
     with contextlib.ExitStack() as stack:
         more = "[peer]\nlisten = tcp://127.0.0.1:%d\n" % free_port()
@@ -144,7 +144,7 @@ def test_a_home_that_comes_back_is_told_all():
         assert figure(a, "homes", "resyncs") == 2
 
 
-def test_what_is_stale_is_a_miss():
+def test_stale_index_entry_is_a_miss():
     ids = chain(CHAIN, b"stale")
     with contextlib.ExitStack() as stack:
         net = Net(stack)
@@ -158,7 +158,7 @@ def test_what_is_stale_is_a_miss():
         fetched(here, reader, ids, 0, remote=0)
 
 
-def test_a_home_that_does_not_answer_is_not_waited_for():
+def test_index_node_silent_is_not_awaited():
     ids = chain(CHAIN, b"mute")
     with contextlib.ExitStack() as stack:
         net = Net(stack)
@@ -175,7 +175,7 @@ def test_a_home_that_does_not_answer_is_not_waited_for():
             net.homes[0][0].thaw()
 
 
-def test_a_holder_that_does_not_answer_is_a_miss():
+def test_holder_silent_is_a_miss():
     ids = chain(CHAIN, b"deaf")
     with contextlib.ExitStack() as stack:
         net = Net(stack)
@@ -191,7 +191,7 @@ def test_a_holder_that_does_not_answer_is_a_miss():
             one.thaw()
 
 
-def test_stores_and_homes_are_asked_together():
+def test_peers_and_index_nodes_are_queried_together():
     ids = chain(CHAIN, b"both")
     with contextlib.ExitStack() as stack:
         net = Net(stack)
@@ -207,7 +207,7 @@ def test_stores_and_homes_are_asked_together():
         assert figure(c, "homes", "dials") == 1
 
 
-def test_what_files_hold_is_told_after_a_start(tmp_path):
+def test_chunks_in_files_are_published_after_start(tmp_path):
     ids = chain(8, b"files")
     text = "chunk_dir = %s\nchunk_dir_size = 256 MiB\n" % tmp_path
     with contextlib.ExitStack() as stack:

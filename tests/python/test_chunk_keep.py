@@ -93,7 +93,7 @@ def test_ranks_and_spaces_stay_apart(keeper):
         assert whole.space(revision="b").find(ids).chunks == 0
 
 
-def test_what_was_dropped_or_evicted_does_not_come_back(keeper):
+def test_chunks_dropped_or_evicted_are_not_restored(keeper):
     ids = chain(8, b"drop")
     with keeper.life("kill") as (_, c):
         rank = Rank(c, pages=256, layers=4)
@@ -186,7 +186,7 @@ def dies_of_it(keeper, index):
     return tries_of(index) == before + 1
 
 
-def test_a_daemon_that_dies_of_what_it_was_given_takes_it_no_more(keeper):
+def test_kept_memory_that_crashes_the_daemon_is_not_taken_again(keeper):
     ids = chain(6, b"dies")
     with keeper.life("kill") as (_, c):
         rank = Rank(c)

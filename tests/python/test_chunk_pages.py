@@ -122,7 +122,7 @@ def test_two_ranks_publish_and_one_reads(daemon):
         assert published(reader.client) == 0
 
 
-def test_publication_waiting_for_stream_is_not_visible(daemon, client):
+def test_chunk_waiting_for_stream_is_absent_before(daemon, client):
     ids = chain(3, b"wait")
     rank = Rank(client)
     pages = rank.some_pages(3 * T)
@@ -155,7 +155,7 @@ def test_publication_waiting_for_stream_is_not_visible(daemon, client):
         assert withdraw(space, ids) == 3
 
 
-def test_a_put_of_what_is_published_is_a_copy(daemon):
+def test_put_of_published_chunk_is_a_copy(daemon):
     ids = chain(6, b"copy")
     with engine(daemon) as (rank, space), engine(daemon) as (reader, other):
         pages = publish(rank, space, ids)
@@ -209,7 +209,7 @@ def test_files_know_nothing_of_them(tmp_path):
         reader.fetch(other, ids)
 
 
-def test_what_may_not_be_published_is_refused(daemon):
+def test_publish_of_invalid_pages_is_refused(daemon):
     ids = chain(4, b"refused")
     with engine(daemon) as (rank, space), engine(daemon, page=128) as (_, long):
         pages = rank.some_pages(4 * T)
@@ -264,7 +264,7 @@ def test_more_than_the_limit_is_left_out(daemon):
 
 
 @pytest.mark.parametrize("ends", ["unregister", "close"])
-def test_a_pool_that_goes_takes_its_chunks(daemon, ends):
+def test_pool_removed_removes_its_chunks(daemon, ends):
     ids = chain(8, b"pool")
     with engine(daemon) as (reader, other):
         with engine(daemon) as (rank, space):
@@ -283,7 +283,7 @@ def test_a_pool_that_goes_takes_its_chunks(daemon, ends):
                 assert (reader.bytes == 0xEE).all()
 
 
-def test_events_tell_of_them(client):
+def test_published_chunks_make_events(client):
     ids = chain(4, b"events")
     rank = Rank(client)
     with rank.space() as space:
@@ -416,7 +416,7 @@ def engine_process(path, ids, **words):
 
 
 @pytest.mark.parametrize("phase", ["wait", "publish", "fetch", "withdraw"])
-def test_an_engine_that_is_killed_takes_its_chunks(daemon, phase):
+def test_engine_killed_removes_its_chunks(daemon, phase):
     ids = chain(256, b"kill" + phase.encode())
     words = {"pages": 1024, "layers": 2}
     with engine(daemon, **words) as (rank, space), \
@@ -491,7 +491,7 @@ def test_several_at_another_daemon_have_the_same():
                 assert here.holds(pages, ids)
 
 
-def test_a_fetch_goes_on_with_another_holder():
+def test_fetch_continues_with_another_holder():
     """The first withdraws while it is read; common chunks are fetched nevertheless."""
     ids, big = chain(560, b"next"), PLAIN.replace("64", "512")
     words = {"pages": 2240, "layers": 4}
@@ -513,7 +513,7 @@ def test_a_fetch_goes_on_with_another_holder():
 
 
 @pytest.mark.parametrize("ways", ["shm", "tcp"])
-def test_a_reader_that_stands_still_holds_up_no_withdrawal_for_ever(ways):
+def test_reader_stalled_delays_withdrawal_until_grace(ways):
     ids, big = chain(560, b"stop"), PLAIN.replace("64", "512")
     words = {"pages": 2240, "layers": 4}
     with daemons(1, ways, holder=big, kind=killed) as (own, c, _, (h,)):
@@ -534,7 +534,7 @@ def test_a_reader_that_stands_still_holds_up_no_withdrawal_for_ever(ways):
                 assert right(here, into, ids, move.show().prefix_tokens)
 
 
-def test_what_a_file_has_is_read_when_the_pages_are_withdrawn(folder):  # noqa: F811
+def test_withdrawn_chunk_in_file_is_read_from_file(folder):  # noqa: F811
     """The hold was of the pages, and had no need of the file."""
     ids = chain(6, b"file behind")
     with Daemon(conf(folder)) as d, engine(d) as (rank, space):

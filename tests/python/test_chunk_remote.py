@@ -100,7 +100,7 @@ def test_two_ranks_there_fill_one_here():
             fetched(here, reader, ids, 4, remote=4)
 
 
-def test_whoever_has_most_holds_it_and_the_rest_let_go():
+def test_holder_with_most_chunks_is_kept_and_others_released():
     ids = chain(9, b"most")
     with daemons(3) as (_, c, _, clients):
         here = Rank(c)
@@ -132,7 +132,7 @@ def test_a_hold_there_keeps_chunks_until_it_ends():
                 assert here.holds(pages, ids)
 
 
-def test_another_session_joins_what_is_held_there():
+def test_other_session_joins_remote_hold():
     ids = chain(4, b"join")
     with daemons(1) as (own, c, _, (h,)):
         there, here = Rank(h), Rank(c)
@@ -167,7 +167,7 @@ def test_a_part_in_a_file_there_is_read_for_others(tmp_path):
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_a_holder_that_was_killed_is_followed_by_the_other(when):
+def test_holder_killed_is_replaced_by_the_other(when):
     """The first has one more chunk, so it is queried first; common chunks are fetched."""
     ids, big = chain(560, b"kill"), PLAIN.replace("64", "512")
     with daemons(2, "tcp", holder=big, kind=killed) as (own, c, holders, clients):
@@ -202,7 +202,7 @@ def test_a_holder_that_was_killed_is_followed_by_the_other(when):
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
-def test_a_lone_holder_that_is_gone_is_known_before_a_fetch_is_late(end):
+def test_only_holder_gone_fails_fetch_at_once(end):
     """The known state of the peer ends the fetch, not the 10 minutes of connect_timeout."""
     ids = chain(4, b"lone")
     own = "[peer]\nconnect_timeout = 10 min\ndead_after = 5 s\n" + PLAIN
@@ -228,7 +228,7 @@ def test_a_lone_holder_that_is_gone_is_known_before_a_fetch_is_late(end):
                         os.kill(there.proc.pid, signal.SIGCONT)
 
 
-def test_a_daemon_that_does_not_answer_is_a_miss():
+def test_daemon_silent_is_a_miss():
     ids = chain(4, b"still")
     with daemons(1) as (_, c, (there,), (h,)):
         rank, here = Rank(h), Rank(c)
@@ -253,7 +253,7 @@ def test_another_model_s_chunks_are_no_match():
             fetched(here, reader, ids, 0, remote=0)
 
 
-def test_an_engine_that_leaves_lets_go_there():
+def test_engine_closed_releases_remote_hold():
     ids = chain(4, b"leave")
     with daemons(1) as (own, _, _, (h,)):
         there = Rank(h)
@@ -268,7 +268,7 @@ def test_an_engine_that_leaves_lets_go_there():
 
 
 
-def test_who_holds_a_prompt_is_picked():
+def test_holder_of_prompt_is_picked():
     """By the ids of its chunks alone: a requester has none of them."""
     ids = chain(9, b"pick")
     with daemons(2) as (own, c, _, clients), contextlib.ExitStack() as stack:

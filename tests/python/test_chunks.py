@@ -165,7 +165,7 @@ def test_two_ranks_write_and_others_read(client, tp, page, order):
         reader.fetch(reader.space(), ids)
 
 
-def test_what_differs_is_another_space(client):
+def test_any_difference_is_another_space(client):
     ids = chain(2, b"identity")
     rank = Rank(client)
     rank.put(rank.space(revision="1", rope="yarn"), ids)
@@ -297,7 +297,7 @@ def test_another_session_joins_by_the_secret(daemon, client):
         assert worker.holds(pages, ids)
 
 
-def test_eviction_takes_what_was_not_asked_for(client):
+def test_eviction_removes_unrequested_chunks(client):
     """Far more than fits: the repeatedly requested working set stays, and no put ever fails or
     gives wrong bytes."""
     rank = Rank(client, pages=256, layers=4)  # 64 KiB a chunk and head pair: 256 KiB
@@ -403,7 +403,7 @@ def test_deadline_of_a_fetch(client):
             move.wait(timeout=60)
 
 
-def test_writer_that_is_killed_leaves_nothing_half(daemon, client):
+def test_writer_killed_leaves_no_partial_chunk(daemon, client):
     """Killed at different moments of its put: chunks are there whole or not at all."""
     reader = Rank(client)
     space = reader.space(model="killed")
@@ -473,7 +473,7 @@ def test_many_at_a_time(client):
     (dict(views={"kv": [0, 1, 2, 3, 4, 5, 6, 999]}), "not below the pool"),
     (dict(views={"other": list(range(8))}), "no such view"),
 ])
-def test_bad_puts_name_what_is_wrong(client, change, words):
+def test_invalid_puts_name_the_field(client, change, words):
     rank = Rank(client)
     space = rank.space()
     args = {"ids": chain(2, b"bad"), "views": {"kv": list(range(8))}, **change}
@@ -495,7 +495,7 @@ def test_last_number_of_a_chunk_is_as_files_have_it(client):
     assert space.find(ids[:1], last).chunks == 1
 
 
-def test_bad_spaces_name_what_is_wrong(client):
+def test_invalid_spaces_name_the_field(client):
     rank = Rank(client)
     for words, text in (({"tokens": 15}, "16 … 4096"), ({"tokens": 5000}, "16 … 4096"),
                         ({"model": ""}, "model: missing"), ({"model": "a\nb"}, "control"),
@@ -512,7 +512,7 @@ def test_bad_spaces_name_what_is_wrong(client):
         space.put(chain(2), {"kv": [0, 1, 2, 3]}, pool=other.pool)
 
 
-def test_daemon_without_memory_says_so():
+def test_daemon_without_memory_names_option():
     with Daemon() as d, kvd.Client(d.socket_path) as c:
         with pytest.raises(kvd.StateError, match="set chunk_memory"):
             Rank(c).space(scheme="s")

@@ -131,7 +131,7 @@ def test_handle_is_closed_to_others_while_its_closing_is_under_way(daemon, bench
     assert not is_open() and close() is None
 
 
-def test_hold_is_closed_to_a_call_that_waits_for_the_lock(daemon, bench):
+def test_hold_closed_fails_call_waiting_for_lock(daemon, bench):
     """An object closed in the ring is removed at once: the fetch was checked before."""
     hold = bench.space.hold(IDS)
     with frozen(daemon):
@@ -206,7 +206,7 @@ def test_memory_stays_until_a_reported_closing_is_answered(daemon, bench):
     assert told[2:] == [(None, None)] and kept() is None
 
 
-def test_callback_may_close_the_client_of_the_call_that_runs_it(daemon, bench):
+def test_callback_can_close_its_client(daemon, bench):
     for read in ("state", "read"):
         client = kvd.Client(daemon.socket_path)
         pool = client.pool(bench.layout, [client.register(kvd.Memory(n))

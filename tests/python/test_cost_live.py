@@ -56,7 +56,7 @@ def test_page_is_measured_when_it_is_opened():
             page.decide(SHAPE, [cost.Holder(2048, 0, b"?" * 16)])
 
 
-def test_geometry_of_what_is_open_is_measured_and_rounds_and_pulls_count():
+def test_open_geometry_is_measured_and_rounds_and_pulls_count():
     model = Model(T * 8, heads=HEADS, dqk=DQK, dv=DV)
     with daemons(1) as (_, client, _, clients):
         ids = ids_of(8, b"live")
@@ -82,7 +82,7 @@ def test_geometry_of_what_is_open_is_measured_and_rounds_and_pulls_count():
         hold.close()
 
 
-def test_calibrate_says_what_it_took_and_keeps_its_bound():
+def test_calibrate_reports_bytes_within_its_limit():
     with daemons(1) as (_, client, holders, clients):
         line_up(client)
         told = client.command("cost.calibrate", 600, endpoint=clients[0].endpoint)
@@ -122,7 +122,7 @@ def test_two_calibrations_of_a_peer_are_one_too_many():
         assert client.command("health")["state"] == "serving"
 
 
-def test_holder_that_does_not_attend_has_a_way_and_no_speed():
+def test_holder_without_attention_has_path_but_no_speed():
     with daemons(1, holder=MEMORY) as (_, client, _, clients):
         page = client.cost_page()
         measured(client, 1)  # its own
@@ -182,7 +182,7 @@ def test_awake_daemons_answer_alike():
         hold.close()
 
 
-def test_daemons_that_need_not_be_awake_sleep():
+def test_idle_daemons_sleep():
     sleep = ATTENDS + "attention_busy_poll = off\n"
     model = Model(T * 2, heads=HEADS, dqk=DQK, dv=DV)
     with daemons(1, holder=sleep, own=sleep) as (_, client, _, clients):

@@ -39,7 +39,7 @@ def program(folder):
     return str(path)
 
 
-def test_program_of_the_package_comes_before_path(nowhere):
+def test_program_of_the_package_precedes_path(nowhere):
     assert kvd.daemon.program("kvd") is None
     in_path = program(nowhere)
     assert kvd.daemon.program("kvd") == in_path
@@ -152,7 +152,7 @@ def test_module_runs_the_programs():
     assert done.returncode == 2 and "no-such-command" in done.stderr
 
 
-def test_module_says_what_is_missing(tmp_path):
+def test_module_names_missing_program(tmp_path):
     if kvd.daemon.program("kvd") and os.path.exists(kvd.daemon._OWN):
         pytest.skip("a package without programs")
     done = module("daemon", PATH=str(tmp_path))

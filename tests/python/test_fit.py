@@ -98,7 +98,7 @@ def judge(request, tmp_path, monkeypatch):
         del sys.modules[module]
 
 
-def test_an_engine_with_all_that_is_used_fits(judge):
+def test_engine_with_all_used_names_fits(judge):
     assert judge() == []
 
 
@@ -109,7 +109,7 @@ def test_an_engine_with_all_that_is_used_fits(judge):
     ("    def skip(self): ...", "", "engine.base: Request.skip is missing"),
     ("__version__ = '1.2.3'", "", "engine"), ("self._config", "self.config", "Connector._config"),
     ("    def begin(self, step): ...", "", "engine.base: Connector.begin is missing")])
-def test_a_name_that_is_missing_is_told(judge, old, new, words):
+def test_missing_name_is_reported(judge, old, new, words):
     found = judge([(old, new)]) if old != "__version__ = '1.2.3'" else \
         judge([(old, ""), ("from .version import __version__\n", "")])
     assert found and words in found[0], found
@@ -126,7 +126,7 @@ def test_a_name_that_is_missing_is_told(judge, old, new, words):
     ("def load(self, context, **kwargs)", "def load(self, context)",
      "the engine has no parameter kwargs"),
     ("def begin(self", "def doze(self): ...\n    def begin(self", "no parameter config")])
-def test_a_signature_that_has_changed_is_told(judge, old, new, words):
+def test_changed_signature_is_reported(judge, old, new, words):
     (found,) = judge([(old, new)])
     assert words in found, found
 
@@ -136,17 +136,17 @@ def test_a_signature_that_has_changed_is_told(judge, old, new, words):
     ("put(key, value, *, wait=None)", "put(key, value, wait=None, more=())"),
     ("def begin(self", "def doze(self, config): ...\n    def begin(self"),
     ("    def skip(self): ...", "    @staticmethod\n    def skip(): ...")])
-def test_a_signature_that_takes_more_fits(judge, old, new):
+def test_signature_with_more_parameters_fits(judge, old, new):
     assert judge([(old, new)]) == []
 
 
-def test_a_module_that_is_missing_is_told(judge):
+def test_missing_module_is_reported(judge):
     assert judge() == []
     missing = fit.parse("nowhere.at.all\n    name\n")
     assert fit.misfits(missing, fit.Live()) == ["nowhere.at.all: the module is missing"]
 
 
-def test_a_module_that_cannot_be_imported_here_is_not_judged(tmp_path, monkeypatch):
+def test_module_not_importable_here_is_skipped(tmp_path, monkeypatch):
     """Those of other devices: some fail for a library, some for a device."""
     monkeypatch.syspath_prepend(str(tmp_path))
     for text in ("import no_such_library\n", "from os import no_such_name\n", "1 / 0\n"):
@@ -160,7 +160,7 @@ def engine(tested=("1.2.3",), needs="os\n    getpid()\n"):
     return fit.Engine("kvd.one%d" % next(names), "One", tested, needs, "install One 1.2.3")
 
 
-def test_a_release_that_lacks_a_name_is_refused_with_it():
+def test_release_without_a_name_is_refused_by_name():
     one = engine(needs="os\n    no_such_name\n    getpid(process)\n")
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"One 1\.2\.3 lacks interfaces that kvd uses: os: "
@@ -171,7 +171,7 @@ def test_a_release_that_lacks_a_name_is_refused_with_it():
         fit.check(many, "1.2.3")
 
 
-def test_a_release_that_is_not_known_starts_with_a_warning(caplog):
+def test_unknown_release_starts_with_a_warning(caplog):
     one = engine()
     fit.check(one, "1.2.3+cpu")
     assert not caplog.records
@@ -181,7 +181,7 @@ def test_a_release_that_is_not_known_starts_with_a_warning(caplog):
     assert "was tested with 1.2.3 only" in caplog.text
 
 
-def test_a_line_that_is_none_is_refused():
+def test_invalid_line_is_refused():
     for text in ("    name without a module\n", "os\n    a b c\n"):
         with pytest.raises(ValueError, match="is not a line of a list"):
             fit.parse(text)
@@ -204,7 +204,7 @@ def imported(package):
     # of some releases alone; a type; objects whose class is in the list
     ("vllm", vllm_needs.PARTS, {"CacheHitSource", "current_platform"}),
     ("sglang", sglang_needs.PARTS, {"envs"})])
-def test_all_that_is_imported_is_in_the_lists(package, parts, apart):
+def test_all_imports_are_in_the_lists(package, parts, apart):
     listed = {(need.module, need.name.split(".")[0])
               for one in parts.values() for need in fit.parse(one.needs)}
     missing = {(module, name) for module, name in imported(package)

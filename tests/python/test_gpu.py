@@ -103,7 +103,7 @@ def test_vram_moves_between_agents(gpu, transport, B):  # noqa: F811
             a.prep_xfer_dlist("", table(mine.address, [0]), "VRAM")
 
 
-def test_what_is_no_gpu_memory_is_refused(gpu, B):  # noqa: F811
+def test_memory_not_on_gpu_is_refused(gpu, B):  # noqa: F811
     one, other = two("shm")
     with one:
         a = agent_of(one.socket_path, name())
@@ -118,7 +118,7 @@ def test_what_is_no_gpu_memory_is_refused(gpu, B):  # noqa: F811
             a.register_memory([(1, 4096, 0, "file")], "FILE")
 
 
-def test_no_driver_is_told(pair, monkeypatch, B):  # noqa: F811
+def test_missing_driver_is_reported(pair, monkeypatch, B):  # noqa: F811
     monkeypatch.setenv("KVD_CUDA_LIBRARY", "/nowhere/libcuda.so.1")
     monkeypatch.setattr("kvd.cuda._library", None)
     a = agent_of(pair[0].socket_path, name())

@@ -123,7 +123,7 @@ def test_room_pulled_lands(sides):
     check_moved(a, b)
 
 
-def test_room_pulled_of_two_halves_whose_pages_come_later(pair):
+def test_room_pulled_of_two_halves_with_later_pages(pair):
     """Two prefill ranks of half the heads each, which get the number of pullers, after a word
     of their stream; a decode rank of all heads, which allocates pages late."""
     def side(daemon, rank, size):
@@ -188,7 +188,7 @@ def test_first_token_is_the_first_view_s(pair):
     b.close()
 
 
-def test_room_aborted_tells_both(sides):
+def test_room_aborted_fails_both_sides(sides):
     a, b = sides
     tx = a.client.send(3, a.pool)
     rx = b.client.recv(3, b.pool, [a.client.endpoint])
@@ -223,7 +223,7 @@ def test_posted_rooms_land(sides):
     until(lambda: a.client.command("room.list")["total"] == 0)
 
 
-def test_posted_room_that_is_refused_fails(sides):
+def test_posted_room_refused_fails(sides):
     a, b = sides
     held = a.client.send(91, a.pool)
     tx = a.client.send(91, a.pool, post=True)
@@ -338,7 +338,7 @@ def test_error_carries_code_scope_retryable(pair):
     assert told.value.code == "ENODAEMON" and told.value.retryable
 
 
-def test_memory_has_the_bytes_that_were_asked_for(pair):
+def test_memory_has_requested_bytes(pair):
     memory = kvd.Memory(3 * 4096 + 1)
     assert memory.nbytes == len(memory.array()) == np.asarray(memory).size == 3 * 4096 + 1
     with pytest.raises(ValueError, match="count: 12289 bytes"):
@@ -355,7 +355,7 @@ def test_memory_has_the_bytes_that_were_asked_for(pair):
         assert region.bytes == rows[region.id] == 64 * 96
 
 
-def test_register_refuses_what_it_cannot_use(pair):
+def test_register_refuses_unusable_memory(pair):
     with kvd.Client(pair[0].socket_path) as client:
         with pytest.raises(ValueError):
             client.register(np.zeros((8, 8))[:, ::2])

@@ -109,7 +109,7 @@ def test_modules_have_the_names(B):
     assert "torch" not in sys.modules
 
 
-def test_config_holds_what_was_given(B):
+def test_config_keeps_given_values(B):
     from nixl._api import nixl_agent_config, nixl_thread_sync_t
     conf = nixl_agent_config(True, True, 0, num_threads=4)
     assert (conf.enable_pthread, conf.enable_listen, conf.port, conf.num_threads,
@@ -199,7 +199,7 @@ def test_descriptor_lists_behave(pair, B):
 
 # ---- memory and metadata --------------------------------------------------------------------
 
-def test_register_refuses_what_it_cannot(pair, B):
+def test_register_refuses_unsupported_memory(pair, B):
     a = agent_of(pair[0].socket_path, name())
     memory = np.zeros(8192, np.uint8)
     at = memory.ctypes.data

@@ -30,7 +30,7 @@ def raised_by(calls):
 
 # ---- lists ------------------------------------------------------------------------------
 
-def test_package_has_what_its_modules_have(B):  # noqa: F811
+def test_package_exports_names_of_its_modules(B):  # noqa: F811
     import nixl
     from nixl import _api, _bindings, _utils
     for module in (_bindings, _utils):
@@ -95,7 +95,7 @@ def test_lists_made_of_the_wrong_thing(pair, B):  # noqa: F811
            "no row": IndexError, "32 bits": ValueError, "number as metadata": RuntimeError}
 
 
-def test_operation_is_looked_at_first(pair, B):  # noqa: F811
+def test_operation_is_checked_first(pair, B):  # noqa: F811
     a = agent_of(pair[0].socket_path, name(), backends=[])
     empty = B.nixlXferDList(B.DRAM_SEG)
     with pytest.raises(KeyError):
@@ -106,7 +106,7 @@ def test_operation_is_looked_at_first(pair, B):  # noqa: F811
 
 # ---- agents ------------------------------------------------------------------------------
 
-def test_agent_without_backend_says_so(pair, B):  # noqa: F811
+def test_agent_without_backend_names_it(pair, B):  # noqa: F811
     a = agent_of(pair[0].socket_path, name(), backends=[])
     memory = np.zeros(4096, np.uint8)
     at = memory.ctypes.data
@@ -175,7 +175,7 @@ def test_unknown_agent_is_not_found_before_all_else(world, B):  # noqa: F811
         "prep of nothing": B.nixlNotFoundError, "prep of floats": ValueError}
 
 
-def test_indices_that_are_none(world, B):  # noqa: F811
+def test_invalid_indices_are_refused(world, B):  # noqa: F811
     local, remote = world.lists()
     a = world.agent
     for wrong in (0, None, "01", [0.0], [None], [[0]]):
@@ -247,7 +247,7 @@ def test_telemetry_is_switched_by_the_environment(pair, B, monkeypatch,  # noqa:
             a.get_xfer_telemetry(h)
 
 
-def test_many_agents_come_and_go(pair):
+def test_many_agents_start_and_end(pair):
     """Each with memory that is freed while it is registered."""
     from nixl._utils import free_passthru, malloc_passthru
     for _ in range(30):

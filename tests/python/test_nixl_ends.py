@@ -213,7 +213,7 @@ def test_removed_agent_is_refused(pair, B):  # noqa: F811
         w.run(w.agent.make_prepped_xfer("WRITE", local, [1], remote, [2]))
 
 
-def test_child_of_fork_is_told(pair):
+def test_fork_child_is_refused(pair):
     with World(pair) as w:
         local, remote = w.lists()
         handle = w.agent.make_prepped_xfer("WRITE", local, [1], remote, [2])
@@ -306,7 +306,7 @@ def test_require_refuses_another_transport(pair, monkeypatch, B):  # noqa: F811
 
 
 @judging_deaths
-def test_require_holds_when_a_link_comes_back(B, monkeypatch):  # noqa: F811
+def test_require_holds_after_reconnect(B, monkeypatch):  # noqa: F811
     """What was lost is made again, perhaps another way: that is looked at, too."""
     monkeypatch.setenv("KVD_REQUIRE", "shm")
     a, b = own_pair(patient=False)

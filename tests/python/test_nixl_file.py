@@ -107,7 +107,7 @@ def scattered(count, size, seed=5):
 
 
 @pytest.mark.parametrize("size", [MIB, 48 * MIB], ids=["vm", "memfd"])
-def test_rows_go_where_they_are_to(pair, folder, size):
+def test_rows_land_at_their_places(pair, folder, size):
     with Store(pair[0], folder, size) as s:
         rows = scattered(500, size)
         wanted = s.bytes.copy()
@@ -222,7 +222,7 @@ def test_writing_past_the_end_makes_it_longer(pair, folder):
         assert np.array_equal(got[3 * MIB:], s.memory[:1000])
 
 
-def test_what_is_asked_of_files(pair, folder, B):
+def test_query_of_files_reports_size_and_mode(pair, folder, B):
     a = agent_of(pair[0].socket_path, name(), backends=["POSIX", "UCX"])
     assert "FILE_SEG" in a.get_plugin_mem_types("POSIX")
     path = os.path.join(folder, "asked")
@@ -258,7 +258,7 @@ def test_files_need_their_backend(pair, folder, B):
 
 # ---- faults ------------------------------------------------------------------------------
 
-def test_file_that_ends_early_is_never_done(store, B):
+def test_short_file_is_never_done(store, B):
     """And the agent continues, also with the same request."""
     handle = store.start("READ", [(0, 0, MIB)])
     for size in (MIB - 1, 4096, 0):
@@ -359,7 +359,7 @@ def odd_descriptors(folder):
     far.close()
 
 
-def test_what_is_no_file_is_refused(pair, folder, B):
+def test_descriptor_of_other_type_is_refused(pair, folder, B):
     with Store(pair[0], folder) as s:
         for what, fd in odd_descriptors(folder):
             with pytest.raises(B.nixlBackendError):
@@ -397,7 +397,7 @@ def test_file_of_an_overlay_is_refused(pair, folder, B):
         assert "0x794c7630" in str(told.value)
 
 
-def test_disk_that_does_not_answer_holds_up_its_own_transfers_alone(pair, folder, B):
+def test_stalled_disk_delays_its_own_transfers_only(pair, folder, B):
     """A file system that is frozen: writes to it wait in the kernel."""
     image = os.path.join(folder, "image")
     with open(image, "wb") as file:
@@ -435,7 +435,7 @@ def test_disk_that_does_not_answer_holds_up_its_own_transfers_alone(pair, folder
         assert np.array_equal(slow.content(), slow.memory)
 
 
-def test_places_that_are_none_are_refused(store, B):
+def test_invalid_file_places_are_refused(store, B):
     a, fd = store.agent, store.fd
     for row in [((1 << 63) - 1, 4096, fd, ""), ((1 << 64) - 1, 1, fd, ""),
                 (0, 1 << 63, fd, ""), (0, 4096, 1 << 40, ""), (0, 4096, (1 << 31) + 5, "")]:
@@ -544,7 +544,7 @@ def test_pool_of_a_file_is_refused(pair, folder):
         assert "file" in str(told.value)
 
 
-def test_daemon_that_was_restarted_has_the_files_again(folder):
+def test_restarted_daemon_has_the_files_again(folder):
     with Daemon() as own:
         with Store(own, folder) as s:
             s.run("WRITE", [(0, 0, 4096)])

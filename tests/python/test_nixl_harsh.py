@@ -58,7 +58,7 @@ def test_stopped_engine_is_served_by_its_daemon(pair):
         w.expect({0: 0, 2: 1})
 
 
-def test_busy_pollers_starve_nobody(pair):
+def test_busy_pollers_do_not_starve_others(pair):
     """Threads that look at a handle and at the inbox without a pause, in both processes'
     place: another thread's requests go on."""
     with World(pair, num_threads=4) as w:
@@ -129,7 +129,7 @@ def world_of_lists(pair):
 
 
 @pytest.mark.parametrize("adopted", [True, False])
-def test_choice_of_memory_is_told(pair, monkeypatch, caplog, adopted):
+def test_choice_of_memory_is_logged(pair, monkeypatch, caplog, adopted):
     """In the log of the engine, and in the daemon's list of regions."""
     import kvd
     monkeypatch.setenv("KVD_ADOPT", "1" if adopted else "0")

@@ -29,7 +29,7 @@ def within(seconds, call):
     return got[0] if got else None
 
 
-def test_first_list_asks_the_daemon_nothing():
+def test_first_list_sends_no_command():
     """Memory that lists and transfers share with the daemon is made with the agent."""
     with Daemon("[peer]\ndead_after = 100 s\n") as own:
         agent = agent_of(own.socket_path, name())
@@ -73,7 +73,7 @@ def test_metadata_cut_or_changed_anywhere_is_refused(pair):
     assert me.add_remote_agent(told) == you.name.encode()
 
 
-def test_metadata_that_someone_made_up_is_refused(pair):
+def test_forged_metadata_is_refused(pair):
     me, you = agent_of(pair[0].socket_path, name()), agent_of(pair[1].socket_path, name())
     told = you.get_agent_metadata()
     good = json.loads(told[24:24 + struct.unpack_from("<I", told, 16)[0]])
@@ -180,7 +180,7 @@ def test_child_of_fork_ends_like_any_process(pair, adopt):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_metadata_opens_what_it_tells_and_no_more(pair):
+def test_metadata_grants_only_its_memory(pair):
     """The metadata of one region gives no access to others of that agent, even with a known
     address; the session's own secret is in none."""
     me, you = agent_of(pair[0].socket_path, name()), agent_of(pair[1].socket_path, name())

@@ -90,7 +90,7 @@ def test_arrays_of_another_order_are_refused(pair, B):  # noqa: F811
     a.prep_xfer_dlist("", five, "DRAM")
 
 
-def test_lists_take_and_give_what_nixls_do(B):  # noqa: F811
+def test_lists_match_nixls_values(B):  # noqa: F811
     X, R, D = B.nixlXferDList, B.nixlRegDList, B.DRAM_SEG
     d = X(D, [(1, 2, 3), (4, 5, 6)])
     assert raised_by({
@@ -214,7 +214,7 @@ def test_transfer_of_no_bytes_is_done_and_notifies(two, B):  # noqa: F811
 
 # ---- transfers and notifications ------------------------------------------------------------
 
-def test_pieces_are_counted_as_asked_for(two):
+def test_pieces_are_counted_as_requested(two):
     a = two.a
     lists = [a.prep_xfer_dlist(who, [(at + 64 * i, 64, 0) for i in range(8)], "DRAM")
              for who, at in (("", two.at), (two.remote, two.to))]
@@ -372,7 +372,7 @@ def test_restarted_own_daemon_serves_agents_again(B):  # noqa: F811
 
 
 @judging_deaths
-def test_restarted_daemon_of_both_agents_is_told_with_the_remedy(B):  # noqa: F811
+def test_restarted_daemon_of_both_agents_names_remedy(B):  # noqa: F811
     """Whatever is called: one error, until the new metadata is there; then bytes move."""
     daemon = Daemon(patient=False)
     with daemon:
@@ -405,7 +405,7 @@ def test_restarted_daemon_of_both_agents_is_told_with_the_remedy(B):  # noqa: F8
         assert np.array_equal(two.yours[64:128], two.mine[:64])
 
 
-def test_full_table_of_files_is_told(pair):
+def test_full_table_of_files_is_reported(pair):
     """A limit on files: the agent is made, or says which limit it was."""
     import kvd.nixl
     text = ("import resource, sys\nfrom nixl._api import nixl_agent, nixl_agent_config\n"
@@ -449,7 +449,7 @@ def autostart(tmp_path, program, text, **more):
                           text=True, timeout=120)
 
 
-def test_private_daemon_that_dies_is_started_again(tmp_path):
+def test_private_daemon_killed_is_started_again(tmp_path):
     done = autostart(tmp_path, os.path.join(os.environ["KVD_BUILD"], "kvd"), LIVES)
     assert done.returncode == 0, done.stderr
     pid, folder = done.stdout.split()[-2:]
@@ -493,7 +493,7 @@ def test_private_daemon_ends_with_its_process_not_with_its_children(tmp_path, en
         process.stdin.close()
 
 
-def test_private_daemon_that_ends_is_told_at_once(tmp_path):
+def test_private_daemon_exit_is_reported_at_once(tmp_path):
     watch = Stopwatch()
     done = autostart(tmp_path, "/bin/false", "from nixl._api import nixl_agent\n"
                      "nixl_agent('one')")

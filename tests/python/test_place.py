@@ -36,7 +36,7 @@ def test_place_is_published_once_and_again_for_a_new_session(pair):
     mine.close()
 
 
-def test_load_is_told_and_one_that_is_refused_is_a_warning(pair, caplog):
+def test_load_is_reported_and_refused_load_is_a_warning(pair, caplog):
     mine = client(pair[0], "engine")
     one = place.Place(mine, "loaded", "w0")
     one.keep()

@@ -18,7 +18,7 @@ def python_of(path):
         return re.search(r"^```python\n(.*?)^```$", text.read(), re.M | re.S).group(1)
 
 
-def test_clients_takes_what_was_offered(pair, monkeypatch):
+def test_clients_example_pulls_the_offer(pair, monkeypatch):
     text = python_of("docs/clients.md")
     assert text.count("\n") == 5 and text.count("tcp://127.0.0.1:7400") == 1
     shape = re.search(r"sglang_mha\((.*?)\)\n", text).group(1)
@@ -47,7 +47,7 @@ def test_first_transfer_is_a_whole_program(tmp_path, path):
     assert done.stdout == "%s\n" % ([8 * 16 * 256] * 4)
 
 
-def test_source_tree_says_what_to_build(tmp_path):
+def test_source_tree_names_build_command(tmp_path):
     """An example by the tree's package, which has no extension module."""
     shutil.copytree(os.path.join(ROOT, "python", "kvd"), tmp_path / "kvd",
                     ignore=shutil.ignore_patterns("*.so", "__pycache__"))

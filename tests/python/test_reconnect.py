@@ -41,7 +41,7 @@ KINDS = ["send", "recv", "offer", "pull"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_blocking_client_comes_back_by_rooms_alone(kind):
+def test_blocking_client_reconnects_by_rooms_alone(kind):
     layout = kvd.Layout.sglang_mha(**SHAPE)
     with Daemon() as daemon:
         client = kvd.Client(daemon.socket_path, timeout=0.5)
@@ -71,7 +71,7 @@ def test_blocking_client_comes_back_by_rooms_alone(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_async_client_comes_back_by_rooms_alone(kind):
+def test_async_client_reconnects_by_rooms_alone(kind):
     layout = kvd.Layout.sglang_mha(**SHAPE)
 
     async def engine(daemon):
@@ -153,7 +153,7 @@ def test_frozen_own_daemon_is_named(caplog):
         asyncio.run(waits(daemon.socket_path, daemon.freeze))
 
 
-def test_room_that_failed_gives_its_own_error(pair):
+def test_failed_room_has_its_own_error(pair):
     """In every call, by both clients; a sender knows its total at the end."""
     layout = kvd.Layout.sglang_mha(**SHAPE)
     with kvd.Client(pair[0].socket_path) as a, kvd.Client(pair[1].socket_path) as b:

@@ -19,7 +19,7 @@ def message(text):
 # ---- vLLM ----
 
 @aio
-async def test_request_goes_by_prefill_to_decode():
+async def test_request_is_sent_to_prefill_and_decode():
     async with routed() as (router, (prefill,), (decode,)):
         for path, body in (("/v1/completions", dict(ASK, min_tokens=4, echo=True)),
                            ("/v1/chat/completions", dict(CHAT, max_completion_tokens=9))):
@@ -88,7 +88,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 
 @aio
-async def test_prompts_whose_own_logprobs_are_asked_for_are_computed_on_decode():
+async def test_prompts_with_prompt_logprobs_are_computed_on_decode():
     """vLLM uses no cache for these, so that prefill would compute them for nothing."""
     async with routed() as (router, (prefill,), (decode,)):
         for more in ({"prompt_logprobs": 1}, {"prompt_logprobs": 0},
@@ -171,7 +171,7 @@ async def test_sglang_gets_the_same_body_twice():
 
 
 @aio
-async def test_sglang_refuses_what_its_servers_cannot():
+async def test_sglang_refuses_unsupported_requests():
     async with routed(kind="sglang") as (router, (prefill,), (decode,)):
         for path, body in (("/v1/completions", dict(ASK, n=2)),
                            ("/generate", {"text": "a", "sampling_params": {"n": 3}}),
@@ -209,7 +209,7 @@ def test_stream_is_passed_on_byte_for_byte(kind):
 
 
 @aio
-async def test_stream_comes_as_it_is_made():
+async def test_stream_is_passed_on_as_produced():
     async with routed() as (router, _, (decode,)):
         decode.pause = asyncio.Event()
         async with router.session.post(router.url + "/v1/completions", json=dict(
@@ -222,7 +222,7 @@ async def test_stream_comes_as_it_is_made():
 
 
 @aio
-async def test_long_answer_that_is_no_stream():
+async def test_long_answer_without_stream():
     async with routed() as (router, _, (decode,)):
         decode.tokens = ["x" * 100000] * 30
         status, _, said = await router.ask()
@@ -237,7 +237,7 @@ def failing(router):
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_killed_engine_is_gone_around(kind, role):
+def test_killed_engine_is_avoided(kind, role):
     """Until its health is reported, requests detect it by themselves; none fails."""
     @aio
     async def run():
@@ -275,7 +275,7 @@ def test_engine_killed_while_it_works(kind, role, stream):
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_cache_that_is_lost_is_computed_by_another_pair(path, stream):
+def test_lost_cache_is_computed_by_another_pair(path, stream):
     """Prefill died after its answer: decode's stream starts with an error."""
     @aio
     async def run():
@@ -346,7 +346,7 @@ async def test_silent_engine_is_given_up():
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
-def test_prefill_that_hangs_is_left_out(kind):
+def test_hanging_prefill_is_left_out(kind):
     """Its health answers. The first request that it holds goes to another after seconds, and the
     next ones go there at once."""
     @aio
@@ -369,7 +369,7 @@ def test_prefill_that_hangs_is_left_out(kind):
 
 
 @pytest.mark.parametrize("role", [0, 1])
-def test_member_that_had_less_time_than_it_may_take_is_not_left_out(role):
+def test_member_with_short_deadline_is_not_left_out(role):
     """The request's deadline was near: that tells little of the member."""
     @aio
     async def run():
@@ -386,7 +386,7 @@ def test_member_that_had_less_time_than_it_may_take_is_not_left_out(role):
 
 
 @aio
-async def test_prefill_that_is_slow_for_one_is_not_left_out():
+async def test_prefill_slow_for_one_request_is_not_left_out():
     """It answers others meanwhile, and is waited for."""
     async with routed(1, 1, options=["--prefill-timeout", "3", "--retries", "0"]) as (
             router, (prefill,), _):
@@ -440,7 +440,7 @@ def test_broken_stream_ends_with_an_error(kind, cut):
 
 
 @aio
-async def test_answer_that_is_no_stream_is_not_taken_for_whole():
+async def test_answer_without_stream_is_not_complete():
     async with routed() as (router, _, (decode,)):
         async def half(request, body):
             out = aiohttp.web.StreamResponse(headers={"Content-Type": "application/json"})
@@ -457,7 +457,7 @@ async def test_answer_that_is_no_stream_is_not_taken_for_whole():
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 @pytest.mark.parametrize("when", ["prefill", "decode", "stream"])
-def test_client_that_leaves_cancels_both(kind, when):
+def test_client_disconnect_cancels_both(kind, when):
     @aio
     async def run():
         async with routed(1, 1, kind) as (router, (prefill,), (decode,)):
@@ -486,7 +486,7 @@ def test_client_that_leaves_cancels_both(kind, when):
 
 
 @aio
-async def test_engines_are_asked_directly():
+async def test_engines_are_queried_directly():
     """A proxy of the environment is for the world, not for engines."""
     away = "http://127.0.0.1:9"
     env = {"http_proxy": away, "HTTP_PROXY": away, "ALL_PROXY": away, "no_proxy": ""}

@@ -29,7 +29,7 @@ class World(pick.Picker):
         return row.score.queue if row.score.fresh else None
 
 
-def test_whole_answer_replaces_what_was_known():
+def test_full_answer_replaces_cached_state():
     p = World()
     # the one without a name is the group's only one: "-"
     assert p.take(["a", {"worker": "b", "state": "draining"}, {"endpoint": "x"}],

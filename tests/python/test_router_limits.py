@@ -93,7 +93,7 @@ async def test_one_request_is_not_taken_for_two():
 
 
 @aio
-async def test_body_that_is_compressed():
+async def test_compressed_body_is_refused():
     """What it takes would not be known before it is read."""
     body = gzip.compress(json.dumps(dict(ASK, prompt="x" * 1000000)).encode())
     async with routed(options=["--max-body", "2000000"]) as (router, (prefill,), (decode,)):
@@ -105,7 +105,7 @@ async def test_body_that_is_compressed():
 
 
 @aio
-async def test_headers_that_are_no_text():
+async def test_headers_not_text_are_refused():
     body = json.dumps(ASK)
     async with routed() as (router, (prefill,), (decode,)):
         for value in (b"Bearer \xff", b"Bearer \xc3\xa4", b"Bearer \xed\xa0\x80"):
@@ -156,7 +156,7 @@ CHUNK = b"%x\r\n%s\r\n" % (len(EVENT), EVENT)
     b"HTTP/1.1 200 OK\r\nContent-Encoding: \xff\r\nContent-Type: text/event-stream\r\n\r\n" + EVENT,
     b"HTTP/1.1 200 OK\r\nContent-Type: " + b"x" * 9000 + b"\r\nContent-Length: 2\r\n\r\n{}",
 ], ids=range(11))
-def test_engine_that_speaks_something_else(text):
+def test_engine_with_other_protocol(text):
     """An answer or an error in JSON, and nothing of it in the log."""
     @aio
     async def run():
@@ -193,7 +193,7 @@ async def test_other_endpoints_are_refused():
 
 
 @aio
-async def test_body_that_does_not_come():
+async def test_missing_body_times_out():
     async with routed(options=["--client-timeout", "0.3"]) as (router, _, _):
         said = await router.raw(post("{", "Content-Length: 100\r\n"))
         assert " 408 " in said and "client-timeout" not in said
@@ -201,7 +201,7 @@ async def test_body_that_does_not_come():
 
 
 @aio
-async def test_client_that_does_not_read():
+async def test_client_not_reading():
     """Its stream is cut, and the engine's with it."""
     async with routed(options=["--idle-timeout", "0.5"]) as (router, _, (decode,)):
         decode.tokens = ["x" * 100000] * 1000
@@ -215,7 +215,7 @@ async def test_client_that_does_not_read():
 
 
 @aio
-async def test_client_that_does_not_read_the_end():
+async def test_client_not_reading_the_end():
     """All that it was sent waits in the router: it is cut as well."""
     async with routed(options=["--idle-timeout", "0.5"]) as (router, _, (decode,)):
         lines, fds = [], "/proc/%d/fd" % router.proc.pid
@@ -241,7 +241,7 @@ async def test_client_that_does_not_read_the_end():
 
 
 @aio
-async def test_models_are_asked_within_the_limits():
+async def test_models_are_queried_within_the_limits():
     async with routed(options=["--max-in-flight", "1", "--max-queued", "0"]) as (
             router, _, (decode,)):
         decode.pause = asyncio.Event()

@@ -122,7 +122,7 @@ def test_wrong_option_is_refused(run, words):
     assert done.returncode == 2 and "error: " in done.stderr
 
 
-def test_file_or_daemon_that_is_missing_is_named(run, tmp_path, monkeypatch):
+def test_missing_file_or_daemon_is_named(run, tmp_path, monkeypatch):
     monkeypatch.setenv("KVD_RUN_DIR", str(tmp_path))
     for command in ("pick", "scale"):
         done = run(command, "--from", "/nowhere/at/all")
@@ -131,7 +131,7 @@ def test_file_or_daemon_that_is_missing_is_named(run, tmp_path, monkeypatch):
         assert done.returncode == 1 and "ENODAEMON" in done.stderr
 
 
-def test_scale_wants_what_the_load_needs(run):
+def test_scale_matches_the_load(run):
     done = run("scale", "--json", "--from", "-", "--prefill", "2:20",
                lines=[busy(4, 10000, 1e6, seq) for seq in range(1, 30)])
     assert done.returncode == 0, done
@@ -213,7 +213,7 @@ def test_hook_never_runs_twice_at_a_time(tmp_path):
         assert file.read().split() == ["run", "run"]
 
 
-def test_hook_that_hangs_or_fails_is_ended(run, tmp_path):
+def test_hanging_or_failing_hook_is_ended(run, tmp_path):
     folder = str(tmp_path)
     # a child of it that would go on
     hook = script(folder, "hook", "(read x </dev/zero; echo no) &\nread x </dev/zero\n")
@@ -242,7 +242,7 @@ class Daemon(Directory):
         return sum(said.get("group") == group for said in self.asked)
 
 
-def test_daemon_that_is_lost_is_asked_again(run, tmp_path):
+def test_lost_daemon_is_queried_again(run, tmp_path):
     """The hook fails at first."""
     folder = str(tmp_path)
     daemon = Daemon(folder + "/s").start()

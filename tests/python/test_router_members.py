@@ -61,7 +61,7 @@ def test_circuit():
     assert one.permits(160), "at most a minute"
 
 
-def test_circuit_tells_whose_failure_it_was():
+def test_circuit_distinguishes_failures():
     one = Circuit(3, 5)
     for _ in range(8):
         one.failed(0, "prefill 1", others=True)
@@ -82,7 +82,7 @@ def test_circuit_tells_whose_failure_it_was():
     "10.0.0.1:8000", "ftp://a:1", "http://a", "http://a:0", "http://a:65536", "http://a:1/x",
     "http://u:p@a:1", "http://a:1?x", "http://a:1#x", "http://:1", "http://a b:1", "http://[::1:1",
     "http://a:1,boot=a:1", "http://a:1,bootstrap=a", "http://a:1,bootstrap=a:99999", ""])
-def test_members_that_are_none(text):
+def test_invalid_members_are_refused(text):
     with pytest.raises(ValueError):
         config.member_spec(text, "prefill", "vllm")
 
@@ -100,14 +100,14 @@ def test_members_and_their_bootstrap_servers():
     ["--prefill", "@/nonexistent", "--decode", "http://a:1"], ["--listen", "x"],
     ["--retries", "-1"], ["--idle-timeout", "0"], ["--max-body", "x"], ["--policy", "best"],
     ["--socket", "/x", "--health-path", "health"]], ids=" ".join)
-def test_options_that_are_wrong(argv, capsys):
+def test_invalid_options_are_refused(argv, capsys):
     with pytest.raises(SystemExit) as end:
         config.read(argv)
     assert end.value.code == 2 and "kvd.router: error:" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["__version__ = '3.8.4'", "raise ImportError('none')"])
-def test_aiohttp_that_is_old_or_missing(text):
+def test_old_or_missing_aiohttp_is_refused(text):
     with tempfile.TemporaryDirectory() as folder:
         with open(os.path.join(folder, "aiohttp.py"), "w") as out:
             out.write(text)
@@ -202,7 +202,7 @@ def test_changes_of_the_directory():
     assert after(revision=8, whole=True, ranks=[{"worker": "e", "url": url % 9}]) == {"e"}
 
 
-def test_directory_that_is_empty_or_does_not_know_all(monkeypatch):
+def test_empty_or_partial_directory(monkeypatch):
     """Just after its start: members stay. Later: they go at once."""
     now, listed = [0.0], []
     monkeypatch.setattr(directory.time, "monotonic", lambda: now[0])
@@ -278,7 +278,7 @@ def test_policies():
     asyncio.run(run())
 
 
-def test_picker_is_told_how_it_went():
+def test_picker_gets_results():
     options = config.read(["--prefill", "http://p:1", "--decode", "http://d:1"])
 
     async def run():
@@ -422,7 +422,7 @@ async def test_dead_list_is_refused_with_names_and_recovers():
 
 
 @aio
-async def test_member_that_is_not_well_is_left_alone():
+async def test_unhealthy_member_is_not_picked():
     async with routed(2, 1) as (router, (sick, well), _):
         sick.healthy = False
         await until(lambda: "member down" in router.log, router)
@@ -437,7 +437,7 @@ async def test_member_that_is_not_well_is_left_alone():
 
 
 @aio
-async def test_member_that_fails_is_out_for_a_while():
+async def test_failing_member_is_suspended():
     """Its health is well, and it answers nothing but errors."""
     options = ["--circuit-open", "30", "--policy", "round-robin"]
     async with routed(2, 2, options=options) as (router, _, (bad, good)):
@@ -796,7 +796,7 @@ def test_metrics_lose_nothing():
 
 
 @aio
-async def test_answer_that_is_whole_has_bytes_in_the_log():
+async def test_complete_answer_has_bytes_in_the_log():
     async with routed() as (router, _, (decode,)):
         _, _, said = await router.ask()
         _, _, refused = await router.ask(b"{")

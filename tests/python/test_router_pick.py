@@ -104,7 +104,7 @@ def test_pick_under_hostile_loads_serves(members, seed):
             ids[rnd.randrange(64)] = got.id
 
 
-def test_worker_draining_avoided_or_gone_is_not_picked():
+def test_worker_draining_or_removed_is_not_picked():
     p = World()
     p.serve(3)
     p.put("prefill", 0, state="draining")
@@ -165,7 +165,7 @@ def test_reservation_counts_at_once():
     assert set(Counter(p.get(1000).prefill for _ in range(40)).values()) == {10}
 
 
-def test_load_shows_what_was_picked_before_it():
+def test_load_includes_earlier_picks():
     """One that was sampled before the pick, or that is not new, shows nothing of it."""
     p = World(results=False)
     p.idle(0)
@@ -298,7 +298,7 @@ def test_least_work_by_speed_is_picked():
     assert got.prefill_score.compute == near(0.1)
 
 
-def test_prefix_that_is_held_is_not_computed_again():
+def test_held_prefix_is_not_computed_again():
     p = World()
     p.serve(2)
     for i in range(2):

@@ -28,7 +28,7 @@ def sample(served, waiting=0, **more):
     return (Measured(4, 10000, served, waiting)._replace(**more), Measured(4, 100000, 200000, 0))
 
 
-def test_first_step_wants_what_is_there_or_needed():
+def test_first_step_keeps_running_or_needed_count():
     w = World()
     assert w.step(1000) == 4  # less is not believed before `down`
     assert w.wanted.changed and w.wanted.prefill_known and w.wanted.decode_known
@@ -74,7 +74,7 @@ def test_limits_hold():
 
 
 @pytest.mark.parametrize("wrong", [0, -1, math.nan, math.inf, 1e300])
-def test_unknown_figures_keep_what_is_wanted(wrong):
+def test_unknown_figures_keep_wanted_count(wrong):
     w = World()
     before = w.step(60000, count=20)
     w.now += 2000
@@ -84,7 +84,7 @@ def test_unknown_figures_keep_what_is_wanted(wrong):
     assert w.step(60000) == before
 
 
-def test_time_that_stands_is_no_step():
+def test_clock_without_progress_is_no_step():
     w = World()
     w.step(28000, count=5)
     for now in (w.now, 1):
@@ -92,7 +92,7 @@ def test_time_that_stands_is_no_step():
         assert not got.prefill_known and got.prefill == 4
 
 
-def test_copied_scaler_goes_on():
+def test_copied_scaler_continues():
     w = World()
     w.step(60000, count=20)
     for other in (copy.deepcopy(w.scaler), pickle.loads(pickle.dumps(w.scaler))):

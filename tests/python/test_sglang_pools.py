@@ -82,7 +82,7 @@ def test_draft_follows_the_targets_pages():
     assert [p[1] for p in made.parts[4:]] == [PAGES * 32 * PAGE] * 2
 
 
-def test_layouts_that_are_no_rows_of_tokens_are_refused():
+def test_layouts_without_token_rows_are_refused():
     pools.check(args([64 * PAGE] * 2, kv_layout="nhd"), False)
     with pytest.raises(ValueError, match="layout uniform_fp8 is not rows of tokens"):
         pools.check(args([64 * PAGE] * 2, kv_layout="uniform_fp8"), False)
@@ -145,7 +145,7 @@ def test_aux_is_the_last_buffer_and_has_no_address():
                          mla=True), "DeepSeek V4"),
     (lambda: pools.state_fields(64, 5, 1, None, ranks()), "columns"),
     (lambda: pools.pages_of([10], [0]), "its page, 0 bytes")])
-def test_what_is_refused_says_what(what, words):
+def test_refusal_names_the_cause(what, words):
     with pytest.raises(ValueError, match=words):
         what()
 
@@ -157,7 +157,7 @@ ROW = {"endpoint": "tcp://10.0.0.2:7400", "pool": "model.p", "rank": 1, "heads":
        "more": 1}
 
 
-def test_a_row_is_taken_as_told_and_a_ticket_made_of_it():
+def test_bootstrap_row_makes_a_ticket():
     row = route.row_of({"rank_ip": "10.0.0.2", "kvd": ROW})
     assert row == {k: v for k, v in ROW.items() if k != "more"}
     assert route.row_of({"kvd": dict(ROW, heads=None, aux=None)})["heads"] is None
@@ -173,7 +173,7 @@ def test_a_row_is_taken_as_told_and_a_ticket_made_of_it():
     ("rank", "1"), ("rank", True), ("rank", 1 << 32), ("heads", 0), ("heads", 1.5),
     ("views", "kv"), ("views", ["kv"] * 100), ("views", [3]), ("states", None), ("aux", 0),
     ("aux", []), ("secret", "0a" * 31), ("secret", "0A" * 32), ("secret", None)])
-def test_a_row_that_is_wrong_is_refused_by_its_field(name, value):
+def test_invalid_row_is_refused_by_field(name, value):
     with pytest.raises(ValueError, match="GET /route: kvd.%s" % name):
         route.row_of({"kvd": dict(ROW, **{name: value})})
     for wrong in (None, [], {}, {"kvd": 1}):
@@ -191,7 +191,7 @@ def tensors(count=4):
                             [t[0].nbytes for t in made], -1)
 
 
-def test_a_row_travels_whole_and_its_room_comes_last():
+def test_row_is_sent_whole_with_its_room_last():
     (ids, hidden, numbers), rows = tensors()
     record = np.zeros(rows.record_bytes, np.uint8)
     ids[2, 0], hidden[2], numbers[2, 0] = 99, 0.5, 7
@@ -304,7 +304,7 @@ def test_a_prefix_moves_pages_state_and_a_record(sides):
     assert not p.desk.live and not d.desk.live
 
 
-def test_a_full_hit_still_tells_its_prefix_and_moves_the_record(sides):
+def test_full_hit_reports_prefix_and_moves_record(sides):
     p, d = sides
     send, recv = opened(sides, 2)
     recv.bind({"kv": kvd.View([], 40), "meta": [3]}, 3)
@@ -370,7 +370,7 @@ def test_a_chunk_waits_for_its_event(sides):
     assert (d.cache[0][32] == 77).all()
 
 
-def test_what_the_daemon_refuses_fails_the_room_on_both_sides(sides):
+def test_refusal_of_daemon_fails_room_on_both_sides(sides):
     p, d = sides
     send, recv = opened(sides, 6)
     recv.bind({"kv": [PAGES + 1]})
@@ -379,7 +379,7 @@ def test_what_the_daemon_refuses_fails_the_room_on_both_sides(sides):
 
 
 @pytest.mark.parametrize("number", [-1, 1 << 64, "5", None])
-def test_a_number_that_is_none_fails_its_request(sides, number):
+def test_invalid_room_number_fails_its_request(sides, number):
     """It comes from a client where no router stands before the engine; an exception would end
     SGLang's scheduler."""
     p, d = sides
@@ -400,7 +400,7 @@ def test_another_ticket_is_refused(sides, pair):
     nothing_left(p, d)
 
 
-def test_who_binds_late_is_told_that_it_was_given_up(sides):
+def test_late_bind_reports_abandoned_room(sides):
     p, d = sides
     send = p.desk.send(8, p.pool, open_s=20, ticket=TICKET)
     send.stop("no memory")
@@ -410,7 +410,7 @@ def test_who_binds_late_is_told_that_it_was_given_up(sides):
     assert "no memory" in ends(d, recv, FAILED)
 
 
-def test_decode_may_be_first_with_a_number_that_was_used(sides):
+def test_decode_can_be_first_with_a_reused_number(sides):
     """SGLang's rebootstrap: decode binds pages, and only then asks prefill to compute."""
     p, d = sides
     for page in (42, 43):

@@ -247,7 +247,7 @@ LAYOUTS = [dict(layout="layer_first"), dict(layout="page_first"),
 
 
 @pytest.mark.parametrize("write", LAYOUTS, ids=lambda w: "-".join(map(str, w.values())))
-def test_any_layout_and_any_number_of_ranks_read_what_one_wrote(daemon, write):
+def test_chunks_are_read_by_any_layout_and_rank_count(daemon, write):
     keys = keys_of(5, "layouts%s" % write)
     with Engine(daemon, pool_of(MHA, **write)) as writer:
         assert writer.put(keys) == [True] * 5
@@ -272,7 +272,7 @@ def test_ranks_write_parts_and_one_rank_or_more_read_all(daemon):
             assert stack.enter_context(one).get(keys) == 4
 
 
-def test_ranks_that_share_a_head_hold_the_same_one(daemon):
+def test_ranks_sharing_a_head_have_equal_chunks(daemon):
     keys = keys_of(2, "replicated")
     with Engine(daemon, pool_of(MHA, heads=1), 8, 3) as rank:  # head 1 of 4
         rank.first = 1
@@ -311,7 +311,7 @@ def refused(match, pool):
         build(pool, Ranks(1, 0, 0))
 
 
-def test_what_cannot_be_a_chunk_is_refused_by_name():
+def test_pools_without_chunks_are_refused_by_name():
     refused("MambaPoolHost is not supported by the store", pool_of("MambaPoolHost", Pool))
     refused("MHATokenToKOnlyPoolHost", pool_of("MHATokenToKOnlyPoolHost", Pool))
     pool = pool_of(MLA)
@@ -333,7 +333,7 @@ def test_what_cannot_be_a_chunk_is_refused_by_name():
     refused("without memory", pool)
 
 
-def test_memory_of_the_shm_allocator_is_told_by_its_files():
+def test_memory_of_the_shm_allocator_is_found_by_its_files():
     pool = pool_of("AsymmetricMHATokenToKVPoolHost", layout="page_first", v_dim=2 * DIM)
     pool.allocator = types.SimpleNamespace(fds=[7, 8])
     assert [part[2] for part in build(pool, Ranks(1, 0, 0)).parts] == [7, 8]
@@ -358,7 +358,7 @@ def test_pages_are_whole_and_of_the_pool():
     assert pages_of(slots, 2, PAGE, PAGES) is None and pages_of([], 0, PAGE, PAGES) is None
 
 
-def test_lengths_whose_last_pages_are_there():
+def test_lengths_with_present_last_pages():
     there = [True, False, True, True, False, True]
     assert trailing(there, 1) == {1, 3, 4, 6}
     assert trailing(there, 2) == {1, 4}
@@ -367,7 +367,7 @@ def test_lengths_whose_last_pages_are_there():
 
 # ---- the cache ---------------------------------------------------------------------------
 
-def test_any_run_of_pages_is_found_whatever_put_it(daemon):
+def test_any_run_of_pages_is_found_from_any_put(daemon):
     """Nodes of a tree are cut anywhere, and nobody says where they begin."""
     keys = keys_of(12, "runs")
     with Engine(daemon, pool_of(MHA)) as one:
@@ -383,7 +383,7 @@ def test_any_run_of_pages_is_found_whatever_put_it(daemon):
                                  keys[8:9]) == [False, True, True, False, False, True]
 
 
-def test_what_was_found_stays_until_it_is_got(daemon):
+def test_found_pages_are_held_until_read(daemon):
     keys = keys_of(8, "kept")
     with Engine(daemon, pool_of(MHA)) as one:
         one.put(keys)
@@ -396,7 +396,7 @@ def test_what_was_found_stays_until_it_is_got(daemon):
         assert not one.cache.holds._held and not one.cache.holds._where
 
 
-def test_a_lease_that_is_over_is_looked_up_again(daemon):
+def test_expired_lease_is_looked_up_again(daemon):
     keys = keys_of(3, "lease")
     with Engine(daemon, pool_of(MHA), lease=0.3) as one:
         one.put(keys)
@@ -408,7 +408,7 @@ def test_a_lease_that_is_over_is_looked_up_again(daemon):
         assert one.get(keys) == 3
 
 
-def test_holds_that_nobody_gets_are_let_go(daemon):
+def test_unread_holds_are_released(daemon):
     keys = keys_of(2, "idle")
     with Engine(daemon, pool_of(MHA)) as one:
         one.put(keys)
@@ -421,7 +421,7 @@ def test_holds_that_nobody_gets_are_let_go(daemon):
         assert one.put(keys) == [False] * 2 and one.get(keys) == 0
 
 
-def test_what_all_holds_may_keep_is_not_passed():
+def test_limit_of_all_holds_is_kept():
     """The daemon bounds it; then others go first, and less is asked for."""
     class Space:
         kept, most = 0, 10
@@ -475,7 +475,7 @@ def test_without_a_daemon_all_is_a_miss_until_it_is_back():
             assert one.get(keys) == 4
 
 
-def test_a_daemon_that_was_never_there_costs_nothing(tmp_path):
+def test_absent_daemon_has_no_effect(tmp_path):
     nobody = types.SimpleNamespace(socket_path=str(tmp_path / "nobody.sock"))
     one, keys = Engine(nobody, pool_of(MHA)), keys_of(4)
     watch = Stopwatch()
@@ -485,7 +485,7 @@ def test_a_daemon_that_was_never_there_costs_nothing(tmp_path):
     one.cache.close()
 
 
-def test_a_daemon_without_chunks_is_told_and_left_alone(caplog):
+def test_daemon_without_chunks_is_logged_and_left_alone(caplog):
     with Daemon() as plain:
         one, keys = Engine(plain, pool_of(MHA)), keys_of(4)
         for _ in range(10):
@@ -496,7 +496,7 @@ def test_a_daemon_without_chunks_is_told_and_left_alone(caplog):
 
 
 @judging_deaths
-def test_a_daemon_that_stands_still_is_waited_for_once():
+def test_stalled_daemon_is_awaited_once():
     keys = keys_of(4, "still")
     with Daemon(CHUNKS, patient=False) as daemon, Engine(daemon, pool_of(MHA)) as one:
         one.put(keys)

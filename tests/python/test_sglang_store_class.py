@@ -165,7 +165,7 @@ class Engine:
     ({"model": 5}, "model: 5 is not a string"),
     ({"remote": 0}, "remote: 0 is not a number of seconds"),
     ({"remote": 61}, "up to 60"), ({"lease": True}, "lease: True"), ({"lease": "1"}, "lease: '1'")])
-def test_options_that_are_none_are_refused(sglang, given, match):
+def test_invalid_options_are_refused(sglang, given, match):
     with pytest.raises(ValueError, match=match):
         sglang.module.check_options(dict(GIVEN, **given))
 
@@ -173,18 +173,18 @@ def test_options_that_are_none_are_refused(sglang, given, match):
 @pytest.mark.parametrize("config, match", [
     ({"pp_size": 2}, "--pp-size 1"), ({"attn_cp_size": 2}, "--attn-cp-size 1"),
     ({"dcp_size": 2}, "--dcp-size 1"), ({"should_split_heads": True}, "kvd cuts heads itself")])
-def test_ranks_that_cannot_be_told_apart_are_refused(sglang, config, match):
+def test_ranks_not_distinguishable_are_refused(sglang, config, match):
     with pytest.raises(ValueError, match=match):
         sglang.module.check_ranks(types.SimpleNamespace(**dict(CONFIG, **config)))
 
 
-def test_updates_of_weights_that_cannot_be_followed_are_refused(sglang, daemon):
+def test_untracked_weight_updates_are_refused(sglang, daemon):
     sglang.hooks.absent = ("update_weights_from_ipc",)
     with pytest.raises(RuntimeError, match="update_weights_from_ipc"):
         Engine(sglang, daemon, {"kv": pool_of(MHA)})
 
 
-def test_adapters_that_cannot_be_followed_are_refused(sglang, daemon):
+def test_untracked_adapters_are_refused(sglang, daemon):
     sglang.hooks.absent = ("load_lora_adapter",)
     Engine(sglang, daemon, {"kv": pool_of(MHA)})  # has none
     sglang.args = server_args(enable_lora=True)
@@ -193,7 +193,7 @@ def test_adapters_that_cannot_be_followed_are_refused(sglang, daemon):
     Engine(sglang, daemon, {"kv": pool_of(MHA)}, revision="mine")
 
 
-def test_an_adapter_that_is_loaded_ends_it(sglang, daemon):
+def test_loaded_adapter_stops_the_store(sglang, daemon):
     keys, pages = keys_of(3, "adapter"), [0, 1, 2]
     sglang.args = server_args(enable_lora=True)
     with Engine(sglang, daemon, {"kv": pool_of(MHA)}) as one:
@@ -205,7 +205,7 @@ def test_an_adapter_that_is_loaded_ends_it(sglang, daemon):
         assert one.store.batch_exists(keys) == 0
 
 
-def test_pools_that_have_no_chunks_are_refused(sglang, daemon):
+def test_pools_without_chunk_layout_are_refused(sglang, daemon):
     with pytest.raises(ValueError, match="MambaPoolHost is not supported"):
         Engine(sglang, daemon, {"kv": pool_of(MHA), "mamba": pool_of("MambaPoolHost",
                                                                       type(pool_of(MHA)))})
@@ -219,7 +219,7 @@ def named(sglang, args=(), config=(), given=(), pool="kv", drafts=0):
     return sglang.module.Names(dict(given), server_args(**dict(args))).of(pool, made)
 
 
-def test_all_that_changes_kv_without_changing_ids_is_in_the_words(sglang, tmp_path):
+def test_space_words_include_all_kv_settings(sglang, tmp_path):
     scales, adapter = tmp_path / "scales.json", tmp_path / "lora"
     scales.write_text("{}")
     adapter.mkdir()
@@ -251,7 +251,7 @@ def test_all_that_changes_kv_without_changing_ids_is_in_the_words(sglang, tmp_pa
     assert named(sglang) == told[0] and "weights=abc dtype=bfloat16" in told[0].revision
 
 
-def test_a_folder_of_weights_is_told_by_its_files(sglang, tmp_path, caplog):
+def test_weights_folder_is_named_by_its_files(sglang, tmp_path, caplog):
     (tmp_path / "model.safetensors").write_text("1")
     bare = {"hf_config": types.SimpleNamespace()}
     first = named(sglang, args={"model_path": str(tmp_path)}, config=bare)
@@ -269,7 +269,7 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
     ({"lora_paths": ["a=" + HUB]}, {}, "kv"), ({"load_format": "remote"}, {}, "kv"),
     ({"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": HUB,
       "speculative_draft_model_revision": "main"}, {}, "draft")])
-def test_weights_that_nothing_names_have_no_chunks(sglang, daemon, caplog, args, config, pool):
+def test_unnamed_weights_have_no_chunks(sglang, daemon, caplog, args, config, pool):
     assert named(sglang, args, config, pool=pool).revision is None
     assert "no chunks are found or put; set \"revision\"" in caplog.text
     assert named(sglang, args, config, {"revision": "mine"}, pool).revision
@@ -278,7 +278,7 @@ def test_weights_that_nothing_names_have_no_chunks(sglang, daemon, caplog, args,
         assert SHA in named(sglang, args, pool=pool).revision
 
 
-def test_the_commit_that_was_loaded_wins_over_a_branch(sglang):
+def test_loaded_commit_precedes_branch(sglang):
     two = [named(sglang, {"revision": "main"}, {"hf_config": types.SimpleNamespace(
         _commit_hash=commit)}).revision for commit in (SHA, SHA[::-1])]
     assert two[0] != two[1] and SHA in two[0]
@@ -326,7 +326,7 @@ def test_pages_of_one_engine_are_those_of_the_next(sglang, daemon):
             two.store.batch_get(keys)
 
 
-def test_windows_are_asked_for_by_their_last_pages(sglang, daemon):
+def test_windows_are_looked_up_by_their_last_pages(sglang, daemon):
     keys, pages = keys_of(8, "windows"), list(range(8))
     pools = {"kv": pool_of(MHA), "swa": pool_of(MHA, layers=2, heads=2),
              "draft": pool_of(MHA, layers=1)}
@@ -371,7 +371,7 @@ def test_new_weights_end_it(sglang, daemon):
         assert two.store.batch_exists(keys) == 3
 
 
-def test_what_goes_wrong_is_a_miss_and_told_once(sglang, daemon, caplog):
+def test_failure_is_a_miss_and_logged_once(sglang, daemon, caplog):
     keys = keys_of(3, "wrong")
     with Engine(sglang, daemon, {"kv": pool_of(MHA)}) as one:
         one.store.cache.finder.ask = one.store.cache.mover.ask = lambda *a: 1 / 0
@@ -385,7 +385,7 @@ def test_what_goes_wrong_is_a_miss_and_told_once(sglang, daemon, caplog):
 
 # ---- the allocator `shm` -------------------------------------------------------------------
 
-def test_memory_for_the_store_is_one_that_a_daemon_maps(sglang, daemon, monkeypatch):
+def test_store_memory_is_mappable_by_the_daemon(sglang, daemon, monkeypatch):
     import kvd.sglang
     extra = {"given": json.dumps(GIVEN)}
     sys.modules["sglang.srt.runtime_context"].get_memory = lambda: types.SimpleNamespace(

@@ -39,7 +39,7 @@ def by_hand(fields, layers, order, units, first, total, unit_bytes, tokens, page
 
 @pytest.mark.parametrize("size, rank, heads", [(1, 0, 8), (2, 1, 8), (4, 3, 4), (8, 5, 2)])
 @pytest.mark.parametrize("layers", [3, [1, 4, 9]])
-def test_shapes_are_what_strides_say(size, rank, heads, layers):
+def test_shapes_follow_from_strides(size, rank, heads, layers):
     tp = dict(tp_size=size, tp_rank=rank)
     units = max(heads // size, 1)
     first = rank * units if heads >= size else rank // (size // heads)
@@ -65,7 +65,7 @@ def test_shapes_are_what_strides_say(size, rank, heads, layers):
     assert json.loads(latent.text()) == json.loads(wanted.text())
 
 
-def test_what_the_plan_library_refuses(pair):
+def test_shapes_refused_by_the_plan_library(pair):
     good = dict(page_size=16, pages=4, layers=2, kv_heads=4, head_bytes=128)
     with pytest.raises(kvd.InvalidError, match="ranks"):
         shapes.Shapes(tp_size=3).sglang_mha(**good)

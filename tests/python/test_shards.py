@@ -12,6 +12,6 @@ def test_units_are_shared_evenly():
 
 @pytest.mark.parametrize("total,size,rank", [(6, 4, 0), (8, 0, 0), (0, 1, 0), (8, 4, 4),
                                              (-1, 1, 0)])
-def test_what_does_not_divide_is_refused(total, size, rank):
+def test_indivisible_sizes_are_refused(total, size, rank):
     with pytest.raises((ValueError, Error)):
         shards.units(total, size, rank)

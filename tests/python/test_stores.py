@@ -17,7 +17,7 @@ from test_vllm_plan import Clock, T, layout_text
 from test_vllm_store import daemon  # noqa: F401
 
 
-def test_a_daemon_that_keeps_no_chunks_is_told_once(caplog):
+def test_daemon_without_chunks_is_logged_once(caplog):
     with Daemon() as daemon, kvd.Client(daemon.socket_path) as c:
         clock = Clock()
         spaces = SpaceClient(
@@ -29,7 +29,7 @@ def test_a_daemon_that_keeps_no_chunks_is_told_once(caplog):
         assert caplog.text.count("set chunk_memory") == 1
 
 
-def test_a_daemon_that_does_not_answer_is_asked_less_and_less(daemon):
+def test_silent_daemon_is_queried_with_growing_pauses(daemon):
     clock, space = Clock(), types.SimpleNamespace(find=lambda ids, timeout: None)
     with kvd.Client(daemon.socket_path) as c:
         spaces = SpaceClient(None, lambda c, key: space, c, clock=clock)
@@ -48,7 +48,7 @@ def test_a_daemon_that_does_not_answer_is_asked_less_and_less(daemon):
         assert spaces.until - clock.now == 5
 
 
-def test_a_daemon_that_is_not_there_is_tried_again():
+def test_absent_daemon_is_retried():
     clock, tried = Clock(), []
 
     def connect():
@@ -63,7 +63,7 @@ def test_a_daemon_that_is_not_there_is_tried_again():
     assert "nobody listens" in spaces.why
 
 
-def test_spaces_that_are_not_asked_for_any_more_are_closed():
+def test_unused_spaces_are_closed():
     opened = []
 
     def opener(client, key):
@@ -78,7 +78,7 @@ def test_spaces_that_are_not_asked_for_any_more_are_closed():
         assert "".join(opened) == wanted and len(spaces.spaces) == (most or 2)
 
 
-def test_the_longest_prefix_that_may_be_held_is():
+def test_longest_allowed_prefix_is_held():
     """Holds of a user keep half of its share at most."""
     ids = [i.to_bytes(32, "big") for i in range(1, 193)]
     with Daemon("[chunks]\nchunk_memory = 8 MiB\n") as daemon, \
@@ -101,7 +101,7 @@ def test_the_longest_prefix_that_may_be_held_is():
             space.hold(ids[:held.chunks + 1])
 
 
-def test_chunks_that_have_left_are_no_word_for_the_log(caplog):
+def test_evicted_chunks_are_not_logged(caplog):
     client = types.SimpleNamespace(_kvd=types.SimpleNamespace(poll=lambda: None), lost=False)
     spaces = SpaceClient(
         None, lambda c, key: types.SimpleNamespace(find=lambda ids, timeout: None), client)

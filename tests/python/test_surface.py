@@ -38,7 +38,7 @@ def known_tests():
     return found
 
 
-def test_rows_are_green_or_say_why():
+def test_rows_are_green_or_have_a_reason():
     known = known_tests()
     assert len(list(rows())) > 40
     for names, mark, state, shown in rows():
@@ -64,7 +64,7 @@ def test_every_public_name_has_a_row():
         "nixl_prepped_dlist_handle", "nixl_backend_handle", "nixl_thread_sync_t"}}
 
 
-def test_logging_goes_where_nixls_goes():
+def test_logging_uses_nixls_logger():
     """To stdout; the level is the environment's."""
     import kvd.nixl
     text = ("from nixl.logging import LOGGING_CONFIG, get_logger, setup_logging\n"
@@ -132,7 +132,7 @@ def same_parameters(what, node, thing):
 
 
 @pytest.mark.parametrize("name", STUBS)
-def test_stub_tells_what_is_there(name):
+def test_stub_matches_module(name):
     module = importlib.import_module(name)
     path = os.path.splitext(module.__file__)[0]
     if not os.path.exists(path + ".pyi"):

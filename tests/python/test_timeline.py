@@ -105,7 +105,7 @@ def test_nothing_moves_before_the_stream_is_there(gpu, sides, role, kind):  # no
         line.close()
 
 
-def test_mark_comes_after_the_work_before_it(gpu, pair):  # noqa: F811
+def test_mark_completes_after_earlier_work(gpu, pair):  # noqa: F811
     with kvd.Client(pair[0].socket_path, timeout=60) as client:
         seen = []
         held = Held(gpu, lambda: seen.append(line.passed))
@@ -156,7 +156,7 @@ def test_closed_timeline_marks_nothing(gpu, sides):  # noqa: F811
 @pytest.mark.parametrize("name", [
     "cuMemHostRegister_v2", "cuMemHostGetDevicePointer_v2", "cuStreamCreateWithPriority",
     "cuStreamWriteValue64_v2"])
-def test_what_a_driver_refuses_leaves_nothing(gpu, pair, name):  # noqa: F811
+def test_driver_refusal_leaks_nothing(gpu, pair, name):  # noqa: F811
     with kvd.Client(pair[0].socket_path, timeout=60) as client:
         def left():
             return gpu.lib.fake_cuda_live(), client.command("region.list")["regions"]
@@ -195,7 +195,7 @@ threading.Event().wait()
 """
 
 
-def test_engine_that_dies_with_a_mark_pending_leaves_nothing(gpu, sides):  # noqa: F811
+def test_engine_killed_with_pending_mark_leaks_nothing(gpu, sides):  # noqa: F811
     a, b = sides
     text = ENGINE % (sys.path,)
     with subprocess.Popen([sys.executable, "-c", text, a.socket_path],
@@ -244,7 +244,7 @@ def test_scheduler_leaves_cuda_events_to_the_daemon(gpu, sides, monkeypatch, dri
     assert rx.wait(timeout=60) == kvd.SUCCESS and (b.pages(30) == TRUE).all()
 
 
-def test_pages_that_are_listed_late(sides):
+def test_pages_listed_late(sides):
     """A chunk whose page numbers come with an event; a function that cannot tell them ends
     the room, not the scheduler."""
     a, b = sides
@@ -274,14 +274,14 @@ def test_pages_that_are_listed_late(sides):
 @pytest.mark.parametrize("wait", [
     (1, 2), kvd.Event("x" * 64, "GPU-0"), kvd.Event(bytes(64), 0), kvd.Event(bytes(63), "GPU-0"),
     kvd.Event(bytes(64), "x" * 64)])
-def test_waits_that_are_none_are_refused(sides, wait):
+def test_invalid_waits_are_refused(sides, wait):
     a, _ = sides
     tx = a.client.send(1, a.pool)
     with pytest.raises((TypeError, ValueError, kvd.Error)):
         tx.send({"kv": [1]}, wait=wait)
 
 
-def test_event_that_is_none_fails_its_room(gpu, sides):  # noqa: F811
+def test_invalid_event_fails_its_room(gpu, sides):  # noqa: F811
     a, b = sides
     for number, wait in enumerate((kvd.Event(bytes(64), gpu.uuid), kvd.Event(bytes(64), "no"))):
         tx, rx = start("bind", number, b, a, 30, wait)

@@ -236,7 +236,7 @@ def test_one_to_seven_holders(fleet, kind):
     here.close()
 
 
-def test_long_questions_go_in_several_posts():
+def test_long_questions_are_split_into_posts():
     """More rows than the seats have, and a document's tokens that a question fills up."""
     world, question = World("v2"), document(9, 100)
     truth = world.truth(question, PREFIX)
@@ -299,7 +299,7 @@ def test_prices_are_those_of_the_daemons_own_page():
         assert there["count"] == (routed + TOKENS) * world.geometry.layers
 
 
-def test_what_lies_here_has_no_price():
+def test_local_chunks_have_no_price():
     world = World("v2")
     truth = world.truth()
     with daemons(1) as (_, client, _, _):
@@ -322,7 +322,7 @@ class Failing:
         raise self.error
 
 
-def test_pages_come_back_whatever_fails(monkeypatch):
+def test_pages_are_returned_after_any_failure(monkeypatch):
     world = World("llama")
     with daemons(2) as (_, client, _, clients):
         spread(world, clients)
@@ -397,7 +397,7 @@ def test_four_processes_on_one_holder_equal_their_solo_runs():
 
 @pytest.mark.parametrize("recover", [True, False])
 @pytest.mark.parametrize("kind", ["v2", "v32"])
-def test_a_holder_that_is_killed_in_the_middle(kind, recover):
+def test_holder_killed_during_answer(kind, recover):
     """Between two layers of a step, one of two holders."""
     world = World(kind)
     truth = world.truth()

@@ -83,7 +83,7 @@ def test_parameters_of_another_kind_are_none(vllm, params):
 
 # ---- reports -------------------------------------------------------------------------------
 
-def test_a_push_that_has_run_is_reported(vllm):
+def test_completed_push_is_reported(vllm):
     for status in (Status.FINISHED_LENGTH_CAPPED, Status.FINISHED_ABORTED):
         engine = Engine(vllm)
         request = engine.request(PUSH)
@@ -97,7 +97,7 @@ def test_a_push_that_has_run_is_reported(vllm):
 
 
 @pytest.mark.parametrize("steps", [0, 1])
-def test_a_push_whose_prompt_another_connector_loads_is_not_reported(vllm, steps):
+def test_push_of_prompt_loaded_elsewhere_is_not_reported(vllm, steps):
     """vLLM waits for the load, and ends its engine core at a second report."""
     engine = Engine(vllm)
     request = engine.request(PUSH)
@@ -109,7 +109,7 @@ def test_a_push_whose_prompt_another_connector_loads_is_not_reported(vllm, steps
     assert [one[0::2] for one in engine.step().given_up] == [("a", False)]
 
 
-def test_a_push_that_was_preempted_and_is_loaded_again_is_not_reported(vllm):
+def test_preempted_and_reloaded_push_is_not_reported(vllm):
     engine = Engine(vllm)
     request = engine.request(PUSH)
     engine.given(request)
@@ -126,7 +126,7 @@ def test_a_push_in_the_queue_is_reported(vllm):
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_worker_reports_what_vllm_waits_for(vllm, waits):
+def test_worker_reports_awaited_requests(vllm, waits):
     worker = vllm.load("kvd.vllm.worker").Worker(None, None, 1)
     worker.desk = Some(version=object)
     push = Push(worker, "a", Some(stop=lambda why: None, look=lambda: SUCCESS, end=SUCCESS))
@@ -138,7 +138,7 @@ def test_a_worker_reports_what_vllm_waits_for(vllm, waits):
 
 # ---- prompts that are computed on decode -----------------------------------------------------
 
-def test_a_prompt_that_vllm_computes_all_the_same_has_a_room_bound_to_nothing(vllm):
+def test_prompt_computed_by_vllm_has_empty_room(vllm):
     """prompt_logprobs: it does not wait for what prefill's bootstrap server answers."""
     engine = Engine(vllm)
     request = engine.request(dict(FROM))

@@ -96,7 +96,7 @@ def test_a_value_of_another_width_follows_its_key():
     assert [(f["offset"], f["unit_bytes"]) for f in got.values()] == [(0, 32), (32, 16)]
 
 
-def test_content_that_is_more_than_k_and_v_is_one_field():
+def test_content_beyond_k_and_v_is_one_field():
     """A scale behind each head's token."""
     got = fields(made_of([tensor(content=20, dtype=np.uint8)], group(), dtype="fp8"))
     assert [(n, f["unit_bytes"], f["format"]) for n, f in got.items()] == [
@@ -150,7 +150,7 @@ def test_blocks_of_unknown_backends_are_whole_and_of_one_rank(order):
             for n, f in got.items()] == [("block", 4096, 1, 1, 2, 4096)]
 
 
-def test_whole_blocks_that_are_not_in_one_piece_are_refused():
+def test_whole_blocks_not_contiguous_are_refused():
     array = np.zeros((BLOCKS, 2, 32, 16), np.float32)
     with pytest.raises(ValueError, match="strides"):
         made_of([Cache(array[:, :, ::2], array)], group(16, grain=16), heads=2, author="X NONE")
@@ -162,7 +162,7 @@ def test_whole_blocks_are_not_cut_into_tokens(kw):
         made_of([tensor(heads=1)], group(), heads=None, **kw)
 
 
-def test_formats_of_whole_blocks_name_what_wrote_them():
+def test_formats_of_whole_blocks_name_their_writer():
     """Instruction sets order a block's bytes otherwise, at the same sizes."""
     def name(author, dtype="auto", cache=tensor(order="HND"), grain=32):
         return pools.format_name(cache, group(grain=grain), dtype, author)
@@ -193,7 +193,7 @@ def test_kernel_blocks_are_the_views_pages():
 @pytest.mark.parametrize("cache, kw, words", [
     (tensor(heads=2), {}, "2 heads instead of 4"), (tensor(tokens=16), {}, "tokens of 32"),
     (tensor(heads=4), {"ranks": Ranks(2, 0)}, "4 heads instead of 2 .*over 2 ranks")])
-def test_a_cache_that_is_not_what_it_should_be_is_refused(cache, kw, words):
+def test_unexpected_cache_is_refused(cache, kw, words):
     with pytest.raises(ValueError, match=words):
         made_of([cache], group(), **kw)
 
@@ -428,7 +428,7 @@ def test_stages_of_prefill_make_one_rank_of_decode(sides):
     end_of(offer)
 
 
-def test_of_a_window_what_the_next_token_sees(sides):
+def test_window_is_what_the_next_token_reads(sides):
     (P, source, _), (D, sink, _) = (attention_rank(d, seed=s) for d, s in zip(sides, (1, 0)))
     swa = group(kind="swa", window=40)
     a, b = [0, 0, 3, 9], [0, 0, 6, 2]
@@ -441,7 +441,7 @@ def test_of_a_window_what_the_next_token_sees(sides):
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("there, here", [(1, 2), (2, 1)])
-def test_a_state_goes_to_other_ranks(sides, there, here, groups):
+def test_state_is_sent_to_other_ranks(sides, there, here, groups):
     def ranks_of(side, size, seed):
         out = []
         for r in range(size):

@@ -24,7 +24,7 @@ def step(meter, requests, scheduled):
     return told
 
 
-def test_a_second_is_told_once():
+def test_each_second_is_reported_once():
     clock = Clock()
     meter = Meter(16, clock)
     requests = {n: request(n, 1000) for n in "abc"}
@@ -40,7 +40,7 @@ def test_a_second_is_told_once():
     assert step(meter, requests, {"a": 1}) is None
 
 
-def test_what_was_computed_elsewhere_does_not_wait():
+def test_requests_computed_elsewhere_do_not_wait():
     clock = Clock()
     meter = Meter(16, clock)
     pulled = request("a", 1000, computed=999)

@@ -192,7 +192,7 @@ def lora_ids(plan, name, path="/a"):
     return found, [one[2] for one in saves]
 
 
-def test_an_adapter_that_was_trained_anew_has_other_chunks():
+def test_retrained_adapter_has_other_chunks():
     told = []
     for weights in ("old", "new", "old"):
         plan, _, warned = lora_plan({"/a": weights})
@@ -203,7 +203,7 @@ def test_an_adapter_that_was_trained_anew_has_other_chunks():
     assert lora_ids(plan, "bare", None)[1][0] not in told
 
 
-def test_an_adapter_that_changes_under_a_running_engine_has_no_chunks():
+def test_adapter_changed_at_runtime_has_no_chunks():
     weights = {"/a": "old", "/b": "other"}
     plan, store, warned = lora_plan(weights)
     assert lora_ids(plan, "x")[1]
@@ -236,7 +236,7 @@ def test_the_folder_of_an_adapter_is_read_by_a_thread():
     assert plan.matched(request, 0) == (256, True)
 
 
-def test_a_request_whose_adapter_stays_unknown_does_not_wait_long():
+def test_request_with_unknown_adapter_waits_briefly():
     plan, store, _ = lora_plan({"/a": "old"}, run=lambda call, *args: None)
     request = Request(300)
     request.lora_request = types.SimpleNamespace(lora_name="a", lora_path="/a")
@@ -252,7 +252,7 @@ def test_a_request_whose_adapter_stays_unknown_does_not_wait_long():
     (63, 0, 9, 0), (64, 0, 9, 0), (65, 0, 9, 64), (128, 0, 9, 64), (129, 0, 9, 128),
     (300, 0, 2, 128), (300, 0, 0, 0), (300, 64, 9, 256), (300, 80, 9, 256), (300, 80, 2, 128),
     (300, 128, 2, 0), (300, 256, 9, 0), (300, 240, 9, 256)])
-def test_what_is_behind_the_own_cache_is_loaded_but_for_a_token(tokens, computed, there, end):
+def test_tokens_after_own_cache_are_loaded_except_one(tokens, computed, there, end):
     plan, store, _ = plan_of(there)
     request = arrive(plan, tokens)
     wanted = (end - computed, True) if end else (0, False)
@@ -260,7 +260,7 @@ def test_what_is_behind_the_own_cache_is_loaded_but_for_a_token(tokens, computed
     assert all(first == computed // T for first, _ in store.asked)
 
 
-def test_a_queued_request_is_not_asked_for_in_each_step():
+def test_queued_request_is_not_looked_up_in_each_step():
     plan, store, clock = plan_of(0)
     request = arrive(plan, 300)
     for _ in range(5):
@@ -278,7 +278,7 @@ def test_a_queued_request_is_not_asked_for_in_each_step():
     assert len(store.asked) == 4, "before the lease ends"
 
 
-def test_a_request_is_counted_once_however_often_it_is_asked_for():
+def test_request_looked_up_repeatedly_is_counted_once():
     plan, store, clock = plan_of(0)
     request, other = arrive(plan, 300), arrive(plan, 300, "left in the queue")
     for there in (0, 1, 3, 3):
@@ -302,7 +302,7 @@ def test_a_request_is_counted_once_however_often_it_is_asked_for():
     assert plan.take_counts() == (0, 0), "it comes again after it was preempted"
 
 
-def test_nothing_is_asked_before_the_workers_have_told_what_they_have():
+def test_no_lookup_before_workers_report_pools():
     plan, store, clock = plan_of(3, told=False)
     request = arrive(plan, 300)
     assert plan.matched(request, 0) == (None, False)
@@ -317,13 +317,13 @@ def test_nothing_is_asked_before_the_workers_have_told_what_they_have():
     assert plan.matched(request, 0) == (0, False), "it does not wait for ever"
 
 
-def test_a_cache_whose_blocks_are_whole_has_chunks_of_sixteen_at_least():
+def test_cache_of_whole_blocks_has_chunks_of_sixteen_or_more():
     plan, _, _ = plan_of(told=False)
     plan.told({(0, 0): (layout_text(), BLOCK)})
     assert (plan.tokens, plan.words.tokens) == (256, 16)
 
 
-def test_requests_that_may_not_read_do_not():
+def test_requests_without_read_permission_do_not_read():
     for change in ("skip", "producer", "unknown", "away"):
         plan, store, _ = plan_of(9, loads=change != "producer")
         request = Request(300) if change == "unknown" else arrive(plan, 300)
@@ -354,7 +354,7 @@ def test_a_load_names_the_blocks_of_its_tokens():
                                                   [1012, 1013, 1014, 1015], plan.words)]
 
 
-def test_a_load_that_another_connector_makes_is_let_go():
+def test_load_by_another_connector_is_released():
     plan, _, _ = plan_of(3)
     request = arrive(plan, 300)
     plan.matched(request, 0)
@@ -366,7 +366,7 @@ def test_a_load_that_another_connector_makes_is_let_go():
 
 
 @pytest.mark.parametrize("there, local, steps", [(0, 0, 0), (0, 0, 1), (0, 64, 0), (2, 0, 1)])
-def test_what_another_connector_loads_is_not_saved_before_it_ran(there, local, steps):
+def test_load_by_another_connector_is_saved_after_its_step(there, local, steps):
     """vLLM counts its tokens as computed from the begin of the load on."""
     plan, _, _ = plan_of(there)
     request = arrive(plan, 300)
@@ -396,7 +396,7 @@ def test_a_load_of_another_connector_after_a_preemption_is_not_saved():
     assert plan.take(output({})).saves == []
 
 
-def test_a_load_that_ends_in_its_own_step_is_saved_when_its_result_is_known():
+def test_load_ended_in_its_step_is_saved_after_its_result():
     """As other connectors load: its blocks may turn out to be missing after the step."""
     for failed, saved in ((False, [("good", 0)]), (True, [])):
         plan, _, _ = plan_of()
@@ -416,7 +416,7 @@ def test_a_load_that_ends_in_its_own_step_is_saved_when_its_result_is_known():
         assert plan.take(output({})).saves == []
 
 
-def test_a_load_that_failed_is_computed_and_saved_and_not_tried_again():
+def test_failed_load_is_computed_saved_and_not_retried():
     plan, store, _ = plan_of(3)
     request = arrive(plan, 300)
     load(plan, request)
@@ -442,7 +442,7 @@ def test_chunks_are_saved_when_they_are_whole():
     assert (step.saves, step.ends) == ([], ["a"])
 
 
-def test_a_prompt_that_is_here_is_not_saved_again_but_with_what_follows_it():
+def test_cached_prompt_is_saved_only_with_new_tokens():
     plan, _, _ = plan_of()
     request = arrive(plan, 300)
     plan.matched(request, 256)
@@ -474,7 +474,7 @@ def test_the_answer_is_saved_and_drafts_are_not(flying, saved):
     assert [s[1] for s in step.saves] == saved and step.ends == ["a"]
 
 
-def test_a_request_that_is_given_up():
+def test_abandoned_request():
     plan, _, _ = plan_of(3)
     loading, queued = arrive(plan, 300, "loading"), arrive(plan, 300, "queued")
     load(plan, loading)
@@ -521,7 +521,7 @@ def test_after_a_reset_nothing_of_before_is_found_or_saved():
     assert len({before, again, plan.words}) == 3
 
 
-def test_what_was_saved_before_a_reset_has_the_name_of_before():
+def test_saves_before_a_reset_keep_the_old_name():
     """The step that takes it to the workers may come after the reset."""
     plan, _, _ = plan_of()
     request = arrive(plan, 300)
@@ -541,7 +541,7 @@ def test_what_was_saved_before_a_reset_has_the_name_of_before():
     assert step.saves[0][4] == before != step.words
 
 
-def test_a_prompt_of_which_a_part_may_be_held_has_that_part():
+def test_prompt_partly_holdable_has_that_part():
     """What a user's holds keep is bounded."""
     plan, store, _ = plan_of(9, remote=0.5)
     hold, store.room = store.hold, 2
@@ -579,7 +579,7 @@ def caught(call):
         return None
 
 
-def test_a_prompt_of_more_than_a_call_takes_goes_in_two():
+def test_prompt_longer_than_a_call_is_split():
     plan = Plan(Store(1 << 20), BlockIds(BLOCK), NAMED, BLOCK, 16, clock=Clock())
     plan.told({(0, 0): (layout_text(), 1)})
     request = arrive(plan, 5000 * 16)

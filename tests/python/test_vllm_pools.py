@@ -51,7 +51,7 @@ def test_blocks_behind_the_prompt_are_not_offered():
     assert plain(KV.offered([5, 6, 7, 8], 64)) == ([5, 6], 0, (0, 64))
 
 
-def test_a_prefix_that_is_here_is_not_asked_for():
+def test_local_prefix_is_not_requested():
     assert plain(KV.wanted([5, 6, 7], 64, 70)) == ([7], 64, (64, 70))
     assert plain(KV.wanted([5, 6, 7], 40, 70)) == ([6, 7], 32, (40, 70))
     assert KV.wanted([5, 6, 7], 70, 70) is None
@@ -71,7 +71,7 @@ def test_on_the_cpu_a_kernel_block_is_a_token():
 
 
 @pytest.mark.parametrize("tokens", [1, 99, 100, 101, 128, 129, 500])
-def test_a_window_is_asked_for_exactly(tokens):
+def test_window_is_requested_exactly(tokens):
     """The next token sees itself and window - 1 before it."""
     swa = group(name="swa0", kind="swa", window=100)
     blocks = list(range(1, 1 + -(-tokens // 32)))
@@ -81,7 +81,7 @@ def test_a_window_is_asked_for_exactly(tokens):
     assert list(view.pages) == blocks[view.tokens[0] // 32:]
 
 
-def test_a_window_lies_in_the_blocks_that_vllm_keeps():
+def test_window_is_within_blocks_kept_by_vllm():
     """As vLLM clips a window's list (tests/golden), wherever the last block ends."""
     with open(os.path.join(ROOT, "tests", "golden", "vllm_block_ids.json")) as text:
         cases = [c for c in json.load(text)["cases"] if "sliding_window" in c["in"]]
@@ -96,14 +96,14 @@ def test_a_window_lies_in_the_blocks_that_vllm_keeps():
         assert kept in wanted or len(kept) == len(wanted[0]) + 1, case["id"]
 
 
-def test_blocks_that_fell_out_of_the_window_are_not_offered():
+def test_blocks_outside_the_window_are_not_offered():
     swa = group(kind="swa", window=40)
     assert plain(swa.offered([0, 0, 7, 8], 120)) == ([7, 8], 64, (64, 120))
     assert plain(swa.offered([4, 0, 7, 8], 120)) == ([7, 8], 64, (64, 120))
     assert swa.offered([0, 0], 64) is None
 
 
-def test_a_state_is_the_slot_that_counts():
+def test_state_is_its_current_slot():
     one = group(kind="state", spec_blocks=2)
     assert plain(one.offered([0, 4, 5, 6], 100)) == ([4], 0, (0, 1))
     assert plain(one.wanted([4], 0, 100)) == ([4], 0, (0, 1))
@@ -118,7 +118,7 @@ def written(**kw):
     return told
 
 
-def test_params_come_back_as_they_went():
+def test_params_roundtrip_is_equal():
     got = params.read(written())
     assert got.room == 2 ** 63 - 1 and got.tokens == 70 and got.ticket == TICKET
     assert [(s.endpoint, s.pool, s.rank) for s in got.sources] == \
@@ -139,7 +139,7 @@ def test_layers_are_those_of_all_stages():
     ("sources", [["tcp://a:1", "m", 0]]), ("sources", [["tcp://a:1", "m", 0], ["x", "y", -1]]),
     ("sources", [["tcp://a:1", "m", 0], ["tcp://b:1", "m q", 1]]), ("layers", None),
     ("layers", {"kv": 3}), ("layers", {"kv": ["x"]}), ("layers", {"kv": [0] * 2000})])
-def test_params_of_anybody_are_refused_by_field(field, value):
+def test_untrusted_params_are_refused_by_field(field, value):
     with pytest.raises(ValueError, match="kvd." + field):
         params.read(written(**{field: value}))
     assert params.read(written())
@@ -152,7 +152,7 @@ def test_params_of_another_connector_are_refused():
 
 @pytest.mark.parametrize("there, here, rank, ranks, receivers", [
     (1, 1, 0, [0], 1), (4, 2, 1, [2, 3], 1), (2, 4, 3, [1], 2), (1, 8, 5, [0], 8)])
-def test_whom_a_rank_asks(there, here, rank, ranks, receivers):
+def test_rank_queries_its_counterparts(there, here, rank, ranks, receivers):
     sources = ["s%d.%d" % (stage, r) for stage in range(2) for r in range(there)]
     remote = params.Remote(1, "t", 1, there, 2, sources)
     assert params.sources_of(remote, here, rank) == \
@@ -203,7 +203,7 @@ def test_groups_of_other_layers_are_refused(pair, here, like):
         client.close()
 
 
-def test_sizes_that_do_not_divide_are_refused():
+def test_indivisible_sizes_are_refused():
     with pytest.raises(ValueError, match="3 tensor-parallel ranks, decode 2"):
         params.sources_of(params.Remote(1, "t", 1, 3, 1, []), 2, 0)
 
@@ -270,7 +270,7 @@ def ends(handle, state):
     return handle.reason
 
 
-def test_a_request_that_is_asked_for_before_its_blocks_are_known(sides):
+def test_request_queried_before_its_blocks_are_known(sides):
     p, d, source = sides
     pull = d.pull(101, source)
     offer = p.offer(101, [10, 11, 12], 70)
@@ -292,7 +292,7 @@ def test_a_full_hit_gives_the_offer_back(sides):
     assert pull.bytes == 0
 
 
-def test_a_request_that_is_given_up_before_it_has_blocks(sides):
+def test_request_abandoned_before_it_has_blocks(sides):
     p, d, source = sides
     offer = p.offer(103, [10], 32)
     pull = d.pull(103, source)
@@ -301,7 +301,7 @@ def test_a_request_that_is_given_up_before_it_has_blocks(sides):
     assert "the client left" in ends(offer, FAILED)
 
 
-def test_a_request_that_is_given_up_before_it_is_offered(sides):
+def test_request_abandoned_before_it_is_offered(sides):
     p, d, source = sides
     pull = d.pull(106, source)
     pull.stop("the client left")
@@ -311,7 +311,7 @@ def test_a_request_that_is_given_up_before_it_is_offered(sides):
     assert "the client left" in ends(offer, FAILED)
 
 
-def test_a_daemon_that_is_slow_to_say_why_is_not_asked(sides):
+def test_slow_daemon_is_not_queried_for_the_reason(sides):
     p, d, source = sides
     offer = p.offer(107, [10], 32)
     pull = d.pull(107, source)
@@ -328,7 +328,7 @@ def test_a_daemon_that_is_slow_to_say_why_is_not_asked(sides):
     *(("pool", p) for p in ("x", "p" * 64, "p" * 256, "%n", '"', "\\")),
     ("rank", 2 ** 32 - 1), ("ticket", "x"), ("ticket", "0" * 32), ("ticket", "g" * 32),
     ("ticket", "a" * 256), ("room", "0"), ("room", str(2 ** 63 - 1))])
-def test_params_of_anybody_end_in_a_room_that_fails(sides, field, value):
+def test_untrusted_params_end_in_a_failed_room(sides, field, value):
     _, d, source = sides
     row = [source.endpoint, "m.prefill", 0]
     kvd_ = {"room": "300", "ticket": TICKET, "tokens": 5, "tp": 1, "pp": 1, "sources": [row],
@@ -345,7 +345,7 @@ def test_params_of_anybody_end_in_a_room_that_fails(sides, field, value):
     until(lambda: d.desk.turn() or pull.stop("not offered") or pull.look() == FAILED)
 
 
-def test_a_lease_that_nobody_keeps_ends_and_the_late_one_gets_nothing(sides, pair):
+def test_unrenewed_lease_ends_and_late_puller_gets_nothing(sides, pair):
     p, d, source = sides
     offer = p.offer(104, [10], 32, lease_ms=300)
     ends(offer, FAILED)
@@ -404,7 +404,7 @@ def test_looking_at_each_version_misses_nothing(sides, monkeypatch):
         assert offer.end == pull.end == SUCCESS
 
 
-def test_a_room_that_never_was_has_failed(sides):
+def test_unknown_room_has_failed(sides):
     _, d, _ = sides
     handle = d.desk.refused(engine.PULL, 105, "3 ranks, 2 ranks")
     assert handle.end == FAILED and handle.reason == "3 ranks, 2 ranks"

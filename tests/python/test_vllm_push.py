@@ -111,7 +111,7 @@ def still_nothing(d, pages, turn, seconds=0.1):
 
 # ---- steps -------------------------------------------------------------------------------
 
-def test_chunks_go_as_they_are_computed_and_the_rest_at_the_end(sides):
+def test_chunks_are_sent_as_computed_and_the_rest_at_the_end(sides):
     p, d, source = sides
     push, recv = p.push(201), bound(d, 201, source, [1, 2, 3], 40, aux=0)
     opened(p, push)
@@ -153,7 +153,7 @@ def test_nothing_is_sent_before_decode_has_named_its_blocks(sides):
     whole(p, d, [14, 15, 16], [4, 5, 6], 40)
 
 
-def test_layers_go_while_the_pass_runs(sides):
+def test_layers_are_sent_during_the_pass(sides):
     p, d, source = sides
     push, recv = p.push(203), bound(d, 203, source, [7], 16)
     opened(p, push)
@@ -173,7 +173,7 @@ def test_layers_go_while_the_pass_runs(sides):
     assert recv.bytes == LAYERS * 16 * UNIT + UNIT  # nothing twice
 
 
-def test_a_room_that_opens_in_the_middle_of_a_pass_gets_the_layers_before(sides):
+def test_room_opened_during_a_pass_gets_earlier_layers(sides):
     p, d, source = sides
     push = p.push(204)
     push.computed(([18], []), 16)
@@ -251,7 +251,7 @@ def test_an_offer_is_read_behind_its_mark(sides, waits):
     mark.region.unregister()
 
 
-def test_preemption_waits_for_the_chunks_that_are_read(sides):
+def test_preemption_waits_for_chunks_being_read(sides):
     p, d, source = sides
     push, recv = p.push(207), bound(d, 207, source, [11, 12], 32)
     opened(p, push)
@@ -271,7 +271,7 @@ def test_preemption_waits_for_the_chunks_that_are_read(sides):
     assert (d.cache[0, 11] == 21).all() and (d.cache[0, 12] == 24).all()
 
 
-def test_preemption_ends_what_may_have_been_zeroed(sides, monkeypatch):
+def test_preemption_ends_possibly_zeroed_pushes(sides, monkeypatch):
     """A runner that zeroes the blocks of others before it tells of the preemption."""
     p, d, source = sides
     monkeypatch.setattr(p, "zeroed", True)
@@ -286,7 +286,7 @@ def test_preemption_ends_what_may_have_been_zeroed(sides, monkeypatch):
         ends(d, recv, FAILED)
 
 
-def test_preemption_ends_what_cannot_be_read_in_time(sides, monkeypatch):
+def test_preemption_ends_pushes_not_read_in_time(sides, monkeypatch):
     p, d, source = sides
     monkeypatch.setattr("kvd.vllm.push.PREEMPT_S", 0.05)
     mark = Late(p)
@@ -302,7 +302,7 @@ def test_preemption_ends_what_cannot_be_read_in_time(sides, monkeypatch):
     mark.region.unregister()
 
 
-def test_a_request_that_is_given_up_fails_on_both_sides(sides):
+def test_abandoned_request_fails_on_both_sides(sides):
     p, d, source = sides
     push, recv = p.push(209), bound(d, 209, source, [14], 16)
     opened(p, push)
@@ -312,7 +312,7 @@ def test_a_request_that_is_given_up_fails_on_both_sides(sides):
     until(lambda: p.desk.turn(True) or push.ended)
 
 
-def test_a_decode_that_never_comes_gives_the_blocks_back(sides):
+def test_absent_decode_returns_the_blocks(sides):
     p, d, source = sides
     push = p.push(211, open_s=0.3)
     push.finish(([28], [7]), 16, 5)
@@ -324,7 +324,7 @@ def test_a_decode_that_never_comes_gives_the_blocks_back(sides):
     assert not d.cache[:, 16].any()
 
 
-def test_a_number_that_is_taken_is_refused(sides):
+def test_used_room_number_is_refused(sides):
     """Two requests of one number: the first one goes on."""
     p, d, source = sides
     push, other = p.push(212), p.push(212, open_s=0.2)
@@ -351,7 +351,7 @@ def test_no_free_record_ends_the_request(sides):
         p.slots.give(slot)
 
 
-def test_what_left_the_window_is_not_sent():
+def test_blocks_left_of_the_window_are_not_sent():
     swa = KV._replace(name="swa0", kind="swa", window=40)
     view = swa.pushed([0, 0, 7, 8], 0, 60)
     assert (list(view.pages), view.first_token, view.tokens) == ([7, 8], 32, (32, 60))
@@ -360,7 +360,7 @@ def test_what_left_the_window_is_not_sent():
     assert (list(view.pages), view.first_token, view.tokens) == ([6, 7], 16, (20, 48))
 
 
-def test_blocks_that_go_whole_wait_until_they_are_full():
+def test_whole_blocks_wait_until_full():
     sent = []
     whole_blocks = pools.Buffers(0)
     whole_blocks.groups = [KV._replace(grain=TOKENS)]
@@ -414,11 +414,11 @@ def status(address, path):
     ("/route?prefill_dp_rank=0&prefill_cp_rank=0&target_tp_rank=2&target_pp_rank=0", 404),
     ("/route?prefill_dp_rank=1&prefill_cp_rank=0&target_tp_rank=0&target_pp_rank=0", 404),
     ("/route?prefill_dp_rank=0&prefill_cp_rank=0&target_tp_rank=1&target_pp_rank=0", 200)])
-def test_what_the_server_answers(server, path, answer):
+def test_bootstrap_server_answers(server, path, answer):
     assert status(server[0], path) == answer
 
 
-def test_a_server_that_ends_gives_its_port_back(server):
+def test_server_end_frees_its_port(server):
     address = server[0]
     with pytest.raises(RuntimeError, match="no bootstrap server on 127.0.0.1"):
         Server("127.0.0.1", int(address.rsplit(":")[1]), 1, 1, dict, SECRET)
@@ -461,7 +461,7 @@ SIZES = {"attn_tp_size": 1, "pp_size": 1, "dp_size": 1, "follow_bootstrap_room":
     (json.dumps(dict(SIZES, attn_tp_size=1024, pp_size=1024)).encode(), "1024 x 1024"),
     (json.dumps(dict(SIZES, dp_size=2, follow_bootstrap_room=False)).encode(), "data-parallel"),
     (json.dumps(SIZES).encode(), "does not use kvd"), (b"x" * (2 << 20), "Expecting")])
-def test_a_server_that_answers_something_else_is_told_by_field(told, words):
+def test_invalid_server_answer_is_refused_by_field(told, words):
     made, address = answering(told)
     try:
         with pytest.raises((ValueError, TypeError), match=words):
@@ -487,13 +487,13 @@ def test_a_server_that_answers_something_else_is_told_by_field(told, words):
     ({"bootstrap_room": 1, "bootstrap_host": "a/b", "bootstrap_port": 1}, "bootstrap_host"),
     ({"bootstrap_room": 1, "bootstrap_host": "a", "bootstrap_port": 0}, "bootstrap_port"),
     ({"bootstrap_room": 1, "bootstrap_host": "a", "bootstrap_port": None}, "bootstrap_port")])
-def test_what_the_proxy_says_is_refused_by_field(told, what):
+def test_invalid_proxy_params_are_refused_by_field(told, what):
     with pytest.raises(ValueError, match=what):
         params.room_of(told)
         params.address_of(told)
 
 
-def test_what_the_proxy_says():
+def test_proxy_params():
     assert params.room_of({}) is None and params.room_of({"bootstrap_room": "12"}) == 12
     assert params.address_of({"bootstrap_host": "::1", "bootstrap_port": "99"}) == "[::1]:99"
     assert params.address_of({"bootstrap_host": "a.b-c", "bootstrap_port": 9}) == "a.b-c:9"

@@ -52,7 +52,7 @@ def test_fewer_tokens_than_were_offered_are_those_behind_the_own_ones(connector,
 
 
 @pytest.mark.parametrize("push", [False, True])
-def test_all_tokens_that_were_offered_are_loaded(connector, push):
+def test_all_offered_tokens_are_loaded(connector, push):
     assert load(connector, 68, push=push) == ((32, 100), [])
     assert connector._scheduler.computed == {}
 
@@ -89,7 +89,7 @@ def test_hashes_of_tokens_behind_their_block_are_refused():
         releases.refuse_lookahead(Some(num_hash_lookahead_tokens=2))
 
 
-def test_a_block_is_hashed_as_the_release_says():
+def test_block_hash_matches_the_release():
     config = Some(cache_config=Some(block_size=16))
     assert releases.hash_tokens(config, Some()) == 16
     assert releases.hash_tokens(config, Some(hash_block_size=None)) == 16
@@ -119,7 +119,7 @@ def author(vllm, monkeypatch):
     return author
 
 
-def test_what_decides_the_order_of_a_blocks_bytes_is_named(author):
+def test_order_of_block_bytes_is_named(author):
     assert author("FLASH_ATTN") is None
     names = [author("CPU_ATTN"), author("CPU_ATTN", "vec"), author("CPU_ATTN", version="0.32.0"),
              author("CPU_ATTN", cache="fp8"), author("FLASH_ATTN", rocm=True),

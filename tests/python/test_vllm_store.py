@@ -131,7 +131,7 @@ def step_of(words, hold, blocks, begin, end, name="a"):
     (dict(), dict()), (dict(), dict(block=64)), (dict(block=32), dict(block=16)),
     (dict(block=32, ratio=2), dict(block=16)), (dict(), dict(block=64, ratio=4)),
     (dict(grain=2), dict(grain=2, block=32))])
-def test_what_is_saved_is_loaded_into_other_blocks(daemon, there, here):
+def test_saved_blocks_are_loaded_into_other_blocks(daemon, there, here):
     words, ids = words_of(str((there, here))), ids_of(str((there, here)), 4)
     with Side(daemon, **there) as a, Side(daemon, **here) as b:
         grain = there.get("grain", 1)
@@ -150,7 +150,7 @@ def test_what_is_saved_is_loaded_into_other_blocks(daemon, there, here):
         assert not b.cache[:, :40].any() and b.total("failed_loads") == 0
 
 
-def test_a_scheduler_finds_what_all_of_its_ranks_have(daemon):
+def test_scheduler_finds_chunks_of_all_its_ranks(daemon):
     words, ids = words_of("ranks"), ids_of("ranks", 2)
     sides = [Side(daemon, tp=2, rank=r) for r in range(2)]
     with sides[0], sides[1], Side(daemon) as one, kvd.Client(daemon.socket_path) as c:
@@ -181,7 +181,7 @@ def test_a_scheduler_finds_what_all_of_its_ranks_have(daemon):
         plan.requests.clear()
 
 
-def test_a_latent_that_all_ranks_have_is_kept_once(daemon):
+def test_latent_of_all_ranks_is_stored_once(daemon):
     words, ids = words_of("latent"), ids_of("latent", 2)
     with Side(daemon, latent=True) as a, \
             Side(daemon, rank=1, latent=True) as b, Side(daemon, latent=True) as c:
@@ -220,7 +220,7 @@ def test_layers_of_several_stages_are_one_layout():
         assert (f["units"], f["first_unit"], f["total_units"], f["format"]) == (4, 0, 4, "bf16")
 
 
-def test_a_load_whose_lease_has_ended_has_no_block(daemon, caplog):
+def test_load_with_expired_lease_has_no_block(daemon, caplog):
     words, ids = words_of("lease"), ids_of("lease", 2)
     with Side(daemon) as a:
         a.save(words, ids, list(range(8)))
@@ -237,7 +237,7 @@ def test_a_load_whose_lease_has_ended_has_no_block(daemon, caplog):
 
 @pytest.mark.parametrize("tokens, grain, whole", [(0, 1, 0), (64, 1, 4), (80, 1, 5),
                                                   (79, 1, 4), (4, 16, 4)])
-def test_blocks_that_have_landed_are_not_computed(tokens, grain, whole):
+def test_landed_blocks_are_not_computed(tokens, grain, whole):
     class Failed:
         state = kvd.FAILED
 
@@ -298,7 +298,7 @@ def test_a_request_is_reported_when_its_puts_have_ended(late):
     assert side.holds(list(range(20, 32)), 7, 128, 192)
 
 
-def test_nothing_is_read_of_a_request_that_was_preempted(late):
+def test_preempted_request_is_not_read(late):
     side, mark = late
     words, ids = words_of("preempted"), ids_of("preempted", 2)
     blocks = list(range(8))
@@ -317,7 +317,7 @@ def test_nothing_is_read_of_a_request_that_was_preempted(late):
     assert side.results()[0] == {"again"} and held(side, words, ids).chunks == 2
 
 
-def test_a_stream_that_cannot_be_marked_saves_nothing(daemon):
+def test_stream_without_mark_saves_nothing(daemon):
     def broken():
         raise kvd.Error("the stream is gone", "EIO", 36)
     words, ids = words_of("unmarked"), ids_of("unmarked", 2)
@@ -327,7 +327,7 @@ def test_a_stream_that_cannot_be_marked_saves_nothing(daemon):
         assert held(a, words, ids).chunks == 0
 
 
-def test_step_freeing_blocks_waits_for_readers():
+def test_step_freeing_blocks_waits_for_their_readers():
     class Slow:
         looks, aborted = 0, False
 
@@ -345,7 +345,7 @@ def test_step_freeing_blocks_waits_for_readers():
     assert all(move.looks > 5 for move in moves) and not rank.puts
 
 
-def test_a_load_that_is_given_up_is_reported_once_it_is_still(late):
+def test_abandoned_load_is_reported_when_quiesced(late):
     side, mark = late
     words, ids = words_of("dropped"), ids_of("dropped", 2)
     side.write(list(range(8)), 3)
@@ -369,7 +369,7 @@ def test_a_load_that_is_given_up_is_reported_once_it_is_still(late):
 
 # ---- a store that goes away --------------------------------------------------------------
 
-def test_a_daemon_that_is_restarted_is_a_miss_and_then_serves():
+def test_restarted_daemon_is_a_miss_and_then_serves():
     words, ids = words_of("restart"), ids_of("restart", 2)
     blocks = list(range(8))
     with Daemon(CHUNKS) as daemon, Side(daemon) as a:
@@ -409,7 +409,7 @@ def test_a_put_under_way_ends_with_its_daemon():
 
 
 @judging_deaths
-def test_a_daemon_that_stands_still_costs_one_call_and_no_block():
+def test_stalled_daemon_costs_one_call_and_no_block():
     words, ids = words_of("frozen"), ids_of("frozen", 2)
     with Daemon(CHUNKS, patient=False) as daemon, Side(daemon) as a:
         a.save(words, ids, list(range(8)))
@@ -439,7 +439,7 @@ def test_a_daemon_that_stands_still_costs_one_call_and_no_block():
         assert a.holds(list(range(20, 28)), 3, 0, 128)
 
 
-def test_moves_go_by_command_where_shared_memory_is_full(daemon, monkeypatch):
+def test_moves_use_commands_when_shared_memory_is_full(daemon, monkeypatch):
     asked = []
 
     def full(call):

@@ -192,7 +192,7 @@ class Engine:
     ({"chunk": 1}, "chunk is not an option"), ({"model": 5}, "model: 5 is not a string"),
     ({"remote": 0}, "remote: 0 is not a number"), ({"remote": 61}, "up to 60"),
     ({"lease": True}, "lease: True"), ({"lease": "1"}, "lease: '1'")])
-def test_options_that_are_none_are_refused(module, given, match):
+def test_invalid_options_are_refused(module, given, match):
     with pytest.raises(ValueError, match=match):
         module.check_options(dict(GIVEN, **given))
 
@@ -202,7 +202,7 @@ def test_no_revision_is_refused(module):
         module.check_options({})
 
 
-def test_a_release_without_what_is_used_is_refused(module, monkeypatch):
+def test_release_without_used_names_is_refused(module, monkeypatch):
     monkeypatch.undo()
     old = types.ModuleType("vllm")
     old.__dict__.update(__version__="0.10.0", __path__=[])
@@ -212,7 +212,7 @@ def test_a_release_without_what_is_used_is_refused(module, monkeypatch):
         importlib.import_module("kvd.vllm.tier")
 
 
-def test_hashes_that_are_no_ids_are_misses_that_are_told(module, daemon, caplog):
+def test_hashes_invalid_as_ids_are_logged_misses(module, daemon, caplog):
     with Engine(module, daemon) as one:
         short = [b"x" * 16 + bytes(4)]
         assert one.find(short) == [False] and not one.store(short, [0]).success
@@ -221,7 +221,7 @@ def test_hashes_that_are_no_ids_are_misses_that_are_told(module, daemon, caplog)
 
 # ---- what spaces are called ----------------------------------------------------------------
 
-def test_space_texts_cover_layout_options(module, tmp_path):
+def test_space_words_include_all_row_settings(module, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"x")
     told = [module.names_of(spec, row, dict(GIVEN, **given)) for spec, row, given in (
         (spec_of(), ROW, {}), (spec_of(), ROW, {"revision": "two"}),
@@ -237,7 +237,7 @@ def test_space_texts_cover_layout_options(module, tmp_path):
 
 # ---- what it does --------------------------------------------------------------------------
 
-def test_rows_come_back_to_any_engine(module, daemon):
+def test_rows_are_loaded_by_any_engine(module, daemon):
     keys = keys_of(8, "back")
     with Engine(module, daemon) as one:
         assert one.find(keys) == [False] * 8
@@ -291,7 +291,7 @@ def test_behind_a_gap_only_windows_look(module, daemon):
         assert one.find(keys[::-1], context) == [True, True, False, False, True, True]
 
 
-def test_what_does_not_come_is_a_miss_from_then_on(module, daemon):
+def test_failed_load_is_a_miss_afterwards(module, daemon):
     keys = keys_of(6, "part")
     with Engine(module, daemon) as one:
         one.store(keys[:4], range(4))
@@ -306,7 +306,7 @@ def test_what_does_not_come_is_a_miss_from_then_on(module, daemon):
             [Lookup.HIT] * 4 + [Lookup.MISS] * 2
 
 
-def test_what_is_there_is_stored_again_at_no_cost(module, daemon):
+def test_present_blocks_are_stored_again_without_cost(module, daemon):
     keys = keys_of(4, "again")
     with Engine(module, daemon) as one, kvd.Client(daemon.socket_path) as c:
         one.store(keys, range(4))
@@ -345,7 +345,7 @@ def test_without_a_daemon_all_is_a_miss(module, daemon):
 
 
 @judging_deaths
-def test_a_daemon_that_dies_during_a_load_is_a_miss_and_no_hang(module, monkeypatch):
+def test_daemon_killed_during_load_is_a_miss_without_hang(module, monkeypatch):
     keys = keys_of(8, "dies")
     with Daemon("[chunks]\nchunk_memory = 16 MiB\n", patient=False) as d:
         with Engine(module, d) as one:
