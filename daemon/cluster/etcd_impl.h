@@ -25,7 +25,7 @@
 #include "daemon/cluster/etcd_lib.h"
 #include "daemon/cluster/etcd_parse.h"
 #include "daemon/loop/loop.h"
-#include "daemon/loop/question.h"
+#include "daemon/loop/resolve.h"
 
 #define ETCD_OWN_MAX 4096u	/* publications */
 #define ETCD_PUTS_MAX 4u	/* in flight: each is a connection */
@@ -100,8 +100,8 @@ struct etcd_link {
 	struct sm sm;
 	unsigned int endpoint, address;
 	unsigned int addresses; /* of the endpoint */
-	char numbers[ETCD_ADDRESSES_MAX][QUESTION_NUMBER_MAX];
-	struct question *question; /* LINK_LOOKS_UP only; or NULL */
+	char numbers[ETCD_ADDRESSES_MAX][RESOLVE_NUMBER_MAX];
+	struct resolve *resolve; /* LINK_LOOKS_UP only; or NULL */
 	struct loop_wake wake;
 	struct loop_timer timer;
 	unsigned int failures; /* since it was up */

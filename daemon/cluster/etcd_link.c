@@ -17,7 +17,7 @@
 #include "daemon/base/hex.h"
 #include "daemon/base/log.h"
 #include "daemon/cluster/etcd_impl.h"
-#include "daemon/loop/question.h"
+#include "daemon/loop/resolve.h"
 
 #define LINK_FIRST_NS LOOP_NS_PER_S	   /* after a loss, at most */
 #define LINK_NEXT_NS (50 * LOOP_NS_PER_MS) /* to another endpoint not tried yet */
@@ -48,10 +48,10 @@ static void link_fail(struct etcd *e)
 	etcd_link_broken(e, &err);
 }
 
-static void link_question_drop(struct etcd_link *link)
+static void link_resolve_drop(struct etcd_link *link)
 {
-	question_drop(link->question);
-	link->question = NULL;
+	resolve_drop(link->resolve);
+	link->resolve = NULL;
 }
 
 static void link_on_wake(struct loop_wake *wake)
@@ -61,12 +61,12 @@ static void link_on_wake(struct loop_wake *wake)
 	const struct cluster_endpoint *at = &e->url.endpoints[link->endpoint];
 	const char *why;
 
-	if (!link->question || !question_answered(link->question))
+	if (!link->resolve || !resolve_done(link->resolve))
 		return;
 	loop_timer_stop(&link->timer);
 	link->addresses =
-		question_numbers(link->question, link->numbers, ETCD_ADDRESSES_MAX, &why);
-	link_question_drop(link);
+		resolve_numbers(link->resolve, link->numbers, ETCD_ADDRESSES_MAX, &why);
+	link_resolve_drop(link);
 	if (link->addresses == 0)
 		err_raise(ERR_IO, "etcd %s: cannot resolve the name: %s", at->host, why);
 	if (link->addresses)
@@ -264,7 +264,7 @@ void etcd_link_start(struct etcd *e)
 	sm_move(&link->sm, LINK_LOOKS_UP);
 	link->addresses = 0;
 	loop_timer_start(&link->timer, LINK_LOOKUP_NS);
-	if (question_ask(at->host, at->port, &link->wake, &link->question) < 0)
+	if (resolve_start(at->host, at->port, &link->wake, &link->resolve) < 0)
 		link_fail(e);
 }
 
@@ -308,7 +308,7 @@ void etcd_link_broken(struct etcd *e, const struct err *why)
 		e->state.reconnects++;
 	}
 	sm_move(&link->sm, LINK_WAITS);
-	link_question_drop(link);
+	link_resolve_drop(link);
 	link->failures++;
 	link->made = false;
 	more = link_next(e);
@@ -338,6 +338,6 @@ int etcd_link_init(struct etcd *e)
 void etcd_link_fini(struct etcd *e)
 {
 	loop_timer_stop(&e->link.timer);
-	link_question_drop(&e->link);
+	link_resolve_drop(&e->link);
 	loop_wake_fini(&e->link.wake);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Names are resolved on separate threads (question.h): the daemon's helpers have memory
+ * Names are resolved on separate threads (resolve.h): the daemon's helpers have memory
  * to map, and a dead name server takes ten seconds a name. The number of running look-ups
  * is limited; beyond it a name is resolved later.
  */
@@ -16,7 +16,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/link/link.h"
 #include "daemon/loop/loop.h"
-#include "daemon/loop/question.h"
+#include "daemon/loop/resolve.h"
 
 #define ADDRESSES_MAX 16u
 #define CONNECT_NS (2 * LOOP_NS_PER_S) /* including CURVE's handshake */
@@ -29,7 +29,7 @@
 struct link_name {
 	struct loop_wake wake;
 	struct loop_timer timer;
-	struct question *question; /* NULL: no look-up is running */
+	struct resolve *resolve; /* NULL: no look-up is running */
 	void (*on_address)(void *owner, const char *address);
 	void (*on_none)(void *owner, const char *host, const char *why);
 	void *owner;
@@ -38,7 +38,7 @@ struct link_name {
 	bool connected;
 	bool complained;
 	char host[LINK_ENDPOINT_MAX], port[8];
-	char numbers[ADDRESSES_MAX][QUESTION_NUMBER_MAX];
+	char numbers[ADDRESSES_MAX][RESOLVE_NUMBER_MAX];
 };
 
 bool link_name_is_number(const char *host)
@@ -50,7 +50,7 @@ bool link_name_is_number(const char *host)
 
 static void link_name_ask(struct link_name *name)
 {
-	if (question_ask(name->host, name->port, &name->wake, &name->question) == 0)
+	if (resolve_start(name->host, name->port, &name->wake, &name->resolve) == 0)
 		return;
 	err_clear();
 	loop_timer_start(&name->timer, name->pause_ns);
@@ -81,19 +81,19 @@ static void try_next(struct link_name *name)
 static void link_name_on_wake(struct loop_wake *wake)
 {
 	struct link_name *name = container_of(wake, struct link_name, wake);
-	struct question *q = name->question;
+	struct resolve *q = name->resolve;
 	const char *why;
 
-	if (!q || !question_answered(q))
+	if (!q || !resolve_done(q))
 		return;
-	name->question = NULL;
+	name->resolve = NULL;
 	if (name->connected) { /* connected meanwhile: the current address is right */
-		question_drop(q);
+		resolve_drop(q);
 		return;
 	}
 	name->next = 0;
-	name->count = question_numbers(q, name->numbers, ADDRESSES_MAX, &why);
-	question_drop(q);
+	name->count = resolve_numbers(q, name->numbers, ADDRESSES_MAX, &why);
+	resolve_drop(q);
 	if (name->count) {
 		name->pause_ns = PAUSE_MIN_NS;
 		name->complained = false;
@@ -107,7 +107,7 @@ static void link_name_on_timer(struct loop_timer *timer)
 {
 	struct link_name *name = container_of(timer, struct link_name, timer);
 
-	if (name->connected || name->question)
+	if (name->connected || name->resolve)
 		return;
 	if (name->next < name->count)
 		try_next(name);
@@ -148,7 +148,7 @@ void link_name_free(struct link_name *name)
 {
 	if (!name)
 		return;
-	question_drop(name->question);
+	resolve_drop(name->resolve);
 	loop_timer_stop(&name->timer);
 	loop_wake_fini(&name->wake);
 	mem_free(name);
@@ -156,7 +156,7 @@ void link_name_free(struct link_name *name)
 
 void link_name_line(struct link_name *name, bool connected)
 {
-	bool stuck = !connected && !name->question && !loop_timer_running(&name->timer);
+	bool stuck = !connected && !name->resolve && !loop_timer_running(&name->timer);
 
 	if (connected)
 		loop_timer_stop(&name->timer);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A lookup cannot be called off. So a requester that ends leaves its lookup running: the
- * last of the two frees the question. Running lookups are counted, also after their
+ * last of the two frees the request. Running lookups are counted, also after their
  * requesters have ended, and bounded.
  *
  * IPv4 is first: a daemon that listens on one kind of address listens on that.
  */
-#include "daemon/loop/question.h"
+#include "daemon/loop/resolve.h"
 
 #include <errno.h>
 #include <netdb.h>
@@ -19,20 +19,20 @@
 #include "daemon/base/mem.h"
 #include "daemon/loop/lookup.h"
 
-#define QUESTIONS_MAX 64u /* threads */
+#define RESOLVES_MAX 64u /* threads */
 
-struct question {
+struct resolve {
 	struct lookup lookup;
 	pthread_mutex_t lock;	/* of the two below */
 	struct loop_wake *wake; /* of the requester; NULL: it has ended */
 	bool answered;
 	atomic_int refs; /* the requester's, and the thread's */
-	char host[QUESTION_HOST_MAX], port[8];
+	char host[RESOLVE_HOST_MAX], port[8];
 };
 
-static atomic_uint questions;
+static atomic_uint running;
 
-static void question_unref(struct question *q)
+static void resolve_unref(struct resolve *q)
 {
 	if (atomic_fetch_sub(&q->refs, 1) != 1)
 		return;
@@ -40,55 +40,55 @@ static void question_unref(struct question *q)
 		freeaddrinfo(q->lookup.list);
 	pthread_mutex_destroy(&q->lock);
 	mem_free(q);
-	atomic_fetch_sub(&questions, 1);
+	atomic_fetch_sub(&running, 1);
 }
 
 /* Its thread. */
-static void question_on_answer(struct lookup *lookup)
+static void resolve_on_answer(struct lookup *lookup)
 {
-	struct question *q = container_of(lookup, struct question, lookup);
+	struct resolve *q = container_of(lookup, struct resolve, lookup);
 
 	pthread_mutex_lock(&q->lock);
 	q->answered = true;
 	if (q->wake)
 		loop_wake(q->wake);
 	pthread_mutex_unlock(&q->lock);
-	question_unref(q);
+	resolve_unref(q);
 }
 
-int question_ask(const char *host, const char *port, struct loop_wake *wake,
-		 struct question **q_p)
+int resolve_start(const char *host, const char *port, struct loop_wake *wake,
+		  struct resolve **q_p)
 {
-	struct question *q = NULL;
+	struct resolve *q = NULL;
 	int r;
 
-	if (atomic_fetch_add(&questions, 1) >= QUESTIONS_MAX)
+	if (atomic_fetch_add(&running, 1) >= RESOLVES_MAX)
 		r = err_raise(ERR_BUSY, "%s: too many names being resolved (limit %u)",
-			      host, QUESTIONS_MAX);
+			      host, RESOLVES_MAX);
 	else
 		r = (q = mem_zalloc(sizeof(*q))) ? 0 : -ENOMEM;
 	if (r < 0) {
-		atomic_fetch_sub(&questions, 1);
+		atomic_fetch_sub(&running, 1);
 		return err_pass(r);
 	}
 	snprintf(q->host, sizeof(q->host), "%s", host);
 	snprintf(q->port, sizeof(q->port), "%s", port);
 	q->lookup = (struct lookup){
-		.host = q->host, .port = q->port, .done = question_on_answer};
+		.host = q->host, .port = q->port, .done = resolve_on_answer};
 	q->wake = wake;
 	pthread_mutex_init(&q->lock, NULL);
 	atomic_init(&q->refs, 2);
 	r = lookup_start(&q->lookup);
 	if (r < 0) {
 		atomic_store(&q->refs, 1);
-		question_unref(q);
+		resolve_unref(q);
 		return err_pass(r);
 	}
 	*q_p = q;
 	return 0;
 }
 
-bool question_answered(struct question *q)
+bool resolve_done(struct resolve *q)
 {
 	bool answered;
 
@@ -98,22 +98,21 @@ bool question_answered(struct question *q)
 	return answered;
 }
 
-static bool question_number(const struct addrinfo *ai, char text[QUESTION_NUMBER_MAX])
+static bool resolve_number(const struct addrinfo *ai, char text[RESOLVE_NUMBER_MAX])
 {
-	char number[QUESTION_NUMBER_MAX - 2];
+	char number[RESOLVE_NUMBER_MAX - 2];
 
 	if (getnameinfo(ai->ai_addr, ai->ai_addrlen, number, sizeof(number), NULL, 0,
 			NI_NUMERICHOST) != 0 ||
 	    strchr(number, '%')) /* of one link only: nothing that others can mean */
 		return false;
-	snprintf(text, QUESTION_NUMBER_MAX, ai->ai_family == AF_INET6 ? "[%s]" : "%s",
+	snprintf(text, RESOLVE_NUMBER_MAX, ai->ai_family == AF_INET6 ? "[%s]" : "%s",
 		 number);
 	return true;
 }
 
-unsigned int question_numbers(const struct question *q,
-			      char (*numbers)[QUESTION_NUMBER_MAX], unsigned int max,
-			      const char **why_p)
+unsigned int resolve_numbers(const struct resolve *q, char (*numbers)[RESOLVE_NUMBER_MAX],
+			     unsigned int max, const char **why_p)
 {
 	static const int families[] = {AF_INET, AF_INET6};
 	unsigned int count = 0;
@@ -121,17 +120,17 @@ unsigned int question_numbers(const struct question *q,
 	for (unsigned int i = 0; i < ARRAY_LEN(families); i++)
 		for (const struct addrinfo *ai = q->lookup.list; ai; ai = ai->ai_next)
 			if (count < max && ai->ai_family == families[i])
-				count += question_number(ai, numbers[count]);
+				count += resolve_number(ai, numbers[count]);
 	*why_p = q->lookup.status ? gai_strerror(q->lookup.status) : "no usable address";
 	return count;
 }
 
-void question_drop(struct question *q)
+void resolve_drop(struct resolve *q)
 {
 	if (!q)
 		return;
 	pthread_mutex_lock(&q->lock);
 	q->wake = NULL;
 	pthread_mutex_unlock(&q->lock);
-	question_unref(q);
+	resolve_unref(q);
 }
