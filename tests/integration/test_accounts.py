@@ -140,7 +140,7 @@ def one_principal_at_all_its_caps_stays_below_the_ceiling():
         admin.close()
 
 
-def many_processes_of_one_user_keep_nobody_out():
+def many_processes_of_one_user_leave_room_for_others():
     """256 processes, a session each, are still one user."""
     need_users(65534, 65533)
     need_fds(1024)
@@ -216,5 +216,5 @@ def memory_with_holes_is_refused():
 if __name__ == "__main__":
     assert BYTES
     run([one_principal_at_all_its_caps_stays_below_the_ceiling,
-         many_processes_of_one_user_keep_nobody_out,
+         many_processes_of_one_user_leave_room_for_others,
          memory_with_holes_is_refused])

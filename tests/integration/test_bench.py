@@ -45,7 +45,7 @@ def work_measured_is_in_table_and_json():
     assert "256 B rows, scattered" in out and "goals: " in out, out
 
 
-def earlier_run_that_was_faster_is_told():
+def earlier_faster_run_is_reported():
     records = latest()
     earlier = OUT.name + "/earlier.json"
     for record in records:
@@ -88,7 +88,7 @@ def run_is_a_page_of_its_own():
     assert ("Not met" in text) == (not record["goals"][0]["met"]), text
 
 
-def time_that_is_over_leaves_two_repetitions():
+def time_exhausted_leaves_two_repetitions():
     status, out, err = bench("memfd", "256", "write", "cold", "--reps", "9", "--minutes", "0")
     assert status == 0 and "only 2 repetitions" in err, err
     record, = latest()
@@ -123,7 +123,7 @@ def words_choose_parts():
 
 
 if __name__ == "__main__":
-    run([work_measured_is_in_table_and_json, earlier_run_that_was_faster_is_told,
+    run([work_measured_is_in_table_and_json, earlier_faster_run_is_reported,
          request_costs_are_figures_with_goals, run_is_a_page_of_its_own,
-         time_that_is_over_leaves_two_repetitions, unknown_word_is_refused,
+         time_exhausted_leaves_two_repetitions, unknown_word_is_refused,
          goal_with_alternatives_takes_the_better, words_choose_parts])

@@ -183,14 +183,14 @@ def captured(crypto, more=""):
                     if (w := s[i:i + CHUNK]) in every}
 
 
-def nothing_is_seen_of_what_is_encrypted():
+def encrypted_traffic_shows_no_content():
     wanted, seen = captured("aes128gcm")
     assert len(wanted["drawn"]) >= 4, len(wanted["drawn"])  # 2 of sessions, 2 tokens
     found = {kind: len(known & seen) for kind, known in wanted.items() if known & seen}
     assert not found, found
 
 
-def pages_alone_are_seen_of_what_is_not():
+def unencrypted_traffic_shows_pages_only():
     """What opens rooms and sessions takes the control line then, which has keys."""
     wanted, seen = captured("none")
     assert wanted.pop("page") | wanted.pop("small page") <= seen
@@ -207,5 +207,5 @@ def all_of_it_is_seen_in_clear():
         assert wanted[kind] & seen, kind
 
 
-run([nothing_is_seen_of_what_is_encrypted, pages_alone_are_seen_of_what_is_not,
+run([encrypted_traffic_shows_no_content, unencrypted_traffic_shows_pages_only,
      all_of_it_is_seen_in_clear])

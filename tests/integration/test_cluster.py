@@ -161,7 +161,7 @@ def key_that_an_engine_names_is_looked_up(etcd, tmp, prefill, src):
         assert "nor, so far, in the directory" in message, message
 
 
-def keys_count_as_cluster_trust_says():
+def keys_are_trusted_per_cluster_trust():
     for trust in ("listed", "directory"):
         with Etcd() as etcd, tempfile.TemporaryDirectory(prefix="kvd-test-") as tmp:
             keys = [keygen("%s/%d" % (tmp, i)) for i in range(3)]
@@ -193,4 +193,4 @@ def keys_count_as_cluster_trust_says():
 if __name__ == "__main__":
     assert FAILED == 0
     run([commands_show_daemons_and_groups, rooms_find_their_source_by_name,
-         one_session_has_its_share, keys_count_as_cluster_trust_says])
+         one_session_has_its_share, keys_are_trusted_per_cluster_trust])

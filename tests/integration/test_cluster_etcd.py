@@ -147,7 +147,7 @@ def world(what, quota=0):
             what, ", ".join(it.told), count, rooms.longest), flush=True)
 
 
-def names_and_loads_are_told_by_etcd():
+def names_and_loads_are_published_by_etcd():
     with Etcd() as etcd, Daemon(config(etcd), name="d1") as d1, \
             Daemon(config(etcd), name="d2") as d2:
         prefill, decode = Engine(d1, "prefill"), Engine(d2, "decode")
@@ -187,7 +187,7 @@ def names_and_loads_are_told_by_etcd():
             d["name"] for d in ctl_json(d2, "cluster")["daemons"]] == ["d2"], 2)
 
 
-def etcd_that_is_stopped_and_started():
+def etcd_stopped_and_started():
     with world("stopped and started") as w:
         w.clock()
         w.etcd.stop()
@@ -201,7 +201,7 @@ def etcd_that_is_stopped_and_started():
         w.back()
 
 
-def etcd_that_comes_back_without_its_disk():
+def etcd_restarted_without_its_disk():
     with world("killed, empty disk") as w:
         w.clock()
         w.etcd.stop(signal.SIGKILL)
@@ -212,7 +212,7 @@ def etcd_that_comes_back_without_its_disk():
         w.back()
 
 
-def etcd_that_stands_still():
+def etcd_stalled():
     with world("stood still for %d s" % STILL_S) as w, \
             Daemon(config(w.etcd), name="d3") as d3:
         for words in AWAY:
@@ -233,7 +233,7 @@ def etcd_that_stands_still():
         w.back()
 
 
-def watches_whose_revision_was_compacted():
+def watches_with_compacted_revision():
     with world("compacted") as w:
         # whoever follows has come to a revision that is older than this
         for _ in range(5):
@@ -255,7 +255,7 @@ def watches_whose_revision_was_compacted():
         assert w.health("serving")
 
 
-def etcd_that_is_full():
+def etcd_full():
     with world("full", quota=16 << 20) as w:
         w.clock()
         big = base64.b64encode(os.urandom(700000))
@@ -280,7 +280,7 @@ def etcd_that_is_full():
         w.mark("complete after", w.complete)
 
 
-def daemon_that_is_killed_is_not_offered():
+def daemon_killed_is_not_offered():
     with world("a daemon killed") as w, Daemon(config(w.etcd), name="d3") as d3:
         doomed = Engine(d3, "doomed")
         doomed.cmd("group.publish", group="running", worker="doomed")
@@ -293,7 +293,7 @@ def daemon_that_is_killed_is_not_offered():
         assert time.monotonic() - w.began < 3 * LEASE_S + 5, w.told
 
 
-def daemon_that_is_started_again_has_its_place():
+def daemon_restarted_has_its_place():
     with Etcd() as etcd:
         text = config(etcd, lease_s=60)
         with Daemon(text, name="d1") as d1, Daemon(text, name="d2") as d2:
@@ -315,7 +315,7 @@ def daemon_that_is_started_again_has_its_place():
             assert not os.path.exists(os.path.join(d1.run_dir, "d1.lease"))
 
 
-def strangers_keys_and_lies_do_no_harm():
+def foreign_keys_and_forged_records_are_harmless():
     with world("strangers' keys") as w:
         lease, etcd = w.etcd.lease(), w.etcd
         for d in w.daemons:
@@ -362,7 +362,7 @@ def strangers_keys_and_lies_do_no_harm():
         w.mark("complete after", w.complete)
 
 
-def number_of_the_store_that_is_foreign_is_lived_with():
+def foreign_cluster_id_is_accepted():
     """Who may write the prefix may write this key, too."""
     with Etcd() as etcd:
         etcd.ctl("put", "/kvd/store", stdin=b"\0" * 32)
@@ -404,7 +404,7 @@ def users_with_long_tokens_are_let_in():
                 "ranks"]] == ["w0"]
 
 
-def wrong_options_are_told_by_the_check_and_the_start():
+def invalid_options_are_reported_by_check_and_start():
     with tempfile.TemporaryDirectory(prefix="kvd-test-") as tmp:
         path = os.path.join(tmp, "kvd.conf")
         for lines, words in (
@@ -450,12 +450,12 @@ def daemon_stops_soon_while_etcd_is_away():
 
 
 if __name__ == "__main__":
-    run([names_and_loads_are_told_by_etcd, etcd_that_is_stopped_and_started,
-         etcd_that_comes_back_without_its_disk, etcd_that_stands_still,
-         watches_whose_revision_was_compacted, etcd_that_is_full,
-         daemon_that_is_killed_is_not_offered, daemon_that_is_started_again_has_its_place,
-         strangers_keys_and_lies_do_no_harm,
-         number_of_the_store_that_is_foreign_is_lived_with, etcd_by_tls,
+    run([names_and_loads_are_published_by_etcd, etcd_stopped_and_started,
+         etcd_restarted_without_its_disk, etcd_stalled,
+         watches_with_compacted_revision, etcd_full,
+         daemon_killed_is_not_offered, daemon_restarted_has_its_place,
+         foreign_keys_and_forged_records_are_harmless,
+         foreign_cluster_id_is_accepted, etcd_by_tls,
          users_with_long_tokens_are_let_in,
-         wrong_options_are_told_by_the_check_and_the_start,
+         invalid_options_are_reported_by_check_and_start,
          daemon_stops_soon_while_etcd_is_away])

@@ -26,7 +26,7 @@ def prices(*args):
     return json.loads(done.stdout)
 
 
-def cost_table_of_the_document_is_what_the_model_says():
+def cost_table_of_the_document_matches_the_model():
     with open(os.path.join(ROOT, "docs", "route.md"), encoding="utf-8") as f:
         table = re.search(r"<!-- even-steps -->\n(.*?)<!-- end -->", f.read(), re.S).group(1)
     rows = [[cell.strip() for cell in line.strip("|").split("|")]
@@ -88,7 +88,7 @@ def cost_wrong_words_are_refused():
 
 
 if __name__ == "__main__":
-    run([cost_table_of_the_document_is_what_the_model_says,
+    run([cost_table_of_the_document_matches_the_model,
          cost_json_has_each_way,
          cost_without_a_number_is_null,
          cost_text_is_a_table,

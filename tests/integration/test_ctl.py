@@ -179,7 +179,7 @@ def configuration_is_shown_compared_and_reloaded():
         assert "lease" not in at(d, "config", "--diff")[1], "the bad file was taken in part"
 
 
-def reload_tells_which_keys_it_took():
+def reload_lists_applied_keys():
     with tempfile.TemporaryDirectory() as tmp:
         keys = [ctl("keygen", tmp + "/" + n)[1].strip() for n in "abc"]
 
@@ -225,7 +225,7 @@ def permission_refused_names_the_group():
         assert status == 3 and "permission denied" in err and "usermod -aG" in err, err
 
 
-def text_and_json_tell_the_same():
+def text_and_json_are_equivalent():
     with Daemon() as d:
         status, text, _ = at(d, "status")
         assert status == 0
@@ -345,7 +345,7 @@ def of_init(folder, name):
     return Daemon(text, run_dir=folder, name=name)
 
 
-def init_writes_what_two_daemons_meet_with():
+def init_writes_configurations_that_connect():
     with tempfile.TemporaryDirectory() as tmp:
         env = {"KVD_RUN_DIR": tmp}
         first, second = free_port(), free_port()
@@ -395,7 +395,7 @@ def init_writes_what_two_daemons_meet_with():
             assert status == 0, err
 
 
-def completion_of_bash_offers_what_there_is():
+def completion_of_bash_offers_existing_names():
     script = ctl("completion", "bash")[1]
 
     def offered(*words):
@@ -484,29 +484,14 @@ def keys_of_keygen_let_two_daemons_meet():
 
 
 if __name__ == "__main__":
-    run([
-        command_line_wrong_is_2,
-        help_is_there_for_every_command,
-        no_daemon_is_3_and_names_the_path,
-        socket_is_found_by_environment_name_and_alone,
-        several_daemons_are_named_and_listed,
-        other_version_is_4_and_names_both,
-        configuration_is_shown_compared_and_reloaded,
-        reload_is_for_administrators,
-        permission_refused_names_the_group,
-        text_and_json_tell_the_same,
-        health_is_fit_for_a_probe,
-        ping_counts,
-        call_passes_any_command,
-        error_answer_is_1_with_its_code,
-        log_level_is_shown_and_set,
-        drain_ends_an_idle_daemon,
-        keygen_writes_a_secret_once,
-        keygen_gives_the_key_to_its_owner,
-        init_writes_what_two_daemons_meet_with,
-        completion_of_bash_offers_what_there_is,
-        completion_of_zsh_completes,
-        completion_of_fish_completes,
-        keys_of_keygen_let_two_daemons_meet,
-        reload_tells_which_keys_it_took,
-    ])
+    run([command_line_wrong_is_2, help_is_there_for_every_command,
+         no_daemon_is_3_and_names_the_path, socket_is_found_by_environment_name_and_alone,
+         several_daemons_are_named_and_listed, other_version_is_4_and_names_both,
+         configuration_is_shown_compared_and_reloaded, reload_is_for_administrators,
+         permission_refused_names_the_group, text_and_json_are_equivalent,
+         health_is_fit_for_a_probe, ping_counts, call_passes_any_command,
+         error_answer_is_1_with_its_code, log_level_is_shown_and_set, drain_ends_an_idle_daemon,
+         keygen_writes_a_secret_once, keygen_gives_the_key_to_its_owner,
+         init_writes_configurations_that_connect, completion_of_bash_offers_existing_names,
+         completion_of_zsh_completes, completion_of_fish_completes,
+         keys_of_keygen_let_two_daemons_meet, reload_lists_applied_keys])

@@ -70,7 +70,7 @@ def two_daemons_of_a_host_are_measured():
             sound(result, size, op)
 
 
-def transport_that_is_wanted_is_measured():
+def requested_transport_is_measured():
     with Two("tcp") as two:
         status, out, err = two.bench("--with", two.far.socket_path, "--json", "--transport",
                                      "tcp", *SMALL)
@@ -107,7 +107,7 @@ def lender_ends_with_its_daemon():
         lender.stdout.close()
 
 
-def peer_that_does_not_answer_is_refused():
+def silent_peer_is_refused():
     with Two() as two, socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))  # and nobody listens there
         endpoint = "tcp://127.0.0.1:%d" % deaf.getsockname()[1]
@@ -139,7 +139,7 @@ def ticket_of_another_key_is_refused():
         assert lender.wait(DEADLINE_S) == 0
 
 
-def command_line_wrong_is_refused_before_anything_is_asked():
+def invalid_command_line_is_refused_before_any_command():
     with Two() as two:
         far = two.far.socket_path
         for args in ((), ("--serve", "--with", far), ("--with", far, "ticket"),
@@ -158,8 +158,8 @@ def command_line_wrong_is_refused_before_anything_is_asked():
 
 
 if __name__ == "__main__":
-    run([two_daemons_of_a_host_are_measured, transport_that_is_wanted_is_measured,
+    run([two_daemons_of_a_host_are_measured, requested_transport_is_measured,
          ticket_by_argument_and_by_input_measures,
-         lender_ends_with_its_daemon, peer_that_does_not_answer_is_refused,
+         lender_ends_with_its_daemon, silent_peer_is_refused,
          other_transport_than_wanted_is_refused, ticket_of_another_key_is_refused,
-         command_line_wrong_is_refused_before_anything_is_asked])
+         invalid_command_line_is_refused_before_any_command])

@@ -36,7 +36,7 @@ def help_version_and_sample_are_printed():
     assert status == 0 and "\n[rooms]\n" in out and "#offer_lease = 30 s" in out
 
 
-def config_check_tells_every_problem():
+def config_check_reports_every_problem():
     with tempfile.NamedTemporaryFile("w", suffix=".conf") as conf:
         conf.write("[rooms]\noffer_lease = 5\nleaze = 5 s\n[peer]\nping = 10 min\n")
         conf.flush()
@@ -71,7 +71,7 @@ def config_check_of_a_good_file_is_fine():
         assert ":5: warning: insecure" in err and "loopback" not in err, err
 
 
-def config_check_opens_what_is_named():
+def config_check_opens_named_files():
     """All at once, each with its line, in the form of compilers; and start ends with 78."""
     with tempfile.TemporaryDirectory() as where:
         with open(where + "/key", "w") as key:
@@ -106,7 +106,7 @@ def config_check_opens_what_is_named():
         assert status == 78 and path + ":4: gpus = 0: allowed: auto, off" in err, err
 
 
-def config_check_looks_at_room_and_memory():
+def config_check_covers_disk_space_and_memory():
     """Insufficient disk or control group limits are reported in advance; more memory than the
     limit fails the start."""
     chunks = "[chunks]\nchunk_memory = 64 MiB\n"
@@ -200,7 +200,7 @@ def interrupt_ends_with_0():
         assert d.stop(signal.SIGINT) == 0
 
 
-def daemon_of_a_test_goes_with_it():
+def daemon_of_a_test_ends_with_it():
     """Where a case failed without stopping its daemons they ran forever."""
     done = subprocess.run(
         [sys.executable, "-c", "import os, sys\nsys.path.insert(0, %r)\n"
@@ -268,7 +268,7 @@ def too_few_descriptors_are_refused_by_name():
         d.tmp.cleanup()
 
 
-def files_that_are_removed_are_made_again():
+def removed_files_are_created_again():
     with Daemon() as d:
         d.expect("file was removed; recreated")
         engine = Engine(d, "engine")
@@ -343,7 +343,7 @@ def run_dir_missing_is_named():
     d.tmp.cleanup()
 
 
-def hangup_takes_what_it_may_and_names_the_rest():
+def hangup_applies_allowed_options_and_names_others():
     with Daemon("[rooms]\noffer_lease = 5 s\n") as d:
         d.expect("change needs a restart option=rooms.rooms")
         d.write_config("[daemon]\nlog_level = debug\n[rooms]\noffer_lease = 7 s\nrooms = 9\n")
@@ -400,7 +400,7 @@ def effective(uid):
         os.setegid(0)
 
 
-def reload_ends_sessions_of_users_that_are_out():
+def reload_ends_sessions_of_removed_users():
     need_users(65534)
     admitted = "[control]\nsocket_mode = 0666\nallow_uids = 0, %s\nadmin_uids = 0%s\n"
     with Daemon(admitted % ("65534", ", 65534")) as d:
@@ -439,7 +439,7 @@ def sessions_without_memory_are_not_worth_a_line():
         assert "session owning: ends" in d.log(), d.log()
 
 
-def insecure_is_told():
+def insecure_is_logged():
     for word in "yes", "no":
         with Daemon("[peer]\ninsecure = %s\n" % word) as d:
             d.expect("insecure: ")
@@ -588,7 +588,7 @@ def idle_daemon_is_small():
     assert kib["RssAnon"] + kib["RssShmem"] < 12 << 10, kib
 
 
-def socket_handed_over_that_does_not_listen_is_refused():
+def passed_socket_not_listening_is_refused():
     sock = socket.socket(socket.AF_UNIX)
     d = with_handed_over(sock).start()
     assert d.wait() == 78
@@ -602,32 +602,32 @@ if __name__ == "__main__":
     cases = [
         arguments_wrong_are_refused_with_64,
         help_version_and_sample_are_printed,
-        config_check_tells_every_problem,
+        config_check_reports_every_problem,
         config_check_of_a_good_file_is_fine,
-        config_check_opens_what_is_named,
-        config_check_looks_at_room_and_memory,
+        config_check_opens_named_files,
+        config_check_covers_disk_space_and_memory,
         config_check_has_the_rights_of_the_user,
         effective_configuration_names_its_origins,
         log_is_the_journals_where_stderr_is,
         term_drains_and_ends_with_0,
         interrupt_ends_with_0,
-        daemon_of_a_test_goes_with_it, second_daemon_of_a_name_is_refused_by_pid,
+        daemon_of_a_test_ends_with_it, second_daemon_of_a_name_is_refused_by_pid,
         socket_of_a_living_daemon_is_not_taken_over,
         closed_standard_descriptors_are_no_others,
         too_few_descriptors_are_refused_by_name,
-        files_that_are_removed_are_made_again,
+        removed_files_are_created_again,
         daemon_without_its_name_leaves_its_successors_files,
         daemon_killed_leaves_nothing_in_the_way,
         run_dir_missing_is_named,
-        hangup_takes_what_it_may_and_names_the_rest,
+        hangup_applies_allowed_options_and_names_others,
         hangup_with_a_bad_file_keeps_serving,
         hangup_counts_the_keys_of_the_list,
-        reload_ends_sessions_of_users_that_are_out,
+        reload_ends_sessions_of_removed_users,
         sessions_without_memory_are_not_worth_a_line,
-        insecure_is_told,
+        insecure_is_logged,
         watchdog_is_fed_twice_an_interval,
         socket_handed_over_is_taken,
-        socket_handed_over_that_does_not_listen_is_refused,
+        passed_socket_not_listening_is_refused,
         socket_group_need_not_be_the_daemons,
         users_see_no_paths_and_no_others_errors,
         memory_of_the_daemon_is_nobodys_to_look_at,

@@ -151,7 +151,7 @@ def victim_killed(ballast_mib, fork_keeper):
         witness.close()
 
 
-def engine_killed_with_gigabytes_is_told_and_unmapped_in_time():
+def engine_killed_with_gigabytes_is_reported_and_unmapped_in_time():
     victim_killed(int(GIB) << 10 if GIB else min(2048, spare_mib()), False)
 
 
@@ -289,7 +289,7 @@ def daemon_back_at_its_endpoint_is_a_new_instance():
         decode.close()
 
 
-def daemon_that_stops_with_rooms_tells_both_sides_why():
+def daemon_stopping_with_rooms_reports_reason_on_both_sides():
     """The drain's deadline expires with a room that waits for its engine."""
     with Daemon() as b:
         decode = Engine(b, "decode")
@@ -316,7 +316,7 @@ def daemon_that_stops_with_rooms_tells_both_sides_why():
         decode.close()
 
 
-def daemon_that_drains_lets_its_rooms_end_and_is_gone():
+def daemon_draining_ends_after_its_rooms():
     """Running rooms end well, without waiting for the drain's deadline."""
     with Daemon() as b:
         decode = Engine(b, "decode")
@@ -339,9 +339,9 @@ def daemon_that_drains_lets_its_rooms_end_and_is_gone():
         decode.close()
 
 
-run([engine_killed_with_gigabytes_is_told_and_unmapped_in_time,
+run([engine_killed_with_gigabytes_is_reported_and_unmapped_in_time,
      engine_killed_while_its_child_keeps_the_socket_is_dead,
      engine_beyond_the_pid_namespace_is_seen_to_die,
      engine_stopped_still_receives, daemon_back_at_its_endpoint_is_a_new_instance,
-     daemon_that_stops_with_rooms_tells_both_sides_why,
-     daemon_that_drains_lets_its_rooms_end_and_is_gone])
+     daemon_stopping_with_rooms_reports_reason_on_both_sides,
+     daemon_draining_ends_after_its_rooms])

@@ -28,7 +28,7 @@ def needs_none():
         raise Skip("a host without RDMA")
 
 
-def devices_of_a_host_without_rdma_say_so():
+def devices_of_a_host_without_rdma_name_it():
     needs_none()
     with Daemon() as daemon:
         assert ctl(daemon, "devices").startswith("verbs: "), ctl(daemon, "devices")
@@ -55,7 +55,7 @@ def require_rdma_without_rdma_refuses_rooms_by_name():
         engine.close()
 
 
-def require_of_one_that_is_there_is_silent():
+def require_of_present_transport_is_silent():
     with Daemon("[transport]\nrequire = tcp rdma\n") as daemon:
         engine = Engine(daemon, "prefill")
         engine.cmd("room.open", room="1", role="send", pool=Cache(engine).pool)
@@ -63,5 +63,5 @@ def require_of_one_that_is_there_is_silent():
         engine.close()
 
 
-run([devices_of_a_host_without_rdma_say_so, require_rdma_without_rdma_refuses_rooms_by_name,
-     require_of_one_that_is_there_is_silent])
+run([devices_of_a_host_without_rdma_name_it, require_rdma_without_rdma_refuses_rooms_by_name,
+     require_of_present_transport_is_silent])

@@ -90,7 +90,7 @@ def rdma(device, net, mtu="9000", state="4: ACTIVE", gid="fe80::1", kind="RoCE v
             "sys/class/net/%s/mtu" % net: mtu}
 
 
-def host_is_looked_at_without_a_daemon():
+def host_is_checked_without_a_daemon():
     with tempfile.TemporaryDirectory() as empty:
         done = ctl("doctor", run_dir=empty)
         assert done.returncode == 2 and not done.stderr, done
@@ -242,7 +242,7 @@ def every_check_speaks_of_a_daemon():
             assert re.match(r"(ok  |note|warn|FAIL)  [a-z-]+ +\S", line), line
 
 
-def configuration_that_differs_is_told():
+def different_configuration_is_reported():
     with Daemon("[rooms]\noffer_lease = 5 s\n") as d:
         d.expect("config")
         d.write_config("[rooms]\noffer_lease = 7 s\n")
@@ -279,7 +279,7 @@ def keys_are_judged():
             has(doctor(a), "FAIL", "keys", "No such file")
 
 
-def key_that_is_wrong_elsewhere_is_corrected_there():
+def wrong_key_on_other_host_is_corrected_there():
     with tempfile.TemporaryDirectory() as tmp:
         keys = {n: ctl("keygen", tmp + "/" + n).stdout.strip() for n in "ab"}
         with open(tmp + "/allow", "w") as allow:
@@ -296,7 +296,7 @@ def key_that_is_wrong_elsewhere_is_corrected_there():
             assert told[3].startswith("on that host: "), told
 
 
-def who_is_no_administrator_is_told_so():
+def missing_administrator_rights_are_reported():
     need_users(65534)
     with Daemon("[control]\nsocket_mode = 0666\nallow_uids = 65534\n") as d:
         os.chmod(d.run_dir, 0o755)
@@ -312,7 +312,7 @@ def who_is_no_administrator_is_told_so():
         assert done.returncode == 0 and "EPERM" in done.stdout, done
 
 
-def sockets_of_the_dead_and_twins_are_told():
+def stale_sockets_and_twins_are_reported():
     with tempfile.TemporaryDirectory() as run_dir:
         text = "[peer]\nadvertise = tcp://127.0.0.1:7999\n"
         with Daemon(text, run_dir=run_dir, name="a") as a:
@@ -373,7 +373,7 @@ def homes_of_chunks_are_judged():
             "kvd-ctl peers")
 
 
-def all_instances_are_asked_and_the_worst_is_told():
+def all_instances_are_checked_and_the_worst_is_reported():
     with tempfile.TemporaryDirectory() as run_dir:
         with Daemon(run_dir=run_dir, name="a") as a, Daemon(run_dir=run_dir, name="b") as b:
             for command in ("health", "status", "rooms", "peers", "stats", "history"):
@@ -412,11 +412,10 @@ def all_instances_are_asked_and_the_worst_is_told():
         assert ctl("health", "--all", run_dir=empty).returncode == 3
 
 
-run([host_is_looked_at_without_a_daemon, adapters_are_judged_by_sysfs,
-     gpus_are_judged_by_procfs, kernel_and_memory_are_judged,
-     process_is_judged_by_its_own_files, link_of_the_address_is_judged,
-     every_check_speaks_of_a_daemon, who_is_no_administrator_is_told_so, configuration_that_differs_is_told, keys_are_judged,
-     key_that_is_wrong_elsewhere_is_corrected_there,
-     sockets_of_the_dead_and_twins_are_told, peers_and_failures_have_remedies,
-     homes_of_chunks_are_judged,
-     all_instances_are_asked_and_the_worst_is_told])
+run([host_is_checked_without_a_daemon, adapters_are_judged_by_sysfs, gpus_are_judged_by_procfs,
+     kernel_and_memory_are_judged, process_is_judged_by_its_own_files,
+     link_of_the_address_is_judged, every_check_speaks_of_a_daemon,
+     missing_administrator_rights_are_reported, different_configuration_is_reported,
+     keys_are_judged, wrong_key_on_other_host_is_corrected_there,
+     stale_sockets_and_twins_are_reported, peers_and_failures_have_remedies,
+     homes_of_chunks_are_judged, all_instances_are_checked_and_the_worst_is_reported])

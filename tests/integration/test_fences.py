@@ -145,13 +145,13 @@ def told(name, took, state, why):
     return took, state, why
 
 
-def shm_push_is_still_at_once_and_cuts_nobody():
+def shm_push_is_quiesced_at_once_without_losing_peers():
     took, state, why, _ = push_unanswered("shm")
     told("shm push", took, state, why)
     assert took < FENCE_S and state == WAITING, (took, state, why)
 
 
-def shm_pull_is_still_at_once_and_cuts_nobody():
+def shm_pull_is_quiesced_at_once_without_losing_peers():
     took, state, why, _ = pull_unanswered("shm")
     told("shm pull", took, state, why)
     assert took < FENCE_S and state == WAITING, (took, state, why)
@@ -170,13 +170,13 @@ def ucx_pull_is_cut_at_the_fence():
     assert state == FAILED and "instance" in why["message"], why
 
 
-def tcp_push_is_still_at_once_and_cuts_nobody():
+def tcp_push_is_quiesced_at_once_without_losing_peers():
     took, state, why, _ = push_unanswered("tcp")
     told("tcp push", took, state, why)
     assert took < FENCE_S and state == WAITING, (took, state, why)
 
 
-def tcp_pull_is_still_at_once_and_cuts_nobody():
+def tcp_pull_is_quiesced_at_once_without_losing_peers():
     took, state, why, _ = pull_unanswered("tcp")
     told("tcp pull", took, state, why)
     assert took < FENCE_S and state == WAITING, (took, state, why)
@@ -229,21 +229,21 @@ def memory_goes_at_once(transport):
     assert all(seconds < FENCE_S for seconds in took.values()), took
 
 
-def shm_memory_goes_whatever_the_peer_does():
+def shm_memory_is_released_with_any_peer():
     memory_goes_at_once("shm")
 
 
-def tcp_memory_goes_whatever_the_peer_does():
+def tcp_memory_is_released_with_any_peer():
     memory_goes_at_once("tcp")
 
 
-def ucx_memory_goes_when_the_peer_is_cut():
+def ucx_memory_is_released_when_the_peer_is_lost():
     took = memory_goes("ucx")
     assert all(seconds < 2 * FENCE_S + 2 for seconds in took.values()), took
 
 
-run([shm_push_is_still_at_once_and_cuts_nobody, shm_pull_is_still_at_once_and_cuts_nobody,
-     ucx_push_is_cut_at_the_fence, ucx_pull_is_cut_at_the_fence,
-     tcp_push_is_still_at_once_and_cuts_nobody, tcp_pull_is_still_at_once_and_cuts_nobody,
-     shm_memory_goes_whatever_the_peer_does, tcp_memory_goes_whatever_the_peer_does,
-     ucx_memory_goes_when_the_peer_is_cut])
+run([shm_push_is_quiesced_at_once_without_losing_peers,
+     shm_pull_is_quiesced_at_once_without_losing_peers, ucx_push_is_cut_at_the_fence,
+     ucx_pull_is_cut_at_the_fence, tcp_push_is_quiesced_at_once_without_losing_peers,
+     tcp_pull_is_quiesced_at_once_without_losing_peers, shm_memory_is_released_with_any_peer,
+     tcp_memory_is_released_with_any_peer, ucx_memory_is_released_when_the_peer_is_lost])

@@ -117,7 +117,7 @@ def killed_engine_is_unmapped_in_time():
         other.close()
 
 
-def exporter_gone_is_told():
+def exporter_gone_is_reported():
     fake_gpu.Gpu()
     with Daemon(config("shm")) as daemon:
         engine = Engine(daemon, "engine")
@@ -138,7 +138,7 @@ def kernels_words():
     return "yes" if "GPU kernels: sm_" in text else "no: this kvd was built without nvcc"
 
 
-def other_pid_namespace_is_told():
+def other_pid_namespace_is_reported():
     fake_gpu.Gpu()
     if subprocess.run(["unshare", "-pf", "true"], capture_output=True).returncode:
         raise Skip("a PID namespace of its own (root)")
@@ -157,7 +157,7 @@ def other_pid_namespace_is_told():
         engine.close()
 
 
-def mig_is_told():
+def mig_is_reported():
     gpu = fake_gpu.Gpu()
     with Daemon(config("shm"), env=dict(FAKE_CUDA_MIG="1")) as daemon:
         engine = Engine(daemon, "engine")
@@ -170,7 +170,7 @@ def mig_is_told():
         engine.close()
 
 
-def another_order_of_devices_is_told():
+def other_device_order_is_reported():
     """The engine hands the name of the device that it takes its own for."""
     gpu, other = fake_gpu.Gpu(0), fake_gpu.Gpu(1)
     with Daemon(config("shm"), env=dict(CUDA_VISIBLE_DEVICES="1,0")) as daemon:
@@ -234,7 +234,7 @@ def ask(engine, cmd, **args):
     engine.sock.sendall(json.dumps(dict(args, cmd=cmd, id=99)).encode() + b"\n")
 
 
-def context_that_is_made_slowly_holds_up_nobody():
+def slow_context_creation_blocks_no_other_engine():
     """Not even with a look at the devices meanwhile."""
     args = fake_gpu.Gpu().ipc(4096)[1]
     slow = dict(FAKE_CUDA_SLOW="cuDevicePrimaryCtxRetain:6000")
@@ -258,7 +258,7 @@ def context_that_is_made_slowly_holds_up_nobody():
             engine.close()
 
 
-def without_driver_is_told():
+def missing_driver_is_reported():
     with Daemon("[transport]\ntransports = shm\ncuda_library = libno-such.so.1\n") as daemon:
         engine = Engine(daemon, "engine")
         words = engine.refused("EREQUIRE", "region.register", kind="cuda_ipc", length=4096,
@@ -274,7 +274,7 @@ if __name__ == "__main__":
         sys.exit(0)
     run([local_ipc_to_ipc, local_vmm_to_ipc, local_memfd_to_vmm, auto_takes_local,
          shm_ipc_to_ipc, shm_vmm_to_memfd, tcp_ipc_to_vmm, tcp_vm_to_ipc, ucx_vmm_to_ipc,
-         killed_engine_is_unmapped_in_time, exporter_gone_is_told,
-         other_pid_namespace_is_told, mig_is_told, another_order_of_devices_is_told,
+         killed_engine_is_unmapped_in_time, exporter_gone_is_reported,
+         other_pid_namespace_is_reported, mig_is_reported, other_device_order_is_reported,
          memory_of_vmm_has_no_legacy_handle, devices_lists_gpus_and_features,
-         context_that_is_made_slowly_holds_up_nobody, without_driver_is_told])
+         slow_context_creation_blocks_no_other_engine, missing_driver_is_reported])

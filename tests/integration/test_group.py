@@ -52,7 +52,7 @@ def places(answer):
     return sorted((r["tp_rank"], r["endpoint"]) for r in answer["ranks"])
 
 
-def group_of_many_ranks_is_told_whole_while_others_are_asked():
+def large_group_is_listed_during_other_queries():
     """Its answer is made over several turns of the loop."""
     size = 1000
     with Daemon() as d:
@@ -100,7 +100,7 @@ def keygen(path):
     return done.stdout.strip()
 
 
-def daemons_with_keys_meet_and_strangers_do_not():
+def daemons_with_keys_connect_and_others_do_not():
     with tempfile.TemporaryDirectory(prefix="kvd-test-") as tmp:
         keys = [keygen("%s/%d.secret" % (tmp, i)) for i in range(3)]
         allow = tmp + "/allow"
@@ -143,5 +143,5 @@ def daemons_with_keys_meet_and_strangers_do_not():
 
 
 if __name__ == "__main__":
-    run([group_of_many_ranks_is_told_whole_while_others_are_asked, commands_check_their_fields,
-         daemons_with_keys_meet_and_strangers_do_not])
+    run([large_group_is_listed_during_other_queries, commands_check_their_fields,
+         daemons_with_keys_connect_and_others_do_not])

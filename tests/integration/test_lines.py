@@ -69,7 +69,7 @@ def pull(prefill, decode, src, dst, room):
                sources=[prefill.endpoint], views=VIEWS)
 
 
-def port_that_one_side_cannot_reach_is_dialled_from_the_other():
+def port_unreachable_from_one_side_is_dialled_from_the_other():
     for apart in (0, 1):
         with two([apart]) as (daemons, _):
             engines = [Engine(d, "e") for d in daemons]
@@ -81,7 +81,7 @@ def port_that_one_side_cannot_reach_is_dialled_from_the_other():
                 engine.close()
 
 
-def ports_that_nobody_reaches_are_named_on_both_sides():
+def unreachable_ports_are_named_on_both_sides():
     with two([0, 1]) as (daemons, places):
         engines = [Engine(d, "e") for d in daemons]
         caches = [Cache(e) for e in engines]
@@ -113,8 +113,8 @@ def ports_that_nobody_reaches_are_named_on_both_sides():
 
 
 if __name__ == "__main__":
-    cases = [port_that_one_side_cannot_reach_is_dialled_from_the_other,
-             ports_that_nobody_reaches_are_named_on_both_sides]
+    cases = [port_unreachable_from_one_side_is_dialled_from_the_other,
+             unreachable_ports_are_named_on_both_sides]
 
     def skipped():
         raise Skip(may_partition())

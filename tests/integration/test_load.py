@@ -19,7 +19,7 @@ def load_of(engine):
     return next((r.get("load") for r in ranks if r["worker"] == "w0"), None)
 
 
-def engines_word_is_told_and_goes_with_it():
+def engine_load_is_published_until_engine_ends():
     with Daemon(LEASE) as a:
         prefill, other, requester = (Engine(a, name) for name in ("prefill", "other", "requester"))
         prefill.cmd("group.publish", group="prefill", worker="w0")
@@ -79,6 +79,6 @@ def rooms_are_counted_as_they_wait_move_and_fail():
 
 
 if __name__ == "__main__":
-    run([engines_word_is_told_and_goes_with_it,
+    run([engine_load_is_published_until_engine_ends,
          words_out_of_bounds_are_refused_and_change_nothing,
          rooms_are_counted_as_they_wait_move_and_fail])

@@ -289,7 +289,7 @@ def flooded(engine, request, cap, *words):
     assert succeeded == cap, "%d, the cap is %d" % (succeeded, cap)
 
 
-def notifications_nobody_takes_are_refused():
+def unread_notifications_are_refused():
     with storm(40) as (a, b):
         one, two = Engine(b, "talker"), Engine(a, "deaf")
         own = [s for s in two.cmd("session.list")["sessions"] if "secret" in s][0]
@@ -323,7 +323,7 @@ def peers_over_the_cap_are_refused():
         one.close()
 
 
-def requests_nobody_opens_are_refused():
+def requests_without_room_are_refused():
     with storm(16) as (a, b):
         one, two = Engine(b, "receiver"), Engine(a, "sender")
         dst, src = Cache(one, name="early"), Cache(two, name="early")
@@ -355,7 +355,7 @@ def requests_nobody_opens_are_refused():
 # ---- clients that flood
 
 
-def client_that_never_reads_is_bounded():
+def client_never_reading_is_bounded():
     with storm(24) as (a, _):
         socks = [connect(a) for _ in range(8)]
         line = b'{"cmd":"hello","proto":1,"client":"deaf","id":1}\n' + \
@@ -444,7 +444,7 @@ def ports(daemon):
     return [int(r[1].split(":")[1], 16) for r in rows if r[3] == "0A" and r[9] in inodes]
 
 
-def strangers_at_the_ports_are_bounded():
+def unauthenticated_connections_are_bounded():
     with storm(48) as (a, _):
         doors = ports(a)
         assert len(doors) == 2, "control line and bytes: %s" % doors
@@ -466,11 +466,11 @@ if __name__ == "__main__":
     run([sessions_over_the_cap_are_refused,
          rooms_regions_and_pools_over_the_cap_are_refused,
          lists_and_attachments_over_the_cap_are_refused,
-         notifications_nobody_takes_are_refused,
+         unread_notifications_are_refused,
          peers_over_the_cap_are_refused,
-         requests_nobody_opens_are_refused,
-         client_that_never_reads_is_bounded,
+         requests_without_room_are_refused,
+         client_never_reading_is_bounded,
          garbage_without_end_is_bounded,
          commands_by_the_hundred_thousand_are_answered,
          sockets_by_the_thousand_are_bounded,
-         strangers_at_the_ports_are_bounded])
+         unauthenticated_connections_are_bounded])

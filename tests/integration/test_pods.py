@@ -93,7 +93,7 @@ def a_room_each_way(pods):
     return engines
 
 
-def pods_that_share_nothing_take_tcp_and_say_why():
+def pods_sharing_nothing_use_tcp_with_reason():
     """Also where the path of the peer's socket is a socket here: their own."""
     for names in (("kvd", "kvd"), ("prefill", "decode")):
         with two_pods(names) as pods:
@@ -115,7 +115,7 @@ def pods_that_share_nothing_take_tcp_and_say_why():
                 engine.close()
 
 
-def pods_that_share_run_dir_take_shm_also_after_a_restart():
+def pods_sharing_run_dir_use_shm_also_after_restart():
     with two_pods(("prefill", "decode"), shared=True) as pods:
         for again in range(2):
             engines = a_room_each_way(pods)
@@ -127,7 +127,7 @@ def pods_that_share_run_dir_take_shm_also_after_a_restart():
                 pods[1].restart()
 
 
-def pods_with_shm_alone_are_told_what_it_needs():
+def pods_with_shm_only_name_its_requirements():
     with two_pods(transports="shm") as pods:
         for pod in pods:
             pod.daemon.expect("no data connection")
@@ -145,6 +145,6 @@ def pods_with_shm_alone_are_told_what_it_needs():
 
 
 if __name__ == "__main__":
-    run([pods_that_share_nothing_take_tcp_and_say_why,
-         pods_that_share_run_dir_take_shm_also_after_a_restart,
-         pods_with_shm_alone_are_told_what_it_needs])
+    run([pods_sharing_nothing_use_tcp_with_reason,
+         pods_sharing_run_dir_use_shm_also_after_restart,
+         pods_with_shm_only_name_its_requirements])

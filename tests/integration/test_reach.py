@@ -98,7 +98,7 @@ def until_logged(daemon, *words):
         select.select([daemon.notify], [], [], 0.01)
 
 
-def key_that_is_not_allowed_is_said_on_both_sides_until_it_is():
+def key_not_allowed_is_reported_on_both_sides_until_allowed():
     with Keys() as keys:
         keys.allow("p0", {"x0": ("x0", "")})
         keys.allow("d0", {"p0": ("p0", "")})
@@ -150,7 +150,7 @@ def key_that_is_not_allowed_is_said_on_both_sides_until_it_is():
             prefill.close()
 
 
-def plain_daemon_at_one_with_keys_is_said_on_both_sides():
+def plain_daemon_dialling_keys_is_reported_on_both_sides():
     with Keys() as keys:
         keys.allow("p0", {"d0": ("d0", "")})
         with keys.daemon("p0") as p, plain("d0") as d:
@@ -167,7 +167,7 @@ def plain_daemon_at_one_with_keys_is_said_on_both_sides():
             prefill.close()
 
 
-def daemon_with_keys_at_a_plain_one_is_said_on_both_sides():
+def daemon_with_keys_dialling_plain_is_reported_on_both_sides():
     with Keys() as keys, plain("p0") as p:
         prefill = Engine(p, "p")
         keys.allow("d0", {"p0": ("p0", prefill.endpoint[6:])})
@@ -182,7 +182,7 @@ def daemon_with_keys_at_a_plain_one_is_said_on_both_sides():
         prefill.close()
 
 
-def server_with_another_key_is_said_on_both_sides():
+def server_with_other_key_is_reported_on_both_sides():
     with Keys() as keys:
         keys.allow("p0", {"d0": ("d0", "")})
         keys.allow("d0", {"p0": ("x0", "127.0.0.1")})
@@ -197,7 +197,7 @@ def server_with_another_key_is_said_on_both_sides():
             prefill.close()
 
 
-def daemon_that_is_not_there_fails_the_room_and_may_come():
+def missing_daemon_fails_the_room_and_can_start_later():
     port = free_port()
     endpoint = "tcp://127.0.0.1:%d" % port
     with auto("d0", more="connect_timeout = 700 ms\n") as d:
@@ -219,7 +219,7 @@ def daemon_that_is_not_there_fails_the_room_and_may_come():
             decode.close()
 
 
-def host_that_drops_packets_is_said_with_who_may_filter():
+def host_dropping_packets_is_reported_with_firewall_hint():
     """A listener whose queue is full takes no SYN."""
     with socket.socket() as silent, plain("d0") as d:
         d.expect("not reached")
@@ -238,7 +238,7 @@ def host_that_drops_packets_is_said_with_who_may_filter():
             one.close()
 
 
-def name_that_nobody_knows_is_in_the_rooms_words():
+def unknown_host_name_is_in_the_room_error():
     with auto("d0", more="connect_timeout = 700 ms\n") as d:
         d.expect("name has no address")
         decode = Engine(d, "d")
@@ -254,7 +254,7 @@ def name_that_nobody_knows_is_in_the_rooms_words():
         decode.close()
 
 
-def something_else_that_listens_is_no_kvd():
+def other_service_on_the_port_is_reported():
     with socket.socket() as other, auto("d0", more="connect_timeout = 700 ms\n") as d:
         d.expect("not reached")
         other.bind(("127.0.0.1", 0))
@@ -267,12 +267,12 @@ def something_else_that_listens_is_no_kvd():
 
 
 if __name__ == "__main__":
-    cases = [key_that_is_not_allowed_is_said_on_both_sides_until_it_is,
-             plain_daemon_at_one_with_keys_is_said_on_both_sides,
-             daemon_with_keys_at_a_plain_one_is_said_on_both_sides,
-             server_with_another_key_is_said_on_both_sides,
-             daemon_that_is_not_there_fails_the_room_and_may_come,
-             host_that_drops_packets_is_said_with_who_may_filter,
-             name_that_nobody_knows_is_in_the_rooms_words,
-             something_else_that_listens_is_no_kvd]
+    cases = [key_not_allowed_is_reported_on_both_sides_until_allowed,
+             plain_daemon_dialling_keys_is_reported_on_both_sides,
+             daemon_with_keys_dialling_plain_is_reported_on_both_sides,
+             server_with_other_key_is_reported_on_both_sides,
+             missing_daemon_fails_the_room_and_can_start_later,
+             host_dropping_packets_is_reported_with_firewall_hint,
+             unknown_host_name_is_in_the_room_error,
+             other_service_on_the_port_is_reported]
     run([c for c in cases if not sys.argv[1:] or c.__name__ in sys.argv[1:]])

@@ -148,7 +148,7 @@ def victim(daemon):
     return proc
 
 
-def engine_killed_tells_the_other_side_and_is_unmapped():
+def engine_killed_fails_the_other_side_and_is_unmapped():
     with Pair("shm") as p:
         p.prefill.cmd("pool.unregister", pool=p.src.pool)
         p.prefill.cmd("region.unregister", region=p.src.region)
@@ -210,7 +210,7 @@ def keygen(folder, name):
     return path, done.stdout
 
 
-def curve_peers_on_the_list_work_strangers_do_not():
+def curve_peers_on_the_list_connect_and_others_do_not():
     with tempfile.TemporaryDirectory() as folder:
         keys = [keygen(folder, "key%d" % i) for i in range(3)]
         allow = os.path.join(folder, "allow")
@@ -247,7 +247,7 @@ def curve_peers_on_the_list_work_strangers_do_not():
                 e.close()
 
 
-def curve_key_that_is_removed_ends_its_peering():
+def curve_key_removed_ends_its_peering():
     """Two daemons, a running room: the list of one loses the other's key."""
     with tempfile.TemporaryDirectory() as folder:
         keys = [keygen(folder, "key%d" % i) for i in range(2)]
@@ -363,8 +363,8 @@ if __name__ == "__main__":
          tcp_vm_and_shm_push_and_pull, one_daemon_serves_both_engines,
          peer_daemon_killed_fails_the_room_within_a_second,
          peer_daemon_frozen_fails_the_room,
-         engine_killed_tells_the_other_side_and_is_unmapped, engine_stopped_is_not_dead,
-         abort_under_way_stops_every_byte, curve_peers_on_the_list_work_strangers_do_not,
-         curve_key_that_is_removed_ends_its_peering,
+         engine_killed_fails_the_other_side_and_is_unmapped, engine_stopped_is_not_dead,
+         abort_under_way_stops_every_byte, curve_peers_on_the_list_connect_and_others_do_not,
+         curve_key_removed_ends_its_peering,
          unprivileged_users_share_a_host]
     run([c for c in cases if not sys.argv[1:] or c.__name__ in sys.argv[1:]])

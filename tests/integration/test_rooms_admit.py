@@ -63,7 +63,7 @@ class Three:
         assert error["code"] == "EAUTH" and "room %d" % room in error["message"], error
 
 
-def open_room_is_not_read_by_a_stranger():
+def open_room_is_not_read_by_other_user():
     for transport in ("shm", "tcp"):
         with Three(transport) as t:
             ticket = os.urandom(16).hex()
@@ -80,7 +80,7 @@ def open_room_is_not_read_by_a_stranger():
             t.handed_over(42)
 
 
-def offer_is_not_pulled_by_a_stranger():
+def offer_is_not_pulled_by_other_user():
     with Three("shm") as t:
         ticket = os.urandom(16).hex()
         t.prefill.cmd("room.open", room="42", role="offer", pool=t.src.pool, ticket=ticket,
@@ -93,7 +93,7 @@ def offer_is_not_pulled_by_a_stranger():
         assert t.loot.mem[:] == bytes(BYTES), "the thief has bytes"
 
 
-def numbers_asked_for_in_advance_are_not_the_requesters():
+def numbers_requested_in_advance_stay_with_their_owner():
     with Three("shm") as t:
         for room in range(1, SQUATTED + 1):
             t.ask(t.thief, t.loot, room)
@@ -113,5 +113,5 @@ def numbers_asked_for_in_advance_are_not_the_requesters():
 
 
 if __name__ == "__main__":
-    run([open_room_is_not_read_by_a_stranger, offer_is_not_pulled_by_a_stranger,
-         numbers_asked_for_in_advance_are_not_the_requesters])
+    run([open_room_is_not_read_by_other_user, offer_is_not_pulled_by_other_user,
+         numbers_requested_in_advance_stay_with_their_owner])

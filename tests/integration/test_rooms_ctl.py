@@ -53,7 +53,7 @@ class Pair(kvd_engine.Pair):
         self.prefill.until(room, "send", SUCCESS)
 
 
-def room_that_hangs_names_whom_it_waits_for_on_both_sides():
+def hanging_room_names_awaited_peer_on_both_sides():
     with Pair() as p:
         p.recv(5000)
         p.bind(5000)
@@ -88,7 +88,7 @@ def room_that_hangs_names_whom_it_waits_for_on_both_sides():
         assert told["rooms"][0]["waits_for"]["who"] == "a receiver", told
 
 
-def room_that_cannot_start_fails_there_at_once():
+def room_not_startable_fails_there_at_once():
     with Pair() as p:
         p.send(7)
         p.recv(7)
@@ -111,7 +111,7 @@ def room_that_cannot_start_fails_there_at_once():
         assert "no pages" in p.prefill.state(8, "send")[1]["message"]
 
 
-def rooms_that_ended_are_in_the_history():
+def ended_rooms_are_in_the_history():
     with Pair() as p:
         p.push(1)
         p.prefill.cmd("room.close", room="1")
@@ -147,7 +147,7 @@ def rooms_that_ended_are_in_the_history():
             r"ESHORT +32\.0 KiB of 64\.0 KiB +32 ", out), out
 
 
-def ended_rooms_are_logged_as_asked():
+def ended_rooms_are_logged_per_option():
     for value, success in (("failed", 0), ("all", 1)):
         with Pair("[daemon]\nlog_rooms = %s\n" % value) as p:
             p.push(1)
@@ -178,7 +178,7 @@ def until_status(daemon, begins):
           and daemon.states.extend(daemon.notify.recv(4096).decode().split("\n")))
 
 
-def drain_says_what_it_waits_for():
+def drain_names_awaited_sessions():
     with Pair("[daemon]\ndrain_timeout = 60 s\n") as p:
         p.send(1)
         p.send(2)
@@ -191,7 +191,7 @@ def drain_says_what_it_waits_for():
         assert p.a.wait() == 0
 
 
-def source_with_several_pools_names_what_to_set():
+def source_with_several_pools_names_option():
     with Pair() as p:
         rooms = iter(range(1, 1 << 30))
 
@@ -220,7 +220,7 @@ def source_with_several_pools_names_what_to_set():
              "field name), and set the source's field pool")
 
 
-def process_that_holds_a_room_is_named_with_its_state():
+def process_owning_a_room_is_named_with_its_state():
     with Pair() as p:
         end, ready = os.pipe()
         pid = os.fork()
@@ -248,8 +248,8 @@ def process_that_holds_a_room_is_named_with_its_state():
             os.waitpid(pid, 0)
 
 
-run([process_that_holds_a_room_is_named_with_its_state,
-     source_with_several_pools_names_what_to_set,
-     room_that_hangs_names_whom_it_waits_for_on_both_sides,
-     room_that_cannot_start_fails_there_at_once, rooms_that_ended_are_in_the_history,
-     ended_rooms_are_logged_as_asked, drain_says_what_it_waits_for])
+run([process_owning_a_room_is_named_with_its_state,
+     source_with_several_pools_names_option,
+     hanging_room_names_awaited_peer_on_both_sides,
+     room_not_startable_fails_there_at_once, ended_rooms_are_in_the_history,
+     ended_rooms_are_logged_per_option, drain_names_awaited_sessions])

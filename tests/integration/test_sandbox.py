@@ -79,7 +79,7 @@ def every_process_is_filtered():
                    for pid in children(warden)), below
 
 
-def health_says_what_is_in_force():
+def health_reports_active_sandbox():
     with Daemon() as d:
         need(d)
         says = health(d)
@@ -87,7 +87,7 @@ def health_says_what_is_in_force():
         assert ("landlock" in says["sandbox"]) == ("sandbox_lacks" not in says), says
 
 
-def daemon_beside_a_gpu_looks_into_others():
+def daemon_with_gpu_reads_other_processes():
     with Daemon("[transport]\ncuda_library = /nonexistent/libcuda.so\n") as d:
         need(d)
         d.expect("no CUDA driver")
@@ -98,7 +98,7 @@ def daemon_beside_a_gpu_looks_into_others():
         assert says["sandbox"] == "seccomp landlock" or "GPU" not in says["sandbox_lacks"], says
 
 
-def unwanted_is_left_and_told():
+def unwanted_sandbox_is_off_and_reported():
     with Daemon("[daemon]\nsandbox = no\n") as d:
         assert "sandbox is incomplete" in d.log(), d.log()
         says = health(d)
@@ -107,7 +107,7 @@ def unwanted_is_left_and_told():
         assert all(says == own[1] for _, says in told), (own, told)
 
 
-def unit_allows_what_the_daemon_does():
+def unit_allows_system_calls_of_the_daemon():
     """Two lists of one thing: of what the unit refuses nothing may be on the daemon's."""
     if not shutil.which("systemd-analyze"):
         raise Skip("systemd-analyze")
@@ -125,7 +125,7 @@ def unit_allows_what_the_daemon_does():
 
 if __name__ == "__main__":
     run([every_process_is_filtered,
-         health_says_what_is_in_force,
-         daemon_beside_a_gpu_looks_into_others,
-         unwanted_is_left_and_told,
-         unit_allows_what_the_daemon_does])
+         health_reports_active_sandbox,
+         daemon_with_gpu_reads_other_processes,
+         unwanted_sandbox_is_off_and_reported,
+         unit_allows_system_calls_of_the_daemon])

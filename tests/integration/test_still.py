@@ -97,7 +97,7 @@ def every_such_call_is_found():
             "%s: found only: %s" % (name, found)
 
 
-def calls_that_wait_for_nobody_are_not_found():
+def nonblocking_calls_are_not_reported():
     code = VISITED + "s.recv(1, socket.MSG_PEEK); fd = os.memfd_create('x'); os.fstat(fd);" \
         "os.close(fd); os._exit(0)"
     path = "\0kvd-test-still-%d" % os.getpid()
@@ -258,13 +258,13 @@ def reload_commands_and_metrics():
         gone.close()
 
 
-run([every_such_call_is_found, calls_that_wait_for_nobody_are_not_found,
+run([every_such_call_is_found, nonblocking_calls_are_not_reported,
      without_its_proc_nothing_is_judged, file_of_a_file_system_of_others_is_found,
      descriptors_of_every_kind, files_of_a_silent_file_system, names_in_dev_shm,
      reload_commands_and_metrics,
      test_rooms.shm_memfd_push_and_pull, test_rooms.shm_posix_shm_push_and_pull,
      test_rooms.shm_vm_push_and_pull, test_rooms.tcp_memfd_push_and_pull,
-     test_rooms.engine_killed_tells_the_other_side_and_is_unmapped,
-     test_rooms.curve_peers_on_the_list_work_strangers_do_not,
+     test_rooms.engine_killed_fails_the_other_side_and_is_unmapped,
+     test_rooms.curve_peers_on_the_list_connect_and_others_do_not,
      test_xfer.shm_memfd_write_and_read, test_xfer.tcp_vm_and_shm_write_and_read,
      test_xfer.ucx_memfd_write_and_read, test_xfer.long_list_by_memfd])

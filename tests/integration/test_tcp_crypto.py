@@ -405,13 +405,13 @@ def cut(line, within, reset, **how):
     tampered(functools.partial(Cut, within=within, reset=reset), line, why=CLOSED, **how)
 
 
-def streams_that_are_cut_end_the_room():
+def cut_streams_end_the_room():
     for within, reset in itertools.product((False, True), repeat=2):
         cut(False, within, reset)
     cut(False, True, False, push=False)
 
 
-def control_line_that_is_cut_ends_the_room():
+def cut_control_line_ends_the_room():
     for within, reset in itertools.product((False, True), repeat=2):
         cut(True, within, reset)
 
@@ -419,4 +419,4 @@ def control_line_that_is_cut_ends_the_room():
 run([not_one_byte_of_a_page_and_no_token_is_seen, flipped_bits_end_the_room,
      dropped_records_end_the_room, repeated_records_end_the_room,
      swapped_records_end_the_room, records_of_another_connection_end_the_room,
-     streams_that_are_cut_end_the_room, control_line_that_is_cut_ends_the_room])
+     cut_streams_end_the_room, cut_control_line_ends_the_room])

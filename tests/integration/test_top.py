@@ -53,7 +53,7 @@ def top(daemon, *args, **kw):
     return Screen([CTL, "--socket", daemon.socket_path, "top"] + FAST + list(args), **kw)
 
 
-def frames_tell_rates_of_two_looks():
+def frames_show_rates_between_samples():
     with Pair() as p:
         proc = subprocess.Popen(
             [CTL, "--socket", p.b.socket_path, "--json", "top", "--count", "8"] + FAST,
@@ -103,7 +103,7 @@ def batch_prints_tables():
         assert "--batch" in done.stderr, done
 
 
-def keys_choose_what_is_shown():
+def keys_select_the_view():
     with Pair() as p, top(p.b) as s:
         shown = s.until("an engine of peer p0")
         assert re.search(r"^d0 +kvd [\d.]+ +serving +up ", shown), shown
@@ -167,7 +167,7 @@ def narrow_terminal_keeps_to_its_size():
         assert "5000" in s.text()
 
 
-def what_does_not_fit_is_counted():
+def rows_beyond_the_screen_are_counted():
     with Pair() as p:
         for room in range(6000, 6030):
             p.prefill.cmd("room.open", room=str(room), role="send", pool=p.src.pool)
@@ -182,7 +182,7 @@ def what_does_not_fit_is_counted():
         assert done.stdout.count(" send ") == 3 and "and more (--limit N)" in done.stdout, done
 
 
-def colours_are_for_those_who_want_them():
+def colours_follow_the_option():
     with Pair() as p:
         with top(p.b) as s:
             s.until("5000")
@@ -214,7 +214,7 @@ def terminal_is_given_back_however_it_ends():
             assert s.modes["1049"]
 
 
-def lost_daemon_is_told_and_found_again():
+def lost_daemon_is_reported_and_reconnected():
     with tempfile.TemporaryDirectory() as run_dir:
         with Daemon(run_dir=run_dir, name="d0") as d:
             with Screen([CTL, "-n", "d0", "top"] + FAST, env={"KVD_RUN_DIR": run_dir}) as s:
@@ -246,7 +246,7 @@ def lost_daemon_is_told_and_found_again():
                 s.until("no reply", shown=False)
 
 
-def drain_waits_and_tells_on_what():
+def drain_waits_and_names_the_reason():
     with Pair() as p:
         with Screen([CTL, "--socket", p.b.socket_path, "drain", "--wait"]) as s:
             while b"room 5000 waits for" not in s.raw:
@@ -260,7 +260,8 @@ def drain_waits_and_tells_on_what():
         assert p.b.wait() == 0
 
 
-run([frames_tell_rates_of_two_looks, batch_prints_tables, keys_choose_what_is_shown,
+run([frames_show_rates_between_samples, batch_prints_tables, keys_select_the_view,
      room_is_aborted_when_it_is_confirmed, narrow_terminal_keeps_to_its_size,
-     what_does_not_fit_is_counted, colours_are_for_those_who_want_them, terminal_is_given_back_however_it_ends,
-     lost_daemon_is_told_and_found_again, drain_waits_and_tells_on_what])
+     rows_beyond_the_screen_are_counted, colours_follow_the_option,
+     terminal_is_given_back_however_it_ends, lost_daemon_is_reported_and_reconnected,
+     drain_waits_and_names_the_reason])

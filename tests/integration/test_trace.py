@@ -131,7 +131,7 @@ def pull_and_ended_rooms_are_traced():
         assert "offer" in p.shown("d0", "trace", "7", "--role", "pull")
 
 
-def room_that_hangs_shows_until_now():
+def hanging_room_is_shown_until_now():
     with Pair() as p:
         p.open(5, "recv", sources=[p.prefill.endpoint])
         p.decode.cmd("room.bind", room="5", views={"kv": {"pages": [3, 4]}})
@@ -149,7 +149,7 @@ def room_that_hangs_shows_until_now():
         assert "enough" in out and not [s for s in steps(out) if s[3] == "now"], out
 
 
-def other_side_that_nobody_opened_is_told():
+def unopened_other_side_is_reported():
     with Pair() as p:
         p.open(5, "recv", sources=[p.prefill.endpoint])
         p.decode.cmd("room.bind", room="5", views={"kv": {"pages": [3, 4]}})
@@ -242,7 +242,7 @@ def hostile_figures_are_refused(p, theirs):
                 assert set(span["traceId"]) <= set("0123456789abcdef"), span
 
 
-def what_engines_call_it_is_told_to_both_sides():
+def request_id_of_engine_is_shown_on_both_sides():
     with Pair("[daemon]\nlog_rooms = all\n") as p:
         p.open(3, "recv", sources=[p.prefill.endpoint], request_id="cmpl-8a.1/2",
                traceparent=TRACEPARENT)
@@ -273,7 +273,7 @@ def what_engines_call_it_is_told_to_both_sides():
         assert p.prefill.cmd("room.show", room="4")["request_id"] == "mine"
 
 
-def names_that_are_none_are_refused():
+def invalid_names_are_refused():
     bad = {"request_id": ["", "x" * 129, "a b", "tab\t", 'quo"te', "back\\slash", "é", "\x7f"],
            "traceparent": ["", "garbage", TRACEPARENT + "0", TRACEPARENT[:-1],
                            TRACEPARENT.upper(), TRACEPARENT.replace("-", "_"),
@@ -290,7 +290,7 @@ def names_that_are_none_are_refused():
         assert json.loads(p.shown("p0", "--json", "rooms"))["total"] == 0
 
 
-def only_ones_own_rooms_are_told():
+def only_own_rooms_are_shown():
     with Pair() as p:
         p.push(11)
         stranger = Engine(p.b, "stranger")
@@ -471,7 +471,7 @@ def long_page_lists_are_planned_whole():
         assert json.loads(plans)["bytes"] == did["bytes"] == 1000 * 2048, (did, plans[-99:])
 
 
-def source_that_sends_nothing_is_planned_so():
+def source_without_rows_is_in_the_plan():
     with Pair() as p:
         Cache(p.prefill, name="kv1", rank=1)
         sources = [dict(endpoint=p.prefill.endpoint, pool=name) for name in ("kv", "kv1")]
@@ -485,7 +485,7 @@ def source_that_sends_nothing_is_planned_so():
         assert "field k: nothing wanted from rank 1" in out, out
 
 
-def rooms_that_cannot_be_planned_say_why():
+def rooms_not_plannable_have_a_reason():
     with Pair() as p:
         def refused(name, words, *args):
             status, out, err = p.ctl(name, "plan", "--explain", "--room", *args)
@@ -558,12 +558,12 @@ def bytes_in_other_order_and_memory_are_compared():
             "tokens 0-63" in out, (out, err)
 
 
-run([bytes_of_both_sides_are_compared, bytes_in_other_order_and_memory_are_compared, layouts_are_shown_and_can_be_planned,
-     room_is_planned_as_it_was_moved,
-     long_page_lists_are_planned_whole, source_that_sends_nothing_is_planned_so,
-     rooms_that_cannot_be_planned_say_why, push_is_seen_from_both_sides,
-     pull_and_ended_rooms_are_traced, room_that_hangs_shows_until_now,
-     other_side_that_nobody_opened_is_told, other_host_is_joined_and_its_clock_aligned,
-     what_engines_call_it_is_told_to_both_sides, names_that_are_none_are_refused,
-     only_ones_own_rooms_are_told, room_with_many_chunks_keeps_its_first_and_its_end,
+run([bytes_of_both_sides_are_compared, bytes_in_other_order_and_memory_are_compared,
+     layouts_are_shown_and_can_be_planned, room_is_planned_as_it_was_moved,
+     long_page_lists_are_planned_whole, source_without_rows_is_in_the_plan,
+     rooms_not_plannable_have_a_reason, push_is_seen_from_both_sides,
+     pull_and_ended_rooms_are_traced, hanging_room_is_shown_until_now,
+     unopened_other_side_is_reported, other_host_is_joined_and_its_clock_aligned,
+     request_id_of_engine_is_shown_on_both_sides, invalid_names_are_refused,
+     only_own_rooms_are_shown, room_with_many_chunks_keeps_its_first_and_its_end,
      files_for_other_tools])

@@ -120,7 +120,7 @@ def local_device_to_device_is_copied_once():
          ("device", 0, 40, 40), READ)
 
 
-def local_memfd_to_device_is_staged_by_who_copies():
+def local_memfd_to_device_is_staged_by_the_copier():
     used("local", ("memfd", "cuda_ipc"), APART, ("memfd", 0, 40, 0), ("memfd", 1, 40, 40),
          READ)
 
@@ -163,7 +163,7 @@ def chunks_of_both_kinds_add_up():
 
 # ---- ucx by tcp: a slice of rows of 16 KiB and more from where they lie, and into 32 ----
 
-def ucx_long_rows_are_sent_from_where_they_lie():
+def ucx_long_rows_are_sent_in_place():
     used("ucx", ("memfd", "memfd"), CLOSE, ("", 0, 8, 1), ("", 0, 8, 1))
 
 
@@ -175,7 +175,7 @@ def ucx_few_short_rows_land_where_they_belong():
     used("ucx", ("memfd", "memfd"), APART, ("", 1, 40, 1), ("", 0, 40, 1))
 
 
-def ucx_memory_that_it_may_not_touch_is_packed():
+def ucx_inaccessible_memory_is_packed():
     used("ucx", ("vm", "shm"), CLOSE, ("", 1, 8, 1), ("", 1, 8, 1))
     used("ucx", ("cuda_ipc", "cuda_vmm"), CLOSE, ("", 1, 8, 1), ("", 1, 8, 1))
 
@@ -208,10 +208,10 @@ if __name__ == "__main__":
         shm_vm_by_the_ring_is_staged_on_both_sides,
         shm_device_by_the_ring_is_staged_on_both_sides,
         local_device_to_device_is_copied_once,
-        local_memfd_to_device_is_staged_by_who_copies, tcp_rows_are_named,
+        local_memfd_to_device_is_staged_by_the_copier, tcp_rows_are_named,
         tcp_small_transfer_is_copied_into_its_request, tcp_vm_is_packed_posix_shm_is_not,
         tcp_device_is_packed, chunks_of_both_kinds_add_up,
-        ucx_long_rows_are_sent_from_where_they_lie, ucx_short_rows_are_packed,
+        ucx_long_rows_are_sent_in_place, ucx_short_rows_are_packed,
         ucx_few_short_rows_land_where_they_belong,
-        ucx_memory_that_it_may_not_touch_is_packed, trace_follows_a_chunk]
+        ucx_inaccessible_memory_is_packed, trace_follows_a_chunk]
     run([c for c in cases if not sys.argv[1:] or c.__name__ in sys.argv[1:]])

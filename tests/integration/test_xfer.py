@@ -190,7 +190,7 @@ def list_outlives_a_session_there():
         third.close()
 
 
-def region_registered_after_attaching_is_told():
+def region_registered_after_attaching_is_sent():
     """Without being asked for; until then it is not known."""
     with Agents("shm") as t:
         later = Cache(t.b, "memfd")
@@ -233,7 +233,7 @@ def wrong_secret_opens_nothing():
                     secret="0" * 32)
 
 
-def session_that_ended_is_not_attached():
+def ended_session_is_not_attached():
     with Agents("shm") as t:
         t.a.cmd("peer.attached", attach=t.peer)
         t.b.close()
@@ -253,7 +253,7 @@ if __name__ == "__main__":
          ucx_vm_and_shm_write_and_read, tcp_memfd_write_and_read,
          tcp_vm_and_shm_write_and_read, long_list_by_memfd,
          session_ends_while_its_list_is_read, list_outlives_a_session_there,
-         unregistered_memory_is_out_of_reach, region_registered_after_attaching_is_told,
+         unregistered_memory_is_out_of_reach, region_registered_after_attaching_is_sent,
          region_registered_after_attaching,
          wrong_secret_opens_nothing,
-         session_that_ended_is_not_attached])
+         ended_session_is_not_attached])
