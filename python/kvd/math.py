@@ -6,6 +6,8 @@ with attention elsewhere: the daemon's kernels in this process.
     batch = Batch(queries=[1, 40], page_counts=[2, 3], pages=[7, 9, 4, 1, 2], lengths=[20, 40])
     o, lse = attend(q, cache, batch, scale=128 ** -0.5)
 
+    merge(o, lse, (seat_o, seat_m, seat_l))    # with attention to other tokens
+
 For each query token and head, lse is the natural logarithm of the sum of exp(score), and o is
 normalised: parts with (o1, lse1) and (o2, lse2) have o = (o1 * exp(lse1) + o2 * exp(lse2)) /
 (exp(lse1) + exp(lse2)). A query token that attends to no token has o = 0 and lse = -inf.
@@ -77,7 +79,8 @@ class Cache:
     bf16, fp16 or fp32; K and V: multiples of 16 values, at most 1024. In memory dimensions may be
     in any order but for the last one."""
 
-    __slots__ = ("mla", "pages", "heads", "page_tokens", "dqk", "dv", "_packed", "_keep")
+    __slots__ = ("mla", "pages", "heads", "page_tokens", "dqk", "dv", "_packed", "_keep",
+                 "_places")
 
     def __init__(self, kv, dv, *, v=None):
         kv, at, kind, shape, strides = _array("kv", kv, (3, 4) if v is None else (4,))
@@ -99,6 +102,13 @@ class Cache:
         self._packed = (not self.mla, kind, self.heads, dqk, dv, self.pages, self.page_tokens,
                         *((a, s[0], s[2], s[1]) for a, s in ((at, strides), (at_v, strides_v))))
         self._keep = kv, v
+        self._places = [(tensor, address) for tensor, address in ((kv, at), (v, at_v))
+                        if hasattr(tensor, "data_ptr")]
+
+    def _check_place(self):
+        """Tensors of torch may be given up, and others may get their memory."""
+        if any(tensor.data_ptr() != address for tensor, address in self._places):
+            raise ValueError("cache: its tensor has other memory now; make a new Cache")
 
 
 class Batch:
@@ -141,23 +151,16 @@ class Batch:
         return np.repeat(lengths - np.cumsum(counts), counts) + np.arange(1, self.tokens + 1)
 
 
-def _results(out, shape):
-    """(o, lse) as arrays of fp32, and their addresses."""
-    if out is None:
-        out = np.empty(shape, np.float32), np.empty(shape[:2], np.float32)
-    if not isinstance(out, (tuple, list)) or len(out) != 2:
-        raise ValueError("out: a pair (o, lse), not %s" % _check.came(out))
-    at = []
-    for name, thing, wanted in zip(("out[0]", "out[1]"), out, (shape, shape[:2])):
-        thing, address, kind, have, strides = _array(name, thing, (len(wanted),))
-        dense = 0 in have or all(n < 2 or s == 4 * int(np.prod(wanted[i + 1:], dtype=np.int64))
-                    for i, (n, s) in enumerate(zip(have, strides)))
-        if kind != 2 or have != wanted or not dense:
-            raise ValueError("%s: not a contiguous float32 array of shape %s" % (name, wanted))
-        if isinstance(thing, np.ndarray) and not thing.flags.writeable:
-            raise ValueError("%s: read-only" % name)
-        at.append(address)
-    return out, at
+def _floats(name, thing, shape, writable=True):
+    """(array, its address), float32 and contiguous, of this shape."""
+    thing, address, kind, have, strides = _array(name, thing, (len(shape),))
+    dense = 0 in have or all(n < 2 or s == 4 * int(np.prod(shape[i + 1:], dtype=np.int64))
+                             for i, (n, s) in enumerate(zip(have, strides)))
+    if kind != 2 or have != shape or not dense:
+        raise ValueError("%s: not a contiguous float32 array of shape %s" % (name, shape))
+    if writable and isinstance(thing, np.ndarray) and not thing.flags.writeable:
+        raise ValueError("%s: read-only" % name)
+    return thing, address
 
 
 def attend(q, cache, batch, *, scale, softcap=0.0, isa="auto", threads=1, out=None):
@@ -180,13 +183,40 @@ def attend(q, cache, batch, *, scale, softcap=0.0, isa="auto", threads=1, out=No
     _check.integer("q.shape[2]", dqk, cache.dqk, cache.dqk)
     if heads > 1 and tokens and strides[1] != dqk * _BYTES[kind]:
         raise ValueError("q: heads are %d bytes apart, not %d" % (strides[1], dqk * _BYTES[kind]))
-    out, (o, lse) = _results(out, (tokens, heads, cache.dv))
-    _kvd.math_attend((at, kind, tokens, heads, strides[0], o, lse), cache._packed, batch._packed,
+    if out is None:
+        out = np.empty((tokens, heads, cache.dv), np.float32), np.empty((tokens, heads), np.float32)
+    if not isinstance(out, (tuple, list)) or len(out) != 2:
+        raise ValueError("out: a pair (o, lse), not %s" % _check.came(out))
+    o = _floats("out[0]", out[0], (tokens, heads, cache.dv))
+    lse = _floats("out[1]", out[1], (tokens, heads))
+    cache._check_place()
+    _kvd.math_attend((at, kind, tokens, heads, strides[0], o[1], lse[1]), cache._packed,
+                     batch._packed,
                      _number("scale", scale), _number("softcap", softcap),
                      _check.instance("isa", isa, str, "a str"),
                      _check.integer("threads", threads, 1, THREADS_MAX))
     del keep
     return out
+
+
+def merge(o, lse, there, *, at=None):
+    """Merge the results of attend(), in place, with attention of the same rows to other tokens:
+    there, as kvd.Attend returns it: (o [rows, dv], m [rows], l [rows]), of which row t * heads + h
+    is of head h. at: numbers of the query tokens; None: all, in order. Bits are the same in both
+    orders, and a row whose l is 0 changes none."""
+    shape = _array("o", o, (3,))[3]
+    tokens, heads, dv = shape
+    o = _floats("o", o, shape)
+    lse = _floats("lse", lse, shape[:2])
+    numbers = np.arange(tokens, dtype=np.uint32).tobytes() if at is None else _check.u32s("at", at)
+    rows = len(numbers) // 4 * heads
+    if not isinstance(there, (tuple, list)) or len(there) != 3:
+        raise ValueError("there: (o, m, l), not %s" % _check.came(there))
+    parts = [_floats("there[%d]" % i, part, (rows, dv)[:1 + (i == 0)], writable=False)
+             for i, part in enumerate(there)]
+    _kvd.math_merge(o[1], lse[1], tokens, _check.integer("o.shape[1]", heads, 0, HEADS_MAX),
+                    _check.integer("o.shape[2]", dv, 0, DIMS_MAX), numbers,
+                    *(part[1] for part in parts))
 
 
 def _number(name, value):

@@ -7,6 +7,9 @@
  */
 #include "python/src/ext.h"
 
+#include <math.h>
+
+#include "daemon/math/merge.h"
 #include "daemon/math/pick.h"
 #include "python/src/paged.h"
 
@@ -114,6 +117,60 @@ static PyObject *attend(PyObject *Py_UNUSED(module), PyObject *args)
 	return NULL;
 }
 
+struct merging {
+	float *o, *lse;
+	struct merge_part there;
+	const uint32_t *at;
+	uint32_t count, tokens, heads, dv;
+};
+
+/* The part that lse stands for has the sum 1, or none. */
+static void merge_row(const struct merging *m, size_t row, size_t there)
+{
+	float *o = m->o + row * m->dv, *lse = m->lse + row,
+	      sum = *lse == -INFINITY ? 0 : 1;
+	const struct merge_part parts[2] = {
+		{o, lse, &sum},
+		{m->there.o + there * m->dv, m->there.m + there, m->there.l + there},
+	};
+
+	merge_rows(o, lse, &sum, parts, 2, 1, m->dv);
+	*lse = sum == 0 ? -INFINITY : *lse + logf(sum);
+}
+
+/* (o, lse, tokens, heads, dv, numbers of query tokens, and there: o, m, l) */
+static PyObject *merge(PyObject *Py_UNUSED(module), PyObject *args)
+{
+	struct merging m;
+	unsigned long long at[5];
+	const char *numbers;
+	Py_ssize_t length;
+
+	if (!PyArg_ParseTuple(args, "KKIIIy#KKK", &at[0], &at[1], &m.tokens, &m.heads,
+			      &m.dv, &numbers, &length, &at[2], &at[3], &at[4]) ||
+	    !u32s(numbers, length, &m.at, &m.count))
+		return NULL;
+	m.o = (float *)(uintptr_t)at[0];
+	m.lse = (float *)(uintptr_t)at[1];
+	m.there = (struct merge_part){(const float *)(uintptr_t)at[2],
+				      (const float *)(uintptr_t)at[3],
+				      (const float *)(uintptr_t)at[4]};
+	for (uint32_t i = 0; i < m.count; i++) {
+		if (m.at[i] < m.tokens)
+			continue;
+		PyErr_Format(PyExc_ValueError, "at[%u]: %u, but o has %u query tokens", i,
+			     m.at[i], m.tokens);
+		return NULL;
+	}
+	Py_BEGIN_ALLOW_THREADS for (uint32_t i = 0; i < m.count; i++)
+	{
+		for (uint32_t h = 0; h < m.heads; h++)
+			merge_row(&m, (size_t)m.at[i] * m.heads + h,
+				  (size_t)i * m.heads + h);
+	}
+	Py_END_ALLOW_THREADS Py_RETURN_NONE;
+}
+
 /* Names of the kernels that this process can run, the slowest first. */
 static PyObject *isas(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
@@ -134,6 +191,7 @@ static PyObject *isas(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 
 static PyMethodDef functions[] = {
 	{"math_attend", attend, METH_VARARGS, NULL},
+	{"math_merge", merge, METH_VARARGS, NULL},
 	{"math_isas", isas, METH_NOARGS, NULL},
 	{NULL, NULL, 0, NULL},
 };

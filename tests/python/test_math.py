@@ -311,9 +311,93 @@ def test_tensors_of_torch():
         out = torch.empty(o.shape), torch.empty(lse.shape)
         attend(q, Cache(kv, case.dv), case.batch, scale=case.scale, out=out)
         assert (out[0].numpy() == o).all() and (out[1].numpy() == lse).all()
+    cache = Cache(torch.zeros(5, 2, 16, 64), 32)
+    cache._keep[0].untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="^cache: its tensor has other memory"):
+        attend(zeros(4, 4, 32), cache, Batch(**GOOD), scale=1)
     for tensor in (q.to("meta"), q.double(), q.to(torch.float8_e4m3fn)):
         with pytest.raises(ValueError, match="^q: "):
             attend(tensor, case.cache, case.batch, scale=1)
+
+
+# ---- merging ----
+
+
+def zeros(*shape, dtype=np.float32):
+    return np.zeros(shape, dtype)
+
+
+def halves(case, cut):
+    """Attention to tokens [0, cut) of each request, and to those behind, as (o, m, l)."""
+    ends = np.asarray(case.ends)
+    queries, counts = [n for n, _ in case.requests], [len(table) for table in case.tables]
+    near = Batch(queries, counts, np.concatenate(case.tables), ends=np.minimum(ends, cut))
+    assert cut % case.page_tokens == 0
+    skip = cut // case.page_tokens
+    later = [table[skip:] for table in case.tables]
+    far = Batch(queries, [len(table) for table in later], np.concatenate(later),
+                ends=np.maximum(ends - cut, 0))
+    o, lse = attend(case.q, case.cache, far, scale=case.scale)
+    empty = np.isneginf(lse)
+    there = [o.reshape(-1, case.dv), np.where(empty, np.nan, lse - 1).reshape(-1).astype("f4"),
+             np.where(empty, 0, np.e).reshape(-1).astype("f4")]
+    there[0][empty.reshape(-1)] = np.nan  # neither is read
+    return attend(case.q, case.cache, near, scale=case.scale), there
+
+
+def test_parts_are_merged():
+    case = Case(RAGGED)
+    for cut in (16, 32, 400):
+        (o, lse), there = halves(case, cut)
+        kvd_math.merge(o, lse, there)
+        case.judge((o, lse))
+    (o, lse), there = halves(case, 0)  # nothing here
+    assert not o.any() and np.isneginf(lse).all()
+    kvd_math.merge(o, lse, there)
+    case.judge((o, lse))
+
+
+def test_some_query_tokens_are_merged():
+    """In any order; the others keep their bits."""
+    case = Case(RAGGED)
+    (o, lse), there = halves(case, 16)
+    alone = o.copy(), lse.copy()
+    whole = o.copy(), lse.copy()
+    kvd_math.merge(*whole, there)
+    at = np.random.default_rng(3).permutation(len(o))[:99]
+    some = [np.ascontiguousarray(part.reshape(len(o), case.heads, -1)[at].reshape(
+        (99 * case.heads,) + part.shape[1:])) for part in there]
+    kvd_math.merge(o, lse, some, at=at)
+    others = np.setdiff1d(np.arange(len(o)), at)
+    for got, merged, before in zip((o, lse), whole, alone):
+        assert (got[at] == merged[at]).all() and (got[others] == before[others]).all()
+
+
+O, LSE = zeros(4, 4, 32), zeros(4, 4)
+
+
+def merge(o=None, lse=None, there=None, **how):
+    there = [zeros(16, 32), zeros(16), zeros(16)] if there is None else there
+    kvd_math.merge(O if o is None else o, LSE if lse is None else lse, there, **how)
+
+
+def test_merges_are_refused():
+    merge()
+    merge(there=(zeros(0, 32), zeros(0), zeros(0)), at=[])
+    for wrong, error, words in (
+            (dict(at=[0, 1, 2, 4]), ValueError, "at[3]: 4, but o has 4 query tokens"),
+            (dict(at=[0, 1, 2, -1]), ValueError, "at[3]: -1"),
+            (dict(at=[0]), ValueError, "there[0]: not a contiguous float32 array of shape (4, 32)"),
+            (dict(o=zeros(4, 4, 64)[..., :32]), ValueError, "o: not a contiguous"),
+            (dict(o=zeros(16, 32)), ValueError, "o: 2 dimensions, not 3"),
+            (dict(lse=zeros(4, 3)), ValueError, "lse: not a contiguous float32 array of shape (4, 4)"),
+            (dict(there=(zeros(16, 32), zeros(16))), ValueError, "there: (o, m, l), not"),
+            (dict(there=(zeros(16, 32), zeros(16), zeros(15))), ValueError, "there[2]: not a"),
+            (dict(there=(zeros(16, 16), zeros(16), zeros(16))), ValueError, "there[0]: not a"),
+            (dict(lse=np.frombuffer(bytes(64), np.float32).reshape(4, 4)), ValueError,
+             "lse: read-only")):
+        with pytest.raises(error, match=re.escape(words)):
+            merge(**wrong)
 
 
 # ---- threads and forks ----
@@ -426,10 +510,6 @@ def test_batches_are_refused(wrong, error, words):
         Batch(**{**GOOD, **wrong})
 
 
-def zeros(*shape, dtype=np.float32):
-    return np.zeros(shape, dtype)
-
-
 def strided(shape, strides):
     return np.lib.stride_tricks.as_strided(zeros(64), shape, strides)
 
@@ -465,7 +545,6 @@ def call(q=zeros(4, 4, 32), kv=zeros(5, 2, 16, 64), dv=32, batch=None, **how):
     return attend(q, Cache(kv, dv), Batch(**{**GOOD, **(batch or {})}), **{"scale": 1.0, **how})
 
 
-O, LSE = zeros(4, 4, 32), zeros(4, 4)
 CALLS = [
     (dict(batch=dict(pages=[4, 0, 5])), ValueError, "pages[2]: 5, but the cache has 5 pages"),
     (dict(batch=dict(pages=[2 ** 32 - 1, 0, 1])), ValueError, "pages[0]: 4294967295, but"),
