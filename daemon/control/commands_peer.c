@@ -17,6 +17,7 @@
 
 #define CONNECT_MS_DEFAULT 5000
 #define CONNECT_MS_MAX 600000
+#define LIST_MAX 65536 /* the limit of option `peers` */
 
 /* a pending peer.connect */
 struct connect {
@@ -233,30 +234,58 @@ static bool list_past(cJSON *out, const struct peer_past *past, uint64_t now_ns)
 	return false;
 }
 
+struct list_args {
+	uint32_t limit;
+};
+
+/* Those without a data connection first, so that a limit does not hide them. */
+static bool list_known(cJSON *out, const struct request *req, uint64_t now_ns)
+{
+	const struct list_args *args = request_args(req);
+	const struct list *remotes = handshake_remotes(req->kvd->handshake);
+	const struct remote *remote;
+	uint32_t left = args->limit;
+
+	for (int ready = 0; ready <= 1; ready++) {
+		list_foreach(remote, remotes, link) {
+			if (left == 0)
+				return true;
+			if (remote->ready != (bool)ready)
+				continue;
+			if (!list_one(out, remote, now_ns, req->session->admin))
+				return false;
+			left--;
+		}
+	}
+	return true;
+}
+
+/* The last ones. Only administrators see which daemons could not be reached. */
+static bool list_lost(cJSON *out, const struct request *req, uint64_t now_ns)
+{
+	const struct list_args *args = request_args(req);
+	const struct list *past = peers_past(req->kvd->peers);
+	uint32_t left = req->session->admin ? args->limit : 0;
+
+	for (const struct list *at = past->prev; at != past && left;
+	     at = at->prev, left--)
+		if (!list_past(out, list_entry(at, struct peer_past, link), now_ns))
+			return false;
+	return true;
+}
+
 static int run_list(struct request *req)
 {
 	cJSON *result = request_result(), *out, *lost;
 	uint64_t now_ns = loop_now_ns(req->kvd->loop);
-	const struct remote *remote;
-	const struct peer_past *past;
-	bool ok;
 
 	if (!result)
 		return err_pass(-ENOMEM);
 	out = cJSON_AddArrayToObject(result, "peers");
 	lost = cJSON_AddArrayToObject(result, "lost");
-	ok = out && lost;
-	list_foreach(remote, handshake_remotes(req->kvd->handshake), link) {
-		if (!ok)
-			break;
-		ok = list_one(out, remote, now_ns, req->session->admin);
-	}
-	list_foreach(past, peers_past(req->kvd->peers), link) {
-		if (!ok || !req->session->admin) /* peers that could not be reached */
-			break;
-		ok = list_past(lost, past, now_ns);
-	}
-	return request_finish(req, result, ok);
+	return request_finish(req, result,
+			      out && lost && list_known(out, req, now_ns) &&
+				      list_lost(lost, req, now_ns));
 }
 
 static const struct field connect_fields[] = {
@@ -266,6 +295,12 @@ static const struct field connect_fields[] = {
 	      CONNECT_MS_MAX, "Milliseconds to wait; default 5000"),
 	F_END,
 };
+static const struct field list_fields[] = {
+	F_INT("limit", list_args, limit, DEFAULT(LIST_MAX), 1, LIST_MAX,
+	      "Maximum number of records of each list; peers without a data connection, "
+	      "and the latest lost ones, come first"),
+	F_END,
+};
 const struct command peer_commands[] = {
 	{"peer.connect",
 	 "Connect to another daemon; reply when the control and data connections are up",
@@ -273,7 +308,7 @@ const struct command peer_commands[] = {
 	{"peer.list",
 	 "List the peers. Administrators also see why peers failed, and those lost "
 	 "within the last ten minutes",
-	 NULL, 0, run_list,
+	 list_fields, 0, run_list,
 	 "peers: {endpoint, instance, state, transport, path, crypto (protection of "
 	 "data in transit: none, aes128gcm, or aes128gcm-ktls: by this host's kernel, "
 	 "for all streams in both directions), passed_over (transports that could not "

@@ -507,7 +507,7 @@ static int envelope_check(struct request *req, const char **name_p)
 
 static int permit(const struct session *session, const struct command *cmd)
 {
-	if (!session->greeted && !(cmd->flags & COMMAND_NO_HELLO))
+	if (!session->greeted && !session->own && !(cmd->flags & COMMAND_NO_HELLO))
 		return err_raise(ERR_STATE,
 				 "%s: not allowed before hello; send hello first",
 				 cmd->name);

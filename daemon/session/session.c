@@ -57,7 +57,8 @@ static void on_drained(struct loop_defer *defer)
 	assert(!idmap_count(&session->regions) && !idmap_count(&session->pools));
 	log_debug("session", NULL, "drained", "session=%ju", (uintmax_t)session->id);
 	list_remove(&session->link);
-	metrics_sub(&kvd->metrics, METRIC_SESSIONS, 1);
+	if (!session->own)
+		metrics_sub(&kvd->metrics, METRIC_SESSIONS, 1);
 	if (--kvd->session_count == 0)
 		session_clock_stop(kvd);
 	MODULES_EACH(kvd, m)
@@ -99,8 +100,8 @@ static int session_init(struct session *session, const struct session_peer *peer
 	return err_pass(r);
 }
 
-int session_new(struct kvd *kvd, const struct session_peer *peer, void *conn,
-		struct session **session_p)
+static int session_make(struct kvd *kvd, const struct session_peer *peer, void *conn,
+			struct session **session_p)
 {
 	const size_t member = offsetof(struct module, session_bytes);
 	struct {
@@ -136,16 +137,26 @@ int session_new(struct kvd *kvd, const struct session_peer *peer, void *conn,
 	session->id = ++kvd->next_session_id;
 	list_push_back(&kvd->sessions, &session->link);
 	kvd->session_count++;
+	*session_p = session;
+	return 0;
+}
+
+int session_new(struct kvd *kvd, const struct session_peer *peer, void *conn,
+		struct session **session_p)
+{
+	int r = session_make(kvd, peer, conn, session_p);
+
+	if (r < 0)
+		return err_pass(r);
 	metrics_add(&kvd->metrics, METRIC_SESSIONS, 1);
 	metrics_add(&kvd->metrics, METRIC_SESSIONS_OPENED, 1);
-	*session_p = session;
 	return 0;
 }
 
 int session_new_own(struct kvd *kvd, const char *name, struct session **session_p)
 {
 	const struct session_peer self = {.uid = geteuid(), .gid = getegid(), .fd = -1};
-	int r = session_new(kvd, &self, NULL, session_p);
+	int r = session_make(kvd, &self, NULL, session_p);
 
 	if (r < 0)
 		return err_pass(r);

@@ -100,8 +100,8 @@ struct session_peer {
 int session_new(struct kvd *kvd, const struct session_peer *peer, void *conn,
 		struct session **session_p);
 
-/* An internal session, for memory and rooms without an engine. `name` as a client has
- * one. */
+/* An internal session, for memory, rooms and commands without an engine; in no metric of
+ * sessions. `name` as a client has one. */
 int session_new_own(struct kvd *kvd, const char *name, struct session **session_p);
 /* Of its process; internal session: this process. 0: not visible here. */
 pid_t session_pid(const struct session *session);
