@@ -1,8 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cluster: the module: groups, and the loads that are published in them. */
+/*
+ * cluster: the module: groups, and the loads that are published in them. A daemon whose
+ * directory does not respond is degraded, not unhealthy, since its rooms continue; how
+ * long that lasts, and which groups may be out of date meanwhile, are figures. Without
+ * the option cluster there is no directory that could fail: the series is absent.
+ */
 #include <errno.h>
 
 #include "daemon/base/mem.h"
+#include "daemon/cluster/cluster_metrics.h"
 #include "daemon/cluster/commands_group.h"
 #include "daemon/cluster/groups.h"
 #include "daemon/cluster/loads.h"
@@ -11,6 +17,7 @@
 #include "daemon/session/session.h"
 
 struct cluster {
+	const struct kvd *kvd;
 	struct groups *groups;
 	struct loads *loads;
 };
@@ -37,6 +44,7 @@ static int cluster_new(struct kvd *kvd, void **part_p)
 	if (!cluster)
 		return err_pass(-ENOMEM);
 	*part_p = cluster;
+	cluster->kvd = kvd;
 	kvd->names = &groups_names;
 	r = groups_new(kvd, &cluster->groups);
 	if (r >= 0)
@@ -94,6 +102,47 @@ static bool cluster_health(const void *part, struct err *why_p)
 	return false;
 }
 
+/* ---- figures ---- */
+
+static const struct metric_row cluster_metrics[] = {
+#define CLUSTER_METRIC_ROW(id, type, unit, name, help) \
+	METRIC_OWN(CLUSTER_METRIC_##id, type, unit, name, help),
+	CLUSTER_METRICS(CLUSTER_METRIC_ROW)
+#undef CLUSTER_METRIC_ROW
+};
+
+static bool add_group(void *arg, const char *group, unsigned int entries, bool synced)
+{
+	uint64_t *cells = arg;
+
+	(void)group;
+	cells[CLUSTER_METRIC_ENTRIES] += entries;
+	cells[CLUSTER_METRIC_UNSYNCED] += !synced;
+	return true;
+}
+
+static void cluster_cells(const void *part, uint64_t *cells)
+{
+	const struct cluster *cluster = part;
+	struct groups_state state;
+
+	groups_state(cluster->groups, &state);
+	groups_each_watch(cluster->groups, add_group, cells); /* at most 4096 */
+	cells[CLUSTER_METRIC_UP] = *state.where ? state.directory.up : METRIC_ABSENT;
+	cells[CLUSTER_METRIC_DOWN] =
+		state.directory.up
+			? 0
+			: loop_now_ns(cluster->kvd->loop) - state.directory.since_ns;
+	cells[CLUSTER_METRIC_PLACES] = state.places;
+	cells[CLUSTER_METRIC_WATCHES] = state.watches;
+	cells[CLUSTER_METRIC_KEYS] = state.keys;
+	cells[CLUSTER_METRIC_KEYS_UNKNOWN] = state.keys_unknown;
+	cells[CLUSTER_METRIC_PUTS] = state.directory.puts;
+	cells[CLUSTER_METRIC_EVENTS] = state.directory.events;
+	cells[CLUSTER_METRIC_RECONNECTS] = state.directory.reconnects;
+	cells[CLUSTER_METRIC_REFUSED] = state.directory.refused;
+}
+
 static const struct command *const cluster_tables[] = {group_commands, NULL};
 
 const struct module cluster_module = {
@@ -111,5 +160,8 @@ const struct module cluster_module = {
 	.session_end = cluster_session_end,
 	.pool_coming = cluster_pools_changed,
 	.pool_going = cluster_pools_changed,
+	.metrics = cluster_metrics,
+	.metric_count = CLUSTER_METRIC_END,
+	.figures = cluster_cells,
 	.health = cluster_health,
 };

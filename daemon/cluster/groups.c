@@ -288,6 +288,8 @@ void groups_state(const struct groups *groups, struct groups_state *state_p)
 	};
 	groups->directory->ops->state(groups->directory, &state_p->directory);
 	state_p->directory.refused += groups->refused;
+	if (groups->trust)
+		trust_counts(groups->trust, &state_p->keys, &state_p->keys_unknown);
 }
 
 enum groups_trust groups_trust(const struct groups *groups)

@@ -127,7 +127,8 @@ struct groups_state {
 	const char *kind, *where; /* local, etcd; the option */
 	struct directory_state directory;
 	uint64_t lease_ns;
-	unsigned int places, watches; /* of sessions; groups that are read */
+	unsigned int places, watches;	 /* of sessions; groups that are read */
+	unsigned int keys, keys_unknown; /* trust.h; unknown: of keys, without an entry */
 };
 void groups_state(const struct groups *groups, struct groups_state *state_p);
 /* Each place of sessions and of the daemon itself, with its record; false: stop. */

@@ -217,6 +217,13 @@ int trust_dial(struct trust *trust, const struct record *record)
 	return 0;
 }
 
+void trust_counts(const struct trust *trust, unsigned int *keys_p,
+		  unsigned int *unknown_p)
+{
+	*keys_p = (unsigned int)strmap_count(&trust->keys);
+	*unknown_p = trust->looked;
+}
+
 const struct link_vouch *trust_vouch(const struct trust *trust)
 {
 	return &trust->vouch;

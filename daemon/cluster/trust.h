@@ -26,6 +26,9 @@ const struct link_vouch *trust_vouch(const struct trust *trust);
 void trust_free(struct trust *trust); /* NULL is fine */
 /* An entry names this key at this endpoint: it is about to be dialled. ERR_NOMEM. */
 int trust_dial(struct trust *trust, const struct record *record);
+/* Keys that are known or looked up; those of them without an entry. */
+void trust_counts(const struct trust *trust, unsigned int *keys_p,
+		  unsigned int *unknown_p);
 /* The group of a key. */
 void trust_group(const char *key, char group[PLACE_GROUP_MAX]);
 

@@ -241,9 +241,12 @@ static bool is_time(const cJSON *metric)
 	const char *unit = cJSON_GetStringValue(cJSON_GetObjectItem(metric, "unit"));
 	const char *name = cJSON_GetStringValue(cJSON_GetObjectItem(metric, "name"));
 
-	/* a file system's room is looked at from time to time */
+	/* a file system's room is looked at, and loads are published, from time to time
+	 */
 	return (unit && strcmp(unit, "seconds") == 0) ||
 	       (name && (strncmp(name, "process_", 8) == 0 ||
+			 strcmp(name, "cluster_puts_total") == 0 ||
+			 strcmp(name, "cluster_events_total") == 0 ||
 			 strcmp(name, "chunk_file_system_free_bytes") == 0));
 }
 
