@@ -224,6 +224,11 @@ static const struct setting options[] = {
 		 "mode of the control socket. The server has no authentication, so "
 		 "only loopback addresses and Unix sockets are allowed. Empty: no "
 		 "server."},
+	{"metrics", "metrics_rooms", SETTING_BOOL, FIELD(metrics_rooms), .preset = "no",
+	 .reload = true,
+	 .help = "The status page also shows open rooms, failed rooms, and errors of "
+		 "peers, of all users, to everyone who can connect to "
+		 "metrics_listen."},
 
 	{"rooms", "rooms", SETTING_COUNT, FIELD(rooms_max), .preset = "65536", .min = 1,
 	 .max = 1 << 24, .help = "Limit of open rooms."},

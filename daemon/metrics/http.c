@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One thread of libmicrohttpd accepts, reads, replies and writes. For metrics it posts a
- * request to the loop's mailbox and waits while the loop copies them. A client that asks
- * more often than every FRESH_NS gets the previous copy, so any number of requests takes
- * at most a few turns a second. If the loop does not answer for ANSWER_NS every request
- * is a 503: this is the purpose of /livez.
+ * One thread of libmicrohttpd accepts, reads, replies and writes. For metrics, and for
+ * the status of rooms and peers, it posts a request to the loop's mailbox and waits while
+ * the loop copies them. A client that asks more often than every FRESH_NS
+ * (STATUS_FRESH_NS) gets the previous copy, so any number of requests takes at most a few
+ * turns a second. If the loop does not answer for ANSWER_NS the request is a 503: this is
+ * the purpose of /livez.
  *
  * Clients may be slow or never finish. They do not delay each other, since no write
  * blocks, and the oldest connection makes room for a new one, so idle clients cannot lock
@@ -33,12 +34,20 @@
 #include "daemon/metrics/http_lib.h"
 #include "daemon/metrics/http_listen.h"
 #include "daemon/metrics/page.h"
+#include "daemon/metrics/page_status.h"
 
 #define CONNECTIONS_MAX 16u
 #define CONNECTION_BYTES ((size_t)16 << 10) /* of a request */
 #define IDLE_S 10u
 #define FRESH_NS UINT64_C(100000000)
+#define STATUS_FRESH_NS (5 * FRESH_NS)
 #define ANSWER_NS UINT64_C(1000000000)
+
+/* A question to the loop, in its mailbox. */
+struct ask {
+	struct list note;
+	bool asked; /* the loop may write the answer: it is not being read */
+};
 
 struct http {
 	struct kvd *kvd;
@@ -46,60 +55,76 @@ struct http {
 	struct http_listen listen;
 	struct MHD_Daemon *server;
 	struct mailbox box;
-	struct list note; /* in the mailbox: metrics are requested */
+	struct ask ask_figures, ask_status;
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
-	bool asked; /* the loop may write `figures`: they are not being read */
 	bool closing;
 	struct figures figures;
+	struct page_status status;
 	/* used by the server's thread */
-	uint64_t taken_ns;		 /* time of the copy; 0: none */
+	uint64_t taken_ns, status_ns;	 /* times of the copies; 0: none */
 	struct MHD_Response *exposed[2]; /* text of the copy; NULL: not formatted yet */
-	struct list connections;	 /* oldest first */
+	struct MHD_Response *status_text;
+	struct list connections; /* oldest first */
 	unsigned int connection_count;
 };
 
 /* ---- figures ---- */
 
-static void on_note(struct mailbox *box, struct list *item)
+static void http_answer(struct http *http, struct ask *ask)
 {
-	struct http *http = container_of(box, struct http, box);
-
-	assert(item == &http->note);
-	(void)item;
-	figures_take(http->kvd, &http->figures);
 	pthread_mutex_lock(&http->lock);
-	http->asked = false;
+	ask->asked = false;
 	pthread_cond_signal(&http->changed);
 	pthread_mutex_unlock(&http->lock);
 }
 
+static void on_status(struct page_status *status)
+{
+	struct http *http = container_of(status, struct http, status);
+
+	http_answer(http, &http->ask_status);
+}
+
+static void on_note(struct mailbox *box, struct list *item)
+{
+	struct http *http = container_of(box, struct http, box);
+
+	if (item == &http->ask_status.note) {
+		page_status_take(&http->status);
+		return;
+	}
+	figures_take(http->kvd, &http->figures);
+	http_answer(http, &http->ask_figures);
+}
+
 /* False: the loop does not respond. */
-static bool http_ask(struct http *http)
+static bool http_ask(struct http *http, struct ask *ask)
 {
 	struct timespec until = clock_after(ANSWER_NS);
 	bool answered;
 
 	pthread_mutex_lock(&http->lock);
-	if (!http->asked) { /* otherwise the loop has the last request */
-		http->asked = true;
-		mailbox_put(&http->box, &http->note);
+	if (!ask->asked) { /* otherwise the loop has the last request */
+		ask->asked = true;
+		mailbox_put(&http->box, &ask->note);
 	}
-	while (http->asked && !http->closing &&
+	while (ask->asked && !http->closing &&
 	       pthread_cond_clockwait(&http->changed, &http->lock, CLOCK_MONOTONIC,
 				      &until) == 0)
 		;
-	answered = !http->asked && !http->closing;
+	answered = !ask->asked && !http->closing;
 	pthread_mutex_unlock(&http->lock);
 	return answered;
 }
 
-static void exposed_drop(struct http *http)
+static void exposed_drop(const struct http *http, struct MHD_Response **texts,
+			 size_t count)
 {
-	for (size_t i = 0; i < ARRAY_LEN(http->exposed); i++) {
-		if (http->exposed[i])
-			http->lib->MHD_destroy_response(http->exposed[i]);
-		http->exposed[i] = NULL;
+	for (size_t i = 0; i < count; i++) {
+		if (texts[i])
+			http->lib->MHD_destroy_response(texts[i]);
+		texts[i] = NULL;
 	}
 }
 
@@ -108,9 +133,9 @@ static struct figures *http_figures(struct http *http)
 {
 	if (http->taken_ns && clock_ns() - http->taken_ns < FRESH_NS)
 		return &http->figures;
-	exposed_drop(http);
+	exposed_drop(http, http->exposed, ARRAY_LEN(http->exposed));
 	http->taken_ns = 0;
-	if (!http_ask(http))
+	if (!http_ask(http, &http->ask_figures))
 		return NULL;
 	http->taken_ns = clock_ns();
 	figures_read_process(&http->figures);
@@ -207,6 +232,29 @@ static enum MHD_Result serve_metrics(struct http *http, struct MHD_Connection *c
 	return *answer ? http->lib->MHD_queue_response(c, MHD_HTTP_OK, *answer) : MHD_NO;
 }
 
+static enum MHD_Result serve_status(struct http *http, struct MHD_Connection *c)
+{
+	struct text text = {0};
+
+	if (!http->status_ns || clock_ns() - http->status_ns >= STATUS_FRESH_NS) {
+		exposed_drop(http, &http->status_text, 1);
+		http->status_ns = 0;
+		if (!http_ask(http, &http->ask_status))
+			return answer_stuck(http, c);
+		http->status_ns = clock_ns();
+	}
+	if (!http->status_text) {
+		page_status_json(&http->status, &text);
+		if (!text.failed)
+			http->status_text = answer_make(http, "application/json",
+							text.data, text.len);
+		text_fini(&text);
+	}
+	return http->status_text
+		       ? http->lib->MHD_queue_response(c, MHD_HTTP_OK, http->status_text)
+		       : MHD_NO;
+}
+
 static enum MHD_Result serve_live(struct http *http, struct MHD_Connection *c)
 {
 	return http_figures(http) ? answer_text(http, c, MHD_HTTP_OK, "ok\n")
@@ -255,10 +303,8 @@ static const struct {
 	const char *path;
 	enum MHD_Result (*serve)(struct http *http, struct MHD_Connection *c);
 } routes[] = {
-	{"/metrics", serve_metrics},
-	{"/livez", serve_live},
-	{"/readyz", serve_ready},
-	{"/", serve_page},
+	{"/metrics", serve_metrics},	{"/livez", serve_live}, {"/readyz", serve_ready},
+	{"/status.json", serve_status}, {"/", serve_page},
 };
 
 static enum MHD_Result on_request(void *arg, struct MHD_Connection *c, const char *path,
@@ -281,8 +327,9 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *c, const cha
 	for (size_t i = 0; i < ARRAY_LEN(routes); i++)
 		if (strcmp(path, routes[i].path) == 0)
 			return routes[i].serve(http, c);
-	return answer_text(http, c, MHD_HTTP_NOT_FOUND,
-			   "not found; use /, /metrics, /livez or /readyz\n");
+	return answer_text(
+		http, c, MHD_HTTP_NOT_FOUND,
+		"not found; use /, /status.json, /metrics, /livez or /readyz\n");
 }
 
 /* ---- connections ---- */
@@ -367,7 +414,9 @@ int http_new(struct kvd *kvd, struct http **http_p)
 		return err_pass(-ENOMEM);
 	http->kvd = kvd;
 	http->listen.fd = -1;
-	list_init(&http->note);
+	list_init(&http->ask_figures.note);
+	list_init(&http->ask_status.note);
+	page_status_init(&http->status, kvd, on_status);
 	list_init(&http->connections);
 	pthread_mutex_init(&http->lock, NULL);
 	pthread_cond_init(&http->changed, NULL);
@@ -400,8 +449,10 @@ void http_free(struct http *http)
 	http_listen_close(&http->listen);
 	if (http->server)
 		http->lib->MHD_stop_daemon(http->server); /* its thread has ended */
-	exposed_drop(http);
+	exposed_drop(http, http->exposed, ARRAY_LEN(http->exposed));
+	exposed_drop(http, &http->status_text, 1);
 	mailbox_fini(&http->box);
+	page_status_fini(&http->status);
 	pthread_cond_destroy(&http->changed);
 	pthread_mutex_destroy(&http->lock);
 	mem_free(http);
