@@ -61,7 +61,7 @@ struct arena_shelf {
 	uint32_t small_count, main_count;
 	uint64_t *ghosts; /* keys of evicted content, by key */
 	uint64_t ghost_mask;
-	bool haunted; /* there is one */
+	bool has_ghosts; /* there is one */
 };
 
 struct arena_owner {
@@ -267,7 +267,7 @@ static void ghosts_fit(struct arena_shelf *shelf)
 		err_clear();
 		return;
 	}
-	for (uint64_t i = 0; i < have && shelf->haunted; i++) {
+	for (uint64_t i = 0; i < have && shelf->has_ghosts; i++) {
 		if (shelf->ghosts[i])
 			ghosts[shelf->ghosts[i] & (want - 1)] = shelf->ghosts[i];
 	}
@@ -333,7 +333,7 @@ static int slab_join(struct arena_slab *slab, struct arena_shelf *shelf)
 }
 
 /* An owner within its share gives nothing. */
-static void owner_keeps(struct arena_owner *owner)
+static void owner_restore_slabs(struct arena_owner *owner)
 {
 	struct arena *arena = owner->arena;
 
@@ -369,7 +369,7 @@ static void slab_leave(struct arena_slab *slab)
 	list_remove(&slab->link);
 	list_push_front(&arena->free, &slab->link); /* its pages are warm */
 	arena->free_count++;
-	owner_keeps(shelf->owner);
+	owner_restore_slabs(shelf->owner);
 }
 
 static void slab_take(struct arena_slab *slab, struct arena_slot *slot)
@@ -515,7 +515,7 @@ void arena_touch(struct arena_item *item)
 static void ghost_add(struct arena_shelf *shelf, uint64_t key)
 {
 	shelf->ghosts[key & shelf->ghost_mask] = key;
-	shelf->haunted = true;
+	shelf->has_ghosts = true;
 }
 
 static bool ghost_take(struct arena_shelf *shelf, uint64_t key)

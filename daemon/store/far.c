@@ -647,7 +647,7 @@ static int candidate_reached(struct far_one *one)
 }
 
 /* A candidate: queries it once it is up, uses its reply once its pools are known. */
-static void candidate_go_on(struct far_one *one)
+static void candidate_step(struct far_one *one)
 {
 	struct remote *remote = one->remote;
 	int r = 1;
@@ -676,6 +676,6 @@ void far_on_change(struct far *far, struct remote *remote)
 		struct far_one *one = it.value;
 
 		if (one->remote == remote && one->held)
-			candidate_go_on(one);
+			candidate_step(one);
 	}
 }

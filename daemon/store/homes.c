@@ -48,7 +48,7 @@ static void one_begin(struct homes *homes, struct homes_one *one)
 	loop_defer(homes->store->kvd->loop, &homes->walk);
 }
 
-static bool one_walks(const struct homes *homes, const struct homes_one *one)
+static bool one_resyncs(const struct homes *homes, const struct homes_one *one)
 {
 	return one->up && one->walk_at <= homes->store->bucket_mask;
 }
@@ -146,7 +146,7 @@ static void on_flush(struct loop_timer *timer)
 		if (!one->up)
 			continue;
 		left |= !one_flush(homes, one);
-		if (one_walks(homes, one)) /* it stopped at the full line */
+		if (one_resyncs(homes, one)) /* it stopped at the full line */
 			loop_defer(homes->store->kvd->loop, &homes->walk);
 	}
 	if (left)
@@ -166,7 +166,7 @@ static uint32_t walk_set(struct homes *homes, uint64_t *at_p, uint64_t *end_p,
 	for (unsigned int i = 0; i < homes->count; i++) {
 		struct homes_one *one = &homes->ones[i];
 
-		if (!one_walks(homes, one))
+		if (!one_resyncs(homes, one))
 			continue;
 		if (one->note_count >= HOMES_QUEUE_MAX / 2 && !one_flush(homes, one)) {
 			*full_p = true;
@@ -280,7 +280,7 @@ static void on_sums(struct loop_timer *timer)
 
 		if (one->dial.later)
 			one_dial(homes, i);
-		if (!one->up || one_walks(homes, one) || !one_flush(homes, one))
+		if (!one->up || one_resyncs(homes, one) || !one_flush(homes, one))
 			continue;
 		one->asked = handshake_send_index_digest(one->dial.remote, &msg) >= 0;
 		if (!one->asked)
