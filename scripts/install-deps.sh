@@ -67,6 +67,7 @@ prometheus	program:promtool
 chromium	program:chromium
 '
 packages_needs='
+build-essential	file:/usr/share/build-essential
 debhelper	program:dh
 dh-python	program:dh_python3
 python3-setuptools	file:/usr/lib/python3/dist-packages/setuptools
