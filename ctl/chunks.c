@@ -21,31 +21,31 @@ static void chunks_print_remote(const cJSON *remote)
 		       ctl_num(remote, "found"), ctl_bytes(ctl_num(remote, "bytes")),
 		       ctl_num(remote, "retries"), ctl_num(remote, "hedges"),
 		       ctl_num(remote, "hedges_won"));
-	if (ctl_num(remote, "left_out") > 0)
+	if (ctl_num(remote, "suspended") > 0)
 		printf("suspended %.0f slow daemons, temporarily not queried\n",
-		       ctl_num(remote, "left_out"));
+		       ctl_num(remote, "suspended"));
 	if (ctl_num(remote, "holds_total") > 0)
 		printf("remote    %.0f holds of other daemons, %.0f in total\n",
 		       ctl_num(remote, "holds"), ctl_num(remote, "holds_total"));
 }
 
-static void chunks_print_homes(const cJSON *homes, const cJSON *home)
+static void chunks_print_index(const cJSON *nodes, const cJSON *index)
 {
-	if (homes) {
+	if (nodes) {
 		printf("index     %.0f of %.0f nodes up; %.0f updates sent, %.0f "
 		       "resyncs; ",
-		       ctl_num(homes, "up"), ctl_num(homes, "homes"),
-		       ctl_num(homes, "notes"), ctl_num(homes, "resyncs"));
-		printf("%.0f queries, %.0f timeouts\n", ctl_num(homes, "asks"),
-		       ctl_num(homes, "late"));
+		       ctl_num(nodes, "up"), ctl_num(nodes, "nodes"),
+		       ctl_num(nodes, "updates"), ctl_num(nodes, "resyncs"));
+		printf("%.0f queries, %.0f timeouts\n", ctl_num(nodes, "queries"),
+		       ctl_num(nodes, "timeouts"));
 	}
-	if (home) {
+	if (index) {
 		printf("indexed   of %.0f daemons: %.0f chunks of at most %.0f; ",
-		       ctl_num(home, "holders"), ctl_num(home, "holdings"),
-		       ctl_num(home, "most"));
+		       ctl_num(index, "holders"), ctl_num(index, "entries"),
+		       ctl_num(index, "limit"));
 		printf("%.0f not indexed (full); %.0f updates, %.0f queries\n",
-		       ctl_num(home, "unknown"), ctl_num(home, "notes"),
-		       ctl_num(home, "finds"));
+		       ctl_num(index, "unknown"), ctl_num(index, "updates"),
+		       ctl_num(index, "queries"));
 	}
 }
 
@@ -73,8 +73,8 @@ static void chunks_print_head(const cJSON *reply)
 	printf("\nbytes     %s put", ctl_bytes(ctl_num(reply, "put_bytes")));
 	printf(", %s fetched\n", ctl_bytes(ctl_num(reply, "fetched_bytes")));
 	chunks_print_remote(cJSON_GetObjectItemCaseSensitive(reply, "remote"));
-	chunks_print_homes(cJSON_GetObjectItemCaseSensitive(reply, "homes"),
-			   cJSON_GetObjectItemCaseSensitive(reply, "home"));
+	chunks_print_index(cJSON_GetObjectItemCaseSensitive(reply, "index_nodes"),
+			   cJSON_GetObjectItemCaseSensitive(reply, "index"));
 }
 
 static void chunks_print_files(const cJSON *files)

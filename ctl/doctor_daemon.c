@@ -579,7 +579,7 @@ void doctor_peers(struct doctor *d)
 void doctor_chunks(struct doctor *d)
 {
 	cJSON *reply = NULL;
-	const cJSON *files, *homes, *home;
+	const cJSON *files, *nodes, *index;
 	const char *why;
 
 	if (!d->health || ctl_query(d->ctl, "chunk.list", NULL, &reply) != 0)
@@ -612,18 +612,18 @@ void doctor_chunks(struct doctor *d)
 		doctor_say(d, DOCTOR_OK, NULL, "%s of memory%s%s",
 			   ctl_bytes(ctl_num(reply, "memory_bytes")),
 			   files ? ", files in " : "", ctl_str(files, "dir", ""));
-	homes = cJSON_GetObjectItemCaseSensitive(reply, "homes");
-	if (ctl_num(homes, "up") < ctl_num(homes, "homes"))
+	nodes = cJSON_GetObjectItemCaseSensitive(reply, "index_nodes");
+	if (ctl_num(nodes, "up") < ctl_num(nodes, "nodes"))
 		doctor_say(d, DOCTOR_WARN,
 			   "start them with chunk_memory; kvd-ctl peers shows the errors",
 			   "%.0f of %.0f daemons of chunk_index are up",
-			   ctl_num(homes, "up"), ctl_num(homes, "homes"));
-	home = cJSON_GetObjectItemCaseSensitive(reply, "home");
-	if (ctl_num(home, "unknown") > 0)
+			   ctl_num(nodes, "up"), ctl_num(nodes, "nodes"));
+	index = cJSON_GetObjectItemCaseSensitive(reply, "index");
+	if (ctl_num(index, "unknown") > 0)
 		doctor_say(
 			d, DOCTOR_WARN, "raise chunk_index_memory",
 			"the chunk index has no space for %.0f chunks of other daemons",
-			ctl_num(home, "unknown"));
+			ctl_num(index, "unknown"));
 	cJSON_Delete(reply);
 }
 

@@ -680,51 +680,51 @@ static bool add_files(cJSON *result, const struct store_files *f)
 
 static bool add_remote(cJSON *result, const struct store_remote_figures *f)
 {
-	cJSON *far = cJSON_AddObjectToObject(result, "remote");
+	cJSON *remote = cJSON_AddObjectToObject(result, "remote");
 
-	return far && cJSON_AddNumberToObject(far, "stores", f->stores) &&
-	       cJSON_AddNumberToObject(far, "up", f->up) &&
-	       cJSON_AddNumberToObject(far, "left_out", f->left_out) &&
-	       cJSON_AddNumberToObject(far, "found", (double)f->found) &&
-	       cJSON_AddNumberToObject(far, "bytes", (double)f->bytes) &&
-	       cJSON_AddNumberToObject(far, "retries", (double)f->retries) &&
-	       cJSON_AddNumberToObject(far, "hedges", (double)f->hedges) &&
-	       cJSON_AddNumberToObject(far, "hedges_won", (double)f->hedges_won) &&
-	       cJSON_AddNumberToObject(far, "holds_total", (double)f->holds_total) &&
-	       cJSON_AddNumberToObject(far, "holds", f->holds);
+	return remote && cJSON_AddNumberToObject(remote, "stores", f->stores) &&
+	       cJSON_AddNumberToObject(remote, "up", f->up) &&
+	       cJSON_AddNumberToObject(remote, "suspended", f->left_out) &&
+	       cJSON_AddNumberToObject(remote, "found", (double)f->found) &&
+	       cJSON_AddNumberToObject(remote, "bytes", (double)f->bytes) &&
+	       cJSON_AddNumberToObject(remote, "retries", (double)f->retries) &&
+	       cJSON_AddNumberToObject(remote, "hedges", (double)f->hedges) &&
+	       cJSON_AddNumberToObject(remote, "hedges_won", (double)f->hedges_won) &&
+	       cJSON_AddNumberToObject(remote, "holds_total", (double)f->holds_total) &&
+	       cJSON_AddNumberToObject(remote, "holds", f->holds);
 }
 
 static bool add_homes(cJSON *result, const struct store_homes *f)
 {
-	cJSON *homes = f->homes ? cJSON_AddObjectToObject(result, "homes") : NULL;
+	cJSON *nodes = f->homes ? cJSON_AddObjectToObject(result, "index_nodes") : NULL;
 
 	if (!f->homes)
 		return true;
-	return homes && cJSON_AddNumberToObject(homes, "homes", f->homes) &&
-	       cJSON_AddNumberToObject(homes, "up", f->up) &&
-	       cJSON_AddNumberToObject(homes, "notes", (double)f->notes) &&
-	       cJSON_AddNumberToObject(homes, "resyncs", (double)f->resyncs) &&
-	       cJSON_AddNumberToObject(homes, "asks", (double)f->asks) &&
-	       cJSON_AddNumberToObject(homes, "late", (double)f->late) &&
-	       cJSON_AddNumberToObject(homes, "dials", (double)f->dials) &&
-	       cJSON_AddNumberToObject(homes, "dials_refused", (double)f->dials_refused);
+	return nodes && cJSON_AddNumberToObject(nodes, "nodes", f->homes) &&
+	       cJSON_AddNumberToObject(nodes, "up", f->up) &&
+	       cJSON_AddNumberToObject(nodes, "updates", (double)f->notes) &&
+	       cJSON_AddNumberToObject(nodes, "resyncs", (double)f->resyncs) &&
+	       cJSON_AddNumberToObject(nodes, "queries", (double)f->asks) &&
+	       cJSON_AddNumberToObject(nodes, "timeouts", (double)f->late) &&
+	       cJSON_AddNumberToObject(nodes, "dials", (double)f->dials) &&
+	       cJSON_AddNumberToObject(nodes, "dials_refused", (double)f->dials_refused);
 }
 
 static bool add_home(cJSON *result, const struct store_home *f)
 {
-	cJSON *home = f->most ? cJSON_AddObjectToObject(result, "home") : NULL;
+	cJSON *index = f->most ? cJSON_AddObjectToObject(result, "index") : NULL;
 
 	if (!f->most)
 		return true;
-	return home && cJSON_AddNumberToObject(home, "bytes", (double)f->bytes) &&
-	       cJSON_AddNumberToObject(home, "holdings", (double)f->used) &&
-	       cJSON_AddNumberToObject(home, "most", (double)f->most) &&
-	       cJSON_AddNumberToObject(home, "holders", f->holders) &&
-	       cJSON_AddNumberToObject(home, "notes", (double)f->notes) &&
-	       cJSON_AddNumberToObject(home, "refused", (double)f->refused) &&
-	       cJSON_AddNumberToObject(home, "unknown", (double)f->unknown) &&
-	       cJSON_AddNumberToObject(home, "finds", (double)f->finds) &&
-	       cJSON_AddNumberToObject(home, "again", (double)f->again);
+	return index && cJSON_AddNumberToObject(index, "bytes", (double)f->bytes) &&
+	       cJSON_AddNumberToObject(index, "entries", (double)f->used) &&
+	       cJSON_AddNumberToObject(index, "limit", (double)f->most) &&
+	       cJSON_AddNumberToObject(index, "holders", f->holders) &&
+	       cJSON_AddNumberToObject(index, "updates", (double)f->notes) &&
+	       cJSON_AddNumberToObject(index, "refused", (double)f->refused) &&
+	       cJSON_AddNumberToObject(index, "unknown", (double)f->unknown) &&
+	       cJSON_AddNumberToObject(index, "queries", (double)f->finds) &&
+	       cJSON_AddNumberToObject(index, "resyncs", (double)f->again);
 }
 
 static int list_run(struct request *req)
@@ -820,26 +820,26 @@ const struct command chunk_commands[] = {
 	{"chunk.list", "Show the contents and counters of the chunk store", list_fields,
 	 0, list_run,
 	 "ready: chunk_memory is allocated; memory_bytes, free_bytes; chunks; "
-	 "published: chunk parts in engines' pages; evicted, found, missed: chunks since "
-	 "the start; spaces_evicted: spaces removed with all of their chunks; "
+	 "published: chunk parts in engines' pages; evicted, found, missed: chunks "
+	 "since the start; spaces_evicted: spaces removed with all of their chunks; "
 	 "put_bytes, fetched_bytes; holds, moves: open now; remote (chunks of other "
-	 "daemons): {stores, up: daemons of chunk_peers; left_out: those suspended "
-	 "after late replies; found, bytes, retries; hedges, hedges_won: late parts "
+	 "daemons): {stores, up: daemons of chunk_peers; suspended: those that "
+	 "replied late; found, bytes, retries; hedges, hedges_won: late parts "
 	 "requested from a second holder; holds_total, holds: granted to other "
-	 "daemons since the start, open now}; homes, with chunk_index: {homes, up: index "
-	 "nodes; notes: updates sent; resyncs: full resynchronisations; asks, late: "
-	 "queries to index nodes, and those that timed out; dials, dials_refused: "
-	 "connections to holders that were not peers}; home, if this daemon is an "
-	 "index node: {holdings: entries, most: their limit, holders; bytes; notes: "
-	 "updates received; refused: updates dropped for lack of memory; finds: "
-	 "queries received; again: full resynchronisations requested}; files, with "
-	 "chunk_dir: {dir, way: io_uring or threads, direct, open, scanned: the "
-	 "initial scan has finished, readonly, why, bytes, free_bytes: within the "
-	 "limit and the free space of the file system; disk_free_bytes: free space of "
-	 "the file system; full: no space for another file; stands: the disk does not "
-	 "respond; written, read, evicted: chunks; bad: chunks with checksum errors; "
-	 "written_bytes, read_bytes, faults, queued}; spaces: {tenant, digest, model, "
-	 "revision, scheme, rope, tokens, chunks, bytes, classes: slot classes, "
-	 "handles: times opened by sessions}"},
+	 "daemons since the start, open now}; index_nodes, with chunk_index: {nodes, "
+	 "up; updates: sent; resyncs: full resynchronisations; queries, timeouts: "
+	 "queries sent, and those that timed out; dials, dials_refused: connections "
+	 "to holders that were not peers}; index, if this daemon is an index node: "
+	 "{entries, limit: of them; holders; bytes; updates: received; refused: "
+	 "updates dropped for lack of memory; unknown: chunks not indexed for lack of "
+	 "memory; queries: received; resyncs: full resynchronisations requested}; "
+	 "files, with chunk_dir: {dir, way: io_uring or threads, direct, open, "
+	 "scanned: the initial scan has finished, readonly, why, bytes, free_bytes: "
+	 "within the limit and the free space of the file system; disk_free_bytes: "
+	 "free space of the file system; full: no space for another file; stands: the "
+	 "disk does not respond; written, read, evicted: chunks; bad: chunks with "
+	 "checksum errors; written_bytes, read_bytes, faults, queued}; spaces: "
+	 "{tenant, digest, model, revision, scheme, rope, tokens, chunks, bytes, "
+	 "classes: slot classes, handles: times opened by sessions}"},
 	{.name = NULL},
 };

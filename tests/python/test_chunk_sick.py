@@ -100,7 +100,7 @@ def test_a_dead_data_port_costs_one_threshold(net):
         assert max(took[WARM:]) <= 1.5
         assert max(held[WARM + 1:]) <= 0.2
         assert remote["hedges_won"] == 1
-        assert remote["left_out"] == 1
+        assert remote["suspended"] == 1
 
 
 @contextlib.contextmanager

@@ -26,11 +26,11 @@ class Net:
         d = self.stack.enter_context(kind(PLAIN + self.text + more))
         client = self.stack.enter_context(kvd.Client(d.socket_path))
         if self.text:
-            until(lambda: figure(client, "homes", "up") == len(self.homes))
+            until(lambda: figure(client, "index_nodes", "up") == len(self.homes))
         return d, client
 
     def holdings(self):
-        return sum(figure(c, "home", "holdings") for _, c in self.homes)
+        return sum(figure(c, "index", "entries") for _, c in self.homes)
 
 
 def figure(client, which, name):
@@ -49,7 +49,7 @@ def reader_of(stack, client, **words):
     return rank, stack.enter_context(rank.space(**words))
 
 
-def test_chunks_are_found_by_homes():
+def test_chunks_are_found_by_index_nodes():
     ids = chain(CHAIN, b"homes")
     with contextlib.ExitStack() as stack:
         net = Net(stack)
@@ -61,10 +61,10 @@ def test_chunks_are_found_by_homes():
         with reader.hold(ids) as hold:
             assert hold.chunks == 0, "nobody was to be asked"
         fetched(here, reader, ids, CHAIN, remote=CHAIN)
-        assert figure(c, "homes", "dials") == 2
+        assert figure(c, "index_nodes", "dials") == 2
         here.put(reader, ids[:7])  # chunks after the own ones, from known peers
         fetched(here, reader, ids, CHAIN, remote=CHAIN - 7)
-        assert figure(c, "homes", "dials") == 2
+        assert figure(c, "index_nodes", "dials") == 2
         until(lambda: lent(a) == lent(b) == 0)
         writer.drop(ids[20:], first=20)
         until(lambda: net.holdings() == 13 + 20 + 7)
@@ -80,8 +80,8 @@ def test_another_space_is_no_match():
         until(lambda: net.holdings() == 4)
         here, reader = reader_of(stack, c)
         fetched(here, reader, ids, 0, remote=0)
-        assert figure(c, "homes", "asks") > 0
-        assert figure(c, "homes", "dials") == 0
+        assert figure(c, "index_nodes", "queries") > 0
+        assert figure(c, "index_nodes", "dials") == 0
 
 
 def test_a_home_is_a_daemon_like_others():
@@ -96,12 +96,12 @@ def test_a_home_is_a_daemon_like_others():
         for d in both:
             d.expect("insecure: ")
         a, b = (stack.enter_context(kvd.Client(d.socket_path)) for d in both)
-        until(lambda: all(figure(c, "homes", "up") == 2 for c in (a, b)))
+        until(lambda: all(figure(c, "index_nodes", "up") == 2 for c in (a, b)))
         stored(stack, a, ids)
-        until(lambda: sum(figure(c, "home", "holdings") for c in (a, b)) == CHAIN)
+        until(lambda: sum(figure(c, "index", "entries") for c in (a, b)) == CHAIN)
         here, reader = reader_of(stack, b)
         fetched(here, reader, ids, CHAIN, remote=CHAIN)
-        assert figure(b, "homes", "dials") == 0
+        assert figure(b, "index_nodes", "dials") == 0
         other, again = reader_of(stack, a)  # it receives its own entries, and does not query
         with again.hold(ids + chain(3, b"more"), remote=10) as hold:
             assert (hold.chunks, hold.remote) == (CHAIN, 0)
@@ -134,14 +134,14 @@ def test_index_node_restarted_gets_full_update():
         here, reader = reader_of(stack, c)
         home.proc.kill()
         home.wait()
-        until(lambda: figure(c, "homes", "up") == 0)
+        until(lambda: figure(c, "index_nodes", "up") == 0)
         fetched(here, reader, ids, 0, remote=0)
         home.start().wait_ready()
         client = stack.enter_context(kvd.Client(home.socket_path))
-        until(lambda: figure(client, "home", "holdings") == CHAIN)
-        until(lambda: figure(c, "homes", "up") == 1)
+        until(lambda: figure(client, "index", "entries") == CHAIN)
+        until(lambda: figure(c, "index_nodes", "up") == 1)
         fetched(here, reader, ids, CHAIN, remote=CHAIN)
-        assert figure(a, "homes", "resyncs") == 2
+        assert figure(a, "index_nodes", "resyncs") == 2
 
 
 def test_stale_index_entry_is_a_miss():
@@ -170,7 +170,7 @@ def test_index_node_silent_is_not_awaited():
         try:
             with reader.hold(ids, remote=2) as hold:  # the other one names it, too
                 assert hold.remote == CHAIN
-            assert figure(c, "homes", "late") == 1
+            assert figure(c, "index_nodes", "timeouts") == 1
         finally:
             net.homes[0][0].thaw()
 
@@ -204,7 +204,7 @@ def test_peers_and_index_nodes_are_queried_together():
         with reader.hold(ids, remote=10) as hold:
             assert hold.remote == CHAIN
             until(lambda: (lent(a), lent(b)) == (1, 1))
-        assert figure(c, "homes", "dials") == 1
+        assert figure(c, "index_nodes", "dials") == 1
 
 
 def test_chunks_in_files_are_published_after_start(tmp_path):
