@@ -28,26 +28,26 @@ static int hedge_chunk(const struct store_move *fetch, uint32_t i,
 
 	return err_pass(store_chunk_get(hold->handle->space, id,
 					hold->anywhere ? STORE_ANYWHERE : place,
-					fetch->pieces[i].tokens, chunk_p));
+					fetch->entries[i].tokens, chunk_p));
 }
 
 /* A slot for one chunk of the subtransfer; chunks in memory, or being loaded, are
  * skipped. The hedge does not wait for parts that an engine fills. */
-static int hedge_piece(struct store_move *hedge, struct store_move *fetch, uint32_t i)
+static int hedge_entry(struct store_move *hedge, struct store_move *fetch, uint32_t i)
 {
-	struct store_piece *own = &fetch->pieces[i],
-			   *piece = &hedge->pieces[hedge->count];
+	struct store_entry *own = &fetch->entries[i],
+			   *entry = &hedge->entries[hedge->count];
 	struct store_part *part;
 	int r = own->chunk ? 0 : hedge_chunk(fetch, i, &own->chunk);
 
 	if (r < 0)
 		return err_pass(r);
-	piece->chunk = own->chunk;
-	piece->tokens = own->tokens;
-	store_chunk_pin(piece->chunk);
+	entry->chunk = own->chunk;
+	entry->tokens = own->tokens;
+	store_chunk_pin(entry->chunk);
 	hedge->count++;
-	part = store_part_find(piece->chunk, hedge->class);
-	if (store_cover(hedge->handle, store_chunk_ready(piece->chunk)))
+	part = store_part_find(entry->chunk, hedge->class);
+	if (store_cover(hedge->handle, store_chunk_ready(entry->chunk)))
 		return 0;
 	if (part && part->file != PART_UNFILED)
 		return err_pass(store_part_load(part));
@@ -55,10 +55,10 @@ static int hedge_piece(struct store_move *hedge, struct store_move *fetch, uint3
 		return part->memory == PART_HEDGING
 			       ? 0
 			       : err_raise(ERR_BUSY, "an engine is writing it");
-	if (piece->chunk->gone)
+	if (entry->chunk->gone)
 		return err_raise(ERR_NOTFOUND, "the chunk was dropped");
 	return err_pass(
-		store_part_new(piece->chunk, hedge->class, PART_HEDGING, &piece->part));
+		store_part_new(entry->chunk, hedge->class, PART_HEDGING, &entry->part));
 }
 
 static int hedge_new(struct store_move *fetch, const struct store_leg *leg,
@@ -80,8 +80,8 @@ static int hedge_new(struct store_move *fetch, const struct store_leg *leg,
 	if (!hedge->class->pool)
 		list_push_back(&hedge->class->waiting, &hedge->class_wait.link);
 	for (uint32_t i = leg->first; i < leg->first + leg->count && r >= 0; i++) {
-		r = hedge_piece(hedge, fetch, i);
-		hedge->end += fetch->pieces[i].tokens;
+		r = hedge_entry(hedge, fetch, i);
+		hedge->end += fetch->entries[i].tokens;
 	}
 	if (r < 0) {
 		struct err why;
@@ -125,8 +125,8 @@ static bool leg_is_there(const struct store_leg *leg)
 	const struct store_move *move = leg->move;
 	uint32_t i = leg->first;
 
-	while (i < leg->first + leg->count && move->pieces[i].chunk &&
-	       store_cover(move->handle, store_chunk_ready(move->pieces[i].chunk)))
+	while (i < leg->first + leg->count && move->entries[i].chunk &&
+	       store_cover(move->handle, store_chunk_ready(move->entries[i].chunk)))
 		i++;
 	return i == leg->first + leg->count;
 }
@@ -149,9 +149,9 @@ void store_hedge_overtakes(struct store_move *move)
 static bool hedge_is_wanted(const struct store_move *hedge)
 {
 	for (uint32_t i = 0; i < hedge->count; i++) {
-		const struct store_piece *piece = &hedge->pieces[i];
+		const struct store_entry *entry = &hedge->entries[i];
 
-		if (piece->part && piece->chunk->item.pins > 1)
+		if (entry->part && entry->chunk->item.pins > 1)
 			return true;
 	}
 	return false;
@@ -174,12 +174,12 @@ void store_hedge_let_go(struct store_move *move, uint32_t first, uint32_t count)
 	bool any = false;
 
 	for (uint32_t i = first + count; i-- > first;) {
-		struct store_piece *piece = &move->pieces[i];
+		struct store_entry *entry = &move->entries[i];
 
-		if (!piece->chunk || !store_piece_far(move, i))
+		if (!entry->chunk || !store_entry_far(move, i))
 			continue;
-		store_chunk_unpin(piece->chunk);
-		piece->chunk = NULL;
+		store_chunk_unpin(entry->chunk);
+		entry->chunk = NULL;
 		any = true;
 	}
 	if (any)

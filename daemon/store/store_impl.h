@@ -530,7 +530,7 @@ void store_hold_unref(struct store_hold *hold);
 
 /* ---- store_move.c ---- */
 /* One chunk of a move. */
-struct store_piece {
+struct store_entry {
 	union {
 		struct {
 			/* pinned; NULL: at another daemon */
@@ -569,10 +569,10 @@ struct store_move {
 	struct wait_spec spec;
 	struct wait wait;
 	bool wait_over;
-	uint64_t first;	     /* number of the first piece's chunk in its prompt */
+	uint64_t first;	     /* number of the first entry's chunk in its prompt */
 	bool anywhere;	     /* put: these are numbers in the call alone */
 	uint64_t begin, end; /* tokens that move */
-	struct store_piece *pieces;
+	struct store_entry *entries;
 	uint32_t count;
 	/* A put takes its chunks some a turn: of so many, with so many new covers. */
 	struct loop_work taking;
@@ -580,11 +580,11 @@ struct store_move {
 	unsigned int covers_left;
 	void (*on_taken)(void *arg, struct store_move *move);
 	void *arg;
-	uint32_t shown;	 /* publish: pieces before it are */
-	uint32_t kept;	 /* piece: those from it on were released */
+	uint32_t shown;	 /* publish: entries before it are */
+	uint32_t kept;	 /* entry: those from it on were released */
 	bool letting_go; /* it has succeeded but for that */
-	uint32_t next;	 /* piece: each one before is done or in a subtransfer */
-	uint32_t asked;	 /* durable put: pieces before it were written last */
+	uint32_t next;	 /* entry: each one before is done or in a subtransfer */
+	uint32_t asked;	 /* durable put: entries before it were written last */
 	struct list legs;
 	unsigned int legs_running;
 	uint32_t there, left_out, done;
@@ -610,7 +610,7 @@ void store_move_fail_last(struct store_move *move);
 /* A put's chunks are taken, or it was aborted before that. */
 void store_put_taken(struct store_move *move);
 void store_move_args_fini(struct store_move_args *args);
-/* Without pieces; `args` gives maps and wait. */
+/* Without entries; `args` gives maps and wait. */
 int store_move_new(struct store_handle *handle, enum store_kind kind, uint32_t count,
 		   struct store_move_args *args, struct store_move **move_p);
 void store_move_begin(struct store_move *move, uint64_t deadline_ns);
@@ -620,9 +620,9 @@ static inline void store_move_kick(struct store_move *move) /* check in the next
 {
 	loop_defer(move->store->kvd->loop, &move->step);
 }
-uint64_t store_piece_bytes(const struct store_move *move, uint32_t i);
+uint64_t store_entry_bytes(const struct store_move *move, uint32_t i);
 /* Are its chunks held at other daemons? */
-static inline bool store_piece_far(const struct store_move *move, uint32_t i)
+static inline bool store_entry_far(const struct store_move *move, uint32_t i)
 {
 	return move->hold && move->first + i - move->hold->first >= move->hold->count;
 }
@@ -635,7 +635,7 @@ int store_move_lasts(struct store_move *move);
 void store_hedge(struct store_leg *leg); /* it is late */
 /* Ends subtransfers whose chunks have been loaded meanwhile. */
 void store_hedge_overtakes(struct store_move *move);
-/* A fetch does not need the hedges of these pieces. */
+/* A fetch does not need the hedges of these entries. */
 void store_hedge_let_go(struct store_move *move, uint32_t first, uint32_t count);
 
 /* ---- store_put.c ---- */
@@ -654,7 +654,7 @@ struct store_leg {
 	struct list link; /* in move->legs */
 	struct store_move *move;
 	struct far_hold *far;  /* of move->hold, its holder offers; NULL: this daemon */
-	uint32_t first, count; /* pieces */
+	uint32_t first, count; /* entries */
 	unsigned int open;     /* rooms that have not ended */
 	uint64_t bytes;
 	uint64_t began_ns, pulled_ns; /* pulled_ns 0: not yet */

@@ -4,22 +4,22 @@
 #include "daemon/store/files.h"
 #include "daemon/store/store_impl.h"
 
-enum { PIECE_NOT_YET, PIECE_LASTS, PIECE_NOT_ASKED };
+enum { ENTRY_NOT_YET, ENTRY_LASTS, ENTRY_NOT_ASKED };
 
-/* Are the handle's parts of this chunk durable? If not, starts that. PIECE_NOT_ASKED:
+/* Are the handle's parts of this chunk durable? If not, starts that. ENTRY_NOT_ASKED:
  * decided in another turn. ERR_LIMIT: it cannot be. */
-static int piece_lasts(struct store_move *move, uint32_t i, unsigned int *covers_left)
+static int entry_lasts(struct store_move *move, uint32_t i, unsigned int *covers_left)
 {
-	struct store_piece *piece = &move->pieces[i];
-	const struct store_chunk *chunk = piece->chunk;
+	struct store_entry *entry = &move->entries[i];
+	const struct store_chunk *chunk = entry->chunk;
 	struct store_part *part;
 	bool begun = false;
 	int r;
 
-	if (!piece->lasts)
-		piece->lasts = store_cover_some(move->handle, chunk->lasts, covers_left);
-	if (piece->lasts)
-		return PIECE_LASTS;
+	if (!entry->lasts)
+		entry->lasts = store_cover_some(move->handle, chunk->lasts, covers_left);
+	if (entry->lasts)
+		return ENTRY_LASTS;
 	list_foreach(part, &chunk->parts, link) {
 		if (part->pages)
 			continue; /* an engine's: it does not last */
@@ -30,9 +30,9 @@ static int piece_lasts(struct store_move *move, uint32_t i, unsigned int *covers
 			begun = true; /* another move fills it */
 	}
 	if (begun || files_opening(move->store->files))
-		return PIECE_NOT_YET;
+		return ENTRY_NOT_YET;
 	if (*covers_left == 0)
-		return PIECE_NOT_ASKED;
+		return ENTRY_NOT_ASKED;
 	r = files_writable(move->store->files);
 	if (r == 0)
 		r = err_raise(ERR_LIMIT, "chunk_dir has no room; raise chunk_dir_size or "
@@ -52,14 +52,14 @@ int store_move_lasts(struct store_move *move)
 	for (uint32_t n = 0; n < move->count && move->durable; n++) {
 		uint32_t i = (from + n) % move->count;
 		unsigned int before = left;
-		int r = piece_lasts(move, i, &left);
+		int r = entry_lasts(move, i, &left);
 
 		if (r < 0)
 			return err_pass(r);
 		if (before && !left)
 			move->asked = i + 1;
-		all &= r == PIECE_LASTS;
-		again |= r == PIECE_NOT_ASKED;
+		all &= r == ENTRY_LASTS;
+		again |= r == ENTRY_NOT_ASKED;
 	}
 	if (again)
 		store_move_kick(move);

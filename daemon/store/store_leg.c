@@ -194,7 +194,7 @@ static int leg_slots(const struct store_leg *leg, struct store_leg_room *own,
 	if (!chunks)
 		return err_pass(-ENOMEM);
 	for (uint32_t i = 0; i < leg->count; i++)
-		chunks[i] = move->pieces[leg->first + i].chunk;
+		chunks[i] = move->entries[leg->first + i].chunk;
 	side->session = class->pool->session;
 	side->pool = class->pool;
 	r = store_slots(class, chunks, leg->count,
@@ -454,7 +454,7 @@ int store_leg_on_nak(struct store *store, struct remote *remote, struct cursor *
 	return 0;
 }
 
-/* The tokens of the pieces, of those that move. */
+/* The tokens of the entries, of those that move. */
 static void leg_range(const struct store_leg *leg, uint64_t *begin_p, uint64_t *end_p)
 {
 	const struct store_move *move = leg->move;
@@ -510,7 +510,7 @@ int store_leg_start(struct store_move *move, uint32_t first, uint32_t count,
 	leg->first = first;
 	leg->count = count;
 	for (uint32_t i = first; i < first + count; i++)
-		leg->asked += store_piece_bytes(move, i);
+		leg->asked += store_entry_bytes(move, i);
 	leg_range(leg, &begin, &end);
 	loop_random(move->store->kvd->loop, ticket, sizeof(ticket));
 	if (put)

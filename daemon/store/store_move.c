@@ -10,7 +10,7 @@
  *
  * A hedge (store_hedge.c) is a move that no engine sees: chunks of a late leg, from the
  * other daemon that holds them, to slots of the memory. To publish is to put without
- * legs: the move only waits for the engine's stream. To withdraw has no pieces; it waits
+ * legs: the move only waits for the engine's stream. To withdraw has no entries; it waits
  * until the withdrawn pages have no readers (store_pages.c).
  */
 #include <assert.h>
@@ -97,11 +97,11 @@ static void store_move_publish(struct store_move *move)
 static bool put_let_go(struct store_move *move)
 {
 	while (move->kept > 0) {
-		struct store_piece *piece = &move->pieces[--move->kept];
+		struct store_entry *entry = &move->entries[--move->kept];
 
-		if (piece->part && piece->part->memory != PART_READY)
-			store_part_leave(piece->part);
-		store_chunk_unpin(piece->chunk);
+		if (entry->part && entry->part->memory != PART_READY)
+			store_part_leave(entry->part);
+		store_chunk_unpin(entry->chunk);
 		if (move->kept && loop_enough(move->store->kvd->loop)) {
 			store_move_kick(move);
 			return false;
@@ -129,7 +129,7 @@ static void store_move_release(struct store_move *move)
 	if (move->hold)
 		store_hold_unref(move->hold);
 	move->hold = NULL;
-	mem_free(mem_steal(move->pieces));
+	mem_free(mem_steal(move->entries));
 	if (move->pool)
 		pool_unuse(move->pool);
 	move->pool = NULL;
@@ -158,10 +158,10 @@ static uint64_t store_move_prefix(const struct store_move *move)
 {
 	uint64_t tokens, end = move->first;
 
-	if (!move->pieces)
+	if (!move->entries)
 		return move->prefix_tokens;
 	tokens = move->handle->space->tokens;
-	for (uint32_t i = 0; i < move->count && move->pieces[i].done; i++)
+	for (uint32_t i = 0; i < move->count && move->entries[i].done; i++)
 		end++;
 	end *= tokens;
 	if (end > move->end)
@@ -237,22 +237,22 @@ static void on_move_deadline(struct loop_timer *timer)
 
 /* ---- legs ---- */
 
-uint64_t store_piece_bytes(const struct store_move *move, uint32_t i)
+uint64_t store_entry_bytes(const struct store_move *move, uint32_t i)
 {
-	return move->handle->canon->chunk_bytes * move->pieces[i].tokens /
+	return move->handle->canon->chunk_bytes * move->entries[i].tokens /
 	       move->handle->space->tokens;
 }
 
-static bool piece_moves(const struct store_move *move, uint32_t i)
+static bool entry_moves(const struct store_move *move, uint32_t i)
 {
 	return move->kind == STORE_FETCH ||
-	       (move->kind != STORE_PUBLISH && move->pieces[i].part);
+	       (move->kind != STORE_PUBLISH && move->entries[i].part);
 }
 
 /* Is it being loaded from a file, or by a hedge? */
-static bool piece_loads(const struct store_move *move, uint32_t i)
+static bool entry_loads(const struct store_move *move, uint32_t i)
 {
-	const struct store_chunk *chunk = move->pieces[i].chunk;
+	const struct store_chunk *chunk = move->entries[i].chunk;
 	const struct store_part *part;
 
 	if (!chunk || move->kind == STORE_HEDGE)
@@ -267,22 +267,22 @@ static bool piece_loads(const struct store_move *move, uint32_t i)
 
 /* A hold of an engine's pages loads no file: once they are withdrawn, it is loaded. Once:
  * a file that cannot be read is not a source. */
-static bool piece_brings(struct store_move *move, uint32_t i)
+static bool entry_brings(struct store_move *move, uint32_t i)
 {
-	struct store_piece *piece = &move->pieces[i];
-	struct store_chunk *chunk = piece->chunk;
+	struct store_entry *entry = &move->entries[i];
+	struct store_chunk *chunk = entry->chunk;
 	uint64_t used;
 
-	if (!chunk || piece->brought || move->kind != STORE_FETCH)
+	if (!chunk || entry->brought || move->kind != STORE_FETCH)
 		return false;
-	piece->brought = true;
+	entry->brought = true;
 	used = store_cover(move->handle, store_chunk_ready(chunk) | chunk->filed);
 	return used && store_chunk_load(chunk, used);
 }
 
-static struct store_sources piece_sources(const struct store_move *move, uint32_t i)
+static struct store_sources entry_sources(const struct store_move *move, uint32_t i)
 {
-	const struct store_chunk *chunk = move->pieces[i].chunk;
+	const struct store_chunk *chunk = move->entries[i].chunk;
 	const struct store_hold *hold = move->hold;
 	struct store_sources sources = {.far = NULL};
 	uint32_t k;
@@ -291,7 +291,7 @@ static struct store_sources piece_sources(const struct store_move *move, uint32_
 		return sources;
 	if (chunk && move->kind == STORE_FETCH)
 		sources.used = store_cover(move->handle, store_chunk_ready(chunk));
-	if (sources.used || !store_piece_far(move, i) || piece_loads(move, i))
+	if (sources.used || !store_entry_far(move, i) || entry_loads(move, i))
 		return sources;
 	k = (uint32_t)(move->first + i - hold->first - hold->count);
 	if (!move->from)
@@ -304,13 +304,13 @@ static struct store_sources piece_sources(const struct store_move *move, uint32_
 }
 
 /* For a leg. */
-static bool piece_waits(const struct store_move *move, uint32_t i)
+static bool entry_waits(const struct store_move *move, uint32_t i)
 {
-	return piece_moves(move, i) && !move->pieces[i].busy && !move->pieces[i].done;
+	return entry_moves(move, i) && !move->entries[i].busy && !move->entries[i].done;
 }
 
-/* The pieces of the next leg start at move->next; *count_p 0: there is none, or none yet.
- * ERR_NOTFOUND: there never will be. */
+/* The entries of the next leg start at move->next; *count_p 0: there is none, or none
+ * yet. ERR_NOTFOUND: there never will be. */
 static int next_leg(struct store_move *move, struct store_sources *sources_p,
 		    uint32_t *count_p)
 {
@@ -318,25 +318,25 @@ static int next_leg(struct store_move *move, struct store_sources *sources_p,
 	uint32_t n = 0;
 
 	*count_p = 0;
-	while (move->next < move->count && !piece_waits(move, move->next))
+	while (move->next < move->count && !entry_waits(move, move->next))
 		move->next++;
 	if (move->next == move->count)
 		return 0;
-	*sources_p = piece_sources(move, move->next);
+	*sources_p = entry_sources(move, move->next);
 	if (move->kind != STORE_PUT && !sources_p->used &&
-	    (piece_loads(move, move->next) || piece_brings(move, move->next)))
+	    (entry_loads(move, move->next) || entry_brings(move, move->next)))
 		return 0;
 	if (move->kind != STORE_PUT && !sources_p->used)
 		return err_raise(ERR_NOTFOUND, "chunk %llu of the prompt %s",
 				 (unsigned long long)(move->first + move->next),
-				 !store_piece_far(move, move->next)
+				 !store_entry_far(move, move->next)
 					 ? "is no longer stored"
 					 : "is no longer held by any daemon");
 	for (uint32_t i = move->next; i < move->count; i++, n++) {
-		struct store_sources other = piece_sources(move, i);
+		struct store_sources other = entry_sources(move, i);
 
-		bytes += store_piece_bytes(move, i);
-		if (!piece_waits(move, i) || (n && bytes > LEG_BYTES) ||
+		bytes += store_entry_bytes(move, i);
+		if (!entry_waits(move, i) || (n && bytes > LEG_BYTES) ||
 		    other.used != sources_p->used || other.far != sources_p->far)
 			break;
 	}
@@ -380,15 +380,15 @@ static int store_move_run(struct store_move *move)
 		if (r < 0)
 			return err_pass(r);
 		for (; n > 0; n--)
-			move->pieces[move->next++].busy = true;
+			move->entries[move->next++].busy = true;
 		move->legs_running++;
 	}
 	return 0;
 }
 
-static bool piece_goes_on(const struct store_move *move, uint32_t i)
+static bool entry_goes_on(const struct store_move *move, uint32_t i)
 {
-	return piece_sources(move, i).used || piece_loads(move, i);
+	return entry_sources(move, i).used || entry_loads(move, i);
 }
 
 /* Its holder has failed, or is slower than another: that one continues. So do the rest of
@@ -409,7 +409,7 @@ static void leg_failed(struct store_move *move, const struct store_leg *leg)
 		far_hold_fail(leg->far);
 	if (!running ||
 	    !(leg->left || leg->beaten ||
-	      (failed && move->kind == STORE_FETCH && piece_goes_on(move, leg->first)))) {
+	      (failed && move->kind == STORE_FETCH && entry_goes_on(move, leg->first)))) {
 		store_move_abort(move, &leg->error);
 		return;
 	}
@@ -431,11 +431,11 @@ void store_move_leg_ended(struct store_move *move, const struct store_leg *leg)
 	assert(move->legs_running > 0);
 	move->legs_running--;
 	for (uint32_t i = leg->first; i < leg->first + leg->count; i++) {
-		move->pieces[i].busy = false;
-		move->pieces[i].done = ok;
+		move->entries[i].busy = false;
+		move->entries[i].done = ok;
 		move->done += ok;
 		if (ok && move->kind != STORE_FETCH)
-			store_part_ready(move->pieces[i].part);
+			store_part_ready(move->entries[i].part);
 	}
 	if (!ok) {
 		leg_failed(move, leg);
@@ -657,10 +657,10 @@ int store_move_new(struct store_handle *handle, enum store_kind kind, uint32_t c
 
 	if (!move)
 		return err_pass(-ENOMEM);
-	move->pieces = mem_calloc(count + 1, sizeof(*move->pieces));
-	r = move->pieces ? charge_take(&move->charge, session->account, ACCOUNT_CHUNKS,
-				       sizeof(*move) + count * sizeof(*move->pieces))
-			 : -ENOMEM;
+	move->entries = mem_calloc(count + 1, sizeof(*move->entries));
+	r = move->entries ? charge_take(&move->charge, session->account, ACCOUNT_CHUNKS,
+					sizeof(*move) + count * sizeof(*move->entries))
+			  : -ENOMEM;
 	move->kind = kind;
 	move->session = session;
 	if (kind != STORE_HEDGE)
@@ -670,7 +670,7 @@ int store_move_new(struct store_handle *handle, enum store_kind kind, uint32_t c
 					: store_move_enter(move, handle, args);
 	if (r < 0) {
 		charge_drop(&move->charge);
-		mem_free(move->pieces);
+		mem_free(move->entries);
 		mem_free(move);
 		return err_pass(r);
 	}
@@ -709,8 +709,8 @@ void store_move_args_fini(struct store_move_args *args)
 void store_move_begin(struct store_move *move, uint64_t deadline_ns)
 {
 	for (uint32_t i = 0; i < move->count; i++) {
-		if (piece_moves(move, i))
-			move->total += store_piece_bytes(move, i);
+		if (entry_moves(move, i))
+			move->total += store_entry_bytes(move, i);
 	}
 	move->kept = move->kind == STORE_FETCH ? 0 : move->count;
 	if (deadline_ns)
@@ -720,14 +720,14 @@ void store_move_begin(struct store_move *move, uint64_t deadline_ns)
 }
 
 /* Piece i is chunk k of the hold. */
-static void fetch_piece(struct store_move *move, uint32_t i, uint32_t k)
+static void fetch_entry(struct store_move *move, uint32_t i, uint32_t k)
 {
 	const struct store_hold *hold = move->hold;
 	uint64_t tokens = move->handle->space->tokens;
 	uint64_t left = hold->tokens + far_hold_tokens(hold->far) - k * tokens;
 
-	move->pieces[i].chunk = k < hold->count ? hold->chunks[k] : NULL;
-	move->pieces[i].tokens = (uint32_t)(left < tokens ? left : tokens);
+	move->entries[i].chunk = k < hold->count ? hold->chunks[k] : NULL;
+	move->entries[i].tokens = (uint32_t)(left < tokens ? left : tokens);
 }
 
 static int fetch_begin(struct store_hold *hold, struct store_move_args *args,
@@ -765,7 +765,7 @@ static int fetch_begin(struct store_hold *hold, struct store_move_args *args,
 	move->end = end;
 	move->count = count;
 	for (uint32_t i = 0; i < count; i++)
-		fetch_piece(move, i, skip + i);
+		fetch_entry(move, i, skip + i);
 	store_move_begin(move, args->deadline_ns);
 	*move_p = move;
 	return 0;

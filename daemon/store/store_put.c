@@ -35,23 +35,23 @@ static int put_check(const struct store_handle *handle, const struct store_ids *
 static bool put_has(const struct store_move *move, const uint8_t *id)
 {
 	for (uint32_t i = 0; i < move->count; i++) {
-		if (memcmp(move->pieces[i].chunk->id, id, STORE_ID_BYTES) == 0)
+		if (memcmp(move->entries[i].chunk->id, id, STORE_ID_BYTES) == 0)
 			return true;
 	}
 	return false;
 }
 
-/* Its part, in memory or in the engine's pages; outcomes as put_piece()'s. */
-static int put_part(struct store_move *move, struct store_piece *piece)
+/* Its part, in memory or in the engine's pages; outcomes as put_entry()'s. */
+static int put_part(struct store_move *move, struct store_entry *entry)
 {
 	uint64_t begin = (move->first + move->count - 1) * move->handle->space->tokens;
 	int r;
 
 	if (move->kind == STORE_PUBLISH)
-		r = store_pages_part(piece->chunk, move->class, &move->maps, begin,
-				     begin + piece->tokens, &piece->part);
+		r = store_pages_part(entry->chunk, move->class, &move->maps, begin,
+				     begin + entry->tokens, &entry->part);
 	else
-		r = store_part_try(piece->chunk, move->class, PART_FILLING, &piece->part);
+		r = store_part_try(entry->chunk, move->class, PART_FILLING, &entry->part);
 	if (r >= 0 || err_last()->code != ERR_LIMIT)
 		return r < 0 ? err_pass(r) : r == ARENA_LATER ? PUT_LATER : 0;
 	err_clear();
@@ -60,11 +60,11 @@ static int put_part(struct store_move *move, struct store_piece *piece)
 
 /* One chunk of a put. PUT_OVER: there is no space for it, or it has another position.
  * PUT_LATER: there is no space yet. */
-static int put_piece(struct store_move *move, const uint8_t *id, uint32_t tokens)
+static int put_entry(struct store_move *move, const uint8_t *id, uint32_t tokens)
 {
-	struct store_piece *piece = &move->pieces[move->count];
+	struct store_entry *entry = &move->entries[move->count];
 	uint64_t place = move->anywhere ? STORE_ANYWHERE : move->first + move->count;
-	int r = store_chunk_get(move->handle->space, id, place, tokens, &piece->chunk);
+	int r = store_chunk_get(move->handle->space, id, place, tokens, &entry->chunk);
 
 	if (r < 0 && err_last()->code == ERR_EXIST && !put_has(move, id)) {
 		err_clear();
@@ -72,42 +72,42 @@ static int put_piece(struct store_move *move, const uint8_t *id, uint32_t tokens
 	}
 	if (r < 0)
 		return err_prefix(r, "ids[%u]", move->count);
-	piece->tokens = tokens;
+	entry->tokens = tokens;
 	move->count++;
-	if (store_part_find(piece->chunk, move->class) ||
+	if (store_part_find(entry->chunk, move->class) ||
 	    (move->kind == STORE_PUT &&
-	     store_cover_some(move->handle, store_chunk_kept(piece->chunk),
+	     store_cover_some(move->handle, store_chunk_kept(entry->chunk),
 			      &move->covers_left))) {
-		piece->done = true;
+		entry->done = true;
 		move->there++;
 		move->done++;
 		return 0;
 	}
-	r = put_part(move, piece);
+	r = put_part(move, entry);
 	if (r == 0)
 		return 0;
 	move->count--;
-	store_chunk_unpin(piece->chunk);
+	store_chunk_unpin(entry->chunk);
 	return r < 0 ? err_pass(r) : r;
 }
 
 static bool put_step(struct loop_work *work)
 {
 	struct store_move *move = container_of(work, struct store_move, taking);
-	struct store_piece *piece = &move->pieces[move->count];
+	struct store_entry *entry = &move->entries[move->count];
 	uint64_t tokens = move->handle->space->tokens;
 	uint64_t from = (move->first + move->count) * tokens;
 	uint64_t held = move->end - from < tokens ? move->end - from : tokens;
 	uint8_t id[STORE_ID_BYTES];
 	int r;
 
-	memcpy(id, piece->id, sizeof(id));
-	*piece = (struct store_piece){.chunk = NULL};
-	r = put_piece(move, id, (uint32_t)held);
+	memcpy(id, entry->id, sizeof(id));
+	*entry = (struct store_entry){.chunk = NULL};
+	r = put_entry(move, id, (uint32_t)held);
 	if (r < 0)
 		store_move_fail_last(move);
 	if (r == PUT_LATER)
-		memcpy(piece->id, id, sizeof(id));
+		memcpy(entry->id, id, sizeof(id));
 	return r == PUT_LATER || (r == 0 && move->count < move->named);
 }
 
@@ -125,12 +125,12 @@ static void put_done(struct loop_work *work)
 	store_put_taken(container_of(work, struct store_move, taking));
 }
 
-static void put_pieces(struct store_move *move, const struct store_ids *ids)
+static void put_entries(struct store_move *move, const struct store_ids *ids)
 {
 	move->named = ids->count;
 	move->covers_left = STORE_COVERS_NEW;
 	for (uint32_t i = 0; i < ids->count; i++)
-		memcpy(move->pieces[i].id, ids->bytes + i * STORE_ID_BYTES,
+		memcpy(move->entries[i].id, ids->bytes + i * STORE_ID_BYTES,
 		       STORE_ID_BYTES);
 	loop_work_init(&move->taking, move->store->kvd->loop, put_step, put_done);
 	loop_work_start(&move->taking);
@@ -174,7 +174,7 @@ static int put_begin(struct store_handle *handle, const struct store_ids *ids,
 	move->end = end;
 	if (!move->class->pool)
 		list_push_back(&move->class->waiting, &move->class_wait.link);
-	put_pieces(move, ids);
+	put_entries(move, ids);
 	*move_p = move;
 	if (!loop_work_running(&move->taking))
 		return 0;
@@ -196,18 +196,18 @@ int store_put(struct store_handle *handle, const struct store_ids *ids,
 bool store_publish_show(struct store_move *move)
 {
 	while (move->shown < move->count) {
-		struct store_piece *piece = &move->pieces[move->shown++];
+		struct store_entry *entry = &move->entries[move->shown++];
 
-		if (piece->part) {
-			piece->done = !piece->chunk->gone;
-			if (piece->done) {
-				store_part_ready(piece->part);
+		if (entry->part) {
+			entry->done = !entry->chunk->gone;
+			if (entry->done) {
+				store_part_ready(entry->part);
 				move->done++;
 			} else { /* dropped meanwhile: it could never be withdrawn */
-				store_part_free(piece->part);
+				store_part_free(entry->part);
 				move->left_out++;
 			}
-			piece->part = NULL;
+			entry->part = NULL;
 		}
 		if (loop_enough(move->store->kvd->loop))
 			break;

@@ -361,7 +361,7 @@ static void two_fetches_share_a_hedge(void **state)
 	assert_int_equal(hedge_remote_figures(w).hedges, before + 2);
 	list_foreach(hedge, &hedge_store(w)->hedges, hedge_link) {
 		for (uint32_t i = 0; i < hedge->count; i++)
-			parts += hedge->pieces[i].part != NULL;
+			parts += hedge->entries[i].part != NULL;
 	}
 	assert_int_equal(parts, CHUNKS); /* each is pulled once */
 	err_set(&why, ERR_ABORTED, "by the test");

@@ -308,21 +308,21 @@ static void put_durable_checks_few_sets_of_classes_a_turn(void **state)
 	assert_int_equal(move->there, MANY + 1);
 	w->handle->covers = (struct store_covers){.changes = 0}; /* all anew */
 	for (uint32_t n = 0; n <= MANY; n++)
-		move->pieces[n].lasts = false;
+		move->entries[n].lasts = false;
 	move->asked = 0;
 	before = store->covers;
 	move->step.run(&move->step);
 	assert_in_range(store->covers - before, STORE_COVERS_NEW,
 			STORE_COVERS_NEW + PIECES);
-	assert_false(move->pieces[MANY].lasts);
+	assert_false(move->entries[MANY].lasts);
 	cluster_run(&w->c, LOOP_NS_PER_MS); /* no write ends */
-	assert_true(move->pieces[MANY].lasts);
+	assert_true(move->entries[MANY].lasts);
 	assert_int_equal(store_move_state(move), STORE_MOVE_RUNNING);
 	before = store->covers;
 	move->step.run(&move->step);
 	assert_int_equal(store->covers, before); /* each was asked about */
 	for (uint32_t n = 0; n < MANY; n++)
-		move->pieces[n].chunk->lasts = 0;
+		move->entries[n].chunk->lasts = 0;
 	cluster_run(&w->c, 99 * LOOP_NS_PER_S);
 	assert_int_equal(store_move_state(move), STORE_MOVE_SUCCESS);
 }
