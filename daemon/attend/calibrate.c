@@ -25,7 +25,7 @@
 
 #include "daemon/attend/attend_impl.h"
 #include "daemon/store/store.h"
-#include "daemon/attend/rows_tell.h"
+#include "daemon/attend/rows_send.h"
 #include "daemon/attend/speed.h"
 #include "daemon/base/context.h"
 #include "daemon/base/log.h"
@@ -214,7 +214,7 @@ static void echo_send(struct calibration *c)
 		const struct wire_attend msg = {.attend = c->number, .q = {bytes, part}};
 
 		if (r >= 0)
-			r = rows_tell_attend(c->remote, &msg);
+			r = rows_send_attend(c->remote, &msg);
 		left -= part;
 	} while (left > 0 && r >= 0);
 	if (r < 0) {
@@ -342,7 +342,7 @@ static int speed_ask_peer(struct calibration *c)
 	c->number = msg.attend;
 	c->asked_peer = true;
 	loop_timer_start(&c->deadline, SPEED_NS);
-	return err_pass(rows_tell_attend(c->remote, &msg));
+	return err_pass(rows_send_attend(c->remote, &msg));
 }
 
 static void calibration_on_own(struct speed_wait *wait,

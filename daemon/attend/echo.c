@@ -13,7 +13,7 @@
 #include <stdio.h>
 
 #include "daemon/attend/attend_impl.h"
-#include "daemon/attend/rows_tell.h"
+#include "daemon/attend/rows_send.h"
 #include "daemon/attend/speed.h"
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
@@ -109,7 +109,7 @@ static void echo_on_reported(struct speed_wait *base, const struct cost_compute 
 		msg.values.data = bytes;
 		msg.values.len = out.pos;
 	}
-	if (rows_tell_attention_result(wait->remote, &msg) < 0)
+	if (rows_send_attention_result(wait->remote, &msg) < 0)
 		err_clear(); /* it is going down */
 	echo_wait_end(wait);
 }
@@ -189,7 +189,7 @@ int echo_serve(struct attends *attends, struct remote *remote,
 		return err_pass(echo_speed(attends, remote, msg));
 	attends->echoes++;
 	attends_stay_awake(attends);
-	return err_pass(rows_tell_attention_result(remote, &answer));
+	return err_pass(rows_send_attention_result(remote, &answer));
 }
 
 void echo_on_down(struct attends *attends, const struct remote *remote)

@@ -23,7 +23,7 @@
 #include "daemon/attend/attend_impl.h"
 #include "daemon/store/store.h"
 #include "daemon/attend/calibrate.h"
-#include "daemon/attend/rows_tell.h"
+#include "daemon/attend/rows_send.h"
 #include "daemon/attend/speed.h"
 #include "daemon/base/context.h"
 #include "daemon/base/log.h"
@@ -321,7 +321,7 @@ static int leg_send(struct leg *leg, const uint8_t *q)
 	attends_stay_awake(leg->attends);
 	leg->sent_ns = loop_clock_ns(leg->attends->kvd->loop);
 	if (r >= 0)
-		r = rows_tell_attend(leg->remote, &msg);
+		r = rows_send_attend(leg->remote, &msg);
 	if (r < 0)
 		return err_pass(r);
 	leg->sent = true;

@@ -15,7 +15,7 @@
 #include "daemon/attend/attend_impl.h"
 #include "daemon/store/store.h"
 #include "daemon/attend/echo.h"
-#include "daemon/attend/rows_tell.h"
+#include "daemon/attend/rows_send.h"
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
 #include "daemon/handshake/handshake.h"
@@ -91,7 +91,7 @@ static void answer(struct attends *attends, struct remote *remote,
 	}
 	if (attends)
 		attends_stay_awake(attends);
-	if (rows_tell_attention_result(remote, msg) < 0)
+	if (rows_send_attention_result(remote, msg) < 0)
 		err_clear(); /* it is going down */
 }
 
@@ -136,7 +136,7 @@ static void serve_tell(struct serve *serve)
 	serve->attends->served++;
 	serve->attends->served_rows += item->rows;
 	attends_stay_awake(serve->attends);
-	if (r < 0 || rows_tell(serve->remote, &serve->answer) < 0)
+	if (r < 0 || rows_send(serve->remote, &serve->answer) < 0)
 		err_clear(); /* it is going down */
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/attend/rows_tell.h"
+#include "daemon/attend/rows_send.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -44,7 +44,7 @@ void rows_made_drop(struct rows_made *made)
 	made->bytes = NULL;
 }
 
-int rows_tell(struct remote *remote, struct rows_made *made)
+int rows_send(struct remote *remote, struct rows_made *made)
 {
 	return err_pass(handshake_send_made(remote, (enum wire_type)made->type,
 					    mem_steal(made->bytes), made->len));
@@ -53,15 +53,15 @@ int rows_tell(struct remote *remote, struct rows_made *made)
 ROWS_MAKE(ATTEND, attend, msg->form.len + msg->rope.len + msg->select.len + msg->q.len)
 ROWS_MAKE(ATTENTION_RESULT, attention_result, msg->values.len)
 
-int rows_tell_attend(struct remote *remote, const struct wire_attend *msg)
+int rows_send_attend(struct remote *remote, const struct wire_attend *msg)
 {
 	struct rows_made made;
 	int r = rows_make_attend(msg, &made);
 
-	return r < 0 ? err_pass(r) : err_pass(rows_tell(remote, &made));
+	return r < 0 ? err_pass(r) : err_pass(rows_send(remote, &made));
 }
 
-int rows_tell_attention_result(struct remote *remote,
+int rows_send_attention_result(struct remote *remote,
 			       const struct wire_attention_result *msg)
 {
 	struct wire_attention_result no = {.attend = msg->attend};
@@ -69,7 +69,7 @@ int rows_tell_attention_result(struct remote *remote,
 	struct err why;
 
 	if (rows_make_attention_result(msg, &made) >= 0)
-		return err_pass(rows_tell(remote, &made));
+		return err_pass(rows_send(remote, &made));
 	err_take(&why);
 	no.code = why.code;
 	snprintf(no.text, sizeof(no.text), "%.200s", why.text);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rows_tell: the two messages that carry rows, written directly into the buffer of the
+/* rows_send: the two messages that carry rows, written directly into the buffer of the
  * data connection: rows are copied once, and a kernel writes values into their message.
  */
-#ifndef KVD_ATTEND_ROWS_TELL_H
-#define KVD_ATTEND_ROWS_TELL_H
+#ifndef KVD_ATTEND_ROWS_SEND_H
+#define KVD_ATTEND_ROWS_SEND_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -26,13 +26,13 @@ int rows_make_attention_result(const struct wire_attention_result *msg,
 int rows_room_attention_result(size_t bytes, struct rows_made *made, float **values_p);
 int rows_fill_attention_result(const struct wire_attention_result *msg,
 			       struct rows_made *made);
-int rows_tell(struct remote *remote, struct rows_made *made); /* it is taken */
+int rows_send(struct remote *remote, struct rows_made *made); /* it is taken */
 void rows_made_drop(struct rows_made *made);
 
-int rows_tell_attend(struct remote *remote, const struct wire_attend *msg);
+int rows_send_attend(struct remote *remote, const struct wire_attend *msg);
 /* There is always one reply: without memory for the values it is an error, which needs
  * none. If that cannot be sent, the peering ends. */
-int rows_tell_attention_result(struct remote *remote,
+int rows_send_attention_result(struct remote *remote,
 			       const struct wire_attention_result *msg);
 
 #endif
