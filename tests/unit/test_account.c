@@ -190,7 +190,7 @@ static void descriptors_of_one_leave_some_for_others(void **state)
 	assert_true(accounts_idle(&accounts));
 }
 
-static void charge_beyond_the_ceiling_leaves_nothing(void **state)
+static void charge_beyond_the_ceiling_leaks_nothing(void **state)
 {
 	struct charge charge = {0}, more = {0};
 	struct accounts accounts;
@@ -335,7 +335,7 @@ int main(void)
 		cmocka_unit_test(last_eighth_is_for_those_with_little),
 		cmocka_unit_test(account_room_matches_check),
 		cmocka_unit_test(descriptors_of_one_leave_some_for_others),
-		cmocka_unit_test(charge_beyond_the_ceiling_leaves_nothing),
+		cmocka_unit_test(charge_beyond_the_ceiling_leaks_nothing),
 		cmocka_unit_test(charge_without_account_is_unlimited),
 		cmocka_unit_test(account_without_memory_is_none),
 		cmocka_unit_test(preset_is_a_part_of_the_memory),

@@ -169,7 +169,7 @@ static void range_vouched_is_inside_memfd(void **state)
 	munmap(p, 9 * MIB);
 }
 
-static void chunk_of_malloc_needs_no_word(void **state)
+static void chunk_of_malloc_needs_no_flag(void **state)
 {
 	struct kvd_adopt_args args = {.bytes = 40 * MIB};
 	struct kvd_adopted a;
@@ -604,7 +604,7 @@ static void range_adopted_twice_is_moved_once(void **state)
 	assert_int_equal(kvd_adopt_release(&c), -KVD_E_NOTFOUND);
 }
 
-static void address_used_anew_is_other_memory(void **state)
+static void address_used_again_is_other_memory(void **state)
 {
 	uint8_t *p = private_map(4 * MIB), *again;
 	struct kvd_adopt_args args = vouched(p, 4 * MIB);
@@ -786,7 +786,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(range_vouched_is_inside_memfd),
-		cmocka_unit_test(chunk_of_malloc_needs_no_word),
+		cmocka_unit_test(chunk_of_malloc_needs_no_flag),
 		cmocka_unit_test(writers_concurrent_lose_no_store),
 		cmocka_unit_test(writers_by_system_calls_lose_no_store),
 		cmocka_unit_test(writers_lose_no_store_with_user_mode_only),
@@ -797,7 +797,7 @@ int main(void)
 		cmocka_unit_test(memory_watched_by_another_userfaultfd_is_refused),
 		cmocka_unit_test(memory_registered_with_cuda_is_refused),
 		cmocka_unit_test(range_adopted_twice_is_moved_once),
-		cmocka_unit_test(address_used_anew_is_other_memory),
+		cmocka_unit_test(address_used_again_is_other_memory),
 		cmocka_unit_test(range_of_another_copy_is_known),
 		cmocka_unit_test(child_of_fork_has_a_view_and_no_entry),
 		cmocka_unit_test(fork_child_frees_adopted_memory),

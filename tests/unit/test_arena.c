@@ -109,7 +109,7 @@ static void content_pinned_stays_when_slabs_are_cleared(void **state)
 
 /* ---- shares ---- */
 
-static void owner_with_no_more_than_its_share_loses_nothing(void **state)
+static void owner_within_its_share_keeps_its_content(void **state)
 {
 	for (uint32_t owners = 2; owners <= 5; owners++) {
 		uint32_t share = ARENA_SLABS / owners;
@@ -557,7 +557,7 @@ static void slab_reassigned_is_cleared_in_one_pass(void **state)
 	world_fini(&w);
 }
 
-static void sizes_of_which_nothing_is_left_are_forgotten(void **state)
+static void sizes_without_content_are_dropped(void **state)
 {
 	int64_t live = 0;
 	struct world w;
@@ -645,7 +645,7 @@ int main(void)
 		cmocka_unit_test(memory_of_any_size_is_used),
 		cmocka_unit_test(arena_all_pinned_is_a_limit),
 		cmocka_unit_test(content_pinned_stays_when_slabs_are_cleared),
-		cmocka_unit_test(owner_with_no_more_than_its_share_loses_nothing),
+		cmocka_unit_test(owner_within_its_share_keeps_its_content),
 		cmocka_unit_test(owner_below_share_gets_its_share),
 		cmocka_unit_test(chain_unpinned_from_its_end_leaves_from_its_end),
 		cmocka_unit_test(content_hit_outlives_content_not_hit),
@@ -659,7 +659,7 @@ int main(void)
 		cmocka_unit_test(owner_gets_its_share_of_few_slabs),
 		cmocka_unit_test(owner_of_many_has_a_share),
 		cmocka_unit_test(slab_reassigned_is_cleared_in_one_pass),
-		cmocka_unit_test(sizes_of_which_nothing_is_left_are_forgotten),
+		cmocka_unit_test(sizes_without_content_are_dropped),
 		cmocka_unit_test(ghosts_take_memory_per_slot),
 		cmocka_unit_test(ghosts_grow_with_memory),
 	};

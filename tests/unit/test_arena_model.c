@@ -242,7 +242,7 @@ static void model_step(struct model *m, uint32_t hold)
 		world_give_all(w, t);
 }
 
-static void arena_at_random_keeps_its_word(void **state)
+static void arena_at_random_keeps_invariants(void **state)
 {
 	static const uint32_t holds[] = {0, 10, 40, 20};
 	size_t taken = 0, limits = 0, cleared = 0;
@@ -273,7 +273,7 @@ static void arena_at_random_keeps_its_word(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(arena_at_random_keeps_its_word),
+		cmocka_unit_test(arena_at_random_keeps_invariants),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -396,7 +396,7 @@ static void fields_at_one_address_have_own_strides(void **state)
 }
 
 /* The last token ends where memory ends, and the first begins where it begins. */
-static void nothing_behind_the_last_token_is_read(void **state)
+static void memory_after_the_last_token_is_not_read(void **state)
 {
 	enum pick_isa isa = kernel_of(state);
 	struct attend_shape shapes[] = {case_mla(16), case_gqa(8, 8, 64)};
@@ -807,26 +807,26 @@ static void pick_falls_to_the_next_slower(void **state)
 	assert_ptr_equal(pick_kernel(PICK_AMX, &shape), pick_kernel(PICK_AVX512, &shape));
 }
 
-#define PER_KERNEL(X)                             \
-	X(mla_equals_fp64)                        \
-	X(gqa_equals_fp64)                        \
-	X(selection_equals_fp64)                  \
-	X(types_equal_fp64)                       \
-	X(softcap_equals_fp64)                    \
-	X(types_keep_nan_and_infinity)            \
-	X(delta_equals_fp64)                      \
-	X(delta_rounds_q_no_second_time)          \
-	X(row_without_tokens_is_empty)            \
-	X(limits_are_of_each_row)                 \
-	X(many_rows_equal_fp64)                   \
-	X(batch_changes_no_bit)                   \
-	X(poison_changes_no_bit)                  \
-	X(fields_at_one_address_have_own_strides) \
-	X(nothing_behind_the_last_token_is_read)  \
-	X(nan_in_a_row_stays_in_it)               \
-	X(extreme_logits_are_exact)               \
-	X(stop_ends_it_within_a_slice)            \
-	X(stop_is_seen_between_heads)             \
+#define PER_KERNEL(X)                              \
+	X(mla_equals_fp64)                         \
+	X(gqa_equals_fp64)                         \
+	X(selection_equals_fp64)                   \
+	X(types_equal_fp64)                        \
+	X(softcap_equals_fp64)                     \
+	X(types_keep_nan_and_infinity)             \
+	X(delta_equals_fp64)                       \
+	X(delta_rounds_q_no_second_time)           \
+	X(row_without_tokens_is_empty)             \
+	X(limits_are_of_each_row)                  \
+	X(many_rows_equal_fp64)                    \
+	X(batch_changes_no_bit)                    \
+	X(poison_changes_no_bit)                   \
+	X(fields_at_one_address_have_own_strides)  \
+	X(memory_after_the_last_token_is_not_read) \
+	X(nan_in_a_row_stays_in_it)                \
+	X(extreme_logits_are_exact)                \
+	X(stop_ends_it_within_a_slice)             \
+	X(stop_is_seen_between_heads)              \
 	X(any_shape_equals_fp64)
 
 int main(void)

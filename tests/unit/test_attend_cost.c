@@ -242,7 +242,7 @@ static void speed_refused_temporarily_is_requested_again(void **state)
 /* ---- geometries ---- */
 
 /* The machines get busy, and idle again; the way is judged by what goes there. */
-static void speeds_are_measured_anew_after_a_while(void **state)
+static void speeds_are_measured_again_after_a_while(void **state)
 {
 	struct heard *heard = *state;
 	struct attends *requester = node_attends(heard->w, AW_REQUESTER);
@@ -635,7 +635,7 @@ int main(void)
 		CASE(peer_back_within_a_minute_is_measured),
 		CASE(speed_refused_temporarily_is_requested_again),
 		CASE(geometry_opened_later_is_measured),
-		CASE(speeds_are_measured_anew_after_a_while),
+		CASE(speeds_are_measured_again_after_a_while),
 		CASE(wider_query_has_the_speed_of_its_kv),
 		CASE(time_of_rows_is_their_posts),
 		CASE(echoes_are_split_to_message_size),

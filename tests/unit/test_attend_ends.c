@@ -350,7 +350,7 @@ static void ends_in_phase(enum phase phase, enum end end)
 	attend_world_tap = NULL;
 }
 
-static void every_end_in_every_phase_is_still(void **state)
+static void every_end_in_every_phase_is_quiesced(void **state)
 {
 	(void)state;
 	for (unsigned int phase = 0; phase < PHASES; phase++) {
@@ -485,7 +485,7 @@ int main(void)
 		cmocka_unit_test(session_with_rooms_ends_its_posts_at_once),
 		cmocka_unit_test(memory_of_chunks_outlasts_the_kernel),
 		cmocka_unit_test(hold_unreported_is_released),
-		cmocka_unit_test(every_end_in_every_phase_is_still),
+		cmocka_unit_test(every_end_in_every_phase_is_quiesced),
 	};
 
 	if (getenv("KVD_TEST_ONLY"))

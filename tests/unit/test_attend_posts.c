@@ -209,7 +209,7 @@ static void large_posts_leave_the_line_up(void **state)
 
 /* Rows are taken, and legs begin, in as many turns as they need: a post may end between
  * them. */
-static void post_begins_in_turns_and_may_end_between_them(void **state)
+static void post_starts_in_turns_and_can_end_between(void **state)
 {
 	struct attend_world *w = *state;
 	struct kvd_ring_part parts[8];
@@ -304,7 +304,7 @@ static void rows_behind_are_lost(struct attend_world *w, unsigned int rows, bool
 }
 
 /* Answered by one message, merged, and of one kernel here: 8 rows of a seat of 4096. */
-static void post_costs_its_rows_not_its_seat(void **state)
+static void post_cost_depends_on_rows_not_seat(void **state)
 {
 	struct attend_world *w = *state;
 	struct attends *attends = attends_of(&w->c.nodes[AW_REQUESTER].kvd);
@@ -369,7 +369,7 @@ static void rows_too_large_for_a_message_are_refused(void **state)
 	assert_int_equal(tapped.answer.code, ERR_TOOBIG);
 }
 
-static void codes_of_others_are_known_ones(void **state)
+static void code_unknown_from_peer_is_mapped(void **state)
 {
 	struct attend_world *w = *state;
 	struct kvd_ring_part part = attend_world_part(w->hold);
@@ -660,11 +660,11 @@ int main(void)
 		CASE(post_of_many_rows_is_several_messages),
 		CASE(long_selection_is_read_by_a_helper),
 		CASE(large_posts_leave_the_line_up),
-		CASE(post_begins_in_turns_and_may_end_between_them),
+		CASE(post_starts_in_turns_and_can_end_between),
 		CASE(memory_is_charged_to_requester),
-		CASE(post_costs_its_rows_not_its_seat),
+		CASE(post_cost_depends_on_rows_not_seat),
 		CASE(rows_too_large_for_a_message_are_refused),
-		CASE(codes_of_others_are_known_ones),
+		CASE(code_unknown_from_peer_is_mapped),
 		CASE(tokens_of_one_rank_in_two_are_not_read_as_all),
 		CASE(hold_with_expired_lease_is_refused),
 		CASE(slot_is_a_posts_until_its_end),

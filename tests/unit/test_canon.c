@@ -258,7 +258,7 @@ static void check_canon(const struct canon *canon, uint32_t tokens)
 
 /* Views of unequal kinds, shards (one has a single token of a chunk, and no order of
  * heads is left), units from the middle, an aux view that stays out. */
-static void canon_of_several_views_keeps_its_word(void **state)
+static void canon_of_several_views_is_stable(void **state)
 {
 	static const struct engine e[] = {
 		{.how = WHOLE, .hnd = true, .first_unit = 2},
@@ -579,7 +579,7 @@ static uint64_t rows_of(const struct engine *e, uint32_t tokens, bool in_order)
 }
 
 /* And their rows are whole fields of pages, or more. */
-static void canon_of_each_engine_keeps_its_word(void **state)
+static void canon_of_each_engine_is_stable(void **state)
 {
 	static const uint32_t in_page[ARRANGEMENTS] = {6, 3, 6, 1, 3};
 
@@ -764,7 +764,7 @@ static void canon_at_its_limits_is_made(void **state)
 	layout_free(layout);
 }
 
-static void canon_without_memory_leaves_nothing(void **state)
+static void canon_without_memory_leaks_nothing(void **state)
 {
 	static const struct engine e[] = {{.how = APART}, {.view = "b", .how = LATENT}};
 	struct layout *layout = engines_make(e, 2);
@@ -885,14 +885,14 @@ static void layouts_random_move_equally_by_slots(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(canon_of_each_engine_keeps_its_word),
-		cmocka_unit_test(canon_of_several_views_keeps_its_word),
+		cmocka_unit_test(canon_of_each_engine_is_stable),
+		cmocka_unit_test(canon_of_several_views_is_stable),
 		cmocka_unit_test(bytes_between_any_engines_are_equal),
 		cmocka_unit_test(identity_depends_on_meaning_not_place),
 		cmocka_unit_test(canon_of_layers_sharing_bytes_is_stable),
 		cmocka_unit_test(canon_impossible_is_refused_by_name),
 		cmocka_unit_test(canon_at_its_limits_is_made),
-		cmocka_unit_test(canon_without_memory_leaves_nothing),
+		cmocka_unit_test(canon_without_memory_leaks_nothing),
 		cmocka_unit_test(layouts_random_move_equally_by_slots),
 	};
 

@@ -609,7 +609,7 @@ static void client_in_a_forked_child_is_refused(void **state)
 }
 
 /* Every allocation fails once: an error, never a leak or a crash. */
-static void out_of_memory_costs_one_call(void **state)
+static void out_of_memory_fails_one_call(void **state)
 {
 	static const uint32_t pages[] = {1, 2, 3};
 	struct client_fixture *f = *state;
@@ -664,7 +664,7 @@ int main(void)
 		T(reconnect_registers_again_under_old_handles),
 		T(reconnect_refused_half_way_is_lost_again),
 		T(client_in_a_forked_child_is_refused),
-		T(out_of_memory_costs_one_call),
+		T(out_of_memory_fails_one_call),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -219,7 +219,7 @@ static void poll_never_waits_for_the_daemon(void **state)
 	print_message("worst kvd_poll(0): %llu us\n", (unsigned long long)worst / 1000u);
 }
 
-static void registration_refused_leaves_nothing_half(void **state)
+static void registration_refused_leaks_nothing(void **state)
 {
 	struct client_fixture *f = *state;
 	struct kvd_pool *pool = client_pool_make(f);
@@ -413,7 +413,7 @@ static void attachment_of_absent_peer_is_retried(void **state)
 }
 
 /* Released while it is on its way: the daemon is told to forget it. */
-static void list_released_meanwhile_is_taken_back(void **state)
+static void list_released_meanwhile_is_withdrawn(void **state)
 {
 	struct client_fixture *f = *state;
 	struct client_lists l;
@@ -512,14 +512,14 @@ int main(void)
 		T(calls_without_a_session_are_lost_and_make_one),
 		T(rooms_of_a_living_daemon_do_not_fail_with_the_connection),
 		T(poll_never_waits_for_the_daemon),
-		T(registration_refused_leaves_nothing_half),
+		T(registration_refused_leaks_nothing),
 		T(regions_many_are_sent_in_a_window),
 		T(daemon_rejecting_is_retried_with_pauses),
 		T(callbacks_of_the_lost_session_run_once),
 		T(lists_are_made_again_behind_the_session),
 		T(attachment_gone_removes_its_lists),
 		T(attachment_of_absent_peer_is_retried),
-		T(list_released_meanwhile_is_taken_back),
+		T(list_released_meanwhile_is_withdrawn),
 		T(list_lost_on_its_way_is_made_with_the_next_session),
 		T(no_memory_on_the_way_up_tries_again),
 	};

@@ -129,7 +129,7 @@ static void list_without_arena_space_is_sent_as_memfd(void **state)
 	assert_int_equal(e.a, 31);
 }
 
-static void list_on_its_way_is_busy_then_refused_with_words(void **state)
+static void list_in_flight_is_busy_then_refused_with_text(void **state)
 {
 	struct client_fixture *f = *state;
 	struct kvd_xfer_args args = {.op = KVD_WRITE};
@@ -159,7 +159,7 @@ static void list_on_its_way_is_busy_then_refused_with_words(void **state)
 	assert_int_equal(kvd_dlist_release((struct kvd_dlist *)args.local), 0);
 }
 
-static void list_released_on_its_way_is_taken_back(void **state)
+static void list_released_in_flight_is_withdrawn(void **state)
 {
 	struct client_fixture *f = *state;
 	struct kvd_dlist *dlist;
@@ -287,7 +287,7 @@ static void post_refused_for_now_may_be_posted_again(void **state)
 }
 
 /* What no slot can show is kept at the handle: the code, and the words. */
-static void entry_refused_by_the_socket_fails_with_words(void **state)
+static void entry_refused_by_the_socket_fails_with_text(void **state)
 {
 	struct client_fixture *f = *state;
 	struct kvd_room_status st;
@@ -454,7 +454,7 @@ static void arena_of_a_slow_daemon_is_not_written_twice(void **state)
 }
 
 /* Every allocation fails once: an error, no handle, and the slot is given again. */
-static void out_of_memory_costs_one_call(void **state)
+static void out_of_memory_fails_one_call(void **state)
 {
 	struct client_fixture *f = *state;
 	const struct kvd_desc desc = {.address = 4096, .bytes = 64};
@@ -496,18 +496,18 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		T(lists_are_sent_in_memory_order),
 		T(list_without_arena_space_is_sent_as_memfd),
-		T(list_on_its_way_is_busy_then_refused_with_words),
-		T(list_released_on_its_way_is_taken_back),
+		T(list_in_flight_is_busy_then_refused_with_text),
+		T(list_released_in_flight_is_withdrawn),
 		T(indices_and_notification_are_sent_with_transfer),
 		T(transfer_is_posted_canceled_and_posted_again),
 		T(post_refused_for_now_may_be_posted_again),
-		T(entry_refused_by_the_socket_fails_with_words),
+		T(entry_refused_by_the_socket_fails_with_text),
 		T(failure_in_page_fetches_its_text),
 		T(notifs_are_bytes),
 		T(notifs_of_late_reply_arrive_with_next),
 		T(notifs_before_fault_are_delivered),
 		T(arena_of_a_slow_daemon_is_not_written_twice),
-		T(out_of_memory_costs_one_call),
+		T(out_of_memory_fails_one_call),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -649,7 +649,7 @@ static void line_half_sent_times_out(void **state)
 }
 
 /* The last line is not read: the connection is closed nevertheless. */
-static void last_words_unread_time_out(void **state)
+static void last_message_unread_times_out(void **state)
 {
 	struct mini *mini = *state;
 	struct client deaf;
@@ -865,7 +865,7 @@ int main(void)
 		CASE(lines_ten_thousand_at_once_share_the_loop),
 		CASE(client_not_reading_is_paused),
 		CASE(line_half_sent_times_out),
-		CASE(last_words_unread_time_out),
+		CASE(last_message_unread_times_out),
 		CASE(client_half_closed_gets_its_answers),
 		CASE(descriptors_unasked_refused_and_closed),
 		CASE(descriptors_that_may_block_are_named),

@@ -409,7 +409,7 @@ static void jobs_take_turns(void **state)
 }
 
 /* After on_done of a canceled job nothing of it is written. */
-static void cancel_leaves_memory_still(void **state)
+static void cancel_leaves_memory_quiesced(void **state)
 {
 	struct bulk b, other;
 	struct copy_rig t;
@@ -807,7 +807,7 @@ int main(void)
 		cmocka_unit_test(copy_out_of_bounds_is_refused),
 		cmocka_unit_test(copy_bad_job_is_refused),
 		cmocka_unit_test(jobs_take_turns),
-		cmocka_unit_test(cancel_leaves_memory_still),
+		cmocka_unit_test(cancel_leaves_memory_quiesced),
 		cmocka_unit_test(cancel_before_a_slice_began_is_done),
 		cmocka_unit_test(cancel_after_the_last_slice_began_is_success),
 		cmocka_unit_test(free_with_jobs_calls_each_on_done),

@@ -213,7 +213,7 @@ static void file_to_and_from_each_kind_is_exact(void **state)
 }
 
 /* A table with files and memory: each row goes its own way. */
-static void file_beside_memory_in_one_table_is_exact(void **state)
+static void table_of_file_and_memory_is_exact(void **state)
 {
 	const struct plan_run mixed[] = {
 		{.len = 4096, .count = 3, .src_stride = 4096, .dst_stride = 4096},
@@ -586,7 +586,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(file_to_and_from_each_kind_is_exact),
-		cmocka_unit_test(file_beside_memory_in_one_table_is_exact),
+		cmocka_unit_test(table_of_file_and_memory_is_exact),
 		cmocka_unit_test(file_past_the_page_cache_moves_whole_blocks),
 		cmocka_unit_test(file_short_is_never_done),
 		cmocka_unit_test(file_of_other_rights_is_refused),

@@ -122,7 +122,7 @@ static void *opening_main(void *arg)
 }
 
 /* The driver may take its time over a large allocation; bytes move meanwhile. */
-static void copy_beside_a_slow_import_does_not_wait(void **state)
+static void copy_during_slow_import_does_not_wait(void **state)
 {
 	const enum place places[2] = {PLACE_GPU0, PLACE_GPU0};
 	struct opening opening = {.t = *state};
@@ -192,7 +192,7 @@ int main(int argc, char **argv)
 		CASE(copy_between_each_pair_of_kinds_is_exact),
 		CASE(copy_between_mixed_tables_is_exact),
 		CASE(copy_between_devices_apart_is_exact),
-		CASE(copy_beside_a_slow_import_does_not_wait),
+		CASE(copy_during_slow_import_does_not_wait),
 		CASE(copy_here_and_now_packs_and_unpacks),
 		KERNELS(copy_between_each_pair_of_kinds_is_exact),
 		KERNELS(copy_between_mixed_tables_is_exact),

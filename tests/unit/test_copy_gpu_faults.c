@@ -34,7 +34,7 @@ static struct plan *plan_whole(void)
 	return copy_rig_plan(&run, 1);
 }
 
-static void copy_canceled_is_still_when_done(void **state)
+static void copy_canceled_is_quiesced_when_done(void **state)
 {
 	const enum place places[2] = {PLACE_GPU0, PLACE_GPU0};
 	struct gc *t = *state;
@@ -204,7 +204,7 @@ static void image_refused_leaves_the_engines(void **state)
 	assert_non_null(strstr(words, "no: gpu_kernels: /no/such/image"));
 }
 
-static void launch_refused_costs_no_copy(void **state)
+static void launch_refused_fails_no_copy(void **state)
 {
 	struct gc *t = *state;
 	char words[128];
@@ -431,7 +431,7 @@ static void dmabuf_is_not_for_copy_threads(void **state)
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		CASE(copy_canceled_is_still_when_done),
+		CASE(copy_canceled_is_quiesced_when_done),
 		CASE(copy_on_failed_device_fails_and_recovers),
 		CASE(call_failed_once_fails_one_copy),
 		CASE(call_failed_once_fails_one_copy_in),
@@ -442,7 +442,7 @@ int main(int argc, char **argv)
 		CASE(much_is_pinned_by_a_thread),
 		CASE(pin_to_be_read_is_the_drivers_to_take),
 		CASE(dmabuf_is_not_for_copy_threads),
-		KERNELS(copy_canceled_is_still_when_done),
+		KERNELS(copy_canceled_is_quiesced_when_done),
 		KERNELS(copy_on_failed_device_fails_and_recovers),
 		KERNELS(call_failed_once_fails_one_copy),
 		KERNELS(call_failed_once_fails_one_copy_in),
@@ -451,7 +451,7 @@ int main(int argc, char **argv)
 		KERNELS(linear_end_is_pinned_once),
 		KERNELS(linear_end_of_two_addresses_is_not_pinned),
 		KERNELS(image_refused_leaves_the_engines),
-		KERNELS(launch_refused_costs_no_copy),
+		KERNELS(launch_refused_fails_no_copy),
 	};
 
 	gpu_owner_main(argc, argv);

@@ -93,7 +93,7 @@ static void exact_times_give_exact_constants(void **state)
 }
 
 /* The published sweep of row sizes, 1024 rows: what a refit of it finds. */
-static void published_sweep_gives_the_missing_turn(void **state)
+static void published_sweep_yields_the_missing_turn(void **state)
 {
 	static const double bytes[] = {900, 2184, 4368, 8736};
 	static const double us[] = {62.8, 115.8, 207.7, 389.1};
@@ -334,7 +334,7 @@ int main(void)
 		cmocka_unit_test(median_of_odd_and_even_counts),
 		cmocka_unit_test(figure_has_median_scatter_count_and_time),
 		cmocka_unit_test(exact_times_give_exact_constants),
-		cmocka_unit_test(published_sweep_gives_the_missing_turn),
+		cmocka_unit_test(published_sweep_yields_the_missing_turn),
 		cmocka_unit_test(outliers_do_not_move_the_line),
 		cmocka_unit_test(times_on_no_line_have_large_errors),
 		cmocka_unit_test(fit_of_few_or_flat_points_is_reported),

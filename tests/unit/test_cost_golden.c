@@ -209,7 +209,7 @@ static void local_wins_small_chunks_as_published(void **state)
 	golden("local below, at 0.5 us a token, tokens", local_tokens(0.5), 220, 10);
 }
 
-static void route_at_a_slow_link_costs_a_splice(void **state)
+static void route_at_a_slow_link_pays_a_splice(void **state)
 {
 	struct cost_setup s;
 	double low = 1, high = 25e3;
@@ -302,7 +302,7 @@ int main(void)
 		cmocka_unit_test(five_fabrics_are_as_measured),
 		cmocka_unit_test(pull_and_splice_are_as_published),
 		cmocka_unit_test(local_wins_small_chunks_as_published),
-		cmocka_unit_test(route_at_a_slow_link_costs_a_splice),
+		cmocka_unit_test(route_at_a_slow_link_pays_a_splice),
 		cmocka_unit_test(congestion_is_as_measured),
 		cmocka_unit_test(break_even_steps_are_as_derived),
 		cmocka_unit_test(shapes_have_the_published_bytes),

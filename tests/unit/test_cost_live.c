@@ -394,7 +394,7 @@ static void pulls_on_no_line_have_constants(void **state)
 }
 
 /* The first rounds after a calibration tell no turn, and those before it are no more. */
-static void calibration_begins_the_turn_anew(void **state)
+static void calibration_restarts_the_turn(void **state)
 {
 	struct live *live = *state;
 	struct live_round round = {
@@ -413,7 +413,7 @@ static void calibration_begins_the_turn_anew(void **state)
 }
 
 /* A holder that says it took longer than the round did tells nothing of the way. */
-static void rounds_with_no_time_on_the_way_change_nothing(void **state)
+static void rounds_without_path_time_change_nothing(void **state)
 {
 	struct live *live = *state;
 	struct live_round round = {.shape = cost_shape_mla(16, 576, 512, 2, 4),
@@ -634,8 +634,8 @@ int main(void)
 		CASE(rounds_with_another_kernel_speed_make_a_factor),
 		CASE(other_transport_is_another_link),
 		CASE(pulls_on_no_line_have_constants),
-		CASE(calibration_begins_the_turn_anew),
-		CASE(rounds_with_no_time_on_the_way_change_nothing),
+		CASE(calibration_restarts_the_turn),
+		CASE(rounds_without_path_time_change_nothing),
 		CASE(paths_with_jumps_are_stale),
 		CASE(peer_is_queried_periodically_even_if_gone),
 		CASE(peers_gone_are_replaced),

@@ -303,7 +303,7 @@ static void *write_on(void *arg)
 	return NULL;
 }
 
-static void rows_are_seen_whole_beside_a_writer(void **state)
+static void rows_are_read_whole_during_writes(void **state)
 {
 	struct work work = {0};
 	struct cost_peer seen;
@@ -369,7 +369,7 @@ static void preset_page_has_remote_and_home(void **state)
 	assert_null(page);
 }
 
-static void refused_memory_leaves_nothing(void **state)
+static void refused_memory_leaks_nothing(void **state)
 {
 	struct cost_page *page;
 	int64_t live = mem_live();
@@ -398,10 +398,10 @@ int main(void)
 		cmocka_unit_test(page_invalid_is_refused),
 		cmocka_unit_test(page_of_another_version_is_refused),
 		cmocka_unit_test(row_of_too_many_links_is_none),
-		cmocka_unit_test(rows_are_seen_whole_beside_a_writer),
+		cmocka_unit_test(rows_are_read_whole_during_writes),
 		cmocka_unit_test(writer_dead_does_not_block_readers),
 		cmocka_unit_test(preset_page_has_remote_and_home),
-		cmocka_unit_test(refused_memory_leaves_nothing),
+		cmocka_unit_test(refused_memory_leaks_nothing),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

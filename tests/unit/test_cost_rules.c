@@ -176,7 +176,7 @@ static void local_is_for_small_chunks(void **state)
 	assert_true(seen > ROUNDS / 20);
 }
 
-static void congestion_flips_nothing(void **state)
+static void congestion_changes_no_decision(void **state)
 {
 	(void)state;
 	for (unsigned int i = 0; i < ROUNDS; i++) {
@@ -641,7 +641,7 @@ int main(void)
 		cmocka_unit_test(route_holds_until_the_queries_outweigh_the_chunk),
 		cmocka_unit_test(fetch_is_amortised_and_wins_past_the_break_even),
 		cmocka_unit_test(local_is_for_small_chunks),
-		cmocka_unit_test(congestion_flips_nothing),
+		cmocka_unit_test(congestion_changes_no_decision),
 		cmocka_unit_test(probe_beats_bandwidth_for_few_rows),
 		cmocka_unit_test(selection_routes_flat_and_gathers_by_holder),
 		cmocka_unit_test(holder_without_attention_is_fetched_from),

@@ -52,7 +52,7 @@ static void layers_in_any_order_are_whole_together(void **state)
 	coverage_fini(&cov);
 }
 
-static void nothing_wanted_is_whole(void **state)
+static void cover_of_no_wants_is_complete(void **state)
 {
 	struct coverage cov;
 
@@ -141,7 +141,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(add_overlap_is_refused_and_changes_nothing),
 		cmocka_unit_test(layers_in_any_order_are_whole_together),
-		cmocka_unit_test(nothing_wanted_is_whole),
+		cmocka_unit_test(cover_of_no_wants_is_complete),
 		cmocka_unit_test(random_adds_and_removes_match_a_bitmap),
 		cmocka_unit_test(add_without_memory_changes_nothing),
 	};

@@ -148,7 +148,7 @@ static void piece_spans_the_two_parts(void **state)
 	assert_int_equal(queue.writes.begun, 0);
 }
 
-static void nothing_moved_is_tried_again_not_for_ever(void **state)
+static void op_without_progress_is_retried_a_few_times(void **state)
 {
 	static const int64_t moved[] = {0, 100, -EINTR, -EAGAIN};
 	static const int nos[] = {EIO, EIO, EINTR, EAGAIN};
@@ -259,7 +259,7 @@ int main(void)
 		cmocka_unit_test_setup(writes_yield_and_do_not_starve, begin),
 		cmocka_unit_test_setup(as_many_ops_begin_as_may, begin),
 		cmocka_unit_test_setup(piece_spans_the_two_parts, begin),
-		cmocka_unit_test_setup(nothing_moved_is_tried_again_not_for_ever, begin),
+		cmocka_unit_test_setup(op_without_progress_is_retried_a_few_times, begin),
 		cmocka_unit_test_setup(read_short_is_fault_without_errno, begin),
 		cmocka_unit_test_setup(op_with_a_fault_ends_when_all_is_back, begin),
 		cmocka_unit_test_setup(cancel_without_io_ends_at_once, begin),

@@ -204,7 +204,7 @@ static unsigned int entries_of(const char *path)
 	return count - 2; /* ., .. */
 }
 
-static void failed_making_leaves_nothing(void **state)
+static void creation_failed_leaves_no_file(void **state)
 {
 	static const struct {
 		const char *call;
@@ -398,7 +398,7 @@ static void full_file_system_is_reported_and_unchanged(void **state)
 /* ---- names ---- */
 
 /* A READ has opened its file when that is removed and another one made in its place. */
-static void file_made_anew_is_not_the_removed_one(void **state)
+static void file_recreated_is_not_the_removed_one(void **state)
 {
 	uint8_t *m = rig_memory(4 * KIB), *r = rig_memory(4 * KIB);
 	struct rig_op op, read;
@@ -752,11 +752,11 @@ int main(void)
 #define CASE(fn) {#fn, fn}
 		CASE(kind_is_reported),
 		CASE(name_appears_after_content_is_flushed),
-		CASE(failed_making_leaves_nothing),
+		CASE(creation_failed_leaves_no_file),
 		CASE(failed_named_write_keeps_the_old_content),
 		CASE(file_truncated_is_too_short),
 		CASE(leftovers_are_removed_and_foreign_files_kept),
-		CASE(file_made_anew_is_not_the_removed_one),
+		CASE(file_recreated_is_not_the_removed_one),
 		CASE(directory_unusable_is_named),
 		CASE(directory_of_others_is_refused),
 		CASE(taken_directory_names_its_holder),

@@ -150,7 +150,7 @@ static void unsynced_write_is_kept_lost_or_torn_by_the_sector(void **state)
 
 /* A WRITE that is in flight when the power goes; and one that came behind a SYNC that was
  * under way already. Both may be there or not. */
-static void write_beside_a_sync_is_not_covered(void **state)
+static void write_during_sync_is_not_covered(void **state)
 {
 	uint8_t *m = rig_memory(MIB), *w = rig_memory(SECTOR);
 	unsigned int kept = 0, lost = 0, cut = 0;
@@ -583,7 +583,7 @@ int main(void)
 #define CASE(fn) {#fn, fn}
 		CASE(synced_write_survives),
 		CASE(unsynced_write_is_kept_lost_or_torn_by_the_sector),
-		CASE(write_beside_a_sync_is_not_covered),
+		CASE(write_during_sync_is_not_covered),
 		CASE(sync_failed_loses_writes),
 		CASE(names_completed_survive),
 		CASE(names_in_flight_are_or_are_not),

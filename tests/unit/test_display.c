@@ -39,7 +39,7 @@ static void text_with_control_characters_is_sanitized(void **state)
 	}
 }
 
-static void words_of_an_answer_are_cleaned_at_any_depth(void **state)
+static void reply_is_sanitized_at_any_depth(void **state)
 {
 	cJSON *json = cJSON_Parse("{\"a\\u001b\":[{\"b\":\"c\\u0007\"}],\"d\":1}");
 
@@ -50,7 +50,7 @@ static void words_of_an_answer_are_cleaned_at_any_depth(void **state)
 	cJSON_Delete(json);
 }
 
-static void words_as_json_are_escaped_not_changed(void **state)
+static void json_is_escaped_not_changed(void **state)
 {
 	char *text = NULL;
 	size_t len;
@@ -92,7 +92,7 @@ static void table_fitted_shortens_one_column(void **state)
 	free(text);
 }
 
-static void table_without_memory_is_nothing(void **state)
+static void table_without_memory_is_empty(void **state)
 {
 	(void)state;
 	mem_fail_at(1);
@@ -129,10 +129,10 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(text_with_control_characters_is_sanitized),
-		cmocka_unit_test(words_of_an_answer_are_cleaned_at_any_depth),
-		cmocka_unit_test(words_as_json_are_escaped_not_changed),
+		cmocka_unit_test(reply_is_sanitized_at_any_depth),
+		cmocka_unit_test(json_is_escaped_not_changed),
 		cmocka_unit_test(table_fitted_shortens_one_column),
-		cmocka_unit_test(table_without_memory_is_nothing),
+		cmocka_unit_test(table_without_memory_is_empty),
 		cmocka_unit_test(amounts_are_written_for_people),
 	};
 

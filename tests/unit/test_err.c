@@ -39,7 +39,7 @@ static void raise_with_its_own_old_text_is_fine(void **state)
 	assert_string_equal(err_last()->text, "file 3: outer: inner");
 }
 
-static void raise_of_long_words_is_cut(void **state)
+static void raise_of_long_text_is_cut(void **state)
 {
 	char words[2 * ERR_TEXT_MAX];
 
@@ -167,7 +167,7 @@ static void codes_from_elsewhere_become_internal(void **state)
 	assert_int_equal(err_errno((enum err_code)9999), ENOTRECOVERABLE);
 }
 
-static void fault_of_another_daemon_costs_a_room(void **state)
+static void fault_of_another_daemon_fails_a_room(void **state)
 {
 	struct err err;
 
@@ -192,12 +192,12 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(raise_fills_the_record_from_the_table),
 		cmocka_unit_test(raise_with_its_own_old_text_is_fine),
-		cmocka_unit_test(raise_of_long_words_is_cut),
+		cmocka_unit_test(raise_of_long_text_is_cut),
 		cmocka_unit_test(raise_errno_maps_by_cause),
 		cmocka_unit_test(take_and_reraise_carry_a_fault),
 		cmocka_unit_test(record_belongs_to_its_thread),
 		cmocka_unit_test(codes_keep_their_numbers_and_are_unique),
-		cmocka_unit_test(fault_of_another_daemon_costs_a_room),
+		cmocka_unit_test(fault_of_another_daemon_fails_a_room),
 		cmocka_unit_test(text_too_long_ends_after_whole_word),
 		cmocka_unit_test(codes_from_elsewhere_become_internal),
 	};

@@ -341,7 +341,7 @@ static void etcd_full_is_reported_and_recovers(void **state)
 }
 
 /* The daemons stand still, etcd does not. */
-static void lease_lost_in_a_stop_is_made_anew(void **state)
+static void lease_lost_in_a_stop_is_created_again(void **state)
 {
 	char out[256];
 	struct scene s;
@@ -368,7 +368,7 @@ int main(void)
 		cmocka_unit_test(partition_heals),
 		cmocka_unit_test(compaction_during_a_watch),
 		cmocka_unit_test(etcd_full_is_reported_and_recovers),
-		cmocka_unit_test(lease_lost_in_a_stop_is_made_anew),
+		cmocka_unit_test(lease_lost_in_a_stop_is_created_again),
 	};
 
 	return cmocka_run_group_tests_name("etcd faults", tests, NULL, NULL);

@@ -189,7 +189,7 @@ static void last_generation_of_all_is_followed_by_the_first(void **state)
 }
 
 /* A slab has one user: whose header comes first. */
-static void slab_of_two_users_is_the_first_ones(void **state)
+static void slab_of_two_users_belongs_to_the_first(void **state)
 {
 	uint8_t digests[FW_KINDS][SEAL_DIGEST_BYTES], *data = forge_slot_new();
 	struct files_world w;
@@ -505,7 +505,7 @@ static void description_with_extra_fields_is_ignored(void **state)
 
 /* Of users that there are not, by the thousand: they take no spaces from what is stored,
  * and go, for no part names them. */
-static void ten_thousand_descriptions_are_read_and_forgotten(void **state)
+static void descriptions_ten_thousand_are_read_and_dropped(void **state)
 {
 	enum { COUNT = 10000 };
 	uint8_t *data = malloc(DESCRIPTION_MOST), digest[SEAL_DIGEST_BYTES];
@@ -829,13 +829,13 @@ int main(void)
 		cmocka_unit_test(header_forged_is_skipped),
 		cmocka_unit_test(chunk_in_many_slots_is_one),
 		cmocka_unit_test(last_generation_of_all_is_followed_by_the_first),
-		cmocka_unit_test(slab_of_two_users_is_the_first_ones),
+		cmocka_unit_test(slab_of_two_users_belongs_to_the_first),
 		cmocka_unit_test(slot_with_other_part_is_a_miss),
 		cmocka_unit_test(description_valid_is_used),
 		cmocka_unit_test(description_with_extra_fields_is_ignored),
 		cmocka_unit_test(description_impossible_is_removed),
 		cmocka_unit_test(files_of_another_format_are_kept),
-		cmocka_unit_test(ten_thousand_descriptions_are_read_and_forgotten),
+		cmocka_unit_test(descriptions_ten_thousand_are_read_and_dropped),
 		cmocka_unit_test(kinds_too_many_leave_by_age),
 		cmocka_unit_test(large_descriptions_are_charged_to_their_user),
 		cmocka_unit_test(directories_at_random_do_no_harm),

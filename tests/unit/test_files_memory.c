@@ -169,13 +169,13 @@ static void sweep(uint64_t (*one)(uint64_t n, bool all), uint64_t least)
 	}
 }
 
-static void write_without_memory_costs_an_op(void **state)
+static void write_without_memory_fails_an_op(void **state)
 {
 	(void)state;
 	sweep(sweep_write, 60);
 }
 
-static void read_without_memory_costs_an_op(void **state)
+static void read_without_memory_fails_an_op(void **state)
 {
 	(void)state;
 	sweep(sweep_read, 8);
@@ -187,7 +187,7 @@ static void scan_without_memory_loses_hidden_parts(void **state)
 	sweep(sweep_start, 60);
 }
 
-static void drop_without_memory_costs_an_op(void **state)
+static void drop_without_memory_fails_an_op(void **state)
 {
 	(void)state;
 	sweep(sweep_drop, 4);
@@ -277,10 +277,10 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(free_bytes_match_file_system),
-		cmocka_unit_test(write_without_memory_costs_an_op),
-		cmocka_unit_test(read_without_memory_costs_an_op),
+		cmocka_unit_test(write_without_memory_fails_an_op),
+		cmocka_unit_test(read_without_memory_fails_an_op),
 		cmocka_unit_test(scan_without_memory_loses_hidden_parts),
-		cmocka_unit_test(drop_without_memory_costs_an_op),
+		cmocka_unit_test(drop_without_memory_fails_an_op),
 		cmocka_unit_test(scan_with_less_memory_keeps_unused_parts),
 		cmocka_unit_test(start_with_less_memory_writes_where_nothing_is_lost),
 	};

@@ -179,7 +179,7 @@ static void device_not_allowed_is_refused(void **state)
 	gpu_free(gpu);
 }
 
-static void device_context_lives_with_its_users(void **state)
+static void device_context_exists_while_used(void **state)
 {
 	struct gpu *gpu = new_gpu("auto");
 	int before = FAKE(fake_cuda_live)();
@@ -676,7 +676,7 @@ static void device_broken_is_reset_by_last_user(void **state)
 }
 
 /* Without a proof that nothing moves, drain waits; and nothing new begins. */
-static void lane_drains_until_it_is_still(void **state)
+static void lane_drains_until_it_is_quiesced(void **state)
 {
 	struct gpu_import *im = NULL;
 	struct bench b;
@@ -833,7 +833,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(uuid_read_and_written_is_the_same),
 		cmocka_unit_test(device_is_found_by_uuid_and_pci_id),
 		cmocka_unit_test(device_not_allowed_is_refused),
-		cmocka_unit_test(device_context_lives_with_its_users),
+		cmocka_unit_test(device_context_exists_while_used),
 		cmocka_unit_test(device_without_context_names_remedy),
 		cmocka_unit_test(import_shares_one_opening),
 		cmocka_unit_test(import_where_one_is_open_is_refused_by_name),
@@ -849,7 +849,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(lane_moves_more_rows_than_a_batch),
 		cmocka_unit_test(lane_outlives_the_exporter),
 		cmocka_unit_test(device_broken_is_reset_by_last_user),
-		cmocka_unit_test(lane_drains_until_it_is_still),
+		cmocka_unit_test(lane_drains_until_it_is_quiesced),
 		cmocka_unit_test(lane_of_dead_context_is_drained),
 		cmocka_unit_test(call_failed_once_fails_one_use_ipc),
 		cmocka_unit_test(call_failed_once_fails_one_use_vmm),

@@ -179,7 +179,7 @@ static void line_is_chosen_by_dialling_side(void **state)
 	assert_line(p, 0, 1, "near", "");
 }
 
-static void line_is_chosen_anew_with_each_peering(void **state)
+static void line_is_chosen_again_with_each_peering(void **state)
 {
 	struct pair *p = *state;
 	unsigned int again;
@@ -387,7 +387,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CHOICE(line_not_connecting_is_followed_by_next),
 		CHOICE(line_is_chosen_by_dialling_side),
-		CHOICE(line_is_chosen_anew_with_each_peering),
+		CHOICE(line_is_chosen_again_with_each_peering),
 		CHOICE(line_without_another_way_fails_by_name_on_both_sides),
 		CHOICE(line_message_invalid_ends_peering_or_line),
 		CHOICE(line_not_dialable_by_one_side_is_dialled_by_other),

@@ -129,7 +129,7 @@ static void holder_that_dies_is_followed(struct hedge_world *w, unsigned int die
 	hedge_nothing_is_left(w);
 }
 
-static void first_dies_before_it_is_late(void **state)
+static void first_holder_dead_before_it_is_late(void **state)
 {
 	struct hedge_world *w = *state;
 
@@ -137,7 +137,7 @@ static void first_dies_before_it_is_late(void **state)
 	assert_int_equal(hedge_remote_figures(w).retries, 1);
 }
 
-static void first_dies_with_a_hedge_under_way(void **state)
+static void first_holder_dead_during_hedge(void **state)
 {
 	struct hedge_world *w = *state;
 
@@ -145,7 +145,7 @@ static void first_dies_with_a_hedge_under_way(void **state)
 	assert_int_equal(hedge_remote_figures(w).retries, 1);
 }
 
-static void second_dies_with_a_hedge_under_way(void **state)
+static void second_holder_dead_during_hedge(void **state)
 {
 	holder_that_dies_is_followed(*state, 1, true);
 }
@@ -292,7 +292,7 @@ static void chunk_dropped_is_not_hedged_again(void **state)
 }
 
 /* More than half of the user's share is pinned. */
-static void full_memory_is_left_alone(void **state)
+static void memory_full_is_not_hedged(void **state)
 {
 	struct hedge_world *w = *state;
 	const struct store_space *space =
@@ -450,7 +450,7 @@ static void begin_anew(struct hedge_world *w)
 }
 
 /* Each allocation of a hedge's beginning fails once. */
-static void want_of_memory_costs_the_hedge(void **state)
+static void memory_exhausted_fails_the_hedge(void **state)
 {
 	struct hedge_world *w = *state;
 	uint64_t won = 0, lost = 0;
@@ -503,7 +503,7 @@ static uint64_t fetch_takes(struct hedge_world *w, unsigned int seed, uint64_t *
 }
 
 /* Of the first holder the bytes stand still, and what goes behind them; it is alive. */
-static void sick_holder_costs_one_threshold(void **state)
+static void holder_slow_delays_by_one_threshold(void **state)
 {
 	const char *words = getenv("KVD_SICK_FETCHES");
 	unsigned int fetches = words ? (unsigned int)atoi(words) : 12, warm = 10;
@@ -624,9 +624,9 @@ int main(void)
 		CASE(pages_wait_for_fence_of_late_leg),
 		CASE(hedge_not_needed_ends),
 		CASE(hedge_ends_if_another_holds_its_rest),
-		CASE(first_dies_before_it_is_late),
-		CASE(first_dies_with_a_hedge_under_way),
-		CASE(second_dies_with_a_hedge_under_way),
+		CASE(first_holder_dead_before_it_is_late),
+		CASE(first_holder_dead_during_hedge),
+		CASE(second_holder_dead_during_hedge),
 		CASE(hedge_with_dead_second_holder_is_not_sent),
 		CASE(hedge_refused_has_no_effect),
 		CASE(both_die_with_a_hedge_under_way),
@@ -634,12 +634,12 @@ int main(void)
 		CASE(deadline_ends_both),
 		CASE(engine_death_ends_leg_and_hedge),
 		CASE(chunk_dropped_is_not_hedged_again),
-		CASE(full_memory_is_left_alone),
+		CASE(memory_full_is_not_hedged),
 		CASE(no_hedge_where_it_is_not_wanted),
 		CASE(two_fetches_share_a_hedge),
 		CASE(hedges_are_no_more_than_the_budget),
-		CASE(want_of_memory_costs_the_hedge),
-		CASE(sick_holder_costs_one_threshold),
+		CASE(memory_exhausted_fails_the_hedge),
+		CASE(holder_slow_delays_by_one_threshold),
 		CASE(holder_late_is_last_of_its_hold),
 		CASE(holder_suspended_is_hedged_without_budget),
 		CASE(holder_without_data_connection_is_not_queried),

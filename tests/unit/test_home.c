@@ -181,7 +181,7 @@ static void chunks_refused_are_resynchronised_when_there_is_space(void **state)
 }
 
 /* 79 holders have the first 64 chunks of a prompt, one has all 100. */
-static void holder_of_most_is_named_beside_many_of_the_beginning(void **state)
+static void holder_of_most_is_named_among_many_of_the_start(void **state)
 {
 	struct world *w = *state;
 	uint8_t ids[HOMES_PROBES_MAX * 8], answer[HOME_FOUND_BYTES_MAX];
@@ -217,7 +217,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(holder_resyncing_repeatedly_keeps_its_share),
 		CASE(chunks_refused_are_resynchronised_when_there_is_space),
-		CASE(holder_of_most_is_named_beside_many_of_the_beginning),
+		CASE(holder_of_most_is_named_among_many_of_the_start),
 	};
 
 	return cmocka_run_group_tests_name("home", tests, NULL, NULL);

@@ -445,7 +445,7 @@ static void name_the_true_one_last(struct remote *remote,
 	answer(remote, msg->ask, bytes, out.pos);
 }
 
-static void holder_of_most_is_found_beside_many_of_the_beginning(void **state)
+static void holder_of_most_is_found_among_many_of_the_start(void **state)
 {
 	struct world *w = *state;
 
@@ -801,7 +801,7 @@ int main(void)
 		CASE(messages_out_of_form_end_the_peering),
 		CASE(replies_unexpected_are_ignored),
 		CASE(index_node_naming_random_endpoints_causes_few_dials),
-		CASE(holder_of_most_is_found_beside_many_of_the_beginning),
+		CASE(holder_of_most_is_found_among_many_of_the_start),
 		CASE(index_reply_without_other_holder_is_a_miss),
 		CASE(answer_out_of_form_is_a_miss_and_the_peering_s_end),
 		CASE(index_node_silent_times_out),

@@ -174,7 +174,7 @@ static void address_not_connecting_is_followed_by_next(void **state)
 	link_name_free(name);
 }
 
-static void line_connected_is_left_alone(void **state)
+static void line_connected_is_not_redialled(void **state)
 {
 	struct link_name *name = open_name();
 
@@ -325,7 +325,7 @@ int main(void)
 		cmocka_unit_test(host_of_numbers_is_known),
 		CASE(name_answered_is_dialled_ipv4_first),
 		CASE(address_not_connecting_is_followed_by_next),
-		CASE(line_connected_is_left_alone),
+		CASE(line_connected_is_not_redialled),
 		CASE(host_moved_is_found_again),
 		CASE(line_back_before_the_answer_stays),
 		CASE(name_unknown_is_resolved_with_growing_pauses),

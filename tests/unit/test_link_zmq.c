@@ -484,7 +484,7 @@ static void message_over_the_cap_closes_its_connection(void **state)
 	free(big);
 }
 
-static void identity_of_a_client_means_nothing(void **state)
+static void identity_of_a_client_is_ignored(void **state)
 {
 	void *context = zmq_ctx_new();
 	void *one = zmq_socket(context, ZMQ_DEALER),
@@ -593,7 +593,7 @@ int main(void)
 		TEST(dial_of_bad_endpoint_refused),
 		TEST(messages_of_other_parts_are_dropped),
 		TEST(message_over_the_cap_closes_its_connection),
-		TEST(identity_of_a_client_means_nothing),
+		TEST(identity_of_a_client_is_ignored),
 		TEST(garbage_on_the_port_harms_no_peer),
 		TEST(frames_sent_to_a_line_are_dropped),
 	};

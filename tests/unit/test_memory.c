@@ -270,7 +270,7 @@ static struct memory *guarded(uint64_t bytes, int *fd_p)
 	return m;
 }
 
-static void guard_cut_memory_dies_alone(void **state)
+static void guard_of_truncated_memory_fails_alone(void **state)
 {
 	struct memory *cut, *whole;
 	struct poke p = {0};
@@ -579,7 +579,7 @@ static void collapse_counts(void *first, size_t bytes)
 		memory_hurry(true);
 }
 
-static void large_memory_is_given_up_when_the_process_ends(void **state)
+static void memory_large_is_freed_when_the_process_ends(void **state)
 {
 	int fd = memfd(160 * MIB, MFD_ALLOW_SEALING);
 	struct memory *m = NULL;
@@ -642,7 +642,7 @@ int main(void)
 		cmocka_unit_test(fd_without_memory_is_refused),
 		cmocka_unit_test(memory_with_holes_is_refused_and_stays_empty),
 		cmocka_unit_test(shm_is_imported_guarded),
-		cmocka_unit_test(guard_cut_memory_dies_alone),
+		cmocka_unit_test(guard_of_truncated_memory_fails_alone),
 		cmocka_unit_test(guard_foreign_sigbus_keeps_default_action),
 		cmocka_unit_test(linear_memory_is_writable_and_sealed),
 		cmocka_unit_test(vm_process_exit_is_detected),
@@ -651,7 +651,7 @@ int main(void)
 		cmocka_unit_test(vm_unmapped_or_overflowing_range_is_refused),
 		cmocka_unit_test(import_does_not_wait_for_huge_pages),
 		cmocka_unit_test(import_out_of_memory_leaks_nothing),
-		cmocka_unit_test(large_memory_is_given_up_when_the_process_ends),
+		cmocka_unit_test(memory_large_is_freed_when_the_process_ends),
 		cmocka_unit_test(new_memory_is_collapsed_before_it_is_filled),
 	};
 

@@ -16,7 +16,7 @@
 
 static char driver[256];
 
-static void library_is_beside_the_driver(void **state)
+static void library_is_found_next_to_the_driver(void **state)
 {
 	struct nvml nvml;
 
@@ -54,7 +54,7 @@ static void use_is_read_by_uuid(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(library_is_beside_the_driver),
+		cmocka_unit_test(library_is_found_next_to_the_driver),
 		cmocka_unit_test(use_is_read_by_uuid),
 	};
 

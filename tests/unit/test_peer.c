@@ -478,7 +478,7 @@ static void silence_is_death_within_the_bound(void **state)
 	peernet_open(1, 2);
 }
 
-static void partition_is_learnt_by_both_and_heals(void **state)
+static void partition_is_detected_by_both_and_heals(void **state)
 {
 	struct peer *peer = peernet_join();
 
@@ -577,13 +577,13 @@ static void slow_line_is_not_dead(void **state)
 	assert_int_equal(net.n[0].downs + net.n[1].downs, 0);
 }
 
-static void half_open_line_out_is_learnt_by_both(void **state)
+static void line_half_open_out_is_detected_by_both(void **state)
 {
 	(void)state;
 	half_open(0);
 }
 
-static void half_open_line_in_is_learnt_by_both(void **state)
+static void line_half_open_in_is_detected_by_both(void **state)
 {
 	(void)state;
 	half_open(1);
@@ -864,12 +864,12 @@ int main(void)
 		TEST(release_of_idle_peer_sends_bye_in_time),
 		TEST(release_while_dialling_frees_it),
 		TEST(silence_is_death_within_the_bound),
-		TEST(partition_is_learnt_by_both_and_heals),
+		TEST(partition_is_detected_by_both_and_heals),
 		TEST(restart_takes_the_old_instance_down_first),
-		TEST(half_open_line_out_is_learnt_by_both),
+		TEST(line_half_open_out_is_detected_by_both),
 		TEST(line_half_open_is_detected_in_time),
 		TEST(slow_line_is_not_dead),
-		TEST(half_open_line_in_is_learnt_by_both),
+		TEST(line_half_open_in_is_detected_by_both),
 		TEST(restart_is_found_by_redialling),
 		TEST(restart_is_found_when_the_line_connects_again),
 		TEST(line_connected_again_to_the_same_daemon_changes_nothing),

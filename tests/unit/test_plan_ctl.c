@@ -620,7 +620,7 @@ static double cover_seconds(unsigned int sources)
 }
 
 /* Engines may ask the daemon for it: a square would be seconds of a helper. */
-static void cover_of_many_sources_costs_no_square(void **state)
+static void cover_of_many_sources_is_not_quadratic(void **state)
 {
 	double few = 1e9, many = 1e9;
 
@@ -652,7 +652,7 @@ int main(void)
 		cmocka_unit_test(cover_of_one_latent_depends_on_room),
 		cmocka_unit_test(cover_impossible_names_the_units),
 		cmocka_unit_test(cover_explained_names_the_idle),
-		cmocka_unit_test(cover_of_many_sources_costs_no_square),
+		cmocka_unit_test(cover_of_many_sources_is_not_quadratic),
 		cmocka_unit_test(file_missing_is_refused),
 		cmocka_unit_test(memory_exhausted_is_an_error),
 	};

@@ -538,7 +538,7 @@ static uint64_t mask_of_none_told(uint32_t run)
 	return UINT64_C(3) << (run % 2 ? RANKS : 0);
 }
 
-static void holder_with_many_masks_costs_few_covers(void **state)
+static void holder_with_many_masks_needs_few_covers(void **state)
 {
 	struct world *w = *state;
 	struct store *store = node_store(w);
@@ -679,7 +679,7 @@ int main(void)
 		CASE(leg_waiting_is_refused_when_hold_ends),
 		CASE(legs_end_when_hold_is_released),
 		CASE(legs_waiting_are_checked_once_a_turn),
-		CASE(holder_with_many_masks_costs_few_covers),
+		CASE(holder_with_many_masks_needs_few_covers),
 		CASE(holder_with_impossible_reply_is_a_miss),
 		CASE(holder_s_lease_is_renewed_while_it_is_held),
 		CASE(lease_begins_with_the_answer),

@@ -271,7 +271,7 @@ static void hold_without_remote_query_is_answered_at_once(void **state)
 }
 
 /* Other entries of the ring go on meanwhile; its lease begins with the answer. */
-static void hold_without_an_answer_has_nothing_in_time(void **state)
+static void hold_without_reply_is_empty_in_time(void **state)
 {
 	struct world *w = *state;
 	uint64_t before = charged(w);
@@ -456,7 +456,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(chunks_of_another_daemon_are_held_and_fetched),
 		CASE(hold_without_remote_query_is_answered_at_once),
-		CASE(hold_without_an_answer_has_nothing_in_time),
+		CASE(hold_without_reply_is_empty_in_time),
 		CASE(times_past_the_limits_are_refused),
 		CASE(lengths_forged_violate_the_protocol),
 		CASE(hold_released_during_query_leaks_nothing),

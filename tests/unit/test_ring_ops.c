@@ -85,7 +85,7 @@ static void picks_over_the_cap_are_not_read(void **state)
 }
 
 /* A post may carry other words than the one before: they are charged, too. */
-static void words_over_the_cap_are_refused(void **state)
+static void status_words_over_the_limit_are_refused(void **state)
 {
 	struct pair *p = *state;
 	uint64_t x = pair_start(p, "write", pair_grid(p, true), pair_grid(p, false),
@@ -108,7 +108,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(list_over_the_cap_is_not_read),
 		CASE(picks_over_the_cap_are_not_read),
-		CASE(words_over_the_cap_are_refused),
+		CASE(status_words_over_the_limit_are_refused),
 	};
 
 	return cmocka_run_group_tests_name("ring_ops", tests, NULL, NULL);

@@ -599,7 +599,7 @@ static void engine_death_fails_the_other_side(void **state)
 	assert_non_null(strstr(recv->error->text, "prefill"));
 }
 
-static void receiver_of_an_aborted_and_closed_sender_learns(void **state)
+static void receiver_of_aborted_and_closed_sender_is_notified(void **state)
 {
 	struct room_pair *p = *state;
 
@@ -756,7 +756,7 @@ static void push_to_two_receivers_succeeds(void **state)
 	}
 }
 
-static void peer_restart_fails_rooms_and_new_ones_work(void **state)
+static void peer_restart_fails_rooms_and_allows_new_ones(void **state)
 {
 	struct room_pair *p = *state;
 	struct room *recv;
@@ -817,12 +817,12 @@ int main(void)
 		CASE(transport_error_fails_both_sides),
 		CASE(end_while_a_helper_plans_is_fenced),
 		CASE(engine_death_fails_the_other_side),
-		CASE(receiver_of_an_aborted_and_closed_sender_learns),
+		CASE(receiver_of_aborted_and_closed_sender_is_notified),
 		CASE(layouts_contradicting_are_named),
 		CASE(receiving_into_overlapping_fields_is_refused),
 		CASE(push_from_two_ranks_succeeds),
 		CASE(push_to_two_receivers_succeeds),
-		CASE(peer_restart_fails_rooms_and_new_ones_work),
+		CASE(peer_restart_fails_rooms_and_allows_new_ones),
 	};
 
 	if (getenv("KVD_TEST_ONLY"))

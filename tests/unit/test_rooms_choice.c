@@ -504,7 +504,7 @@ static void judge(struct world *w, const struct order *o, uint64_t seed)
 			 room->error->code ? room->error->text : "success", bytes_of(w));
 }
 
-static void no_order_gives_another_engines_bytes(void **state)
+static void order_of_opening_never_mixes_engines(void **state)
 {
 	(void)state;
 	for (uint64_t seed = 1; seed <= ORDERS; seed++) {
@@ -586,7 +586,7 @@ int main(void)
 		cmocka_unit_test(room_does_not_move_to_another_instance),
 		cmocka_unit_test_setup_teardown(engine_not_arriving_times_out, setup,
 						teardown),
-		cmocka_unit_test(no_order_gives_another_engines_bytes),
+		cmocka_unit_test(order_of_opening_never_mixes_engines),
 		cmocka_unit_test(pools_of_the_chunk_store_are_no_candidates),
 	};
 

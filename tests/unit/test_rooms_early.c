@@ -256,7 +256,7 @@ static void receiver_of_dead_engine_fails_both_senders(void **state)
 }
 
 /* One of two receivers cannot start: the other learns it from the sender. */
-static void other_receivers_of_the_sender_learn(void **state)
+static void other_receivers_of_the_sender_are_notified(void **state)
 {
 	struct trio *p = *state;
 
@@ -732,7 +732,7 @@ static void end_before_connection_is_sent_after_it(void **state)
 	assert_int_equal(rooms_at(p, 1)->deferred_abort_count, 0);
 }
 
-static void end_before_the_connection_is_taken_back(void **state)
+static void end_before_the_connection_is_revoked(void **state)
 {
 	struct trio *p = *state;
 
@@ -862,7 +862,7 @@ int main(void)
 		CASE(receiver_without_a_transport_fails_its_sender),
 		CASE(receiver_aborted_fails_its_sender),
 		CASE(receiver_of_dead_engine_fails_both_senders),
-		CASE(other_receivers_of_the_sender_learn),
+		CASE(other_receivers_of_the_sender_are_notified),
 		CASE(sender_opened_later_fails_at_once),
 		CASE(sender_opened_after_receiver_abort_fails),
 		CASE(sender_of_engine_after_dead_one_waits),
@@ -878,7 +878,7 @@ int main(void)
 		CASE(abort_of_the_last_rooms_receiver_harms_no_sender),
 		CASE(receiver_unknown_to_ended_sender_is_notified),
 		CASE(end_before_connection_is_sent_after_it),
-		CASE(end_before_the_connection_is_taken_back),
+		CASE(end_before_the_connection_is_revoked),
 		CASE(end_not_deliverable_is_bounded),
 		CASE(end_is_not_sent_to_other_instance),
 		CASE(sender_ended_early_notifies_known_receivers),

@@ -828,7 +828,7 @@ static void room_between_two_data_lines_waits(void **state)
 	cluster_until_state(&p->c, p->decode, "recv", 51, KVD_SUCCESS);
 }
 
-static void drain_lets_rooms_end_and_refuses_new_ones(void **state)
+static void drain_finishes_rooms_and_refuses_new_ones(void **state)
 {
 	struct trio *p = *state;
 
@@ -889,7 +889,7 @@ int main(void)
 		CASE(fence_not_proven_in_time_cuts_the_peer),
 		CASE(peer_lost_is_sent_to_other_sources),
 		CASE(room_between_two_data_lines_waits),
-		CASE(drain_lets_rooms_end_and_refuses_new_ones),
+		CASE(drain_finishes_rooms_and_refuses_new_ones),
 	};
 
 	int failed = cmocka_run_group_tests_name("rooms_ends", tests, NULL, NULL);

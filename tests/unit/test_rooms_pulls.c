@@ -165,7 +165,7 @@ static void pull_without_an_offer_names_it(void **state)
 			 "did not offer the room");
 }
 
-static void nothing_bound_gives_the_offer_back(void **state)
+static void pull_without_bound_pages_releases_the_offer(void **state)
 {
 	struct room_pair *p = *state;
 
@@ -478,7 +478,7 @@ int main(void)
 		CASE(pull_is_waiting_when_the_offer_is_there),
 		CASE(lease_is_kept_while_another_offer_is_awaited),
 		CASE(pull_without_an_offer_names_it),
-		CASE(nothing_bound_gives_the_offer_back),
+		CASE(pull_without_bound_pages_releases_the_offer),
 		CASE(pull_aborted_before_pages_releases_the_offer),
 		CASE(wait_without_pages_is_refused),
 		CASE(lease_extended_lasts),

@@ -271,7 +271,7 @@ static void both_sides_wait_for_stalled_bytes(void **state)
 		  "the next chunk of " PREFILL, PREFILL);
 }
 
-static void rooms_wait_for_a_word_of_their_engine(void **state)
+static void rooms_wait_for_status_word_of_their_engine(void **state)
 {
 	struct pair *p = *state;
 
@@ -726,7 +726,7 @@ int main(void)
 		CASE(both_sides_wait_for_the_first_chunk),
 		CASE(both_sides_wait_for_missing_chunk),
 		CASE(both_sides_wait_for_stalled_bytes),
-		CASE(rooms_wait_for_a_word_of_their_engine),
+		CASE(rooms_wait_for_status_word_of_their_engine),
 		CASE(room_waits_for_a_free_transfer_slot),
 		CASE(both_sides_of_a_pull_name_their_peer),
 		CASE(pull_waits_for_bytes),

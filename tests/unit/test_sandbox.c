@@ -340,7 +340,7 @@ static void files_elsewhere_are_not_changed(void **state)
 	}
 }
 
-static void nothing_is_nothing(void **state)
+static void landlock_nothing_refuses_every_file(void **state)
 {
 	int status;
 	pid_t pid;
@@ -362,7 +362,7 @@ static void nothing_is_nothing(void **state)
 	assert_int_equal(status, 0);
 }
 
-static void unwanted_is_not_entered(void **state)
+static void sandbox_off_is_not_entered(void **state)
 {
 	int status = -1;
 	pid_t pid = fork();
@@ -381,14 +381,14 @@ static void unwanted_is_not_entered(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(unwanted_is_not_entered),
+		cmocka_unit_test(sandbox_off_is_not_entered),
 		cmocka_unit_test(calls_unused_are_refused_to_all),
 		cmocka_unit_test(calls_of_main_are_refused_to_the_gate),
 		cmocka_unit_test(files_are_opened_by_their_owners),
 		cmocka_unit_test(calls_of_the_warden_are_refused_to_its_children),
 		cmocka_unit_test(threads_of_main_are_all_in_it),
 		cmocka_unit_test(files_elsewhere_are_not_changed),
-		cmocka_unit_test(nothing_is_nothing),
+		cmocka_unit_test(landlock_nothing_refuses_every_file),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -424,7 +424,7 @@ static void wait_for_many_words_does_not_delay_another_session(void **state)
 }
 
 /* A word that does not move for long is looked at each millisecond. */
-static void wait_for_a_still_word_costs_less_with_time(void **state)
+static void wait_for_unchanged_word_polls_less_with_time(void **state)
 {
 	uint64_t words[1] = {0};
 	struct memory memory = {
@@ -477,7 +477,7 @@ int main(void)
 		CASE(line_lost_fails_queued_and_cancels_posted_ops),
 		CASE(wait_passes_when_the_word_does),
 		CASE(wait_for_many_words_does_not_delay_another_session),
-		CASE(wait_for_a_still_word_costs_less_with_time),
+		CASE(wait_for_unchanged_word_polls_less_with_time),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

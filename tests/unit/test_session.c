@@ -404,7 +404,7 @@ static void sessions_are_listed_to_their_user(void **state)
 }
 
 /* Without a process to watch (another PID namespace, the simulation). */
-static void session_without_pid_lives_on_its_own(void **state)
+static void session_without_pid_is_not_watched(void **state)
 {
 	struct mini *mini = *state;
 	struct session_peer peer = {.pid = 0, .uid = 0, .fd = -1};
@@ -448,7 +448,7 @@ int main(void)
 		CASE(hello_has_identity_and_page),
 		CASE(page_outlives_the_session_until_all_has_drained),
 		CASE(sessions_are_listed_to_their_user),
-		CASE(session_without_pid_lives_on_its_own),
+		CASE(session_without_pid_is_not_watched),
 		CASE(idle_daemon_has_no_clock),
 	};
 

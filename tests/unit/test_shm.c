@@ -282,7 +282,7 @@ static void canceled_headers_stay_counted(void **state)
 
 /* ---- refusals ---- */
 
-static void refusal_reaches_the_initiator_in_words(void **state)
+static void refusal_reaches_the_initiator_with_text(void **state)
 {
 	struct duo *t = duo_pair();
 	struct duo_transfer x;
@@ -420,7 +420,7 @@ int main(void)
 		cmocka_unit_test(unanswered_requests_are_bounded),
 		cmocka_unit_test(unanswered_headers_are_bounded),
 		cmocka_unit_test(canceled_headers_stay_counted),
-		cmocka_unit_test(refusal_reaches_the_initiator_in_words),
+		cmocka_unit_test(refusal_reaches_the_initiator_with_text),
 		cmocka_unit_test(plans_different_are_refused),
 		cmocka_unit_test(rows_outside_a_buffer_are_refused),
 		cmocka_unit_test(op_kinds_are_checked),

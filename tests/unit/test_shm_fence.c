@@ -16,7 +16,7 @@ static const struct {
 	bool vm;
 } ways[] = {{XP_WRITE, false}, {XP_WRITE, true}, {XP_READ, false}, {XP_READ, true}};
 
-static void cancel_before_the_answer_is_still(void **state)
+static void cancel_before_the_answer_is_quiesced(void **state)
 {
 	(void)state;
 	for (size_t i = 0; i < ARRAY_LEN(ways); i++) {
@@ -40,7 +40,7 @@ static void cancel_before_the_answer_is_still(void **state)
 }
 
 /* The bytes are in flight; after each side's done, its promise is looked at. */
-static void cancel_in_flight_is_still(void **state)
+static void cancel_in_flight_is_quiesced(void **state)
 {
 	(void)state;
 	for (size_t i = 0; i < ARRAY_LEN(ways); i++) {
@@ -72,7 +72,7 @@ static void cancel_in_flight_is_still(void **state)
 }
 
 /* The answerer withdraws while bytes are in flight. */
-static void revoke_in_flight_is_still(void **state)
+static void revoke_in_flight_is_quiesced(void **state)
 {
 	(void)state;
 	for (size_t i = 0; i < ARRAY_LEN(ways); i++) {
@@ -170,9 +170,9 @@ static void close_in_flight_ends_both_sides(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(cancel_before_the_answer_is_still),
-		cmocka_unit_test(cancel_in_flight_is_still),
-		cmocka_unit_test(revoke_in_flight_is_still),
+		cmocka_unit_test(cancel_before_the_answer_is_quiesced),
+		cmocka_unit_test(cancel_in_flight_is_quiesced),
+		cmocka_unit_test(revoke_in_flight_is_quiesced),
 		cmocka_unit_test(copied_after_cancel_does_not_count),
 		cmocka_unit_test(close_in_flight_ends_both_sides),
 	};

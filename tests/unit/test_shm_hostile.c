@@ -556,7 +556,7 @@ static void write_canceled_after_confirmation_is_ended_by_peer(void **state)
 	}
 }
 
-static void confirmed_write_without_an_answer_costs_the_peer(void **state)
+static void write_confirmed_without_reply_loses_the_peer(void **state)
 {
 	struct posted p;
 
@@ -630,7 +630,7 @@ int main(void)
 		cmocka_unit_test(requests_over_the_limit_lose_the_peer),
 		cmocka_unit_test(headers_over_the_limit_lose_the_peer),
 		cmocka_unit_test(write_canceled_after_confirmation_is_ended_by_peer),
-		cmocka_unit_test(confirmed_write_without_an_answer_costs_the_peer),
+		cmocka_unit_test(write_confirmed_without_reply_loses_the_peer),
 		cmocka_unit_test(canceled_write_is_never_confirmed),
 		cmocka_unit_test(replies_impossible_lose_the_peer),
 	};

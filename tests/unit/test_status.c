@@ -103,7 +103,7 @@ static void page_given_away_is_read_only(void **state)
 	reader_close(&r);
 }
 
-static void slot_taken_begins_anew(void **state)
+static void slot_reused_is_reset(void **state)
 {
 	uint32_t slot = 99, gen = 0;
 	struct reader r;
@@ -287,7 +287,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(page_header_describes_it),
 		cmocka_unit_test(page_given_away_is_read_only),
-		cmocka_unit_test(slot_taken_begins_anew),
+		cmocka_unit_test(slot_reused_is_reset),
 		cmocka_unit_test(slot_of_a_room_has_its_figures),
 		cmocka_unit_test(slot_reused_has_new_generation),
 		cmocka_unit_test(slots_churned_are_reused_late),

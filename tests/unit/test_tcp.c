@@ -119,7 +119,7 @@ static void stream_serves_one_peer_once(void **state)
 	raw_stream_works(1);
 }
 
-static void dialer_without_streams_is_given_up(void **state)
+static void dialer_without_streams_is_abandoned(void **state)
 {
 	(void)state;
 	/* long enough for what comes before */
@@ -317,7 +317,7 @@ static uint8_t peek(uint64_t at)
 
 /* The engine that is written is still at once, though half of a frame is under
  * way and its sender waits; then the rest of it lands nowhere. */
-static void revoke_in_mid_frame_is_still_and_keeps_the_stream(void **state)
+static void revoke_in_mid_frame_is_quiesced_and_keeps_stream(void **state)
 {
 	struct err why;
 	uint64_t id;
@@ -572,7 +572,7 @@ static void connections_end_without_reply(void **state)
 
 /* The clock runs for a fence that is due before the farewell's end: the end is not
  * forgotten over it. */
-static void close_beside_an_earlier_deadline_still_ends(void **state)
+static void close_with_an_earlier_deadline_ends(void **state)
 {
 	struct err why;
 	struct up_op op;
@@ -710,7 +710,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		ALONE(token_wrong_is_refused),
 		ALONE(hello_of_another_with_any_bit_turned_is_refused),
-		ALONE(dialer_without_streams_is_given_up),
+		ALONE(dialer_without_streams_is_abandoned),
 		JOINED(token_serves_once),
 		JOINED(stream_serves_one_peer_once),
 		JOINED(connection_slow_to_prove_is_closed_without_effect),
@@ -718,14 +718,14 @@ int main(void)
 		JOINED(frames_out_of_rule_lose_the_peer),
 		JOINED(stream_frames_out_of_rule_lose_the_peer),
 		JOINED(answer_before_the_bytes_loses_the_peer),
-		JOINED(revoke_in_mid_frame_is_still_and_keeps_the_stream),
+		JOINED(revoke_in_mid_frame_is_quiesced_and_keeps_stream),
 		JOINED(void_frame_does_not_count),
 		JOINED(source_revoked_in_mid_frame_ends_it_void),
 		ALONE(wrong_checksum_fails_the_transfer_alone),
 		JOINED(requests_of_one_read_are_all_answered),
 		JOINED(small_transfer_passes_a_large_one),
 		JOINED(connections_end_without_reply),
-		JOINED(close_beside_an_earlier_deadline_still_ends),
+		JOINED(close_with_an_earlier_deadline_ends),
 		JOINED(peer_never_reading_reaches_a_limit),
 		JOINED(line_busy_without_pause_keeps_turns_short),
 		ALONE(request_started_is_charged),

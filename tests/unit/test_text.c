@@ -55,7 +55,7 @@ static void text_without_memory_keeps_the_failure(void **state)
 	assert_false(text.failed);
 }
 
-static void words_are_escaped_as_json(void **state)
+static void text_is_escaped_as_json(void **state)
 {
 	struct text text = {0};
 	char words[300] = "";
@@ -81,7 +81,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(numbers_are_decimal),
 		cmocka_unit_test(text_grows_and_ends_with_a_nul),
-		cmocka_unit_test(words_are_escaped_as_json),
+		cmocka_unit_test(text_is_escaped_as_json),
 		cmocka_unit_test(text_without_memory_keeps_the_failure),
 	};
 

@@ -88,7 +88,7 @@ static void tokens_in_both_shards_are_counted(void **state)
 			 0);
 }
 
-static void two_meet_when_a_token_is_both_theirs(void **state)
+static void shards_with_a_common_token_overlap(void **state)
 {
 	uint64_t rng = 11;
 	unsigned int met = 0, apart = 0;
@@ -117,7 +117,7 @@ int main(void)
 		cmocka_unit_test(places_are_those_of_the_tokens_held_before),
 		cmocka_unit_test(tokens_past_64_bits_are_none),
 		cmocka_unit_test(tokens_in_both_shards_are_counted),
-		cmocka_unit_test(two_meet_when_a_token_is_both_theirs),
+		cmocka_unit_test(shards_with_a_common_token_overlap),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

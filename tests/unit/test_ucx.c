@@ -102,7 +102,7 @@ static void probe_loopback_is_usable(void **state)
 	assert_false(caps & (XP_CAP_SELF | XP_CAP_RDMA));
 }
 
-static void probe_beyond_loopback_wants_insecure(void **state)
+static void probe_beyond_loopback_needs_insecure(void **state)
 {
 	struct config c = up_config;
 	uint32_t caps;
@@ -421,7 +421,7 @@ static void ops_large_do_not_starve_small(void **state)
 	plan_free(small_plan);
 }
 
-static void allocation_failing_costs_the_transfer(void **state)
+static void allocation_failed_fails_the_transfer(void **state)
 {
 	struct plan *plan = up_plan(&up_short_rows, 1);
 	struct up_place src, dst;
@@ -462,7 +462,7 @@ int main(void)
 		cmocka_unit_test(library_loaded_leaves_the_old_environment_as_it_is),
 		WORLD(hooks_of_the_library_are_off),
 		WORLD(probe_loopback_is_usable),
-		WORLD(probe_beyond_loopback_wants_insecure),
+		WORLD(probe_beyond_loopback_needs_insecure),
 		WORLD(probe_shared_memory_transports_are_refused),
 		WORLD(old_libucp_copies_its_messages),
 		WORLD(peers_of_one_pair_become_ready),
@@ -480,7 +480,7 @@ int main(void)
 		PAIR(write_without_bytes_keeps_order),
 		PAIR(headers_of_all_sizes_keep_order),
 		PAIR(ops_large_do_not_starve_small),
-		PAIR(allocation_failing_costs_the_transfer),
+		PAIR(allocation_failed_fails_the_transfer),
 	};
 
 	setenv("UCX_ZCOPY_THRESH", "8k", 1);

@@ -16,7 +16,7 @@
 
 /* ---- refusal, stop ---- */
 
-static void request_refused_gives_the_words(void **state)
+static void request_refused_has_the_text(void **state)
 {
 	struct up_big big;
 
@@ -83,7 +83,7 @@ static void cancel_in_flight(enum xp_kind kind, bool rows)
 	up_big_end(&big);
 }
 
-static void cancel_in_flight_leaves_memory_still(void **state)
+static void cancel_in_flight_leaves_memory_quiesced(void **state)
 {
 	(void)state;
 	cancel_in_flight(XP_WRITE, false);
@@ -152,7 +152,7 @@ static void revoke_in_flight(enum xp_kind kind, bool rows)
 	up_big_end(&big);
 }
 
-static void revoke_in_flight_leaves_memory_still(void **state)
+static void revoke_in_flight_leaves_memory_quiesced(void **state)
 {
 	(void)state;
 	revoke_in_flight(XP_WRITE, false);
@@ -304,12 +304,12 @@ int main(void)
 #define PAIR(test) cmocka_unit_test_setup_teardown(test, up_begin_pair, up_end)
 #define WORLD(test) cmocka_unit_test_setup_teardown(test, up_begin, up_end)
 	const struct CMUnitTest tests[] = {
-		PAIR(request_refused_gives_the_words),
+		PAIR(request_refused_has_the_text),
 		PAIR(plans_different_fail_both_sides),
-		PAIR(cancel_in_flight_leaves_memory_still),
+		PAIR(cancel_in_flight_leaves_memory_quiesced),
 		PAIR(cancel_before_the_answer_ends_both),
 		PAIR(cancel_before_the_request_left_is_local),
-		PAIR(revoke_in_flight_leaves_memory_still),
+		PAIR(revoke_in_flight_leaves_memory_quiesced),
 		PAIR(close_in_flight_ends_everything),
 		PAIR(memory_faulted_fails_the_transfer_only),
 		WORLD(process_killed_in_flight_loses_the_peer),

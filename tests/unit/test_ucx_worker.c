@@ -125,7 +125,7 @@ static const struct ucx_xfer *first_source(void)
 }
 
 /* What a message waits for inside libucp is what was posted before it. */
-static void large_transfer_has_little_posted_beside_small_ones(void **state)
+static void large_transfer_posts_little_with_small_ones(void **state)
 {
 	const struct ucx_peer *peer = (struct ucx_peer *)up_a.peer;
 	const struct ucx_xfer *xfer = NULL;
@@ -214,7 +214,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		PAIR(call_slow_does_not_block_the_loop),
 		PAIR(worker_is_the_loops_for_a_small_transfer),
-		PAIR(large_transfer_has_little_posted_beside_small_ones),
+		PAIR(large_transfer_posts_little_with_small_ones),
 		PAIR(messages_unread_over_the_bound_lose_the_peer),
 		PAIR(message_without_memory_takes_the_reserve),
 	};

@@ -126,7 +126,7 @@ static void abort_over_a_frozen_wire_resets_the_owner_s_queue_pairs(void **state
 	vp_transfer_fini(&x);
 }
 
-static void peer_lost_while_bytes_move_is_still(void **state)
+static void peer_lost_while_bytes_move_is_quiesced(void **state)
 {
 	struct vp_transfer x;
 
@@ -273,7 +273,7 @@ static void adapter_dead_loses_its_connections(void **state)
 	vp_transfer_fini(&x);
 }
 
-static void queue_pair_events_lose_the_peer_with_their_words(void **state)
+static void queue_pair_events_lose_the_peer_with_their_text(void **state)
 {
 	static const struct {
 		enum ibv_event_type type;
@@ -430,14 +430,14 @@ int main(void)
 		PAIR(write_aborted_in_the_middle_lands_no_foreign_byte),
 		PAIR(read_aborted_in_the_middle_lands_no_foreign_byte),
 		PAIR(abort_over_a_frozen_wire_resets_the_owner_s_queue_pairs),
-		PAIR(peer_lost_while_bytes_move_is_still),
+		PAIR(peer_lost_while_bytes_move_is_quiesced),
 		PAIR(request_failed_names_device_port_and_peer),
 		PAIR(stale_key_is_found_before_it_is_used),
 		PAIR(chain_posted_in_part_loses_its_peer_only),
 		PAIR(refusal_has_text_of_peer),
 		PAIR(other_plan_at_the_answerer_is_refused),
 		PAIR(adapter_dead_loses_its_connections),
-		PAIR(queue_pair_events_lose_the_peer_with_their_words),
+		PAIR(queue_pair_events_lose_the_peer_with_their_text),
 		PAIR(events_without_harm_change_nothing),
 		PAIR(port_down_is_lost_after_retries_and_restored),
 		PAIR(receiver_alone_detects_cut_wire),

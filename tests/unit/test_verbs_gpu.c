@@ -558,7 +558,7 @@ static void abort_after(enum xp_kind kind, enum kind dst, unsigned int steps,
 	stage_end(&stage);
 }
 
-static void abort_at_any_step_is_still(void **state)
+static void abort_at_any_step_is_quiesced(void **state)
 {
 	(void)state;
 	vp_transport(&vp_a)->net.fence_ns = vp_transport(&vp_b)->net.fence_ns =
@@ -583,7 +583,7 @@ static void run_until_half(struct stage *stage, enum xp_kind kind, enum kind src
 	}
 }
 
-static void peer_lost_in_the_middle_is_still(void **state)
+static void peer_lost_in_the_middle_is_quiesced(void **state)
 {
 	struct stage stage;
 
@@ -701,8 +701,8 @@ int main(int argc, char **argv)
 		PAIR(read_without_an_answer_fails_by_the_fence_s_time),
 		PAIR(read_abandoned_counts_until_queue_pair_is_gone),
 		PAIR(peer_closing_waits_for_read_back),
-		PAIR(abort_at_any_step_is_still),
-		PAIR(peer_lost_in_the_middle_is_still),
+		PAIR(abort_at_any_step_is_quiesced),
+		PAIR(peer_lost_in_the_middle_is_quiesced),
 		PAIR(staged_pair_of_every_kind_moves),
 		PAIR(driver_call_failed_fails_its_transfer_only),
 		PAIR(exporter_dead_fails_its_transfers_only),

@@ -187,7 +187,7 @@ static void gathered_and_few_and_long_rows_are_not_packed(void **state)
 }
 
 /* Their length does not fit the record's field: it is the most that does. */
-static void rows_of_gigabytes_are_no_short_ones(void **state)
+static void rows_of_gigabytes_are_not_packed(void **state)
 {
 	const uint64_t gib4 = UINT64_C(4) << 30;
 	const uint64_t lengths[] = {gib4 - 1, gib4, gib4 + 256, 2 * gib4};
@@ -414,7 +414,7 @@ static void abort_after(enum xp_kind kind, unsigned int steps, bool by_answerer)
 	vp_transfer_fini(&x);
 }
 
-static void abort_at_any_step_is_still_and_gives_slots_back(void **state)
+static void abort_at_any_step_is_quiesced_and_returns_slots(void **state)
 {
 	struct vp_transfer x;
 
@@ -429,7 +429,7 @@ static void abort_at_any_step_is_still_and_gives_slots_back(void **state)
 	vp_transfer_fini(&x);
 }
 
-static void peer_lost_in_the_middle_is_still(void **state)
+static void peer_lost_in_the_middle_is_quiesced(void **state)
 {
 	struct vp_transfer x;
 
@@ -570,7 +570,7 @@ int main(void)
 						begin_cheap, vp_end),
 		DEARLY(both_ways_are_the_same_to_memory),
 		DEARLY(gathered_and_few_and_long_rows_are_not_packed),
-		DEARLY(rows_of_gigabytes_are_no_short_ones),
+		DEARLY(rows_of_gigabytes_are_not_packed),
 		cmocka_unit_test_setup_teardown(cost_is_measured_when_it_is_first_wanted,
 						begin_measured, vp_end),
 		cmocka_unit_test_setup_teardown(cost_of_a_bad_moment_does_not_stay,
@@ -583,8 +583,8 @@ int main(void)
 						begin_one_sided, vp_end),
 		DEARLY(responder_record_has_path),
 		DEARLY(more_transfers_than_slots_all_end),
-		DEARLY(abort_at_any_step_is_still_and_gives_slots_back),
-		DEARLY(peer_lost_in_the_middle_is_still),
+		DEARLY(abort_at_any_step_is_quiesced_and_returns_slots),
+		DEARLY(peer_lost_in_the_middle_is_quiesced),
 		DEARLY(slice_beyond_the_slots_ends_the_peer),
 		DEARLY(slice_out_of_turn_ends_the_peer),
 		DEARLY(slice_longer_than_a_slot_ends_the_peer),

@@ -334,13 +334,13 @@ static void aborted_at_every_step(enum xp_kind kind)
 				   how);
 }
 
-static void push_aborted_while_its_rail_dies_is_still(void **state)
+static void push_aborted_while_its_rail_dies_is_quiesced(void **state)
 {
 	(void)state;
 	aborted_at_every_step(XP_WRITE);
 }
 
-static void pull_aborted_while_its_rail_dies_is_still(void **state)
+static void pull_aborted_while_its_rail_dies_is_quiesced(void **state)
 {
 	(void)state;
 	aborted_at_every_step(XP_READ);
@@ -649,7 +649,7 @@ static void adapter_gone_loses_the_connection(void **state)
 }
 
 /* Receives for one more round of marks: that is the first rail's. */
-static void rail_without_receives_to_spare_costs_the_connection(void **state)
+static void rail_without_spare_receives_loses_the_connection(void **state)
 {
 	struct vp_transfer x;
 
@@ -732,7 +732,7 @@ static void start_to_the_marks(struct vp_transfer *x)
 }
 
 /* Marks of a new round need a frame, when the first round took the spare one. */
-static void last_words_without_memory_cost_the_connection(void **state)
+static void last_message_without_memory_loses_the_connection(void **state)
 {
 	struct vp_transfer x;
 
@@ -862,8 +862,8 @@ int main(void)
 		RAILS(pull_continues_after_rail_death_at_any_time),
 		RAILS(transfer_continues_after_slowest_queue_pair_ended),
 		RAILS(transfer_leaves_dead_nearest_rail),
-		RAILS(push_aborted_while_its_rail_dies_is_still),
-		RAILS(pull_aborted_while_its_rail_dies_is_still),
+		RAILS(push_aborted_while_its_rail_dies_is_quiesced),
+		RAILS(pull_aborted_while_its_rail_dies_is_quiesced),
 		RAILS(transfers_of_other_rails_are_not_touched),
 		cmocka_unit_test_setup_teardown(last_but_one_rail_carries_on,
 						begin_three_rails, vp_end),
@@ -878,11 +878,11 @@ int main(void)
 		RAILS(transfer_uncertain_loses_the_connection),
 		RAILS(rail_dead_before_connection_is_ready_loses_it),
 		RAILS(adapter_gone_loses_the_connection),
-		cmocka_unit_test(rail_without_receives_to_spare_costs_the_connection),
+		cmocka_unit_test(rail_without_spare_receives_loses_the_connection),
 		RAILS(rail_dead_unreported_ends_at_the_fence),
 		RAILS(rail_idle_dead_unreported_ends_at_the_fence),
 		RAILS(rail_report_invalid_ends_the_peer),
-		RAILS(last_words_without_memory_cost_the_connection),
+		RAILS(last_message_without_memory_loses_the_connection),
 		RAILS(done_before_the_new_marks_ends_the_peer),
 		RAILS(mark_of_another_generation_ends_the_peer),
 		RAILS(mark_of_the_generation_before_is_no_end),

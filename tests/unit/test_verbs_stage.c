@@ -172,7 +172,7 @@ static void many_at_once_share_the_slots(void **state)
 
 /* ---- slots ---- */
 
-static void slots_are_registered_beside_the_loop(void **state)
+static void slots_are_registered_off_the_loop(void **state)
 {
 	struct stage stage;
 	struct vp_transfer direct;
@@ -221,7 +221,7 @@ static void peer_closing_during_slot_setup_leaks_nothing(void **state)
 	}
 }
 
-static void want_of_slots_costs_the_transfer_alone(void **state)
+static void slots_exhausted_fail_the_transfer_only(void **state)
 {
 	struct stage stage;
 
@@ -309,7 +309,7 @@ static void abort_after(enum xp_kind kind, unsigned int steps, bool by_answerer)
 	stage_end(&stage);
 }
 
-static void abort_at_any_step_is_still_and_gives_slots_back(void **state)
+static void abort_at_any_step_is_quiesced_and_returns_slots(void **state)
 {
 	struct stage stage;
 
@@ -339,7 +339,7 @@ static void run_until_half(struct stage *stage, enum xp_kind kind)
 	}
 }
 
-static void peer_lost_in_the_middle_is_still(void **state)
+static void peer_lost_in_the_middle_is_quiesced(void **state)
 {
 	struct stage stage;
 
@@ -478,13 +478,13 @@ int main(void)
 		PAIR(responder_record_has_staged),
 		PAIR(key_of_staged_memory_has_no_address),
 		PAIR(many_at_once_share_the_slots),
-		PAIR(slots_are_registered_beside_the_loop),
+		PAIR(slots_are_registered_off_the_loop),
 		PAIR(peer_closing_during_slot_setup_leaks_nothing),
-		PAIR(want_of_slots_costs_the_transfer_alone),
+		PAIR(slots_exhausted_fail_the_transfer_only),
 		cmocka_unit_test_setup_teardown(peer_without_staging_refuses_by_name,
 						begin_slotless, vp_end),
-		PAIR(abort_at_any_step_is_still_and_gives_slots_back),
-		PAIR(peer_lost_in_the_middle_is_still),
+		PAIR(abort_at_any_step_is_quiesced_and_returns_slots),
+		PAIR(peer_lost_in_the_middle_is_quiesced),
 		PAIR(owner_dead_during_transfer_fails_its_transfers_only),
 		PAIR(slice_of_a_pull_out_of_turn_ends_the_peer),
 		PAIR(slice_from_the_destination_ends_the_peer),

@@ -203,7 +203,7 @@ static uint64_t cost_ns(struct trio *p, struct remote *remote, uint64_t first)
 	return least;
 }
 
-static void list_costs_the_same_however_many_there_are(void **state)
+static void list_cost_is_independent_of_count(void **state)
 {
 	struct trio *p = *state;
 	uint64_t few = cost_ns(p, p->from[1], 1), many;
@@ -247,7 +247,7 @@ int main(void)
 		CASE(lists_are_charged_to_owning_daemon),
 		CASE(entries_are_charged_before_arrival),
 		CASE(lists_are_freed_with_their_daemon),
-		CASE(list_costs_the_same_however_many_there_are),
+		CASE(list_cost_is_independent_of_count),
 		CASE(plan_without_memory_names_it),
 	};
 

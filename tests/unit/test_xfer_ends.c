@@ -138,7 +138,7 @@ static void initiator_end_leaves_no_lists_there(void **state)
 	assert_true(list_empty(kept));
 }
 
-static void initiator_end_in_flight_leaves_nothing(void **state)
+static void initiator_end_in_flight_leaks_nothing(void **state)
 {
 	struct pair *p = *state;
 
@@ -154,7 +154,7 @@ static void initiator_end_in_flight_leaves_nothing(void **state)
 }
 
 /* The last note is still in transit when the session that sent it ends. */
-static void end_with_notes_under_way_leaves_nothing(void **state)
+static void end_with_notifications_in_flight_leaks_nothing(void **state)
 {
 	struct pair *p = *state;
 	uint64_t local = pair_grid(p, true), remote = pair_grid(p, false), x;
@@ -529,8 +529,8 @@ int main(void)
 		CASE(own_list_serves_the_next_engine_there),
 		CASE(list_lost_on_its_way_is_sent_again),
 		CASE(initiator_end_leaves_no_lists_there),
-		CASE(initiator_end_in_flight_leaves_nothing),
-		CASE(end_with_notes_under_way_leaves_nothing),
+		CASE(initiator_end_in_flight_leaks_nothing),
+		CASE(end_with_notifications_in_flight_leaks_nothing),
 		CASE(indices_are_kept_by_sender_only),
 		CASE(lost_peer_fails_transfers),
 		CASE(region_of_attached_session_is_sent_at_once),

@@ -189,7 +189,7 @@ static void list_of_files_and_memory_is_refused(void **state)
 						   : FILE_AT));
 }
 
-static void addresses_of_files_are_theirs_alone(void **state)
+static void addresses_of_files_are_unique(void **state)
 {
 	struct world *w = *state;
 	struct pair *p = w->p;
@@ -326,7 +326,7 @@ int main(void)
 		CASE(notification_follows_the_bytes),
 		CASE(file_is_of_no_other_session),
 		CASE(list_of_files_and_memory_is_refused),
-		CASE(addresses_of_files_are_theirs_alone),
+		CASE(addresses_of_files_are_unique),
 		CASE(file_short_fails_and_others_continue),
 		CASE(unregistered_in_flight_waits_for_the_kernel),
 		CASE(session_ended_in_flight_leaks_nothing),

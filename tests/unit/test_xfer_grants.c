@@ -96,7 +96,7 @@ static void writing_secret_writes(void **state)
 	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
 }
 
-static void secret_of_another_region_reaches_nothing(void **state)
+static void secret_of_another_region_is_refused(void **state)
 {
 	struct pair *p = *state;
 	struct cache more = p->yours;
@@ -151,7 +151,7 @@ static void secret_expired_is_refused(void **state)
 	not_attached(p, &secret);
 }
 
-static void revoked_secret_begins_nothing(void **state)
+static void secret_revoked_is_refused(void **state)
 {
 	struct pair *p = *state;
 	struct secret secret = create(p, ",'access':'read-write'"),
@@ -296,9 +296,9 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(reading_secret_does_not_write),
 		CASE(writing_secret_writes),
-		CASE(secret_of_another_region_reaches_nothing),
+		CASE(secret_of_another_region_is_refused),
 		CASE(secret_expired_is_refused),
-		CASE(revoked_secret_begins_nothing),
+		CASE(secret_revoked_is_refused),
 		cmocka_unit_test_setup_teardown(secret_is_valid_for_named_daemon_only,
 						setup_users, pair_teardown),
 		CASE(keys_of_other_regions_are_not_sent),
