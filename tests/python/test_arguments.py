@@ -328,7 +328,7 @@ def test_retry_names_every_retryable_code():
         assert row and row.group(1) == words, code
 
 
-def test_a_room_has_a_ticket_and_names_its_peers(engine):
+def test_room_has_a_ticket_and_names_its_peers(engine):
     """Which ticket is in no record; one of another form is refused by name."""
     ticket = "00112233445566778899aabbccddeeff"
     for wrong in ("", "0" * 32, ticket[:-1], ticket + "00", "z" * 32):

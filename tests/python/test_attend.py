@@ -192,7 +192,7 @@ def test_rows_attend_to_chunks_of_another_daemon(shape, ways):
             close(many.got(0), model.attend(1, q, np.arange(8 * T)))
 
 
-def test_a_format_has_two_words():
+def test_format_accepts_torch_names():
     """What adapters of engines write into layouts is torch's word."""
     for word in ("bfloat16", "float16"):
         model = Model(2 * T, format=word)
@@ -304,7 +304,7 @@ def test_holder_without_attention_refuses():
             assert refused.value.code == "EREQUIRE"
 
 
-def test_the_code_of_a_failure_is_in_shared_memory():
+def test_code_of_a_failure_is_in_shared_memory():
     """The daemon, which is stopped, is not queried."""
     model = Model(4 * T)
     ids = ids_of(4, b"code")
@@ -377,7 +377,7 @@ def test_holder_killed_fails_the_post():
                 here.attend.wait(1, timeout=30)
 
 
-def test_a_post_ends_when_it_is_stopped_or_late():
+def test_post_ends_when_it_is_stopped_or_late():
     model = Model(4 * T)
     ids = ids_of(4, b"stop")
     with daemons(1) as (_, client, (holder,), (far,)):
@@ -487,7 +487,7 @@ def test_posts_report_number_of_requesters():
                 there.attend.wait(seat, timeout=60)
 
 
-def test_a_refused_attend_leaves_no_region():
+def test_refused_attend_leaves_no_region():
     with daemons(0) as (_, client, _, _):
         def regions():
             return [r["region"] for r in client.command("region.list")["regions"]]

@@ -62,7 +62,7 @@ def ended(cache, move):
 
 
 @judging_deaths
-def test_move_without_an_answer_is_had_until_it_is_still():
+def test_move_without_reply_is_kept_until_quiesced():
     with Daemon(CHUNKS, patient=False) as daemon, Cache(daemon) as cache:
         move = in_doubt(daemon, lambda: cache.space.put(IDS, cache.pages(0), timeout=0.05))
         ended(cache, move)

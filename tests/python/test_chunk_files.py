@@ -123,7 +123,7 @@ def test_chunk_evicted_from_memory_is_read_from_file(folder):
             assert rank.holds(pages, lots[0], 3 * T + 5)
 
 
-def test_files_are_replaced_when_they_are_full(folder):
+def test_full_files_are_replaced(folder):
     with Daemon(conf(folder, memory="16 MiB", size="32 MiB")) as d, \
             kvd.Client(d.socket_path) as c:
         rank = Rank(c, pages=128)
@@ -283,7 +283,7 @@ def test_durable_needs_files():
             durable(rank, rank.space(), chain(1))
 
 
-def test_killed_at_any_moment_gives_no_wrong_byte(folder):
+def test_kill_at_any_time_leaves_no_wrong_byte(folder):
     """A writer's daemon is killed again and again in the middle of its writes."""
     known = []
     for n in range(8):

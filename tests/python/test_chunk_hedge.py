@@ -97,7 +97,7 @@ def test_both_are_late():
 
 
 @pytest.mark.parametrize("dies", [0, 1])
-def test_one_dies_with_the_hedge_under_way(dies):
+def test_holder_killed_during_hedge(dies):
     ids = chain(13, b"dies%d" % dies)
     with daemons(2, "tcp", kind=killed) as (own, c, holders, clients):
         own.expect("its chunks are fetched from another")
@@ -187,7 +187,7 @@ def slow_link():
         yield a, b
 
 
-def test_a_slow_link_is_passed_by():
+def test_slow_link_is_passed_by():
     ids = chain(25, b"link")
     with contextlib.ExitStack() as stack:
         a, b = stack.enter_context(slow_link())

@@ -84,7 +84,7 @@ def test_another_space_is_no_match():
         assert figure(c, "index_nodes", "dials") == 0
 
 
-def test_a_home_is_a_daemon_like_others():
+def test_home_is_a_daemon_like_others():
     ids = chain(CHAIN, b"own")
     ports = [free_port() for _ in range(2)]
     with contextlib.ExitStack() as stack:

@@ -114,7 +114,7 @@ def test_chunks_dropped_or_evicted_are_not_restored(keeper):
                 rank.fetch(space, chain(20, b"flood%d" % i)[:there[i]])
 
 
-def test_another_size_begins_anew(keeper):
+def test_other_size_starts_empty(keeper):
     ids = chain(6, b"size")
     with keeper.life("stop") as (_, c):
         rank = Rank(c)
@@ -130,7 +130,7 @@ def test_another_size_begins_anew(keeper):
         rank.fetch(rank.space(), ids)
 
 
-def test_an_index_of_rubbish_is_none(keeper):
+def test_index_of_rubbish_is_none(keeper):
     """Flipped bits, anywhere in the index: a chunk is right or missing."""
     rng, ids = random.Random(7), chain(12, b"rubbish")
     for turn in range(12):

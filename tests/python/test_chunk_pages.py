@@ -180,7 +180,7 @@ def test_put_of_published_chunk_is_a_copy(daemon):
             space.drop(ids)
 
 
-def test_files_know_nothing_of_them(tmp_path):
+def test_published_chunks_are_not_in_files(tmp_path):
     """Published chunks are not written to files, also with a durable put; a copy that was moved
     from memory to a file is read again when the pages are withdrawn."""
     ids = chain(6, b"files")
@@ -442,7 +442,7 @@ def test_engine_killed_removes_its_chunks(daemon, phase):
 
 
 @pytest.mark.parametrize("ways", ["shm", "tcp"])
-def test_they_are_fetched_by_other_daemons(ways):
+def test_published_chunks_are_fetched_by_other_daemons(ways):
     ids = chain(12, b"remote")
     with daemons(1, ways) as (own, c, (there,), (h,)):
         there_rank, here = Rank(h), Rank(c, page=32, pages=32)

@@ -118,7 +118,7 @@ def test_holder_with_most_chunks_is_kept_and_others_released():
             until(lambda: [lent(h) for h in clients] == [0, 0, 0])
 
 
-def test_a_hold_there_keeps_chunks_until_it_ends():
+def test_hold_there_keeps_chunks_until_it_ends():
     ids = chain(8, b"keep")
     with daemons(1) as (_, c, _, (h,)):
         there, here = Rank(h, pages=256, layers=4), Rank(c, pages=256, layers=4)
@@ -151,7 +151,7 @@ def test_other_session_joins_remote_hold():
             until(lambda: lent(h) == 0)
 
 
-def test_a_part_in_a_file_there_is_read_for_others(tmp_path):
+def test_part_in_a_file_there_is_read_for_others(tmp_path):
     ids = chain(8, b"file")
     holder = PLAIN + "chunk_dir = %s\nchunk_dir_size = 256 MiB\n" % tmp_path
     with daemons(1, holder=holder) as (_, c, _, (h,)):

@@ -72,7 +72,7 @@ def silence(net):
         ("to", "dport"), ("from", "sport"), ("from", "dport"), ("to", "sport"))])
 
 
-def test_a_dead_data_port_costs_one_threshold(net):
+def test_dead_data_port_delays_by_one_threshold(net):
     with world(net) as (own, sick, healthy):
         sets = [chain(EACH + 1, b"sick %d" % i) for i in range(WARM + FETCHES)]
         for client, n in ((sick, EACH + 1), (healthy, EACH)):  # so the sick one is asked first
@@ -113,7 +113,7 @@ def alone(monkeypatch):
         yield own, holder
 
 
-def test_a_load_of_vllm_ends_in_time(monkeypatch):
+def test_load_of_vllm_ends_in_time(monkeypatch):
     words, ids, blocks = words_of("sick"), ids_of("sick", 2), list(range(8))
     with alone(monkeypatch) as (own, holder), Side(holder) as there, Side(own) as here:
         there.write(blocks, 1)
@@ -129,7 +129,7 @@ def test_a_load_of_vllm_ends_in_time(monkeypatch):
             assert here.rank.bad_blocks() == set(blocks)
 
 
-def test_a_load_of_sglang_ends_in_time(monkeypatch):
+def test_load_of_sglang_ends_in_time(monkeypatch):
     keys = keys_of(6, "sick")
     with alone(monkeypatch) as (own, holder), Engine(holder, pool_of(MHA)) as there, \
             Engine(own, pool_of(MHA), remote=1) as here:

@@ -178,7 +178,7 @@ def test_any_difference_is_another_space(client):
     assert other.space(revision="1", rope="yarn").find(ids).chunks == 0
 
 
-def test_an_id_at_another_place_is_not_it(client):
+def test_id_at_another_place_is_not_it(client):
     ids = chain(4, b"place")
     rank = Rank(client)
     space = rank.space()
@@ -313,7 +313,7 @@ def test_eviction_removes_unrequested_chunks(client):
     assert listed["evicted"] > 200 and listed["free_bytes"] < listed["memory_bytes"] / 8
 
 
-def test_all_held_leaves_out_and_takes_nothing(client):
+def test_put_with_all_chunks_held_is_left_out(client):
     rank = Rank(client, pages=256, layers=4)
     space = rank.space(model="held")
     with contextlib.ExitStack() as stack:
@@ -334,7 +334,7 @@ def test_all_held_leaves_out_and_takes_nothing(client):
     assert space.hold(chain(8, b"held0")).chunks == 8, "given back"
 
 
-def test_abort_gives_pages_back_and_nothing_is_found(client):
+def test_abort_returns_pages_and_chunks_are_not_found(client):
     ids = chain(8, b"abort")
     rank = Rank(client)
     space = rank.space()
@@ -518,7 +518,7 @@ def test_daemon_without_memory_names_option():
             Rank(c).space(scheme="s")
 
 
-def test_a_daemon_ends_while_its_memory_is_made():
+def test_daemon_ends_while_its_memory_is_made():
     with open("/proc/meminfo") as facts:
         free = next(int(line.split()[1]) for line in facts if line.startswith("MemAvailable"))
     if free < 6 << 20:
@@ -527,7 +527,7 @@ def test_a_daemon_ends_while_its_memory_is_made():
         Rank(c)  # an engine of the same user is served meanwhile
 
 
-def test_two_users_see_and_take_nothing_of_each_other():
+def test_two_users_are_isolated():
     try:
         need_users(65534)
     except Skip as why:

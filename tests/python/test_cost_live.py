@@ -163,7 +163,7 @@ def looks(client):
                 if m["name"] == "attention_busy_polls_total")
 
 
-def test_awake_daemons_answer_alike():
+def test_awake_daemons_answer_equally():
     spin = ATTENDS + "attention_busy_poll = 300\n"
     model = Model(T * 2, heads=HEADS, dqk=DQK, dv=DV)
     with daemons(1, holder=spin, own=spin) as (_, client, _, clients):

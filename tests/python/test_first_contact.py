@@ -84,7 +84,7 @@ def config():
         pytest.skip(str(why))
 
 
-def test_first_contact_never_gives_another_engines_bytes(config):
+def test_first_contact_never_mixes_engines(config):
     counts = collections.Counter()
     for begin in range(0, CONTACTS, TOGETHER):
         with Daemon(config, name="p") as p:

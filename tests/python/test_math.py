@@ -160,7 +160,7 @@ def test_query_tokens_end_anywhere(isa):
         case.judge(case.run(isa=here(isa)))
 
 
-def test_nothing_to_attend_to():
+def test_attention_over_no_tokens():
     case = Case([(3, 0), (1, 0)], ends=[0] * 4, spare=0)
     o, lse = case.run()
     assert not o.any() and np.isneginf(lse).all() and not np.signbit(o).any()
@@ -234,7 +234,7 @@ def test_other_requests_change_no_bit():
         first += n
 
 
-def test_a_nan_stays_in_its_rows():
+def test_nan_stays_in_its_rows():
     case = Case(RAGGED)
     wanted = case.run()
     case.q[7, 3, 5] = np.nan

@@ -633,7 +633,7 @@ def test_requests_outlive_their_lists(world):
     world.expect({2: 1})
 
 
-def test_dropped_handles_leave_nothing(world):
+def test_dropped_handles_leak_nothing(world):
     agent = world.agent.agent
 
     def transfers():
@@ -656,7 +656,7 @@ def test_dropped_handles_leave_nothing(world):
     world.run(world.agent.make_prepped_xfer("WRITE", local, [400], remote, [400]))
 
 
-def test_release_in_flight_raises_until_still(pair, B):
+def test_release_in_flight_raises_until_quiesced(pair, B):
     with World(pair, size=96 << 20) as w:
         table = w.rows(w.base, [0], (96 << 20) - 2 * GUARD)
         local = w.agent.prep_xfer_dlist("", table, "DRAM")
@@ -787,7 +787,7 @@ def test_notifications_keep_order_and_bytes(world, B):
         a.send_notif(world.remote, bytes((1 << 20) + 1))
 
 
-def test_notifications_of_transfers_and_bare_ones_share_an_order(world):
+def test_notifications_with_and_without_transfer_are_ordered(world):
     local, remote = world.lists()
     h = world.agent.make_prepped_xfer("WRITE", local, [0], remote, [0])
     words = []

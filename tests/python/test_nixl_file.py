@@ -273,7 +273,7 @@ def test_short_file_is_never_done(store, B):
     assert np.array_equal(store.memory, store.bytes)
 
 
-def test_file_cut_under_a_transfer_is_whole_or_a_fault(pair, folder, B):
+def test_file_truncated_during_transfer_is_complete_or_a_fault(pair, folder, B):
     """Its end comes and goes: what was cut off reads as a fault, as what was written again, or,
     between the two, as what a file that is longer again has there."""
     size, last, ended = 16 * MIB, 4096, threading.Event()
@@ -467,7 +467,7 @@ def test_deregistered_file_is_out_of_reach(store, B):
     assert not (store.content()[:4096] == 0xaa).all()
 
 
-def test_released_transfer_touches_nothing_any_more(pair, folder, B):
+def test_released_transfer_accesses_no_memory(pair, folder, B):
     """In flight, release raises until that is so."""
     size, met = 64 * MIB, {"WRITE": 0, "READ": 0}
     with Store(pair[0], folder, size) as s:

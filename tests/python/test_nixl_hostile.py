@@ -224,7 +224,7 @@ class Called:
         return self.call[0], self.call[1:]
 
 
-def test_lists_of_others_call_nothing(pair, tmp_path):
+def test_lists_of_others_send_no_command(pair, tmp_path):
     agent = agent_of(pair[0].socket_path, name())
     rows = [(4096, 64, 0), (8192, 64, 1)]
     mine = [agent.get_xfer_descs(rows, "DRAM"),

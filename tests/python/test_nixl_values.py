@@ -227,7 +227,7 @@ def test_pieces_are_counted_as_requested(two):
     assert pieces(list(range(8)), skip_desc_merge=True) == 8
 
 
-def test_notifications_are_bytes_or_words(two):
+def test_notifications_are_bytes_or_text(two):
     handle = two.a.initialize_xfer("WRITE", two.descs(two.at, (0, 8)),
                                    two.descs(two.to, (0, 8)), two.remote)
     for wrong in (None, 5, 0, [], np.zeros(3, np.uint8), memoryview(b"x")):
@@ -258,7 +258,7 @@ def test_notifications_are_added_to_a_copy(two):
 
 # ---- metadata ---------------------------------------------------------------------------------
 
-def test_metadata_of_the_past_takes_nothing_back(two):
+def test_old_metadata_revokes_nothing(two):
     b, parts = two.b, [two.b.get_agent_metadata()]
     more = b.register_memory([(two.to + PAGE, 64, 0, "")], "DRAM")
     parts.append(b.get_agent_metadata())
@@ -294,7 +294,7 @@ def test_listener_calls_look_at_their_arguments(pair):
 
 # ---- lives ----------------------------------------------------------------------------------
 
-def test_agents_dropped_while_connecting_leave_nothing(pair):
+def test_agents_dropped_while_connecting_leak_nothing(pair):
     """A request under way once kept its agent, and the agent the request."""
     you = agent_of(pair[1].socket_path, name())
     told = you.get_agent_metadata()
@@ -500,7 +500,7 @@ def test_private_daemon_exit_is_reported_at_once(tmp_path):
     assert "ended with status 1" in done.stderr and watch.seconds() < 15
 
 
-def test_signals_disturb_nothing(two):
+def test_signals_are_harmless(two):
     """Every call may be interrupted, by a handler that returns."""
     seen = []
     before = signal.signal(signal.SIGALRM, lambda *_: seen.append(1))

@@ -37,7 +37,7 @@ def test_clients_example_pulls_the_offer(pair, monkeypatch):
 
 
 @pytest.mark.parametrize("path", ["README.md", "python/README.md"])
-def test_first_transfer_is_a_whole_program(tmp_path, path):
+def test_first_transfer_is_a_complete_program(tmp_path, path):
     (tmp_path / "first.py").write_text(python_of(path))
     env = dict(os.environ, KVD_AUTOSTART="1", KVD_RUN_DIR=str(tmp_path),
                KVD_DAEMON=os.path.join(os.environ["KVD_BUILD"], "kvd"))

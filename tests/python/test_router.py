@@ -107,7 +107,7 @@ async def test_prompts_with_prompt_logprobs_are_computed_on_decode():
 
 
 @aio
-async def test_clients_words_for_a_scheduler_reach_no_engine():
+async def test_client_kv_params_are_not_passed_on():
     """vLLM gives its scheduler what is in vllm_xargs, and reads kv_transfer_params of it."""
     async with routed() as (router, (prefill,), (decode,)):
         for more, asked in (({}, 2), ({"n": 2}, 1)):
@@ -331,7 +331,7 @@ def test_prefills_nonsense_is_an_error(text):
 
 
 @aio
-async def test_silent_engine_is_given_up():
+async def test_silent_engine_is_abandoned():
     async with routed(options=["--first-timeout", "0.3", "--prefill-timeout", "0.3",
                                "--deadline", "5"]) as (router, (prefill,), (decode,)):
         prefill.silent = asyncio.Event()

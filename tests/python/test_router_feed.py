@@ -53,7 +53,7 @@ def test_answer_as_text_is_taken():
     assert p.count("prefill") == (1, 1) and p.count("decode") == (0, 0)
 
 
-def test_member_set_by_hand_stays_beside_an_answer():
+def test_member_set_by_hand_is_kept_after_an_answer():
     p = World()
     p.set("prefill", "own")
     assert p.take(["a"]) == (2, 2)
@@ -144,7 +144,7 @@ def test_ranks_of_a_worker_have_a_limit(monkeypatch):
     assert p.count("prefill") == (1, 2)  # what there is room for is taken
 
 
-def test_mangled_answers_break_nothing():
+def test_mangled_answers_are_harmless():
     """Characters that are changed at random."""
     p, rnd = World(), random.Random(5)
     good = json.dumps({"revision": 9, "ranks": [rank(0, 0, 1, 1000), rank(1, 1, 7, 1e3)],

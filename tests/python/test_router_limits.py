@@ -66,7 +66,7 @@ async def test_bodies_and_headers_above_the_limits():
 
 
 @aio
-async def test_one_request_is_not_taken_for_two():
+async def test_one_request_is_not_parsed_as_two():
     body = json.dumps(ASK)
     inner = post("{}", "Content-Length: 2\r\n", "/v1/chat/completions").decode()
     async with routed() as (router, (prefill,), (decode,)):
@@ -332,7 +332,7 @@ def workers(router):
 
 
 @aio
-async def test_large_bodies_are_read_beside_the_loop():
+async def test_large_bodies_are_read_off_the_loop():
     """By processes that are frozen here: everything else continues."""
     numbers = dict(STREAM, prompt=[7] * 100000)
     async with routed() as (router, (prefill,), (decode,)):
@@ -365,7 +365,7 @@ async def test_large_bodies_are_read_beside_the_loop():
 
 
 @aio
-async def test_announced_bodies_take_nothing():
+async def test_announced_bodies_take_no_memory():
     """A client that announces a length, and sends nothing, excludes no other."""
     options = ["--max-bodies", "100000", "--max-in-flight", "2", "--max-queued", "0"]
     async with routed(options=options) as (router, _, _):
@@ -464,7 +464,7 @@ STREAMS, WHOLE, PART, PARTS = 1000, 10, 16384, 256
 
 
 @aio
-async def test_a_thousand_streams_take_bounded_memory():
+async def test_thousand_streams_take_bounded_memory():
     """Each has 4 MiB for a client that does not read yet, and takes little into its socket."""
     need_fds(8192)
     options = ["--max-in-flight", str(STREAMS), "--connect-timeout", "60", "--health-timeout", "60",

@@ -483,7 +483,7 @@ async def test_file_of_members():
 
 
 @aio
-async def test_slow_member_beside_the_others():
+async def test_slow_member_among_others():
     """Round robin gives half of all to the slow one. One after another on each engine."""
     def quantile(times, q):
         return sorted(times)[min(len(times) - 1, int(q * len(times)))]
@@ -774,7 +774,7 @@ def value_of(text, name):
     return float(text.split("\n%s " % name)[1].split("\n")[0])
 
 
-def test_metrics_lose_nothing():
+def test_metrics_are_complete():
     """Sums go on where a float has six digits no more, and counters of who has gone stay."""
     times = Histogram()
     for _ in range(5):

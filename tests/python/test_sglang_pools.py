@@ -111,7 +111,7 @@ def test_state_is_cut_as_sglang_cuts_it():
                                                     ("s2.0", 16, 4)]
 
 
-def test_a_window_is_cut_by_heads_where_its_layout_is_known():
+def test_window_is_cut_by_heads_where_its_layout_is_known():
     window = state("swa", [2 * 32 * PAGE] * 4)
     flat = args([64 * PAGE] * 2, states=[window], swa_kv_cache_layout="hnd")
     cut = args([64 * PAGE] * 2, states=[window], swa_kv_cache_layout="nhd")
@@ -202,7 +202,7 @@ def test_row_is_sent_whole_with_its_room_last():
     assert not got[0].any() and not got[2:].any()
 
 
-def test_a_record_of_something_else_is_not_taken():
+def test_record_of_something_else_is_not_taken():
     (ids, _, numbers), rows = tensors()
     record = np.zeros(rows.record_bytes, np.uint8)
     assert "not a record of this version" in rows.read(0, 7, record)
@@ -285,7 +285,7 @@ def nothing_left(*sides):
         assert not side.desk.live and not side.desk.parked and not side.desk.left
 
 
-def test_a_prefix_moves_pages_state_and_a_record(sides):
+def test_prefix_moves_pages_state_and_a_record(sides):
     p, d = sides
     send, recv = opened(sides, 1)
     recv.bind({"kv": kvd.View([5, 6], 8), "state0": kvd.View([3], 8), "meta": [2]}, 2)
@@ -317,7 +317,7 @@ def test_full_hit_reports_prefix_and_moves_record(sides):
     assert (d.slots.record(3) == 6).all()
 
 
-def test_a_number_is_used_again_while_the_old_room_ends(sides):
+def test_number_is_used_again_while_the_old_room_ends(sides):
     p, d = sides
     send, recv = opened(sides, 3)
     for k in range(3):
@@ -336,7 +336,7 @@ def test_a_number_is_used_again_while_the_old_room_ends(sides):
     nothing_left(p, d)
 
 
-def test_an_abort_is_known_on_both_sides_and_nothing_lands_after_it(sides):
+def test_abort_reaches_both_sides_and_stops_writes(sides):
     p, d = sides
     for bound in (False, True):
         send, recv = opened(sides, 4)
@@ -351,7 +351,7 @@ def test_an_abort_is_known_on_both_sides_and_nothing_lands_after_it(sides):
         assert (d.cache[0][40] == 0x7a).all()
 
 
-def test_a_chunk_waits_for_its_event(sides):
+def test_chunk_waits_for_its_event(sides):
     p, d = sides
     send, recv = opened(sides, 5)
     recv.bind({"kv": [32, 33]})

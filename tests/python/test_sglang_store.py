@@ -299,7 +299,7 @@ def test_other_pools(daemon, name, writes, reads):
             assert reader.exists(keys) == reader.get(keys) == 6
 
 
-def test_a_draft_behind_the_model_is_no_layer_of_it(daemon):
+def test_draft_behind_the_model_is_no_layer_of_it(daemon):
     made = build(pool_of(MHA, layers=4, targets=3, start=5), Ranks(1, 0, 0))
     assert sorted(made.layout.views["kv"]["layers"]) == [5, 6, 7, DRAFT] and made.drafts == 1
     made = build(pool_of("DSAIndexerPoolHost"), Ranks(1, 0, 0))

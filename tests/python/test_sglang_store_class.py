@@ -286,7 +286,7 @@ def test_loaded_commit_precedes_branch(sglang):
     assert SHA in named(sglang, {"revision": SHA}, bare).revision
 
 
-def test_a_store_without_a_name_finds_and_puts_nothing(sglang, daemon):
+def test_store_without_a_name_is_inactive(sglang, daemon):
     sglang.model = model_config(hf_config=types.SimpleNamespace())
     config = types.SimpleNamespace(
         extra_config=dict(GIVEN, kvd_socket=daemon.socket_path), **CONFIG)
@@ -298,7 +298,7 @@ def test_a_store_without_a_name_finds_and_puts_nothing(sglang, daemon):
     store.close()
 
 
-def test_long_words_differ_where_they_are_cut(sglang):
+def test_long_space_words_are_cut_with_a_digest(sglang):
     long = [sglang.module.word("x" * 300 + end) for end in "ab"]
     assert long[0] != long[1] and all(len(w.encode()) <= 200 for w in long)
     text = json.dumps({"a": "é" * 150})

@@ -138,7 +138,7 @@ def test_weights_are_named_by_all_of_their_files(tmp_path, change):
     assert names.weights_of(str(tmp_path)) != first
 
 
-def test_a_copy_of_weights_has_their_name(tmp_path):
+def test_copy_of_weights_has_their_name(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()
         path = tmp_path / name / "model.safetensors"
@@ -159,7 +159,7 @@ def test_large_weights_are_read_in_part(tmp_path, monkeypatch):
     assert len(found) == 3
 
 
-def test_a_folder_without_weights_names_none(tmp_path):
+def test_folder_without_weights_names_none(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     assert names.weights_of(str(tmp_path)) is None and names.weights_of("org/model") is None
 
@@ -170,7 +170,7 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 @pytest.mark.parametrize("loaded, revision, commit", [
     (SHA, "main", SHA), (None, SHA, SHA), (None, "main", None), (None, None, None),
     (None, SHA[:10], None), (None, SHA + "0", None), ("", "v1.0", None)])
-def test_a_revision_names_weights_when_it_is_a_commit(loaded, revision, commit):
+def test_revision_names_weights_when_it_is_a_commit(loaded, revision, commit):
     assert names.commit_of(loaded, revision) == commit
 
 
@@ -190,7 +190,7 @@ def named(*args, given=None, **kw):
                           lambda name, preset: (given or {}).get(name, preset), "scheme")
 
 
-def test_a_branch_does_not_name_vllms_weights(caplog):
+def test_branch_does_not_name_vllms_weights(caplog):
     assert named(SHA, revision="main") != named(SHA[::-1], revision="main")
     assert not caplog.records
     for config in (vllm_config(revision="main"), vllm_config(SHA, model_weights="s3://bucket"),

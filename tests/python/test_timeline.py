@@ -77,7 +77,7 @@ def start(role, number, a, b, first, wait):
 @pytest.mark.parametrize("role,kind", [
     ("send", "mark"), ("bind", "mark"), ("offer", "mark"), ("pull", "mark"), ("send", "after"),
     ("send", "event"), ("pull", "event")])
-def test_nothing_moves_before_the_stream_is_there(gpu, sides, role, kind):  # noqa: F811
+def test_pages_move_after_the_stream_reaches_its_mark(gpu, sides, role, kind):  # noqa: F811
     a, b = sides
 
     def work():

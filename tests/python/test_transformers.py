@@ -176,7 +176,7 @@ class Chosen:
 
 @pytest.mark.parametrize("kind,dtype", [(k, d) for k in KINDS for d in LIMIT],
                          ids=["%s-%s" % (k, d) for k in KINDS for d in ("fp32", "bf16")])
-def test_every_way_gives_the_same_tokens(kind, dtype):
+def test_every_path_gives_the_same_tokens(kind, dtype):
     world = gentle(kind) if dtype == torch.bfloat16 else World(kind)
     chosen = Chosen(world) if kind == "v32" and dtype == torch.bfloat16 else None
     if chosen:
@@ -350,7 +350,7 @@ def test_pages_are_returned_after_any_failure(monkeypatch):
                 one.hold.close()
 
 
-def test_pages_of_an_interrupted_put_are_given_back_when_nothing_reads_them(monkeypatch):
+def test_pages_of_interrupted_put_are_freed_after_readers(monkeypatch):
     world = World("llama")
     with daemons(0) as (_, client, _, _), place(world, client) as here:
         pages, moves = len(here._free), []

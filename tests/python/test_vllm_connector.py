@@ -119,7 +119,7 @@ def test_preempted_and_reloaded_push_is_not_reported(vllm):
     assert engine.ended(request) is False
 
 
-def test_a_push_in_the_queue_is_reported(vllm):
+def test_push_in_the_queue_is_reported(vllm):
     """So that workers go on stepping until its room has ended."""
     engine = Engine(vllm)
     assert engine.ended(engine.request(PUSH)) is True

@@ -90,7 +90,7 @@ def test_k_and_v_are_fields_of_their_own(order, unit, token):
         assert (f["units"], f["total_units"], f["format"]) == (4, 4, "float32")
 
 
-def test_a_value_of_another_width_follows_its_key():
+def test_value_of_another_width_follows_its_key():
     spec = types.SimpleNamespace(head_size=DIM, head_size_v=4)
     got = fields(made_of([tensor(content=12)], group(), spec=spec))
     assert [(f["offset"], f["unit_bytes"]) for f in got.values()] == [(0, 32), (32, 16)]
@@ -103,7 +103,7 @@ def test_content_beyond_k_and_v_is_one_field():
         ("kv", 20, "fp8_e4m3")]
 
 
-def test_a_latent_is_named_as_sglangs():
+def test_latent_is_named_as_sglangs():
     cache = tensor(heads=1, content=24)
     got = fields(made_of([cache], group(), ranks=Ranks(2, 1), heads=None))
     assert [(n, f["unit_bytes"], f["units"], f["total_units"]) for n, f in got.items()] == [
@@ -179,7 +179,7 @@ WORDS = "turboquant_4bit_nc turboquant_4bit turboquant_3bit_nc turboquant_3bit "
     "float8_e4m3fnuz nvfp4_ds_mla nvfp4_4over6 nvfp4".split()
 
 
-def test_formats_of_two_modes_are_never_alike():
+def test_formats_of_two_modes_differ():
     names = {format_of(word) for word in WORDS}
     assert len(names) == len(WORDS) and max(map(len, names)) <= 15
 
@@ -207,7 +207,7 @@ def test_two_tensors_of_one_layer_have_names_of_their_own():
 @pytest.mark.parametrize("words, name", [
     (("torch.bfloat16", "bfloat16", "bf16"), "bfloat16"), (("torch.float32", "float"), "float32"),
     (("fp8", "fp8_e4m3", "torch.float8_e4m3fn"), "fp8_e4m3"), (("fp8_e5m2",), "fp8_e5m2")])
-def test_a_format_has_one_name(words, name):
+def test_format_has_one_name(words, name):
     assert {format_of(word) for word in words} == {name}
 
 
@@ -228,7 +228,7 @@ def mamba(tp, rank, groups, blocks=BLOCKS):
     return made, cache
 
 
-def test_a_state_is_cut_by_channels_and_heads():
+def test_state_is_cut_by_channels_and_heads():
     made, cache = mamba(2, 1, 2)
     got = fields(made, "state0")
     assert [(n, f["first_unit"], f["units"], f["total_units"], f["unit_bytes"])
@@ -325,7 +325,7 @@ def rows_of(caches, blocks, begin, end):
     return np.array(out)
 
 
-def test_an_index_and_its_latent_arrive_in_whole_blocks(sides):
+def test_index_and_its_latent_arrive_in_whole_blocks(sides):
     """A block of the index has all values before all scales: what a prompt that ends inside of
     it needs lies at its end, too."""
     block, blocks, author = 64, 8, "DEEPSEEK_V32_INDEXER NONE"
@@ -365,7 +365,7 @@ def test_blocks_of_other_sizes_and_orders(sides, there, here):
 
 
 @pytest.mark.parametrize("order, of_half", [("NHD", 1), ("HND", HEADS)])
-def test_k_beside_v_moves_as_one_row(sides, order, of_half):
+def test_adjacent_k_and_v_move_as_one_row(sides, order, of_half):
     """As many rows as of a cache whose K and V are one field: of two blocks, and of half a
     block."""
     rows = []
@@ -470,7 +470,7 @@ def test_state_is_sent_to_other_ranks(sides, there, here, groups):
             assert (part == 1 + i * 50 + at % 49).all(), (r, i)
 
 
-def test_a_draft_with_a_table_of_its_own(sides):
+def test_draft_with_a_table_of_its_own(sides):
     """Its group is a view beside the target's."""
     both = []
     for side, seed in zip(sides, (1, 0)):

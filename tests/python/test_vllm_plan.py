@@ -42,7 +42,7 @@ class Request:
 
 # ---- names -------------------------------------------------------------------------------
 
-def test_a_chunk_is_called_as_its_last_block():
+def test_chunk_id_is_of_its_last_block():
     known = Known(Request(200))
     hashes = known.request.block_hashes
     assert BlockIds(16).of(known, 64, 3) == [hashes[3], hashes[7], hashes[11]]
@@ -86,7 +86,7 @@ def test_ids_of_tokens_know_of_salts_and_images():
 
 @pytest.mark.parametrize("asked, block, tokens", [
     (None, 16, 256), (None, 32, 256), (None, 48, 288), (None, 512, 512), (64, 16, 64)])
-def test_a_chunk_is_whole_blocks(asked, block, tokens):
+def test_chunk_is_whole_blocks(asked, block, tokens):
     assert chunk_tokens(asked, block) == tokens
 
 
@@ -96,7 +96,7 @@ def test_chunks_of_other_sizes_are_refused(asked):
         chunk_tokens(asked, 16)
 
 
-def test_a_long_word_differs_where_it_is_cut():
+def test_long_space_word_is_cut_with_a_digest():
     long = [word("x" * 300 + end) for end in "ab"]
     assert long[0] != long[1] and all(len(w.encode()) <= 200 for w in long)
     assert word("é" * 150) != word("é" * 151) and len(word("é" * 151).encode()) <= 200
@@ -216,7 +216,7 @@ def test_adapter_changed_at_runtime_has_no_chunks():
     assert lora_ids(plan, "b", "/b")[1] and lora_ids(plan, "bare", None)[1]
 
 
-def test_an_adapter_of_which_nothing_is_known_has_no_chunks():
+def test_unknown_adapter_has_no_chunks():
     plan, _, warned = lora_plan({})
     assert lora_ids(plan, "x") == (0, []) and lora_ids(plan, "y") == (0, [])
     assert len(warned) == 1 and "not a folder" in warned[0]
@@ -224,7 +224,7 @@ def test_an_adapter_of_which_nothing_is_known_has_no_chunks():
     assert lora_ids(plan, "x")[1] == lora_ids(plan, "y", None)[1]
 
 
-def test_the_folder_of_an_adapter_is_read_by_a_thread():
+def test_folder_of_an_adapter_is_read_by_a_thread():
     calls = []
     plan, store, _ = lora_plan({"/a": "old"}, run=lambda call, *args: calls.append((call, args)))
     request = Request(300)
@@ -341,7 +341,7 @@ def load(plan, request, computed=0):
     return plan.take(output({}))
 
 
-def test_a_load_names_the_blocks_of_its_tokens():
+def test_load_names_the_blocks_of_its_tokens():
     plan, _, _ = plan_of(3)
     request = arrive(plan, 300)
     assert load(plan, request, 80).loads == [
@@ -380,7 +380,7 @@ def test_load_by_another_connector_is_saved_after_its_step(there, local, steps):
     assert (step.saves, step.ends) == ([], [])
 
 
-def test_a_load_of_another_connector_after_a_preemption_is_not_saved():
+def test_load_of_another_connector_after_a_preemption_is_not_saved():
     plan, _, _ = plan_of()
     request = arrive(plan, 300)
     plan.matched(request, 0)
@@ -426,7 +426,7 @@ def test_failed_load_is_computed_saved_and_not_retried():
     assert [s[:2] for s in computes(plan, request, 300).saves] == [("a", 0)]
 
 
-def test_chunks_are_saved_when_they_are_whole():
+def test_chunks_are_saved_when_complete():
     plan, _, _ = plan_of()
     request = arrive(plan, 300)
     plan.matched(request, 0)
@@ -456,7 +456,7 @@ def test_cached_prompt_is_saved_only_with_new_tokens():
 
 
 @pytest.mark.parametrize("flying, saved", [(8, []), (0, [1])])
-def test_the_answer_is_saved_and_drafts_are_not(flying, saved):
+def test_answer_is_saved_and_drafts_are_not(flying, saved):
     """flying: tokens that a step in flight writes when the request ends."""
     plan, _, _ = plan_of()
     request = arrive(plan, 120)
@@ -488,7 +488,7 @@ def test_abandoned_request():
     assert not plan.requests and not plan.loading
 
 
-def test_a_preempted_request_is_settled_and_begins_again():
+def test_preempted_request_is_settled_and_begins_again():
     plan, store, _ = plan_of()
     request = arrive(plan, 300)
     plan.matched(request, 0)
@@ -505,7 +505,7 @@ def test_a_preempted_request_is_settled_and_begins_again():
     assert [s[1] for s in computes(plan, request, 172).saves] == [2]
 
 
-def test_after_a_reset_nothing_of_before_is_found_or_saved():
+def test_reset_drops_earlier_chunks():
     plan, store, _ = plan_of(3)
     old = arrive(plan, 300, "old")
     plan.matched(old, 0)

@@ -42,7 +42,7 @@ def plain(view):
 
 # ---- blocks ------------------------------------------------------------------------------
 
-def test_a_whole_prompt_is_all_its_blocks():
+def test_whole_prompt_is_all_its_blocks():
     assert plain(KV.offered([5, 6, 7], 70)) == ([5, 6, 7], 0, (0, 70))
     assert plain(KV.wanted([5, 6, 7], 0, 70)) == ([5, 6, 7], 0, (0, 70))
 
@@ -282,7 +282,7 @@ def test_request_queried_before_its_blocks_are_known(sides):
     assert pull.bytes == 38 * 16 and pull.rows and pull.code is None
 
 
-def test_a_full_hit_gives_the_offer_back(sides):
+def test_full_hit_releases_the_offer(sides):
     p, d, source = sides
     offer = p.offer(102, [10], 32)
     pull = d.pull(102, source)
@@ -356,7 +356,7 @@ def test_unrenewed_lease_ends_and_late_puller_gets_nothing(sides, pair):
     assert (d.cache[30] == 2).all()
 
 
-def test_an_end_is_seen_without_looking_at_each_room(sides):
+def test_end_is_seen_without_looking_at_each_room(sides):
     p, d, source = sides
     offers = [p.offer(200 + i, [10 + i], 32) for i in range(5)]
     pull = d.pull(203, source)
@@ -378,7 +378,7 @@ def test_an_end_is_seen_without_looking_at_each_room(sides):
     ends(pull, FAILED)
 
 
-def test_looking_at_each_version_misses_nothing(sides, monkeypatch):
+def test_polling_each_version_misses_nothing(sides, monkeypatch):
     p, d, source = sides
     for desk in (p.desk, d.desk):
         monkeypatch.setattr(desk, "_refresh_s", float("inf"))

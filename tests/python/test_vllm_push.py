@@ -205,7 +205,7 @@ class Late:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_chunk_is_read_behind_its_mark(sides, waits):
+def test_chunk_is_read_behind_its_mark(sides, waits):
     """And without one at once: what shows that the first half can fail."""
     p, d, source = sides
     room, page, theirs = 205 + waits, 9 + waits, 19 + waits
@@ -232,7 +232,7 @@ def test_a_chunk_is_read_behind_its_mark(sides, waits):
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_an_offer_is_read_behind_its_mark(sides, waits):
+def test_offer_is_read_behind_its_mark(sides, waits):
     """And without one at once."""
     p, d, source = sides
     room, page, theirs = 240 + waits, 42 + waits, 52 + waits
@@ -424,7 +424,7 @@ def test_server_end_frees_its_port(server):
         Server("127.0.0.1", int(address.rsplit(":")[1]), 1, 1, dict, SECRET)
 
 
-def test_a_lookup_does_not_wait(server):
+def test_lookup_does_not_wait(server):
     lookups = Lookups()
     begun = time.monotonic()
     assert lookups.of(server[0], 1) is None and time.monotonic() - begun < 1

@@ -47,7 +47,7 @@ def load(connector, external, computed=32, push=False, tokens=100):
 
 
 @pytest.mark.parametrize("push", [False, True])
-def test_fewer_tokens_than_were_offered_are_those_behind_the_own_ones(connector, push):
+def test_fewer_tokens_than_offered_follow_own_tokens(connector, push):
     assert load(connector, 48, push=push) == ((32, 80), [])
 
 
@@ -57,7 +57,7 @@ def test_all_offered_tokens_are_loaded(connector, push):
     assert connector._scheduler.computed == {}
 
 
-def test_a_state_of_another_token_is_not_loaded(connector):
+def test_state_of_another_token_is_not_loaded(connector):
     connector._scheduler.replay = True
     connector._scheduler.loads = lambda tokens: tokens
     bind, ((name, room, why),) = load(connector, 48)

@@ -279,7 +279,7 @@ def late(daemon):
         yield side, mark
 
 
-def test_a_request_is_reported_when_its_puts_have_ended(late):
+def test_request_is_reported_when_its_puts_have_ended(late):
     side, mark = late
     words, ids = words_of("late"), ids_of("late", 3)
     blocks = list(range(12))
@@ -394,7 +394,7 @@ def test_restarted_daemon_is_a_miss_and_then_serves():
         assert a.holds(list(range(20, 28)), 4, 0, 128)
 
 
-def test_a_put_under_way_ends_with_its_daemon():
+def test_put_under_way_ends_with_its_daemon():
     mark = Late()
     with Daemon(CHUNKS) as daemon, Side(daemon, mark=mark) as a:
         mark.side = a

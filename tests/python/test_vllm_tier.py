@@ -315,7 +315,7 @@ def test_present_blocks_are_stored_again_without_cost(module, daemon):
         assert c.command("chunk.list")["put_bytes"] == before
 
 
-def test_after_a_reset_nothing_of_before_is_found_or_stored(module, daemon):
+def test_reset_drops_earlier_blocks(module, daemon):
     keys, old, new = keys_of(4, "reset"), Context("old"), Context("new")
     with Engine(module, daemon) as one:
         one.tier.on_new_request(old)
