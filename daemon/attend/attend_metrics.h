@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attend_metrics: what attends and prices count, told at a scrape. */
+/* attend_metrics: what attends and prices count, read at a scrape. */
 #ifndef KVD_ATTEND_METRICS_H
 #define KVD_ATTEND_METRICS_H
 
@@ -7,29 +7,29 @@
 
 /* X(NAME, type, unit, "name", "help") */
 #define ATTEND_METRICS(X)                                                       \
-	X(ATTEND_POSTS, COUNTER, NUMBER, "attention_requests_total",            \
+	X(REQUESTS, COUNTER, NUMBER, "attention_requests_total",                \
 	  "attention requests of local engines")                                \
-	X(ATTEND_ROWS, COUNTER, NUMBER, "attention_request_rows_total",         \
+	X(ROWS, COUNTER, NUMBER, "attention_request_rows_total",                \
 	  "query rows of attention requests of local engines")                  \
-	X(ATTEND_FAILED, COUNTER, NUMBER, "attention_requests_failed_total",    \
+	X(FAILED, COUNTER, NUMBER, "attention_requests_failed_total",           \
 	  "attention requests of local engines that failed or were canceled")   \
-	X(ATTEND_LIVE, GAUGE, NUMBER, "attention_requests_active",              \
+	X(ACTIVE, GAUGE, NUMBER, "attention_requests_active",                   \
 	  "attention requests of local engines in progress")                    \
-	X(ATTEND_SERVED, COUNTER, NUMBER, "attention_served_total",             \
+	X(SERVED, COUNTER, NUMBER, "attention_served_total",                    \
 	  "attention requests served for other daemons")                        \
-	X(ATTEND_SERVED_ROWS, COUNTER, NUMBER, "attention_served_rows_total",   \
+	X(SERVED_ROWS, COUNTER, NUMBER, "attention_served_rows_total",          \
 	  "query rows served for other daemons")                                \
-	X(ATTEND_REFUSED, COUNTER, NUMBER, "attention_refused_total",           \
+	X(REFUSED, COUNTER, NUMBER, "attention_refused_total",                  \
 	  "refused attention requests of other daemons")                        \
-	X(ATTEND_BATCHES, COUNTER, NUMBER, "attention_batches_total",           \
+	X(BATCHES, COUNTER, NUMBER, "attention_batches_total",                  \
 	  "calls of an attention kernel")                                       \
-	X(ATTEND_SECONDS, COUNTER, SECONDS, "attention_compute_seconds_total",  \
+	X(SECONDS, COUNTER, SECONDS, "attention_compute_seconds_total",         \
 	  "time of attention_threads in kernel calls")                          \
-	X(ATTEND_WAITING, GAUGE, NUMBER, "attention_queued",                    \
+	X(QUEUED, GAUGE, NUMBER, "attention_queued",                            \
 	  "attention requests that wait for a thread")                          \
-	X(ATTEND_THREADS, GAUGE, NUMBER, "attention_threads",                   \
+	X(THREADS, GAUGE, NUMBER, "attention_threads",                          \
 	  "threads that compute attention (attention_threads)")                 \
-	X(ATTEND_LOOKS, COUNTER, NUMBER, "attention_busy_polls_total",          \
+	X(BUSY_POLLS, COUNTER, NUMBER, "attention_busy_polls_total",            \
 	  "event loop iterations that polled for attention messages "           \
 	  "(attention_busy_poll)")                                              \
 	X(COST_CALIBRATIONS, COUNTER, NUMBER, "cost_calibrations_total",        \

@@ -62,21 +62,21 @@ const struct metric_row store_metrics[] = {
 
 static void homes_cells(const struct store_figures *f, uint64_t *cells)
 {
-	cells[STORE_METRIC_HOMES] = f->homes.homes;
-	cells[STORE_METRIC_HOMES_UP] = f->homes.up;
-	cells[STORE_METRIC_HOME_TOLD] = f->homes.notes;
-	cells[STORE_METRIC_HOME_RESYNCS] = f->homes.resyncs;
-	cells[STORE_METRIC_HOME_ASKS] = f->homes.asks;
-	cells[STORE_METRIC_HOME_LATE] = f->homes.late;
-	cells[STORE_METRIC_HOME_DIALS] = f->homes.dials;
-	cells[STORE_METRIC_HOME_UNDIALLED] = f->homes.dials_refused;
-	cells[STORE_METRIC_HOME_HOLDINGS] = f->home.used;
-	cells[STORE_METRIC_HOME_HOLDERS] = f->home.holders;
-	cells[STORE_METRIC_HOME_NOTES] = f->home.notes;
-	cells[STORE_METRIC_HOME_REFUSED] = f->home.refused;
-	cells[STORE_METRIC_HOME_UNKNOWN] = f->home.unknown;
-	cells[STORE_METRIC_HOME_FINDS] = f->home.finds;
-	cells[STORE_METRIC_HOME_AGAIN] = f->home.again;
+	cells[STORE_METRIC_INDEX_NODES] = f->homes.homes;
+	cells[STORE_METRIC_INDEX_NODES_UP] = f->homes.up;
+	cells[STORE_METRIC_INDEX_UPDATES_SENT] = f->homes.notes;
+	cells[STORE_METRIC_INDEX_RESYNCS] = f->homes.resyncs;
+	cells[STORE_METRIC_INDEX_QUERIES] = f->homes.asks;
+	cells[STORE_METRIC_INDEX_QUERY_TIMEOUTS] = f->homes.late;
+	cells[STORE_METRIC_INDEX_DIALS] = f->homes.dials;
+	cells[STORE_METRIC_INDEX_DIALS_REFUSED] = f->homes.dials_refused;
+	cells[STORE_METRIC_INDEX_ENTRIES] = f->home.used;
+	cells[STORE_METRIC_INDEX_HOLDERS] = f->home.holders;
+	cells[STORE_METRIC_INDEX_UPDATES_RECEIVED] = f->home.notes;
+	cells[STORE_METRIC_INDEX_UPDATES_REFUSED] = f->home.refused;
+	cells[STORE_METRIC_INDEX_ENTRIES_MISSING] = f->home.unknown;
+	cells[STORE_METRIC_INDEX_QUERIES_SERVED] = f->home.finds;
+	cells[STORE_METRIC_INDEX_RESYNCS_REQUESTED] = f->home.again;
 }
 
 void store_cells(const void *part, uint64_t *cells)
@@ -97,12 +97,12 @@ void store_cells(const void *part, uint64_t *cells)
 	cells[STORE_METRIC_SPACES_EVICTED] = f.spaces_evicted;
 	cells[STORE_METRIC_PUT_BYTES] = f.put_bytes;
 	cells[STORE_METRIC_FETCHED_BYTES] = f.fetched_bytes;
-	cells[STORE_METRIC_REMOTE_FOUND] = f.remote.found;
+	cells[STORE_METRIC_REMOTE_HITS] = f.remote.found;
 	cells[STORE_METRIC_REMOTE_BYTES] = f.remote.bytes;
 	cells[STORE_METRIC_REMOTE_RETRIES] = f.remote.retries;
 	cells[STORE_METRIC_REMOTE_HEDGES] = f.remote.hedges;
 	cells[STORE_METRIC_REMOTE_HEDGES_WON] = f.remote.hedges_won;
-	cells[STORE_METRIC_REMOTE_LEFT_OUT] = f.remote.left_out;
+	cells[STORE_METRIC_REMOTE_SUSPENDED] = f.remote.left_out;
 	cells[STORE_METRIC_REMOTE_HOLDS_TOTAL] = f.remote.holds_total;
 	cells[STORE_METRIC_REMOTE_HOLDS] = f.remote.holds;
 	homes_cells(&f, cells);
