@@ -198,7 +198,7 @@ def unencrypted_traffic_shows_pages_only():
     assert not found, found
 
 
-def all_of_it_is_seen_in_clear():
+def unencrypted_traffic_shows_everything():
     """So that the one above has looked at the right bytes in the right places."""
     wanted, seen = captured("none", "insecure = yes\n")
     for kind in ("page", "small page"):
@@ -208,4 +208,4 @@ def all_of_it_is_seen_in_clear():
 
 
 run([encrypted_traffic_shows_no_content, unencrypted_traffic_shows_pages_only,
-     all_of_it_is_seen_in_clear])
+     unencrypted_traffic_shows_everything])

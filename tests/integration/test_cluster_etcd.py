@@ -390,7 +390,7 @@ def etcd_by_tls():
                 d3, "cluster").get("why", ""))
 
 
-def users_with_long_tokens_are_let_in():
+def users_with_long_tokens_are_accepted():
     with Etcd(jwt=True) as etcd:
         etcd.users()
         with open(etcd.path("user"), "w") as out:
@@ -456,6 +456,6 @@ if __name__ == "__main__":
          daemon_killed_is_not_offered, daemon_restarted_has_its_place,
          foreign_keys_and_forged_records_are_harmless,
          foreign_cluster_id_is_accepted, etcd_by_tls,
-         users_with_long_tokens_are_let_in,
+         users_with_long_tokens_are_accepted,
          invalid_options_are_reported_by_check_and_start,
          daemon_stops_soon_while_etcd_is_away])

@@ -70,7 +70,7 @@ def cost_text_is_a_table():
     assert lines[-2].split()[0] == "TOKENS" and lines[-1].split()[-1] == "fetch", lines
 
 
-def cost_wrong_words_are_refused():
+def cost_invalid_arguments_are_refused():
     for args, words in ((("--model", "v3"), "h100-nvlink4"),
                         (("--preset", "tin-cans"), "h100-nvlink4"),
                         (("--preset", "a40-pcie4", "--model", "x"), "llama-8b"),
@@ -92,4 +92,4 @@ if __name__ == "__main__":
          cost_json_has_each_way,
          cost_without_a_number_is_null,
          cost_text_is_a_table,
-         cost_wrong_words_are_refused])
+         cost_invalid_arguments_are_refused])

@@ -31,7 +31,7 @@ def at(d, *args, **kw):
     return ctl("--socket", d.socket_path, *args, **kw)
 
 
-def command_line_wrong_is_2():
+def invalid_command_line_exits_with_2():
     for args in ([], ["bogus"], ["room"], ["room", "1", "2"], ["status", "extra"],
                  ["--bogus"], ["status", "--bogus"], ["ping", "--role", "send"],
                  ["rooms", "--limit", "0"], ["rooms", "--limit", "x"],
@@ -40,7 +40,7 @@ def command_line_wrong_is_2():
         assert status == 2 and out == "" and err, (args, status, out, err)
 
 
-def help_is_there_for_every_command():
+def help_exists_for_every_command():
     status, out, _ = ctl("--help")
     assert status == 0
     lines = out.split("Commands:\n")[1].split("\n\n")[0].splitlines()
@@ -52,7 +52,7 @@ def help_is_there_for_every_command():
         assert ctl(name, "--help")[1] == out, name
 
 
-def no_daemon_is_3_and_names_the_path():
+def missing_daemon_exits_with_3_and_names_the_path():
     with tempfile.TemporaryDirectory() as empty:
         for args, env, words in (
                 (["--socket", empty + "/x.sock"], {}, empty + "/x.sock"),
@@ -108,7 +108,7 @@ def several_daemons_are_named_and_listed():
             held.close()
 
 
-def other_version_is_4_and_names_both():
+def other_version_exits_with_4_and_names_both():
     """A daemon that knows another protocol only, and what it answers all the same."""
     asked = []
 
@@ -245,7 +245,7 @@ def text_and_json_are_equivalent():
         assert out.count("this one") == 1, out
 
 
-def health_is_fit_for_a_probe():
+def health_works_as_a_probe():
     with Daemon() as d:
         status, out, _ = at(d, "health")
         assert status == 0 and "serving" in out, out
@@ -270,7 +270,7 @@ def call_passes_any_command():
         assert status == 0 and json.loads(out)["commands"][0]["name"] == "hello"
 
 
-def error_answer_is_1_with_its_code():
+def error_reply_exits_with_1_and_its_code():
     with Daemon() as d:
         status, out, err = at(d, "call", "no.such")
         assert status == 1 and out == "" and "ENOCMD" in err, (out, err)
@@ -321,7 +321,7 @@ def keygen_writes_a_secret_once():
     assert status == 0 and len(keys["public"]) == len(keys["secret"]) == 40
 
 
-def keygen_gives_the_key_to_its_owner():
+def keygen_sets_owner_of_the_key():
     with tempfile.TemporaryDirectory() as tmp:
         status, out, err = ctl("keygen", "--owner", "no-such-user", tmp + "/k")
         assert status == 1 and "no such user" in err and not os.path.exists(tmp + "/k"), err
@@ -467,7 +467,7 @@ def completion_of_fish_completes():
         assert "history" in offered("kvd-ctl -n gpu0 "), offered("kvd-ctl -n gpu0 ")
 
 
-def keys_of_keygen_let_two_daemons_meet():
+def keys_of_keygen_connect_two_daemons():
     with tempfile.TemporaryDirectory() as tmp:
         with open(tmp + "/allow", "w") as allow:
             for name in ("a", "b"):
@@ -484,14 +484,14 @@ def keys_of_keygen_let_two_daemons_meet():
 
 
 if __name__ == "__main__":
-    run([command_line_wrong_is_2, help_is_there_for_every_command,
-         no_daemon_is_3_and_names_the_path, socket_is_found_by_environment_name_and_alone,
-         several_daemons_are_named_and_listed, other_version_is_4_and_names_both,
-         configuration_is_shown_compared_and_reloaded, reload_is_for_administrators,
-         permission_refused_names_the_group, text_and_json_are_equivalent,
-         health_is_fit_for_a_probe, ping_counts, call_passes_any_command,
-         error_answer_is_1_with_its_code, log_level_is_shown_and_set, drain_ends_an_idle_daemon,
-         keygen_writes_a_secret_once, keygen_gives_the_key_to_its_owner,
+    run([invalid_command_line_exits_with_2, help_exists_for_every_command,
+         missing_daemon_exits_with_3_and_names_the_path,
+         socket_is_found_by_environment_name_and_alone, several_daemons_are_named_and_listed,
+         other_version_exits_with_4_and_names_both, configuration_is_shown_compared_and_reloaded,
+         reload_is_for_administrators, permission_refused_names_the_group,
+         text_and_json_are_equivalent, health_works_as_a_probe, ping_counts,
+         call_passes_any_command, error_reply_exits_with_1_and_its_code, log_level_is_shown_and_set,
+         drain_ends_an_idle_daemon, keygen_writes_a_secret_once, keygen_sets_owner_of_the_key,
          init_writes_configurations_that_connect, completion_of_bash_offers_existing_names,
          completion_of_zsh_completes, completion_of_fish_completes,
-         keys_of_keygen_let_two_daemons_meet, reload_lists_applied_keys])
+         keys_of_keygen_connect_two_daemons, reload_lists_applied_keys])

@@ -168,7 +168,7 @@ def effective_configuration_names_its_origins():
             [line for line in out.splitlines() if line[:1] != "#"], same
 
 
-def log_is_the_journals_where_stderr_is():
+def log_uses_journal_if_stderr_is_journal():
     with tempfile.TemporaryDirectory() as where:
         path = in_run_dir(where, "[peer]\nlisten = tcp://127.0.0.1:x\n")
         assert kvd("--config", path)[2].startswith(path + ":4: listen"), kvd("--config", path)
@@ -244,7 +244,7 @@ def socket_of_a_living_daemon_is_not_taken_over():
         other.close()
 
 
-def closed_standard_descriptors_are_no_others():
+def closed_standard_descriptors_are_replaced():
     for redirect in "<&-", ">&-", "2>&-", "<&- >&- 2>&-":
         script = 'exec "$@" ' + redirect
         with Daemon(wrapper=["sh", "-c", script, "sh"]) as d:
@@ -285,7 +285,7 @@ def removed_files_are_created_again():
         two.notify.close()
 
 
-def daemon_without_its_name_leaves_its_successors_files():
+def daemon_without_its_name_keeps_files_of_its_successor():
     with Daemon() as d:
         engine = Engine(d, "engine")
         d.expect("clients cannot connect")
@@ -304,7 +304,7 @@ def daemon_without_its_name_leaves_its_successors_files():
             Engine(two, "engine").close()
 
 
-def daemon_killed_leaves_nothing_in_the_way():
+def daemon_killed_does_not_block_its_successor():
     def offer(daemon):
         engine = Engine(daemon, "engine")
         engine.cmd("room.open", room="1", role="offer", pool=Cache(engine).pool,
@@ -426,7 +426,7 @@ def reload_ends_sessions_of_removed_users():
         assert "uid 65534 is not admitted" in d.log(), d.log()
 
 
-def sessions_without_memory_are_not_worth_a_line():
+def sessions_without_memory_are_not_logged():
     with Daemon() as d:
         asking = Engine(d, "asking")
         asking.cmd("ping")
@@ -481,7 +481,7 @@ def with_handed_over(sock, count="1"):
     return Daemon(wrapper=["/bin/sh", "-c", shell, "sh"], pass_fds=[sock.fileno()])
 
 
-def socket_handed_over_is_taken():
+def passed_socket_is_used():
     with tempfile.TemporaryDirectory() as where:
         sock = socket.socket(socket.AF_UNIX)
         sock.bind(where + "/s")
@@ -564,7 +564,7 @@ def users_see_no_paths_and_no_others_errors():
         admin.close()
 
 
-def memory_of_the_daemon_is_nobodys_to_look_at():
+def memory_of_the_daemon_is_not_readable():
     need_users(64101)
     for dumps in ("no", "yes"):
         with as_user(64101, "[daemon]\ncore_dumps = %s\n" % dumps) as d:
@@ -608,29 +608,29 @@ if __name__ == "__main__":
         config_check_covers_disk_space_and_memory,
         config_check_has_the_rights_of_the_user,
         effective_configuration_names_its_origins,
-        log_is_the_journals_where_stderr_is,
+        log_uses_journal_if_stderr_is_journal,
         term_drains_and_ends_with_0,
         interrupt_ends_with_0,
         daemon_of_a_test_ends_with_it, second_daemon_of_a_name_is_refused_by_pid,
         socket_of_a_living_daemon_is_not_taken_over,
-        closed_standard_descriptors_are_no_others,
+        closed_standard_descriptors_are_replaced,
         too_few_descriptors_are_refused_by_name,
         removed_files_are_created_again,
-        daemon_without_its_name_leaves_its_successors_files,
-        daemon_killed_leaves_nothing_in_the_way,
+        daemon_without_its_name_keeps_files_of_its_successor,
+        daemon_killed_does_not_block_its_successor,
         run_dir_missing_is_named,
         hangup_applies_allowed_options_and_names_others,
         hangup_with_a_bad_file_keeps_serving,
         hangup_counts_the_keys_of_the_list,
         reload_ends_sessions_of_removed_users,
-        sessions_without_memory_are_not_worth_a_line,
+        sessions_without_memory_are_not_logged,
         insecure_is_logged,
         watchdog_is_fed_twice_an_interval,
-        socket_handed_over_is_taken,
+        passed_socket_is_used,
         passed_socket_not_listening_is_refused,
         socket_group_need_not_be_the_daemons,
         users_see_no_paths_and_no_others_errors,
-        memory_of_the_daemon_is_nobodys_to_look_at,
+        memory_of_the_daemon_is_not_readable,
         idle_daemon_is_small,
     ]
     run([c for c in cases if not sys.argv[1:] or c.__name__ in sys.argv[1:]])

@@ -159,7 +159,7 @@ def engine_killed_while_its_child_keeps_the_socket_is_dead():
     victim_killed(0, True)
 
 
-def engine_beyond_the_pid_namespace_is_seen_to_die():
+def engine_in_other_pid_namespace_exit_is_detected():
     """The daemon is in its own PID namespace, as in a side car: the engine has no number there,
     and its child keeps the socket."""
     wrapper = ("unshare", "--pid", "--fork")
@@ -341,7 +341,7 @@ def daemon_draining_ends_after_its_rooms():
 
 run([engine_killed_with_gigabytes_is_reported_and_unmapped_in_time,
      engine_killed_while_its_child_keeps_the_socket_is_dead,
-     engine_beyond_the_pid_namespace_is_seen_to_die,
+     engine_in_other_pid_namespace_exit_is_detected,
      engine_stopped_still_receives, daemon_back_at_its_endpoint_is_a_new_instance,
      daemon_stopping_with_rooms_reports_reason_on_both_sides,
      daemon_draining_ends_after_its_rooms])

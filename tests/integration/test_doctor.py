@@ -226,7 +226,7 @@ def link_of_the_address_is_judged():
         has(doctor(d), "ok", "network", "%s is an address of this host" % address)
 
 
-def every_check_speaks_of_a_daemon():
+def every_check_names_its_daemon():
     with Daemon() as d:
         lines = doctor(d)
         has(lines, "ok", "daemon", "kvd serves, pid %d" % d.proc.pid)
@@ -364,7 +364,7 @@ def peers_and_failures_have_remedies():
         decode.close()
 
 
-def homes_of_chunks_are_judged():
+def index_nodes_are_judged():
     conf = "[chunks]\nchunk_memory = 64 MiB\nchunk_index = tcp://127.0.0.1:%d\n"
     with Daemon(conf % free_port() + "[peer]\ninsecure = yes\n") as d:
         d.expect("insecure: ")
@@ -414,8 +414,8 @@ def all_instances_are_checked_and_the_worst_is_reported():
 
 run([host_is_checked_without_a_daemon, adapters_are_judged_by_sysfs, gpus_are_judged_by_procfs,
      kernel_and_memory_are_judged, process_is_judged_by_its_own_files,
-     link_of_the_address_is_judged, every_check_speaks_of_a_daemon,
+     link_of_the_address_is_judged, every_check_names_its_daemon,
      missing_administrator_rights_are_reported, different_configuration_is_reported,
      keys_are_judged, wrong_key_on_other_host_is_corrected_there,
      stale_sockets_and_twins_are_reported, peers_and_failures_have_remedies,
-     homes_of_chunks_are_judged, all_instances_are_checked_and_the_worst_is_reported])
+     index_nodes_are_judged, all_instances_are_checked_and_the_worst_is_reported])

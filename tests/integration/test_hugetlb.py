@@ -95,43 +95,43 @@ def over(transport, kinds, opened, tokens=TOKENS):
         p.decode.close()
 
 
-def source_taken_back_fails_a_push_over_tcp():
+def source_reclaimed_fails_a_push_over_tcp():
     over("tcp", ("huge", "memfd"), open_push)
 
 
-def source_taken_back_fails_a_small_push_over_tcp():
+def source_reclaimed_fails_a_small_push_over_tcp():
     over("tcp", ("huge", "memfd"), open_push, tokens=1)
 
 
-def source_taken_back_fails_a_small_push_over_ucx():
+def source_reclaimed_fails_a_small_push_over_ucx():
     over("ucx", ("huge", "memfd"), open_push, tokens=1)
 
 
-def destination_taken_back_fails_a_small_push_over_tcp():
+def destination_reclaimed_fails_a_small_push_over_tcp():
     over("tcp", ("memfd", "huge"), open_push, tokens=1)
 
 
-def source_taken_back_fails_a_push_over_shm():
+def source_reclaimed_fails_a_push_over_shm():
     over("shm", ("huge", "memfd"), open_push)
 
 
-def source_taken_back_fails_a_push_over_ucx():
+def source_reclaimed_fails_a_push_over_ucx():
     over("ucx", ("huge", "memfd"), open_push)
 
 
-def source_taken_back_fails_a_pull_over_tcp():
+def source_reclaimed_fails_a_pull_over_tcp():
     over("tcp", ("huge", "memfd"), open_pull)
 
 
-def destination_taken_back_fails_a_push_over_tcp():
+def destination_reclaimed_fails_a_push_over_tcp():
     over("tcp", ("memfd", "huge"), open_push)
 
 
-def destination_taken_back_fails_a_push_over_shm():
+def destination_reclaimed_fails_a_push_over_shm():
     over("shm", ("memfd", "huge"), open_push)
 
 
-def word_in_huge_pages_is_refused():
+def status_word_in_huge_pages_is_refused():
     with HugePages(4), Pair([Daemon("") for _ in range(2)],
                             kinds=("huge", "memfd")) as p:
         p.prefill.cmd("room.open", room="1", role="send", pool=p.src.pool)
@@ -143,13 +143,13 @@ def word_in_huge_pages_is_refused():
 
 
 if __name__ == "__main__":
-    run([source_taken_back_fails_a_push_over_tcp,
-         source_taken_back_fails_a_small_push_over_tcp,
-         source_taken_back_fails_a_small_push_over_ucx,
-         destination_taken_back_fails_a_small_push_over_tcp,
-         source_taken_back_fails_a_push_over_shm,
-         source_taken_back_fails_a_push_over_ucx,
-         source_taken_back_fails_a_pull_over_tcp,
-         destination_taken_back_fails_a_push_over_tcp,
-         destination_taken_back_fails_a_push_over_shm,
-         word_in_huge_pages_is_refused])
+    run([source_reclaimed_fails_a_push_over_tcp,
+         source_reclaimed_fails_a_small_push_over_tcp,
+         source_reclaimed_fails_a_small_push_over_ucx,
+         destination_reclaimed_fails_a_small_push_over_tcp,
+         source_reclaimed_fails_a_push_over_shm,
+         source_reclaimed_fails_a_push_over_ucx,
+         source_reclaimed_fails_a_pull_over_tcp,
+         destination_reclaimed_fails_a_push_over_tcp,
+         destination_reclaimed_fails_a_push_over_shm,
+         status_word_in_huge_pages_is_refused])

@@ -42,7 +42,7 @@ def engine_load_is_published_until_engine_ends():
         until("its end", lambda: load_of(requester) is None)
 
 
-def words_out_of_bounds_are_refused_and_change_nothing():
+def values_out_of_range_are_refused_and_ignored():
     with Daemon(LEASE) as a:
         prefill = Engine(a, "prefill")
         prefill.cmd("group.publish", group="prefill", worker="w0")
@@ -80,5 +80,5 @@ def rooms_are_counted_as_they_wait_move_and_fail():
 
 if __name__ == "__main__":
     run([engine_load_is_published_until_engine_ends,
-         words_out_of_bounds_are_refused_and_change_nothing,
+         values_out_of_range_are_refused_and_ignored,
          rooms_are_counted_as_they_wait_move_and_fail])

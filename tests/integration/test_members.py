@@ -103,7 +103,7 @@ def engine_publishes_at_its_daemons_line():
             w: r["summary"] for w, r in ranks(mine, "g").items()} == {"a": "", "b": ""})
 
 
-def bad_file_changes_nothing():
+def invalid_file_is_ignored():
     with two() as (members, d1, _):
         engine = Engine(d1, "engine")
         members.reload(d1, "g a 0.0.0.0 tcp://10.0.0.9:7400")
@@ -126,4 +126,4 @@ def bad_file_changes_nothing():
 
 if __name__ == "__main__":
     run([lines_name_the_sources_of_rooms, engine_publishes_at_its_daemons_line,
-         bad_file_changes_nothing])
+         invalid_file_is_ignored])

@@ -86,7 +86,7 @@ def visit(proc, path):
         proc.wait()
 
 
-def every_such_call_is_found():
+def blocking_calls_are_found():
     for name, (call, why, code) in SINS.items():
         path = "\0kvd-test-still-%d-%s" % (os.getpid(), name)
         proc, report = started(code.replace("sys.argv[1]", "'\\0'+sys.argv[1]"), path[1:])
@@ -107,7 +107,7 @@ def nonblocking_calls_are_not_reported():
     assert not found, found
 
 
-def without_its_proc_nothing_is_judged():
+def process_without_proc_is_not_judged():
     """In a PID namespace whose /proc is another's: the program runs, and the log says so."""
     unshare = ("unshare", "--pid", "--fork")
     if subprocess.run([*unshare, "true"], capture_output=True).returncode:
@@ -138,7 +138,7 @@ def in_a_process_of_its_own(case):
     assert status == 0
 
 
-def file_of_a_file_system_of_others_is_found():
+def file_of_foreign_file_system_is_found():
     def case():
         folder = "/tmp/kvd-test-still-%d" % os.getpid()
         with contextlib.closing(Fuse(folder, ())) as silent:
@@ -258,8 +258,8 @@ def reload_commands_and_metrics():
         gone.close()
 
 
-run([every_such_call_is_found, nonblocking_calls_are_not_reported,
-     without_its_proc_nothing_is_judged, file_of_a_file_system_of_others_is_found,
+run([blocking_calls_are_found, nonblocking_calls_are_not_reported,
+     process_without_proc_is_not_judged, file_of_foreign_file_system_is_found,
      descriptors_of_every_kind, files_of_a_silent_file_system, names_in_dev_shm,
      reload_commands_and_metrics,
      test_rooms.shm_memfd_push_and_pull, test_rooms.shm_posix_shm_push_and_pull,

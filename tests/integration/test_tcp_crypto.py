@@ -295,7 +295,7 @@ class Pair(kvd_engine.Pair):
         self.dst.check(DST, TOKENS)
 
 
-def not_one_byte_of_a_page_and_no_token_is_seen():
+def pages_and_tokens_are_not_visible():
     for crypto in ("aes128gcm", "none"):
         with Pair(crypto, handshake=True) as p:
             if crypto == "none":
@@ -416,7 +416,7 @@ def cut_control_line_ends_the_room():
         cut(True, within, reset)
 
 
-run([not_one_byte_of_a_page_and_no_token_is_seen, flipped_bits_end_the_room,
+run([pages_and_tokens_are_not_visible, flipped_bits_end_the_room,
      dropped_records_end_the_room, repeated_records_end_the_room,
      swapped_records_end_the_room, records_of_another_connection_end_the_room,
      cut_streams_end_the_room, cut_control_line_ends_the_room])

@@ -327,7 +327,7 @@ def room_with_many_chunks_keeps_its_first_and_its_end():
         assert [e for e in room["events"] if e.get("seq") == 0]
 
 
-def files_for_other_tools():
+def trace_exports_files_for_other_tools():
     with Pair() as p:
         p.open(6, "recv", sources=[p.prefill.endpoint], request_id="r6",
                traceparent=TRACEPARENT)
@@ -566,4 +566,4 @@ run([bytes_of_both_sides_are_compared, bytes_in_other_order_and_memory_are_compa
      unopened_other_side_is_reported, other_host_is_joined_and_its_clock_aligned,
      request_id_of_engine_is_shown_on_both_sides, invalid_names_are_refused,
      only_own_rooms_are_shown, room_with_many_chunks_keeps_its_first_and_its_end,
-     files_for_other_tools])
+     trace_exports_files_for_other_tools])

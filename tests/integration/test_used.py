@@ -171,7 +171,7 @@ def ucx_short_rows_are_packed():
     used("ucx", ("memfd", "memfd"), SPARSE, ("", 1, 48, 1), ("", 1, 48, 1))
 
 
-def ucx_few_short_rows_land_where_they_belong():
+def ucx_few_short_rows_land_at_their_places():
     used("ucx", ("memfd", "memfd"), APART, ("", 1, 40, 1), ("", 0, 40, 1))
 
 
@@ -212,6 +212,6 @@ if __name__ == "__main__":
         tcp_small_transfer_is_copied_into_its_request, tcp_vm_is_packed_posix_shm_is_not,
         tcp_device_is_packed, chunks_of_both_kinds_add_up,
         ucx_long_rows_are_sent_in_place, ucx_short_rows_are_packed,
-        ucx_few_short_rows_land_where_they_belong,
+        ucx_few_short_rows_land_at_their_places,
         ucx_inaccessible_memory_is_packed, trace_follows_a_chunk]
     run([c for c in cases if not sys.argv[1:] or c.__name__ in sys.argv[1:]])

@@ -163,7 +163,7 @@ def unregistered_memory_is_out_of_reach():
         assert t.yours.mem[:] == bytes(BYTES), "memory that was taken back was written"
 
 
-def list_outlives_a_session_there():
+def list_survives_its_remote_session():
     """One local list for two engines of the other daemon, of which the first ends."""
     with Agents("shm") as t:
         local, remote = t.lists()
@@ -226,7 +226,7 @@ def region_registered_after_attaching():
                 break
 
 
-def wrong_secret_opens_nothing():
+def wrong_secret_is_refused():
     with Agents("shm") as t:
         epoch = [s for s in t.b.cmd("session.list")["sessions"] if "secret" in s][0]["epoch"]
         t.a.refused("EAUTH", "peer.attach", endpoint=t.b.endpoint, session=epoch,
@@ -252,8 +252,8 @@ if __name__ == "__main__":
     run([shm_memfd_write_and_read, shm_vm_write_and_read, ucx_memfd_write_and_read,
          ucx_vm_and_shm_write_and_read, tcp_memfd_write_and_read,
          tcp_vm_and_shm_write_and_read, long_list_by_memfd,
-         session_ends_while_its_list_is_read, list_outlives_a_session_there,
+         session_ends_while_its_list_is_read, list_survives_its_remote_session,
          unregistered_memory_is_out_of_reach, region_registered_after_attaching_is_sent,
          region_registered_after_attaching,
-         wrong_secret_opens_nothing,
+         wrong_secret_is_refused,
          ended_session_is_not_attached])
