@@ -38,7 +38,7 @@ static int entry_lasts(struct store_move *move, uint32_t i, unsigned int *covers
 		r = err_raise(ERR_LIMIT, "chunk_dir has no room; raise chunk_dir_size or "
 					 "free space on its file system");
 	return err_prefix(r, "durable: chunk %llu of the prompt",
-			  (unsigned long long)(move->first + i));
+			  (unsigned long long)move->first + i);
 }
 
 /* A turn computes as many new covers as a call may, and the next one continues after
