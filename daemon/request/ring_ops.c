@@ -175,13 +175,14 @@ static int op_cancel(struct ring *ring, const struct kvd_ring_entry *e,
 static int op_release(struct ring *ring, const struct kvd_ring_entry *e,
 		      struct ring_payload *arena)
 {
-	struct ring_fault *fault = fault_find(ring, e->a);
+	struct ring_fault *fault;
 
 	(void)arena;
 	MODULES_EACH(ring->session->kvd, m)
 	{
 		if (!m->ring_release || !m->ring_release(ring->session, e->a))
 			continue;
+		fault = fault_find(ring, e->a); /* some modules have forgotten it */
 		if (fault)
 			fault_drop(ring, fault);
 		return 0;

@@ -20,6 +20,7 @@
 #include "daemon/session/session.h"
 #include "daemon/store/store.h"
 #include "daemon/request/ring.h"
+#include "daemon/request/ring_ops.h"
 #include "tests/lib/cluster_store.h"
 #include "tests/lib/ring_entries.h"
 
@@ -309,6 +310,26 @@ static void slot_of_a_move_or_hold_is_no_rooms_and_no_transfers(void **state)
 	cluster_run(&w->c, 50 * LOOP_NS_PER_MS);
 	assert_int_equal(figures(w).holds + figures(w).moves, 0);
 	assert_true(is_free(w, SLOT) && is_free(w, SLOT + 1));
+}
+
+/* A post of attention gives its slot back when it fails, and the text of its error is
+ * kept: the object that has the slot next is released with it, once. */
+static void hold_in_the_slot_of_a_failed_post_is_released(void **state)
+{
+	struct world *w = *state;
+	struct ring *ring;
+
+	hold(w, SLOT, 7, 1);
+	ring = ring_of(w->me);
+	(void)err_raise(ERR_REQUIRE, "of the post");
+	ring_refuse(ring, SLOT, KVD_RING_IDS + SLOT);
+	assert_non_null(ring_fault_of(ring, KVD_RING_IDS + SLOT));
+	release(w, SLOT);
+	cluster_run(&w->c, LOOP_NS_PER_MS);
+	assert_null(ring_fault_of(ring, KVD_RING_IDS + SLOT));
+	assert_int_equal(figures(w).holds, 0);
+	assert_true(is_free(w, SLOT));
+	ring_faults_free(ring); /* nothing that is freed is in the list */
 }
 
 /* ---- what no engine sends by mistake ---- */
@@ -658,6 +679,7 @@ int main(void)
 		CASE(slot_is_a_moves_until_its_end),
 		CASE(move_closed_by_socket_keeps_its_slot),
 		CASE(slot_of_a_move_or_hold_is_no_rooms_and_no_transfers),
+		CASE(hold_in_the_slot_of_a_failed_post_is_released),
 		CASE(forged_lengths_break_the_protocol),
 		CASE(slots_of_others_violate_the_protocol),
 		CASE(object_of_other_session_is_not_found),
