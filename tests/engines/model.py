@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""model.py llama|hybrid|swa|mla|bytes FOLDER: a tiny model of seeded random weights with its
+"""model.py llama|hybrid|swa|mla|yarn|bytes FOLDER: a tiny model of seeded random weights with its
 tokenizer. hybrid has a state-space mixer beside attention in each layer (Falcon-H1), swa a
-sliding window in four of six (Gemma 3), mla one latent for all heads (DeepSeek).
+sliding window in four of six (Gemma 3), mla one latent for all heads (DeepSeek), yarn the same with
+scaled positions, as DeepSeek has them.
 The weights are wide, so that greedy tokens depend on the prompt."""
 import os
 import sys
@@ -43,9 +44,13 @@ def model(kind):
         return tf.Gemma3ForCausalLM(tf.Gemma3TextConfig(
             sliding_window=96, layer_types=["sliding_attention"] * 2 + ["full_attention"] +
             ["sliding_attention"] * 2 + ["full_attention"], query_pre_attn_scalar=32, **common))
-    if kind == "mla":
+    if kind in ("mla", "yarn"):
         del common["head_dim"]
         common.update(num_key_value_heads=8)
+        if kind == "yarn":
+            common["rope_scaling"] = dict(
+                rope_type="yarn", factor=2.0, original_max_position_embeddings=1024, beta_fast=32,
+                beta_slow=1, mscale=0.707, mscale_all_dim=0.707)
         return tf.DeepseekV2ForCausalLM(tf.DeepseekV2Config(
             kv_lora_rank=512, q_lora_rank=None, qk_rope_head_dim=64, qk_nope_head_dim=32,
             v_head_dim=32, first_k_dense_replace=4, n_routed_experts=4, n_shared_experts=1,

@@ -63,11 +63,12 @@ class StoreNode(Node):
 class Engine(vllm_pd.Engine):
     body = vllm_ends.Engine.body
 
-    def __init__(self, case, name, node, extra=(), both=False, own=False, **kw):
+    def __init__(self, case, name, node, extra=(), both=False, own=False,
+                 look="vllm_store_look.Look", **kw):
         """extra: kv_connector_extra_config; both: KvdConnector, too; own: vLLM's kernels."""
         self.node, self.extra, self.both = node, dict(extra), both
         kw.setdefault("more", ())
-        kw["more"] = (*kw["more"], "--worker-extension-cls", "vllm_store_look.Look")
+        kw["more"] = (*kw["more"], "--worker-extension-cls", look)
         super().__init__(case.args, name, node, role="kv_both",
                          path=[HERE] + ([] if own else [PLAIN]), **kw)
         self.metrics = STORE

@@ -5,7 +5,8 @@
                            "kv_connector_module_path": "kvd.vllm", "kv_role": …}'
 
 KvdConnector transfers a request from prefill to decode; KvdStoreConnector keeps prompts in the
-daemon's chunks.
+daemon's chunks. With its option `route`, RouteScheduler is the engine's scheduler, and plugin.py
+chooses its attention backend.
 
 vLLM imports this in each of its processes; no daemon or GPU is used before the caches are
 registered."""
@@ -29,4 +30,8 @@ def __getattr__(name):
         check("connectors")
         from .store import KvdStoreConnector
         return KvdStoreConnector
+    if name == "RouteScheduler":
+        check("route")
+        from .route_scheduler import RouteScheduler
+        return RouteScheduler
     raise AttributeError(name)

@@ -191,6 +191,67 @@ vllm.v1.kv_offload.tiering.base
 
 # releases of vLLM that make engines has run, with the connectors and with the tier
 TESTED, TIER_TESTED = ("0.31.0", "0.32.0"), ("0.32.0",)
+ROUTE_TESTED = ("0.32.0",)
 REMEDY = "install vLLM %s, or use vLLM's NixlConnector on kvd (docs/engines/nixl.md)" % TESTED[-1]
+ROUTE = """
+vllm.config
+    SchedulerConfig: scheduler_cls async_scheduling
+    ParallelConfig: data_parallel_size
+    get_current_vllm_config()
+vllm.platforms.interface
+    Platform: device_name
+    Platform.is_cpu()
+vllm.distributed.kv_transfer
+    get_kv_transfer_group()
+    has_kv_transfer_group()
+vllm.distributed.kv_transfer.kv_connector.v1.base
+    KVConnectorBase_V1 < bind_kv_cache_manager(kv_cache_manager)
+vllm.utils.import_utils
+    resolve_obj_by_qualname(qualname)
+vllm.v1.attention.backends.registry
+    AttentionBackendEnum: CPU_ATTN CPU_MLA AMX_MLA CUSTOM
+    register_backend(backend, class_path)
+vllm.v1.attention.backend
+    AttentionBackend: forward_includes_kv_cache_update supported_dtypes supported_kv_cache_dtypes
+    AttentionBackend < get_name()
+    AttentionBackend < get_supported_kernel_block_sizes(kv_cache_spec)
+    AttentionBackend < get_impl_cls()
+    AttentionBackend < get_builder_cls()
+    AttentionMetadataBuilder(kv_cache_spec, layer_names, vllm_config, device)
+    AttentionMetadataBuilder < build(common_prefix_len, common_attn_metadata, fast_build)
+    CommonAttentionMetadata: query_start_loc seq_lens num_reqs num_actual_tokens max_query_len
+    CommonAttentionMetadata: max_seq_len block_table_tensor slot_mapping
+    MultipleOf
+vllm.v1.attention.backends.mla.cpu_mla
+    CPUMLABackend < get_impl_cls()
+    CPUMLABackend < get_builder_cls()
+    CPUMLAImpl: kv_lora_rank qk_rope_head_dim num_heads scale
+    CPUMLAImpl < forward_mqa(q, kv_c_and_k_pe_cache, attn_metadata, layer)
+vllm.model_executor.layers.attention.mla_attention
+    MLACommonMetadata(num_reqs=, max_query_len=, max_seq_len=, num_actual_tokens=, query_start_loc=, slot_mapping=, num_decodes=, num_decode_tokens=, num_prefills=, decode=)
+    MLACommonDecodeMetadata(block_table, seq_lens, dcp_tot_seq_lens)
+vllm.v1.core.kv_cache_manager
+    KVCacheManager: coordinator block_pool
+    KVCacheManager.evict_blocks(block_ids)
+    KVCacheManager.get_block_ids(request_id)
+vllm.v1.core.kv_cache_coordinator
+    KVCacheCoordinator: single_type_managers
+vllm.v1.core.single_type_kv_cache_manager
+    FullAttentionManager: num_cached_block block_size req_to_blocks _null_block
+    FullAttentionManager < get_num_blocks_to_allocate(request_id, num_tokens, new_computed_blocks, total_computed_tokens, num_local_computed_tokens, num_tokens_main_model, apply_admission_cap, prefill_end)
+    FullAttentionManager < allocate_external_computed_blocks(request_id, num_local_computed_tokens, num_external_computed_tokens, record_for_zeroing)
+vllm.v1.core.sched.scheduler
+    Scheduler: requests running connector kv_cache_manager block_size prev_step_scheduled_req_ids
+    Scheduler < update_from_output(scheduler_output, model_runner_output)
+    Scheduler._preempt_request(request, timestamp, drop_stale_output=)
+vllm.v1.core.sched.output
+    SchedulerOutput: num_scheduled_tokens
+vllm.v1.request
+    RequestStatus: RUNNING
+vllm.v1.outputs
+    ModelRunnerOutput: kv_connector_output
+"""
+
 PARTS = {"connectors": Engine("kvd.vllm", "vLLM", TESTED, CONFIG + CACHES + CONNECTORS, REMEDY),
+         "route": Engine("kvd.vllm's RouteScheduler", "vLLM", ROUTE_TESTED, ROUTE, REMEDY),
          "tier": Engine("kvd.vllm.tier", "vLLM", TIER_TESTED, TIER, REMEDY)}

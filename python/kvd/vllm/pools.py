@@ -21,12 +21,13 @@ from ..layout import Layout, format_of
 from ..rooms import View
 
 KINDS = ("kv", "swa", "state")
+OWN = "KVD"  # kvd's own backends (route_cpu.py)
 # Backends that keep each token's K and V of a head, or its latent, contiguous.
 ROWS = ("FLASH_ATTN", "FLASH_ATTN_DIFFKV", "FLASH_ATTN_MLA", "FLASH_ATTN_MLA_SPARSE", "FLASHINFER",
         "FLASHINFER_MLA", "FLASHINFER_MLA_SPARSE", "FLASHINFER_MLA_SPARSE_SM90",
         "FLASHINFER_MLA_SPARSE_SM120", "FLASHMLA", "FLASHMLA_SPARSE", "FLEX_ATTENTION",
         "CUTLASS_MLA", "TRITON_ATTN", "TRITON_ATTN_DIFFKV", "TRITON_MLA", "TOKENSPEED_MLA",
-        "CPU_MLA")
+        "CPU_MLA", OWN)
 HEADS = ("CPU_ATTN",)  # those that keep each head of a block contiguous
 # Quantization modes whose scales, if any, are in a token's row, or are not part of the cache.
 ROW_MODES = ("NONE", "FP8_PER_TENSOR", "INT8_PER_TOKEN_HEAD", "FP8_PER_TOKEN_HEAD",

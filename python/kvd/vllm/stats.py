@@ -23,7 +23,13 @@ STORE_COUNTERS = {
     "saved_bytes": ("store_saved_bytes", "Bytes of chunks put into the store."),
     "failed_loads": ("store_num_failed_loads", "Loads that failed, on a rank; their tokens are "
                                                "computed."),
-    "failed_saves": ("store_num_failed_saves", "Puts that failed, on a rank.")}
+    "failed_saves": ("store_num_failed_saves", "Puts that failed, on a rank."),
+    "routed_posts": ("store_routed_posts", "Requests for attention sent to holders of chunks, one "
+                                           "for each layer, document and step."),
+    "routed_rows": ("store_routed_rows", "Query rows in these requests."),
+    "routed_steps": ("store_routed_steps", "Steps with such requests."),
+    "lost_steps": ("store_lost_steps", "Steps of requests that were repeated, because no holder "
+                                       "answered.")}
 
 
 class KvdStats(KVConnectorStats):

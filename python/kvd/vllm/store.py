@@ -14,7 +14,8 @@ import contextlib
 import math
 import re
 import secrets
-from dataclasses import dataclass
+from collections import namedtuple
+from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V1,
@@ -30,6 +31,8 @@ from ..stores.names import weights_of
 from . import releases, sleep
 from .identity import names
 from .marks import Marks
+from .route import MODES, Routes
+from .route_worker import Router
 from .stats import StorePromMetrics, StoreStats
 from .store_plan import (LEASE_S, REMOTE_MOST_S, Adapters, BlockIds, Plan, Step, TokenIds,
                          chunk_tokens)
@@ -38,7 +41,9 @@ from .worker import NAME_MAX, Ranks, build
 
 logger = init_logger("vllm.kvd")
 HASH = "sha256_cbor"
-OPTIONS = ("kvd_socket", "chunk_tokens", "model", "revision", "ids", "lease", "remote")
+OPTIONS = ("kvd_socket", "chunk_tokens", "model", "revision", "ids", "lease", "remote", "route")
+ROUTE_TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+SCHEDULER = "kvd.vllm.RouteScheduler"
 NO_CACHE_DRAFTERS = ("ngram", "ngram_gpu", "suffix")
 
 with contextlib.suppress(ValueError):  # registered already: MultiConnector loads children by name
@@ -52,11 +57,12 @@ class StoreStep(Step, KVConnectorMetadata):
 
 @dataclass
 class StoreRows(KVConnectorWorkerMetadata):
-    """{(stage, rank): (layout's text, its grain)}"""
+    """rows: {(stage, rank): (layout's text, its grain)}; lost: requests without a valid result."""
     rows: dict
+    lost: set = field(default_factory=set)
 
     def aggregate(self, other):
-        return StoreRows({**self.rows, **other.rows})
+        return StoreRows({**self.rows, **other.rows}, self.lost | other.lost)
 
 
 # ---- refused options -------------------------------------------------------------------
@@ -100,6 +106,31 @@ def refusals(config, caches):
         "drop it (kvd cuts heads itself)"
 
 
+def route_refusals(config, caches):
+    """(refused, what, remedy), with "route"."""
+    from vllm.platforms import current_platform
+    scheduler, parallel = config.scheduler_config, config.parallel_config
+    named = scheduler.scheduler_cls
+    spec = caches.kv_cache_groups[0].kv_cache_spec
+    yield named is None or named != SCHEDULER and getattr(named, "__name__", "") != \
+        SCHEDULER.rsplit(".", 1)[-1], "vLLM's scheduler", "--scheduler-cls " + SCHEDULER
+    yield not current_platform.is_cpu(), "an engine on %s" % current_platform.device_name, \
+        "engines on CPUs can"
+    yield config.kv_transfer_config.kv_connector != "KvdStoreConnector", "a MultiConnector", \
+        "KvdStoreConnector alone"
+    yield bool(scheduler.async_scheduling), "asynchronous scheduling", "--no-async-scheduling"
+    yield parallel.tensor_parallel_size > 1, "tensor parallelism", "--tensor-parallel-size 1"
+    yield parallel.data_parallel_size > 1, "data parallelism", "--data-parallel-size 1"
+    yield config.use_v2_model_runner, "the V2 model runner", "VLLM_USE_V2_MODEL_RUNNER=0"
+    yield not config.kv_transfer_config.is_kv_consumer, "a kv_producer", "kv_role kv_both"
+    yield config.cache_config.cache_dtype not in ("auto", *ROUTE_TYPES), "--kv-cache-dtype %s" \
+        % config.cache_config.cache_dtype, "auto"
+    dtype = str(config.model_config.dtype).rsplit(".", 1)[-1]
+    yield dtype not in ROUTE_TYPES, "a model of %s" % dtype, "--dtype " + ", ".join(ROUTE_TYPES)
+    yield releases.hash_tokens(config, caches) != spec.block_size, "hashes of parts of a block", \
+        "equal block sizes"
+
+
 def refuse_options(config):
     transfer = config.kv_transfer_config
     given = transfer.kv_connector_extra_config
@@ -118,6 +149,9 @@ def refuse_options(config):
         raise ValueError("kvd.vllm: remote: %r is not a number of seconds up to %g, for which the "
                          "scheduler would wait" % (remote, REMOTE_MOST_S))
     refuse_ids(config, given.get("ids", "blocks"))
+    if given.get("route", "off") not in MODES:
+        raise ValueError("kvd.vllm: route: %r is not one of %s" % (given["route"],
+                                                                   ", ".join(MODES)))
 
 
 def refuse_ids(config, kind):
@@ -165,7 +199,8 @@ def plan(config, caches, hashed, block, tokens):
                 lease=extra("lease", LEASE_S), remote=extra("remote", 0) or None,
                 loads=transfer.is_kv_consumer and named.revision is not None,
                 saves=transfer.is_kv_producer and named.revision is not None, step=StoreStep,
-                adapters=Adapters(weights_of, logger) if extra("revision", None) is None else None)
+                adapters=Adapters(weights_of, logger) if extra("revision", None) is None else None,
+                routes=Routes(block) if extra("route", "off") != "off" else None)
 
 
 # ---- a worker --------------------------------------------------------------------------
@@ -175,7 +210,7 @@ class Worker:
 
     def __init__(self, config, caches):
         self.config, self.caches = config, caches
-        self.rank = self.marks = self.stats = None
+        self.rank = self.marks = self.stats = self.router = None
 
     def register(self, kv_caches):
         from vllm.distributed import get_pp_group, get_tensor_model_parallel_rank
@@ -201,6 +236,32 @@ class Worker:
             return client.space(pool, timeout=CALL_S, **named._asdict())
         spaces = SpaceClient(None, opener, client, most=1, log=logger)
         self.rank = Rank(spaces, group, self.marks, self.count)
+        if extra("route", "off") != "off":
+            self.router = self._router(spaces, group)
+
+    def _router(self, spaces, group):
+        """For the layers of this rank, whose attention is kvd's (route_cpu.py)."""
+        from vllm.model_executor.models.utils import extract_layer_index
+        layers = {name: self.config.compilation_config.static_forward_context[name]
+                  for name in self.caches.kv_cache_groups[0].layer_names}
+        shapes = {name: route_shape(layer) for name, layer in layers.items()}
+        for name, shape in shapes.items():
+            if shape is None:
+                raise ValueError(
+                    "kvd.vllm: \"route\": the backend of layer %s is %s, not kvd's: allow the plugin "
+                    "kvd (VLLM_PLUGINS), and drop --attention-backend"
+                    % (name, layers[name].get_attn_backend().get_name()))
+        shape, *others = set(shapes.values())
+        if others or group.grain != 1:
+            raise ValueError("kvd.vllm: \"route\": layers with attention of several shapes are not "
+                             "supported: %s" % [shape, *others])
+        dtype = ROUTE_TYPES[str(self.config.model_config.dtype).rsplit(".", 1)[-1]]
+
+        def opener(client, rows, seats):
+            return client.attend(rows=rows, seats=seats, q_type=dtype, kv_type=dtype,
+                                 view=group.name, timeout=CALL_S, **shape._asdict())
+        return Router(spaces, opener, shape.heads,
+                      {name: extract_layer_index(name) for name in layers}, self.count)
 
     def count(self, **values):
         self.stats = self.stats or StoreStats()
@@ -210,10 +271,26 @@ class Worker:
     def close(self):
         if self.rank is None:
             return
+        if self.router is not None:
+            self.router.close()
+            self.router = None
         self.rank.quiet()
         self.marks.close()
         self.rank.spaces.close()
         self.rank = None
+
+
+Shape = namedtuple("Shape", "kind heads kv_heads dqk dv scale key value")
+
+
+def route_shape(layer):
+    """Of a layer's query rows, as kvd.Attend takes it. None: its backend is not kvd's."""
+    impl = layer.impl
+    if not getattr(layer.get_attn_backend(), "token_rows", False):
+        return None
+    mla = impl.kind == "mla"
+    return Shape(impl.kind, impl.num_heads, 1 if mla else impl.num_kv_heads, impl.dqk, impl.dv,
+                 impl.scale, "latent" if mla else "k", None if mla else "v")
 
 
 # ---- the connector ---------------------------------------------------------------------
@@ -230,6 +307,11 @@ class KvdStoreConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
                                  % (what, remedy))
         refuse_options(vllm_config)
         transfer = vllm_config.kv_transfer_config
+        self.route = transfer.get_from_extra_config("route", "off") != "off"
+        for refused, what, remedy in route_refusals(vllm_config, kv_cache_config) \
+                if self.route else ():
+            if refused:
+                raise ValueError("kvd.vllm: \"route\": %s is not supported; %s" % (what, remedy))
         hashed = releases.hash_tokens(vllm_config, kv_cache_config)
         block = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
         tokens = chunk_tokens(transfer.get_from_extra_config("chunk_tokens", None),
@@ -247,6 +329,16 @@ class KvdStoreConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
 
     def bind_gpu_block_pool(self, gpu_block_pool):
         releases.refuse_lookahead(gpu_block_pool)
+
+    def bind_kv_cache_manager(self, kv_cache_manager):
+        super().bind_kv_cache_manager(kv_cache_manager)
+        if self.route:
+            from .route_scheduler import bind
+            bind(kv_cache_manager, self._plan.routes)
+
+    def lost(self, request):
+        """From RouteScheduler: its step has no valid result."""
+        self._plan.lost(request)
 
     def on_new_request(self, request):
         self._plan.arrived(request)
@@ -286,8 +378,15 @@ class KvdStoreConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches):
         self._worker.register(kv_caches)
 
+    @property
+    def router(self):
+        """A worker's, for its attention backend."""
+        return self._worker.router
+
     def handle_preemptions(self, kv_connector_metadata):
         self._worker.rank.begin(kv_connector_metadata)
+        if self.router is not None:
+            self.router.begin(kv_connector_metadata)
 
     def start_load_kv(self, forward_context, **kwargs):
         self._worker.rank.take(self._get_connector_metadata())
@@ -308,9 +407,11 @@ class KvdStoreConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
         return self._worker.rank.bad_blocks()
 
     def build_connector_worker_meta(self):
-        if self._get_connector_metadata().words is not None:  # the scheduler knows it
+        known = self._get_connector_metadata().words is not None  # to the scheduler
+        lost = self.router.end() if self.router is not None else set()
+        if known and not lost:
             return None
-        return StoreRows({self._worker.key: self._worker.row})
+        return StoreRows({} if known else {self._worker.key: self._worker.row}, lost)
 
     def shutdown(self):
         if self._worker is not None:

@@ -17,6 +17,7 @@ from ..layout import Layout
 from ..stores.space_client import AWAY_S, CALL_S, hold_most
 from ..stores.jobs import Jobs
 from ..stores.names import word
+from .route import NULL
 
 CHUNK_TOKENS = 256
 TOKENS_MIN = 16  # of a chunk, in the layout's tokens
@@ -168,6 +169,7 @@ class Known:
         self.doubted = None
         self.looked, self.counted = None, False  # (chunks looked up, found) until counted
         self.hold, self.first, self.end, self.until = None, 0, 0, 0.0
+        self.document = None  # all of it that can be routed
         self.blocks = None  # destination of the load
         self.failed = False  # a load failed: it is not tried again
         self.frozen = False  # of a model that has changed since
@@ -176,7 +178,7 @@ class Known:
 
     def let_go(self):
         """Close its hold. Reads in progress continue."""
-        self.hold, self.end, self.until = None, 0, 0.0
+        self.hold, self.end, self.until, self.document = None, 0, 0.0, None
 
     @property
     def named(self):
@@ -195,23 +197,26 @@ class Step:
     saves: list = field(default_factory=list)
     settles: list = field(default_factory=list)  # requests that were preempted
     ends: list = field(default_factory=list)  # requests that wait for their puts
+    routes: dict = field(default_factory=dict)  # {first own block: route.Route}
+    ended: list = field(default_factory=list)  # secrets of holds that no request routes to
 
 
 class Plan:
     """spaces: a SpaceClient whose opener takes (client, layout text, words). block: tokens of one;
     group: of the block table; lease: of holds, seconds; remote: seconds to query other daemons,
     or None; adapters: Adapters, or None if the user's revision covers them; ranks: number of
-    workers; loads, saves: whether it does."""
+    workers; loads, saves: whether it does; routes: a route.Routes, or None: it only loads."""
 
     def __init__(self, spaces, ids, words, block, tokens, *, group=0, ranks=1, lease=LEASE_S,
-                 remote=None, loads=True, saves=True, adapters=None, step=Step,
+                 remote=None, loads=True, saves=True, adapters=None, step=Step, routes=None,
                  clock=time.monotonic):
         self.spaces, self.ids, self.block, self.tokens = spaces, ids, block, tokens
         self.named, self.words = words, None  # without and with the workers' layouts
         self.group, self.lease, self.remote = group, lease, remote
-        self.loads, self.saves, self.adapters = loads, saves, adapters
+        self.loads, self.saves, self.adapters, self.routes = loads, saves, adapters, routes
         self.new_step, self.step, self.clock = step, step(), clock
         self.ranks, self.rows, self.layout, self.start_s = ranks, {}, None, None
+        self.computes = None
         self.requests, self.loading = {}, {}
         self.asked = self.found = 0  # chunks
 
@@ -248,6 +253,13 @@ class Plan:
                 known.blocks = None
                 known.let_go()
 
+    def lost(self, request):
+        """The step of a request has no valid result; vLLM preempts it."""
+        known = self.requests.get(request.request_id)
+        self.routes.lost(request.request_id)
+        if known is not None:
+            known.let_go()
+
     # ---- a request ----
 
     def arrived(self, request):
@@ -263,10 +275,12 @@ class Plan:
         return ids if word is None else [hashlib.sha256(word + one).digest() for one in ids]
 
     def matched(self, request, computed):
-        """(tokens after the first `computed` ones that can be loaded, whether later)"""
+        """(tokens after the first `computed` ones that can be loaded or routed, whether later)"""
         known = self.requests.get(request.request_id)
         if known is None:
             return 0, False
+        if self.routes is not None:
+            self.routes.leave(request.request_id)
         known.local, known.loaded = computed, False
         if not self.loads or known.failed or known.frozen or request.skip_reading_prefix_cache:
             return 0, False
@@ -276,6 +290,10 @@ class Plan:
             waits = known.adapter.ok is None and self.clock() < known.adapter_s + ADAPTER_S
             return (None, False) if waits else (0, False)
         end = self._held(known, computed)
+        if self.routes is not None:
+            tokens = self.routes.chosen(request.request_id, known.document, computed)
+            if tokens:
+                return tokens, False
         return (end - computed, True) if end > computed else (0, False)
 
     def _held(self, known, computed):
@@ -290,20 +308,57 @@ class Plan:
         ids = self._ids(known, last)[first:] if last > first else ()
         if not ids:
             return 0
-        hold = self.spaces.ask((self.layout, self.words), lambda space: hold_most(
-            lambda count, remote: space.hold(ids[:count], first, lease=self.lease, remote=remote,
-                                             timeout=CALL_S), len(ids), self.remote))
-        if hold is None:
+        document = None if self.routes is None else self.routes.shared(first, ids, now)
+        held = document.pieces if document is not None else self._hold(ids, first)
+        if held is None:
             known.until = now + AWAY_S
             return 0
+        hold = held[0]
         if not known.counted:
-            known.looked = len(ids), hold.chunks
+            known.looked = len(ids), sum(one.chunks for one in held)
         known.saved = 0
         if hold.chunks:
-            known.hold, known.until = hold, now + self.lease / 2
+            known.hold, known.until = hold, now + self._lease() / 2
             known.saved = first + hold.chunks
             known.end = known.saved * self.tokens
+            if self.routes is not None:
+                known.document = document or self.routes.document(
+                    first, ids, self._routable(held), self.tokens, known.until)
         return known.end
+
+    def _routable(self, held):
+        """These holds, up to the first with chunks of a daemon that computes no attention."""
+        for i, one in enumerate(held):
+            if one.remote < one.chunks and not self._computes():
+                return held[:i]
+        return held
+
+    def _computes(self):
+        """Whether the own daemon computes attention: asked once."""
+        if self.computes is None:
+            self.computes = self.spaces.ask((self.layout, self.words), lambda space: "attention" in
+                                          space.client.command("health", CALL_S))
+        return self.computes
+
+    def _lease(self):
+        return self.lease if self.routes is None else self.routes.lease
+
+    def _hold(self, ids, first):
+        """Holds of the stored ones among these, None: the daemon does not answer. The first one may
+        be empty; only a routed request can use the others."""
+        one = self._piece(ids, first)
+        if one is None:
+            return None
+        more = []
+        if self.routes is not None and one.chunks and one.remote:
+            more = self.routes.pieces(self._piece, ids[one.chunks:], first + one.chunks)
+        return [one, *more]
+
+    def _piece(self, ids, first):
+        return self.spaces.ask((self.layout, self.words), lambda space: hold_most(
+            lambda count, remote: space.hold(ids[:count], first, lease=self._lease(),
+                                             remote=remote, timeout=CALL_S),
+            len(ids), self.remote))
 
     def allocated(self, request, table, external):
         """table(): its blocks; external: number of its tokens to load."""
@@ -314,6 +369,10 @@ class Plan:
         if known.looked is not None:  # a queued one may be looked up once a second
             self.asked, self.found = self.asked + known.looked[0], self.found + known.looked[1]
             known.looked, known.counted = None, True
+        if self.routes is not None and request.request_id in self.routes.ways:
+            known.saved = self.routes.allocated(request.request_id, table()[self.group],
+                                                external) // self.tokens
+            return
         if known.hold is None or known.blocks is not None:
             return
         if not external:  # another connector loads it, or none
@@ -325,7 +384,11 @@ class Plan:
         self.step.loads.append((request.request_id, known.hold.secret, known.blocks, begin, end))
 
     def _part(self, table, begin, end):
-        return list(table[self.group][begin // self.block:-(-end // self.block)])
+        blocks = list(table[self.group][begin // self.block:-(-end // self.block)])
+        if NULL in blocks:
+            raise RuntimeError("kvd.vllm: tokens [%d, %d) of a request are not here: blocks %s"
+                               % (begin, end, blocks))
+        return blocks
 
     def _save(self, step, known, end, table):
         """Tokens [0, end) are in the blocks of table() once the step has run."""
@@ -351,7 +414,10 @@ class Plan:
             self.step.drops.append(name)  # vLLM waits for loads only
             return False
         # vLLM counts tokens that are loading, or that a step in flight writes, as computed
-        self._save(self.step, known, self._over(known), lambda: blocks)
+        if self.routes is None or self.routes.whole(name, blocks[self.group]):
+            self._save(self.step, known, self._over(known), lambda: blocks)
+        if self.routes is not None:
+            self.routes.finished(name)
         if known.puts:
             self.step.ends.append(name)
         return known.puts
@@ -391,6 +457,8 @@ class Plan:
             known = self.requests.get(name)
             if known is not None:  # its stored chunks are left out when they are put again
                 known.saved, known.puts = 0, False
+                if self.routes is not None:  # it may run again in this step
+                    known.saved = self.routes.saved(name, self.tokens)
         for name, count in output.num_scheduled_tokens.items():
             known = self.requests.get(name)
             if known is None:
@@ -398,10 +466,14 @@ class Plan:
             request, computed = known.request, known.request.num_computed_tokens
             if known.doubted is None:
                 known.doubted = computed if computed > known.local and not known.loaded else 0
-            # drafts are not tokens of the request yet
-            end = self._over(known) if known.doubted else \
+            # drafts are not tokens of the request yet; the result of a routed step may be lost
+            end = self._over(known) if known.doubted or self.routes is not None else \
                 min(computed + count, request.num_tokens)
             if end >= (known.saved + 1) * self.tokens:
                 self._save(step, known, end,
                            lambda: output.kv_connector_block_state.get_block_ids(name))
+        if self.routes is not None:
+            self.routes.renew(self._piece, self.clock())
+            step.routes = self.routes.step(output.num_scheduled_tokens)
+            step.ended = self.routes.take_ended()
         return step

@@ -354,8 +354,9 @@ def author_of(config, name, spec, tokens):
     """A name for the writer of a layer's blocks (pools.py). tokens: of a kernel's block."""
     from vllm import __version__
     from vllm.platforms import current_platform
-    layer = config.compilation_config.static_forward_context[name]
-    backend, words = layer.get_attn_backend().get_name(), []
+    cls = config.compilation_config.static_forward_context[name].get_attn_backend()
+    backend = pools.OWN if getattr(cls, "token_rows", False) else cls.get_name()
+    words = []
     if backend == "CPU_ATTN":
         from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
         words = [_get_attn_isa(config.model_config.dtype, tokens, spec.head_size,

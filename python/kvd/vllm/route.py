@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler's side of routing: requests whose prompt lies in chunks of other daemons run here
+without a copy of it.
+
+A routed request's tokens [local, end) have null blocks (block 0) in its block table, because they
+are computed for vLLM, and are not here. In each layer the workers send the request's query rows to
+the holders of these tokens, and merge the answers with attention over its own blocks.
+
+Requests with the same document share its holds: the rows of all of them are one message."""
+import weakref
+from collections import namedtuple
+
+NULL = 0  # the id of vLLM's null block
+MODES = ("off", "always")
+PIECES_MAX = 8  # holds of a document: each has one other daemon
+LEASE_S = 600.0
+RENEW_S = 10.0  # between tries to hold a document again
+LOSSES_MAX = 2  # of a request, before its prefix is loaded or computed instead
+
+Route = namedtuple("Route", "name begin local end secrets")
+Route.__doc__ = """A routed request, for the workers: tokens [begin, end) are attended to at their
+holders, of which [local, end) have null blocks here; the request's own attention leaves out
+[begin, local), which are here, too, because a part of a chunk cannot be attended to."""
+
+
+class Document:
+    """Chunks of [begin, end) tokens, from chunk `first` on, with their ids, held in pieces. It
+    lasts as long as a request refers to it: ended(secrets) tells that none does, or that its pieces
+    are held anew."""
+
+    def __init__(self, first, ids, pieces, tokens, until, ended):
+        self.first, self.ids, self.ended = first, ids, ended
+        self.begin, self.end = first * tokens, (first + len(ids)) * tokens
+        self.last, self.secrets = None, ()
+        self.hold(pieces, until)
+
+    def hold(self, pieces, until):
+        """until: they are to be held again by then."""
+        if self.last is not None:
+            self.last()  # the pieces before
+        self.pieces, self.until = pieces, until
+        self.secrets = tuple(hold.secret for hold in pieces)
+        self.last = weakref.finalize(self, self.ended, self.secrets)
+
+
+class Way:
+    """Of a routed request. own: its first block behind the document."""
+
+    def __init__(self, document, local):
+        self.document, self.local, self.own = document, local, None
+
+    def fits(self, table, block):
+        """Whether exactly its tokens have null blocks."""
+        begin, end = self.local // block, self.document.end // block
+        return len(table) > end and not any(table[begin:end]) and \
+            NULL not in table[:begin] and NULL not in table[end:]
+
+
+class Routes:
+    """block: tokens of one; lease: of holds, in seconds."""
+
+    def __init__(self, block, lease=LEASE_S):
+        self.block, self.lease = block, lease
+        self.away = {}  # {request: tokens without a block}, read by vLLM's block manager
+        self.ways, self.losses = {}, {}
+        self.documents = weakref.WeakValueDictionary()  # by (first chunk, id of the last one)
+        self.ended = []  # secrets that the workers may forget
+
+    # ---- documents ----
+
+    def shared(self, first, ids, now):
+        """The longest document in use of these chunks, from the first on."""
+        for count in range(len(ids), 0, -1):
+            document = self.documents.get((first, ids[count - 1]))
+            if document is not None and now < document.until:
+                return document
+        return None
+
+    def document(self, first, ids, pieces, tokens, until):
+        """Of the held pieces, which begin with the first of these chunks. None: there are none."""
+        if not pieces:
+            return None
+        count = sum(hold.chunks for hold in pieces)
+        made = Document(first, ids[:count], pieces, tokens, until, self.ended.extend)
+        self.documents[first, ids[count - 1]] = made
+        return made
+
+    @staticmethod
+    def pieces(hold, ids, first):
+        """Holds of consecutive chunks, of which each has one other daemon. hold(ids, first): a
+        hold, or None."""
+        pieces, at = [], 0
+        while at < len(ids) and len(pieces) < PIECES_MAX:
+            one = hold(ids[at:], first + at)
+            if one is None or not one.chunks:
+                break
+            pieces.append(one)
+            at += one.chunks
+            if not one.remote:  # other daemons were asked for the next one, and none has it
+                break
+        return pieces
+
+    def renew(self, hold, now):
+        """Hold documents of running requests again before their leases end: hold(ids, first), as
+        above. One of which chunks are missing is tried again later; when its lease has ended, its
+        requests are lost."""
+        for document in {way.document for way in self.ways.values() if way.own is not None}:
+            if now < document.until:
+                continue
+            pieces, at = [], 0
+            for one in document.pieces:
+                ids = document.ids[at:at + one.chunks]
+                pieces.append(hold(ids, document.first + at))
+                at += one.chunks
+                if pieces[-1] is None or pieces[-1].chunks < len(ids):
+                    document.until = now + RENEW_S
+                    break
+            else:
+                document.hold(pieces, now + self.lease / 2)
+
+    # ---- requests ----
+
+    def leave(self, name):
+        """It is asked for anew, or has ended."""
+        self.away.pop(name, None)
+        self.ways.pop(name, None)
+
+    def chosen(self, name, document, local):
+        """Tokens of it that are routed, 0: none."""
+        if document is None or document.end <= local or \
+                self.losses.get(name, 0) >= LOSSES_MAX:
+            return 0
+        self.ways[name] = Way(document, local)
+        self.away[name] = document.end - local
+        return self.away[name]
+
+    def allocated(self, name, table, external):
+        """vLLM has given blocks to a routed request. -> the end of its document"""
+        way = self.ways[name]
+        if external != self.away[name] or not way.fits(table, self.block):
+            raise RuntimeError(
+                "kvd.vllm: request %s: %d tokens from %d on are at other daemons, and vLLM has "
+                "allocated %d, blocks %s: this release cannot be used with \"route\""
+                % (name, self.away[name], way.local, external, table))
+        way.own = table[way.document.end // self.block]
+        return way.document.end
+
+    def whole(self, name, table):
+        """Whether positions in this table are those of its tokens: a release may leave out null
+        blocks in front."""
+        way = self.ways.get(name)
+        return way is None or way.fits(table, self.block)
+
+    def saved(self, name, tokens):
+        """Its first chunks that are stored already."""
+        way = self.ways.get(name)
+        return way.document.end // tokens if way is not None else 0
+
+    def step(self, scheduled):
+        """{first own block: Route} of the routed requests among these."""
+        routes = {}
+        for name in scheduled:
+            way = self.ways.get(name)
+            if way is not None:
+                document = way.document
+                routes[way.own] = Route(name, document.begin, way.local, document.end,
+                                        document.secrets)
+        return routes
+
+    def take_ended(self):
+        ended, self.ended[:] = list(self.ended), ()
+        return ended
+
+    def lost(self, name):
+        """A step of it has no valid result: its document is not shared with others any more."""
+        way = self.ways.get(name)
+        if way is not None:
+            self.losses[name] = self.losses.get(name, 0) + 1
+            for key, document in list(self.documents.items()):
+                if document is way.document:
+                    del self.documents[key]
+        self.leave(name)
+
+    def finished(self, name):
+        self.leave(name)
+        self.losses.pop(name, None)
+
+
+def own_blocks(table, block, routes):
+    """A row of the batch: (its own blocks, number of its tokens that are elsewhere, its Route).
+    table: an array of block ids; routes: of the step. Unexpected null blocks end the engine: nobody
+    attends to their tokens."""
+    nulls = (table == NULL).nonzero()[0]
+    if not len(nulls):
+        return table, 0, None
+    begin, end = int(nulls[0]), int(nulls[-1]) + 1
+    route = routes.get(int(table[end])) if end < len(table) else None
+    if route is None or end - begin != len(nulls) or \
+            (route.local, route.end) != (begin * block, end * block):
+        raise RuntimeError("kvd.vllm: blocks %s of a request are null, and its route is %s: this "
+                           "release of vLLM cannot be used with \"route\"" % (nulls, route))
+    keep = [*range(route.begin // block), *range(end, len(table))]
+    return table[keep], route.end - route.begin, route
+
+
+def written(table, computed, block):
+    """Blocks that a step has written which began with `computed` tokens."""
+    return {one for one in table[computed // block:] if one != NULL}
+
+
+def spoiled(lost, rows):
+    """(requests without a valid result, blocks that they have written). lost: names of the workers;
+    rows: {name: (block table, blocks written in this step)} of all in the step. A request may have
+    found blocks in vLLM's cache that another one has written in the same step."""
+    names, blocks, more = [], set(), [name for name in lost if name in rows]
+    while more:
+        name = more.pop()
+        if name in names:
+            continue
+        names.append(name)
+        blocks |= rows[name][1]
+        more += [other for other, (table, _) in rows.items()
+                 if other not in names and not rows[name][1].isdisjoint(table)]
+    return names, blocks

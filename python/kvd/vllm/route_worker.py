@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workers' side of routing: query rows of a step go to the holders of their documents, layer by
+layer.
+
+The rows of all requests with one document are one request to the daemon ("cut"), of at most a
+seat's rows. A failed one is sent once more, because the daemon then takes the hold's other holder.
+If that fails, too, its requests are lost: nothing more is sent for them in this step, their rows
+are zeros, and the scheduler drops the step's result."""
+import logging
+import time
+from collections import namedtuple
+
+from ..attend import ROWS_MAX, Part
+from ..errors import Error
+from ..stores.space_client import CALL_S, GONE
+from .route import LEASE_S, own_blocks
+
+logger = logging.getLogger("vllm.kvd")
+SEATS = 4
+DEADLINE_S = 1.0  # of a layer's rows, with the second try
+WHY_S = 0.25  # for a daemon's message
+AGAIN = ("ELEASE", "ENOTFOUND", "EREVOKED")  # another holder may have it
+UNUSABLE = (*GONE, "ESTATE", "ENOREPLY")  # the session has ended, or a seat is not free
+
+Row = namedtuple("Row", "start count length blocks")
+Row.__doc__ = """A request in a batch: its first token there, number of its tokens, and tokens and
+blocks that its own attention covers."""
+
+
+class Cut:
+    """Routed tokens [begin, end), in the order of Batch.order, of these requests, which attend to
+    these holds. packed: as an Attend takes it in each layer."""
+
+    def __init__(self, begin, end, names, holds):
+        self.begin, self.end, self.names, self.holds = begin, end, names, holds
+        self.packed = None
+
+
+class Batch:
+    """A step's requests. order: indices of its routed tokens in the batch, by document."""
+
+    def __init__(self, rows, order, cuts):
+        self.rows, self.order, self.cuts = rows, order, cuts
+
+
+def batch(requests, block, routes, most, holds):
+    """requests: (first token, tokens, length, table of blocks) of each; most: tokens of a cut;
+    holds(route): of its document, None: they are lost."""
+    rows, documents = [], {}
+    for start, count, length, table in requests:
+        blocks, away, route = own_blocks(table, block, routes)
+        rows.append(Row(start, count, length - away, blocks))
+        if route is not None:
+            documents.setdefault(route.secrets, []).append((start, count, route))
+    order, cuts = [], []
+    for asked in documents.values():
+        held = holds(asked[0][2])
+        if held is None:
+            continue
+        tokens = [(at, route.name) for start, count, route in asked
+                  for at in range(start, start + count)]
+        for at in range(0, len(tokens), most):
+            some = tokens[at:at + most]
+            cuts.append(Cut(len(order), len(order) + len(some), {name for _, name in some}, held))
+            order += [token for token, _ in some]
+    return Batch(rows, order, cuts)
+
+
+class Router:
+    """spaces: the rank's SpaceClient, whose spaces have the holds; opener(client, rows, seats): kvd.Attend for
+    the model's rows; heads: rows of a token; layers: {name: number}; count(name=value):
+    statistics."""
+
+    def __init__(self, spaces, opener, heads, layers, count, clock=time.monotonic):
+        self.spaces, self.opener, self.heads, self.layers = spaces, opener, heads, layers
+        self.count, self.clock, self.attend = count, clock, None
+        self.tokens = ROWS_MAX // heads  # of a seat
+        self.routes, self.words, self.holds, self.lost = {}, None, {}, set()
+        self.sent = self.rows = 0
+        self.until = {}  # deadlines of seats
+
+    # ---- a step ----
+
+    def begin(self, step):
+        self.routes, self.words, self.lost = step.routes, step.words, set()
+        for secret in step.ended:
+            self.holds.pop(secret, None)
+
+    def batch(self, requests, block):
+        return batch(requests, block, self.routes, self.tokens, self._holds)
+
+    def _holds(self, route):
+        """The holds of a route, joined. None: it is lost."""
+        for secret in route.secrets:
+            if secret not in self.holds:
+                hold = self.spaces.ask(self.words, lambda space, secret=secret: space.join(
+                    secret, lease=LEASE_S, timeout=CALL_S))
+                if hold is None:
+                    self._lose({r.name for r in self.routes.values() if secret in r.secrets},
+                               self.spaces.why)
+                    return None
+                self.holds[secret] = hold
+        return [self.holds[secret] for secret in route.secrets]
+
+    def end(self):
+        """-> requests of this step without a valid result"""
+        if self.sent:
+            self.count(routed_posts=self.sent, routed_rows=self.rows, routed_steps=1)
+        if self.lost:
+            self.count(lost_steps=len(self.lost))
+        self.sent = self.rows = 0
+        lost, self.lost, self.routes = self.lost, set(), {}
+        return lost
+
+    # ---- a layer ----
+
+    def send(self, layer, cut, seat, fill):
+        """Send a cut; fill(bytes of the seat's rows, cut) writes them. False: it is lost."""
+        if cut.names <= self.lost:
+            return False
+        try:
+            if self.attend is None:
+                self.attend = self.spaces.ask(self.words, lambda space: self.opener(
+                    self.spaces.client, self.tokens * self.heads, SEATS))
+                if self.attend is None:
+                    raise Error(self.spaces.why, "ELOST")
+            fill(self.attend.q(seat), cut)
+            self._post(layer, cut, seat, DEADLINE_S)
+        except Error as error:
+            self._failed(cut, error)
+            return False
+        return True
+
+    def _post(self, layer, cut, seat, seconds):
+        rows = (cut.end - cut.begin) * self.heads
+        if cut.packed is None:
+            cut.packed = self.attend.pack([Part(hold, rows=(0, rows)) for hold in cut.holds])
+        self.attend.post(seat, self.layers[layer], cut.packed, deadline=seconds)
+        self.sent, self.rows = self.sent + 1, self.rows + rows
+        self.until[seat] = self.clock() + seconds
+
+    def receive(self, layer, cut, seat):
+        """o [rows, dv], m and l [rows] of a cut, in the seat. None: it is lost."""
+        begin = self.clock()
+        if self.attend is None:  # closed meanwhile: all are lost
+            return None
+        try:
+            try:
+                self._wait(seat)
+            except Error as error:
+                left = begin + DEADLINE_S - self.clock()
+                if left <= 0 or not (error.retryable or error.code in AGAIN) or \
+                        error.code in UNUSABLE:
+                    raise
+                self._post(layer, cut, seat, left)
+                self._wait(seat)
+        except Error as error:
+            self._failed(cut, self._why(seat, error))
+            return None
+        count = (cut.end - cut.begin) * self.heads
+        return tuple(values(seat)[:count] for values in
+                     (self.attend.o, self.attend.m, self.attend.l))
+
+    def _wait(self, seat):
+        """A daemon that does not answer ends no request: it is waited for as long again."""
+        self.attend.wait(seat, max(0.0, self.until[seat] - self.clock()) + DEADLINE_S, why=0)
+
+    def _why(self, seat, error):
+        """The error with the daemon's message, if it tells it soon."""
+        if error.code in UNUSABLE:
+            return error
+        try:
+            return self.attend.error(seat, why=WHY_S) or error
+        except Error:
+            return error
+
+    # ---- losses ----
+
+    def _failed(self, cut, error):
+        if error.code in UNUSABLE:
+            self._drop()
+            if error.code == "ENOREPLY":
+                self.spaces.mute()
+            self._lose({route.name for route in self.routes.values()}, error)
+        else:
+            self._lose(cut.names, error)
+
+    def _lose(self, names, why):
+        self.spaces.tell("query rows of %d requests were not answered, their step is repeated: %s"
+                       % (len(names), why), "route")
+        self.lost |= names
+
+    def _drop(self):
+        """Of a session that has ended, or does not answer."""
+        attend, self.attend = self.attend, None
+        self.holds.clear()
+        if attend is not None:
+            try:
+                attend.close(CALL_S)
+            except Error as error:
+                logger.debug("seats: %s", error)
+
+    def close(self):
+        self._drop()

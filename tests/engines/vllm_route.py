@@ -1,0 +1,327 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Real vLLM engines that attend to prompts where they are: KvdStoreConnector with "route".
+
+vllm_route.py gqa|mla|ends [--nixl native] [--prompts N] [--name NAME]
+
+    gqa, mla  one holder, prompts alone and up to 16 at once
+    ends      a holder stands still or dies between any two layers; controls, which must be wrong
+
+Engine A computes documents and stores them in its daemon. Engine B, with another daemon, gets
+prompts that begin with these documents, has no copy of them, and must answer with the greedy tokens
+of one plain engine of vLLM's own kernels. That B attends to them at A's daemon, and neither fetches
+nor computes them, is seen from vLLM's counters and from both daemons' figures, to the token and the
+row.
+Last line: N passed, N failed."""
+import argparse
+import concurrent.futures
+import contextlib
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+
+import vllm_layouts
+import vllm_store
+from rig import FOLDER, Tally, equal, until
+from vllm_ends import ctl
+from vllm_pd import Engine as Plain
+
+T = 64
+LAYERS, HEADS = 4, 8
+COUNTERS = {"posts": "kvd_store_routed_posts_total", "rows": "kvd_store_routed_rows_total",
+            "steps": "kvd_store_routed_steps_total", "lost": "kvd_store_lost_steps_total"}
+SERVED = ("attention_served_rows_total", "attention_requests_total",
+          "attention_requests_failed_total")
+LLAMA = "llama", ("--block-size", "32")
+KINDS = {"gqa": LLAMA, "ends": LLAMA,
+         "mla": ("yarn", ("--attention-backend", "CPU_MLA", "--block-size", "16"))}
+
+
+class Prompts:
+    """Documents, and prompts that begin with one: (document, own tokens, length of the answer)."""
+
+    def __init__(self, count, seed=5, documents=12):
+        rng = random.Random(seed)
+
+        def some(n):
+            return [rng.randrange(3, 512) for _ in range(n)]
+        self.documents = [some(rng.choice((256, 320, 640, 1024, 1408)))
+                          for _ in range(documents)]
+        self.asked = []
+        for i in range(count):
+            document = rng.randrange(documents)
+            own = some(rng.choice((1, 2, 17, 40, 63, 64, 65, 100, 257, 400)))
+            self.asked.append((document, own, rng.choice((1, 2, 8, 24, 48))))
+
+    def prompt(self, i):
+        document, own, _ = self.asked[i]
+        return self.documents[document] + own
+
+    def routed(self, i):
+        """Tokens of its document: whole chunks."""
+        return len(self.documents[self.asked[i][0]])
+
+    def computed(self, i):
+        """Tokens that attend to the document: its own, and its answer but the last one."""
+        return len(self.asked[i][1]) + self.asked[i][2] - 1
+
+
+class Engine(vllm_store.Engine):
+    def __init__(self, case, name, node, extra, more=(), role="kv_both", **kw):
+        self.role = role
+        super().__init__(case, name, node, dict({"chunk_tokens": T, "route": "always"}, **extra),
+                         own=True, more=(
+                             *case.more, "--scheduler-cls", "kvd.vllm.RouteScheduler", *more),
+                         look="vllm_route_look.Look", **kw)
+        self.metrics = dict(vllm_store.STORE, **COUNTERS)
+
+    def connector(self, args, role, side_port):
+        return [word.replace('"kv_role": "kv_both"', '"kv_role": "%s"' % self.role)
+                for word in super().connector(args, role, side_port)]
+
+    def idle(self):
+        """Nothing of a request that has ended is kept."""
+        self.settled()
+        assert until(lambda: self.look("kept")[0][:2] == [0, 0], 5), self.look("kept")
+
+
+class Case(vllm_store.Case):
+    def __init__(self, args, tally):
+        self.count = args.prompts
+        self.kind, self.more = KINDS[args.case]
+        self.told_prompts = Prompts(args.prompts)
+        vllm_layouts.model(self.kind)
+        super().__init__(args, tally)
+        self.args.kind = self.kind
+
+    def reference(self):
+        """Tokens of a plain engine; kept by what they depend on."""
+        asked = self.told_prompts
+        with open(os.path.join(FOLDER, "vllm", self.kind, "model.safetensors"), "rb") as f:
+            mark = hashlib.sha256(f.read() + json.dumps(
+                [asked.documents, asked.asked]).encode()).hexdigest()
+        kept = os.path.join(FOLDER, "vllm", "route-%s-%s.json" % (self.kind, mark[:16]))
+        if os.path.exists(kept):
+            with open(kept) as f:
+                return json.load(f)
+        self.args.kind = self.kind
+        plain = Plain(self.args, "plain", more=self.more)
+        try:
+            plain.wait()
+            out = [plain.complete(asked.prompt(i), asked.asked[i][2])["tokens"]
+                   for i in range(self.count)]
+        finally:
+            plain.stop()
+        assert all(len(tokens) == a[2] for tokens, a in zip(out, asked.asked)), "the plain engine"
+        with open(kept, "w") as f:
+            json.dump(out, f)
+        return out
+
+    def engine(self, name, node, extra=(), **kw):
+        engine = Engine(self, name, node, dict(extra), **kw)
+        self.stack.callback(engine.stop)
+        engine.wait()
+        self.tally.add("engine %s is up" % name, True, "%.0f s" % engine.took)
+        return engine
+
+    # ---- requests ----
+
+    def store(self, engine, documents=None):
+        """Documents into the daemon of this engine, whose own prompts leave no chunk behind."""
+        for document in self.told_prompts.documents if documents is None else documents:
+            got = engine.complete(document, 1)
+            assert not got["error"], got
+        engine.settled()
+
+    def ask(self, engine, i):
+        asked = self.told_prompts
+        got = engine.complete(asked.prompt(i), asked.asked[i][2])
+        equal(got["tokens"], self.wanted[i], got["error"] or "tokens of prompt %d" % i)
+
+    def at_once(self, engine, some, width):
+        with concurrent.futures.ThreadPoolExecutor(width) as pool:
+            list(pool.map(lambda i: self.ask(engine, i), some))
+
+    def figures(self, engine, there):
+        """Of vLLM, and of both daemons, once they have come to rest."""
+        engine.settled()
+        counts = engine.counters()
+        out = dict(counts["sources"], **{k: v for k, v in counts.items() if k != "sources"})
+        out["fetched"] = engine.node.chunks()["fetched_bytes"]
+        for who, node in (("own", engine.node), ("there", there)):
+            out.update(("%s_%s" % (who, k), v) for k, v in attention(node).items())
+        return out
+
+    def routed(self, engine, there, what, some):
+        """These prompts have all attended at their holder's."""
+        begin, asked = self.figures(engine, there), self.told_prompts
+        what()
+        rows = sum(map(asked.computed, some)) * HEADS * LAYERS
+        wanted = {"external_kv_transfer": sum(map(asked.routed, some)), "fetched": 0, "loaded": 0,
+                  "local_compute": sum(len(asked.asked[i][1]) for i in some), "rows": rows,
+                  "lost": 0, "own_attention_requests_failed_total": 0,
+                  "there_attention_served_rows_total": rows}
+
+        def came():
+            end = self.figures(engine, there)
+            return {k: end.get(k, 0) - begin.get(k, 0) for k in end}
+        until(lambda: {k: came().get(k, 0) for k in wanted} == wanted, 10)
+        got = came()
+        equal({k: got.get(k, 0) for k in wanted}, wanted, "figures")
+        equal(got["own_attention_requests_total"], got["posts"], "requests that its daemon had")
+        return got
+
+    def one(self, engine, there, i):
+        """A step has the rows of one document: a request for each layer."""
+        engine.forget()
+        got = self.routed(engine, there, lambda: self.ask(engine, i), [i])
+        equal(got["posts"], LAYERS * got["steps"], "requests for attention")
+        assert got["steps"] >= self.told_prompts.asked[i][2], got["steps"]
+
+    def many(self, engine, there, width):
+        engine.forget()
+        some = range(self.count)
+        got = self.routed(engine, there, lambda: self.at_once(engine, some, width), some)
+        assert LAYERS * got["steps"] <= got["posts"], got
+        return "%d prompts, %d steps, %d requests for attention, %d rows" % (
+            self.count, got["steps"], got["posts"], got["rows"])
+
+
+def attention(node):
+    """Figures of a daemon's attention."""
+    rows = {row["name"]: int(row["value"]) for row in ctl(node, "stats")["metrics"]}
+    return {name: rows[name] for name in SERVED}
+
+
+def endpoint(node):
+    return ctl(node, "health")["endpoint"]
+
+
+def connected(here, count=1):
+    assert until(lambda: here.chunks()["remote"]["up"] == count, 20), "the other daemon is not up"
+
+
+def sides(case):
+    """A's daemon, which has the documents, and B. B only loads: what it stored it would find at its
+    own daemon, and A's would have less to do."""
+    there = case.node("there", "attention_threads = 1\n")
+    A = case.engine("A", there)
+    case.tally.check("A computes and stores documents", case.store, A)
+    A.stop()
+    here = case.node("here", "chunk_peers = %s\n" % endpoint(there))
+    connected(here)
+    return there, case.engine("B", here, {"remote": 0.3}, role="kv_consumer", more=(
+        "--max-num-batched-tokens", "256") if case.kind == "llama" else ())
+
+
+def always(case):
+    tally = case.tally
+    there, B = sides(case)
+    for i in range(min(case.count, 10)):
+        tally.check("prompt %d attends to its document at A's daemon" % i, case.one, B, there, i)
+    tally.check("all, up to 16 at once", case.many, B, there, 16)
+    tally.check("nothing is kept", B.idle)
+
+
+# ---- a holder that stands still, or dies -----------------------------------------------------
+
+def ends(case):
+    tally = case.tally
+    there, B = sides(case)
+    long = max(range(case.count), key=case.told_prompts.computed)
+    for sends in (1, 2, 3, 4, 5, 8, 21, 4 * case.told_prompts.asked[long][2]):
+        tally.check("the holder stands still before request %d for attention" % sends,
+                    stops, case, B, there, [long], sends)
+    width = range(min(case.count, 16))
+    for sends in (1, 6, 40):
+        tally.check("and %d prompts are at it, request %d" % (len(width), sends), stops, case, B,
+                    there, width, sends)
+    for rule in ("lost", "evict"):
+        tally.check("control: without %s tokens are wrong" % rule, wrong, case, B, there, rule,
+                    width)
+    tally.check("all is right again", case.many, B, there, 16)
+    for sends in (3,):
+        tally.check("the holder is killed before request %d for attention" % sends, killed, case,
+                    B, there, width, sends)
+    tally.check("nothing is kept", B.idle)
+
+
+def stopped(case, B, there, some, sends):
+    """These prompts while the holder stands still; it goes on afterwards."""
+    B.forget()
+    begin = B.counters()["lost"]
+    B.look("tap", signal.SIGSTOP, there.daemon.proc.pid, sends)
+    try:
+        case.at_once(B, some, len(some))
+    finally:
+        there.daemon.thaw()
+        connected(B.node)
+        B.settled()
+    until(lambda: B.counters()["lost"] > begin, 10)
+    return B.counters()["lost"] - begin
+
+
+def stops(case, B, there, some, sends):
+    lost = stopped(case, B, there, some, sends)
+    assert lost > 0, "no step was lost"
+    case.at_once(B, some, len(some))  # of what its cache has
+    B.idle()
+    return "%d lost" % lost
+
+
+def wrong(case, B, there, rule, some):
+    """Such an engine gives wrong tokens, at once or from its cache."""
+    B.look("break", rule)
+    try:
+        for sends in (2, 7, 30):
+            try:
+                stopped(case, B, there, some, sends)
+                case.at_once(B, some, len(some))
+            except AssertionError as error:
+                assert "tokens of prompt" in str(error), error
+                return "%d: %s" % (sends, str(error)[:60])
+        raise AssertionError("its tokens are right")
+    finally:
+        B.look("mend")
+        B.settled()
+        B.forget()
+
+
+def killed(case, B, there, some, sends):
+    B.forget()
+    begin = B.counters()["lost"]
+    B.look("tap", signal.SIGKILL, there.daemon.proc.pid, sends)
+    case.at_once(B, some, len(some))
+    there.daemon.proc.wait()
+    assert until(lambda: B.counters()["lost"] > begin, 10), "no step was lost"
+    case.at_once(B, some, len(some))
+    there.daemon.notify.close()
+    there.daemon.start().wait_ready()  # it is to end well
+    return "%d lost" % (B.counters()["lost"] - begin)
+
+
+CASES = {"gqa": always, "mla": always, "ends": ends}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("case", choices=sorted(CASES))
+    parser.add_argument("--nixl", default="native", choices=["native"])
+    parser.add_argument("--prompts", type=int, default=60)
+    parser.add_argument("--name", default="vllm-route")
+    args = parser.parse_args()
+    tally = Tally()
+    try:
+        case = Case(args, tally)
+        with contextlib.ExitStack() as case.stack:
+            CASES[args.case](case)
+    except Exception as error:
+        tally.add("the run", False, "%s: %s" % (type(error).__name__, str(error)[:1500]))
+    return tally.close(args.name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
