@@ -324,10 +324,12 @@ def garbage_is_refused():
 
 
 def scraping_under_load_disturbs_no_room():
-    with Pair() as p:
+    with Pair(rooms=True) as p:
         with Load(p):
             for n in range(200):
                 p.daemons[n % 2].scrape_once(openmetrics=n % 3 == 0)
+                status = p.daemons[n % 2].status()
+                assert status["peers"]["peers"] and not status["failed"]["rooms"], status
         m = p.daemons[0].scrape()
         assert m["kvd_rooms_ended_total"].sum(result="failed") == 0
         ended = m["kvd_rooms_ended_total"].sum(result="success")
