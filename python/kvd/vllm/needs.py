@@ -217,6 +217,7 @@ vllm.v1.attention.backend
     AttentionBackend < get_supported_kernel_block_sizes(kv_cache_spec)
     AttentionBackend < get_impl_cls()
     AttentionBackend < get_builder_cls()
+    AttentionImpl < forward(layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale)
     AttentionMetadataBuilder(kv_cache_spec, layer_names, vllm_config, device)
     AttentionMetadataBuilder < build(common_prefix_len, common_attn_metadata, fast_build)
     CommonAttentionMetadata: query_start_loc seq_lens num_reqs num_actual_tokens max_query_len

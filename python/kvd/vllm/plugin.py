@@ -7,11 +7,11 @@ NAMES = {"CPU_ATTN": "Attention", "CPU_MLA": "Latent", "AMX_MLA": "Latent"}
 
 def load():
     from vllm.platforms import current_platform
-    from vllm.v1.attention.backends import registry
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
     for name in NAMES:
-        member = getattr(registry.AttentionBackendEnum, name, None)
+        member = getattr(AttentionBackendEnum, name, None)
         if current_platform.is_cpu() and member is not None:
-            registry.register_backend(member, "%s.%s" % (__name__, name))
+            register_backend(member, "%s.%s" % (__name__, name))
 
 
 def routes(config):
