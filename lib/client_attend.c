@@ -95,7 +95,7 @@ static void text_rope(struct text *text, const struct kvd_rope *rope)
 
 static void attend_text(struct text *text, const struct kvd_attend_args *a)
 {
-	static const char *const types[] = {"bf16", "fp16", "fp32"};
+	static const char *const types[] = {"bf16", "fp16", "fp32", "fp8_e4m3"};
 
 	client_text_int(text, "region", kvd_region_id(a->region));
 	client_text_int(text, "offset", a->offset);
@@ -142,9 +142,9 @@ static int client_attend_check(struct kvd_client *client, const struct kvd_atten
 	if (!a->key || (a->kind == KVD_GQA && !a->value))
 		return client_fail(client, KVD_E_INVAL, "%s: missing",
 				   a->key ? "value" : "key");
-	if ((unsigned int)a->kind > KVD_GQA || (unsigned int)a->q_type > KVD_FP32 ||
-	    (unsigned int)a->kv_type > KVD_FP32 || (a->rope.dims && !a->rope.inv_freq) ||
-	    a->heads == 0)
+	if ((unsigned int)a->kind > KVD_GQA || (unsigned int)a->q_type > KVD_FP8_E4M3 ||
+	    (unsigned int)a->kv_type > KVD_FP8_E4M3 ||
+	    (a->rope.dims && !a->rope.inv_freq) || a->heads == 0)
 		return client_fail(client, KVD_E_INVAL,
 				   "kind, q_type, kv_type, heads or rope: unknown");
 	return 0;

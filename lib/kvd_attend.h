@@ -15,7 +15,13 @@ enum kvd_attend_kind {
 		      * are the value */
 	KVD_GQA = 1, /* kv_heads heads of K and of V */
 };
-enum kvd_value_type { KVD_BF16 = 0, KVD_FP16 = 1, KVD_FP32 = 2 };
+enum kvd_value_type {
+	KVD_BF16 = 0,
+	KVD_FP16 = 1,
+	KVD_FP32 = 2,
+	KVD_FP8_E4M3 = 3, /* torch's float8_e4m3fn. If K and V have scales, one of a
+			   * tensor or of a KV head: multiply q by K's, and o by V's */
+};
 enum kvd_rope_pairs {
 	KVD_HALVES = 0,	     /* value i and value i + dims / 2 are a pair */
 	KVD_INTERLEAVED = 1, /* 2i and 2i + 1 */

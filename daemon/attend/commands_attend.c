@@ -17,7 +17,7 @@
 #include "daemon/session/session.h"
 
 static const char *const kinds[] = {"mla", "gqa", NULL};
-static const char *const types[] = {"bf16", "fp16", "fp32", NULL};
+static const char *const types[] = {"bf16", "fp16", "fp32", "fp8_e4m3", NULL};
 static const char *const pairs[] = {"halves", "interleaved", NULL};
 
 /* ---- attention.open ---- */
@@ -46,7 +46,8 @@ static const struct field open_fields[] = {
 	F_CHOICE("q_type", open_args, q_type, REQUIRED, types,
 		 "Data type of the query rows"),
 	F_CHOICE("kv_type", open_args, kv_type, REQUIRED, types,
-		 "Data type of the chunks"),
+		 "Data type of the chunks; the requester applies scales of fp8 to q "
+		 "and o"),
 	F_INT("heads", open_args, heads, REQUIRED, 1, UINT16_MAX,
 	      "Query heads per token"),
 	F_INT("kv_heads", open_args, kv_heads, DEFAULT(1), 1, UINT16_MAX,

@@ -90,7 +90,11 @@ uint64_t form_hash(const struct form *form)
 static bool format_is(const char *format, enum value_type type)
 {
 	static const char *const words[VALUE_TYPES][2] = {
-		{"bf16", "bfloat16"}, {"fp16", "float16"}, {"fp32", "float32"}};
+		{"bf16", "bfloat16"},
+		{"fp16", "float16"},
+		{"fp32", "float32"},
+		{"fp8_e4m3", "float8_e4m3fn"},
+	};
 
 	return strcmp(format, words[type][0]) == 0 || strcmp(format, words[type][1]) == 0;
 }

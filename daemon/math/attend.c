@@ -23,7 +23,7 @@ const char *attend_shape_fault(const struct attend_shape *shape)
 	if (shape->kind > ATTEND_GQA)
 		return "kind: must be MLA or GQA";
 	if (shape->q_type >= VALUE_TYPES || shape->kv_type >= VALUE_TYPES)
-		return "q_type, kv_type: must be bf16, fp16 or fp32";
+		return "q_type, kv_type: must be bf16, fp16, fp32 or fp8_e4m3";
 	if (!shape->heads || !shape->kv_heads || shape->heads % shape->kv_heads)
 		return "heads: must be a multiple of kv_heads";
 	if (!shape->dqk || shape->dqk > ATTEND_DIMS_MAX || shape->dqk % ATTEND_DIMS_STEP)

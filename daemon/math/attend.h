@@ -10,6 +10,9 @@
  * of V, each for heads / kv_heads query heads. A row is one head of one query token: row
  * = token * heads + head.
  *
+ * Scales of an fp8 cache, one of a tensor or of a KV head, are the requester's: q is
+ * multiplied by that of K, and o by that of V.
+ *
  * One call takes rows of several requesters, in spans that each have their tokens, delta
  * and buffers. Tokens outside a row's range are not multiplied, not even by 0, and
  * nothing after the last token is read: a NaN there changes no bit. A row without tokens:

@@ -36,6 +36,7 @@ typedef float vec __attribute__((vector_size(VEC_BYTES), may_alias));
 typedef int32_t veci __attribute__((vector_size(VEC_BYTES), may_alias)); /* masks */
 typedef uint32_t vecu __attribute__((vector_size(VEC_BYTES), may_alias));
 typedef uint16_t vech __attribute__((vector_size(VEC_BYTES / 2), may_alias));
+typedef uint8_t vecb __attribute__((vector_size(VEC_BYTES / 4), may_alias));
 typedef float vec4 __attribute__((vector_size(16), may_alias));
 
 struct vec_block {
@@ -90,6 +91,20 @@ INLINE vec vec_from_half(enum value_type type, const uint8_t *src)
 	return (vec)(bits | (wide & 0x8000) << 16);
 }
 
+/* value_from_e4m3(), lane by lane. */
+INLINE vec vec_from_e4m3(const uint8_t *src)
+{
+	vecu bits, wide;
+	vecb byte;
+	vec f;
+
+	memcpy(&byte, src, sizeof(byte));
+	wide = __builtin_convertvector(byte, vecu);
+	f = (vec)((wide & 0x7f) << 20) * 0x1p120f;
+	bits = (vecu)f | ((vecu)((wide & 0x7f) == 0x7f) & 0x7fc00000);
+	return (vec)(bits | (wide & 0x80) << 24);
+}
+
 /* A row of a cache; the first line of a row of a later step, and its other lines. */
 INLINE void vec_widen(enum value_type type, float *dst, const uint8_t *src,
 		      const uint8_t *later, uint32_t count)
@@ -100,6 +115,12 @@ INLINE void vec_widen(enum value_type type, float *dst, const uint8_t *src,
 		if (type == VALUE_FP32) {
 			memcpy(dst + i, src + 4 * (size_t)i, VEC_BYTES);
 			__builtin_prefetch(later + 4 * (size_t)i);
+			continue;
+		}
+		if (type == VALUE_E4M3) {
+			vec_store(dst + i, vec_from_e4m3(src + i));
+			if (i % 64 == 0)
+				__builtin_prefetch(later + i);
 			continue;
 		}
 		vec_store(dst + i, vec_from_half(type, src + 2 * (size_t)i));
@@ -115,6 +136,8 @@ static void vec_widen_row(const struct attend_shape *shape, float *dst,
 		vec_widen(VALUE_BF16, dst, src, later, count);
 	else if (shape->kv_type == VALUE_FP16)
 		vec_widen(VALUE_FP16, dst, src, later, count);
+	else if (shape->kv_type == VALUE_E4M3)
+		vec_widen(VALUE_E4M3, dst, src, later, count);
 	else
 		vec_widen(VALUE_FP32, dst, src, later, count);
 }

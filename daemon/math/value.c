@@ -63,6 +63,9 @@ void value_widen(enum value_type type, float *dst, const void *src, size_t count
 	else if (type == VALUE_FP16)
 		for (i = 0; i < count; i++)
 			dst[i] = value_from_fp16(value_get16(src, i));
+	else if (type == VALUE_E4M3)
+		for (i = 0; i < count; i++)
+			dst[i] = value_from_e4m3(((const uint8_t *)src)[i]);
 	else
 		memcpy(dst, src, count * sizeof(*dst));
 }
@@ -76,6 +79,9 @@ void value_narrow(enum value_type type, void *dst, const float *src, size_t coun
 	else if (type == VALUE_FP16)
 		for (i = 0; i < count; i++)
 			value_put16(dst, i, value_to_fp16(src[i]));
+	else if (type == VALUE_E4M3)
+		for (i = 0; i < count; i++)
+			((uint8_t *)dst)[i] = value_to_e4m3(src[i]);
 	else
 		memcpy(dst, src, count * sizeof(*src));
 }

@@ -33,8 +33,8 @@ from .memory import Memory
 from .rooms import BOOTSTRAPPING, FAILED, SUCCESS
 
 KINDS = {"mla": 0, "gqa": 1}
-TYPES = {"bf16": 0, "fp16": 1, "fp32": 2}
-TYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+TYPES = {"bf16": 0, "fp16": 1, "fp32": 2, "fp8_e4m3": 3}
+TYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8_e4m3": 1}
 PAIRS = {"halves": 0, "interleaved": 1}
 ALIGN = 64
 ROWS_MAX = 4096

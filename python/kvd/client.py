@@ -233,7 +233,8 @@ class Client:
                timeout=None):
         """Open buffers ("seats") for query rows that attend to chunks in place. rows: rows of a
         seat, query tokens x heads; kind: "mla" (one latent per token, its first dv values are v)
-        or "gqa"; q_type, kv_type: "bf16", "fp16", "fp32"; dqk, dv: values of a query row or key,
+        or "gqa"; q_type, kv_type: "bf16", "fp16", "fp32" or "fp8_e4m3" (scales
+        of K and V, of a tensor or of a KV head, are the caller's: times q and o); dqk, dv: values of a query row or key,
         and of a v row; key, value: fields of the layout; rope: a kvd.Rope, to attend to chunks
         at positions other than those they were computed at. -> kvd.Attend"""
         return Attend(self, rows=rows, heads=heads, dqk=dqk, dv=dv, kind=kind, q_type=q_type,

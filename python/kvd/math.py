@@ -26,8 +26,9 @@ QUERIES_MAX = 1 << 24
 HEADS_MAX = 4096
 DIMS_MAX = 1024
 THREADS_MAX = 64
-_TYPES = {"bfloat16": 0, "uint16": 0, "float16": 1, "float32": 2}
-_BYTES = (2, 2, 4)
+_TYPES = {"bfloat16": 0, "uint16": 0, "float16": 1, "float32": 2,
+          "float8_e4m3fn": 3, "uint8": 3}
+_BYTES = (2, 2, 4, 1)
 
 
 def _array(name, thing, ndim):
@@ -49,8 +50,8 @@ def _array(name, thing, ndim):
                                        else thing.dtype.str, thing.shape, thing.strides)
         address = thing.__array_interface__["data"][0]
     if dtype not in _TYPES:
-        raise ValueError("%s: %s; use bfloat16 (or uint16 of its bits), float16 or float32"
-                         % (name, dtype))
+        raise ValueError("%s: %s; use bfloat16 (or uint16 of its bits), float16, float32 or "
+                         "float8_e4m3fn (or uint8)" % (name, dtype))
     if len(shape) not in ndim:
         raise ValueError("%s: %d dimensions, not %s" % (name, len(shape),
                                                         " or ".join(map(str, ndim))))
@@ -76,8 +77,9 @@ class Cache:
     three dimensions, [pages, tokens of a page, values], it is a latent cache (MLA): all heads
     share a row, all of it is K, and V is its first dv values (DeepSeek: 512 of 576).
 
-    bf16, fp16 or fp32; K and V: multiples of 16 values, at most 1024. In memory dimensions may be
-    in any order but for the last one."""
+    bf16, fp16, fp32 or fp8 (e4m3); K and V: multiples of 16 values, at most 1024. In memory
+    dimensions may be in any order but for the last one. Scales of fp8, of a tensor or of a head,
+    are the caller's: multiply q by K's, and o by V's."""
 
     __slots__ = ("mla", "pages", "heads", "page_tokens", "dqk", "dv", "_packed", "_keep",
                  "_places")

@@ -71,6 +71,8 @@ double case_value(enum value_type type, const void *src, uint32_t i)
 		memcpy(&f, (const uint8_t *)src + 4 * (size_t)i, 4);
 		return f;
 	}
+	if (type == VALUE_E4M3)
+		return value_from_e4m3(((const uint8_t *)src)[i]);
 	memcpy(&h, (const uint8_t *)src + 2 * (size_t)i, 2);
 	return type == VALUE_BF16 ? value_from_bf16(h) : value_from_fp16(h);
 }

@@ -14,6 +14,7 @@ from conftest import until
 from kvd_daemon import BUILD, Daemon
 from kvd_space import attended, space_of
 from test_chunk_files import killed
+from test_math import E4M3, narrow
 
 T = 16  # tokens of a chunk
 LAYERS = 2
@@ -28,6 +29,12 @@ def bf16(values):
     return bits, (bits.astype(np.uint32) << 16).view(np.float32)
 
 
+def fp8(values):
+    """The same of fp8, as uint8."""
+    bits = narrow(values, np.uint8)
+    return bits, E4M3[bits]
+
+
 def ids_of(count, name):
     return [(b"%s %d" % (name, i)).ljust(32, b".") for i in range(count)]
 
@@ -36,29 +43,32 @@ class Model:
     """KV of `tokens` tokens for each layer, in float, and how scores are made."""
 
     def __init__(self, tokens, heads=4, kv_heads=1, dqk=96, dv=64, kind="mla", seed=1,
-                 format="bf16"):
+                 format="bf16", kv_type="bf16"):
         rng = np.random.default_rng(seed)
         self.kind, self.heads, self.kv_heads, self.dqk, self.dv = kind, heads, kv_heads, dqk, dv
         self.tokens, self.scale, self.format = tokens, dqk ** -0.5, format
-        self.k_bits, self.k = bf16(rng.standard_normal((LAYERS, tokens, kv_heads, dqk)))
+        rounded = {"bf16": bf16, "fp8_e4m3": fp8}[kv_type]
+        self.kv_type = kv_type
+        self.k_bits, self.k = rounded(rng.standard_normal((LAYERS, tokens, kv_heads, dqk)))
         if kind == "mla":
             self.v_bits, self.v = None, self.k[..., :dv]
         else:
-            self.v_bits, self.v = bf16(rng.standard_normal((LAYERS, tokens, kv_heads, dv)))
+            self.v_bits, self.v = rounded(rng.standard_normal((LAYERS, tokens, kv_heads, dv)))
 
     def layout(self, pages):
         kinds = [("kv" if self.kind == "mla" else "k", self.dqk)]
         if self.kind == "gqa":
             kinds.append(("v", self.dv))
-        lay = {"buffers": [LAYERS * sum(pages * T * self.kv_heads * d * 2 for _, d in kinds)]}
+        size = self.k_bits.itemsize
+        lay = {"buffers": [LAYERS * sum(pages * T * self.kv_heads * d * size for _, d in kinds)]}
         at, layers = 0, []
         for layer in range(LAYERS):
             fields = []
             for name, dims in kinds:
-                token = self.kv_heads * dims * 2
+                token = self.kv_heads * dims * size
                 fields.append({"name": name, "buffer": 0, "offset": at, "page_stride": T * token,
-                               "token_stride": token, "unit_stride": dims * 2,
-                               "unit_bytes": dims * 2, "first_unit": 0, "units": self.kv_heads,
+                               "token_stride": token, "unit_stride": dims * size,
+                               "unit_bytes": dims * size, "first_unit": 0, "units": self.kv_heads,
                                "total_units": self.kv_heads, "format": self.format})
                 at += pages * T * token
             layers.append({"layer": layer, "fields": fields})
@@ -94,13 +104,13 @@ class Engine:
         self.space = space_of(client, self.pool, model="m", scheme="test", tokens=T)
         self.attend = client.attend(
             rows=rows, seats=seats, heads=model.heads, kv_heads=model.kv_heads, dqk=model.dqk,
-            dv=model.dv, kind=model.kind, q_type="bf16", kv_type="bf16", scale=model.scale,
+            dv=model.dv, kind=model.kind, q_type="bf16", kv_type=model.kv_type, scale=model.scale,
             key="kv" if model.kind == "mla" else "k",
             value=None if model.kind == "mla" else "v", **more)
 
     def put(self, ids, first=0):
         """Chunks of the model's tokens from number `first` on."""
-        flat, at, model = self.memory.array(dtype=np.uint16), 0, self.model
+        flat, at, model = self.memory.array(dtype=self.model.k_bits.dtype), 0, self.model
         for layer in range(LAYERS):
             for bits in (model.k_bits, model.v_bits):
                 if bits is not None:
@@ -145,7 +155,9 @@ def daemons(count, holder=ATTENDS, own=ATTENDS, more="", kind=Daemon):
         yield daemon, client, holders, clients
 
 
-SHAPES = {"mla": {}, "gqa": {"kind": "gqa", "kv_heads": 2, "dqk": 64, "dv": 64}}
+GQA = {"kind": "gqa", "kv_heads": 2, "dqk": 64, "dv": 64}
+SHAPES = {"mla": {}, "gqa": GQA,
+          "gqa of fp8": {**GQA, "kv_type": "fp8_e4m3", "format": "float8_e4m3fn"}}
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -16,12 +16,22 @@ from kvd import math as kvd_math
 from kvd.math import Batch, Cache, attend
 
 ISAS = ("ref", "vector", "avx2", "avx512", "amx", "auto")
-NAN = {np.uint16: 0x7fc1, np.float16: np.nan, np.float32: np.nan}
+NAN = {np.uint8: 0x7f, np.uint16: 0x7fc1, np.float16: np.nan, np.float32: np.nan}
+
+
+# of fp8: sign, four bits of exponent, three
+CODES = np.arange(256)
+E4M3 = np.where(CODES & 0x80, -1.0, 1.0) * np.where(
+    CODES & 0x78, (8 + (CODES & 7)) * 2.0 ** ((CODES >> 3 & 15) - 10), (CODES & 7) * 2.0 ** -9)
+E4M3[[0x7f, 0xff]] = np.nan
 
 
 def narrow(values, kind):
-    """As the cache has them: bf16 as uint16, rounded to nearest."""
+    """As the cache has them: bf16 as uint16, rounded to nearest; fp8 as uint8, any near one."""
     values = values.astype(np.float32)
+    if kind is np.uint8:
+        at = np.searchsorted(E4M3[:0x7f], np.abs(values)).clip(max=0x7e)
+        return (at | (values < 0) << 7).astype(np.uint8)
     if kind is not np.uint16:
         return values.astype(kind)
     bits = values.view(np.uint32)
@@ -30,6 +40,8 @@ def narrow(values, kind):
 
 def wide(values):
     """In float64."""
+    if values.dtype == np.uint8:
+        return E4M3[values]
     if values.dtype == np.uint16:
         values = (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float64)
@@ -117,7 +129,8 @@ def rounds(isa, case):
 RAGGED = [(1, 1), (1, 300), (0, 40), (5, 5), (16, 40), (1, 16), (40, 77), (33, 500), (17, 17),
           (2, 33), (0, 0), (150, 150)]
 TYPES = {"fp32": (np.float32, np.float32), "bf16": (np.uint16, np.uint16),
-         "fp16": (np.float16, np.float16), "fp32 to bf16": (np.uint16, np.float32),
+         "fp16": (np.float16, np.float16), "fp8": (np.uint8, np.uint8),
+         "bf16 to fp8": (np.uint8, np.uint16), "fp32 to bf16": (np.uint16, np.float32),
          "bf16 to fp32": (np.float32, np.uint16)}
 
 
@@ -300,13 +313,13 @@ def test_arrays_of_other_libraries():
 
 def test_tensors_of_torch():
     torch = pytest.importorskip("torch", reason="no torch")
-    for kind in (np.float32, np.float16, np.uint16):
-        case = Case(RAGGED, kind=kind)
+    for kind in (np.float32, np.float16, np.uint16, np.uint8):
+        case = Case(RAGGED, kind=kind, q_kind=np.uint16 if kind is np.uint8 else None)
         o, lse = case.run()
-        q, kv = (torch.from_numpy(a.view(np.int16) if kind is np.uint16 else a)
+        q, kv = (torch.from_numpy(a.view(np.int16) if a.dtype == np.uint16 else a)
                  for a in (case.q, case.kv))
-        if kind is np.uint16:
-            q, kv = q.view(torch.bfloat16), kv.view(torch.bfloat16)
+        q, kv = (t.view({torch.int16: torch.bfloat16, torch.uint8: torch.float8_e4m3fn}.get(
+            t.dtype, t.dtype)) for t in (q, kv))
         kv = kv.transpose(1, 2).contiguous().transpose(1, 2)
         out = torch.empty(o.shape), torch.empty(lse.shape)
         attend(q, Cache(kv, case.dv), case.batch, scale=case.scale, out=out)
@@ -315,7 +328,7 @@ def test_tensors_of_torch():
     cache._keep[0].untyped_storage().resize_(0)
     with pytest.raises(ValueError, match="^cache: its tensor has other memory"):
         attend(zeros(4, 4, 32), cache, Batch(**GOOD), scale=1)
-    for tensor in (q.to("meta"), q.double(), q.to(torch.float8_e4m3fn)):
+    for tensor in (q.to("meta"), q.double(), q.to(torch.float8_e5m2)):
         with pytest.raises(ValueError, match="^q: "):
             attend(tensor, case.cache, case.batch, scale=1)
 

@@ -52,7 +52,9 @@ static void turned(enum rope_pairs pairs, const double *x, double *y, int64_t de
 static void turn_equals_fp64(void **state)
 {
 	static const int64_t deltas[] = {1, -1, 77, -4096, 131072, 1000000, INT32_MIN};
-	static const double allowed[] = {0x1p-8, 0x1p-11, 1e-6};
+	/* of a value, or of this one if it is larger */
+	static const double allowed[VALUE_TYPES] = {0x1p-8, 0x1p-11, 1e-6, 0x1p-4};
+	static const double least[VALUE_TYPES] = {0x1p-8, 0x1p-8, 1, 0x1p-6};
 	uint8_t src[ROWS * VALUES * 4], dst[ROWS * VALUES * 4];
 	double x[VALUES], y[VALUES], worst[VALUE_TYPES] = {0}, size;
 	uint32_t type, d, pairs, r, i;
@@ -80,7 +82,7 @@ static void turn_equals_fp64(void **state)
 
 				if (d < FIRST || d >= FIRST + DIMS)
 					assert_true(got == x[d]);
-				size = fmax(fabs(y[d]), type == VALUE_FP32 ? 1 : 0x1p-8);
+				size = fmax(fabs(y[d]), least[type]);
 				worst[type] = fmax(worst[type], fabs(got - y[d]) / size);
 			}
 		}
@@ -199,6 +201,20 @@ static void every_half_survives_fp32(void **state)
 		else
 			assert_true(isnan(value_from_fp16(value_to_fp16(f))));
 	}
+	for (h = 0; h <= UINT8_MAX; h++) {
+		float e = value_from_e4m3((uint8_t)h);
+
+		assert_int_equal(isnan(e), (h & 0x7f) == 0x7f);
+		assert_int_equal(value_to_e4m3(e), h);
+		if ((h & 0x7f) == 0x7f)
+			continue;
+		/* by the format: sign, exponent, three bits */
+		assert_true(e == ldexpf((h & 0x78 ? 8 : 0) + (float)(h & 7),
+					(h & 0x78 ? (int)(h >> 3 & 15) : 1) - 10) *
+					 (h & 0x80 ? -1 : 1));
+		assert_int_equal(signbit(e) != 0, h >> 7);
+	}
+	assert_true(value_from_e4m3(0x38) == 1 && value_from_e4m3(0xfe) == -448);
 	assert_true(value_from_fp16(0x3c00) == 1 && value_from_fp16(0xc400) == -4);
 	assert_true(value_from_fp16(0x7bff) == 65504 && value_from_fp16(1) == 0x1p-24f);
 	assert_true(isinf(value_from_fp16(0xfc00)) && isnan(value_from_fp16(0x7c01)));
@@ -221,6 +237,18 @@ static void rounding_is_to_nearest_even(void **state)
 		assert_int_equal(value_to_fp16(-nextafterf(half, INFINITY)),
 				 0x8000 | (h + 1));
 	}
+	for (h = 0; h < 0x7f; h++) {
+		float low = value_from_e4m3((uint8_t)h);
+		float high = h == 0x7e ? 480 : value_from_e4m3((uint8_t)(h + 1));
+		float half = low + (high - low) / 2;
+
+		assert_int_equal(value_to_e4m3(half), h + (h & 1));
+		assert_int_equal(value_to_e4m3(nextafterf(half, 0)), h);
+		assert_int_equal(value_to_e4m3(-nextafterf(half, INFINITY)),
+				 0x80 | (h + 1));
+	}
+	assert_int_equal(value_to_e4m3(-INFINITY), 0xff);
+	assert_int_equal(value_to_e4m3(1e30f), 0x7f);
 	for (h = 0; h < 0x7f80; h++) {
 		uint32_t half = h << 16 | 0x8000;
 
@@ -231,6 +259,20 @@ static void rounding_is_to_nearest_even(void **state)
 	assert_int_equal(value_to_fp16(INFINITY), 0x7c00);
 	assert_int_equal(value_to_bf16(-INFINITY), 0xff80);
 	assert_true(isnan(value_from_bf16(value_to_bf16(value_of_bits(0x7f800001)))));
+}
+
+static float one_of(enum value_type type, float x)
+{
+	switch (type) {
+	case VALUE_BF16:
+		return value_from_bf16(value_to_bf16(x));
+	case VALUE_FP16:
+		return value_from_fp16(value_to_fp16(x));
+	case VALUE_E4M3:
+		return value_from_e4m3(value_to_e4m3(x));
+	default:
+		return x;
+	}
 }
 
 /* Many at a time as one by one, at any address. */
@@ -257,11 +299,7 @@ static void many_values_are_as_one(void **state)
 			value_narrow((enum value_type)type, at, x, 101);
 			value_widen((enum value_type)type, back, at, 101);
 			for (i = 0; i < 101; i++) {
-				float one = type == VALUE_BF16
-						    ? value_from_bf16(value_to_bf16(x[i]))
-					    : type == VALUE_FP16
-						    ? value_from_fp16(value_to_fp16(x[i]))
-						    : x[i];
+				float one = one_of((enum value_type)type, x[i]);
 
 				assert_int_equal(value_bits(back[i]), value_bits(one));
 			}
