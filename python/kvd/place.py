@@ -15,11 +15,11 @@ class Place:
     """Published once, and again after a restart of the daemon: call keep() now and then, on the
     client's thread. A refusal is logged as a warning: the engine serves without it."""
 
-    def __init__(self, client, group, worker=None, ranks=None, **told):
-        """ranks: {"tp": (rank, size), …}; told: endpoint, pool, url, engine, bootstrap, model,
+    def __init__(self, client, group, worker=None, ranks=None, **record):
+        """ranks: {"tp": (rank, size), …}; record: endpoint, pool, url, engine, bootstrap, model,
         summary."""
         self.client, self.epoch = client, None
-        self.args = {name: value for name, value in dict(told, worker=worker).items() if value}
+        self.args = {name: value for name, value in dict(record, worker=worker).items() if value}
         self.args["group"] = group
         for axis, (rank, size) in (ranks or {}).items():
             if axis not in AXES or not 0 <= rank < size:
@@ -46,13 +46,13 @@ class Place:
                            why)
 
 
-def from_environment(client, engine, ranks, bootstrap_port=None, **told):
+def from_environment(client, engine, ranks, bootstrap_port=None, **record):
     """From KVD_GROUP, KVD_WORKER and KVD_URL; None without KVD_GROUP."""
     group, url = os.environ.get("KVD_GROUP"), os.environ.get("KVD_URL")
     if not group:
         return None
     host = urlsplit(url).hostname if url else None
     if host and bootstrap_port:
-        told["bootstrap"] = "%s:%d" % ("[%s]" % host if ":" in host else host, bootstrap_port)
+        record["bootstrap"] = "%s:%d" % ("[%s]" % host if ":" in host else host, bootstrap_port)
     return Place(client, group, os.environ.get("KVD_WORKER"), ranks, url=url, engine=engine,
-                 **told)
+                 **record)

@@ -168,12 +168,12 @@ def room_pack(client, number, role, pool, sources, receivers, views, aux, wait, 
     return (client, number, role, pool._pool), kwargs
 
 
-def room_error(number, status, told):
+def room_error(number, status, reply):
     """An exception from a room's status and the daemon's reply about it."""
-    told = told or {}
-    message = told.get("message") or "room %d failed" % number
+    reply = reply or {}
+    message = reply.get("message") or "room %d failed" % number
     return error_make(status.error, _kvd.code_name(status.error),
-                      told.get("retryable", status.retryable), told.get("scope", "room"),
+                      reply.get("retryable", status.retryable), reply.get("scope", "room"),
                       message)
 
 

@@ -17,8 +17,8 @@ TEXT = 256
 LAYERS = 1024
 
 
-def secret_of(told):
-    secret = told.get("secret") if isinstance(told, dict) else None
+def secret_of(params):
+    secret = params.get("secret") if isinstance(params, dict) else None
     if not isinstance(secret, str) or not re.fullmatch("[0-9a-f]{64}", secret):
         raise ValueError("kvd.secret is not 64 hex digits: the bootstrap server is not kvd's")
     return secret
@@ -52,16 +52,16 @@ def number(name, value, low, high=_check.U32):
         raise ValueError(str(error)) from None
 
 
-def layers_of(told):
+def layers_of(layers):
     """{view: layers}, checked."""
-    if not isinstance(told, dict) or len(told) > WORDS:
-        raise ValueError("kvd.layers: %s names no views" % _check.came(told))
-    for numbers in told.values():
+    if not isinstance(layers, dict) or len(layers) > WORDS:
+        raise ValueError("kvd.layers: %s names no views" % _check.came(layers))
+    for numbers in layers.values():
         if not isinstance(numbers, list) or len(numbers) > LAYERS:
             raise ValueError("kvd.layers: not a list of at most %d" % LAYERS)
         for i, layer in enumerate(numbers):
             number("kvd.layers[%d]" % i, layer, 0)
-    return told
+    return layers
 
 
 def row_of(info):
