@@ -242,6 +242,7 @@ def ends(case):
     for rule in ("lost", "evict"):
         tally.check("control: without %s tokens are wrong" % rule, wrong, case, B, there, rule,
                     width)
+    tally.check("it routes again", routes_again, case, B)
     tally.check("all is right again", case.many, B, there, 16)
     for sends in (3,):
         tally.check("the holder is killed before request %d for attention" % sends, killed, case,
@@ -249,8 +250,20 @@ def ends(case):
     tally.check("nothing is kept", B.idle)
 
 
+def routes_again(case, B):
+    """A daemon that was away is asked again after a while."""
+    def routed():
+        B.forget()
+        begin = B.counters()["posts"]
+        case.ask(B, 0)
+        B.settled()
+        return until(lambda: B.counters()["posts"] > begin, 2)
+    assert until(routed, 30, 0.5), "nothing is routed"
+
+
 def stopped(case, B, there, some, sends):
     """These prompts while the holder stands still; it goes on afterwards."""
+    routes_again(case, B)
     B.forget()
     begin = B.counters()["lost"]
     B.look("tap", signal.SIGSTOP, there.daemon.proc.pid, sends)
@@ -291,6 +304,7 @@ def wrong(case, B, there, rule, some):
 
 
 def killed(case, B, there, some, sends):
+    routes_again(case, B)
     B.forget()
     begin = B.counters()["lost"]
     B.look("tap", signal.SIGKILL, there.daemon.proc.pid, sends)

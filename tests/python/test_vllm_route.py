@@ -362,6 +362,7 @@ class Seats:
 
     def __init__(self, ends=()):
         self.ends, self.posts, self.closed, self.packs = list(ends), [], False, 0
+        self.deadlines = []
 
     def q(self, seat):
         return np.zeros(4096, np.uint8)
@@ -372,6 +373,7 @@ class Seats:
 
     def post(self, seat, layer, parts, deadline):
         self.posts.append((seat, layer, parts))
+        self.deadlines.append(deadline)
 
     def wait(self, seat, timeout, why):
         error = self.ends.pop(0) if self.ends else None
@@ -413,7 +415,7 @@ class Door:
 
 def router(ends=(), joins=True, routes=None):
     counts, seats = [], Seats(ends)
-    made = Router(Door(joins), lambda *args: seats, 4, {"l0": 0, "l1": 1},
+    made = Router(Door(joins), lambda *args: seats, 4, 64, {"l0": 0, "l1": 1},
                   lambda **values: counts.append(values))
     made.begin(types.SimpleNamespace(
         routes={7: route("a"), 9: route("b", secrets=(b"t",))} if routes is None else routes,
@@ -474,9 +476,24 @@ def test_a_lost_request_sends_no_more_in_its_step_and_others_do():
 
 def test_no_second_try_after_the_deadline(monkeypatch):
     made, seats, _ = router([error_of("EBUSY", True)])
-    now = iter((0.0, 0.0, 0.0, route_worker.DEADLINE_S + 0.1))
+    now = iter((0.0, 0.0, route_worker.DEADLINE_S + 0.1))
     made.clock = lambda: next(now)
     assert ask(made, "l0", cut_of()) is None and len(seats.posts) == 1
+
+
+def test_a_holder_has_time_for_the_work_of_a_layer():
+    made, seats, _ = router()
+    tokens = 2 * BLOCK
+    for count, pairs in ((1, tokens), (1000, 1000 * tokens)):
+        got = made.batch([(0, count, tokens + count, np.array([0, 0] + [7] * 63))], BLOCK)
+        assert got.pairs == pairs
+        work = 2 * pairs * 4 * 64
+        assert made.seconds == route_worker.DEADLINE_S + work / route_worker.SLOW
+        ask(made, "l0", got.cuts[0])
+    assert seats.deadlines[0] < seats.deadlines[1] < route_worker.DEADLINE_MOST_S
+    made.values = 1 << 30
+    made.batch([(0, 9, tokens + 9, np.array([0, 0, 7]))], BLOCK)
+    assert made.seconds == route_worker.DEADLINE_MOST_S
 
 
 @pytest.mark.parametrize("error", [error_of("ELOST", True), error_of("ENODAEMON"),

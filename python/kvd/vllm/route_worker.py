@@ -17,7 +17,9 @@ from .route import LEASE_S, own_blocks
 
 logger = logging.getLogger("vllm.kvd")
 SEATS = 4
-DEADLINE_S = 1.0  # of a layer's rows, with the second try
+DEADLINE_S = 1.0  # of a layer's rows, with the second try, and in addition their work at
+SLOW = 2e9  # floating-point operations a second, of a slow holder;
+DEADLINE_MOST_S = 30.0  # at most this in all
 WHY_S = 0.25  # for a daemon's message
 AGAIN = ("ELEASE", "ENOTFOUND", "EREVOKED")  # another holder may have it
 UNUSABLE = (*GONE, "ESTATE", "ENOREPLY")  # the session has ended, or a seat is not free
@@ -37,10 +39,11 @@ class Cut:
 
 
 class Batch:
-    """A step's requests. order: indices of its routed tokens in the batch, by document."""
+    """A step's requests. order: indices of its routed tokens in the batch, by document; pairs: of a
+    routed token and a token of its document."""
 
-    def __init__(self, rows, order, cuts):
-        self.rows, self.order, self.cuts = rows, order, cuts
+    def __init__(self, rows, order, cuts, pairs):
+        self.rows, self.order, self.cuts, self.pairs = rows, order, cuts, pairs
 
 
 def batch(requests, block, routes, most, holds):
@@ -52,27 +55,29 @@ def batch(requests, block, routes, most, holds):
         rows.append(Row(start, count, length - away, blocks))
         if route is not None:
             documents.setdefault(route.secrets, []).append((start, count, route))
-    order, cuts = [], []
+    order, cuts, pairs = [], [], 0
     for asked in documents.values():
         held = holds(asked[0][2])
         if held is None:
             continue
         tokens = [(at, route.name) for start, count, route in asked
                   for at in range(start, start + count)]
+        pairs += len(tokens) * (asked[0][2].end - asked[0][2].begin)
         for at in range(0, len(tokens), most):
             some = tokens[at:at + most]
             cuts.append(Cut(len(order), len(order) + len(some), {name for _, name in some}, held))
             order += [token for token, _ in some]
-    return Batch(rows, order, cuts)
+    return Batch(rows, order, cuts, pairs)
 
 
 class Router:
-    """spaces: the rank's SpaceClient, whose spaces have the holds; opener(client, rows, seats): kvd.Attend for
-    the model's rows; heads: rows of a token; layers: {name: number}; count(name=value):
-    statistics."""
+    """spaces: the rank's SpaceClient, whose spaces have the holds; opener(client, rows, seats):
+    kvd.Attend for the model's rows; heads: rows of a token; values: of a row of q and of o
+    together; layers: {name: number}; count(name=value): statistics."""
 
-    def __init__(self, spaces, opener, heads, layers, count, clock=time.monotonic):
+    def __init__(self, spaces, opener, heads, values, layers, count, clock=time.monotonic):
         self.spaces, self.opener, self.heads, self.layers = spaces, opener, heads, layers
+        self.values, self.seconds = values, DEADLINE_S
         self.count, self.clock, self.attend = count, clock, None
         self.tokens = ROWS_MAX // heads  # of a seat
         self.routes, self.words, self.holds, self.lost = {}, None, {}, set()
@@ -87,7 +92,10 @@ class Router:
             self.holds.pop(secret, None)
 
     def batch(self, requests, block):
-        return batch(requests, block, self.routes, self.tokens, self._holds)
+        made = batch(requests, block, self.routes, self.tokens, self._holds)
+        work = 2 * made.pairs * self.heads * self.values
+        self.seconds = min(DEADLINE_S + work / SLOW, DEADLINE_MOST_S)
+        return made
 
     def _holds(self, route):
         """The holds of a route, joined. None: it is lost."""
@@ -125,7 +133,7 @@ class Router:
                 if self.attend is None:
                     raise Error(self.spaces.why, "ELOST")
             fill(self.attend.q(seat), cut)
-            self._post(layer, cut, seat, DEADLINE_S)
+            self._post(layer, cut, seat, self.seconds)
         except Error as error:
             self._failed(cut, error)
             return False
@@ -141,14 +149,13 @@ class Router:
 
     def receive(self, layer, cut, seat):
         """o [rows, dv], m and l [rows] of a cut, in the seat. None: it is lost."""
-        begin = self.clock()
         if self.attend is None:  # closed meanwhile: all are lost
             return None
         try:
             try:
                 self._wait(seat)
             except Error as error:
-                left = begin + DEADLINE_S - self.clock()
+                left = self.until[seat] - self.clock()
                 if left <= 0 or not (error.retryable or error.code in AGAIN) or \
                         error.code in UNUSABLE:
                     raise

@@ -260,7 +260,7 @@ class Worker:
         def opener(client, rows, seats):
             return client.attend(rows=rows, seats=seats, q_type=dtype, kv_type=dtype,
                                  view=group.name, timeout=CALL_S, **shape._asdict())
-        return Router(spaces, opener, shape.heads,
+        return Router(spaces, opener, shape.heads, shape.dqk + shape.dv,
                       {name: extract_layer_index(name) for name in layers}, self.count)
 
     def count(self, **values):
