@@ -104,6 +104,7 @@ static void attend_text(struct text *text, const struct kvd_attend_args *a)
 	client_text_str(text, "kind", a->kind == KVD_MLA ? "mla" : "gqa");
 	client_text_str(text, "q_type", types[a->q_type]);
 	client_text_str(text, "kv_type", types[a->kv_type]);
+	client_text_str(text, "out_type", a->out_bf16 ? "bf16" : "fp32");
 	client_text_int(text, "heads", a->heads);
 	client_text_int(text, "kv_heads", a->kv_heads);
 	client_text_int(text, "first_head", a->first_head);

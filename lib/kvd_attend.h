@@ -47,6 +47,9 @@ struct kvd_attend_args {
 	uint32_t rows, seats; /* rows: per seat, at most 4096 */
 	enum kvd_attend_kind kind;
 	enum kvd_value_type q_type, kv_type;
+	bool out_bf16; /* other daemons send o as bf16: about half the bytes, with
+			* an error of at most 2^-8 of each value. Seats are fp32
+			* in any case */
 	uint32_t heads, kv_heads; /* of this rank; MLA: kv_heads 1 */
 	uint32_t first_head;	  /* index of the first KV head among the model's */
 	uint32_t dqk, dv;	  /* values per query row and key; per v */

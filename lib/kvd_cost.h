@@ -60,7 +60,8 @@ struct kvd_decide_args {
 	enum kvd_cost_kind kind;
 	uint32_t layers, heads, kv_heads, dqk, dv;
 	uint32_t value_bytes; /* bytes per value of q and of KV; 0: 2 */
-	uint32_t out_bytes;   /* bytes per returned value; 0: 2. kvd's attention: 4 */
+	uint32_t out_bytes;   /* bytes per returned value; 0: 2. kvd's attention: 4, or
+			       * 2 with out_bf16 */
 	uint32_t token_bytes; /* bytes of KV per token and layer; 0: computed from the
 			       * above */
 	/* the step: heads times query_tokens rows are sent */

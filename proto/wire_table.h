@@ -201,17 +201,17 @@
  * node */
 #define WIRE_INDEX_DIGEST_ACK(F) F(u8, again)
 /* ask, pool: as in CHUNK_OFFER. The chunks [first, first + count) of the hold, up to
- * `tokens` tokens. form: u8 kind, q_type, kv_type; u16 heads, kv_heads, dqk, dv; u32
- * first_head; f32 scale, softcap; str key, value: fields. rope, if delta is not 0: u32
- * first, dims, u8 pairs, then dims / 2 f64. select: per_token u32 for each query
- * token, or empty. q: rows of dqk */
+ * `tokens` tokens. form: u8 kind, q_type, kv_type, out_bf16; u16 heads, kv_heads, dqk,
+ * dv; u32 first_head; f32 scale, softcap; str key, value: fields. rope, if delta is
+ * not 0: u32 first, dims, u8 pairs, then dims / 2 f64. select: per_token u32 for each
+ * query token, or empty. q: rows of dqk */
 #define WIRE_ATTEND(F)                                                             \
 	F(u64, attend) F(u64, ask) F(u64, pool) F(u32, first) F(u32, count)        \
 	F(u64, tokens) F(str, view) F(u32, layer) F(u32, rows) F(u32, delta)       \
 	F(u32, per_token) F(blob, form) F(blob, rope) F(blob, select) F(blob, q)
-/* values: rows of dv f32, then a maximum and a sum, f32, for each row; empty with a
- * code. queue_us, attend_us: queueing and attention time of the rows; together: number
- * of requesters with rows for the same KV */
+/* values: rows of dv f32 (bf16 with the form's out_bf16), then a maximum and a sum,
+ * f32, for each row; empty with a code. queue_us, attend_us: queueing and attention
+ * time of the rows; together: number of requesters with rows for the same KV */
 #define WIRE_ATTENTION_RESULT(F)                                                   \
 	F(u64, attend) F(u32, queue_us) F(u32, attend_us) F(u32, together)         \
 	F(u32, code) F(str, text) F(blob, values)

@@ -229,7 +229,7 @@ static int leg_rows(const struct attend *attend, const struct side *side,
 	uint32_t heads = f->shape.heads;
 	uint64_t asked =
 		form_q_bytes(f, heads) + side->part->per_token * sizeof(uint32_t);
-	uint64_t told = values_count(heads, f->shape.dv) * sizeof(float);
+	uint64_t told = form_out_bytes(f, heads);
 	uint64_t tokens = side->part->rows / heads;
 
 	if (tokens > tokens_of_call(side, heads))

@@ -205,6 +205,7 @@ void attends_figures(const struct attends *attends, struct attend_figures *figur
 	*figures_p =
 		(struct attend_figures){.posts = attends->posted,
 					.rows = attends->posted_rows,
+					.bytes = attends->bytes,
 					.served = attends->served,
 					.served_rows = attends->served_rows,
 					.refused = attends->refused,

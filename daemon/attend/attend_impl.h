@@ -48,7 +48,7 @@ struct attends {
 	bool page_used, home_known, speeds_again;
 	uint32_t home_s; /* when home was measured */
 	uint64_t echoes, calibrated, calibrated_bytes, stale;
-	uint64_t posted, posted_rows, failed, served, served_rows, refused;
+	uint64_t posted, posted_rows, bytes, failed, served, served_rows, refused;
 };
 
 /* session->part[MODULE_ATTEND] */

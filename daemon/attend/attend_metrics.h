@@ -11,6 +11,8 @@
 	  "attention requests of local engines")                                \
 	X(ROWS, COUNTER, NUMBER, "attention_request_rows_total",                \
 	  "query rows of attention requests of local engines")                  \
+	X(BYTES, COUNTER, BYTES, "attention_request_bytes_total",               \
+	  "bytes of rows and selections sent to other daemons, and of results") \
 	X(FAILED, COUNTER, NUMBER, "attention_requests_failed_total",           \
 	  "attention requests of local engines that failed or were canceled")   \
 	X(ACTIVE, GAUGE, NUMBER, "attention_requests_active",                   \

@@ -18,6 +18,7 @@
 
 static const char *const kinds[] = {"mla", "gqa", NULL};
 static const char *const types[] = {"bf16", "fp16", "fp32", "fp8_e4m3", NULL};
+static const char *const outs[] = {"fp32", "bf16", NULL};
 static const char *const pairs[] = {"halves", "interleaved", NULL};
 
 /* ---- attention.open ---- */
@@ -25,7 +26,7 @@ static const char *const pairs[] = {"halves", "interleaved", NULL};
 struct open_args {
 	uint64_t region, offset;
 	uint32_t rows, seats;
-	int kind, q_type, kv_type;
+	int kind, q_type, kv_type, out_type;
 	uint32_t heads, kv_heads, first_head, dqk, dv;
 	double scale, softcap;
 	const char *view, *key, *value;
@@ -48,6 +49,8 @@ static const struct field open_fields[] = {
 	F_CHOICE("kv_type", open_args, kv_type, REQUIRED, types,
 		 "Data type of the chunks; the requester applies scales of fp8 to q "
 		 "and o"),
+	F_CHOICE("out_type", open_args, out_type, DEFAULT(0), outs,
+		 "Data type of o in the replies of other daemons; default fp32"),
 	F_INT("heads", open_args, heads, REQUIRED, 1, UINT16_MAX,
 	      "Query heads per token"),
 	F_INT("kv_heads", open_args, kv_heads, DEFAULT(1), 1, UINT16_MAX,
@@ -128,6 +131,7 @@ static int open_read(const struct open_args *args, struct attend_args *out)
 					    .dv = (uint16_t)args->dv,
 					    .scale = (float)args->scale,
 					    .softcap = (float)args->softcap};
+	form->out_bf16 = args->out_type;
 	form->first_head = args->first_head;
 	field_copy(form->view, sizeof(form->view), args->view);
 	snprintf(form->key, sizeof(form->key), "%s", args->key);

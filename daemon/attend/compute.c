@@ -245,12 +245,27 @@ static bool item_joins(const struct compute_item *a, const struct compute_item *
 
 /* ---- batches ---- */
 
+/* In place: a reply's buffer is the kernel's. */
+static void item_narrow(struct compute_item *item)
+{
+	size_t count = (size_t)item->rows * item->form.shape.dv;
+
+	value_narrow(VALUE_BF16, item->o, item->o, count);
+	memmove((uint8_t *)item->o + count * value_bytes(VALUE_BF16), item->m,
+		2 * item->rows * sizeof(float));
+}
+
 static void batch_work(struct offload_job *job)
 {
 	struct batch *batch = container_of(job, struct batch, job);
+	struct compute_item *item;
 
 	batch->began_ns = loop_clock_ns(batch->compute->loop);
 	job->result = kernel_run(batch->compute->kernel, &batch->items, batch->count);
+	list_foreach(item, &batch->items, link) { /* at most 512: BATCH_ITEMS */
+		if (job->result >= 0 && item->form.out_bf16)
+			item_narrow(item);
+	}
 	batch->ended_ns = loop_clock_ns(batch->compute->loop);
 	if (job->result < 0)
 		err_take(&job->err);

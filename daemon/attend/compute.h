@@ -38,7 +38,8 @@ struct compute_item {
 	const uint32_t *select; /* per_token for each shape.heads rows, or NULL */
 	uint32_t per_token;
 	uint64_t principal; /* offload.h */
-	/* of the owner: o [rows][dv], m and l [rows] */
+	/* of the owner: o [rows][dv], m and l [rows]; with form.out_bf16 contiguous, and
+	 * a reply's values in the end */
 	float *o, *m, *l;
 	/* Once, on the loop; `why` NULL: complete. If canceled, they are not valid. */
 	void (*on_done)(struct compute_item *item, const struct err *why);

@@ -83,6 +83,18 @@ uint64_t form_hash(const struct form *form)
 	return idmap_hash(words, sizeof(words));
 }
 
+void form_out_read(const struct form *form, const uint8_t *told, uint32_t rows, float *o,
+		   float *m, float *l)
+{
+	enum value_type type = form->out_bf16 ? VALUE_BF16 : VALUE_FP32;
+	size_t count = (size_t)rows * form->shape.dv;
+
+	value_widen(type, o, told, count);
+	told += count * value_bytes(type);
+	memcpy(m, told, rows * sizeof(*m));
+	memcpy(l, told + rows * sizeof(*m), rows * sizeof(*l));
+}
+
 /* ---- fields ---- */
 
 /* Names of a type in layouts: those that engines' adapters write, which are torch's, and
@@ -166,6 +178,7 @@ int form_put(const struct form *form, struct cursor *out)
 	cursor_put_u8(out, s->kind);
 	cursor_put_u8(out, s->q_type);
 	cursor_put_u8(out, s->kv_type);
+	cursor_put_u8(out, form->out_bf16);
 	cursor_put_u16(out, s->heads);
 	cursor_put_u16(out, s->kv_heads);
 	cursor_put_u16(out, s->dqk);
@@ -181,10 +194,15 @@ int form_put(const struct form *form, struct cursor *out)
 int form_get(struct cursor *in, struct form *form)
 {
 	struct attend_shape *s = &form->shape;
+	uint8_t out_bf16;
 
 	s->kind = cursor_get_u8(in);
 	s->q_type = cursor_get_u8(in);
 	s->kv_type = cursor_get_u8(in);
+	out_bf16 = cursor_get_u8(in);
+	if (out_bf16 > 1)
+		return err_raise(ERR_PROTO, "a form with output type %u", out_bf16);
+	form->out_bf16 = out_bf16;
 	s->heads = cursor_get_u16(in);
 	s->kv_heads = cursor_get_u16(in);
 	s->dqk = cursor_get_u16(in);

@@ -29,6 +29,7 @@ struct form_rope {
 
 struct form {
 	struct attend_shape shape;
+	bool out_bf16;		  /* o of a reply is bf16, not fp32 */
 	uint32_t first_head;	  /* of the model's kv heads: the first of these */
 	char view[FORM_NAME_MAX]; /* "": the only one */
 	char key[FORM_NAME_MAX], value[FORM_NAME_MAX]; /* fields; MLA: key alone */
@@ -37,7 +38,8 @@ struct form {
 
 /* ERR_INVAL, ERR_RANGE with the member's name. */
 int form_check(const struct form *form);
-/* Can these rows be computed together? (Names were resolved before.) */
+/* Can these rows be computed together? (Names were resolved before; kernels write fp32.)
+ */
 bool form_same(const struct form *a, const struct form *b);
 uint64_t form_hash(const struct form *form); /* equal for equal forms */
 static inline uint64_t form_q_bytes(const struct form *f, uint32_t rows)
@@ -45,6 +47,15 @@ static inline uint64_t form_q_bytes(const struct form *f, uint32_t rows)
 	return (uint64_t)rows * f->shape.dqk *
 	       value_bytes((enum value_type)f->shape.q_type);
 }
+/* A reply's values: o, then m and l, which are fp32. */
+static inline uint64_t form_out_bytes(const struct form *f, uint32_t rows)
+{
+	enum value_type type = f->out_bf16 ? VALUE_BF16 : VALUE_FP32;
+
+	return (uint64_t)rows * (f->shape.dv * value_bytes(type) + 2 * sizeof(float));
+}
+void form_out_read(const struct form *form, const uint8_t *told, uint32_t rows, float *o,
+		   float *m, float *l);
 
 /* The fields of a layer that hold its keys and values; *value_p: MLA's is the key's.
  * ERR_NOTFOUND, ERR_LAYOUT. */

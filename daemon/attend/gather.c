@@ -168,17 +168,9 @@ bool gather_is_of(const struct attend_post *post, const struct leg *leg)
 	       post->legs.next == &leg->link && leg->link.next == &post->legs;
 }
 
-/* The values of one message, at its maximum size. */
-static void gather_received(const struct attend_post *post, const uint8_t *received)
+static float *seat_floats(const struct attend_post *post, uint64_t offset)
 {
-	const struct attend_facts *facts = &post->attend->facts;
-	size_t rows = post->rows;
-	size_t o_bytes = rows * post->attend->form.shape.dv * sizeof(float);
-
-	memcpy(post_seat(post, facts->o), received, o_bytes);
-	memcpy(post_seat(post, facts->m), received + o_bytes, rows * sizeof(float));
-	memcpy(post_seat(post, facts->l), received + o_bytes + rows * sizeof(float),
-	       rows * sizeof(float));
+	return (float *)(void *)post_seat(post, offset);
 }
 
 static struct post_merge *merge_new(struct attend_post *post)
@@ -214,7 +206,10 @@ void post_gather(struct attend_post *post)
 	struct list *link;
 
 	if (first && first->received) {
-		gather_received(post, first->received);
+		form_out_read(&attend->form, first->received, post->rows,
+			      seat_floats(post, attend->facts.o),
+			      seat_floats(post, attend->facts.m),
+			      seat_floats(post, attend->facts.l));
 		post_succeed(post);
 		return;
 	}

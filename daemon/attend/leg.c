@@ -271,6 +271,7 @@ int leg_here(struct leg *leg, struct store_kv *kv, const struct kvd_ring_part *p
 		.l = values_m(leg->values, leg->rows, f->shape.dv) + leg->rows,
 		.on_done = leg_on_computed,
 		.owner = leg};
+	leg->item.form.out_bf16 = false; /* it crosses no wire */
 	return 0;
 }
 
@@ -328,6 +329,7 @@ static int leg_send(struct leg *leg, const uint8_t *q)
 	there->sent++;
 	there->sent_rows += leg->rows;
 	there->sent_bytes += leg->bytes;
+	leg->attends->bytes += leg->bytes;
 	leg_session(leg)->legs_sent++;
 	return 0;
 }
@@ -436,8 +438,7 @@ int leg_there(struct leg *leg, const struct far_hold *far, const struct wire_att
 	leg->msg.attend = attends->next_leg + 1;
 	leg->msg.rows = leg->rows;
 	leg->bytes =
-		form_q_bytes(f, leg->rows) +
-		values_count(leg->rows, f->shape.dv) * sizeof(float) +
+		form_q_bytes(f, leg->rows) + form_out_bytes(f, leg->rows) +
 		(uint64_t)leg->rows / f->shape.heads * head->per_token * sizeof(uint32_t);
 	r = idmap_put(&attends->legs, leg->msg.attend, leg);
 	if (r < 0)
@@ -552,8 +553,10 @@ static void leg_answered(struct leg *leg, const struct wire_attention_result *ms
 {
 	const struct post_figures figures = {msg->queue_us, msg->attend_us,
 					     msg->together};
+	const struct form *form = &leg->post->attend->form;
 	struct attends *attends = leg->attends;
 	struct remote *remote = leg->remote;
+	uint32_t dv = form->shape.dv;
 	struct live_round round;
 	bool told, priced;
 	uint64_t since_ns;
@@ -570,12 +573,15 @@ static void leg_answered(struct leg *leg, const struct wire_attention_result *ms
 	if (told) {
 		leg->received = msg->values.data;
 	} else {
-		leg->values = mem_dup(msg->values.data, msg->values.len);
+		leg->values = mem_alloc(values_count(leg->rows, dv) * sizeof(float));
 		if (!leg->values) {
-			err_take(&why);
+			err_set(&why, ERR_NOMEM, "out of memory for results");
 			post_fail(leg->post, &why);
 			return;
 		}
+		form_out_read(form, msg->values.data, leg->rows, leg->values,
+			      values_m(leg->values, leg->rows, dv),
+			      values_m(leg->values, leg->rows, dv) + leg->rows);
 	}
 	priced = leg_is_priced(leg);
 	round = leg_round(leg, msg);
@@ -601,8 +607,7 @@ int legs_on_result(struct attends *attends, struct remote *remote, struct cursor
 	if (!leg || leg->remote != remote || !leg->sent)
 		return 0; /* late */
 	if (leg->post && msg.code == ERR_OK &&
-	    msg.values.len != values_count(leg->rows, leg->post->attend->form.shape.dv) *
-				      sizeof(float))
+	    msg.values.len != form_out_bytes(&leg->post->attend->form, leg->rows))
 		return err_raise(ERR_PROTO, "ATTENTION_RESULT: %zu bytes for %u rows",
 				 msg.values.len, leg->rows);
 	leg_unsend(leg);

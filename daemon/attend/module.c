@@ -247,6 +247,7 @@ static void attends_cells(const void *part, uint64_t *cells)
 	attends_figures(attends, &f);
 	cells[ATTENDS_METRIC_REQUESTS] = f.posts;
 	cells[ATTENDS_METRIC_ROWS] = f.rows;
+	cells[ATTENDS_METRIC_BYTES] = f.bytes;
 	cells[ATTENDS_METRIC_FAILED] = f.failed;
 	cells[ATTENDS_METRIC_ACTIVE] = f.live;
 	cells[ATTENDS_METRIC_SERVED] = f.served;

@@ -21,9 +21,11 @@ struct rows_made {
 int rows_make_attend(const struct wire_attend *msg, struct rows_made *made);
 int rows_make_attention_result(const struct wire_attention_result *msg,
 			       struct rows_made *made);
-/* An ATTENTION_RESULT whose values, of so many bytes, are written first; then all the
- * rest of it, without a text. */
-int rows_room_attention_result(size_t bytes, struct rows_made *made, float **values_p);
+/* An ATTENTION_RESULT with memory for `count` values, which are written first; then all
+ * the rest of it, without a text. Its values may be fewer bytes than there was memory
+ * for.
+ */
+int rows_room_attention_result(size_t count, struct rows_made *made, float **values_p);
 int rows_fill_attention_result(const struct wire_attention_result *msg,
 			       struct rows_made *made);
 int rows_send(struct remote *remote, struct rows_made *made); /* it is taken */

@@ -77,11 +77,6 @@ static void serve_free(struct serve *serve)
 
 /* ---- answers ---- */
 
-static uint64_t answer_bytes(uint32_t rows, uint32_t dv)
-{
-	return (uint64_t)rows * (dv + 2u) * sizeof(float);
-}
-
 static void answer(struct attends *attends, struct remote *remote,
 		   struct wire_attention_result *msg, const struct err *why)
 {
@@ -130,7 +125,7 @@ static void serve_tell(struct serve *serve)
 		.attend_us = item->attend_us,
 		.together = item->together,
 		.values = {(const uint8_t *)item->o,
-			   answer_bytes(item->rows, item->form.shape.dv)}};
+			   form_out_bytes(&item->form, item->rows)}};
 	int r = rows_fill_attention_result(&msg, &serve->answer);
 
 	serve->attends->served++;
@@ -170,7 +165,7 @@ static int message_check(const struct attends *attends, const struct wire_attend
 	    msg->select.len != (msg->per_token ? chosen : 0))
 		return err_raise(ERR_PROTO, "ATTEND: %zu bytes of rows, %zu of tokens",
 				 msg->q.len, msg->select.len);
-	if (answer_bytes(msg->rows, form->shape.dv) >
+	if (form_out_bytes(form, msg->rows) >
 	    attend_message_bytes(attends, WIRE_T_ATTENTION_RESULT))
 		return err_raise(ERR_TOOBIG,
 				 "rows: %u rows of %u values exceed a "
@@ -206,7 +201,7 @@ static int serve_alloc(struct serve *serve, const struct wire_attend *msg)
 	/* all values are written, unless the item is canceled: then they are not
 	 * delivered */
 	return err_pass(rows_room_attention_result(
-		answer_bytes(msg->rows, serve->item.form.shape.dv), &serve->answer,
+		values_count(msg->rows, serve->item.form.shape.dv), &serve->answer,
 		&serve->item.o));
 }
 
@@ -234,9 +229,10 @@ static void serve_fill(struct serve *serve, const struct remote *remote,
 static int serve_charge(struct serve *serve, const struct remote *remote,
 			const struct wire_attend *msg)
 {
-	uint64_t bytes = sizeof(*serve) + msg->q.len + msg->select.len +
-			 answer_bytes(msg->rows, serve->item.form.shape.dv) +
-			 store_kv_bytes(serve->item.kv);
+	uint64_t bytes =
+		sizeof(*serve) + msg->q.len + msg->select.len +
+		values_count(msg->rows, serve->item.form.shape.dv) * sizeof(float) +
+		store_kv_bytes(serve->item.kv);
 
 	return err_pass(
 		charge_take(&serve->charge, remote->account, ACCOUNT_ATTENDS, bytes));

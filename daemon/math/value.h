@@ -116,6 +116,7 @@ VALUE_FN uint8_t value_to_e4m3(float f)
 
 /* `count` values to fp32 and back. */
 void value_widen(enum value_type type, float *dst, const void *src, size_t count);
+/* dst may be src. */
 void value_narrow(enum value_type type, void *dst, const float *src, size_t count);
 
 #endif

@@ -35,6 +35,7 @@ from .rooms import BOOTSTRAPPING, FAILED, SUCCESS
 KINDS = {"mla": 0, "gqa": 1}
 TYPES = {"bf16": 0, "fp16": 1, "fp32": 2, "fp8_e4m3": 3}
 TYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8_e4m3": 1}
+OUTS = {"fp32": False, "bf16": True}
 PAIRS = {"halves": 0, "interleaved": 1}
 ALIGN = 64
 ROWS_MAX = 4096
@@ -102,11 +103,15 @@ def _up(nbytes):
 
 
 class Attend:
-    """Buffers ("seats") of query rows, and the shape of an engine's attention."""
+    """Buffers ("seats") of query rows, and the shape of an engine's attention.
+
+    rows: of a seat, at most 4096, a multiple of heads. out_type: in which other daemons send o,
+    "fp32" or "bf16": about half the bytes, with an error of at most 2^-8 of each value (its cost:
+    Model(out_bytes=2)). Seats are fp32 in any case."""
 
     def __init__(self, client, *, rows, heads, dqk, dv, kind, q_type, kv_type, scale, key,
                  value=None, seats=1, kv_heads=1, first_head=0, softcap=0.0, view=None,
-                 rope=None, timeout=None):
+                 rope=None, out_type="fp32", timeout=None):
         self.rows = _check.integer("rows", rows, 1, ROWS_MAX)
         self.seats = _check.integer("seats", seats, 1, 256)
         _choice("q_type", q_type, TYPES)
@@ -120,7 +125,7 @@ class Attend:
                 _choice("kind", kind, KINDS), _choice("q_type", q_type, TYPES),
                 _choice("kv_type", kv_type, TYPES), heads, kv_heads, first_head, dqk, dv,
                 float(scale), float(softcap), view, key, value, _rope_pack(rope),
-                _check.seconds("timeout", timeout))
+                _choice("out_type", out_type, OUTS), _check.seconds("timeout", timeout))
         except BaseException:
             with contextlib.suppress(Error):  # the refusal's own message matters more
                 self._region.unregister()

@@ -11,6 +11,7 @@ from .errors import Error
 KINDS: Dict[str, int]
 TYPES: Dict[str, int]
 TYPE_BYTES: Dict[str, int]
+OUTS: Dict[str, bool]
 PAIRS: Dict[str, int]
 ALIGN: int
 ROWS_MAX: int
@@ -52,7 +53,7 @@ class Attend:
                  q_type: str, kv_type: str, scale: float, key: str, value: Optional[str] = ...,
                  seats: int = ..., kv_heads: int = ..., first_head: int = ...,
                  softcap: float = ..., view: Optional[str] = ..., rope: Optional[Rope] = ...,
-                 timeout: Optional[float] = ...) -> None: ...
+                 out_type: str = ..., timeout: Optional[float] = ...) -> None: ...
     def q(self, seat: int) -> npt.NDArray[np.uint8]: ...
     def o(self, seat: int) -> npt.NDArray[np.float32]: ...
     def m(self, seat: int) -> npt.NDArray[np.float32]: ...

@@ -6,7 +6,8 @@
                          [kvd.cost.Holder(tokens=32768)], steps=100, shifted=True)
     choice.way, choice.even_steps       # 'fetch', 51.66…
 
-With the daemon's measurements (its attention replies are fp32: out_bytes=4), for a hold that was
+With the daemon's measurements (its attention replies are fp32: out_bytes=4; with
+out_type="bf16" 2), for a hold that was
 found at another daemon:
 
     page, there = client.cost_page(), hold.holders()[0]

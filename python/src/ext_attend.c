@@ -64,7 +64,7 @@ static bool rope_parse(PyObject *rope, struct kvd_rope *out)
 }
 
 /* Attend(client, region, offset, rows, seats, kind, q_type, kv_type, heads, kv_heads,
- * first_head, dqk, dv, scale, softcap, view, key, value, rope, timeout) */
+ * first_head, dqk, dv, scale, softcap, view, key, value, rope, out_bf16, timeout) */
 static PyObject *attend_make(PyTypeObject *type, PyObject *args,
 			     PyObject *Py_UNUSED(kwargs))
 {
@@ -75,18 +75,20 @@ static PyObject *attend_make(PyTypeObject *type, PyObject *args,
 	struct run run = {.start = attend_begin, .ctx = &s, .uses = &use, .use_count = 1};
 	struct attend_object *object;
 	unsigned long long offset;
-	int kind, q_type, kv_type, r;
+	int kind, q_type, kv_type, out_bf16, r;
 
-	if (!PyArg_ParseTuple(args, "O!O!KIIiiiIIIIIffzzzOO&", client_type, &client,
+	if (!PyArg_ParseTuple(args, "O!O!KIIiiiIIIIIffzzzOpO&", client_type, &client,
 			      region_type, &region, &offset, &a->rows, &a->seats, &kind,
 			      &q_type, &kv_type, &a->heads, &a->kv_heads, &a->first_head,
 			      &a->dqk, &a->dv, &a->scale, &a->softcap, &a->view, &a->key,
-			      &a->value, &rope, ext_timeout, &run.timeout_ms) ||
+			      &a->value, &rope, &out_bf16, ext_timeout,
+			      &run.timeout_ms) ||
 	    !rope_parse(rope, &a->rope) ||
 	    !region_usable((struct region *)region, (struct client *)client, "region", 0))
 		return NULL;
 	use.of = (struct handle *)region;
 	a->offset = offset;
+	a->out_bf16 = out_bf16;
 	a->kind = (enum kvd_attend_kind)kind;
 	a->q_type = (enum kvd_value_type)q_type;
 	a->kv_type = (enum kvd_value_type)kv_type;

@@ -30,6 +30,7 @@
 
 static struct attend_world w;
 static bool begun;
+static uint64_t attends[2]; /* results in fp32, in bf16; with the same seats */
 static uint8_t bodies[WIRE_T_ATTENTION_CANCEL + 1]
 		     [8192]; /* the first of each that came */
 static size_t lengths[WIRE_T_ATTENTION_CANCEL + 1];
@@ -207,6 +208,8 @@ static void step(struct cursor *in)
 	case 6:
 		if (what & 64)
 			hold_again(&w.hold, 1);
+		else if (what & 32)
+			w.attend = attends[what >> 3 & 1];
 		else
 			offload_hold(w.c.nodes[what >> 3 & 1].kvd.offload, what & 16);
 		break;
@@ -237,6 +240,8 @@ static void world_begin(void)
 
 	attend_world_tap = tap;
 	attend_world_new(&w, 1);
+	attends[0] = w.attend;
+	attends[1] = attend_world_open(&w, ",'out_type':'bf16'");
 	for (unsigned int seat = 0; seat < SEATS; seat++) {
 		part = attend_world_part(w.hold);
 		attend_world_rows(&w, seat, 1);
@@ -254,6 +259,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (!begun)
 		world_begin();
 	begun = true;
+	w.attend = attends[0];
 	for (unsigned int seat = 0; seat < SEATS; seat++)
 		seat_mark(seat);
 	cursor_read(&in, data, size);

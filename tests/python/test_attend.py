@@ -204,6 +204,35 @@ def test_rows_attend_to_chunks_of_another_daemon(shape, ways):
             close(many.got(0), model.attend(1, q, np.arange(8 * T)))
 
 
+def test_results_return_in_bf16_where_that_is_asked():
+    """An MLA row is 2184 bytes instead of 3208; seats, and what is attended here, stay fp32."""
+    model = Model(4 * T, dqk=576, dv=512, heads=16)
+    ids = ids_of(4, b"half")
+    with daemons(1) as (_, client, _, (far,)):
+        there = Engine(far, model, rows=32)
+        there.put(ids)
+        got = []
+        for out_type, row in (("fp32", 3208), ("bf16", 2184)):
+            here = Engine(client, model, rows=32, out_type=out_type)
+            with here.space.hold(ids, remote=10) as hold:
+                for layer in range(LAYERS):
+                    before = figure(client, "attention_request_bytes_total")
+                    q = here.ask(0, layer, [kvd.Part(hold, rows=(0, 16))])
+                    here.attend.wait(0, timeout=30)
+                    assert figure(client, "attention_request_bytes_total") - before == 16 * row
+                    want = model.attend(layer, q[:16], np.arange(4 * T))
+                    close(tuple(a[:16] for a in here.got(0)), want)
+            got.append(here.attend.o(0)[:16].copy())
+        off = np.abs(got[1] - got[0])
+        assert 0 < off.max() and (off <= 2.0 ** -8 * np.abs(got[0])).all()
+        with pytest.raises(TypeError, match="out_type"):
+            Engine(client, model, rows=32, out_type="fp16")
+
+
+def figure(client, name):
+    return next(int(m["value"]) for m in client.command("stats")["metrics"] if m["name"] == name)
+
+
 def test_format_accepts_torch_names():
     """What adapters of engines write into layouts is torch's word."""
     for word in ("bfloat16", "float16"):

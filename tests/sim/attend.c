@@ -133,10 +133,10 @@ static void seats_open(struct sim *sim, struct requester *a)
 		"{'cmd':'attention.open','region':%llu,'rows':%u,'seats':%u,'kind':'gqa',"
 		"'q_type':'bf16','kv_type':'bf16','heads':%u,'kv_heads':%u,'dqk':%u,"
 		"'dv':%u,'scale':%g,'key':'k','value':'v','rope':{'first':0,'dims':4,"
-		"'pairs':'halves','inv_freq':[%g,%g]}}",
+		"'pairs':'halves','inv_freq':[%g,%g]},'out_type':'%s'}",
 		(unsigned long long)a->region, ASK_ROWS, ASK_SEATS, ASK_HEADS,
 		ASK_KV_HEADS, ASK_DIMS, ASK_DIMS, (double)ASK_SCALE, ask_inv_freq(0),
-		ask_inv_freq(1));
+		ask_inv_freq(1), ask_out_bf16(a) ? "bf16" : "fp32");
 
 	for (size_t i = 0; i < ARRAY_LEN(names); i++) {
 		const cJSON *n = cJSON_GetObjectItem(answer, names[i]);

@@ -83,6 +83,10 @@ struct asks {
 };
 extern struct asks asks;
 
+static inline bool ask_out_bf16(const struct requester *requester)
+{
+	return requester->place % 2;
+}
 static inline void *ask_seat(const struct requester *requester, unsigned int seat,
 			     uint64_t at)
 {

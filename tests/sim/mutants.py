@@ -161,6 +161,8 @@ MUTANTS = [
      "side.head.delta = (uint32_t)part->delta;", "side.head.delta = 0;"),
     ("rows-behind-the-last-written", "daemon/attend/gather.c",
      "merge->rows = post->rows;", "merge->rows = attend->rows;"),
+    ("maxima-left-behind-o-in-bf16", "daemon/attend/compute.c",
+     "memmove((uint8_t *)item->o", "memmove((uint8_t *)item->m"),
     ("chosen-tokens-shifted", "daemon/attend/ask.c",
      "side.skip = begin < here ? (uint64_t)(here - begin) * chunk : 0;",
      "side.skip = begin < here ? (uint64_t)(here - begin) * chunk - 1 : 0;"),

@@ -17,6 +17,7 @@
 #include "daemon/attend/attend_impl.h"
 #include "daemon/base/account.h"
 #include "daemon/loop/offload.h"
+#include "daemon/math/value.h"
 #include "daemon/memory/memory.h"
 #include "daemon/session/region.h"
 #include "daemon/store/store.h"
@@ -346,6 +347,80 @@ static void post_cost_depends_on_rows_not_seat(void **state)
 				    "\xa5\xa5\xa5\xa5", 4);
 }
 
+/* Only what crosses to another daemon, and only o: its error is that of one rounding. */
+static void results_return_in_bf16_where_that_is_asked(void **state)
+{
+	struct attend_world *w = *state;
+	const struct attends *attends = attends_of(&w->c.nodes[AW_REQUESTER].kvd);
+	struct kvd_ring_part here = attend_world_part(w->near),
+			     there = attend_world_part(w->hold);
+	struct kvd_ring_part parts[3][2] = {{there}, {here}, {there, here}};
+	uint64_t both[2] = {w->attend, attend_world_open(w, ",'out_type':'bf16'")};
+	const float *o[2] = {attend_world_floats(w, 0, w->o),
+			     attend_world_floats(w, 1, w->o)};
+	uint64_t bytes;
+
+	parts[2][0].count = parts[2][1].first = parts[2][1].count = 2;
+	for (unsigned int i = 0; i < 3; i++) {
+		double worst = 0;
+
+		for (unsigned int seat = 0; seat < 2; seat++) {
+			w->attend = both[seat];
+			bytes = attends->bytes;
+			attend_world_rows(w, seat, 5);
+			attend_world_post(w, seat, 0, parts[i], i == 2 ? 2 : 1, NULL, 0);
+			soon(w);
+			assert_int_equal(attend_world_state(w, seat), KVD_SUCCESS);
+			assert_int_equal(attends->bytes - bytes,
+					 i == 1 ? 0
+						: AW_ROWS * (2 * AW_DIMS + 8 +
+							     (seat ? 2 : 4) * AW_DIMS));
+		}
+		for (unsigned int n = 0; n < AW_ROWS * AW_DIMS; n++) {
+			worst = fmax(worst, fabs((double)o[1][n] - (double)o[0][n]));
+			if (i == 0)
+				assert_true(o[1][n] ==
+					    value_from_bf16(value_to_bf16(o[0][n])));
+		}
+		assert_true(i == 1 ? worst == 0 : worst > 0 && worst <= 0x1p-8);
+		assert_memory_equal(attend_world_floats(w, 1, w->m),
+				    attend_world_floats(w, 0, w->m), AW_ROWS * 4);
+		assert_memory_equal(attend_world_floats(w, 1, w->l),
+				    attend_world_floats(w, 0, w->l), AW_ROWS * 4);
+	}
+}
+
+/* A reply as long as one in fp32 would be, and a type that there is not. */
+static void forged_types_of_results_are_refused(void **state)
+{
+	struct attend_world *w = *state;
+	struct kvd_ring_part part = attend_world_part(w->hold);
+	static const uint8_t values[AW_ROWS * (AW_DIMS + 2) * 4];
+	struct wire_attention_result forged = {.attend = 2,
+					       .values = {values, sizeof(values)}};
+
+	w->attend = attend_world_open(w, ",'out_type':'bf16'");
+	attend_world_post(w, 0, 0, &part, 1, NULL, 0);
+	soon(w);
+	assert_int_equal(attend_world_state(w, 0), KVD_SUCCESS);
+	assert_int_equal(tapped.bytes[0][3], 1);
+	tapped.bytes[0][3] = 2;
+	tapped.ask.attend = 1000;
+	assert_int_equal(
+		handshake_send_attend(attend_world_remote(w, AW_REQUESTER), &tapped.ask), 0);
+	soon(w);
+	assert_int_equal(tapped.answer.attend, 1000);
+	assert_int_equal(tapped.answer.code, ERR_PROTO);
+	tapped.lost[WIRE_T_ATTEND] = true;
+	attend_world_post(w, 0, 0, &part, 1, NULL, 0);
+	soon(w);
+	assert_int_equal(handshake_send_attention_result(
+				 attend_world_remote(w, AW_HOLDER), &forged),
+			 0);
+	soon(w);
+	failed_with(w, 0, ERR_PEER); /* the line ends */
+}
+
 /* A query token whose answer is longer than a message of the daemon's may be. */
 static void rows_too_large_for_a_message_are_refused(void **state)
 {
@@ -663,6 +738,8 @@ int main(void)
 		CASE(post_starts_in_turns_and_can_end_between),
 		CASE(memory_is_charged_to_requester),
 		CASE(post_cost_depends_on_rows_not_seat),
+		CASE(results_return_in_bf16_where_that_is_asked),
+		CASE(forged_types_of_results_are_refused),
 		CASE(rows_too_large_for_a_message_are_refused),
 		CASE(code_unknown_from_peer_is_mapped),
 		CASE(tokens_of_one_rank_in_two_are_not_read_as_all),
