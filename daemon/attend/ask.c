@@ -160,12 +160,20 @@ struct side {
 	struct wire_attend head;
 	bool among; /* the post has other legs there */
 	uint64_t skip, tokens;
+	uint32_t kv_head, kv_heads; /* of the attend's: those of one source */
 };
+
+/* Query heads of so many of its kv heads. */
+static uint32_t heads_of(const struct attend *attend, uint32_t kv_heads)
+{
+	return attend->form.shape.heads / attend->form.shape.kv_heads * kv_heads;
+}
 
 static int leg_new(struct attend_post *post, const struct side *side, uint32_t row,
 		   uint32_t rows)
 {
 	const struct form *f = &post->attend->form;
+	uint32_t tokens = rows / f->shape.heads;
 	struct leg *leg = mem_zalloc(sizeof(*leg));
 	int r;
 
@@ -174,23 +182,28 @@ static int leg_new(struct attend_post *post, const struct side *side, uint32_t r
 	leg->attends = post->attend->attends;
 	leg->post = post;
 	leg->row = row;
-	leg->rows = rows;
-	leg->among = side->among || rows < side->part->rows;
+	leg->head = heads_of(post->attend, side->kv_head);
+	leg->item.form = *f;
+	leg->item.form.first_head += side->kv_head;
+	leg->item.form.shape.kv_heads = (uint16_t)side->kv_heads;
+	leg->item.form.shape.heads = (uint16_t)heads_of(post->attend, side->kv_heads);
+	leg->rows = tokens * leg->item.form.shape.heads;
+	leg->among = side->among || rows < side->part->rows || !leg_has_all_heads(leg);
 	list_init(&leg->wait);
 	list_init(&leg->at_remote);
 	list_push_back(&post->legs, &leg->link);
 	post->open++;
-	r = charge_take(&leg->charge, post->attend->session->account, ACCOUNT_ATTENDS,
-			sizeof(*leg) + values_count(rows, f->shape.dv) * sizeof(float) +
-				(uint64_t)rows / f->shape.heads * side->part->per_token *
-					sizeof(uint32_t));
+	r = charge_take(
+		&leg->charge, post->attend->session->account, ACCOUNT_ATTENDS,
+		sizeof(*leg) + values_count(leg->rows, f->shape.dv) * sizeof(float) +
+			(uint64_t)tokens * side->part->per_token * sizeof(uint32_t));
 	if (r < 0)
 		return err_pass(r);
 	if (side->part->per_token) {
 		leg->cut_from = side->select + (size_t)(row - side->part->row) /
 						       f->shape.heads *
 						       side->part->per_token;
-		leg->cut_count = rows / f->shape.heads * side->part->per_token;
+		leg->cut_count = tokens * side->part->per_token;
 		leg->skip = side->skip;
 		leg->tokens = side->tokens;
 	}
@@ -226,16 +239,16 @@ static int leg_rows(const struct attend *attend, const struct side *side,
 	const struct form *f = &attend->form;
 	uint64_t ask = attend_message_bytes(attend->attends, WIRE_T_ATTEND);
 	uint64_t tell = attend_message_bytes(attend->attends, WIRE_T_ATTENTION_RESULT);
-	uint32_t heads = f->shape.heads;
+	uint32_t heads = heads_of(attend, side->kv_heads);
 	uint64_t asked =
 		form_q_bytes(f, heads) + side->part->per_token * sizeof(uint32_t);
 	uint64_t told = form_out_bytes(f, heads);
-	uint64_t tokens = side->part->rows / heads;
+	uint64_t tokens = side->part->rows / f->shape.heads;
 
 	if (tokens > tokens_of_call(side, heads))
 		tokens = tokens_of_call(side, heads);
 	if (!side->far) {
-		*rows_p = rows_evenly(side->part->rows, tokens, heads);
+		*rows_p = rows_evenly(side->part->rows, tokens, f->shape.heads);
 		return 0;
 	}
 	if (asked > ask || told > tell)
@@ -249,7 +262,7 @@ static int leg_rows(const struct attend *attend, const struct side *side,
 		tokens = asked > ask ? 1 : ask / asked;
 	if (tokens * told > tell)
 		tokens = tell / told;
-	*rows_p = rows_evenly(side->part->rows, tokens, heads);
+	*rows_p = rows_evenly(side->part->rows, tokens, f->shape.heads);
 	return 0;
 }
 
@@ -274,11 +287,11 @@ static int side_legs(struct attend_post *post, const struct side *side)
 }
 
 /* Its legs share the KV that they read. */
-static int side_here(struct attend_post *post, struct side *side,
-		     const struct store_hold *hold, uint32_t count)
+static int class_legs(struct attend_post *post, struct side *side,
+		      const struct store_hold *hold, unsigned int bit, uint32_t count)
 {
 	const char *view = post->attend->form.view;
-	int r = store_kv_of_hold(hold, side->part->first, count, *view ? view : NULL,
+	int r = store_kv_of_hold(hold, bit, side->part->first, count, *view ? view : NULL,
 				 &side->kv);
 
 	if (r >= 0)
@@ -287,6 +300,81 @@ static int side_here(struct attend_post *post, struct side *side,
 		r = side_legs(post, side);
 	store_kv_free(mem_steal(side->kv));
 	return err_pass(r);
+}
+
+static const struct layout *source_layout(const struct side *side,
+					  const struct store_hold *hold, unsigned int bit)
+{
+	return side->far ? far_hold_layout(side->far, bit) : store_kv_layout(hold, bit);
+}
+
+/* Each head is read from one of the sources, which are ranks: classes here, pools there.
+ * Of those that have the next head, the one with the most after it; ranges of heads are
+ * disjoint, so nothing is merged between them. */
+static int sources_legs(struct attend_post *post, struct side *side,
+			const struct store_hold *hold, uint64_t sources, uint32_t count)
+{
+	const struct form *f = &post->attend->form;
+	uint32_t begin[64], end[64], head = f->first_head,
+				     last = head + f->shape.kv_heads;
+	int r = 0;
+
+	for (unsigned int i = 0; i < 64; i++) {
+		const struct layout *layout =
+			sources >> i & 1 ? source_layout(side, hold, i) : NULL;
+
+		begin[i] = end[i] = 0;
+		if (sources >> i == 1 && !(sources & (sources - 1)))
+			end[i] = UINT32_MAX; /* the only one: its kernel checks */
+		else if (layout)
+			form_heads(f, layout, post->layer, &begin[i], &end[i]);
+	}
+	for (; head < last && r >= 0; head += side->kv_heads) {
+		unsigned int best = 0;
+
+		for (unsigned int i = 0; i < 64; i++)
+			if (begin[i] <= head && end[i] > (best ? end[best - 1] : head))
+				best = i + 1;
+		if (!best)
+			return err_raise(ERR_REQUIRE,
+					 "layer %u: kv head %u is in none of the chunks' "
+					 "parts; use fetch",
+					 post->layer, head);
+		side->kv_head = head - f->first_head;
+		side->kv_heads = (end[best - 1] < last ? end[best - 1] : last) - head;
+		if (side->far)
+			side->head.pool = far_hold_pool(side->far, best - 1);
+		r = side->far ? side_legs(post, side)
+			      : class_legs(post, side, hold, best - 1, count);
+	}
+	return r < 0 ? err_pass(r) : 0;
+}
+
+static int side_here(struct attend_post *post, struct side *side,
+		     const struct store_hold *hold, uint32_t count)
+{
+	uint64_t classes = 0;
+	int r = store_kv_classes(hold, side->part->first, count, &classes);
+
+	return r < 0 ? err_pass(r)
+		     : err_pass(sources_legs(post, side, hold, classes, count));
+}
+
+static int side_there(struct attend_post *post, struct side *side)
+{
+	const struct wire_attend *head = &side->head;
+	uint64_t pools = ~UINT64_C(0);
+	int r = legs_there(post, side->far, &side->head, &side->among);
+
+	if (r < 0)
+		return err_pass(r);
+	for (uint32_t i = head->first; i < head->first + head->count; i++)
+		pools &= far_hold_sources(side->far, i);
+	if (!pools)
+		return err_raise(ERR_REQUIRE,
+				 "the chunks are stored there in parts of different "
+				 "ranks; use fetch");
+	return err_pass(sources_legs(post, side, NULL, pools, head->count));
 }
 
 static int part_check(const struct attend *attend, const struct kvd_ring_part *part)
@@ -405,8 +493,7 @@ static int part_legs(struct attend_post *post, const struct kvd_ring_part *part,
 		return err_raise(ERR_PEER, "the daemon that holds the chunks is lost");
 	side.head.delta = (uint32_t)part->delta;
 	side.head.per_token = part->per_token;
-	r = legs_there(post, side.far, &side.head, &side.among);
-	return r < 0 ? err_pass(r) : err_pass(side_legs(post, &side));
+	return err_pass(side_there(post, &side));
 }
 
 static int parts_legs(struct attend_post *post, const struct attend_post_args *args)

@@ -124,15 +124,17 @@ struct leg {
 	struct list link; /* post->legs, then its merge's */
 	struct attends *attends;
 	struct attend_post *post; /* NULL: it has ended */
-	uint32_t row, rows;	  /* of the post */
-	float *values;		  /* o, m, l */
+	/* the post's row of its first query token, and the first head; `rows` are those
+	 * of the heads of item.form */
+	uint32_t row, head, rows;
+	float *values; /* o, m, l */
 	bool in;
 	/* of a received message: the same, and the post has no other subtransfer */
 	const uint8_t *received;
 	/* a copy of its rows, if it may survive the post or has to wait */
 	uint8_t *q;
 	uint64_t q_taken; /* bytes so far */
-	/* local */
+	/* local; item.form: both */
 	struct compute_item item;
 	bool at_compute;
 	/* remote */
@@ -196,11 +198,13 @@ void leg_drop(struct leg *leg);
 /* The data of the leg except its rows; it is the post's in any case. */
 int leg_here(struct leg *leg, struct store_kv *kv, const struct kvd_ring_part *part,
 	     uint64_t tokens);
-/* The common part of all its messages to that daemon: first, count, tokens, delta,
- * per_token are given. *among_p: earlier parts have subtransfers there, too. ERR_PEER,
- * ERR_REQUIRE. */
+/* The common part of all its messages to that daemon, except the pool: first, count,
+ * tokens, delta, per_token are given. *among_p: earlier parts have subtransfers there,
+ * too. ERR_PEER, ERR_REQUIRE. */
 int legs_there(struct attend_post *post, const struct far_hold *far,
 	       struct wire_attend *head, bool *among_p);
+/* Has it all heads of the post? Then its rows are contiguous there. */
+bool leg_has_all_heads(const struct leg *leg);
 int leg_there(struct leg *leg, const struct far_hold *far,
 	      const struct wire_attend *head);
 /* It takes its selection and its rows from the seat and is sent. LEG_AGAIN: some were

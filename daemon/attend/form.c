@@ -159,6 +159,29 @@ int form_fields(const struct form *form, const struct layout_view *view, uint32_
 	return err_pass(field_find(form, found, form->value, form->shape.dv, value_p));
 }
 
+void form_heads(const struct form *form, const struct layout *layout, uint32_t layer,
+		uint32_t *begin_p, uint32_t *end_p)
+{
+	const char *const names[] = {form->key, form->value};
+	const struct layout_view *view =
+		form->view[0] ? layout_view_find(layout, form->view)
+			      : (layout->view_count == 1 ? layout->views : NULL);
+	const struct layout_layer *found = view ? layout_layer_find(view, layer) : NULL;
+
+	*begin_p = 0;
+	*end_p = found ? UINT32_MAX : 0;
+	for (unsigned int i = 0; i < (form->shape.kind == ATTEND_MLA ? 1 : 2) && *end_p;
+	     i++) {
+		const struct layout_field *f = layout_field_find(found, names[i]);
+		uint32_t end = f ? f->first_unit + f->units : 0;
+
+		if (f && f->first_unit > *begin_p)
+			*begin_p = f->first_unit;
+		if (end < *end_p)
+			*end_p = end;
+	}
+}
+
 /* ---- the wire ---- */
 
 static void put_f32(struct cursor *out, float value)

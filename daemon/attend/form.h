@@ -13,6 +13,7 @@
 #include "daemon/math/attend.h"
 
 struct cursor;
+struct layout;
 struct layout_field;
 struct layout_view;
 
@@ -61,6 +62,11 @@ void form_out_read(const struct form *form, const uint8_t *told, uint32_t rows, 
  * ERR_NOTFOUND, ERR_LAYOUT. */
 int form_fields(const struct form *form, const struct layout_view *view, uint32_t layer,
 		const struct layout_field **key_p, const struct layout_field **value_p);
+
+/* The model's kv heads [*begin_p, *end_p) that the layout has for the form's attention in
+ * a layer; *end_p 0: none. */
+void form_heads(const struct form *form, const struct layout *layout, uint32_t layer,
+		uint32_t *begin_p, uint32_t *end_p);
 
 /* To and from ATTEND. */
 int form_put(const struct form *form, struct cursor *out);

@@ -25,7 +25,7 @@ struct post_merge {
 	struct attend_post *post; /* NULL: it has ended */
 	struct list legs;
 	struct charge charge;
-	uint32_t rows, dv;
+	uint32_t rows, dv, heads;
 	float *values; /* o, m, l; NULL: the legs' own are the result */
 	struct loop_defer more;
 	uint32_t written; /* rows of the first leg, or of all that was merged */
@@ -65,12 +65,17 @@ static void gather_work(struct offload_job *job)
 	struct leg *leg;
 
 	list_foreach(leg, &merge->legs, link) {
-		const struct merge_part parts[2] = {
-			gather_part(merge->values, merge->rows, dv, leg->row),
-			gather_part(leg->values, leg->rows, dv, 0)};
+		uint32_t heads = leg->item.form.shape.heads, row = leg->row + leg->head;
+		uint32_t n = heads == merge->heads ? leg->rows : heads;
 
-		merge_rows(merge->values + (size_t)leg->row * dv, m + leg->row,
-			   l + leg->row, parts, 2, leg->rows, dv);
+		for (uint32_t at = 0; at < leg->rows; at += n, row += merge->heads) {
+			const struct merge_part parts[2] = {
+				gather_part(merge->values, merge->rows, dv, row),
+				gather_part(leg->values, leg->rows, dv, at)};
+
+			merge_rows(merge->values + (size_t)row * dv, m + row, l + row,
+				   parts, 2, n, dv);
+		}
 	}
 }
 
@@ -155,7 +160,7 @@ static bool gather_is_plain(const struct attend_post *post)
 	uint32_t row = 0;
 
 	list_foreach(leg, &post->legs, link) {
-		if (leg->row != row)
+		if (leg->row != row || !leg_has_all_heads(leg))
 			return false;
 		row += leg->rows;
 	}
@@ -182,6 +187,7 @@ static struct post_merge *merge_new(struct attend_post *post)
 		return NULL;
 	merge->rows = post->rows;
 	merge->dv = attend->form.shape.dv;
+	merge->heads = attend->form.shape.heads;
 	if (!gather_is_plain(post)) {
 		merge->values =
 			mem_calloc(values_count(merge->rows, merge->dv), sizeof(float));

@@ -222,12 +222,28 @@ static void leg_on_computed(struct compute_item *item, const struct err *why)
 	}
 }
 
+bool leg_has_all_heads(const struct leg *leg)
+{
+	return leg->item.form.shape.heads == leg->post->attend->form.shape.heads;
+}
+
+static const uint8_t *leg_seat_q(const struct leg *leg)
+{
+	const struct attend *attend = leg->post->attend;
+
+	return post_seat(leg->post, attend->facts.q + form_q_bytes(&attend->form,
+								   leg->row + leg->head));
+}
+
 /* LEG_AGAIN: not all. */
 static int leg_rows_take(struct leg *leg)
 {
-	const struct attend_post *post = leg->post;
-	const struct form *f = &post->attend->form;
+	const struct form *f = &leg->item.form;
 	uint64_t bytes = form_q_bytes(f, leg->rows), n = bytes - leg->q_taken;
+	uint64_t one = form_q_bytes(f, f->shape.heads); /* of a query token */
+	uint64_t all = form_q_bytes(f, leg->post->attend->form.shape.heads);
+	uint64_t piece = Q_PIECE > one ? Q_PIECE / one * one : one;
+	const uint8_t *from = leg_seat_q(leg);
 	int r;
 
 	if (!leg->q) {
@@ -238,12 +254,9 @@ static int leg_rows_take(struct leg *leg)
 		if (!leg->q)
 			return err_pass(-ENOMEM);
 	}
-	n = n < Q_PIECE ? n : Q_PIECE;
-	memcpy(leg->q + leg->q_taken,
-	       post_seat(post, post->attend->facts.q + form_q_bytes(f, leg->row) +
-				       leg->q_taken),
-	       n);
-	leg->q_taken += n;
+	n = leg->q_taken + (n < piece ? n : piece);
+	for (; leg->q_taken < n; leg->q_taken += one)
+		memcpy(leg->q + leg->q_taken, from + leg->q_taken / one * all, one);
 	return leg->q_taken < bytes ? LEG_AGAIN : 0;
 }
 
@@ -252,14 +265,14 @@ int leg_here(struct leg *leg, struct store_kv *kv, const struct kvd_ring_part *p
 {
 	const struct attend_post *post = leg->post;
 	const struct attend *attend = post->attend;
-	const struct form *f = &attend->form;
+	const struct form *f = &leg->item.form;
 
 	leg->values = mem_alloc(values_count(leg->rows, f->shape.dv) * sizeof(float));
 	if (!leg->values)
 		return err_pass(-ENOMEM);
 	leg->item = (struct compute_item){
 		.kv = store_kv_ref(kv),
-		.form = *f,
+		.form = leg->item.form,
 		.layer = post->layer,
 		.rows = leg->rows,
 		.principal = session_principal(attend->session),
@@ -295,8 +308,7 @@ static int leg_begin_here(struct leg *leg)
 static int leg_send(struct leg *leg, const uint8_t *q)
 {
 	struct attend_remote *there = attend_remote(leg->remote);
-	const struct attend_post *post = leg->post;
-	const struct form *f = &post->attend->form;
+	const struct form *f = &leg->item.form;
 	uint8_t form[160], rope[16 + FORM_ROPE_MAX / 2 * sizeof(double)];
 	struct wire_attend msg = leg->msg;
 	struct cursor out;
@@ -372,23 +384,6 @@ static void legs_send(struct remote *remote)
 	}
 }
 
-/* The holder's one pool that serves all these chunks. */
-static int far_pool(const struct far_hold *far, uint32_t first, uint32_t count,
-		    uint64_t *pool_p)
-{
-	uint64_t used = ~UINT64_C(0);
-
-	for (uint32_t i = first; i < first + count; i++)
-		used &= far_hold_sources(far, i);
-	if (!used || (used & (used - 1)))
-		return err_raise(
-			ERR_REQUIRE,
-			"the chunks are stored there in parts of several ranks; use "
-			"fetch");
-	*pool_p = far_hold_pool(far, (unsigned int)__builtin_ctzll(used));
-	return 0;
-}
-
 /* Legs there of earlier parts. */
 static bool legs_join(struct attend_post *post, const struct remote *remote)
 {
@@ -408,7 +403,6 @@ int legs_there(struct attend_post *post, const struct far_hold *far,
 	       struct wire_attend *head, bool *among_p)
 {
 	const struct remote *remote = far_hold_remote(far);
-	int r;
 
 	if (!remote->peer || sm_state(&remote->peer->sm) != PEER_UP)
 		return err_raise(ERR_PEER, "%s: the connection is down", remote->label);
@@ -417,9 +411,6 @@ int legs_there(struct attend_post *post, const struct far_hold *far,
 				 "%s: its kvd does not compute attention; "
 				 "use fetch",
 				 remote->label);
-	r = far_pool(far, head->first, head->count, &head->pool);
-	if (r < 0)
-		return err_pass(r);
 	head->ask = far_hold_ask(far);
 	head->layer = post->layer;
 	*among_p = legs_join(post, remote);
@@ -430,7 +421,7 @@ int legs_there(struct attend_post *post, const struct far_hold *far,
 int leg_there(struct leg *leg, const struct far_hold *far, const struct wire_attend *head)
 {
 	struct attends *attends = leg->attends;
-	const struct form *f = &leg->post->attend->form;
+	const struct form *f = &leg->item.form;
 	struct remote *remote = far_hold_remote(far);
 	int r;
 
@@ -452,19 +443,20 @@ int leg_there(struct leg *leg, const struct far_hold *far, const struct wire_att
 
 static int leg_begin_there(struct leg *leg)
 {
-	const struct attend *attend = leg->post->attend;
 	const struct attend_remote *there = attend_remote(leg->remote);
+	bool now = list_empty(&there->lines) && leg_has_room(leg);
 	int r;
 
-	if (!leg->q && list_empty(&there->lines) && leg_has_room(leg))
-		return err_pass(leg_send(
-			leg,
-			post_seat(leg->post, attend->facts.q + form_q_bytes(&attend->form,
-									    leg->row))));
+	if (now && !leg->q && leg_has_all_heads(leg))
+		return err_pass(leg_send(leg, leg_seat_q(leg)));
 	r = leg_rows_take(leg);
 	if (r)
 		return r < 0 ? err_pass(r) : LEG_AGAIN;
-	return err_pass(leg_wait(leg));
+	if (!now)
+		return err_pass(leg_wait(leg));
+	r = leg_send(leg, leg->q);
+	mem_free(mem_steal(leg->q));
+	return err_pass(r);
 }
 
 /* Numbers of others become ~0. */
@@ -501,7 +493,7 @@ int leg_begin(struct leg *leg)
 static struct live_round leg_round(const struct leg *leg,
 				   const struct wire_attention_result *msg)
 {
-	const struct form *form = &leg->post->attend->form;
+	const struct form *form = &leg->item.form;
 
 	return (struct live_round){
 		.shape = speed_shape(form),
@@ -553,7 +545,7 @@ static void leg_answered(struct leg *leg, const struct wire_attention_result *ms
 {
 	const struct post_figures figures = {msg->queue_us, msg->attend_us,
 					     msg->together};
-	const struct form *form = &leg->post->attend->form;
+	const struct form *form = &leg->item.form;
 	struct attends *attends = leg->attends;
 	struct remote *remote = leg->remote;
 	uint32_t dv = form->shape.dv;
@@ -607,7 +599,7 @@ int legs_on_result(struct attends *attends, struct remote *remote, struct cursor
 	if (!leg || leg->remote != remote || !leg->sent)
 		return 0; /* late */
 	if (leg->post && msg.code == ERR_OK &&
-	    msg.values.len != form_out_bytes(&leg->post->attend->form, leg->rows))
+	    msg.values.len != form_out_bytes(&leg->item.form, leg->rows))
 		return err_raise(ERR_PROTO, "ATTENTION_RESULT: %zu bytes for %u rows",
 				 msg.values.len, leg->rows);
 	leg_unsend(leg);

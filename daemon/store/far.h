@@ -15,6 +15,7 @@
 struct cursor;
 struct far;
 struct far_hold;
+struct layout;
 struct remote;
 struct store;
 struct store_remote_figures;
@@ -58,6 +59,8 @@ uint64_t far_hold_ask(const struct far_hold *far);
 /* Which pools of the holder's serve its chunk i, as bits. */
 uint64_t far_hold_sources(const struct far_hold *far, uint32_t i);
 uint64_t far_hold_pool(const struct far_hold *far, unsigned int bit);
+/* NULL: it is gone. */
+const struct layout *far_hold_layout(const struct far_hold *far, unsigned int bit);
 /* The same chunks for another handle of the space, as far as they serve it: *far_p, or
  * NULL. */
 int far_hold_join(const struct far_hold *other, const struct store_handle *handle,

@@ -168,6 +168,20 @@ uint64_t far_hold_pool(const struct far_hold *far, unsigned int bit)
 	return far->grant->pools[bit];
 }
 
+/* NULL: not known. */
+static const struct layout *grant_layout(const struct far_grant *grant, unsigned int bit)
+{
+	const struct remote_pool *pool =
+		handshake_pool_by_id(grant->remote, grant->pools[bit]);
+
+	return pool && !pool->is_session && !pool->going ? pool->layout : NULL;
+}
+
+const struct layout *far_hold_layout(const struct far_hold *far, unsigned int bit)
+{
+	return grant_layout(far->grant, bit);
+}
+
 /* ---- an answer ---- */
 
 static int grant_runs(struct far_grant *grant, const struct wire_chunk_lookup_ack *msg,
@@ -251,13 +265,8 @@ static uint64_t grant_cover(const struct far_grant *grant,
 	bool lack = false; /* then it is a miss */
 
 	for (unsigned int i = 0; i < grant->pool_count; i++) {
-		const struct remote_pool *pool =
-			mask >> i & 1
-				? handshake_pool_by_id(grant->remote, grant->pools[i])
-				: NULL;
-
-		if (pool && !pool->is_session && !pool->going)
-			layouts[i] = pool->layout;
+		if (mask >> i & 1)
+			layouts[i] = grant_layout(grant, i);
 	}
 	return store_cover_layouts(handle, layouts, grant->pool_count, &lack);
 }

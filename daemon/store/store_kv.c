@@ -2,9 +2,9 @@
 /*
  * A run of chunks is read as one if one class holds all of each chunk that the reader
  * needs: then its slots are pages of one pool, and a page number is the address of each.
- * Parts of several ranks are in several classes, whose heads cannot be addressed
- * together: those are fetched, which combines them. So are those in an engine's pages:
- * attention may read for a long time, and an engine needs its pages back at once.
+ * Parts of several ranks are in several classes, each with some heads: a run of each is
+ * read. Those in an engine's pages are fetched: attention may read for a long time, and
+ * an engine needs its pages back at once.
  */
 #include "daemon/store/store_kv.h"
 
@@ -156,39 +156,36 @@ static int range_check(uint32_t first, uint32_t count, uint32_t have)
 	return 0;
 }
 
-/* The one class whose parts hold all the needs of the handle for each chunk. */
-static struct store_class *hold_class(const struct store_hold *hold, uint32_t first,
-				      uint32_t count)
+int store_kv_classes(const struct store_hold *hold, uint32_t first, uint32_t count,
+		     uint64_t *classes_p)
 {
-	const struct store_space *space = hold->handle->space;
-	uint64_t mask = ~UINT64_C(0), used;
+	uint64_t mask = ~UINT64_C(0);
+	int r = store_hold_check(hold);
 
+	if (r >= 0)
+		r = range_check(first, count, hold->count);
+	if (r < 0)
+		return err_pass(r);
 	for (uint32_t i = first; i < first + count; i++)
 		mask &= store_chunk_kept(hold->chunks[i]);
-	used = store_cover(hold->handle, mask);
-	if (used && !(used & (used - 1)))
-		return space->classes[__builtin_ctzll(used)];
-	err_raise(ERR_REQUIRE, "the chunks are in parts of several ranks, or in an "
-			       "engine's pages; use fetch");
-	return NULL;
+	*classes_p = store_cover(hold->handle, mask);
+	if (!*classes_p)
+		return err_raise(ERR_REQUIRE,
+				 "the chunks are in parts of different "
+				 "ranks, or in an engine's pages; use fetch");
+	return 0;
 }
 
-int store_kv_of_hold(const struct store_hold *hold, uint32_t first, uint32_t count,
-		     const char *view, struct store_kv **kv_p)
+const struct layout *store_kv_layout(const struct store_hold *hold, unsigned int bit)
 {
-	struct store_class *class;
-	int r;
+	return hold->handle->space->classes[bit]->canon->layout;
+}
 
-	r = store_hold_check(hold);
-	if (r < 0)
-		return err_pass(r);
-	r = range_check(first, count, hold->count);
-	if (r < 0)
-		return err_pass(r);
-	class = hold_class(hold, first, count);
-	if (!class)
-		return err_pass(-ENOTSUP);
-	return err_pass(kv_make(class, hold->chunks + first, count, view, kv_p));
+int store_kv_of_hold(const struct store_hold *hold, unsigned int bit, uint32_t first,
+		     uint32_t count, const char *view, struct store_kv **kv_p)
+{
+	return err_pass(kv_make(hold->handle->space->classes[bit], hold->chunks + first,
+				count, view, kv_p));
 }
 
 int store_kv_of_remote_hold(const struct remote *remote, uint64_t ask, uint64_t pool,

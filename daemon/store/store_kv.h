@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+struct layout;
 struct layout_view;
 struct region;
 struct remote;
@@ -31,12 +32,16 @@ struct store_kv {
 	uint32_t others; /* other references */
 };
 
-/* Chunks [first, first + count) of those that the hold has here. `view` NULL: the only
- * one. ERR_LEASE; ERR_RANGE; ERR_REQUIRE: parts of several ranks, or of a rank that holds
- * only some tokens, which cannot be read as one; ERR_BUSY: they are being loaded from a
- * file. */
-int store_kv_of_hold(const struct store_hold *hold, uint32_t first, uint32_t count,
-		     const char *view, struct store_kv **kv_p);
+/* The classes that together hold chunks [first, first + count) of those that the hold has
+ * here, as bits: several, if they are parts of several ranks. ERR_LEASE, ERR_RANGE,
+ * ERR_REQUIRE. */
+int store_kv_classes(const struct store_hold *hold, uint32_t first, uint32_t count,
+		     uint64_t *classes_p);
+const struct layout *store_kv_layout(const struct store_hold *hold, unsigned int bit);
+/* What one of these classes has of them. `view` NULL: the only one. ERR_REQUIRE: only
+ * some tokens; ERR_BUSY: they are being loaded from a file. */
+int store_kv_of_hold(const struct store_hold *hold, unsigned int bit, uint32_t first,
+		     uint32_t count, const char *view, struct store_kv **kv_p);
 /* The same of the remote's hold `ask`; `pool`: one that was reported to it. */
 int store_kv_of_remote_hold(const struct remote *remote, uint64_t ask, uint64_t pool,
 			    uint32_t first, uint32_t count, const char *view,

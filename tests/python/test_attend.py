@@ -3,6 +3,7 @@
 same attention in float64. And the end of a request when its holder dies, refuses, or its engine
 cancels it."""
 import contextlib
+import copy
 import os
 import signal
 
@@ -47,6 +48,7 @@ class Model:
         rng = np.random.default_rng(seed)
         self.kind, self.heads, self.kv_heads, self.dqk, self.dv = kind, heads, kv_heads, dqk, dv
         self.tokens, self.scale, self.format = tokens, dqk ** -0.5, format
+        self.first, self.total = 0, kv_heads
         rounded = {"bf16": bf16, "fp8_e4m3": fp8}[kv_type]
         self.kv_type = kv_type
         self.k_bits, self.k = rounded(rng.standard_normal((LAYERS, tokens, kv_heads, dqk)))
@@ -54,6 +56,15 @@ class Model:
             self.v_bits, self.v = None, self.k[..., :dv]
         else:
             self.v_bits, self.v = rounded(rng.standard_normal((LAYERS, tokens, kv_heads, dv)))
+
+    def rank(self, begin, end):
+        """A tensor-parallel rank of it, with these KV heads and their query heads."""
+        one, heads = copy.copy(self), self.heads // self.kv_heads
+        one.first, one.kv_heads, one.heads = begin, end - begin, heads * (end - begin)
+        for name in ("k", "k_bits", "v", "v_bits"):
+            if getattr(self, name) is not None:
+                setattr(one, name, getattr(self, name)[:, :, begin:end])
+        return one
 
     def layout(self, pages):
         kinds = [("kv" if self.kind == "mla" else "k", self.dqk)]
@@ -68,8 +79,9 @@ class Model:
                 token = self.kv_heads * dims * size
                 fields.append({"name": name, "buffer": 0, "offset": at, "page_stride": T * token,
                                "token_stride": token, "unit_stride": dims * size,
-                               "unit_bytes": dims * size, "first_unit": 0, "units": self.kv_heads,
-                               "total_units": self.kv_heads, "format": self.format})
+                               "unit_bytes": dims * size, "first_unit": self.first,
+                               "units": self.kv_heads, "total_units": self.total,
+                               "format": self.format})
                 at += pages * T * token
             layers.append({"layer": layer, "fields": fields})
         lay["views"] = {"kv": {"page_tokens": T, "pages": pages, "layers": layers}}
@@ -103,7 +115,8 @@ class Engine:
         self.memory = memory
         self.space = space_of(client, self.pool, model="m", scheme="test", tokens=T)
         self.attend = client.attend(
-            rows=rows, seats=seats, heads=model.heads, kv_heads=model.kv_heads, dqk=model.dqk,
+            rows=rows, seats=seats, heads=model.heads, kv_heads=model.kv_heads,
+            first_head=model.first, dqk=model.dqk,
             dv=model.dv, kind=model.kind, q_type="bf16", kv_type=model.kv_type, scale=model.scale,
             key="kv" if model.kind == "mla" else "k",
             value=None if model.kind == "mla" else "v", **more)
@@ -231,6 +244,59 @@ def test_results_return_in_bf16_where_that_is_asked():
 
 def figure(client, name):
     return next(int(m["value"]) for m in client.command("stats")["metrics"] if m["name"] == name)
+
+
+RANKS = {"1 from 2": ([(0, 4)], [(0, 2), (2, 4)]), "1 from 1 and 3": ([(0, 4)], [(0, 1), (1, 4)]),
+         "2 from 4": ([(0, 2), (2, 4)], [(0, 1), (1, 2), (2, 3), (3, 4)]),
+         "2 from uneven": ([(0, 2), (2, 4)], [(0, 3), (3, 4)]), "4 from 2": (
+             [(0, 1), (1, 2), (2, 3), (3, 4)], [(0, 2), (2, 4)])}
+
+
+@pytest.mark.parametrize("way", ["here", "shm", "tcp"])
+@pytest.mark.parametrize("ranks", RANKS)
+def test_ranks_attend_to_parts_of_other_ranks(ranks, way):
+    """Eight query heads share four KV heads. Nothing is fetched."""
+    model = Model(8 * T, kind="gqa", heads=8, kv_heads=4, dqk=64, dv=64)
+    ids = ids_of(8, ranks.encode())
+    askers, holders = RANKS[ranks]
+    more = "" if way == "here" else "[transport]\ntransports = shm %s\nrequire = %s\n" % (
+        "tcp" if way == "tcp" else "", way)
+    with daemons(1, holder=ATTENDS + more, more=more) as (near, client, (holder,), _):
+        with contextlib.ExitStack() as stack:
+            for rank in holders:
+                where = near if way == "here" else holder
+                stack.enter_context(other := kvd.Client(where.socket_path))
+                Engine(other, model.rank(*rank), rows=24).put(ids)
+            for rank in askers:
+                one = model.rank(*rank)
+                here = Engine(client, one, rows=2 * one.heads)
+                chosen = [[3, 70, 127], [0, 64, 0xFFFFFFFF]]
+                with here.space.hold(ids, remote=10) as hold:
+                    assert (hold.chunks, hold.remote) == (8, 0 if way == "here" else 8)
+                    for layer in range(LAYERS):
+                        q = here.ask(0, layer, [kvd.Part(hold)])
+                        here.attend.wait(0, timeout=30)
+                        close(here.got(0), one.attend(layer, q, np.arange(8 * T)))
+                    q = here.ask(1, 0, [kvd.Part(hold, select=chosen)])
+                    here.attend.wait(1, timeout=30)
+                    close(here.got(1), one.attend(0, q, [
+                        [t for t in chosen[r // one.heads] if t != 0xFFFFFFFF]
+                        for r in range(2 * one.heads)]))
+
+
+def test_latents_of_two_ranks_are_attended_to_once():
+    model = Model(8 * T)
+    ids = ids_of(8, b"latents")
+    with daemons(1) as (_, client, (holder,), (far,)):
+        with kvd.Client(holder.socket_path) as second:
+            for one in (far, second):
+                Engine(one, model).put(ids)
+            here = Engine(client, model)
+            with here.space.hold(ids, remote=10) as hold:
+                q = here.ask(0, 0, [kvd.Part(hold)])
+                here.attend.wait(0, timeout=30)
+                close(here.got(0), model.attend(0, q, np.arange(8 * T)))
+            assert figure(far, "attention_served_total") == 1
 
 
 def test_format_accepts_torch_names():

@@ -407,7 +407,8 @@ static void forged_types_of_results_are_refused(void **state)
 	tapped.bytes[0][3] = 2;
 	tapped.ask.attend = 1000;
 	assert_int_equal(
-		handshake_send_attend(attend_world_remote(w, AW_REQUESTER), &tapped.ask), 0);
+		handshake_send_attend(attend_world_remote(w, AW_REQUESTER), &tapped.ask),
+		0);
 	soon(w);
 	assert_int_equal(tapped.answer.attend, 1000);
 	assert_int_equal(tapped.answer.code, ERR_PROTO);
@@ -469,6 +470,7 @@ static void tokens_of_one_rank_in_two_are_not_read_as_all(void **state)
 	struct cache cache = cluster_geometry;
 	struct store_kv *kv = NULL;
 	struct store_hold *hold;
+	uint64_t classes = 0;
 
 	cache.shard_size = 2;
 	cache.shard_run = 4;
@@ -479,7 +481,9 @@ static void tokens_of_one_rank_in_two_are_not_read_as_all(void **state)
 	hold = store_hold_find(half, attend_world_hold(w, AW_REQUESTER, 21, 2, 600000));
 	assert_non_null(hold);
 	assert_int_equal(store_hold_here(hold), 2);
-	assert_true(store_kv_of_hold(hold, 0, 2, NULL, &kv) < 0);
+	assert_int_equal(store_kv_classes(hold, 0, 2, &classes), 0);
+	assert_true(store_kv_of_hold(hold, (unsigned int)__builtin_ctzll(classes), 0, 2,
+				     NULL, &kv) < 0);
 	assert_int_equal(err_last()->code, ERR_REQUIRE);
 	cache_close(&cache);
 }
