@@ -26,6 +26,7 @@
 #define PUT_MS 10000
 #define PARTS 8u
 #define NEAR 1e-3
+#define WIPE 0xa5
 
 /* Of V; a small multiple of 1/64, which bf16 has. */
 static double value_of(uint32_t chunk, uint32_t layer, uint32_t token, uint32_t d)
@@ -230,7 +231,7 @@ int rows_post(struct rows *r, const char *args)
 	r->posted = part.rows;
 	r->chunks = part.count;
 	r->tokens = part.tokens ? (uint32_t)part.tokens : part.count * CHUNK;
-	memset(seat_at(r, 0), 0xa5, r->seat.bytes);
+	memset(seat_at(r, 0), WIPE, r->seat.bytes);
 	memset(seat_at(r, r->seat.q), 0, SEAT_ROWS * DIMS * 2);
 	memcpy(r->shadow, seat_at(r, 0), r->seat.bytes);
 	result = kvd_attend_post(r->attend, 0, layer, parts, r->times, ms * 1000);
@@ -239,6 +240,17 @@ int rows_post(struct rows *r, const char *args)
 	r->state = -1;
 	r->wrong = 0;
 	return result;
+}
+
+/* Rows that no part names keep what was there. */
+static bool wiped(const float *at, uint32_t count)
+{
+	const uint8_t *bytes = (const void *)at;
+
+	for (size_t i = 0; i < count * sizeof(*at); i++)
+		if (bytes[i] != WIPE)
+			return false;
+	return true;
 }
 
 static uint32_t rows_wrong(const struct rows *r)
@@ -254,18 +266,17 @@ static uint32_t rows_wrong(const struct rows *r)
 			mean[d] +=
 				value_of(r->first + t / CHUNK, r->layer, t % CHUNK, d) /
 				r->tokens;
-	for (uint32_t i = 0; i < SEAT_ROWS; i++) {
-		bool right = i >= r->posted
-				     ? l[i] == 0
-				     : m[i] == 0 && fabs((double)l[i] /
-								 (r->tokens * r->times) -
-							 1) < NEAR;
+	for (uint32_t i = 0; i < r->posted; i++) {
+		bool right = m[i] == 0 &&
+			     fabs((double)l[i] / (r->tokens * r->times) - 1) < NEAR;
 
 		for (uint32_t d = 0; d < DIMS; d++)
-			right = right && (i >= r->posted ||
-					  fabs((double)o[i * DIMS + d] - mean[d]) < NEAR);
+			right = right && fabs((double)o[i * DIMS + d] - mean[d]) < NEAR;
 		wrong += !right;
 	}
+	for (uint32_t i = r->posted; i < SEAT_ROWS; i++)
+		wrong += !wiped(m + i, 1) || !wiped(l + i, 1) ||
+			 !wiped(o + (size_t)i * DIMS, DIMS);
 	return wrong;
 }
 

@@ -121,7 +121,7 @@ class Scene:
     def be_merging(self):
         self.other.open(1, LARGE, deadline_ms=LONG_MS, times=TIMES)
         self.other.under_way()
-        self.post.open(0, MERGED, 1, 16)
+        self.post.open(0, MERGED, 1, 16, times=2)  # of one part nothing is merged
         self.answered()
         if self.post.ended:
             raise Wrong("it was merged: %s" % self.post.now)
