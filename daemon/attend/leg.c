@@ -561,6 +561,7 @@ static void leg_answered(struct leg *leg, const struct wire_attention_result *ms
 		post_fail(leg->post, &why);
 		return;
 	}
+	far_attends(attends->kvd, remote);
 	told = gather_is_of(leg->post, leg);
 	if (told) {
 		leg->received = msg->values.data;

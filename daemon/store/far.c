@@ -223,6 +223,14 @@ void far_serves(struct far *far, const struct remote *remote)
 		*sick = far->sick[--far->sick_count];
 }
 
+void far_attends(const struct kvd *kvd, const struct remote *remote)
+{
+	struct far *far = store_of(kvd)->far;
+
+	if (!far_is_left_out(far, remote))
+		far_serves(far, remote);
+}
+
 /* A trial query was answered. The speed of its bytes is not known yet. */
 static void far_answers(struct far *far, const struct remote *remote)
 {

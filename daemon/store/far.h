@@ -15,6 +15,7 @@
 struct cursor;
 struct far;
 struct far_hold;
+struct kvd;
 struct layout;
 struct remote;
 struct store;
@@ -73,6 +74,8 @@ int far_on_lookup_ack(struct store *store, struct remote *remote, struct cursor 
 void far_late(struct far *far, const struct remote *remote, const char *what);
 bool far_is_left_out(struct far *far, const struct remote *remote);
 void far_serves(struct far *far, const struct remote *remote); /* it sent bytes */
+/* It answered a request for attention. While it is paused that may be a late one. */
+void far_attends(const struct kvd *kvd, const struct remote *remote);
 void far_on_down(struct far *far, const struct remote *remote);
 /* A peer came up, was refused, or announced a pool. NULL is fine. */
 void far_on_change(struct far *far, struct remote *remote);

@@ -5,6 +5,7 @@ cancels it."""
 import contextlib
 import copy
 import os
+import re
 import signal
 
 import numpy as np
@@ -592,6 +593,32 @@ def test_posts_report_number_of_requesters():
                 assert (facts.daemons, facts.together, facts.replicate) == (1, count, count > 8)
             for seat in range(2):
                 there.attend.wait(seat, timeout=60)
+
+
+def test_holder_that_attended_again_is_paused_as_the_first_time():
+    """One that does not answer is paused for 10 s, and twice as long if it has not answered since."""
+    model, ids = Model(4 * T), ids_of(4, b"paused")
+    with daemons(1) as (daemon, client, (holder,), (far,)):
+        daemon.expect("")
+        there, here = Engine(far, model), Engine(client, model)
+        there.put(ids)
+        for _ in range(2):
+            with here.space.hold(ids, remote=10) as hold:
+                assert hold.remote == 4
+                here.ask(0, 0, [kvd.Part(hold)])
+                here.attend.wait(0, timeout=30)
+            holder.freeze()
+            with here.space.hold(ids, remote=0.3) as hold:
+                assert hold.remote == 0
+            holder.thaw()
+            until(lambda: client.command("chunk.list")["remote"]["suspended"] == 1)
+
+            def found():
+                with here.space.hold(ids, remote=10) as hold:
+                    return hold.remote == 4
+            until(found)
+        paused = re.findall(r'seconds=(\d+) why="the query timed out"', daemon.log())
+        assert len(paused) == 2 and set(paused) <= {"9", "10"}, paused
 
 
 def test_refused_attend_leaves_no_region():
