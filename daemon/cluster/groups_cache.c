@@ -292,13 +292,18 @@ bool groups_known(const struct names_user *user)
 	return user->cache->known;
 }
 
-bool groups_synced(const struct names_user *user)
+static bool cache_synced(const struct group_cache *cache)
 {
-	const struct directory *directory = user->cache->groups->directory;
+	const struct directory *directory = cache->groups->directory;
 	struct directory_state state;
 
 	directory->ops->state(directory, &state);
-	return state.up && user->cache->synced;
+	return state.up && cache->synced;
+}
+
+bool groups_synced(const struct names_user *user)
+{
+	return cache_synced(user->cache);
 }
 
 /* The only worker of the group: 0; outcome 1: it has none. */
@@ -452,7 +457,7 @@ void groups_each_watch(const struct groups *groups,
 	const struct group_cache *cache;
 
 	list_foreach(cache, &groups->caches, link) {
-		if (!each(arg, cache->group, cache->roster.count, cache->synced))
+		if (!each(arg, cache->group, cache->roster.count, cache_synced(cache)))
 			return;
 	}
 }

@@ -57,6 +57,35 @@ def send_room(prefill, decode, src, dst, room, more=None, **source):
     decode.until(room, "recv", SUCCESS)
 
 
+def figures(engine):
+    """The cluster's metrics, without the prefix."""
+    return {m["name"].partition("_")[2]: m["value"] for m in engine.cmd("stats")["metrics"]
+            if m["name"].startswith("cluster_")}
+
+
+def metrics_show_the_directory():
+    with Etcd() as etcd, Daemon(config(etcd), name="d1") as d1, \
+            Daemon(config(etcd), name="d2") as d2:
+        prefill, decode = Engine(d1, "prefill"), Engine(d2, "decode")
+        for d in (d1, d2):
+            d.expect("connection lost")
+            d.expect("directory unavailable")
+        prefill.cmd("group.publish", group="prefill", pool="kv")
+        until("it is known", lambda: decode.cmd("group.query", group="prefill", since=0)["ranks"])
+        published, queried = figures(prefill), figures(decode)
+        assert (published["places"], published["puts_total"]) == (2, 2), published  # and its daemon
+        assert (queried["places"], queried["watches"], queried["entries"]) == (1, 1, 1), queried
+        assert queried["events_total"] >= 1 and not queried["watches_unsynced"], queried
+        assert (queried["directory_up"], queried["directory_down_seconds"]) == (1, 0), queried
+        etcd.stop()
+        until("it is down", lambda: not figures(decode)["directory_up"])
+        until("for a while", lambda: figures(decode)["directory_down_seconds"] > 0)
+        assert figures(decode)["watches_unsynced"] == 1, figures(decode)
+        etcd.start()
+        until("it is up", lambda: figures(decode)["directory_up"])
+        assert figures(decode)["reconnects_total"] == 1
+
+
 def commands_show_daemons_and_groups():
     with three() as (d0, d1, d2):
         prefill = Engine(d1, "prefill")
@@ -159,6 +188,8 @@ def key_that_an_engine_names_is_looked_up(etcd, tmp, prefill, src):
         message = decode.refused("ETIMEOUT", "peer.connect", timeout_ms=1000,
                                  endpoint=plain + "#" + keygen(tmp + "/other"))
         assert "nor, so far, in the directory" in message, message
+        known = figures(decode)
+        assert (known["keys"], known["keys_unknown"]) == (2, 1), known
 
 
 def keys_are_trusted_per_cluster_trust():
@@ -192,5 +223,5 @@ def keys_are_trusted_per_cluster_trust():
 
 if __name__ == "__main__":
     assert FAILED == 0
-    run([commands_show_daemons_and_groups, rooms_find_their_source_by_name,
+    run([metrics_show_the_directory, commands_show_daemons_and_groups, rooms_find_their_source_by_name,
          one_session_has_its_share, keys_are_trusted_per_cluster_trust])
