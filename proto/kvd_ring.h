@@ -121,7 +121,7 @@ enum {
 	KVD_RING_LAST = 1 << 3,	    /* SEND: the last chunk */
 	KVD_RING_AUX = 1 << 4,	    /* BIND, SEND: c is a slot of the view "aux" */
 	KVD_RING_DURABLE = 1 << 5,  /* PUT: succeed only when all is synced to files */
-	KVD_RING_PUBLISH = 1 << 6,  /* PUT: as chunk.publish; older daemons copy */
+	KVD_RING_PUBLISH = 1 << 6,  /* PUT: as chunk.publish */
 };
 
 #define KVD_RING_ID_BYTES 32u

@@ -46,15 +46,20 @@ def flag(name, value):
     return bool(value)
 
 
+def number(name, value, allowed="a number"):
+    if isinstance(value, (bool, np.bool_, str)) or not hasattr(value, "__float__"):
+        raise wrong(name, value, allowed)
+    return float(value)
+
+
 def seconds(name, value):
     """A number of seconds above 0, or None."""
     if value is None:
         return None
-    if isinstance(value, (bool, np.bool_, str)) or not hasattr(value, "__float__"):
-        raise wrong(name, value, "a number of seconds or None")
-    if not float(value) > 0:
+    got = number(name, value, "a number of seconds or None")
+    if not got > 0:
         raise ValueError("%s: %s is not above 0 seconds" % (name, came(value)))
-    return float(value)
+    return got
 
 
 def span(name, value, high=U64):

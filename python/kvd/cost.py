@@ -75,11 +75,10 @@ class Choice(NamedTuple):
 
 
 def _time(name, value):
-    if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
-        raise _check.wrong(name, value, "a number of microseconds")
-    if not 0 <= float(value) < math.inf:
+    got = _check.number(name, value, "a number of microseconds")
+    if not 0 <= got < math.inf:
         raise ValueError("%s: %s is not a time in microseconds" % (name, _check.came(value)))
-    return float(value)
+    return got
 
 
 def _holder(i, holder):

@@ -194,7 +194,7 @@ def attend(q, cache, batch, *, scale, softcap=0.0, isa="auto", threads=1, out=No
     cache._check_place()
     _kvd.math_attend((at, kind, tokens, heads, strides[0], o[1], lse[1]), cache._packed,
                      batch._packed,
-                     _number("scale", scale), _number("softcap", softcap),
+                     _check.number("scale", scale), _check.number("softcap", softcap),
                      _check.instance("isa", isa, str, "a str"),
                      _check.integer("threads", threads, 1, THREADS_MAX))
     del keep
@@ -219,9 +219,3 @@ def merge(o, lse, there, *, at=None):
     _kvd.math_merge(o[1], lse[1], tokens, _check.integer("o.shape[1]", heads, 0, HEADS_MAX),
                     _check.integer("o.shape[2]", dv, 0, DIMS_MAX), numbers,
                     *(part[1] for part in parts))
-
-
-def _number(name, value):
-    if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
-        raise _check.wrong(name, value, "a number")
-    return float(value)

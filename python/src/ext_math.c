@@ -9,6 +9,7 @@
 
 #include <math.h>
 
+#include "daemon/base/err.h"
 #include "daemon/math/merge.h"
 #include "daemon/math/pick.h"
 #include "python/src/paged.h"
@@ -98,9 +99,8 @@ static PyObject *attend(PyObject *Py_UNUSED(module), PyObject *args)
 	struct paged paged = {.tokens = 0};
 	PyObject *rows, *cache, *batch;
 	const char *isa;
-	char text[160];
 	bool wrong;
-	int r = 0;
+	int r;
 
 	if (!PyArg_ParseTuple(args, "O!O!O!ffsI", &PyTuple_Type, &rows, &PyTuple_Type,
 			      &cache, &PyTuple_Type, &batch, &paged.shape.scale,
@@ -108,10 +108,12 @@ static PyObject *attend(PyObject *Py_UNUSED(module), PyObject *args)
 	    !rows_parse(rows, &paged) || !cache_parse(cache, &paged) ||
 	    !batch_parse(batch, &paged) || !isa_parse(isa, &paged.isa))
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS wrong = paged_fault(&paged, text, sizeof(text));
+	Py_BEGIN_ALLOW_THREADS r = paged_check(&paged);
+	wrong = r < 0;
 	if (!wrong)
 		r = paged_run(&paged);
-	Py_END_ALLOW_THREADS if (wrong) PyErr_SetString(PyExc_ValueError, text);
+	Py_END_ALLOW_THREADS if (wrong)
+		PyErr_SetString(PyExc_ValueError, err_last()->text);
 	else if (r < 0) PyErr_NoMemory();
 	else Py_RETURN_NONE;
 	return NULL;

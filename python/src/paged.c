@@ -21,9 +21,7 @@
 #include <errno.h>
 #include <math.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "daemon/base/err.h"
@@ -80,20 +78,7 @@ struct lane {
 	uint8_t *scratch;
 };
 
-/* ---- faults ---- */
-
-static bool fault(char *text, size_t size, const char *fmt, ...)
-	__attribute__((format(printf, 3, 4)));
-
-static bool fault(char *text, size_t size, const char *fmt, ...)
-{
-	va_list ap;
-
-	va_start(ap, fmt);
-	(void)vsnprintf(text, size, fmt, ap);
-	va_end(ap);
-	return true;
-}
+/* ---- checks ---- */
 
 /* Does the last byte of a field have an address? */
 static bool field_fits(const struct paged *paged, const struct attend_field *field,
@@ -114,25 +99,25 @@ static bool field_fits(const struct paged *paged, const struct attend_field *fie
 	return !__builtin_add_overflow(end, part, &end) && end <= PTRDIFF_MAX;
 }
 
-static bool cache_fault(const struct paged *paged, char *text, size_t size)
+static int cache_check(const struct paged *paged)
 {
 	const struct attend_shape *shape = &paged->shape;
 	const char *why = attend_shape_fault(shape);
 
 	if (why)
-		return fault(text, size, "%s", why);
+		return err_raise(ERR_INVAL, "%s", why);
 	if (shape->heads > ATTEND_ROWS_MAX)
-		return fault(text, size, "heads: %u (at most %u)", shape->heads,
-			     ATTEND_ROWS_MAX);
+		return err_raise(ERR_INVAL, "heads: %u (at most %u)", shape->heads,
+				 ATTEND_ROWS_MAX);
 	if (!paged->pages || !paged->page_tokens)
-		return fault(text, size, "cache: no tokens");
+		return err_raise(ERR_INVAL, "cache: no tokens");
 	if (!field_fits(paged, &paged->k, shape->dqk) ||
 	    (shape->kind == ATTEND_GQA && !field_fits(paged, &paged->v, shape->dv)))
-		return fault(text, size, "cache: ends behind the last address");
-	return false;
+		return err_raise(ERR_INVAL, "cache: ends behind the last address");
+	return 0;
 }
 
-static bool table_fault(const struct paged *paged, char *text, size_t size)
+static int table_check(const struct paged *paged)
 {
 	uint64_t most = UINT32_MAX / paged->page_tokens, sum = 0, queries = 0;
 
@@ -141,43 +126,47 @@ static bool table_fault(const struct paged *paged, char *text, size_t size)
 		queries += paged->queries[i];
 	}
 	if (queries != paged->tokens)
-		return fault(text, size, "queries: %llu in all, but q has %u tokens",
-			     (unsigned long long)queries, paged->tokens);
+		return err_raise(ERR_INVAL, "queries: %llu in all, but q has %u tokens",
+				 (unsigned long long)queries, paged->tokens);
 	if (sum != paged->table_count)
-		return fault(text, size, "page_counts: %llu in all, but pages has %u",
-			     (unsigned long long)sum, paged->table_count);
+		return err_raise(ERR_INVAL, "page_counts: %llu in all, but pages has %u",
+				 (unsigned long long)sum, paged->table_count);
 	if (sum > most)
-		return fault(text, size, "pages: %llu (at most %llu of %u tokens)",
-			     (unsigned long long)sum, (unsigned long long)most,
-			     paged->page_tokens);
+		return err_raise(ERR_INVAL, "pages: %llu (at most %llu of %u tokens)",
+				 (unsigned long long)sum, (unsigned long long)most,
+				 paged->page_tokens);
 	for (uint32_t i = 0; i < paged->table_count; i++) {
 		if (paged->table[i] >= paged->pages)
-			return fault(text, size,
-				     "pages[%u]: %u, but the cache has %llu pages", i,
-				     paged->table[i], (unsigned long long)paged->pages);
+			return err_raise(
+				ERR_INVAL, "pages[%u]: %u, but the cache has %llu pages",
+				i, paged->table[i], (unsigned long long)paged->pages);
 	}
-	return false;
+	return 0;
 }
 
-bool paged_fault(const struct paged *paged, char *text, size_t size)
+int paged_check(const struct paged *paged)
 {
 	uint32_t token = 0;
+	int r = cache_check(paged);
 
-	if (cache_fault(paged, text, size) || table_fault(paged, text, size))
-		return true;
+	if (r >= 0)
+		r = table_check(paged);
+	if (r < 0)
+		return err_pass(r);
 	for (uint32_t i = 0; i < paged->request_count; i++) {
 		uint64_t most = (uint64_t)paged->counts[i] * paged->page_tokens;
 
 		for (uint32_t n = paged->queries[i]; n > 0; n--, token++) {
 			if (paged->ends[token] > most)
-				return fault(text, size,
-					     "ends[%u]: %u, but the pages of request %u "
-					     "have %llu tokens",
-					     token, paged->ends[token], i,
-					     (unsigned long long)most);
+				return err_raise(
+					ERR_INVAL,
+					"ends[%u]: %u, but the pages of request %u "
+					"have %llu tokens",
+					token, paged->ends[token], i,
+					(unsigned long long)most);
 		}
 	}
-	return false;
+	return 0;
 }
 
 /* ---- tiles and jobs ---- */

@@ -35,11 +35,11 @@ struct paged {
 	unsigned int threads; /* at most; 1 to PAGED_THREADS_MAX */
 };
 
-/* Its fault, in a text that names the member and the limit; false: none. Checks every
- * number, but no value of q or of the cache. */
-bool paged_fault(const struct paged *paged, char *text, size_t size);
+/* ERR_INVAL, which names the member and the limit. Checks every number, but no value of
+ * q or of the cache. */
+int paged_check(const struct paged *paged);
 
-/* It is without fault. -ENOMEM. lse: the natural logarithm of the sum of exp(logit); a
+/* It was checked. -ENOMEM. lse: the natural logarithm of the sum of exp(logit); a
  * query token without tokens has -inf, and o = 0. */
 int paged_run(const struct paged *paged);
 

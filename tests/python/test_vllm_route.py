@@ -755,7 +755,6 @@ def test_engines_without_the_option_keep_their_backends(store, monkeypatch, conn
     transfer = connector and types.SimpleNamespace(
         kv_connector=connector, get_from_extra_config=lambda name, preset: extra.get(name, preset))
     config = types.SimpleNamespace(kv_transfer_config=transfer)
-    assert plugin.routes(config) is routes
     patch(monkeypatch, "vllm.config", "get_current_vllm_config", lambda: config)
     patch(monkeypatch, "vllm.utils.import_utils", "resolve_obj_by_qualname", lambda path: path)
     enum = {"CPU_ATTN": types.SimpleNamespace(value="vllm's own")}

@@ -88,9 +88,7 @@ def near(hold, *answers):
 # ---- arguments ----
 
 def number(name, value, most):
-    if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
-        raise _check.wrong(name, value, "a number")
-    value = float(value)
+    value = _check.number(name, value)
     if not 0 <= value <= most:
         raise ValueError("%s: %r is not in 0 to %g" % (name, value, most))
     return value

@@ -14,18 +14,17 @@ def load():
             register_backend(member, "%s.%s" % (__name__, name))
 
 
-def routes(config):
-    """Whether this engine's configuration has "route"."""
-    transfer = config.kv_transfer_config
-    return transfer is not None and transfer.kv_connector == "KvdStoreConnector" and \
-        transfer.get_from_extra_config("route", "off") != "off"
+def routes(transfer):
+    """Whether a KvdStoreConnector of this KVTransferConfig has "route"."""
+    return transfer.get_from_extra_config("route", "off") != "off"
 
 
 def __getattr__(name):
     if name not in NAMES:
         raise AttributeError(name)
     from vllm.config import get_current_vllm_config
-    if routes(get_current_vllm_config()):
+    transfer = get_current_vllm_config().kv_transfer_config
+    if transfer is not None and transfer.kv_connector == "KvdStoreConnector" and routes(transfer):
         from . import route_cpu
         return getattr(route_cpu, NAMES[name])
     from vllm.utils.import_utils import resolve_obj_by_qualname

@@ -31,6 +31,7 @@ from ..stores.names import weights_of
 from . import releases, sleep
 from .identity import names
 from .marks import Marks
+from .plugin import routes
 from .route import MODES, Routes
 from .route_worker import Router
 from .stats import StorePromMetrics, StoreStats
@@ -106,6 +107,10 @@ def refusals(config, caches):
         "drop it (kvd cuts heads itself)"
 
 
+def dtype_of(config):
+    return str(config.model_config.dtype).rsplit(".", 1)[-1]
+
+
 def route_refusals(config, caches):
     """(refused, what, remedy), with "route"."""
     from vllm.platforms import current_platform
@@ -125,7 +130,7 @@ def route_refusals(config, caches):
     yield not config.kv_transfer_config.is_kv_consumer, "a kv_producer", "kv_role kv_both"
     yield config.cache_config.cache_dtype not in ("auto", *ROUTE_TYPES), "--kv-cache-dtype %s" \
         % config.cache_config.cache_dtype, "auto"
-    dtype = str(config.model_config.dtype).rsplit(".", 1)[-1]
+    dtype = dtype_of(config)
     yield dtype not in ROUTE_TYPES, "a model of %s" % dtype, "--dtype " + ", ".join(ROUTE_TYPES)
     yield releases.hash_tokens(config, caches) != spec.block_size, "hashes of parts of a block", \
         "equal block sizes"
@@ -200,7 +205,7 @@ def plan(config, caches, hashed, block, tokens):
                 loads=transfer.is_kv_consumer and named.revision is not None,
                 saves=transfer.is_kv_producer and named.revision is not None, step=StoreStep,
                 adapters=Adapters(weights_of, logger) if extra("revision", None) is None else None,
-                routes=Routes(block) if extra("route", "off") != "off" else None)
+                routes=Routes(block) if routes(transfer) else None)
 
 
 # ---- a worker --------------------------------------------------------------------------
@@ -236,7 +241,7 @@ class Worker:
             return client.space(pool, timeout=CALL_S, **named._asdict())
         spaces = SpaceClient(None, opener, client, most=1, log=logger)
         self.rank = Rank(spaces, group, self.marks, self.count)
-        if extra("route", "off") != "off":
+        if routes(self.config.kv_transfer_config):
             self.router = self._router(spaces, group)
 
     def _router(self, spaces, group):
@@ -255,7 +260,7 @@ class Worker:
         if others or group.grain != 1:
             raise ValueError("kvd.vllm: \"route\": layers with attention of several shapes are not "
                              "supported: %s" % [shape, *others])
-        dtype = ROUTE_TYPES[str(self.config.model_config.dtype).rsplit(".", 1)[-1]]
+        dtype = ROUTE_TYPES[dtype_of(self.config)]
 
         def opener(client, rows, seats):
             return client.attend(rows=rows, seats=seats, q_type=dtype, kv_type=dtype,
@@ -307,7 +312,7 @@ class KvdStoreConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
                                  % (what, remedy))
         refuse_options(vllm_config)
         transfer = vllm_config.kv_transfer_config
-        self.route = transfer.get_from_extra_config("route", "off") != "off"
+        self.route = routes(transfer)
         for refused, what, remedy in route_refusals(vllm_config, kv_cache_config) \
                 if self.route else ():
             if refused:
