@@ -242,7 +242,7 @@ bool class_words_named(const char *name)
 	       strlen(name) == strlen(PREFIX) + HEX_CHARS(SEAL_DIGEST_BYTES);
 }
 
-struct told {
+struct description {
 	char tenant[ACCOUNT_NAME_MAX], model[STORE_WORD_MAX + 1];
 	char revision[STORE_WORD_MAX + 1], scheme[STORE_WORD_MAX + 1];
 	char rope[STORE_WORD_MAX + 1];
@@ -250,7 +250,7 @@ struct told {
 	struct layout *layout;
 };
 
-static int ack_read(const void *data, size_t len, struct told *told)
+static int description_read(const void *data, size_t len, struct description *found)
 {
 	struct cursor in;
 	uint32_t version;
@@ -263,24 +263,24 @@ static int ack_read(const void *data, size_t len, struct told *told)
 				 "format %u, but this daemon's is %u; start the kvd "
 				 "that wrote it, or empty chunk_dir",
 				 version, VERSION);
-	cursor_get_str(&in, told->tenant, sizeof(told->tenant));
-	cursor_get_str(&in, told->model, sizeof(told->model));
-	cursor_get_str(&in, told->revision, sizeof(told->revision));
-	cursor_get_str(&in, told->scheme, sizeof(told->scheme));
-	cursor_get_str(&in, told->rope, sizeof(told->rope));
-	told->tokens = cursor_get_u32(&in);
+	cursor_get_str(&in, found->tenant, sizeof(found->tenant));
+	cursor_get_str(&in, found->model, sizeof(found->model));
+	cursor_get_str(&in, found->revision, sizeof(found->revision));
+	cursor_get_str(&in, found->scheme, sizeof(found->scheme));
+	cursor_get_str(&in, found->rope, sizeof(found->rope));
+	found->tokens = cursor_get_u32(&in);
 	r = cursor_check(&in, "class");
-	return r < 0 ? err_pass(r) : err_pass(layout_decode(&in, &told->layout));
+	return r < 0 ? err_pass(r) : err_pass(layout_decode(&in, &found->layout));
 }
 
-static int described_tenant(struct store *store, const struct told *told,
+static int described_tenant(struct store *store, const struct description *found,
 			    uint64_t generation, struct store_tenant **tenant_p)
 {
-	const char *name = told->tenant + strlen(TENANT);
+	const char *name = found->tenant + strlen(TENANT);
 	struct account *account;
 	int r;
 
-	if (strncmp(told->tenant, TENANT, strlen(TENANT)) != 0 || !*name ||
+	if (strncmp(found->tenant, TENANT, strlen(TENANT)) != 0 || !*name ||
 	    strlen(name) > UID_DIGITS || name[strspn(name, "0123456789")])
 		return err_raise(ERR_PROTO, "no known user");
 	account = account_get(&store->kvd->accounts, "uid", name);
@@ -291,16 +291,16 @@ static int described_tenant(struct store *store, const struct told *told,
 	return err_pass(r);
 }
 
-static int described_class(struct store *store, const struct told *told,
+static int described_class(struct store *store, const struct description *found,
 			   uint64_t generation, struct store_class **class_p)
 {
-	const struct store_space_args args = {.model = told->model,
-					      .revision = told->revision,
-					      .scheme = told->scheme,
-					      .rope = told->rope,
-					      .tokens = told->tokens};
-	const struct canon_args canon_args = {.layout = told->layout,
-					      .tokens = told->tokens,
+	const struct store_space_args args = {.model = found->model,
+					      .revision = found->revision,
+					      .scheme = found->scheme,
+					      .rope = found->rope,
+					      .tokens = found->tokens};
+	const struct canon_args canon_args = {.layout = found->layout,
+					      .tokens = found->tokens,
 					      .memory_bytes = store->memory_bytes};
 	struct canon *canon mem_cleanup(canon_freep) = NULL;
 	struct store_tenant *tenant;
@@ -314,7 +314,7 @@ static int described_class(struct store *store, const struct told *told,
 			      "parts of %llu bytes are too large for chunk_memory",
 			      (unsigned long long)canon->slot_bytes);
 	if (r >= 0)
-		r = described_tenant(store, told, generation, &tenant);
+		r = described_tenant(store, found, generation, &tenant);
 	if (r >= 0)
 		r = store_space_of(store, tenant, &args, canon, generation, &space);
 	if (r >= 0)
@@ -325,12 +325,12 @@ static int described_class(struct store *store, const struct told *told,
 int class_words_scan(struct store *store, const void *data, size_t len,
 		     uint64_t generation, struct store_class **class_p)
 {
-	struct told told = {.layout = NULL};
-	int r = ack_read(data, len, &told);
+	struct description found = {.layout = NULL};
+	int r = description_read(data, len, &found);
 
 	if (r >= 0)
-		r = described_class(store, &told, generation, class_p);
-	layout_free(told.layout);
+		r = described_class(store, &found, generation, class_p);
+	layout_free(found.layout);
 	return err_pass(r);
 }
 

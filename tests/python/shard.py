@@ -8,7 +8,8 @@ import os
 SECONDS = dict(router=35, router_limits=25, router_members=25, chunk_pages=20, chunk_remote=20,
                attend=20, chunk_hedge=15, chunk_index=13, nixl=12, router_sim=10,
                chunk_files=10, chunk_keep=10, chunk_events=7, nixl_ends=7, attend_flood=6,
-               nixl_harsh=6, chunks=5, nixl_file=4, cost_live=4, sglang_store=4, router_pick=4)
+               math=13, chunk_sick=10, nixl_harsh=6, chunks=5, nixl_file=4, cost_live=4, sglang_store=4,
+               router_pick=4)
 
 
 @functools.cache

@@ -289,8 +289,8 @@ static uint32_t rows_written(const struct rows *r)
 	return written;
 }
 
-static void rows_send(const struct rows *r, const char *error, uint64_t late_ns,
-		      uint64_t now_ns)
+static void rows_print(const struct rows *r, const char *error, uint64_t late_ns,
+		       uint64_t now_ns)
 {
 	printf("{\"event\":\"room\",\"room\":%" PRIu64
 	       ",\"role\":\"attend\",\"state\":%d,\"aborting\":false,\"error\":\"%s\","
@@ -323,7 +323,7 @@ bool rows_look(struct rows *r, uint64_t late_ns, uint64_t now_ns)
 		r->ended_ns = now_ns;
 		memcpy(r->shadow, seat_at(r, 0), r->seat.bytes);
 	}
-	rows_send(r, state == KVD_FAILED ? "EFAILED" : "", late_ns, now_ns);
+	rows_print(r, state == KVD_FAILED ? "EFAILED" : "", late_ns, now_ns);
 	return true;
 }
 
