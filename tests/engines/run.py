@@ -50,6 +50,7 @@ NATIVE = {
     "vllm-multi-async": ["vllm_multi_async.py"],
     "vllm-route": ["vllm_route.py", "gqa"],
     "vllm-route-mla": ["vllm_route.py", "mla"],
+    "vllm-route-auto": ["vllm_route.py", "auto"],
     "vllm-route-ends": ["vllm_route.py", "ends"],
     "vllm-tier": ["vllm_tier.py", "lives"],
     "vllm-tier-ranks": ["vllm_tier.py", "ranks"],

@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real vLLM engines that attend to prompts where they are: KvdStoreConnector with "route".
 
-vllm_route.py gqa|mla|ends [--nixl native] [--prompts N] [--name NAME]
+vllm_route.py gqa|mla|auto|ends [--nixl native] [--prompts N] [--name NAME]
 
     gqa, mla  one holder, prompts alone and up to 16 at once
+    auto      each prompt by the way that is cheapest, or by a given one; documents that are fetched
+              while they are routed to
     ends      a holder stands still or dies between any two layers; controls, which must be wrong
 
 Engine A computes documents and stores them in its daemon. Engine B, with another daemon, gets
@@ -32,11 +34,12 @@ from vllm_pd import Engine as Plain
 T = 64
 LAYERS, HEADS = 4, 8
 COUNTERS = {"posts": "kvd_store_routed_posts_total", "rows": "kvd_store_routed_rows_total",
-            "steps": "kvd_store_routed_steps_total", "lost": "kvd_store_lost_steps_total"}
+            "steps": "kvd_store_routed_steps_total", "lost": "kvd_store_lost_steps_total",
+            "rents": "kvd_store_rents_total"}
 SERVED = ("attention_served_rows_total", "attention_requests_total",
           "attention_requests_failed_total")
 LLAMA = "llama", ("--block-size", "32")
-KINDS = {"gqa": LLAMA, "ends": LLAMA,
+KINDS = {"gqa": LLAMA, "ends": LLAMA, "auto": LLAMA,
          "mla": ("yarn", ("--attention-backend", "CPU_MLA", "--block-size", "16"))}
 
 
@@ -204,7 +207,7 @@ def connected(here, count=1):
     assert until(lambda: here.chunks()["remote"]["up"] == count, 20), "the other daemon is not up"
 
 
-def sides(case):
+def sides(case, route="always"):
     """A's daemon, which has the documents, and B. B only loads: what it stored it would find at its
     own daemon, and A's would have less to do."""
     there = case.node("there", "attention_threads = 1\n")
@@ -213,7 +216,7 @@ def sides(case):
     A.stop()
     here = case.node("here", "chunk_peers = %s\n" % endpoint(there))
     connected(here)
-    return there, case.engine("B", here, {"remote": 0.3}, role="kv_consumer", more=(
+    return there, case.engine("B", here, {"remote": 0.3, "route": route}, role="kv_consumer", more=(
         "--max-num-batched-tokens", "256") if case.kind == "llama" else ())
 
 
@@ -224,6 +227,108 @@ def always(case):
         tally.check("prompt %d attends to its document at A's daemon" % i, case.one, B, there, i)
     tally.check("all, up to 16 at once", case.many, B, there, 16)
     tally.check("nothing is kept", B.idle)
+
+
+# ---- ways that are chosen -------------------------------------------------------------------
+
+def auto(case):
+    tally = case.tally
+    there, B = sides(case, "auto")
+    tally.check("the daemon has measured A's", measured, case, B)
+    tally.check("each prompt alone, by its cheapest way", ways, case, B, 1)
+    tally.check("all, up to 16 at once", ways, case, B, 16)
+    for rule, figures in (("fetches", ("loaded", "fetched")), ("computes", ("local_compute",)),
+                          ("rents", ("rents", "rows", "fetched"))):
+        for width in (1, 16):
+            tally.check("all are to be: %s, %d at once" % (rule, width), given, case, B, rule,
+                        width, figures)
+    for sends in (41, 43, 47):
+        tally.check("a document is fetched, the holder stands still before request %d" % sends,
+                    rent_stops, case, B, there, sends)
+    tally.check("control: blocks to which nothing was loaded give wrong tokens", rent_wrong, case, B)
+    tally.check("each prompt again, by its cheapest way", ways, case, B, 16)
+    tally.check("nothing is kept", B.idle)
+
+
+def measured(case, B):
+    """It begins with the first request, by which the engine opens the daemon's prices."""
+    case.ask(B, 0)
+
+    def has():
+        cost = ctl(B.node, "cost")
+        peers = {peer["instance"] for peer in cost["peers"]}
+        return any(speed["instance"] in peers for speed in cost["speeds"])
+    assert until(has, 60, 0.5), ctl(B.node, "cost")
+
+
+def ways(case, B, width):
+    B.forget()
+    begin = B.counters()
+    case.at_once(B, range(case.count), width)
+    B.settled()
+    end = B.counters()
+    got = {k: end[k] - begin[k] for k in ("posts", "rows", "rents", "lost", "loaded")}
+    assert not got["lost"], got
+    return "%(rows)d rows routed in %(posts)d requests, %(rents)d documents fetched meanwhile, " \
+        "%(loaded)d bytes fetched" % got
+
+
+def given(case, B, rule, width, figures):
+    B.look("break", rule)
+    try:
+        B.forget()
+        begin, fetched = B.counters(), B.node.chunks()["fetched_bytes"]
+        case.at_once(B, range(case.count), width)
+        B.settled()
+        end = B.counters()
+        end.update(end["sources"], fetched=B.node.chunks()["fetched_bytes"] - fetched)
+        begin.update(begin["sources"], fetched=0)
+        got = {k: end[k] - begin.get(k, 0) for k in ("rents", "rows", "fetched", "loaded",
+                                                     "local_compute")}
+        assert all(got[name] for name in figures), got
+        if rule != "rents":
+            assert not got["rows"] and not got["rents"], got
+        if rule == "computes":
+            assert not got["fetched"], got
+        return str(got)
+    finally:
+        B.look("mend")
+
+
+def rent_stops(case, B, there, sends):
+    """Tokens are right, and the blocks are given back."""
+    B.look("break", "rents")
+    try:
+        routes_again(case, B)
+        B.forget()
+        B.look("tap", signal.SIGSTOP, there.daemon.proc.pid, sends)
+        try:
+            case.at_once(B, range(min(case.count, 16)), 16)
+        finally:
+            there.daemon.thaw()
+            connected(B.node)
+        B.settled()
+    finally:
+        B.look("mend")
+    B.idle()
+
+
+def rent_wrong(case, B):
+    B.look("break", "rents")
+    B.look("break", "loads")
+    try:
+        routes_again(case, B)
+        B.forget()
+        try:
+            case.at_once(B, range(case.count), 16)
+        except AssertionError as error:
+            assert "tokens of prompt" in str(error), error
+            return str(error)[:60]
+        raise AssertionError("its tokens are right")
+    finally:
+        B.look("mend")
+        B.settled()
+        B.forget()
 
 
 # ---- a holder that stands still, or dies -----------------------------------------------------
@@ -317,7 +422,7 @@ def killed(case, B, there, some, sends):
     return "%d lost" % (B.counters()["lost"] - begin)
 
 
-CASES = {"gqa": always, "mla": always, "ends": ends}
+CASES = {"gqa": always, "mla": always, "auto": auto, "ends": ends}
 
 
 def main():

@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 
-from kvd.vllm import route, route_scheduler, route_worker
+from kvd.vllm import choice, route, route_scheduler, route_worker, store_worker
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm_store_look import Look as StoreLook
 
@@ -29,7 +29,7 @@ class Look(StoreLook):
         gc.unfreeze()  # vLLM's engine hides what it has made at its start
         gc.collect()
         (routes,) = (one for one in gc.get_objects() if isinstance(one, route.Routes))
-        return len(routes.ways) + len(routes.away), len(routes.documents), \
+        return len(routes.ways) + len(routes.away) + len(routes.rents), len(routes.documents), \
             len(self.kvd_worker.router.holds)
 
     def kvd_break(self, rule):
@@ -51,7 +51,21 @@ def unnoticed(router):
     return set()
 
 
+def nothing(rank, words, pieces, blocks, begin, end):
+    """A load of which no byte moves, and which is whole all the same."""
+    load = store_worker.Load(blocks)
+    load.end = lambda: (True, 0)
+    return load
+
+
 RULES = {
+    # all is routed first, and each document is fetched after its first steps
+    "rents": [(choice.Prices, "choose", lambda *args, **kw: choice.ROUTE),
+              (choice.Prices, "turned", lambda *args: True)],
+    "fetches": [(choice.Prices, "choose", lambda *args, **kw: choice.FETCH)],
+    "computes": [(choice.Prices, "choose", lambda *args, **kw: choice.LOCAL)],
+    # blocks count as loaded to which nothing was
+    "loads": [(store_worker.Rank, "_load", nothing)],
     # zeros count as an answer
     "lost": [(route_worker.Router, "end", unnoticed)],
     # blocks that a lost step has written are found by the next request

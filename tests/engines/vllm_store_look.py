@@ -53,5 +53,5 @@ class Look:
 
     def kvd_left(self):
         rank = self.kvd_worker.rank
-        return {"loads": len(rank.loads), "puts": sum(map(len, rank.puts.values())),
+        return {"loads": len(rank.loads) + len(rank.rents), "puts": sum(map(len, rank.puts.values())),
                 "ending": len(rank.ending), "settled": self.kvd_settled, "late": self.kvd_late}

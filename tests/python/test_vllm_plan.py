@@ -105,7 +105,7 @@ def test_long_space_word_is_cut_with_a_digest():
 
 # ---- the scheduler, with a store that is faked ---------------------------------------------
 
-Found = namedtuple("Found", "chunks secret")
+Found = namedtuple("Found", "chunks secret remote", defaults=(0,))
 
 
 class Store:
@@ -133,7 +133,7 @@ def plan_of(there=0, told=True, **kw):
     store, clock = Store(there), Clock()
     plan = Plan(store, BlockIds(BLOCK), NAMED, BLOCK, T, clock=clock, **kw)
     if told:
-        plan.told({(0, 0): (layout_text(), 1)})
+        plan.told({(0, 0): (layout_text(), 1, None)})
     return plan, store, clock
 
 
@@ -307,7 +307,7 @@ def test_no_lookup_before_workers_report_pools():
     request = arrive(plan, 300)
     assert plan.matched(request, 0) == (None, False)
     assert plan.take(output({})).words is None
-    plan.told({(0, 0): (layout_text(), 1)})
+    plan.told({(0, 0): (layout_text(), 1, None)})
     assert plan.matched(request, 0) == (192, True)
     assert plan.take(output({})).words == NAMED._replace(tokens=T)
     plan, store, clock = plan_of(3, told=False)
@@ -319,7 +319,7 @@ def test_no_lookup_before_workers_report_pools():
 
 def test_cache_of_whole_blocks_has_chunks_of_sixteen_or_more():
     plan, _, _ = plan_of(told=False)
-    plan.told({(0, 0): (layout_text(), BLOCK)})
+    plan.told({(0, 0): (layout_text(), BLOCK, None)})
     assert (plan.tokens, plan.words.tokens) == (256, 16)
 
 
@@ -345,7 +345,7 @@ def test_load_names_the_blocks_of_its_tokens():
     plan, _, _ = plan_of(3)
     request = arrive(plan, 300)
     assert load(plan, request, 80).loads == [
-        ("a", b"secret", [1000 + i for i in range(5, 12)], 80, 192)]
+        ("a", ((b"secret", 192),), [1000 + i for i in range(5, 12)], 80, 192)]
     assert plan.take(output({})).loads == []
     plan.heard({"a"}, set())
     plan.allocated(request, table, 0)  # vLLM's second call, for the rest
@@ -581,7 +581,7 @@ def caught(call):
 
 def test_prompt_longer_than_a_call_is_split():
     plan = Plan(Store(1 << 20), BlockIds(BLOCK), NAMED, BLOCK, 16, clock=Clock())
-    plan.told({(0, 0): (layout_text(), 1)})
+    plan.told({(0, 0): (layout_text(), 1, None)})
     request = arrive(plan, 5000 * 16)
     assert plan.matched(request, 0) == (4096 * 16, True)
     plan.spaces.there = 0

@@ -65,14 +65,15 @@ def test_state_of_another_token_is_not_loaded(connector):
 
 
 def test_fewer_chunks_than_were_found_are_loaded_from_the_first_token_on():
-    space = Some(hold=lambda ids, first, **kw: Some(chunks=len(ids), secret=b"s", close=None))
+    space = Some(hold=lambda ids, first, **kw: Some(chunks=len(ids), secret=b"s", remote=0,
+                                                          close=None))
     spaces = Some(ask=lambda key, call: call(space))
     plan = Plan(spaces, BlockIds(16), Words("m", "r", "s", "", 0), 16, 64)
     layout = Layout()
     layout.buffer(1 << 20)
     layout.view("kv", 16, 20).field("kv", 0, "k", buffer=0, page_stride=512, token_stride=32,
                                     unit_stride=32, unit_bytes=32)
-    plan.told({(0, 0): (layout.text(), 1)})
+    plan.told({(0, 0): (layout.text(), 1, None)})
     request = Some(request_id="a", num_tokens=300, skip_reading_prefix_cache=False,
                    block_hashes=[bytes([i]) * 32 for i in range(18)])
     plan.arrived(request)

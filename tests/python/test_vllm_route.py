@@ -241,7 +241,7 @@ def test_a_request_that_is_preempted_and_resumed_in_one_step_stores_no_null_bloc
     request = arrive(plan, 500)
     admit(plan, request, 0, 256)
     computes(plan, request, 200)
-    plan.lost(request)
+    plan.again(request, True)
     request.num_computed_tokens = 0
     table = admit(plan, request, 0, 256)
     told = output({"a": 200}, preempted=["a"])
@@ -270,12 +270,12 @@ def test_a_lost_request_is_routed_again_and_then_loaded():
     admit(plan, request, 0, 256)
     for made in range(1, LOSSES_MAX):
         computes(plan, request, 44)
-        plan.lost(request)
+        plan.again(request, True)
         request.num_computed_tokens = 0
         admit(plan, request, 0, 256)
         assert len(store.asked) == made + 1, "it does not use the lost hold again"
     admit(plan, other, 0, 256)
-    plan.lost(request)
+    plan.again(request, True)
     request.num_computed_tokens = 0
     assert plan.matched(request, 0) == (256, True)
     plan.allocated(request, lambda: (list(range(1000, 1040)),), 256)
@@ -587,7 +587,7 @@ def test_other_values_of_the_option_are_refused(store, given):
     transfer = types.SimpleNamespace(kv_connector_extra_config={"route": given, "ids": "tokens"})
     config = types.SimpleNamespace(kv_transfer_config=transfer, cache_config=types.SimpleNamespace(
         prefix_caching_hash_algo="x"))
-    with pytest.raises(ValueError, match="route: .* is not one of off, always"):
+    with pytest.raises(ValueError, match="route: .* is not one of off, auto, always"):
         store.refuse_options(config)
 
 
@@ -605,21 +605,26 @@ def router_of(store, layers, grain=1):
         model_config=types.SimpleNamespace(dtype="torch.float32"))
     group = types.SimpleNamespace(layer_names=list(layers))
     caches = types.SimpleNamespace(kv_cache_groups=[group])
-    return store.Worker(config, caches)._router(Door(), types.SimpleNamespace(name="kv",
-                                                                              grain=grain))
+    worker = store.Worker(config, caches)
+    worker.row = "layout", grain, None
+    made = worker._router(Door(), types.SimpleNamespace(name="kv", grain=grain))
+    assert worker.row[:2] == ("layout", grain)
+    return made, worker.row[2]
 
 
 def test_seats_have_the_shape_of_the_layers(store, monkeypatch):
     patch(monkeypatch, "vllm.model_executor.models.utils", "extract_layer_index",
           lambda name: int(name[1:]))
-    made = router_of(store, {"l0": layer_of(), "l1": layer_of()})
+    made, model = router_of(store, {"l0": layer_of(), "l1": layer_of()})
+    assert model == kvd.cost.Model.gqa(2, 8, 4, 32, 32, value_bytes=4, out_bytes=4)
     assert (made.layers, made.heads, made.tokens) == ({"l0": 0, "l1": 1}, 8, 512)
     asked = {}
     made.opener(types.SimpleNamespace(attend=lambda **kw: asked.update(kw)), 4096, 4)
     asked.pop("timeout")
     assert asked == dict(rows=4096, seats=4, q_type="fp32", kv_type="fp32", view="kv", kind="gqa",
                          heads=8, kv_heads=4, dqk=32, dv=32, scale=0.5, key="k", value="v")
-    made = router_of(store, {"l0": layer_of(kind="mla", dqk=576, dv=512)})
+    made, model = router_of(store, {"l0": layer_of(kind="mla", dqk=576, dv=512)})
+    assert model == kvd.cost.Model.mla(1, 8, 576, 512, value_bytes=4, out_bytes=4)
     made.opener(types.SimpleNamespace(attend=lambda **kw: asked.update(kw)), 4096, 4)
     assert (asked["key"], asked["value"], asked["kv_heads"]) == ("latent", None, 1)
 
@@ -637,9 +642,9 @@ def test_layers_of_other_backends_or_shapes_are_refused(store, monkeypatch):
 
 
 def test_losses_of_all_ranks_are_lost(store):
-    first = store.StoreRows({(0, 0): ("x", 1)}, {"a"})
-    both = first.aggregate(store.StoreRows({(0, 1): ("y", 1)}, {"b"}))
-    assert both.rows == {(0, 0): ("x", 1), (0, 1): ("y", 1)} and both.lost == {"a", "b"}
+    rows = {(0, 0): ("x", 1, None)}, {(0, 1): ("y", 1, None)}
+    both = store.StoreRows(rows[0], {"a"}).aggregate(store.StoreRows(rows[1], {"b"}, {7: True}))
+    assert both == store.StoreRows({**rows[0], **rows[1]}, {"a", "b"}, {7: True})
 
 
 # ---- vLLM's scheduler and block manager ------------------------------------------------------
@@ -661,8 +666,8 @@ def manager_of(scheduler, monkeypatch, away, running=()):
     made.block_size, made.num_cached_block = BLOCK, dict.fromkeys(running, 0)
     made.req_to_blocks, made._null_block = {"a": ["x"], "b": []}, "null"
     manager = types.SimpleNamespace(coordinator=types.SimpleNamespace(
-        single_type_managers=(made,)))
-    return scheduler.bind(manager, types.SimpleNamespace(away=away))
+        single_type_managers=(made,)), block_pool=None, enable_caching=True)
+    return scheduler.bind(manager, types.SimpleNamespace(away=away, block=BLOCK))
 
 
 def test_routed_tokens_need_no_blocks(scheduler, monkeypatch):
@@ -691,7 +696,7 @@ def test_caches_of_other_managers_are_refused(scheduler):
 
 
 def test_a_lost_step_is_evicted_and_preempted_before_vllm_sees_its_output(scheduler, monkeypatch):
-    calls = []
+    calls, here = [], set()
     monkeypatch.setattr(scheduler, "RequestStatus", types.SimpleNamespace(RUNNING=1),
                         raising=False)
     base = scheduler.Scheduler
@@ -709,21 +714,27 @@ def test_a_lost_step_is_evicted_and_preempted_before_vllm_sees_its_output(schedu
     made.kv_cache_manager = types.SimpleNamespace(
         get_block_ids=lambda name: (tables[name],),
         evict_blocks=lambda blocks: calls.append(("evict", sorted(blocks))))
-    made.connector = types.SimpleNamespace(lost=lambda request: calls.append(request.request_id))
+    made.connector = types.SimpleNamespace(
+        again=lambda request, lost: calls.append((request.request_id, lost)),
+        take_landed=lambda: here)
     made.prev_step_scheduled_req_ids = set("abcd")
     told = types.SimpleNamespace(lost={"b", "a", "d", "gone"})
     step = types.SimpleNamespace(num_scheduled_tokens=dict(a=8, b=1, c=1, d=1, gone=1))
     result = types.SimpleNamespace(kv_connector_output=types.SimpleNamespace(
         kv_connector_worker_meta=told))
     assert made.update_from_output(step, result) == "out"
-    assert calls == [("evict", [5, 6]), "b", ("preempt", "b", True), "a", ("preempt", "a", True),
-                     "vllm"]
+    assert calls == [("evict", [5, 6]), ("b", True), ("preempt", "b", True), ("a", True),
+                     ("preempt", "a", True), "vllm"]
     assert [r.request_id for r in made.running] == ["c"]
     assert made.prev_step_scheduled_req_ids == {"c", "d"}
     for output in (None, types.SimpleNamespace(kv_connector_worker_meta=None)):
         del calls[:]
         made.update_from_output(step, types.SimpleNamespace(kv_connector_output=output))
         assert calls == ["vllm"]
+    here = {"c", "gone"}
+    made.update_from_output(step, types.SimpleNamespace(kv_connector_output=None))
+    assert calls[1:] == ["vllm", ("c", False), ("preempt", "c", False)], "its output counts"
+    assert not made.running
 
 
 # ---- the plugin ------------------------------------------------------------------------------

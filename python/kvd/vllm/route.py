@@ -11,11 +11,13 @@ import weakref
 from collections import namedtuple
 
 NULL = 0  # the id of vLLM's null block
-MODES = ("off", "always")
+MODES = ("off", "auto", "always")
 PIECES_MAX = 8  # holds of a document: each has one other daemon
 LEASE_S = 600.0
 RENEW_S = 10.0  # between tries to hold a document again
 LOSSES_MAX = 2  # of a request, before its prefix is loaded or computed instead
+RENT_STEPS = 8  # routed ones between decisions whether a document is fetched after all
+RENT_AGAIN_S = 2.0  # between tries to fetch it, and twice as long each time
 
 Route = namedtuple("Route", "name begin local end secrets")
 Route.__doc__ = """A routed request, for the workers: tokens [begin, end) are attended to at their
@@ -30,6 +32,8 @@ class Document:
 
     def __init__(self, first, ids, pieces, tokens, until, ended):
         self.first, self.ids, self.ended = first, ids, ended
+        self.steps, self.next = 0, RENT_STEPS  # routed, of one token each
+        self.rent, self.pause, self.again = None, RENT_AGAIN_S, 0.0
         self.begin, self.end = first * tokens, (first + len(ids)) * tokens
         self.last, self.secrets = None, ()
         self.hold(pieces, until)
@@ -38,9 +42,18 @@ class Document:
         """until: they are to be held again by then."""
         if self.last is not None:
             self.last()  # the pieces before
-        self.pieces, self.until = pieces, until
+        self.pieces, self.until, self.holders = pieces, until, None
         self.secrets = tuple(hold.secret for hold in pieces)
         self.last = weakref.finalize(self, self.ended, self.secrets)
+
+
+class Rent:
+    """A routed document that is fetched to blocks of vLLM's, which its prefix cache has afterwards.
+    request: one that begins with it."""
+
+    def __init__(self, number, document, request, blocks):
+        self.number, self.document, self.request, self.blocks = number, document, request, blocks
+        self.valid = True  # the model has not changed since
 
 
 class Way:
@@ -57,10 +70,12 @@ class Way:
 
 
 class Routes:
-    """block: tokens of one; lease: of holds, in seconds."""
+    """block: tokens of one; lease: of holds, in seconds. pool: vLLM's blocks
+    (route_scheduler.Blocks), once there is one."""
 
     def __init__(self, block, lease=LEASE_S):
-        self.block, self.lease = block, lease
+        self.block, self.lease, self.pool = block, lease, None
+        self.rents, self.number, self.landed = {}, 0, set()  # landed: documents that are here
         self.away = {}  # {request: tokens without a block}, read by vLLM's block manager
         self.ways, self.losses = {}, {}
         self.documents = weakref.WeakValueDictionary()  # by (first chunk, id of the last one)
@@ -180,6 +195,62 @@ class Routes:
                 if document is way.document:
                     del self.documents[key]
         self.leave(name)
+
+    # ---- documents that are fetched while they are routed to ----
+
+    def free(self):
+        """Number of vLLM's free blocks."""
+        return self.pool.free() if self.pool is not None else 0
+
+    @property
+    def rents_are_possible(self):
+        return self.pool is not None and self.pool.caches
+
+    def due(self, scheduled, now):
+        """Routed documents of this step, each with one of its requests' names, for which to decide
+        again."""
+        due = {}
+        for name in scheduled if self.rents_are_possible else ():
+            way = self.ways.get(name)
+            if way is None:
+                continue
+            document = way.document
+            document.steps += 1
+            if document.rent is None and document.steps >= document.next and now >= document.again:
+                due.setdefault(document, name)
+        for document in due:
+            document.next = document.steps + RENT_STEPS
+        return due.items()
+
+    def rent(self, document, request):
+        """-> a Rent. None: vLLM has too few free blocks."""
+        blocks = self.pool.take((document.end - document.begin) // self.block)
+        if blocks is None:
+            return None
+        self.number += 1
+        document.rent = self.rents[self.number] = Rent(self.number, document, request, blocks)
+        return document.rent
+
+    def rented(self, number, whole, now):
+        """A rent has ended. whole: all of it was loaded."""
+        rent = self.rents.pop(number)
+        document, document.rent = rent.document, None
+        if whole and rent.valid:
+            self.pool.cache(rent.request, document.begin // self.block, rent.blocks)
+            self.landed.add(document)
+        else:
+            document.again, document.pause = now + document.pause, 2 * document.pause
+        self.pool.give(rent.blocks)
+
+    def take_landed(self):
+        """Names of requests whose documents are here now."""
+        landed, self.landed = self.landed, set()
+        return {name for name, way in self.ways.items() if way.document in landed}
+
+    def reset(self):
+        """The model has changed."""
+        for rent in self.rents.values():
+            rent.valid = False
 
     def finished(self, name):
         self.leave(name)

@@ -3,7 +3,10 @@
 
 A step without a valid result, because a holder was lost, is treated as one of a preempted request:
 the hashes of the blocks that it has written are evicted first, because another request would find
-them, then vLLM drops its output and asks for the request again."""
+them, then vLLM drops its output and asks for the request again.
+
+A document that routing has become dearer for than a fetch is fetched to blocks of vLLM's pool. Once
+they are in its prefix cache, the requests of the document are preempted, and find them there."""
 import time
 
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -45,6 +48,35 @@ class Away(FullAttentionManager):
         return None
 
 
+class Blocks:
+    """The blocks of vLLM's pool, for documents that are fetched while requests are routed to them.
+    caches: whether vLLM keeps a prefix cache, where requests can find them."""
+
+    def __init__(self, pool, size, caches):
+        self.pool, self.size, self.caches = pool, size, caches
+
+    def free(self):
+        return self.pool.get_num_free_blocks()
+
+    def take(self, count):
+        """None: more than half of those that are free."""
+        return self.pool.get_new_blocks(count) if count <= self.free() // 2 else None
+
+    @staticmethod
+    def numbers(blocks):
+        return [block.block_id for block in blocks]
+
+    def cache(self, request, first, blocks):
+        """These have the contents of the request's blocks, from the first of them on."""
+        self.pool.cache_full_blocks(
+            request=request, blocks=[None] * first + blocks, num_cached_blocks=first,
+            num_full_blocks=first + len(blocks), block_size=self.size, kv_cache_group_id=0)
+
+    def give(self, blocks):
+        """Back; those of the prefix cache stay there until others need them."""
+        self.pool.free_blocks(reversed(blocks))
+
+
 def bind(kv_cache_manager, routes):
     """Let the cache manager give null blocks to routed requests. -> its manager of blocks"""
     (manager,) = kv_cache_manager.coordinator.single_type_managers
@@ -53,6 +85,8 @@ def bind(kv_cache_manager, routes):
                          "all have full attention or MLA are" % type(manager).__name__)
     manager.__class__ = Away
     manager.away = routes.away
+    routes.pool = Blocks(kv_cache_manager.block_pool, routes.block,
+                         kv_cache_manager.enable_caching)
     return manager
 
 
@@ -64,7 +98,11 @@ class RouteScheduler(Scheduler):
         told = output and output.kv_connector_worker_meta
         if told and told.lost:
             self._lost(told.lost, scheduler_output.num_scheduled_tokens)
-        return super().update_from_output(scheduler_output, model_runner_output)
+        result = super().update_from_output(scheduler_output, model_runner_output)
+        here = self.connector.take_landed()
+        for request in [r for r in reversed(self.running) if r.request_id in here]:
+            self._again(request, lost=False)
+        return result
 
     def _lost(self, lost, scheduled):
         """The workers have no valid result for these requests."""
@@ -78,8 +116,12 @@ class RouteScheduler(Scheduler):
         names, blocks = spoiled(lost, rows)
         self.kv_cache_manager.evict_blocks(blocks)
         for request in [r for r in reversed(self.running) if r.request_id in names]:
-            self.connector.lost(request)
-            self.running.remove(request)
-            self._preempt_request(request, time.monotonic(), drop_stale_output=True)
-            # as one that was not in the step before: it may be in the next one
-            self.prev_step_scheduled_req_ids.discard(request.request_id)
+            self._again(request, lost=True)
+
+    def _again(self, request, lost):
+        """Preempt a request, which is asked for anew."""
+        self.connector.again(request, lost)
+        self.running.remove(request)
+        self._preempt_request(request, time.monotonic(), drop_stale_output=lost)
+        # as one that was not in the step before: it may be in the next one
+        self.prev_step_scheduled_req_ids.discard(request.request_id)

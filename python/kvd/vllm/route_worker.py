@@ -90,6 +90,14 @@ class Router:
         self.routes, self.words, self.lost = step.routes, step.words, set()
         for secret in step.ended:
             self.holds.pop(secret, None)
+        if step.words is not None:  # the daemon measures what it is opened for
+            self._open()
+
+    def _open(self):
+        if self.attend is None:
+            self.attend = self.spaces.ask(self.words, lambda space: self.opener(
+                self.spaces.client, self.tokens * self.heads, SEATS))
+        return self.attend is not None
 
     def batch(self, requests, block):
         made = batch(requests, block, self.routes, self.tokens, self._holds)
@@ -127,11 +135,8 @@ class Router:
         if cut.names <= self.lost:
             return False
         try:
-            if self.attend is None:
-                self.attend = self.spaces.ask(self.words, lambda space: self.opener(
-                    self.spaces.client, self.tokens * self.heads, SEATS))
-                if self.attend is None:
-                    raise Error(self.spaces.why, "ELOST")
+            if not self._open():
+                raise Error(self.spaces.why, "ELOST")
             fill(self.attend.q(seat), cut)
             self._post(layer, cut, seat, self.seconds)
         except Error as error:

@@ -29,7 +29,9 @@ STORE_COUNTERS = {
     "routed_rows": ("store_routed_rows", "Query rows in these requests."),
     "routed_steps": ("store_routed_steps", "Steps with such requests."),
     "lost_steps": ("store_lost_steps", "Steps of requests that were repeated, because no holder "
-                                       "answered.")}
+                                       "answered."),
+    "rents": ("store_rents", "Documents that were fetched to the engine's prefix cache while "
+                             "requests were routed to them.")}
 
 
 class KvdStats(KVConnectorStats):

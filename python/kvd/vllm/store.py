@@ -26,9 +26,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V
 from vllm.logger import init_logger
 
 from ..client import Client
+from ..cost import Model
 from ..stores.space_client import CALL_S, SpaceClient
 from ..stores.names import weights_of
 from . import releases, sleep
+from .choice import Prices
 from .identity import names
 from .marks import Marks
 from .plugin import routes
@@ -44,6 +46,7 @@ logger = init_logger("vllm.kvd")
 HASH = "sha256_cbor"
 OPTIONS = ("kvd_socket", "chunk_tokens", "model", "revision", "ids", "lease", "remote", "route")
 ROUTE_TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+TYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 SCHEDULER = "kvd.vllm.RouteScheduler"
 NO_CACHE_DRAFTERS = ("ngram", "ngram_gpu", "suffix")
 
@@ -58,12 +61,16 @@ class StoreStep(Step, KVConnectorMetadata):
 
 @dataclass
 class StoreRows(KVConnectorWorkerMetadata):
-    """rows: {(stage, rank): (layout's text, its grain)}; lost: requests without a valid result."""
+    """rows: {(stage, rank): (layout's text, its grain, kvd.cost.Model or None)}; lost: requests
+    without a valid result; rented: {number of a route.Rent: whether all of it was loaded}, of the
+    one rank of an engine that routes."""
     rows: dict
     lost: set = field(default_factory=set)
+    rented: dict = field(default_factory=dict)
 
     def aggregate(self, other):
-        return StoreRows({**self.rows, **other.rows}, self.lost | other.lost)
+        return StoreRows({**self.rows, **other.rows}, self.lost | other.lost,
+                         {**self.rented, **other.rented})
 
 
 # ---- refused options -------------------------------------------------------------------
@@ -197,7 +204,7 @@ def plan(config, caches, hashed, block, tokens):
     spaces = SpaceClient(
         lambda: Client(extra("kvd_socket", None), client="vllm", timeout=CALL_S),
         opener, most=1, log=logger)
-    named = names(config, extra, scheme)
+    named, way = names(config, extra, scheme), extra("route", "off")
     return Plan(spaces, ids, named, block, tokens,
                 group=caches.transfer_group_ids[0],
                 ranks=parallel.tensor_parallel_size * parallel.pipeline_parallel_size,
@@ -205,7 +212,9 @@ def plan(config, caches, hashed, block, tokens):
                 loads=transfer.is_kv_consumer and named.revision is not None,
                 saves=transfer.is_kv_producer and named.revision is not None, step=StoreStep,
                 adapters=Adapters(weights_of, logger) if extra("revision", None) is None else None,
-                routes=Routes(block) if routes(transfer) else None)
+                routes=Routes(block) if routes(transfer) else None,
+                prices=Prices(not config.scheduler_config.async_scheduling)
+                if way != "always" and extra("remote", 0) else None)
 
 
 # ---- a worker --------------------------------------------------------------------------
@@ -235,7 +244,7 @@ class Worker:
         self.marks = Marks(client, gpu)
         self.marks()  # fails here if the GPU does not support it
         (group,) = made.groups
-        self.row = made.layout.text(), group.grain
+        self.row = made.layout.text(), group.grain, None
 
         def opener(client, named):
             return client.space(pool, timeout=CALL_S, **named._asdict())
@@ -261,6 +270,7 @@ class Worker:
             raise ValueError("kvd.vllm: \"route\": layers with attention of several shapes are not "
                              "supported: %s" % [shape, *others])
         dtype = ROUTE_TYPES[dtype_of(self.config)]
+        self.row = (*self.row[:2], cost_model(shape, len(layers), TYPE_BYTES[dtype]))
 
         def opener(client, rows, seats):
             return client.attend(rows=rows, seats=seats, q_type=dtype, kv_type=dtype,
@@ -283,6 +293,15 @@ class Worker:
         self.marks.close()
         self.rank.spaces.close()
         self.rank = None
+
+
+def cost_model(shape, layers, nbytes):
+    """nbytes: of a value of q and KV. Answers are fp32."""
+    if shape.kind == "mla":
+        return Model.mla(layers, shape.heads, shape.dqk, shape.dv, value_bytes=nbytes,
+                         out_bytes=4)
+    return Model.gqa(layers, shape.heads, shape.kv_heads, shape.dqk, shape.dv,
+                     value_bytes=nbytes, out_bytes=4)
 
 
 Shape = namedtuple("Shape", "kind heads kv_heads dqk dv scale key value")
@@ -341,9 +360,18 @@ class KvdStoreConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
             from .route_scheduler import bind
             bind(kv_cache_manager, self._plan.routes)
 
-    def lost(self, request):
-        """From RouteScheduler: its step has no valid result."""
-        self._plan.lost(request)
+    def again(self, request, lost):
+        """From RouteScheduler, which preempts it: its step has no valid result (lost), or its
+        document is in vLLM's prefix cache."""
+        self._plan.again(request, lost)
+
+    def take_landed(self):
+        """Names of requests whose documents are in vLLM's prefix cache since the last call."""
+        return self._plan.routes.take_landed()
+
+    def has_pending_push_work(self):
+        """Whether blocks of vLLM's pool are being written for no request in particular."""
+        return self.route and bool(self._plan.routes.rents)
 
     def on_new_request(self, request):
         self._plan.arrived(request)
@@ -362,7 +390,7 @@ class KvdStoreConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
         if told is not None:
             self._plan.told(told.rows)
         self._plan.heard(connector_output.finished_recving or (),
-                         connector_output.invalid_block_ids)
+                         connector_output.invalid_block_ids, told and told.rented)
 
     def request_finished(self, request, block_ids):
         return self._plan.finished(request, (block_ids,)), None
@@ -414,9 +442,10 @@ class KvdStoreConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
     def build_connector_worker_meta(self):
         known = self._get_connector_metadata().words is not None  # to the scheduler
         lost = self.router.end() if self.router is not None else set()
-        if known and not lost:
+        rented = self._worker.rank.take_rented()
+        if known and not lost and not rented:
             return None
-        return StoreRows({} if known else {self._worker.key: self._worker.row}, lost)
+        return StoreRows({} if known else {self._worker.key: self._worker.row}, lost, rented)
 
     def shutdown(self):
         if self._worker is not None:

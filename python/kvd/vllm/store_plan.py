@@ -17,6 +17,7 @@ from ..layout import Layout
 from ..stores.space_client import AWAY_S, CALL_S, hold_most
 from ..stores.jobs import Jobs
 from ..stores.names import word
+from .choice import FETCH, LOCAL, ROUTE, model_of
 from .route import NULL
 
 CHUNK_TOKENS = 256
@@ -168,8 +169,8 @@ class Known:
         # or else this many may be missing until its first step has a result; None: before that step
         self.doubted = None
         self.looked, self.counted = None, False  # (chunks looked up, found) until counted
-        self.hold, self.first, self.end, self.until = None, 0, 0, 0.0
-        self.document = None  # all of it that can be routed
+        self.pieces, self.first, self.end, self.until = (), 0, 0, 0.0  # holds, and their end
+        self.document, self.way = None, None  # all of it that can be routed; one of choice.py
         self.blocks = None  # destination of the load
         self.failed = False  # a load failed: it is not tried again
         self.frozen = False  # of a model that has changed since
@@ -177,8 +178,8 @@ class Known:
         self.puts = False  # some may be in progress
 
     def let_go(self):
-        """Close its hold. Reads in progress continue."""
-        self.hold, self.end, self.until, self.document = None, 0, 0.0, None
+        """Close its holds. Reads in progress continue."""
+        self.pieces, self.end, self.until, self.document, self.way = (), 0, 0.0, None, None
 
     @property
     def named(self):
@@ -191,7 +192,8 @@ class Step:
     """What the scheduler sends to the workers in a step. Chunks are counted from the prompt's
     first, tokens are the request's, blocks are those of these tokens."""
     words: Words = None
-    loads: list = field(default_factory=list)  # (request, secret, blocks, begin, end)
+    # (request, ((secret of a hold, its end), …), blocks, begin, end)
+    loads: list = field(default_factory=list)
     drops: list = field(default_factory=list)  # requests whose load is abandoned
     # (request, first chunk, ids, blocks, Words of the model that computed them)
     saves: list = field(default_factory=list)
@@ -199,21 +201,24 @@ class Step:
     ends: list = field(default_factory=list)  # requests that wait for their puts
     routes: dict = field(default_factory=dict)  # {first own block: route.Route}
     ended: list = field(default_factory=list)  # secrets of holds that no request routes to
+    rents: list = field(default_factory=list)  # as loads, with the number of a route.Rent
 
 
 class Plan:
     """spaces: a SpaceClient whose opener takes (client, layout text, words). block: tokens of one;
     group: of the block table; lease: of holds, seconds; remote: seconds to query other daemons,
     or None; adapters: Adapters, or None if the user's revision covers them; ranks: number of
-    workers; loads, saves: whether it does; routes: a route.Routes, or None: it only loads."""
+    workers; loads, saves: whether it does; routes: a route.Routes, or None: it only loads;
+    prices: a choice.Prices, or None: all that is held is loaded, or routed."""
 
     def __init__(self, spaces, ids, words, block, tokens, *, group=0, ranks=1, lease=LEASE_S,
                  remote=None, loads=True, saves=True, adapters=None, step=Step, routes=None,
-                 clock=time.monotonic):
+                 prices=None, clock=time.monotonic):
         self.spaces, self.ids, self.block, self.tokens = spaces, ids, block, tokens
         self.named, self.words = words, None  # without and with the workers' layouts
         self.group, self.lease, self.remote = group, lease, remote
-        self.loads, self.saves, self.adapters, self.routes = loads, saves, adapters, routes
+        self.loads, self.saves, self.adapters = loads, saves, adapters
+        self.routes, self.prices = routes, prices
         self.new_step, self.step, self.clock = step, step(), clock
         self.ranks, self.rows, self.layout, self.start_s = ranks, {}, None, None
         self.computes = None
@@ -223,15 +228,18 @@ class Plan:
     # ---- reports of the workers ----
 
     def told(self, rows):
-        """{rank: (layout's text, its grain)}, of one or more."""
+        """{rank: (layout's text, its grain, kvd.cost.Model or None)}, of one or more."""
         self.rows.update(rows)
         if self.words is not None or len(self.rows) < self.ranks:
             return
         texts = [self.rows[rank][0] for rank in sorted(self.rows)]
-        grain = max(grain for _, grain in self.rows.values())
+        grain = max(grain for _, grain, _ in self.rows.values())
         least = TOKENS_MIN * grain
         self.tokens = -(-max(self.tokens, least) // grain) * grain
         self.layout = whole_layout(texts)
+        if self.prices is not None:
+            models = [model for _, _, model in self.rows.values() if model is not None]
+            self.prices.model = models[0] if models else model_of(self.layout)
         self.words = self.named._replace(tokens=self.tokens // grain)
 
     def _waits(self):
@@ -240,8 +248,13 @@ class Plan:
             self.start_s = self.clock()
         return self.words is None and self.clock() < self.start_s + START_S
 
-    def heard(self, received, bad):
-        """From a step's results: loaded requests, blocks that were not loaded."""
+    def heard(self, received, bad, rented=None):
+        """From a step's results: loaded requests, blocks that were not loaded, {number of a Rent:
+        whether all of it was loaded}."""
+        if self.prices is not None:
+            self.prices.ended()
+        for number, whole in (rented or {}).items():
+            self.routes.rented(number, whole, self.clock())
         for known in self.loading.values() if bad else ():
             if not bad.isdisjoint(known.blocks):
                 known.failed, known.saved = True, 0
@@ -253,10 +266,14 @@ class Plan:
                 known.blocks = None
                 known.let_go()
 
-    def lost(self, request):
-        """The step of a request has no valid result; vLLM preempts it."""
+    def again(self, request, lost):
+        """vLLM preempts a request, which is asked for anew: its step has no valid result (lost), or
+        its document is here."""
         known = self.requests.get(request.request_id)
-        self.routes.lost(request.request_id)
+        if lost:
+            self.routes.lost(request.request_id)
+        else:
+            self.routes.leave(request.request_id)
         if known is not None:
             known.let_go()
 
@@ -290,10 +307,16 @@ class Plan:
             waits = known.adapter.ok is None and self.clock() < known.adapter_s + ADAPTER_S
             return (None, False) if waits else (0, False)
         end = self._held(known, computed)
-        if self.routes is not None:
+        if end <= computed:
+            return 0, False
+        way = known.way = known.way or self._way(known, computed)
+        if way == ROUTE:
             tokens = self.routes.chosen(request.request_id, known.document, computed)
             if tokens:
                 return tokens, False
+        if way == LOCAL:
+            known.saved = known.first + known.pieces[0].chunks - known.pieces[0].remote
+            end = known.saved * self.tokens
         return (end - computed, True) if end > computed else (0, False)
 
     def _held(self, known, computed):
@@ -313,18 +336,61 @@ class Plan:
         if held is None:
             known.until = now + AWAY_S
             return 0
-        hold = held[0]
+        count = sum(one.chunks for one in held)
         if not known.counted:
-            known.looked = len(ids), sum(one.chunks for one in held)
+            known.looked = len(ids), count
         known.saved = 0
-        if hold.chunks:
-            known.hold, known.until = hold, now + self._lease() / 2
-            known.saved = first + hold.chunks
+        if count:
+            known.pieces, known.until = held, now + self._lease() / 2
+            known.saved = first + count
             known.end = known.saved * self.tokens
             if self.routes is not None:
                 known.document = document or self.routes.document(
                     first, ids, self._routable(held), self.tokens, known.until)
         return known.end
+
+    def _way(self, known, computed):
+        """How the tokens of its holds are used."""
+        if self.prices is None:
+            return FETCH if self.routes is None else ROUTE
+        if not any(one.remote for one in known.pieces):
+            return FETCH
+        request, document = known.request, known.document
+        if document is not None and document.end != known.end:  # the own daemon computes nothing
+            document = None
+        page = self._page()
+        if page is None:
+            return FETCH
+        steps, lacks = request.max_tokens - (request.num_tokens - request.num_prompt_tokens), False
+        if self.routes is not None:
+            lacks = self.routes.free() < (known.end - computed) // self.block
+            if self.routes.rents_are_possible:  # it may be fetched after any step
+                steps = 1
+        return self.prices.choose(page, self._holders(known.pieces, document), max(1, steps),
+                                  query_tokens=request.num_tokens - known.end,
+                                  routable=document is not None, no_pages=lacks)
+
+    def _page(self):
+        return self.spaces.ask((self.layout, self.words),
+                               lambda space: self.prices.page(space.client))
+
+    def _holders(self, pieces, document):
+        """{instance of a daemon: its tokens} of these holds, which are a document's, or None's.
+        Empty: unknown."""
+        if document is not None and document.holders:
+            return document.holders
+        holders = {}
+        for piece in pieces:
+            there = self.spaces.ask((self.layout, self.words),
+                                    lambda _, piece=piece: piece.holders(CALL_S)) \
+                if piece.remote else ()
+            if there is None:
+                return {}
+            for one in there[:1]:  # the others replace it if it fails
+                holders[one.peer] = holders.get(one.peer, 0) + one.tokens
+        if document is not None:
+            document.holders = holders
+        return holders
 
     def _routable(self, held):
         """These holds, up to the first with chunks of a daemon that computes no attention."""
@@ -372,8 +438,9 @@ class Plan:
         if self.routes is not None and request.request_id in self.routes.ways:
             known.saved = self.routes.allocated(request.request_id, table()[self.group],
                                                 external) // self.tokens
+            self._count(known)
             return
-        if known.hold is None or known.blocks is not None:
+        if not known.pieces or known.blocks is not None:
             return
         if not external:  # another connector loads it, or none
             known.let_go()
@@ -381,7 +448,38 @@ class Plan:
         begin, end = known.local, known.local + external  # may be fewer than were found
         known.blocks = self._part(table(), begin, end)
         self.loading[request.request_id] = known
-        self.step.loads.append((request.request_id, known.hold.secret, known.blocks, begin, end))
+        self.step.loads.append((request.request_id, self._ends(known.first, known.pieces),
+                                known.blocks, begin, end))
+
+    def _ends(self, first, pieces):
+        """((secret, end), …) of holds of consecutive chunks."""
+        ends = []
+        for one in pieces:
+            first += one.chunks
+            ends.append((one.secret, first * self.tokens))
+        return tuple(ends)
+
+    def _count(self, known):
+        """A routed request's first steps, of all its own tokens, in steps of one."""
+        if self.prices is not None:
+            page = self._page()
+            if page is not None:
+                document = known.document
+                document.steps += self.prices.steps_of(
+                    page, self._holders(document.pieces, document),
+                    known.request.num_tokens - document.end)
+
+    def _rent(self, step, document, request):
+        """Fetch a routed document while it is routed to, if that is cheaper by now."""
+        page = self._page()
+        if page is None or not self.prices.turned(
+                page, self._holders(document.pieces, document), document.steps):
+            return
+        rent = self.routes.rent(document, request)
+        if rent is not None:
+            step.rents.append((rent.number, self._ends(document.first, document.pieces),
+                               self.routes.pool.numbers(rent.blocks), document.begin,
+                               document.end))
 
     def _part(self, table, begin, end):
         blocks = list(table[self.group][begin // self.block:-(-end // self.block)])
@@ -436,6 +534,8 @@ class Plan:
             "%s reset %d" % (self.named.revision, time.time_ns())))
         if self.words is not None:
             self.words = self.named._replace(tokens=self.words.tokens)
+        if self.routes is not None:
+            self.routes.reset()
         for known in self.requests.values():
             known.frozen = True
             if known.blocks is None:
@@ -474,6 +574,11 @@ class Plan:
                            lambda: output.kv_connector_block_state.get_block_ids(name))
         if self.routes is not None:
             self.routes.renew(self._piece, self.clock())
+            if self.prices is not None:
+                for document, name in self.routes.due(output.num_scheduled_tokens, self.clock()):
+                    self._rent(step, document, self.requests[name].request)
             step.routes = self.routes.step(output.num_scheduled_tokens)
             step.ended = self.routes.take_ended()
+        if self.prices is not None:
+            self.prices.began(0 if step.routes else sum(output.num_scheduled_tokens.values()))
         return step

@@ -22,11 +22,32 @@ CLOSE_S = 2.0
 
 
 class Load:
-    """move: None, it could not be started; hold: by which it reads."""
+    """moves: of consecutive tokens, with the number of these; holds: by which they read. whole:
+    whether all could be started."""
 
-    def __init__(self, move, blocks, hold=None):
-        self.move, self.hold, self.blocks, self.dropped = move, hold, blocks, False
+    def __init__(self, blocks):
+        self.moves, self.holds, self.blocks = [], [], blocks
+        self.whole, self.dropped = True, False
         self.begin_s = time.monotonic()
+
+    def over(self):
+        return all(over(move) for move, _ in self.moves)
+
+    def end(self):
+        """(whether all was loaded, bytes)"""
+        ends = [end_of(move) for move, _ in self.moves]
+        return self.whole and all(state == SUCCESS for state, _ in ends), \
+            sum(nbytes for _, nbytes in ends)
+
+    def landed(self):
+        """(tokens from the first one on, why not all)"""
+        tokens = 0
+        for move, count in self.moves:
+            if end_of(move)[0] != SUCCESS:
+                some, why = landed(move)
+                return tokens + some, why
+            tokens += count
+        return tokens, None
 
 
 def post(call):
@@ -47,6 +68,24 @@ def over(move):
         return True
 
 
+def end_of(move):
+    """(state, bytes) of one that has ended."""
+    try:
+        status = move.read()
+    except Error:
+        return FAILED, 0
+    return status.state, status.bytes
+
+
+def landed(move):
+    """(tokens of the view's from the first on, why not all)"""
+    try:
+        facts = move.show(SHOW_S)
+    except Error as error:
+        return 0, error
+    return facts.prefix_tokens, facts.error
+
+
 class Rank:
     """spaces: a SpaceClient that opens spaces of the pool; group: of pools.py; mark(): the enqueued
     work, for the daemon to wait for; count(name=value): statistics."""
@@ -54,6 +93,7 @@ class Rank:
     def __init__(self, spaces, group, mark, count):
         self.spaces, self.group, self.mark, self.count = spaces, group, mark, count
         self.loads, self.puts, self.ending, self.bad = {}, {}, set(), set()
+        self.rents, self.rented = {}, {}  # loads of route.Rents by number, and which were whole
 
     def view(self, blocks, begin, end):
         """Tokens [begin, end) of the request, which start with the first of these blocks."""
@@ -75,17 +115,36 @@ class Rank:
 
     def take(self, step):
         """After the step's accesses to the blocks that are loaded."""
-        for name, secret, blocks, begin, end in step.loads:
-            def fetch(space, secret=secret, views=self.view(blocks, begin, end)):
-                hold = space.join(secret, timeout=CALL_S)
-                return post(lambda **kw: hold.fetch(views, deadline=FETCH_S, **kw)), hold
-            move, hold = self.spaces.ask(step.words, fetch) or (None, None)
-            self._begun(move)
-            self.loads[name] = Load(move, blocks, hold)
+        for loads, some in ((self.loads, step.loads), (self.rents, step.rents)):
+            for name, pieces, blocks, begin, end in some:
+                loads[name] = self._load(step.words, pieces, blocks, begin, end)
         for name in step.drops:
             if name in self.loads:
                 self.loads[name].dropped = True
-                self.stop([self.loads[name].move])
+                self.stop([move for move, _ in self.loads[name].moves])
+
+    def _load(self, words, pieces, blocks, begin, end):
+        """Fetch tokens [begin, end), which start with the first of these blocks. pieces: ((secret of
+        a hold, its end), …)"""
+        load, at = Load(blocks), begin
+        for secret, last in pieces:
+            if last <= at or at >= end:
+                continue
+            last = min(last, end)
+            some = blocks[at // self.group.tokens - begin // self.group.tokens:]
+
+            def fetch(space, secret=secret, views=self.view(some, at, last)):
+                hold = space.join(secret, timeout=CALL_S)
+                return post(lambda **kw: hold.fetch(views, deadline=FETCH_S, **kw)), hold
+            move, hold = self.spaces.ask(words, fetch) or (None, None)
+            self._begun(move)
+            if move is None:
+                break
+            load.moves.append((move, (last - at) // self.group.grain))
+            load.holds.append(hold)
+            at = last
+        load.whole = at == end
+        return load
 
     def saved(self, step):
         """The whole step is enqueued."""
@@ -118,7 +177,7 @@ class Rank:
 
     def stop(self, moves):
         for move in moves:
-            if move is not None and not over(move):
+            if not over(move):
                 with contextlib.suppress(Error):
                     move.abort(CALL_S)
 
@@ -146,13 +205,19 @@ class Rank:
     def results(self):
         """(requests whose puts have ended, requests that were loaded, or not)"""
         sent, received = set(), set()
-        if self.loads or self.puts:
+        if self.loads or self.puts or self.rents:
             self.turn()
         for name, load in list(self.loads.items()):
-            if load.move is None or over(load.move):
+            if load.over():
                 del self.loads[name]
                 received.add(name)
                 self._loaded(name, load)
+        for number, load in list(self.rents.items()):
+            if load.over():
+                del self.rents[number]
+                self.rented[number] = self._counted(load)
+                if self.rented[number]:
+                    self.count(rents=1)
         for name, moves in list(self.puts.items()):
             left = [move for move in moves if not self._put(name, move)]
             if left:
@@ -169,57 +234,46 @@ class Rank:
         bad, self.bad = self.bad, set()
         return bad
 
-    def _loaded(self, name, load):
-        state, nbytes = self._end(load.move)
-        if state == SUCCESS:
+    def take_rented(self):
+        """{number of a rent that has ended: whether all of it was loaded}, since the last call."""
+        rented, self.rented = self.rented, {}
+        return rented
+
+    def _counted(self, load):
+        """Whether all of it was loaded."""
+        whole, nbytes = load.end()
+        if whole:
             self.count(bytes=nbytes, seconds=time.monotonic() - load.begin_s)
+        elif not load.dropped:
+            self.count(failed_loads=1)
+        return whole
+
+    def _loaded(self, name, load):
+        if self._counted(load) or load.dropped:
             return
-        if load.dropped:
-            return
-        tokens, why = 0, self.spaces.why
-        if load.move is not None:
-            tokens, why = self._landed(load.move)
+        tokens, why = load.landed()
         whole = tokens * self.group.grain // self.group.tokens
         self.bad.update(load.blocks[whole:])
-        self.count(failed_loads=1)
         logger.warning("request %s: %d of %d blocks were not loaded and are computed: %s",
-                       name, len(load.blocks) - whole, len(load.blocks), why)
-
-    @staticmethod
-    def _end(move):
-        if move is None:
-            return FAILED, 0
-        try:
-            status = move.read()
-        except Error:
-            return FAILED, 0
-        return status.state, status.bytes
-
-    @staticmethod
-    def _landed(move):
-        """(tokens of the view's from the first on, why not all)"""
-        try:
-            facts = move.show(SHOW_S)
-        except Error as error:
-            return 0, error
-        return facts.prefix_tokens, facts.error
+                       name, len(load.blocks) - whole, len(load.blocks), why or self.spaces.why)
 
     def _put(self, name, move):
         """Whether it has ended."""
         if not over(move):
             return False
-        state, nbytes = self._end(move)
+        state, nbytes = end_of(move)
         if state == SUCCESS:
             self.count(saved_bytes=nbytes)
         else:
             self.count(failed_saves=1)
             self.spaces.tell("request %s: chunks were not saved: %s"
-                           % (name, self._landed(move)[1]), "put")
+                           % (name, landed(move)[1]), "put")
         return True
 
     def quiet(self):
         """No transfer accesses the engine's memory after this."""
         moves = [move for some in self.puts.values() for move in some]
-        moves += [load.move for load in self.loads.values() if load.move is not None]
+        moves += [move for load in (*self.loads.values(), *self.rents.values())
+                  for move, _ in load.moves]
         self.stop(moves)
         self.still(moves, CLOSE_S)
