@@ -14,6 +14,8 @@
 # Both are of ENGINES='vllm sglang'.
 # make bench-lmcache: the first token of vLLM's prompts, from LMCache and from kvd's chunks.
 #   REPS=7           prompts of each length
+# make bench-vllm-route: tokens of vLLM whose prefix is at another daemon, by each way to use it.
+#   REPS=7           prompts of each length
 ENGINES_DIR := build/engines$(if $(VLLM),-vllm-$(VLLM))
 ENGINES_ENV = KVD_BUILD=$(CURDIR)/$(B) KVD_ENGINES=$(CURDIR)/$(ENGINES_DIR) \
 	$(if $(VLLM),VLLM_VERSION=$(VLLM))
@@ -22,7 +24,8 @@ each_engine = @set -e; for engine in $(or $(ENGINES),vllm sglang); do \
 	$(ENGINES_ENV) tests/engines/setup.sh $$engine $(CURDIR)/$(ENGINES_DIR); \
 	$(ENGINES_ENV) tests/engines/$(firstword $(1)) $$engine $(wordlist 2,9,$(1)); done
 
-.PHONY: engines engines-fit engines-kvd engines-figures engines-soak bench-lmcache
+.PHONY: engines engines-fit engines-kvd engines-figures engines-soak bench-lmcache \
+	bench-vllm-route
 engines: engines-kvd ## real vLLM and SGLang on kvd (PyPI, 14 GB; ENGINES=words)
 	@$(ENGINES_ENV) tests/engines/run.py $(if $(ONLY),--only $(ONLY)) $(ENGINES)
 
@@ -42,3 +45,7 @@ engines-soak: engines-kvd ## many requests in real engines, with kills (REQUESTS
 bench-lmcache: engines-kvd ## first tokens from LMCache and from kvd's chunks (REPS=n)
 	@$(ENGINES_ENV) tests/engines/setup.sh lmcache $(CURDIR)/$(ENGINES_DIR)
 	@$(ENGINES_ENV) tests/engines/vllm_lmcache.py --reps $(or $(REPS),7)
+
+bench-vllm-route: engines-kvd ## vLLM with a prefix at another daemon (REPS=n)
+	@$(ENGINES_ENV) tests/engines/setup.sh vllm $(CURDIR)/$(ENGINES_DIR)
+	@$(ENGINES_ENV) tests/engines/route_bench.py --reps $(or $(REPS),7)

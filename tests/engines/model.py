@@ -37,7 +37,9 @@ def model(kind):
             **common))
     common.update(hidden_size=256, intermediate_size=512, num_attention_heads=8,
                   num_key_value_heads=4, max_position_embeddings=2048, initializer_range=0.2)
-    if kind == "llama":
+    if kind == "long":
+        common.update(max_position_embeddings=8704)
+    if kind in ("llama", "long"):
         return tf.LlamaForCausalLM(tf.LlamaConfig(**common))
     if kind == "swa":
         common.update(num_hidden_layers=6, tie_word_embeddings=True)

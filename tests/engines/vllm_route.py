@@ -2,11 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real vLLM engines that attend to prompts where they are: KvdStoreConnector with "route".
 
-vllm_route.py gqa|mla|auto|ends [--nixl native] [--prompts N] [--name NAME]
+vllm_route.py gqa|mla|many|many-mla|auto|ends|load [--nixl native] [--prompts N] [--transport NAME]
+              [--name NAME]
 
     gqa, mla  one holder, prompts alone and up to 16 at once
+    many      documents at 1 to 7 holders; many-mla: of a model with MLA
     auto      each prompt by the way that is cheapest, or by a given one; documents that are fetched
               while they are routed to
+    load      200 prompts while one of two holders is killed, or stands still, each second; the engine's own
+              daemon is killed before every 20
     ends      a holder stands still or dies between any two layers; controls, which must be wrong
 
 Engine A computes documents and stores them in its daemon. Engine B, with another daemon, gets
@@ -24,10 +28,13 @@ import os
 import random
 import signal
 import sys
+import tempfile
+import threading
+import time
 
 import vllm_layouts
 import vllm_store
-from rig import FOLDER, Tally, equal, until
+from rig import FOLDER, Tally, equal, free_ports, until
 from vllm_ends import ctl
 from vllm_pd import Engine as Plain
 
@@ -39,8 +46,12 @@ COUNTERS = {"posts": "kvd_store_routed_posts_total", "rows": "kvd_store_routed_r
 SERVED = ("attention_served_rows_total", "attention_requests_total",
           "attention_requests_failed_total")
 LLAMA = "llama", ("--block-size", "32")
-KINDS = {"gqa": LLAMA, "ends": LLAMA, "auto": LLAMA,
-         "mla": ("yarn", ("--attention-backend", "CPU_MLA", "--block-size", "16"))}
+YARN = "yarn", ("--attention-backend", "CPU_MLA", "--block-size", "16")
+KINDS = {"gqa": LLAMA, "ends": LLAMA, "auto": LLAMA, "many": LLAMA, "mla": YARN, "many-mla": YARN,
+         "load": LLAMA}
+HOLDERS = 7
+ROUNDS, EACH, KILL_S = 10, 20, 1.0  # of the load; prompts of a round; between kills
+ANSWER_S = 40  # a step that is lost twice, each with its deadline, and vLLM's queue
 
 
 class Prompts:
@@ -51,7 +62,7 @@ class Prompts:
 
         def some(n):
             return [rng.randrange(3, 512) for _ in range(n)]
-        self.documents = [some(rng.choice((256, 320, 640, 1024, 1408)))
+        self.documents = [some(rng.choice((256, 320, 640, 1024, 1344)))
                           for _ in range(documents)]
         self.asked = []
         for i in range(count):
@@ -93,7 +104,7 @@ class Engine(vllm_store.Engine):
 
 class Case(vllm_store.Case):
     def __init__(self, args, tally):
-        self.count = args.prompts
+        self.count, self.transport = args.prompts, args.transport
         self.kind, self.more = KINDS[args.case]
         self.told_prompts = Prompts(args.prompts)
         vllm_layouts.model(self.kind)
@@ -122,6 +133,11 @@ class Case(vllm_store.Case):
         with open(kept, "w") as f:
             json.dump(out, f)
         return out
+
+    def node(self, name, more=""):
+        if self.transport:
+            more += "[transport]\ntransports = %s\n" % self.transport
+        return super().node(name, more)
 
     def engine(self, name, node, extra=(), **kw):
         engine = Engine(self, name, node, dict(extra), **kw)
@@ -227,6 +243,59 @@ def always(case):
         tally.check("prompt %d attends to its document at A's daemon" % i, case.one, B, there, i)
     tally.check("all, up to 16 at once", case.many, B, there, 16)
     tally.check("nothing is kept", B.idle)
+
+
+# ---- several holders ------------------------------------------------------------------------
+
+def many(case):
+    tally, asked = case.tally, case.told_prompts
+    there = [case.node("there%d" % i, "attention_threads = 1\n") for i in range(HOLDERS)]
+    A = case.engine("A", there[0])
+    held = [None] * len(asked.documents)
+    by_length = sorted(range(len(held)), key=lambda i: len(asked.documents[i]))
+    for rank, i in enumerate(by_length):  # a long one at more of them
+        chunks = len(asked.documents[i]) // T
+        run = -(-chunks // (1 + rank * HOLDERS // len(held)))
+        held[i] = there[:-(-chunks // run)]
+        A.look("scatter", [node.daemon.socket_path for node in held[i]], run)
+        case.store(A, [asked.documents[i]])
+    A.stop()
+    here = case.node("here", "chunk_peers = %s\n" % " ".join(map(endpoint, there)))
+    connected(here, HOLDERS)
+    B = case.engine("B", here, {"remote": 0.5}, role="kv_consumer")
+    for document in by_length[::2]:
+        some = [i for i in range(case.count) if asked.asked[i][0] == document][:2]
+        tally.check("prompts attend to a document at %d daemons" % len(held[document]),
+                    pieces, case, B, there, held, some, 1)
+    tally.check("all, up to 16 at once", pieces, case, B, there, held, range(case.count), 16)
+    tally.check("nothing is kept", B.idle)
+
+
+def pieces(case, B, there, held, some, width):
+    """Each holder attends for the rows of its documents, whatever part of them it has."""
+    B.forget()
+    asked = case.told_prompts
+    wanted = {"external_kv_transfer": sum(map(asked.routed, some)), "fetched": 0, "loaded": 0,
+              "local_compute": sum(len(asked.asked[i][1]) for i in some), "lost": 0,
+              "rows": sum(map(asked.computed, some)) * HEADS * LAYERS,
+              "own_attention_requests_failed_total": 0}
+    for node in there:
+        wanted[node.daemon.name] = HEADS * LAYERS * sum(
+            asked.computed(i) for i in some if node in held[asked.asked[i][0]])
+
+    def figures():
+        out = case.figures(B, there[0])
+        out.update((node.daemon.name, attention(node)["attention_served_rows_total"]) for node in there)
+        return out
+    begin = figures()
+    case.at_once(B, some, width)
+
+    def came():
+        end = figures()
+        return {k: end.get(k, 0) - begin.get(k, 0) for k in wanted}
+    until(lambda: came() == wanted, 10)
+    equal(came(), wanted, "figures")
+    return "%d prompts, %d rows" % (len(some), wanted["rows"])
 
 
 # ---- ways that are chosen -------------------------------------------------------------------
@@ -357,13 +426,15 @@ def ends(case):
 
 def routes_again(case, B):
     """A daemon that was away is suspended: 10 s, and twice as long each time."""
-    def routed():
-        B.forget()
-        begin = B.counters()["posts"]
-        case.ask(B, 0)
-        B.settled()
-        return until(lambda: B.counters()["posts"] > begin, 2)
-    assert until(routed, 100, 0.5), "nothing is routed"
+    assert until(lambda: routes(case, B), 100, 0.5), "nothing is routed"
+
+
+def routes(case, B):
+    B.forget()
+    begin = B.counters()["posts"]
+    case.ask(B, 0)
+    B.settled()
+    return until(lambda: B.counters()["posts"] > begin, 2)
 
 
 def stopped(case, B, there, some, sends):
@@ -422,7 +493,95 @@ def killed(case, B, there, some, sends):
     return "%d lost" % (B.counters()["lost"] - begin)
 
 
-CASES = {"gqa": always, "mla": always, "auto": auto, "ends": ends}
+# ---- many prompts, and holders that end all the time -----------------------------------------
+
+def load(case):
+    tally, rng = case.tally, random.Random(7)
+    own = case.node("own", "attention_threads = 1\n")
+    A = case.engine("A", own)
+    port = free_ports(2)
+    there = [case.node("there%d" % i, "attention_threads = 1\n" + FILES % (
+        case.stack.enter_context(tempfile.TemporaryDirectory()), port + i)) for i in range(2)]
+    for node in there:
+        A.look("scatter", [node.daemon.socket_path], 1)
+        A.forget()
+        case.store(A)
+    A.stop()
+    here = case.node("here", "chunk_peers = %s\n" % " ".join(map(endpoint, there)))
+    connected(here, 2)
+    B = case.engine("B", here, {"remote": 0.3})
+    counts = dict.fromkeys(("posts", "lost"), 0)
+    for number in range(ROUNDS):
+        tally.check("round %d: %d prompts, a holder ends each second" % (number, EACH), around,
+                    case, B, there, rng, counts)
+    tally.check("steps were routed and lost", lambda: (equal(
+        {k: v > 0 for k, v in counts.items()}, dict.fromkeys(counts, True), counts),
+        str(counts))[1])
+    tally.check("nothing is kept", B.idle)
+    B.stop()
+    C = case.engine("C", here)
+    C.look("break", "fetches")
+    tally.check("another engine has right tokens from what was stored meanwhile", case.at_once, C,
+                range(case.count), 8)
+
+
+FILES = "chunk_dir = %s\nchunk_dir_size = 1 GiB\n[peer]\nlisten = tcp://127.0.0.1:%d\n"
+
+
+def again(node):
+    node.daemon.proc.kill()
+    node.daemon.proc.wait()
+    node.daemon.notify.close()
+    node.daemon.start().wait_ready()
+
+
+def around(case, B, there, rng, counts):
+    def fresh():
+        """Its daemon has no chunks then, which B would find before those of holders that are
+        reading theirs from files, and has suspended nobody."""
+        again(B.node)
+        connected(B.node, 2)
+        return routes(case, B)
+    assert until(fresh, 60, 1), "nothing is routed"
+    B.forget()
+    begin, over, ended = B.counters(), threading.Event(), []
+
+    def ends():
+        while not over.wait(KILL_S):
+            node = rng.choice(there)
+            if rng.random() < 0.5:
+                again(node)
+            else:
+                node.daemon.freeze()
+                over.wait(rng.choice((0.3, 2.0)))
+                node.daemon.thaw()
+            ended.append(node.daemon.name)
+    killer = threading.Thread(target=ends)
+    killer.start()
+    times = []
+
+    def one(i):
+        start = time.monotonic()
+        case.ask(B, i)
+        times.append(time.monotonic() - start)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            list(pool.map(one, [rng.randrange(case.count) for _ in range(EACH)]))
+    finally:
+        over.set()
+        killer.join()
+        connected(B.node, 2)
+        B.settled()
+    assert max(times) < ANSWER_S, "%.1f s for an answer" % max(times)
+    until(lambda: B.counters()["posts"] > begin["posts"], 10)
+    got = {k: B.counters()[k] - begin[k] for k in counts}
+    for k in counts:
+        counts[k] += got[k]
+    return "%d ends, %d lost steps, %d requests for attention, longest %.1f s" % (
+        len(ended), got["lost"], got["posts"], max(times))
+
+
+CASES = {"load": load, "gqa": always, "mla": always, "many": many, "many-mla": many, "auto": auto, "ends": ends}
 
 
 def main():
@@ -430,6 +589,7 @@ def main():
     parser.add_argument("case", choices=sorted(CASES))
     parser.add_argument("--nixl", default="native", choices=["native"])
     parser.add_argument("--prompts", type=int, default=60)
+    parser.add_argument("--transport", choices=["shm", "tcp"], help="between the daemons")
     parser.add_argument("--name", default="vllm-route")
     args = parser.parse_args()
     tally = Tally()

@@ -6,7 +6,8 @@ import gc
 import os
 import signal
 
-from kvd.vllm import choice, route, route_scheduler, route_worker, store_worker
+from kvd.chunks import ID_BYTES
+from kvd.vllm import choice, route, route_scheduler, route_worker, store, store_plan, store_worker
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm_store_look import Look as StoreLook
 
@@ -23,6 +24,40 @@ class Look(StoreLook):
                 route_worker.Router.send = send
             return send(own, *args)
         route_worker.Router.send = tapped
+
+    def kvd_scatter(self, sockets, run):
+        """From now on chunks are put into several daemons: so many of a prompt in turn to each."""
+        own = self.kvd_worker
+        if not hasattr(self, "kvd_others"):
+            self.kvd_others, self.kvd_saved = {}, own.rank.saved
+        layers = own.config.compilation_config.static_forward_context
+        caches = {name: layers[name].kv_cache
+                  for name in own.caches.kv_cache_groups[0].layer_names}
+        given = own.config.kv_transfer_config.kv_connector_extra_config
+        for socket in sockets:
+            if socket not in self.kvd_others:
+                own.config.kv_transfer_config.kv_connector_extra_config = dict(
+                    given, kvd_socket=socket)
+                other = self.kvd_others[socket] = store.Worker(own.config, own.caches)
+                other.register(caches)
+        own.config.kv_transfer_config.kv_connector_extra_config = given
+        ranks = [self.kvd_others[socket].rank for socket in sockets]
+
+        def saved(step):
+            for name, first, ids, blocks, words in step.saves:
+                count = len(ids) // ID_BYTES
+                each = len(blocks) // count
+                for i in range(count):
+                    ranks[(first + i) // run % len(ranks)].saved(store_plan.Step(
+                        words=words, saves=[(name, first + i,
+                                             ids[ID_BYTES * i:ID_BYTES * (i + 1)],
+                                             blocks[each * i:each * (i + 1)], words)]))
+            while any(rank.puts for rank in ranks):
+                for rank in ranks:
+                    rank.results()
+            step.saves = []
+            self.kvd_saved(step)
+        own.rank.saved = saved
 
     def kvd_kept(self):
         """(routed requests, documents, holds of the worker)"""
@@ -62,6 +97,8 @@ RULES = {
     # all is routed first, and each document is fetched after its first steps
     "rents": [(choice.Prices, "choose", lambda *args, **kw: choice.ROUTE),
               (choice.Prices, "turned", lambda *args: True)],
+    "routes": [(choice.Prices, "choose", lambda *args, **kw: choice.ROUTE),
+               (choice.Prices, "turned", lambda *args: False)],
     "fetches": [(choice.Prices, "choose", lambda *args, **kw: choice.FETCH)],
     "computes": [(choice.Prices, "choose", lambda *args, **kw: choice.LOCAL)],
     # blocks count as loaded to which nothing was
