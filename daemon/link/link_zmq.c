@@ -472,18 +472,20 @@ static int line_connect(struct link_line *line, const struct link_endpoint *e)
  * query goes on; an error: it will not. */
 static int line_look(struct link_line *line)
 {
-	struct link_endpoint e;
+	struct link_endpoint e; /* points into the text */
+	char *text;
 	int r = link_endpoint_parse(line->queried, &e);
 
 	if (r == 0)
 		r = link_endpoint_key(&line->zmq->ring, &e);
 	if (r)
 		return err_pass(r);
-	mem_free(mem_steal(line->queried));
+	text = mem_steal(line->queried);
 	link_name_free(mem_steal(line->name));
 	link_diag_free(mem_steal(line->diag));
 	link_monitor_free(mem_steal(line->monitor));
 	r = line_connect(line, &e);
+	mem_free(text);
 	if (r < 0)
 		loop_defer(line->zmq->loop, &line->ended); /* the owner dials again */
 	return err_pass(r);
