@@ -136,7 +136,7 @@ class Case(vllm_store.Case):
 
     def node(self, name, more=""):
         if self.transport:
-            more += "[transport]\ntransports = %s\n" % self.transport
+            more += "[transport]\ntransports = shm tcp\nrequire = %s\n" % self.transport
         return super().node(name, more)
 
     def engine(self, name, node, extra=(), **kw):
