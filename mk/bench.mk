@@ -7,7 +7,7 @@
 #   REPS=n         repetitions (5)
 #   PROFILE=1      perf's view of both daemons during each work, too
 #   MINUTES=n      that it may take about (10; PEERS=1 needs some to start its peers)
-#   KVD_BENCH_OPTIONS='tcp_verify = xxh3; …'  in both daemons' [transport] (environment)
+#   KVD_BENCH_OPTIONS='tcp_crypto = aes128gcm; …'  in both daemons' [transport] (environment)
 #   AGAINST=file   compare with an earlier build/bench/latest.json
 #   DOC=1          write the figures as a page of docs/runs
 BENCH_PROGRAMS := bench_xfer bench_rooms bench_hops tcp_floor

@@ -11,7 +11,7 @@ $(RDMA_ABORT): $(B)/tests/rdma-vm/abort.o $(B)/libkvd.so
 RDMA_SAN := $(addprefix build/address/,kvd kvd-ctl libkvd.so conform demo-prefill demo-decode)
 
 .PHONY: rdma-vm rdma-vm-programs
-rdma-vm-programs: all $(CONFORM) $(DEMO_BIN) $(RDMA_ABORT) $(B)/faults-engine $(B)/unit/test_tcp_crypto
+rdma-vm-programs: all $(CONFORM) $(DEMO_BIN) $(RDMA_ABORT) $(B)/faults-engine
 	$(Q)$(MAKE) --no-print-directory SAN=address $(RDMA_SAN)
 
 rdma-vm: ## RDMA between two virtual machines (ONLY=words chooses)

@@ -104,7 +104,6 @@ struct config {
 	char ucx_library[CONFIG_PATH_BYTES];	/* "" = the loader's libucp.so.0 */
 	char tcp_listen[CONFIG_ENDPOINT_BYTES]; /* "" = the address of `listen` */
 	uint32_t tcp_streams, tcp_threads;	/* >= 1 */
-	uint32_t tcp_verify;			/* enum tcp_verify */
 	uint32_t tcp_crypto;			/* enum tcp_crypto; END: auto */
 	char gpu[CONFIG_PATH_BYTES];
 	char cuda_library[CONFIG_PATH_BYTES];

@@ -21,8 +21,6 @@
 
 static const char *const level_words[] = {"error", "warn",  "info",
 					  "debug", "trace", NULL};
-/* as enum tcp_verify */
-static const char *const verify_words[] = {"none", "crc32c", "xxh3", NULL};
 /* as enum tcp_crypto, whose end is auto */
 static const char *const crypto_words[] = {"none", "aes128gcm", "auto", NULL};
 /* as enum log_rooms */
@@ -342,16 +340,11 @@ static const struct setting options[] = {
 	 .zero = "auto", .min = 1, .max = THREADS_MAX,
 	 .help = "Threads that serve data connections. auto: half the cores, from 1 "
 		 "to 8."},
-	{"transport", "tcp_verify", SETTING_ENUM, FIELD(tcp_verify), .preset = "none",
-	 .words = verify_words,
-	 .help = "Checksum of data frames over tcp, used if either daemon sets one: "
-		 "crc32c or xxh3. TCP's own checksum has 16 bits."},
 	{"transport", "tcp_crypto", SETTING_ENUM, FIELD(tcp_crypto), .preset = "auto",
 	 .words = crypto_words,
 	 .help = "Encryption of data connections over tcp: aes128gcm (confidentiality "
 		 "and integrity) or none. The stronger setting of both daemons is "
-		 "used. auto: aes128gcm, but none between loopback addresses. "
-		 "Encryption replaces the checksums of tcp_verify."},
+		 "used. auto: aes128gcm, but none between loopback addresses."},
 	{"transport", "verbs_rails", SETTING_TEXT, FIELD(verbs_rails), .preset = "",
 	 .help = "RDMA ports of the verbs transport, in order: device, device:port, "
 		 "interface or address. Empty: the port with the address of listen, "

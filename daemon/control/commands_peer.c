@@ -310,8 +310,7 @@ const struct command peer_commands[] = {
 	 "within the last ten minutes",
 	 list_fields, 0, run_list,
 	 "peers: {endpoint, instance, state, transport, path, crypto (protection of "
-	 "data in transit: none, aes128gcm, or aes128gcm-ktls: by this host's kernel, "
-	 "for all streams in both directions), passed_over (transports that could not "
+	 "data in transit: none or aes128gcm), passed_over (transports that could not "
 	 "be used, and why), inflight_bytes, why, why_code (reason for no data "
 	 "connection: EREQUIRE, no transport; EPEER, no connection), …}; lost: the "
 	 "same for peers that disconnected (state lost) or were never connected "

@@ -40,8 +40,7 @@
 #define PAINT 0xa5
 
 enum how {
-	HOW_ANSWER = 3, /* land, hold, refuse, land short rows */
-	HOW_VERIFY = 3 << 2,
+	HOW_ANSWER = 3,	       /* land, hold, refuse, land short rows */
 	HOW_READ_ALL = 1 << 4, /* the dialer takes what comes */
 	HOW_CRYPTO = 3 << 6,   /* none, aes128gcm twice, that with open records */
 };
@@ -299,7 +298,7 @@ static void seal(unsigned int n, enum tcp_crypto crypto,
 {
 	if (crypto == TCP_CRYPTO_NONE || (w.how & HOW_CRYPTO) == HOW_CRYPTO)
 		return;
-	need(tcp_seal_new(&traffic->dialer, true, "it", &w.seals[n]) == 0);
+	need(tcp_seal_new(&traffic->dialer, "it", &w.seals[n]) == 0);
 	tcp_seal_lend(w.seals[n], w.records[n], sizeof(w.records[n]));
 }
 
@@ -338,7 +337,6 @@ static void join(void)
 				    .address_len = w.t->address_len};
 	unsigned int crypto = (w.how & HOW_CRYPTO) >> 6;
 
-	t->verify = (enum tcp_verify)(((w.how & HOW_VERIFY) >> 2) % TCP_VERIFY_END);
 	t->crypto = (enum tcp_crypto)(crypto < TCP_CRYPTO_END ? crypto
 							      : TCP_CRYPTO_AES128GCM);
 	memset(args.token_in, 2, sizeof(args.token_in));
@@ -425,13 +423,9 @@ static void say_head(struct input *in, unsigned int where)
 
 static void say_trailer(struct input *in, unsigned int where)
 {
-	uint8_t a = byte(in), buf[TCP_TRAILER_BYTES];
-	struct tcp_trailer trailer = {
-		.good = a & 1,
-		.kind = (enum tcp_verify)((a >> 1) % TCP_VERIFY_END),
-		.sum = a >> 4};
+	uint8_t buf[TCP_TRAILER_BYTES];
 
-	tcp_trailer_put(&trailer, buf);
+	tcp_trailer_put(byte(in) & 1, buf);
 	say(w.fds[where], buf, sizeof(buf));
 }
 
@@ -534,7 +528,7 @@ static void try_parts(const uint8_t *data, size_t size)
 {
 	uint8_t buf[TCP_HEAD_BYTES], address_buf[XP_ADDRESS_MAX];
 	struct tcp_address address;
-	struct tcp_trailer trailer;
+	bool good;
 	struct tcp_hello hello;
 	struct tcp_head head, again;
 	size_t len;
@@ -547,11 +541,11 @@ static void try_parts(const uint8_t *data, size_t size)
 		need(tcp_head_get(buf, data_line, &again) == 0 && again.id == head.id &&
 		     again.at == head.at && again.length == head.length);
 	}
-	if (size >= TCP_TRAILER_BYTES && tcp_trailer_get(data, &trailer) == 0)
-		need(trailer.kind < TCP_VERIFY_END);
+	if (size >= TCP_TRAILER_BYTES)
+		(void)tcp_trailer_get(data, &good);
 	if (size >= TCP_HELLO_BYTES && tcp_hello_get(data, &hello) == 0)
 		need(hello.number < TCP_STREAMS_MAX && hello.role < TCP_ROLE_END &&
-		     hello.verify < TCP_VERIFY_END && hello.crypto < TCP_CRYPTO_END);
+		     hello.crypto < TCP_CRYPTO_END);
 	if (tcp_address_get(data, size, &address) == 0)
 		need(tcp_address_put(&address, address_buf, &len) == 0 &&
 		     tcp_address_get(address_buf, len, &address) == 0);

@@ -124,8 +124,8 @@ static void raw_seal_begin(unsigned int n, int fd, const struct tcp_traffic *tra
 	if (raw.crypto == TCP_CRYPTO_NONE)
 		return;
 	seal->fd = fd;
-	assert_int_equal(tcp_seal_new(&traffic->dialer, true, "b", &seal->seal), 0);
-	assert_int_equal(tcp_seal_new(&traffic->dialed, true, "b", &seal->open), 0);
+	assert_int_equal(tcp_seal_new(&traffic->dialer, "b", &seal->seal), 0);
+	assert_int_equal(tcp_seal_new(&traffic->dialed, "b", &seal->open), 0);
 	tcp_seal_lend(seal->seal, seal->records[0], TCP_RECORD_BYTES);
 	tcp_seal_lend(seal->open, seal->records[1], TCP_RECORD_BYTES);
 }
@@ -251,10 +251,9 @@ void raw_head(int fd, struct tcp_head head)
 
 void raw_trailer(int fd, bool good)
 {
-	const struct tcp_trailer trailer = {.good = good};
 	uint8_t buf[TCP_TRAILER_BYTES];
 
-	tcp_trailer_put(&trailer, buf);
+	tcp_trailer_put(good, buf);
 	raw_send(fd, buf, sizeof(buf));
 }
 

@@ -16,7 +16,7 @@ root=$dir/root # what goes into the archive
 tools='busybox-static iproute2 perftest rdmacm-utils ibverbs-utils ibverbs-providers
 libibverbs1 librdmacm1 libibumad3 libpci3 libnl-3-200 libnl-route-3-200'
 modules='virtio_pci virtio_net virtio_console crc32_generic rdma_rxe rdma_ucm
-sch_netem sch_tbf tls gcm ctr ghash-generic'
+sch_netem sch_tbf'
 
 mkdir -p "$debs" "$tree"
 

@@ -14,7 +14,6 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
-#include "daemon/transport/tcp/tcp_ktls.h"
 
 static struct tcp_transport *transport_of(struct up_node *n)
 {
@@ -34,9 +33,8 @@ static void assert_told(const struct up_node *n, enum tcp_crypto want)
 
 	if (want == TCP_CRYPTO_NONE)
 		assert_null(told);
-	else /* a kernel's way has an end of its own */
-		assert_memory_equal(told, tcp_crypto_word(want),
-				    strlen(tcp_crypto_word(want)));
+	else
+		assert_string_equal(told, tcp_crypto_word(want));
 }
 
 static void stronger_wish_holds_at_both_ends(void **state)
@@ -51,16 +49,12 @@ static void stronger_wish_holds_at_both_ends(void **state)
 
 			transport_of(&up_a)->crypto = (enum tcp_crypto)a;
 			transport_of(&up_b)->crypto = (enum tcp_crypto)b;
-			/* sums are for what has no tags */
-			transport_of(&up_a)->verify = TCP_VERIFY_CRC32C;
 			if (a + b == 0)
 				up_join();
 			else
 				up_rejoin();
 			assert_int_equal(peer_of(&up_a)->crypto, want);
 			assert_int_equal(peer_of(&up_b)->crypto, want);
-			assert_int_equal(peer_of(&up_a)->verify,
-					 want ? TCP_VERIFY_NONE : TCP_VERIFY_CRC32C);
 			assert_told(&up_a, (enum tcp_crypto)want);
 			assert_told(&up_b, (enum tcp_crypto)want);
 		}
@@ -79,52 +73,6 @@ static void sealed_connections_move_every_shape(void **state)
 		assert_int_equal(peer_of(&up_a)->crypto, TCP_CRYPTO_AES128GCM);
 		up_every_shape(XP_WRITE, turn == 0, turn == 1);
 		up_every_shape(XP_READ, turn == 1, turn == 0);
-	}
-}
-
-/* Either end may leave its streams to its kernel; the other end cannot tell. */
-static void kernel_and_libcrypto_speak_the_same(void **state)
-{
-	(void)state;
-	if (!tcp_ktls_there()) {
-		print_message("skipped: this kernel has no `tls` (modprobe tls)\n");
-		skip();
-	}
-	for (unsigned int ends = 0; ends < 4; ends++) {
-		transport_of(&up_a)->crypto = TCP_CRYPTO_AES128GCM;
-		transport_of(&up_a)->kernel = ends & 1;
-		transport_of(&up_b)->kernel = ends & 2;
-		if (ends == 0)
-			up_join();
-		else
-			up_rejoin();
-		assert_string_equal(peer_of(&up_a)->net.base.crypto,
-				    ends & 1 ? "aes128gcm-ktls" : "aes128gcm");
-		assert_string_equal(peer_of(&up_b)->net.base.crypto,
-				    ends & 2 ? "aes128gcm-ktls" : "aes128gcm");
-		up_every_shape(XP_WRITE, ends == 1, ends == 2);
-		up_every_shape(XP_READ, ends == 2, ends == 1);
-	}
-}
-
-/* Both directions of all streams are asked. */
-static void ktls_is_reported_only_with_both_directions(void **state)
-{
-	struct tcp_stream streams[3] = {{0}};
-	struct tcp_peer peer = {.crypto = TCP_CRYPTO_AES128GCM,
-				.kernel = true,
-				.streams = streams,
-				.stream_count = ARRAY_LEN(streams)};
-	struct tcp_seal seal;
-
-	(void)state;
-	assert_string_equal(tcp_crypto_tell(&peer), "aes128gcm-ktls");
-	for (unsigned int i = 0; i < 2 * ARRAY_LEN(streams); i++) {
-		struct tcp_half *half = i % 2 ? &streams[i / 2].rx : &streams[i / 2].tx;
-
-		half->seal = &seal;
-		assert_string_equal(tcp_crypto_tell(&peer), "aes128gcm");
-		half->seal = NULL;
 	}
 }
 
@@ -461,8 +409,6 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		PAIR(stronger_wish_holds_at_both_ends),
 		PAIR(sealed_connections_move_every_shape),
-		PAIR(kernel_and_libcrypto_speak_the_same),
-		cmocka_unit_test(ktls_is_reported_only_with_both_directions),
 		PAIR(handshake_changed_in_transit_is_refused),
 		PAIR(answer_with_less_is_refused_by_name),
 		PAIR(connection_without_reply_names_address_and_option),

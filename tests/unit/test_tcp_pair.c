@@ -103,41 +103,12 @@ static void small_transfer_is_in_its_request(void **state)
 	plan_free(plan);
 }
 
-/* ---- checksums ---- */
-
-/* It is enough that one side wants them; the answerer's kind counts. */
-static void checksums_move_every_shape(void **state)
-{
-	static const enum tcp_verify wishes[][3] = {
-		/* a wants, b wants, both do */
-		{TCP_VERIFY_CRC32C, TCP_VERIFY_NONE, TCP_VERIFY_CRC32C},
-		{TCP_VERIFY_NONE, TCP_VERIFY_XXH3, TCP_VERIFY_XXH3},
-		{TCP_VERIFY_CRC32C, TCP_VERIFY_XXH3, TCP_VERIFY_XXH3},
-		{TCP_VERIFY_NONE, TCP_VERIFY_NONE, TCP_VERIFY_NONE},
-	};
-
-	(void)state;
-	for (size_t i = 0; i < ARRAY_LEN(wishes); i++) {
-		a_transport()->verify = wishes[i][0];
-		b_transport()->verify = wishes[i][1];
-		if (i == 0)
-			up_join();
-		else
-			up_rejoin();
-		assert_int_equal(((struct tcp_peer *)up_a.peer)->verify, wishes[i][2]);
-		assert_int_equal(((struct tcp_peer *)up_b.peer)->verify, wishes[i][2]);
-		up_every_shape(XP_WRITE, i == 0, i == 1);
-		up_every_shape(XP_READ, i == 1, i == 0);
-	}
-}
-
 int main(void)
 {
 #define PAIR(test) cmocka_unit_test_setup_teardown(test, up_begin, up_end)
 	const struct CMUnitTest tests[] = {
 		PAIR(streams_are_agreed_and_share_a_transfer),
 		PAIR(small_transfer_is_in_its_request),
-		PAIR(checksums_move_every_shape),
 	};
 
 	up_transport = &tcp_transport;

@@ -313,13 +313,13 @@ struct pair {
 	struct tcp_seal *seal, *open;
 };
 
-static void pair_begin(struct pair *p, bool rekeys)
+static void pair_begin(struct pair *p)
 {
 	struct tcp_secret secret;
 
 	random_fill(&secret, sizeof(secret));
-	assert_int_equal(tcp_seal_new(&secret, rekeys, "b", &p->seal), 0);
-	assert_int_equal(tcp_seal_new(&secret, rekeys, "a", &p->open), 0);
+	assert_int_equal(tcp_seal_new(&secret, "b", &p->seal), 0);
+	assert_int_equal(tcp_seal_new(&secret, "a", &p->open), 0);
 	tcp_seal_lend(p->seal, buffers[0], sizeof(buffers[0]));
 	tcp_seal_lend(p->open, buffers[1], sizeof(buffers[1]));
 }
@@ -373,7 +373,7 @@ static void record_is_rfc_8448s(void **state)
 	(void)state;
 	for (unsigned int i = 0; i < sizeof(bytes); i++)
 		bytes[i] = (uint8_t)i;
-	pair_begin(&p, true);
+	pair_begin(&p);
 	key_take(p.seal, "17422dda596ed5d9acd890e3c63f5051", "5b78923dee08579033e523d9");
 	key_take(p.open, "17422dda596ed5d9acd890e3c63f5051", "5b78923dee08579033e523d9");
 	assert_int_equal(sealed(p.seal, bytes, sizeof(bytes), record), 72);
@@ -394,7 +394,7 @@ static void record_with_any_bit_turned_is_refused(void **state)
 	size_t n;
 
 	(void)state;
-	pair_begin(&p, true);
+	pair_begin(&p);
 	n = sealed(p.seal, "twenty bytes of mine", 20, record);
 	for (size_t bit = 0; bit < 8 * n; bit++) {
 		int r;
@@ -422,7 +422,7 @@ static void record_out_of_its_place_is_refused(void **state)
 	size_t n = 0;
 
 	(void)state;
-	pair_begin(&p, true);
+	pair_begin(&p);
 	for (unsigned int i = 0; i < 4; i++)
 		n = sealed(p.seal, "a record", 8, records[i]);
 	assert_refused(opened(p.open, records[1], n), "dropped"); /* 0 dropped */
@@ -438,7 +438,7 @@ static void record_out_of_its_place_is_refused(void **state)
 	assert_refused(tcp_seal_open(p.open, NULL, 0), "authentication");
 	p.open->number = 1;
 	assert_int_equal(opened(p.open, records[1], n), 1);
-	pair_begin(&other, true); /* another stream's, or direction's */
+	pair_begin(&other); /* another stream's, or direction's */
 	assert_refused(opened(other.open, records[0], n), "reordered");
 	pair_end(&other);
 	pair_end(&p);
@@ -452,10 +452,10 @@ static void keys_change_with_records(void **state)
 	size_t n;
 
 	(void)state;
-	pair_begin(&p, true);
+	pair_begin(&p);
 	p.seal->key_records = p.open->key_records = 4;
 	memcpy(first, p.seal->secret.bytes, sizeof(first));
-	assert_int_equal(tcp_seal_new(&p.open->secret, false, "a", &old.open), 0);
+	assert_int_equal(tcp_seal_new(&p.open->secret, "a", &old.open), 0);
 	tcp_seal_lend(old.open, buffers[1], sizeof(buffers[1]));
 	for (unsigned int i = 0; i < 40; i++) {
 		n = sealed(p.seal, &i, sizeof(i), record);
@@ -486,7 +486,7 @@ static void bytes_pass_in_any_pieces(void **state)
 	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds), 0);
 	(void)setsockopt(fds[0], SOL_SOCKET, SO_SNDBUF, &small, sizeof(small));
 	memset(to, 0, sizeof(to));
-	pair_begin(&p, true);
+	pair_begin(&p);
 	for (unsigned int turn = 0; got < sizeof(to); turn++) {
 		size_t a = sent + (turn * 7919) % 3000, b = a + turn % 40000;
 		struct iovec out[] = {{from + sent, 0}, {NULL, 0}, {NULL, 0}};

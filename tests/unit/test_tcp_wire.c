@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tcp_wire and tcp_sum against hostile bytes: each field of a hello, a head, a
+ * tcp_wire against hostile bytes: each field of a hello, a head, a
  * trailer and an address with values that no honest daemon sends, under a right
  * checksum; then every bit turned, and every cut.
  */
@@ -40,9 +40,7 @@ static void assert_refused(int r, enum err_code code, const char *words)
 /* ---- hello ---- */
 
 static const struct tcp_hello good_hello = {.role = TCP_CONTROL,
-					    .verify = TCP_VERIFY_XXH3,
 					    .crypto = TCP_CRYPTO_AES128GCM,
-					    .kernel = true,
 					    .streams = 4,
 					    .number = TCP_STREAMS_MAX - 1,
 					    .id = {1, 2, 3},
@@ -62,9 +60,7 @@ static void hello_round_trip(void **state)
 		memset(&hello, 0xff, sizeof(hello));
 		assert_int_equal(tcp_hello_get(bytes, &hello), 0);
 		assert_int_equal(hello.role, role);
-		assert_int_equal(hello.verify, TCP_VERIFY_XXH3);
 		assert_int_equal(hello.crypto, TCP_CRYPTO_AES128GCM);
-		assert_true(hello.kernel);
 		assert_int_equal(hello.streams, 4);
 		assert_int_equal(hello.number, TCP_STREAMS_MAX - 1);
 		assert_memory_equal(hello.id, good_hello.id, TCP_ID_BYTES);
@@ -90,11 +86,6 @@ static void hello_field_out_of_range_is_refused(void **state)
 		bad.role = (enum tcp_role)role;
 		if (role == 0 || role >= TCP_ROLE_END)
 			refuse_hello(bad, "role");
-	}
-	bad = good_hello;
-	for (unsigned int verify = TCP_VERIFY_END; verify < 256; verify++) {
-		bad.verify = (enum tcp_verify)verify;
-		refuse_hello(bad, "verify");
 	}
 	bad = good_hello;
 	for (unsigned int crypto = TCP_CRYPTO_END; crypto < 256; crypto++) {
@@ -123,8 +114,7 @@ static const struct tcp_head good_heads[] = {
 	 .flags = TCP_FLAG_EAGER,
 	 .id = 9,
 	 .at = TCP_EAGER_MAX,
-	 .length = XP_HEADER_MAX + TCP_EAGER_MAX,
-	 .sum = 77},
+	 .length = XP_HEADER_MAX + TCP_EAGER_MAX},
 	{.type = TCP_GO, .id = 5},
 	{.type = TCP_CANCEL, .id = 5, .code = 3, .length = TCP_TEXT_MAX},
 	{.type = TCP_DONE, .id = 5},
@@ -153,7 +143,6 @@ static void head_round_trip(void **state)
 		assert_int_equal(head.at, want->at);
 		assert_int_equal(head.code, want->code);
 		assert_int_equal(head.length, want->length);
-		assert_int_equal(head.sum, want->sum);
 		/* a stream carries data, the control line all else */
 		if (want->type == TCP_BEAT)
 			assert_int_equal(tcp_head_get(bytes, true, &head), 0);
@@ -277,27 +266,21 @@ static void fault_from_a_peer_is_made_harmless(void **state)
 
 static void trailer_is_good_or_void_and_nothing_else(void **state)
 {
-	struct tcp_trailer trailer = {.good = true, .kind = TCP_VERIFY_CRC32C, .sum = 5};
 	uint8_t bytes[TCP_TRAILER_BYTES];
+	bool good = false;
 
 	(void)state;
-	tcp_trailer_put(&trailer, bytes);
-	memset(&trailer, 0, sizeof(trailer));
-	assert_int_equal(tcp_trailer_get(bytes, &trailer), 0);
-	assert_true(trailer.good && trailer.kind == TCP_VERIFY_CRC32C &&
-		    trailer.sum == 5);
-	trailer.good = false;
-	tcp_trailer_put(&trailer, bytes);
-	assert_int_equal(tcp_trailer_get(bytes, &trailer), 0);
-	assert_false(trailer.good);
+	tcp_trailer_put(true, bytes);
+	assert_int_equal(tcp_trailer_get(bytes, &good), 0);
+	assert_true(good);
+	tcp_trailer_put(false, bytes);
+	assert_int_equal(tcp_trailer_get(bytes, &good), 0);
+	assert_false(good);
 	for (size_t bit = 0; bit < 32; bit++) {
 		bytes[bit / 8] ^= (uint8_t)(1u << bit % 8);
-		assert_refused(tcp_trailer_get(bytes, &trailer), ERR_PROTO, "mark");
+		assert_refused(tcp_trailer_get(bytes, &good), ERR_PROTO, "mark");
 		bytes[bit / 8] ^= (uint8_t)(1u << bit % 8);
 	}
-	trailer.kind = TCP_VERIFY_END;
-	tcp_trailer_put(&trailer, bytes);
-	assert_refused(tcp_trailer_get(bytes, &trailer), ERR_PROTO, "kind");
 }
 
 /* ---- addresses ---- */
@@ -370,65 +353,6 @@ static void address_cut_or_foreign_is_refused(void **state)
 	err_clear();
 }
 
-/* ---- checksums ---- */
-
-static void crc32c_is_castagnolis(void **state)
-{
-	uint8_t bytes[32] = {0};
-
-	(void)state;
-	assert_int_equal(crc32c(0, "123456789", 9),
-			 0xe3069283); /* the catalogue's check */
-	/* RFC 3720, B.4 */
-	assert_int_equal(crc32c(0, bytes, 32), 0x8a9136aa);
-	memset(bytes, 0xff, 32);
-	assert_int_equal(crc32c(0, bytes, 32), 0x62a8ab43);
-	for (uint8_t i = 0; i < 32; i++)
-		bytes[i] = i;
-	assert_int_equal(crc32c(0, bytes, 32), 0x46dd794e);
-}
-
-static void crc32c_with_and_without_the_instruction_agree(void **state)
-{
-	static uint8_t bytes[20000];
-	size_t from, len, part;
-
-	(void)state;
-	for (size_t i = 0; i < sizeof(bytes); i++)
-		bytes[i] = (uint8_t)random_word();
-	for (unsigned int i = 0; i < 2000; i++) {
-		from = random_word() % 100;
-		len = random_word() % (sizeof(bytes) - 100);
-		part = len ? random_word() % len : 0;
-		assert_int_equal(crc32c(0, bytes + from, len),
-				 crc32c_table(0, bytes + from, len));
-		assert_int_equal(crc32c(crc32c(0, bytes + from, part),
-					bytes + from + part, len - part),
-				 crc32c_table(0, bytes + from, len));
-	}
-}
-
-static void sum_in_pieces_is_the_sum_of_the_whole(void **state)
-{
-	static uint8_t bytes[10000];
-	const struct iovec whole = {bytes, sizeof(bytes)};
-	const struct iovec pieces[] = {
-		{bytes, 1}, {bytes + 1, 4999}, {bytes + 5000, 0}, {bytes + 5000, 5000}};
-	uint64_t sum;
-
-	(void)state;
-	for (size_t i = 0; i < sizeof(bytes); i++)
-		bytes[i] = (uint8_t)random_word();
-	for (unsigned int kind = 0; kind < TCP_VERIFY_END; kind++) {
-		sum = tcp_sum((enum tcp_verify)kind, &whole, 1);
-		assert_int_equal(tcp_sum((enum tcp_verify)kind, pieces, 4), sum);
-		bytes[7777] ^= 1;
-		assert_true(kind == TCP_VERIFY_NONE ||
-			    tcp_sum((enum tcp_verify)kind, pieces, 4) != sum);
-		bytes[7777] ^= 1;
-	}
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -441,9 +365,6 @@ int main(void)
 		cmocka_unit_test(trailer_is_good_or_void_and_nothing_else),
 		cmocka_unit_test(address_round_trip),
 		cmocka_unit_test(address_cut_or_foreign_is_refused),
-		cmocka_unit_test(crc32c_is_castagnolis),
-		cmocka_unit_test(crc32c_with_and_without_the_instruction_agree),
-		cmocka_unit_test(sum_in_pieces_is_the_sum_of_the_whole),
 	};
 
 	return cmocka_run_group_tests_name("tcp wire", tests, NULL, NULL);

@@ -33,7 +33,6 @@
 #include "daemon/config/config.h"
 #include "daemon/transport/net_reg.h"
 #include "daemon/transport/tcp/tcp_impl.h"
-#include "daemon/transport/tcp/tcp_ktls.h"
 
 #define TIMEOUT_MIN_NS (5 * LOOP_NS_PER_S)
 #define UNSENT_MAX (512 << 10) /* of a stream, in the kernel: others wait behind it */
@@ -145,14 +144,11 @@ static void tcp_configure(struct tcp_transport *transport, const struct config *
 	transport->acceptor.wait_ns = net_connect_ns(config, TCP_CONNECT_NS);
 	transport->stream_count = config->tcp_streams;
 	transport->thread_count = config->tcp_threads;
-	transport->verify = (enum tcp_verify)config->tcp_verify;
 	transport->crypto = (enum tcp_crypto)config->tcp_crypto;
-	transport->kernel = tcp_ktls_there();
 }
 
 static void tcp_describe(struct tcp_transport *transport)
 {
-	static const char *const sums[] = {"no checksums", "crc32c", "xxh3"};
 	struct tcp_address address;
 	char place[64] = "?";
 
@@ -160,9 +156,8 @@ static void tcp_describe(struct tcp_transport *transport)
 			    &address) == 0)
 		tcp_sockaddr_text(&address.list[0], place, sizeof(place));
 	snprintf(transport->net.base.about, sizeof(transport->net.base.about),
-		 "data port %s, up to %u streams a peer, %u threads, %s", place,
-		 transport->stream_count, transport->thread_count,
-		 sums[transport->verify]);
+		 "data port %s, up to %u streams a peer, %u threads", place,
+		 transport->stream_count, transport->thread_count);
 }
 
 static int tcp_open(const struct xp_env *env, const struct xp_callbacks *callbacks,

@@ -2,8 +2,8 @@
 /*
  * Whether and how a peer's connections are sealed. Both ends state in their hellos what
  * they require, and the stronger requirement applies to all connections of the peering.
- * The loop seals the control line itself; a stream is left to the kernel where that has
- * TLS, else its I/O thread seals it in a buffer that it provides while data is in flight.
+ * The loop seals the control line itself, and a stream's I/O thread the stream, in a
+ * buffer that it provides while data is in flight.
  *
  * Record numbers are implicit, so a dropped record breaks the next one's tag. An empty
  * frame (BEAT) follows the last frame of a burst for that.
@@ -14,7 +14,6 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "daemon/transport/tcp/tcp_impl.h"
-#include "daemon/transport/tcp/tcp_ktls.h"
 
 static const char *const words[] = {"none", "aes128gcm"};
 
@@ -49,22 +48,25 @@ enum tcp_crypto tcp_crypto_wish(const struct tcp_transport *transport, int fd)
 	return TCP_CRYPTO_AES128GCM;
 }
 
-void tcp_crypto_agree(struct tcp_peer *peer, const struct tcp_hello *dialer,
-		      const struct tcp_hello *dialed)
-{
-	peer->verify = dialed->verify;
-	peer->crypto = dialed->crypto;
-	peer->kernel = peer->crypto == TCP_CRYPTO_AES128GCM &&
-		       (dialer->kernel || dialed->kernel);
-}
-
 /* ---- seals ---- */
+
+/* Of sent and of received bytes. */
+static int seals_new(const struct tcp_peer *peer, const struct tcp_traffic *traffic,
+		     struct tcp_seal **seal_p, struct tcp_seal **open_p)
+{
+	bool dial = peer->net.dial;
+	int r = tcp_seal_new(dial ? &traffic->dialer : &traffic->dialed, peer->net.name,
+			     seal_p);
+
+	if (r == 0)
+		r = tcp_seal_new(dial ? &traffic->dialed : &traffic->dialer,
+				 peer->net.name, open_p);
+	return err_pass(r);
+}
 
 int tcp_crypto_line(struct tcp_peer *peer)
 {
-	const struct tcp_traffic *traffic = &peer->keys.line;
 	struct tcp_line *line = &peer->line;
-	bool dial = peer->net.dial;
 	int r;
 
 	if (peer->crypto == TCP_CRYPTO_NONE)
@@ -72,11 +74,7 @@ int tcp_crypto_line(struct tcp_peer *peer)
 	line->records = mem_alloc(2 * TCP_RECORD_BYTES);
 	if (!line->records)
 		return err_pass(-ENOMEM);
-	r = tcp_seal_new(dial ? &traffic->dialer : &traffic->dialed, true, peer->net.name,
-			 &line->seal);
-	if (r == 0)
-		r = tcp_seal_new(dial ? &traffic->dialed : &traffic->dialer, true,
-				 peer->net.name, &line->open);
+	r = seals_new(peer, &peer->keys.line, &line->seal, &line->open);
 	if (r < 0)
 		return err_pass(r);
 	tcp_seal_lend(line->seal, line->records, TCP_RECORD_BYTES);
@@ -86,30 +84,10 @@ int tcp_crypto_line(struct tcp_peer *peer)
 
 int tcp_crypto_stream(struct tcp_stream *stream, const struct tcp_traffic *traffic)
 {
-	struct tcp_peer *peer = stream->peer;
-	bool dial = peer->net.dial, rekeys = !peer->kernel, kernel;
-	const struct tcp_secret *send = dial ? &traffic->dialer : &traffic->dialed;
-	const struct tcp_secret *receive = dial ? &traffic->dialed : &traffic->dialer;
-	int r = 0;
-
-	if (peer->crypto == TCP_CRYPTO_NONE)
+	if (stream->peer->crypto == TCP_CRYPTO_NONE)
 		return 0;
-	kernel = peer->kernel && peer->transport->kernel && tcp_ktls_begin(stream->fd);
-	if (!kernel || !tcp_ktls_receive(stream->fd, receive))
-		r = tcp_seal_new(receive, rekeys, peer->net.name, &stream->rx.seal);
-	if (r == 0 && (!kernel || !tcp_ktls_send(stream->fd, send)))
-		r = tcp_seal_new(send, rekeys, peer->net.name, &stream->tx.seal);
-	return err_pass(r);
-}
-
-const char *tcp_crypto_tell(const struct tcp_peer *peer)
-{
-	if (peer->crypto == TCP_CRYPTO_NONE)
-		return NULL;
-	for (unsigned int i = 0; i < peer->stream_count; i++)
-		if (peer->streams[i].tx.seal || peer->streams[i].rx.seal)
-			return tcp_crypto_word(peer->crypto);
-	return "aes128gcm-ktls";
+	return err_pass(
+		seals_new(stream->peer, traffic, &stream->tx.seal, &stream->rx.seal));
 }
 
 /* ---- dropped last records ---- */

@@ -152,24 +152,18 @@ static int tcp_dial_welcome(struct tcp_peer *peer, int fd,
 	struct tcp_transport *transport = peer->transport;
 	enum tcp_crypto wish = tcp_crypto_wish(transport, fd);
 	struct tcp_hello hello = {.role = TCP_WELCOME,
-				  .verify = transport->verify,
 				  .crypto =
 					  control->crypto > wish ? control->crypto : wish,
-				  .kernel = transport->kernel,
 				  .streams = (uint16_t)streams};
 	uint8_t bytes[TCP_HELLO_BYTES];
 	int r;
 
-	if (hello.verify == TCP_VERIFY_NONE)
-		hello.verify = control->verify;
-	if (hello.crypto != TCP_CRYPTO_NONE)
-		hello.verify = TCP_VERIFY_NONE; /* every record has a tag */
 	loop_random(peer->net.timer.loop, hello.nonce, sizeof(hello.nonce));
 	r = tcp_keys_welcome(&peer->keys, &hello, bytes);
 	if (r == 0)
 		r = tcp_dial_say(fd, bytes);
 	if (r == 0)
-		tcp_crypto_agree(peer, control, &hello);
+		peer->crypto = hello.crypto;
 	return err_pass(r);
 }
 
@@ -332,9 +326,7 @@ static int dial_hello(struct tcp_dial *dial)
 	dial->connected = true;
 	*hello = (struct tcp_hello){
 		.role = dial->stream ? TCP_STREAM : TCP_CONTROL,
-		.verify = peer->transport->verify,
 		.crypto = tcp_crypto_wish(peer->transport, dial->fd),
-		.kernel = peer->transport->kernel,
 		.streams = (uint16_t)peer->transport->stream_count,
 		.number = dial->stream ? (uint16_t)dial->stream->index : 0,
 	};
@@ -358,11 +350,9 @@ static int welcome_get(const struct tcp_dial *dial, struct tcp_hello *hello_p)
 	if (r < 0)
 		return err_pass(r);
 	if (hello_p->role != TCP_WELCOME ||
-	    hello_p->streams > peer->transport->stream_count ||
-	    (hello_p->verify == TCP_VERIFY_NONE && hello_p->crypto == TCP_CRYPTO_NONE &&
-	     peer->transport->verify != TCP_VERIFY_NONE))
-		return err_raise(ERR_PROTO, "tcp: %u streams, checksums of kind %u",
-				 hello_p->streams, hello_p->verify);
+	    hello_p->streams > peer->transport->stream_count)
+		return err_raise(ERR_PROTO, "tcp: answer of role %u with %u streams",
+				 hello_p->role, hello_p->streams);
 	if (hello_p->crypto < dial->wish.crypto)
 		return err_raise(ERR_AUTH,
 				 "it answers with tcp_crypto %s; this daemon requires %s",
@@ -383,7 +373,7 @@ static int take_welcome(struct tcp_dial *dial)
 	fd = mem_steal_fd(&dial->fd);
 	loop_fd_stop(&dial->watch);
 	tcp_socket_tune(peer->transport, fd, false);
-	tcp_crypto_agree(peer, &dial->wish, &hello);
+	peer->crypto = hello.crypto;
 	sm_move(&peer->net.sm, NET_PEER_JOINING);
 	r = tcp_line_open(peer, fd);
 	if (r == 0)

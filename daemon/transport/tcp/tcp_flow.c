@@ -80,8 +80,7 @@ int tcp_flow_init(struct tcp_flow *flow, struct tcp_peer *peer, const struct pla
 	/* this daemon's reads of memory that may be truncated need the copy's guard */
 	flow->side.plain = stage_plain(&flow->side);
 	flow->direct = stage_mapped(&flow->side) &&
-		       !(flow->guarded && (peer->verify != TCP_VERIFY_NONE ||
-					   peer->crypto != TCP_CRYPTO_NONE));
+		       !(flow->guarded && peer->crypto != TCP_CRYPTO_NONE);
 	return 0;
 }
 

@@ -12,8 +12,7 @@
  *   tcp_flow.c   a transfer's bytes as loop and I/O threads share them
  *   tcp_io.c     the I/O threads
  *   tcp_tx.c     a stream's sending half, tcp_rx.c its receiving one
- *   tcp_wire, tcp_sum, tcp_keys, tcp_seal, tcp_ktls, spans, daemon/stage: parts that do
- *   not include this
+ *   tcp_wire, tcp_keys, tcp_seal, spans, daemon/stage: parts that do not include this
  *
  * Two worlds. The loop's thread owns peers, transfers and control lines. I/O threads own
  * the streams; shared state, flows and the halves' pins on them, is under the peer's
@@ -76,11 +75,9 @@ struct tcp_transport {
 	struct tcp_thread *threads;
 	unsigned int thread_count, next_thread;
 	unsigned int stream_count; /* wanted of a peer */
-	enum tcp_verify verify;
-	enum tcp_crypto crypto;	 /* END: as the addresses of a connection are */
-	bool kernel;		 /* its kernel seals streams (tcp_ktls.h) */
-	unsigned int timeout_ms; /* unacknowledged bytes end a connection */
-	struct copy_hand *hand;	 /* the loop's */
+	enum tcp_crypto crypto;	   /* END: as the addresses of a connection are */
+	unsigned int timeout_ms;   /* unacknowledged bytes end a connection */
+	struct copy_hand *hand;	   /* the loop's */
 };
 
 /* ---- bytes of one transfer ---- */
@@ -216,9 +213,7 @@ struct tcp_peer {
 	uint64_t join_deadline_ns, again_ns;
 	struct tcp_dial *dial; /* of the control line */
 	struct tcp_line line;
-	enum tcp_verify verify;
 	enum tcp_crypto crypto; /* of all its connections */
-	bool kernel;		/* one end's kernel may have the streams' keys */
 	struct tcp_keys keys;
 	struct tcp_stream *streams;
 	unsigned int stream_count, streams_up;
@@ -258,15 +253,10 @@ void tcp_accept_match(struct tcp_peer *peer);
 /* ---- tcp_crypto.c ---- */
 /* This side's requirement for a connected socket. */
 enum tcp_crypto tcp_crypto_wish(const struct tcp_transport *transport, int fd);
-/* Both hellos have arrived: sets the result for all connections of the peer. */
-void tcp_crypto_agree(struct tcp_peer *peer, const struct tcp_hello *dialer,
-		      const struct tcp_hello *dialed);
 const char *tcp_crypto_word(enum tcp_crypto crypto);
 /* The line's, once both hellos are there; a stream's. */
 int tcp_crypto_line(struct tcp_peer *peer);
 int tcp_crypto_stream(struct tcp_stream *stream, const struct tcp_traffic *traffic);
-/* For base.crypto. With kernel TLS, the kernel seals and opens every stream. */
-const char *tcp_crypto_tell(const struct tcp_peer *peer);
 /* Sends a BEAT after data sent since the last call; true: there was some. */
 bool tcp_crypto_beat(struct tcp_peer *peer);
 /* Takes a half's buffer from its thread; false: none, raised. And returns it, when

@@ -212,8 +212,9 @@ void tcp_peer_joined(struct tcp_peer *peer)
 		 peer->stream_count == 1 ? "" : "s");
 	sm_move(&peer->net.sm, NET_PEER_READY);
 	peer->join_deadline_ns = 0;
-	peer->net.base.crypto = tcp_crypto_tell(peer);
 	peer->net.base.encrypts = peer->crypto == TCP_CRYPTO_AES128GCM;
+	if (peer->net.base.encrypts)
+		peer->net.base.crypto = tcp_crypto_word(peer->crypto);
 	tcp_keys_wipe(&peer->keys); /* all connections have theirs */
 	tcp_line_listen(peer);
 	net_peer_kick(&peer->net);

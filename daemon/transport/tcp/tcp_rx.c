@@ -27,7 +27,6 @@
 #include "daemon/base/err.h"
 
 #define CALLS_A_TURN 8u
-#define DISCARD_BYTES 16384u
 
 enum outcome { CAME, WAITING, BROKEN };
 
@@ -35,13 +34,6 @@ static int broke(const struct tcp_stream *stream, ssize_t n, int no)
 {
 	return err_raise(ERR_PEER, "tcp: a stream of %s %s%s", stream->peer->net.name,
 			 n == 0 ? "ended" : "broke: ", n == 0 ? "" : strerror(no));
-}
-
-/* The kernel's errors for a record: a wrong tag, no record at all, one of another
- * type. */
-static bool is_kernels(int no)
-{
-	return no == EBADMSG || no == EINVAL || no == EMSGSIZE || no == EIO;
 }
 
 /* The meaning of a call that returned nothing. */
@@ -52,13 +44,7 @@ static enum outcome nothing_came(struct tcp_stream *stream, ssize_t n, int no)
 	stream->can_read = false;
 	if (n < 0 && no == EAGAIN)
 		return WAITING;
-	if (n < 0 && stream->peer->crypto != TCP_CRYPTO_NONE && is_kernels(no))
-		err_raise(ERR_AUTH,
-			  "tcp: authentication failed: a record of a stream to %s was "
-			  "changed, dropped, replayed or reordered in transit",
-			  stream->peer->net.name);
-	else
-		broke(stream, n, no);
+	broke(stream, n, no);
 	tcp_stream_fail(stream);
 	return BROKEN;
 }
@@ -119,28 +105,15 @@ static enum outcome pull_head(struct tcp_stream *stream)
 
 /* ---- it ends ---- */
 
-/* The flow is held. Check the bytes and put them in place. */
-static int tcp_rx_place(struct tcp_stream *stream, const struct tcp_trailer *trailer)
+/* The flow is held. */
+static int tcp_rx_place(struct tcp_stream *stream)
 {
 	struct tcp_half *rx = &stream->rx;
-	struct tcp_thread *thread = stream->thread;
 	uint64_t begin = rx->head.at, end = begin + rx->head.length;
-	unsigned int count = 1;
 
-	if (trailer->kind != TCP_VERIFY_NONE) {
-		if (rx->bounce)
-			thread->iov[0] = (struct iovec){rx->bounce->bytes, end - begin};
-		else
-			stage_iov(&rx->flow->side, begin, end, thread->iov, TCP_ROWS_MAX,
-				  &count);
-		if (tcp_sum(trailer->kind, thread->iov, count) != trailer->sum)
-			return err_raise(ERR_TRANSPORT,
-					 "tcp: checksum mismatch in %u bytes",
-					 rx->head.length);
-	}
 	if (rx->bounce)
-		return err_pass(stage_unpack(thread->hand, &rx->flow->side, begin, end,
-					     rx->bounce->bytes));
+		return err_pass(stage_unpack(stream->thread->hand, &rx->flow->side, begin,
+					     end, rx->bounce->bytes));
 	if (tcp_flow_dead(rx->flow))
 		return err_raise(ERR_FAULT, "the memory was truncated by its owner");
 	return 0;
@@ -150,22 +123,18 @@ static int tcp_rx_end_frame(struct tcp_stream *stream)
 {
 	struct tcp_peer *peer = stream->peer;
 	struct tcp_half *rx = &stream->rx;
-	struct tcp_trailer trailer;
-	bool held = false;
-	int r = tcp_trailer_get(rx->trailer_bytes, &trailer);
+	bool good, held = false;
+	int r = tcp_trailer_get(rx->trailer_bytes, &good);
 
-	if (r == 0 && trailer.good && trailer.kind != peer->verify)
-		r = err_raise(ERR_PROTO, "tcp: checksum of kind %u, expected %u",
-			      trailer.kind, peer->verify);
 	if (r < 0)
 		return err_pass(r);
-	if (trailer.good) {
+	if (good) {
 		pthread_mutex_lock(&peer->lock);
 		held = tcp_half_hold(rx, false);
 		pthread_mutex_unlock(&peer->lock);
 	}
 	if (held)
-		r = tcp_rx_place(stream, &trailer);
+		r = tcp_rx_place(stream);
 	pthread_mutex_lock(&peer->lock);
 	if (held && r < 0)
 		tcp_flow_fault(rx->flow);
@@ -179,19 +148,6 @@ static int tcp_rx_end_frame(struct tcp_stream *stream)
 }
 
 /* ---- in between ---- */
-
-static ssize_t discard(struct tcp_stream *stream)
-{
-	struct tcp_half *rx = &stream->rx;
-	size_t left = rx->head.length - rx->pos;
-	uint8_t nowhere[DISCARD_BYTES];
-
-	if (stream->peer->crypto == TCP_CRYPTO_NONE)
-		return recv(stream->fd, NULL, left, MSG_TRUNC | MSG_DONTWAIT);
-	/* a kernel that opens records has no MSG_TRUNC */
-	return recv(stream->fd, nowhere, left < sizeof(nowhere) ? left : sizeof(nowhere),
-		    MSG_DONTWAIT);
-}
 
 /* Payload, trailer and the next head, as far as available. */
 static ssize_t tcp_rx_take(struct tcp_stream *stream)
@@ -243,7 +199,10 @@ static enum outcome tcp_rx_pull(struct tcp_stream *stream)
 	pthread_mutex_lock(&peer->lock);
 	held = tcp_half_hold(rx, false);
 	pthread_mutex_unlock(&peer->lock);
-	n = rx->over && rx->pos < rx->head.length ? discard(stream) : tcp_rx_take(stream);
+	n = rx->over && rx->pos < rx->head.length
+		    ? recv(stream->fd, NULL, rx->head.length - rx->pos,
+			   MSG_TRUNC | MSG_DONTWAIT)
+		    : tcp_rx_take(stream);
 	no = errno;
 	fault = held && n < 0 && no == EFAULT;
 	if (n > 0)

@@ -73,7 +73,7 @@ static int key_next(struct tcp_seal *seal)
 	return err_pass(r < 0 ? r : key_set(seal));
 }
 
-int tcp_seal_new(const struct tcp_secret *secret, bool rekeys, const char *name,
+int tcp_seal_new(const struct tcp_secret *secret, const char *name,
 		 struct tcp_seal **seal_p)
 {
 	struct tcp_seal *seal = mem_zalloc(sizeof(*seal));
@@ -84,7 +84,7 @@ int tcp_seal_new(const struct tcp_secret *secret, bool rekeys, const char *name,
 	pthread_once(&once, seal_fetch);
 	seal->name = name;
 	seal->secret = *secret;
-	seal->key_records = rekeys ? TCP_KEY_RECORDS : 0;
+	seal->key_records = TCP_KEY_RECORDS;
 	seal->ctx = EVP_CIPHER_CTX_new();
 	if (!cipher)
 		r = err_raise(ERR_REQUIRE, "tcp: this OpenSSL's libcrypto has no "
@@ -114,7 +114,7 @@ static int record_begin(struct tcp_seal *seal, bool seals)
 	uint8_t nonce[TCP_IV_BYTES];
 	int r = 0;
 
-	if (seal->key_records && seal->number && seal->number % seal->key_records == 0)
+	if (seal->number && seal->number % seal->key_records == 0)
 		r = key_next(seal);
 	memcpy(nonce, seal->iv, sizeof(nonce));
 	for (unsigned int i = 0; i < 8; i++)

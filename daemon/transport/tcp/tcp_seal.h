@@ -3,8 +3,7 @@
  * tcp_seal: one direction of a connection as records that are encrypted and
  * authenticated by AES-128-GCM.
  *
- * A record is TLS 1.3's (RFC 8446, 5.2), so that either end may leave its streams to the
- * kernel (tcp_ktls.h):
+ * A record is TLS 1.3's (RFC 8446, 5.2):
  *
  *   17 03 03, length (16 bits)   authenticated
  *   up to 16384 bytes, 17        encrypted
@@ -12,8 +11,8 @@
  *
  * Its number is in the nonce, from 0 up, and is not sent: a missing, repeated or
  * reordered one has a wrong tag, as has one of another stream, connection or direction,
- * which has another key. Without kernel TLS a key serves for TCP_KEY_RECORDS records;
- * then the next one is derived.
+ * which has another key. A key serves for TCP_KEY_RECORDS records; then both ends derive
+ * the next one.
  *
  * One thread at a time. Buffers belong to the owner, which provides them while they hold
  * data.
@@ -46,7 +45,7 @@ struct tcp_seal {
 	uint8_t iv[TCP_IV_BYTES];
 	uint64_t number;      /* of the next record */
 	bool broken;	      /* opening: one was wrong, so no other is right */
-	uint64_t key_records; /* of a key; 0: one serves for all */
+	uint64_t key_records; /* of a key */
 	uint8_t *buf;	      /* the owner's; NULL: none */
 	size_t size;	      /* of it, TCP_RECORD_BYTES or more */
 	size_t pos, end;      /* sealing: to be sent; opening: received, not opened */
@@ -57,8 +56,8 @@ struct tcp_seal {
 /* The key and nonce of a secret's first records. */
 int tcp_seal_key(const struct tcp_secret *secret, uint8_t key_p[TCP_KEY_BYTES],
 		 uint8_t iv_p[TCP_IV_BYTES]);
-/* `rekeys`: both ends derive new keys when due. `name` lives as long as the seal. */
-int tcp_seal_new(const struct tcp_secret *secret, bool rekeys, const char *name,
+/* `name` lives as long as the seal. */
+int tcp_seal_new(const struct tcp_secret *secret, const char *name,
 		 struct tcp_seal **seal_p);
 void tcp_seal_free(struct tcp_seal *seal); /* NULL is allowed */
 /* It must be idle. NULL: takes the buffer back. */

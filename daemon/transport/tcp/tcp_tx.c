@@ -91,16 +91,14 @@ static unsigned int name_frame(struct tcp_half *tx, struct iovec *iov)
 
 /* ---- a frame starts ---- */
 
-/* Runs with the flow held: how its bytes will be sent, and their checksum. */
+/* Runs with the flow held: how its bytes will be sent. */
 static int begin_payload(struct tcp_stream *stream)
 {
 	struct tcp_half *tx = &stream->tx;
 	struct tcp_thread *thread = stream->thread;
 	const struct tcp_flow *flow = tx->flow;
-	uint64_t begin = tx->head.at, end = begin + tx->head.length, named;
-	struct tcp_trailer trailer = {.good = true, .kind = stream->peer->verify};
-	unsigned int count;
-	int r = 0;
+	uint64_t begin = tx->head.at, end = begin + tx->head.length;
+	int r;
 
 	if (!flow->direct || !stage_few_rows(&flow->side, begin, end, TCP_ROWS_MAX)) {
 		tx->bounce = tcp_bounce_take(thread);
@@ -110,14 +108,8 @@ static int begin_payload(struct tcp_stream *stream)
 		if (r < 0)
 			return err_pass(r);
 	}
-	if (trailer.kind != TCP_VERIFY_NONE) {
-		tx->pos = TCP_HEAD_BYTES;
-		count = name_payload(tx, thread->iov, &named);
-		tx->pos = 0;
-		trailer.sum = tcp_sum(trailer.kind, thread->iov, count);
-	}
 	tcp_head_put(&tx->head, tx->head_bytes);
-	tcp_trailer_put(&trailer, tx->trailer_bytes);
+	tcp_trailer_put(true, tx->trailer_bytes);
 	return 0;
 }
 
@@ -174,11 +166,9 @@ static void tcp_tx_end_frame(struct tcp_stream *stream)
 /* A frame that lost its flow before the head was out has none. */
 static void void_frame(struct tcp_half *tx)
 {
-	const struct tcp_trailer trailer = {.kind = TCP_VERIFY_NONE};
-
 	if (tx->pos == 0)
 		tcp_head_put(&tx->head, tx->head_bytes);
-	tcp_trailer_put(&trailer, tx->trailer_bytes);
+	tcp_trailer_put(false, tx->trailer_bytes);
 }
 
 static ssize_t tcp_tx_send(struct tcp_stream *stream, struct msghdr *msg)

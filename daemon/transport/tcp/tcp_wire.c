@@ -18,8 +18,7 @@
 #define ADDRESS_MAGIC UINT32_C(0x4154564b) /* "KVTA" */
 #define GOOD_MARK UINT32_C(0x444f4f47)	   /* "GOOD" */
 #define VOID_MARK UINT32_C(0x44494f56)	   /* "VOID" */
-#define WIRE_VERSION 2u
-#define FLAG_KERNEL 1u
+#define WIRE_VERSION 3u
 #define CHECK_BYTES 8u
 
 static uint64_t check_of(const uint8_t *buf, size_t size)
@@ -37,12 +36,10 @@ void tcp_hello_put(const struct tcp_hello *hello, uint8_t buf[TCP_HELLO_BYTES])
 	cursor_put_u32(&c, HELLO_MAGIC);
 	cursor_put_u16(&c, WIRE_VERSION);
 	cursor_put_u8(&c, (uint8_t)hello->role);
-	cursor_put_u8(&c, (uint8_t)hello->verify);
 	cursor_put_u8(&c, (uint8_t)hello->crypto);
-	cursor_put_u8(&c, hello->kernel ? FLAG_KERNEL : 0);
 	cursor_put_u16(&c, hello->streams);
 	cursor_put_u16(&c, hello->number);
-	cursor_put_u16(&c, 0); /* spare */
+	cursor_put_u32(&c, 0); /* spare */
 	cursor_put_bytes(&c, hello->id, TCP_ID_BYTES);
 	cursor_put_bytes(&c, hello->nonce, TCP_NONCE_BYTES);
 	cursor_put_bytes(&c, hello->proof, TCP_PROOF_BYTES);
@@ -52,10 +49,9 @@ static int hello_check(const struct tcp_hello *h)
 {
 	bool line = h->role == TCP_CONTROL || h->role == TCP_WELCOME;
 
-	if (h->role == 0 || h->role >= TCP_ROLE_END || h->verify >= TCP_VERIFY_END ||
-	    h->crypto >= TCP_CRYPTO_END)
-		return err_raise(ERR_PROTO, "tcp hello: role %u, verify %u, crypto %u",
-				 h->role, h->verify, h->crypto);
+	if (h->role == 0 || h->role >= TCP_ROLE_END || h->crypto >= TCP_CRYPTO_END)
+		return err_raise(ERR_PROTO, "tcp hello: role %u, crypto %u", h->role,
+				 h->crypto);
 	if (line && (h->streams == 0 || h->streams > TCP_STREAMS_MAX))
 		return err_raise(ERR_PROTO, "tcp hello: %u streams", h->streams);
 	if (h->number >= TCP_STREAMS_MAX)
@@ -74,12 +70,10 @@ int tcp_hello_get(const uint8_t buf[TCP_HELLO_BYTES], struct tcp_hello *hello_p)
 	magic = cursor_get_u32(&c);
 	version = cursor_get_u16(&c);
 	h->role = (enum tcp_role)cursor_get_u8(&c);
-	h->verify = (enum tcp_verify)cursor_get_u8(&c);
 	h->crypto = (enum tcp_crypto)cursor_get_u8(&c);
-	h->kernel = cursor_get_u8(&c) & FLAG_KERNEL;
 	h->streams = cursor_get_u16(&c);
 	h->number = cursor_get_u16(&c);
-	(void)cursor_get_u16(&c);
+	(void)cursor_get_u32(&c);
 	memcpy(h->id, cursor_get_bytes(&c, TCP_ID_BYTES), TCP_ID_BYTES);
 	memcpy(h->nonce, cursor_get_bytes(&c, TCP_NONCE_BYTES), TCP_NONCE_BYTES);
 	memcpy(h->proof, cursor_get_bytes(&c, TCP_PROOF_BYTES), TCP_PROOF_BYTES);
@@ -125,7 +119,6 @@ void tcp_head_put(const struct tcp_head *head, uint8_t buf[TCP_HEAD_BYTES])
 	cursor_put_u64(&c, head->at);
 	cursor_put_u32(&c, head->code);
 	cursor_put_u32(&c, head->length);
-	cursor_put_u64(&c, head->sum);
 	cursor_put_u64(&c, check_of(buf, TCP_HEAD_BYTES));
 }
 
@@ -178,7 +171,6 @@ int tcp_head_get(const uint8_t buf[TCP_HEAD_BYTES], bool data, struct tcp_head *
 	h->at = cursor_get_u64(&c);
 	h->code = cursor_get_u32(&c);
 	h->length = cursor_get_u32(&c);
-	h->sum = cursor_get_u64(&c);
 	if (magic != FRAME_MAGIC || version != WIRE_VERSION)
 		return err_raise(ERR_PROTO, "tcp frame: magic %08x version %u", magic,
 				 version);
@@ -189,30 +181,24 @@ int tcp_head_get(const uint8_t buf[TCP_HEAD_BYTES], bool data, struct tcp_head *
 
 /* ---- trailers ---- */
 
-void tcp_trailer_put(const struct tcp_trailer *trailer, uint8_t buf[TCP_TRAILER_BYTES])
+void tcp_trailer_put(bool good, uint8_t buf[TCP_TRAILER_BYTES])
 {
 	struct cursor c;
 
 	cursor_write(&c, buf, TCP_TRAILER_BYTES);
-	cursor_put_u32(&c, trailer->good ? GOOD_MARK : VOID_MARK);
-	cursor_put_u32(&c, (uint32_t)trailer->kind);
-	cursor_put_u64(&c, trailer->sum);
+	cursor_put_u32(&c, good ? GOOD_MARK : VOID_MARK);
 }
 
-int tcp_trailer_get(const uint8_t buf[TCP_TRAILER_BYTES], struct tcp_trailer *trailer_p)
+int tcp_trailer_get(const uint8_t buf[TCP_TRAILER_BYTES], bool *good_p)
 {
-	uint32_t mark, kind;
+	uint32_t mark;
 	struct cursor c;
 
 	cursor_read(&c, buf, TCP_TRAILER_BYTES);
 	mark = cursor_get_u32(&c);
-	kind = cursor_get_u32(&c);
-	if ((mark != GOOD_MARK && mark != VOID_MARK) || kind >= TCP_VERIFY_END)
-		return err_raise(ERR_PROTO, "tcp trailer: mark %08x, checksum of kind %u",
-				 mark, kind);
-	trailer_p->good = mark == GOOD_MARK;
-	trailer_p->kind = (enum tcp_verify)kind;
-	trailer_p->sum = cursor_get_u64(&c);
+	if (mark != GOOD_MARK && mark != VOID_MARK)
+		return err_raise(ERR_PROTO, "tcp trailer: mark %08x", mark);
+	*good_p = mark == GOOD_MARK;
 	return 0;
 }
 

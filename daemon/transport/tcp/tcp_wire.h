@@ -15,7 +15,6 @@
 #include <stdint.h>
 
 #include "daemon/base/err.h"
-#include "daemon/transport/tcp/tcp_sum.h"
 #include "daemon/transport/net_wire.h"
 #include "daemon/plan/pack.h"
 #include "daemon/transport/transport.h"
@@ -24,8 +23,8 @@
 #define TCP_ID_BYTES 16u
 #define TCP_NONCE_BYTES 32u
 #define TCP_PROOF_BYTES 32u
-#define TCP_HEAD_BYTES 48u
-#define TCP_TRAILER_BYTES 16u
+#define TCP_HEAD_BYTES 40u
+#define TCP_TRAILER_BYTES 4u
 #define TCP_STREAMS_MAX 32u
 #define TCP_DATA_MAX PACK_FRAME_BYTES /* bytes of one data frame */
 #define TCP_EAGER_MAX PACK_EAGER_MAX  /* bytes that travel inside a request or answer */
@@ -49,14 +48,12 @@ enum tcp_crypto {
 	TCP_CRYPTO_END,
 };
 
-/* `verify` and `crypto`: CONTROL: its sender's requirement; WELCOME: the result. */
 struct tcp_hello {
 	enum tcp_role role;
-	enum tcp_verify verify;
-	enum tcp_crypto crypto;
-	bool kernel;	  /* its sender's kernel seals streams */
-	uint16_t streams; /* CONTROL: wanted; WELCOME: given, 1 … MAX */
-	uint16_t number;  /* STREAM: which, from 0 */
+	enum tcp_crypto crypto; /* CONTROL: its sender's requirement; WELCOME: the
+				   result */
+	uint16_t streams;	/* CONTROL: wanted; WELCOME: given, 1 … MAX */
+	uint16_t number;	/* STREAM: which, from 0 */
 	uint8_t id[TCP_ID_BYTES];
 	uint8_t nonce[TCP_NONCE_BYTES];
 	uint8_t proof[TCP_PROOF_BYTES]; /* tcp_keys.h; it is the hello's end */
@@ -90,7 +87,6 @@ struct tcp_head {
 	uint64_t id, at;
 	uint32_t code;
 	uint32_t length; /* of the payload that follows */
-	uint64_t sum;	 /* eager: of the transfer's bytes */
 };
 
 static inline bool tcp_head_is_data(const struct tcp_head *head)
@@ -104,14 +100,9 @@ void tcp_head_put(const struct tcp_head *head, uint8_t buf[TCP_HEAD_BYTES]);
 int tcp_head_get(const uint8_t buf[TCP_HEAD_BYTES], bool data, struct tcp_head *head_p);
 
 /* ---- the trailer of a data frame ---- */
-struct tcp_trailer {
-	bool good;	      /* the bytes are valid; else they are padding */
-	enum tcp_verify kind; /* of sum */
-	uint64_t sum;
-};
-
-void tcp_trailer_put(const struct tcp_trailer *trailer, uint8_t buf[TCP_TRAILER_BYTES]);
-int tcp_trailer_get(const uint8_t buf[TCP_TRAILER_BYTES], struct tcp_trailer *trailer_p);
+/* `good`: the bytes are valid; else they are padding. */
+void tcp_trailer_put(bool good, uint8_t buf[TCP_TRAILER_BYTES]);
+int tcp_trailer_get(const uint8_t buf[TCP_TRAILER_BYTES], bool *good_p);
 
 /* ---- the address of a daemon's data port ---- */
 struct tcp_address {

@@ -217,8 +217,6 @@ static int send_served(struct tcp_xfer *xfer)
 		mem_free(chunk);
 		return err_pass(r);
 	}
-	head.sum = tcp_sum(peer->verify,
-			   &(struct iovec){tcp_chunk_payload(chunk), xfer->net.bytes}, 1);
 	tcp_line_send(peer, chunk, &head, NULL);
 	return 0;
 }
@@ -248,18 +246,13 @@ static void on_placed(struct copy_job *job)
 	net_xfer_check(&xfer->net);
 }
 
-static int tcp_xfer_place(struct tcp_xfer *xfer, uint64_t sum)
+static int tcp_xfer_place(struct tcp_xfer *xfer)
 {
 	const struct tcp_entry *entry = xfer->entry;
 	struct tcp_transport *transport = xfer->peer->transport;
 	uint8_t *bytes = xfer->entry->payload + (entry->head.length - xfer->net.bytes);
 	int r;
 
-	if (tcp_sum(xfer->peer->verify, &(struct iovec){bytes, xfer->net.bytes}, 1) !=
-	    (xfer->peer->verify == TCP_VERIFY_NONE ? 0 : sum))
-		return err_raise(ERR_TRANSPORT,
-				 "tcp: checksum mismatch in %" PRIu64 " bytes",
-				 xfer->net.bytes);
 	if (at_hand(xfer)) {
 		r = stage_unpack(transport->hand, &xfer->flow.side, 0, xfer->net.bytes,
 				 bytes);
@@ -315,8 +308,6 @@ static int request_make(struct tcp_xfer *xfer, struct tcp_head *head,
 		head->flags = TCP_FLAG_EAGER;
 		r = stage_pack(peer->transport->hand, &xfer->flow.side, 0,
 			       xfer->net.bytes, bytes);
-		head->sum =
-			tcp_sum(peer->verify, &(struct iovec){bytes, xfer->net.bytes}, 1);
 	}
 	if (r == 0 && xfer->net.kind == XP_READ && xfer->net.bytes > 0) {
 		pthread_mutex_lock(&peer->lock);
@@ -380,7 +371,7 @@ static int take_served(struct tcp_xfer *xfer, const struct tcp_head *head,
 		tcp_flow_stop(&xfer->flow);
 	xfer->flows = false;
 	xfer->entry = entry;
-	if (tcp_xfer_place(xfer, head->sum) < 0)
+	if (tcp_xfer_place(xfer) < 0)
 		net_xfer_stop_last(&xfer->net);
 	return 0;
 }
@@ -471,7 +462,7 @@ static int tcp_xfer_begin(struct net_xfer *net)
 	int r;
 
 	if (xfer->eager)
-		return err_pass(tcp_xfer_place(xfer, xfer->entry->head.sum));
+		return err_pass(tcp_xfer_place(xfer));
 	if (net_is_source(net) && net->bytes <= TCP_EAGER_MAX && at_hand(xfer)) {
 		xfer->eager = true; /* they are sent with the answer */
 		return 0;
