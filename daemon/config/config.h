@@ -111,7 +111,7 @@ struct config {
 	char verbs_rails[CONFIG_ENDPOINT_BYTES]; /* "" = the port of `listen` */
 	uint32_t verbs_ack_timeout;		 /* 4.096 us << this */
 	uint32_t verbs_traffic_class; /* of the IP header; 0 = system default */
-	uint32_t verbs_request_ns;    /* of a work request; 0: measured, 1: no packing */
+	uint32_t verbs_request_ns;    /* of a work request; 0: no packing */
 	uint32_t copy_threads;	      /* >= 1 */
 	bool vm_direct;
 	uint32_t host_copy_threads; /* >= 1; sum for all daemons of one run_dir */

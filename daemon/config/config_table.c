@@ -360,11 +360,9 @@ static const struct setting options[] = {
 		 "subnet manager's QoS classes (InfiniBand). auto: the system's "
 		 "default."},
 	{"transport", "verbs_request_ns", SETTING_COUNT, FIELD(verbs_request_ns),
-	 .preset = "auto", .zero = "auto", .one = "off", .min = 2, .max = 1000000,
+	 .preset = "150", .zero = "off", .min = 1, .max = 1000000,
 	 .help = "Cost of a work request in ns. Rows that are scattered on both sides "
-		 "are packed if two copies cost less. auto: measured with each peer, "
-		 "repeatedly from the first such transfer on. off: rows are never "
-		 "packed."},
+		 "are packed if two copies cost less. off: rows are never packed."},
 	{"transport", "copy_threads", SETTING_COUNT, FIELD(copy_threads),
 	 .preset = "auto", .zero = "auto", .min = 1, .max = THREADS_MAX,
 	 .help = "Threads that copy engine memory. auto: half the cores, from 1 to 8."},

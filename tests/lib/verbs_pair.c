@@ -145,7 +145,6 @@ int vp_begin(void **state)
 		.fence_timeout_ns = LOOP_NS_PER_S,
 		.connect_timeout_ns = 30 * LOOP_NS_PER_S,
 		.verbs_ack_timeout = 14,
-		.verbs_request_ns = 1,
 	};
 	snprintf(vp_config.listen, sizeof(vp_config.listen), "tcp://0.0.0.0:7400");
 	memset(&vp_a, 0, sizeof(vp_a));

@@ -14,7 +14,7 @@
 
 #define DEAR 100000u /* ns: any row is cheaper to copy */
 #define CHEAP 2u
-#define NEVER 1u
+#define NEVER 0u
 
 /* 2 MiB in 8192 rows: eight slices, scattered at both ends. */
 static const struct plan_run rows = {
@@ -28,11 +28,6 @@ static int begin_dear(void **state)
 static int begin_cheap(void **state)
 {
 	return vp_begin_packing(state, CHEAP, CHEAP);
-}
-
-static int begin_measured(void **state)
-{
-	return vp_begin_packing(state, 0, 0);
 }
 
 static int begin_one_sided(void **state)
@@ -203,116 +198,6 @@ static void rows_of_gigabytes_are_not_packed(void **state)
 				 UINT32_MAX);
 		plan_free(plan);
 	}
-}
-
-static void cost_is_measured_when_it_is_first_wanted(void **state)
-{
-	const struct verbs_meter *meter = &vp_peer(&vp_a)->meter;
-	struct vp_transfer x;
-
-	(void)state;
-	assert_int_equal(meter->count, 0);
-	start(&x);
-	assert_int_equal(x.op.way.request_ns, 150); /* what others publish */
-	vp_moved(&x);
-	vp_transfer_fini(&x);
-	VP_AWAIT(meter->count == 1);
-	start(&x);
-	assert_int_equal(x.op.way.request_ns, (uint32_t)verbs_meter_ns(meter));
-	vp_moved(&x);
-	vp_transfer_fini(&x);
-}
-
-/* The first measurement came while others had the core. */
-static void cost_of_a_bad_moment_does_not_stay(void **state)
-{
-	struct verbs_meter *meter = &vp_peer(&vp_a)->meter;
-	const double second = 1e9;
-	struct vp_transfer x;
-
-	(void)state;
-	*meter = (struct verbs_meter){.kept = {second}, .count = 1};
-	start(&x);
-	assert_int_equal(x.op.way.request_ns, (uint32_t)second);
-	vp_moved(&x);
-	assert_true(x.op.way.packed);
-	vp_transfer_fini(&x);
-	VP_AWAIT(meter->count == 2);
-	assert_true(verbs_meter_ns(meter) < second);
-	start(&x);
-	assert_int_equal(x.op.way.request_ns, (uint32_t)verbs_meter_ns(meter));
-	vp_moved(&x);
-	vp_transfer_fini(&x);
-}
-
-static void cost_without_sample_is_measured_again(void **state)
-{
-	struct verbs_peer *peer = vp_peer(&vp_a);
-
-	(void)state;
-	verbs_meter_begin(&peer->meter, LOOP_NS_PER_S);
-	assert_false(verbs_meter_due(&peer->meter, 2 * LOOP_NS_PER_S));
-	verbs_cost_probed(peer, false);
-	assert_true(verbs_meter_due(&peer->meter, 2 * LOOP_NS_PER_S));
-	assert_int_equal(peer->meter.count, 0);
-}
-
-/* One measurement that took `ns` a request, as soon as one is due; ends at *now_p. */
-static void measure(struct verbs_meter *meter, uint64_t *now_p, uint64_t ns)
-{
-	for (int i = 0; i < 60 && !verbs_meter_due(meter, *now_p); i++)
-		*now_p += LOOP_NS_PER_S;
-	assert_true(verbs_meter_due(meter, *now_p));
-	verbs_meter_begin(meter, *now_p);
-	*now_p += 256 * ns;
-	verbs_meter_end(meter, *now_p, 256);
-}
-
-static void cost_is_the_least_of_the_last_measurements(void **state)
-{
-	const uint64_t begin = LOOP_NS_PER_S;
-	struct verbs_meter meter = {0};
-	uint64_t now = begin;
-
-	(void)state;
-	for (unsigned int i = 0; i < VERBS_METER_KEPT; i++)
-		measure(&meter, &now, i == 3 ? 100 : 40000);
-	assert_true(now < begin + LOOP_NS_PER_S); /* one after the other */
-	assert_int_equal((int)verbs_meter_ns(&meter), 100);
-	/* from here on with pauses; the other end is farther away than it was */
-	assert_false(verbs_meter_due(&meter, now + LOOP_NS_PER_S));
-	for (unsigned int i = 0; i < 3; i++)
-		measure(&meter, &now, 500 + i);
-	assert_int_equal((int)verbs_meter_ns(&meter), 100);
-	measure(&meter, &now, 700);
-	assert_int_equal((int)verbs_meter_ns(&meter), 500);
-	for (unsigned int i = 0; i < VERBS_METER_KEPT; i++)
-		measure(&meter, &now, 900);
-	assert_int_equal((int)verbs_meter_ns(&meter), 900);
-}
-
-/* Trials of 64-byte rows, then of 4 KiB ones; all but one of each are disturbed. */
-static uint64_t clock_of_a_busy_host(void)
-{
-	static unsigned int reads;
-	static uint64_t now;
-	unsigned int trial = reads / 2, end = reads % 2;
-
-	reads++;
-	if (end)
-		now += trial == 5 ? 20480 : trial == 13 ? 10240 : 50000000;
-	return now;
-}
-
-static void copy_cost_is_best_trial(void **state)
-{
-	struct verbs_transport *transport = vp_transport(&vp_a);
-
-	(void)state;
-	verbs_cost_learn(transport, transport->pack_pool->memory->base,
-			 clock_of_a_busy_host);
-	assert_int_equal((int)(verbs_cost_copy_ns(transport, 64) + 0.5), 20);
-	assert_int_equal((int)(verbs_cost_copy_ns(transport, 4096) + 0.5), 640);
 }
 
 static void responder_without_packing_gets_rows(void **state)
@@ -571,14 +456,6 @@ int main(void)
 		DEARLY(both_ways_are_the_same_to_memory),
 		DEARLY(gathered_and_few_and_long_rows_are_not_packed),
 		DEARLY(rows_of_gigabytes_are_not_packed),
-		cmocka_unit_test_setup_teardown(cost_is_measured_when_it_is_first_wanted,
-						begin_measured, vp_end),
-		cmocka_unit_test_setup_teardown(cost_of_a_bad_moment_does_not_stay,
-						begin_measured, vp_end),
-		cmocka_unit_test_setup_teardown(cost_without_sample_is_measured_again,
-						begin_measured, vp_end),
-		cmocka_unit_test(cost_is_the_least_of_the_last_measurements),
-		DEARLY(copy_cost_is_best_trial),
 		cmocka_unit_test_setup_teardown(responder_without_packing_gets_rows,
 						begin_one_sided, vp_end),
 		DEARLY(responder_record_has_path),

@@ -17,7 +17,6 @@
  *   verbs_xfer.c  a transfer's life cycle on either side
  *   verbs_post.c  plans become chains of work requests
  *   verbs_pack.c  or one request a slice: rows that are short, memory that is staged
- *   verbs_cost.c  the cost of either path
  *   verbs_loopback.c  reading back writes to GPU memory
  *   verbs_pool, verbs_wire, verbs_lib: parts with separate headers
  *
@@ -91,10 +90,6 @@ struct verbs_chain {
 	uint64_t bytes;
 };
 
-struct verbs_stats {
-	uint64_t wrs, doorbells, sges, bytes, inlined, polls, empty_polls;
-};
-
 struct verbs_transport {
 	struct net_transport net;
 	const struct verbs_lib *lib;
@@ -112,10 +107,8 @@ struct verbs_transport {
 	uint8_t tos, ack_timeout;
 	uint32_t sge_max, wr_bytes;
 	struct verbs_pool *pack_pool; /* movers' buffers; NULL: nothing is packed */
-	double copy_row_ns, copy_byte_ns;
-	uint32_t request_ns; /* configured; 0: as measured with each peer */
+	uint32_t request_ns;	      /* 0: only what must be is packed */
 	struct verbs_chain chain;
-	struct verbs_stats stats;
 };
 
 struct verbs_reg {
@@ -150,7 +143,6 @@ struct verbs_sent {
 	struct verbs_xfer *xfer; /* NULL: a frame */
 	uint32_t wrs;		 /* not accounted for yet */
 	int32_t buffer;		 /* a frame's, -1: none */
-	bool probe;		 /* the last one of verbs_cost.c's */
 	uint64_t bytes;
 	uint64_t begin;	     /* of its bytes, in the plan's stream */
 	struct slice *slice; /* of a packed transfer, NULL: none */
@@ -179,15 +171,6 @@ struct verbs_qp {
 };
 
 /* ---- peers ---- */
-
-#define VERBS_METER_KEPT 8u
-
-/* The cost of a request with a peer: the least of the last measurements. */
-struct verbs_meter {
-	uint64_t begin_ns, next_ns; /* of the current one (0: none); of the next */
-	double kept[VERBS_METER_KEPT];
-	uint32_t count; /* of measurements, in all */
-};
 
 struct verbs_peer {
 	struct net_peer net;
@@ -237,7 +220,6 @@ struct verbs_peer {
 
 	/* packed transfers */
 	struct verbs_pool *pack_pool; /* the slots that it may write; NULL: not yet */
-	struct verbs_meter meter;
 };
 
 /* A frame to be sent. */
@@ -458,21 +440,6 @@ int verbs_xfer_mark(struct verbs_peer *peer, const struct verbs_qp *qp,
 void verbs_xfer_progress(struct verbs_peer *peer);     /* report the movers' progress */
 void verbs_xfer_drop_partial(struct verbs_peer *peer); /* a request not whole yet */
 void verbs_xfer_grant(struct verbs_peer *peer);	       /* slots to a waiting one */
-
-/* ---- verbs_cost.c ---- */
-/* `time_ns` NULL: CPU time of this thread. */
-void verbs_cost_learn(struct verbs_transport *transport, uint8_t *memory,
-		      uint64_t (*time_ns)(void));
-double verbs_cost_copy_ns(const struct verbs_transport *transport, uint32_t row);
-double verbs_cost_request_ns(const struct verbs_peer *peer);
-/* Measure the cost of a request, if due. */
-void verbs_cost_measure(struct verbs_peer *peer);
-/* The last of a measurement's requests has completed; or (not good) never will. */
-void verbs_cost_probed(struct verbs_peer *peer, bool good);
-bool verbs_meter_due(const struct verbs_meter *meter, uint64_t now_ns);
-void verbs_meter_begin(struct verbs_meter *meter, uint64_t now_ns);
-void verbs_meter_end(struct verbs_meter *meter, uint64_t now_ns, uint32_t requests);
-double verbs_meter_ns(const struct verbs_meter *meter); /* 0: not measured */
 
 /* ---- verbs_pack.c ---- */
 /* Without memory for it nothing is packed, and this is logged. */

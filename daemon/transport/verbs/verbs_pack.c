@@ -8,7 +8,7 @@
  *   cheaper  rows that are scattered at both ends and short (unequal tensor
  *	      parallelism). A work request has one stretch of the peer's memory, so each
  *	      of them would cost one; where that is more than copying it twice, it is
- *	      packed, whichever side asked (verbs_cost.c).
+ *	      packed, whichever side asked.
  *   staged   memory that the adapter cannot register, at either end: a GPU's without
  *	      GPUDirect, another process's (vm), memory that its owner may truncate
  *	      (guarded). Any transfer of it is packed; copy threads reach it.
@@ -71,9 +71,7 @@ void verbs_pack_open(struct verbs_transport *transport)
 		log_warn("verbs", NULL, "packing and staging are disabled", "why=\"%s\"",
 			 err_last()->text);
 		err_clear();
-		return;
 	}
-	verbs_cost_learn(transport, transport->pack_pool->memory->base, NULL);
 }
 
 void verbs_pack_close(struct verbs_transport *transport)
@@ -118,6 +116,12 @@ static int pack_new(struct verbs_xfer *xfer)
 	return 0;
 }
 
+/* Of a row, at one end: about what a copy thread takes for rows out of cold memory. */
+static uint32_t copy_ns(uint32_t row)
+{
+	return 20 + row / 10;
+}
+
 static void way_is(struct verbs_xfer *xfer)
 {
 	struct xp_way *way = xfer->net.ours ? &xfer->net.op->way : &xfer->net.in.way;
@@ -127,8 +131,8 @@ static void way_is(struct verbs_xfer *xfer)
 	way->staged = xfer->pack && xfer->must_pack;
 	way->row_bytes = pack_request_bytes(xfer->plan, xfer->net.kind == XP_WRITE,
 					    peer->transport->sge_max);
-	way->copy_ns = (uint32_t)verbs_cost_copy_ns(peer->transport, way->row_bytes);
-	way->request_ns = xfer->net.ours ? (uint32_t)verbs_cost_request_ns(peer) : 0;
+	way->copy_ns = copy_ns(way->row_bytes);
+	way->request_ns = xfer->net.ours ? peer->transport->request_ns : 0;
 }
 
 static int lacks_pool(void)
@@ -150,15 +154,12 @@ static bool is_cheaper(struct verbs_xfer *xfer)
 	struct verbs_transport *transport = xfer->peer->transport;
 	uint32_t row;
 
-	if (transport->request_ns == 1 || xfer->local.device)
+	if (xfer->local.device)
 		return false;
 	row = pack_request_bytes(xfer->plan, xfer->net.kind == XP_WRITE,
 				 transport->sge_max);
-	if (!pack_requests(xfer->net.bytes, row))
-		return false;
-	verbs_cost_measure(xfer->peer);
-	return pack_cheaper(verbs_cost_request_ns(xfer->peer),
-			    verbs_cost_copy_ns(transport, row));
+	return pack_requests(xfer->net.bytes, row) &&
+	       pack_cheaper(transport->request_ns, copy_ns(row));
 }
 
 int verbs_pack_choose(struct verbs_xfer *xfer)
@@ -204,7 +205,7 @@ bool verbs_pack_waits(struct verbs_xfer *xfer)
 
 	if (!xfer->wants_pack || net_is_source(&xfer->net) || !peer->transport->pack_pool)
 		return false;
-	if (xfer->peer->transport->request_ns == 1 && !xfer->must_pack)
+	if (!peer->transport->request_ns && !xfer->must_pack)
 		return false;
 	if (want_slots(peer) < 0) {
 		err_clear(); /* then row by row, or not at all */
@@ -222,7 +223,7 @@ bool verbs_pack_accept(struct verbs_xfer *xfer, size_t *len_p, uint8_t *key)
 
 	if (!xfer->wants_pack || !pool || !pool->ready)
 		return false;
-	if (!xfer->must_pack && (transport->request_ns == 1 || xfer->local.device))
+	if (!xfer->must_pack && (!transport->request_ns || xfer->local.device))
 		return false;
 	if (!source)
 		r = verbs_key_pack(pool->reg, NULL, key, VERBS_TEXT_MAX, len_p);
@@ -580,7 +581,6 @@ static bool verbs_pack_post(struct verbs_xfer *xfer, struct slice *slice)
 	slice->posted = true;
 	xfer->used = 1u;
 	xfer->posted_bytes += slice->length;
-	xfer->peer->transport->stats.bytes += slice->length;
 	xfer->net.used.descriptors++;
 	if (verbs_qp_post(qp, &wr, 1, &entry) < 0)
 		err_clear(); /* the peer has failed, with its own reason */

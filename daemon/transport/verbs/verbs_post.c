@@ -150,13 +150,10 @@ static void build_chain(struct verbs_xfer *xfer, const struct verbs_qp *qp,
 		if (!bytes)
 			return;
 		if (xfer->net.kind == XP_WRITE && bytes <= qp->max_inline &&
-		    xfer->may_inline) {
+		    xfer->may_inline)
 			wr->send_flags = IBV_SEND_INLINE;
-			transport->stats.inlined++;
-		}
 		if (chain->count)
 			wr[-1].next = wr;
-		transport->stats.sges += (uint64_t)wr->num_sge;
 		chain->count++;
 		chain->bytes += bytes;
 	}
@@ -313,7 +310,6 @@ static enum turn move_on(struct verbs_xfer *xfer)
 	xfer->home = qp->index;
 	xfer->used |= 1u << qp->index;
 	xfer->posted_bytes += chain->bytes;
-	peer->transport->stats.bytes += chain->bytes;
 	xfer->net.used.descriptors += chain->count;
 	if (verbs_qp_post(qp, chain->wr, chain->count, &entry) < 0)
 		err_clear(); /* the peer has failed, with its own reason */

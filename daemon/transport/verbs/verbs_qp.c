@@ -235,8 +235,6 @@ static void verbs_qp_give_back(struct verbs_qp *qp, struct verbs_sent *entry, bo
 
 	qp->sq_free += entry->wrs;
 	entry->wrs = 0;
-	if (entry->probe)
-		verbs_cost_probed(peer, good);
 	if (entry->buffer >= 0)
 		peer->send_free |= 1u << entry->buffer;
 	if (!xfer)
@@ -354,8 +352,6 @@ int verbs_qp_post(struct verbs_qp *qp, struct ibv_send_wr *first, uint32_t count
 		if (bad == first)
 			return err_raise(ERR_TRANSPORT, "verbs: post: %s", strerror(no));
 	}
-	qp->peer->transport->stats.wrs += count;
-	qp->peer->transport->stats.doorbells++;
 	qp->sent[number] = *entry;
 	qp->sent[number].wrs = count;
 	qp->sent_count++;
@@ -471,11 +467,8 @@ static unsigned int verbs_qp_drain(struct verbs_qp *qp, unsigned int budget)
 	while (done < budget) {
 		int n = transport->lib->poll_cq(qp->cq, POLL_BATCH, wc);
 
-		transport->stats.polls++;
-		if (n <= 0) {
-			transport->stats.empty_polls++;
+		if (n <= 0)
 			break;
-		}
 		for (int i = 0; i < n; i++) {
 			if (wc[i].wr_id & WR_RECV)
 				on_received(qp, &wc[i]);
