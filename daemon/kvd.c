@@ -41,7 +41,6 @@
 #include "daemon/memory/copy.h"
 #include "daemon/memory/memory.h"
 #include "daemon/memory/numa.h"
-#include "daemon/memory/tokens.h"
 #include "daemon/metrics/http.h"
 #include "gpu/gpu.h"
 #include "daemon/xfer/xfer.h"
@@ -323,23 +322,6 @@ static void place_threads(struct kvd *kvd)
 	mem_free(numa);
 }
 
-/* Without the file each daemon has its own budget: slower neighbours, but no fault. */
-static void share_cores(struct kvd *kvd)
-{
-	const struct config *config = kvd->config;
-	struct tokens *tokens = NULL;
-	char path[CONFIG_PATH_BYTES + 16];
-
-	snprintf(path, sizeof(path), "%s/copy.tokens", config->run_dir);
-	if (tokens_open(path, config->host_copy_threads - 1, &tokens) < 0) {
-		log_warn("daemon", NULL, "copy threads are not shared with other daemons",
-			 "reason=\"%s\"", err_last()->text);
-		err_clear();
-		return;
-	}
-	copier_share(kvd->copier, tokens);
-}
-
 static void on_gates_lost(void *arg)
 {
 	struct kvd *kvd = arg;
@@ -371,8 +353,6 @@ static int build(struct kvd *kvd)
 	if (r == 0)
 		r = gpu_tune(kvd->gpu, config->gpu_kernels, GPU_KERNEL_ROW_BYTES,
 			     GPU_STREAMS);
-	if (r == 0)
-		share_cores(kvd);
 	if (r == 0)
 		place_threads(kvd);
 	if (r == 0)

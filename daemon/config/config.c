@@ -559,8 +559,6 @@ static void config_resolve(struct load *load)
 		config->tcp_threads = half_the_cores(1, 8);
 	if (!config->copy_threads)
 		config->copy_threads = half_the_cores(1, 8);
-	if (!config->host_copy_threads)
-		config->host_copy_threads = half_the_cores(config->copy_threads, 256);
 	if (!*config->socket_path) {
 		int n = snprintf(config->socket_path, sizeof(config->socket_path),
 				 "%.180s/%s.sock", config->run_dir, config->name);

@@ -114,7 +114,6 @@ struct config {
 	uint32_t verbs_request_ns;    /* of a work request; 0: no packing */
 	uint32_t copy_threads;	      /* >= 1 */
 	bool vm_direct;
-	uint32_t host_copy_threads; /* >= 1; sum for all daemons of one run_dir */
 	uint64_t slice_bytes;
 	uint64_t max_inflight_bytes;
 

@@ -366,11 +366,6 @@ static const struct setting options[] = {
 	{"transport", "copy_threads", SETTING_COUNT, FIELD(copy_threads),
 	 .preset = "auto", .zero = "auto", .min = 1, .max = THREADS_MAX,
 	 .help = "Threads that copy engine memory. auto: half the cores, from 1 to 8."},
-	{"transport", "host_copy_threads", SETTING_COUNT, FIELD(host_copy_threads),
-	 .preset = "auto", .zero = "auto", .min = 1, .max = THREADS_MAX,
-	 .help = "Copy threads that all daemons with the same run_dir may run at the "
-		 "same time; each may always run one. Set the same value in all of "
-		 "them. auto: half the cores, at least copy_threads."},
 	{"transport", "vm_direct", SETTING_BOOL, FIELD(vm_direct), .preset = "yes",
 	 .help = "Read private memory (vm) of engines of another daemon on this host "
 		 "in place, if the kernel permits it and the other daemon's user owns "

@@ -17,8 +17,7 @@
  * keeps the same rule), nor is vm memory, which is another process's.
  *
  * Where there are several memory nodes, threads are spread over them and take
- * near jobs first (numa.h). A thread that finds work asks the tokens whether one
- * more may run: daemons of one host share its cores (tokens.h).
+ * near jobs first (numa.h).
  *
  * How a slice is copied is copy_hand.c's. Rows of files are not for these threads, which
  * would wait for a disk: copy_file.h.
@@ -44,7 +43,6 @@
 #include "daemon/memory/copy_hand.h"
 #include "daemon/memory/file_rows.h"
 #include "daemon/memory/numa.h"
-#include "daemon/memory/tokens.h"
 
 #define COPY_STREAM_BYTES (UINT64_C(2) << 20) /* about a core's own cache */
 /* The most that the loop's own thread copies in a turn: 5 us, a third of the time to wake
@@ -69,8 +67,6 @@ struct copier {
 	struct loop_defer deliver;	    /* those of the loop's own */
 	uint64_t at_once_ns, at_once_bytes; /* the turn, and the bytes copied in it */
 	bool stopping;
-	struct tokens *tokens;	/* NULL: all threads */
-	unsigned int running;	/* threads in a slice */
 	struct numa *numa;	/* NULL: one node */
 	struct copy_gpu *gpu;	/* NULL: no job had device memory yet */
 	struct copy_file *file; /* NULL: no job had a file yet */
@@ -95,7 +91,6 @@ static void slice_run(struct worker *worker, struct copy_job *job)
 		list_push_back(&copier->ready, &job->link);
 	/* before the lock is released: a cancel must find this slice running */
 	atomic_fetch_add(&job->slices_running, 1);
-	copier->running++;
 	pthread_mutex_unlock(&copier->done.lock);
 
 	cpu_breathe();
@@ -104,20 +99,10 @@ static void slice_run(struct worker *worker, struct copy_job *job)
 		copy_done_slice(job, end - begin, job->bounce);
 
 	pthread_mutex_lock(&copier->done.lock);
-	copier->running--;
 	atomic_fetch_sub(&job->slices_running, 1);
 	if (r < 0)
 		copy_done_fail(job, r);
 	copy_done_settle(&copier->done, job);
-}
-
-/* Work is queued, but other daemons hold the tokens for it. The lock is held. */
-static void worker_wait_token(struct copier *copier)
-{
-	const struct timespec until = clock_after(TOKENS_RETRY_NS);
-
-	(void)pthread_cond_clockwait(&copier->more, &copier->done.lock, CLOCK_MONOTONIC,
-				     &until);
 }
 
 /* The first job, or one that is near if the first is not. The lock is held. */
@@ -146,13 +131,7 @@ static void *copy_worker_main(void *arg)
 	pthread_mutex_lock(&copier->done.lock);
 	for (;;) {
 		job = worker_pick(worker);
-		if (copier->tokens)
-			tokens_settle(copier->tokens, copier->running, job != NULL,
-				      clock_ns());
-		if (job && !tokens_may_run(copier->tokens, copier->running,
-					   copier->tokens ? clock_ns() : 0))
-			worker_wait_token(copier);
-		else if (job)
+		if (job)
 			slice_run(worker, job);
 		else if (copier->stopping)
 			break;
@@ -215,15 +194,6 @@ int copier_new(struct loop *loop, unsigned int threads, uint64_t slice_bytes,
 	return 0;
 }
 
-void copier_share(struct copier *copier, struct tokens *tokens)
-{
-	assert(!copier->gpu);
-	pthread_mutex_lock(&copier->done.lock);
-	tokens_free(copier->tokens);
-	copier->tokens = tokens;
-	pthread_mutex_unlock(&copier->done.lock);
-}
-
 void copier_place(struct copier *copier, const struct numa *numa)
 {
 	struct numa *own = numa->count > 1 ? mem_dup(numa, sizeof(*numa)) : NULL;
@@ -271,7 +241,6 @@ void copier_free(struct copier *copier)
 	}
 	copy_done_deliver(&copier->done);
 	loop_defer_cancel(&copier->deliver);
-	tokens_free(copier->tokens);
 	mem_free(copier->numa);
 	copy_done_fini(&copier->done);
 	pthread_cond_destroy(&copier->more);

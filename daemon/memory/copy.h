@@ -26,7 +26,6 @@ struct loop;
 struct copier;
 struct file_user;
 struct numa;
-struct tokens;
 
 /* A plan buffer's place: byte 0 of the buffer is memory byte `offset`. */
 struct copy_buffer {
@@ -89,10 +88,6 @@ int copier_new(struct loop *loop, unsigned int threads, uint64_t slice_bytes,
 	       struct copier **copier_p);
 /* Remaining jobs are canceled and their on_done is called. */
 void copier_free(struct copier *copier);
-
-/* Share a budget of threads with the other daemons of this host (tokens.h); before
- * the first job. Takes the tokens. */
-void copier_share(struct copier *copier, struct tokens *tokens);
 
 /* Spread the threads over the nodes; each then takes the jobs first whose
  * destination is near. One node or none: nothing changes. Before the first job. */

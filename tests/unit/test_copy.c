@@ -22,7 +22,6 @@
 #include "daemon/base/mem.h"
 #include "daemon/loop/loop.h"
 #include "daemon/memory/numa.h"
-#include "daemon/memory/tokens.h"
 #include "tests/lib/copy_rig.h"
 #include "tests/lib/gates.h"
 #include "tests/lib/tmp.h"
@@ -525,49 +524,6 @@ static int threads_seen(struct copy_rig *t, struct copy_job *job, int want)
 	return most;
 }
 
-/* Another daemon of the host holds the only token: one thread goes on, the other
- * joins it once the token is free. */
-static void job_without_a_token_runs_on_one_thread(void **state)
-{
-	static const struct plan_run run = {
-		.len = 16, .count = 4 * MIB, .dst_stride = 16};
-	struct plan *plan = copy_rig_plan(&run, 1);
-	char path[64];
-	int fd = mkstemp(tmp_path(path, sizeof(path), "kvd-tokens-XXXXXX")), most = 0;
-	struct tokens *ours = NULL, *others = NULL;
-	struct copy_buffer src = {.length = 16}, dst = {.length = 64 * MIB};
-	struct copy_rig_job tj = {0};
-	struct copy_rig t;
-
-	(void)state;
-	copy_rig_setup(&t, 2, 16 * KIB);
-	assert_int_equal(tokens_open(path, 1, &ours), 0);
-	assert_int_equal(tokens_open(path, 1, &others), 0);
-	copier_share(t.copier, ours);
-	src.memory = linear(16);
-	dst.memory = linear(64 * MIB);
-	tj.rig = &t;
-	tj.job = (struct copy_job){.plan = plan,
-				   .end = plan->bytes,
-				   .src = {.buffers = &src, .buffer_count = 1},
-				   .dst = {.buffers = &dst, .buffer_count = 1},
-				   .on_done = copy_rig_on_done};
-	assert_true(tokens_may_run(others, 1, 1));
-	assert_in_range(threads_seen(&t, &tj.job, 2), 0, 1); /* a busy machine: unseen */
-	assert_int_equal(tj.job.result, 0);
-	tokens_settle(others, 0, false, 1);
-	for (int i = 0; i < 1000 && most < 2; i++)
-		most = threads_seen(&t, &tj.job, 2);
-	assert_int_equal(most, 2);
-	copy_rig_teardown(&t);
-	tokens_free(others);
-	memory_unref(src.memory);
-	memory_unref(dst.memory);
-	plan_free(plan);
-	unlink(path);
-	close(fd);
-}
-
 /* A slice of the copier's would hold all of it. */
 static void job_of_short_vm_rows_has_short_slices(void **state)
 {
@@ -811,7 +767,6 @@ int main(void)
 		cmocka_unit_test(cancel_before_a_slice_began_is_done),
 		cmocka_unit_test(cancel_after_the_last_slice_began_is_success),
 		cmocka_unit_test(free_with_jobs_calls_each_on_done),
-		cmocka_unit_test(job_without_a_token_runs_on_one_thread),
 		cmocka_unit_test(job_of_short_vm_rows_has_short_slices),
 		cmocka_unit_test(threads_on_two_nodes_stay_near_and_copy_all),
 		cmocka_unit_test(copy_of_truncated_memory_fails_its_job_only),
