@@ -38,9 +38,6 @@ struct cu_uuid {
 struct cu_ipc_mem {
 	uint8_t reserved[CU_IPC_BYTES];
 };
-struct cu_ipc_event {
-	uint8_t reserved[CU_IPC_BYTES];
-};
 
 /* CUresult: those that kvd distinguishes. */
 enum {
@@ -84,7 +81,6 @@ enum {
 	CU_STREAM_NON_BLOCKING = 1,
 	CU_EVENT_BLOCKING_SYNC = 1,
 	CU_EVENT_DISABLE_TIMING = 2,
-	CU_EVENT_INTERPROCESS = 4,
 	CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1,
 	CU_MEMHOSTALLOC_PORTABLE = 1,
 	CU_MEMHOSTREGISTER_PORTABLE = 1,
@@ -215,8 +211,6 @@ struct cu_copy3d {
 	  (struct cu_event * event, struct cu_stream * stream))                          \
 	X(event_query, cuEventQuery, (struct cu_event * event))                          \
 	X(event_sync, cuEventSynchronize, (struct cu_event * event))                     \
-	X(ipc_open_event, cuIpcOpenEventHandle,                                          \
-	  (struct cu_event * *event_p, struct cu_ipc_event handle))                      \
 	X(copy, cuMemcpyAsync,                                                           \
 	  (uint64_t dst, uint64_t src, size_t bytes, struct cu_stream * stream))         \
 	X(copy2d, cuMemcpy2DAsync_v2,                                                    \

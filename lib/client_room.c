@@ -19,7 +19,6 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/hex.h"
-#include "proto/base64.h"
 #include "proto/kvd_ring.h"
 
 static const char *const role_names[] = {"send", "recv", "offer", "pull"};
@@ -58,16 +57,6 @@ static void show_begin(struct kvd_room *room, struct client_op *op)
 
 void client_text_wait(struct text *text, const struct kvd_wait *wait)
 {
-	char handle[BASE64_CHARS(KVD_IPC_BYTES) + 1];
-
-	if (wait->ipc_event) {
-		base64_encode(wait->ipc_event, KVD_IPC_BYTES, handle);
-		client_text_printf(text, ",\"wait\":{\"kind\":\"event\"");
-		client_text_str(text, "device", wait->device);
-		client_text_str(text, "handle", handle);
-		client_text_printf(text, "}");
-		return;
-	}
 	if (!wait->region)
 		return;
 	client_text_printf(text, ",\"wait\":{\"kind\":\"seq\"");
@@ -226,11 +215,6 @@ static int room_opened(struct client_request *req, int result, const cJSON *repl
 
 int client_wait_check(struct kvd_client *client, const struct kvd_wait *wait)
 {
-	if (wait->ipc_event && wait->region)
-		return client_fail(client, KVD_E_INVAL,
-				   "wait: give a word or an event, not both");
-	if (wait->ipc_event && !wait->device)
-		return client_fail(client, KVD_E_INVAL, "wait.device: missing");
 	if (wait->region && !kvd_region_id(wait->region))
 		return client_fail(client, KVD_E_STATE,
 				   "wait: its region is not registered");

@@ -82,10 +82,9 @@ static int driver_load(struct kvd_timeline *t, const char *path)
 
 		if (!symbol) {
 			dlclose(library);
-			return client_fail(
-				t->client, KVD_E_REQUIRE,
-				"%s has no %s; record an event instead (kvd_wait)", path,
-				wanted[i].name);
+			return client_fail(t->client, KVD_E_REQUIRE,
+					   "%s has no %s; CUDA 12 or later is required",
+					   path, wanted[i].name);
 		}
 		memcpy(wanted[i].to, &symbol, sizeof(symbol));
 	}

@@ -474,22 +474,14 @@ struct kvd_view {
 
 /*
  * Start condition: a point that the engine's stream must pass before a chunk's pages are
- * read, or before data is written to pages that were just freed. One of:
- *
- *   a word    starts when *(uint64_t *)(region + offset) >= value. The region
- *             must be sealed memory (memfd). kvd_timeline_mark() fills this in.
- *   an event  starts after this CUDA IPC event (64 bytes of cuIpcGetEventHandle).
- *             It must be recorded before the call, and neither recorded again nor
- *             destroyed until its bytes have been sent or received, or the room
- *             has failed: the driver checks the newest record, and treats an event
- *             that was never recorded as complete.
+ * read, or before data is written to pages that were just freed: when
+ * *(uint64_t *)(region + offset) >= value. The region must be sealed memory (memfd).
+ * kvd_timeline_mark() fills this in.
  */
 struct kvd_wait {
-	struct kvd_region *region; /* region of the word; NULL: no word */
+	struct kvd_region *region; /* region of the word; NULL: no wait */
 	uint64_t offset;
 	uint64_t value;
-	const void *ipc_event; /* NULL: no event */
-	const char *device;    /* GPU of the event, by UUID or PCI id */
 };
 
 /*

@@ -40,7 +40,7 @@ $(FAKE_NVML): $(B)/fakegpu/nvml_fake.o
 TEST_NEEDS += $(FAKE_CUDA) $(FAKE_NVML)
 $(B)/unit/test_nvml: | $(FAKE_NVML)
 $(B)/unit/test_gpu $(B)/unit/test_kernels $(B)/unit/test_copy_gpu \
-$(B)/unit/test_copy_gpu_faults $(B)/unit/test_region_gpu $(B)/unit/test_gpu_event \
+$(B)/unit/test_copy_gpu_faults $(B)/unit/test_region_gpu \
 $(B)/unit/test_verbs_gpu $(B)/unit/test_keep $(CONFORM): | $(FAKE_CUDA)
 
 # gpu-works: kvd's work with GPU memory on any driver, see tests/gpu/works/works.h.

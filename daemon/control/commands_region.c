@@ -20,9 +20,9 @@
 #include "daemon/session/pool.h"
 #include "daemon/session/region.h"
 #include "daemon/session/session.h"
-#include "daemon/session/wait.h"
 #include "daemon/session/session_watch.h"
 #include "gpu/cudrv.h"
+#include "proto/base64.h"
 
 static void answer_empty(void *arg)
 {
@@ -105,6 +105,20 @@ struct register_args {
 	struct region_args region; /* without kind and ipc; its fd is an index */
 	int statm;
 };
+
+/* A handle of CUDA IPC, in base64, to CU_IPC_BYTES. */
+static int ipc_handle_parse(const char *text, uint8_t *handle)
+{
+	uint8_t bytes[BASE64_CHARS(CU_IPC_BYTES) / 4 * 3];
+	size_t len = 0;
+
+	if (strlen(text) != BASE64_CHARS(CU_IPC_BYTES) ||
+	    !base64_decode(text, strlen(text), bytes, &len) || len != CU_IPC_BYTES)
+		return err_raise(ERR_INVAL, "handle: must be base64 of %u bytes",
+				 CU_IPC_BYTES);
+	memcpy(handle, bytes, CU_IPC_BYTES);
+	return 0;
+}
 
 static int region_register_run(struct request *req)
 {

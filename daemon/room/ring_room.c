@@ -58,8 +58,7 @@ static int more_end(struct ring_pages *pages, struct room *room)
 {
 	const struct kvd_ring_entry *e = &pages->e;
 	struct room_pages more = {.maps = room_maps_steal(&pages->maps)};
-	int r = wait_spec_parse(rooms_waits(room->rooms), pages->text,
-				pages->ring->session, &more.wait);
+	int r = wait_spec_parse(pages->text, pages->ring->session, &more.wait);
 
 	if (r < 0) {
 		room_pages_fini(&more);

@@ -317,29 +317,27 @@ static void tell_abort(struct room *room, const struct party *party)
 		err_clear(); /* a peer that accepts no message is going down */
 }
 
-static void room_on_wait_over(struct wait *wait, const struct err *why)
+static void room_on_wait_over(struct wait *wait)
 {
 	struct room *room = container_of(wait, struct room, pages.wait_bind);
 
-	if (why) {
-		room_fail(room, why, NULL);
-		return;
-	}
 	wait_spec_fini(&room->pages.wait);
 	room_kick(room);
 }
 
-int room_await(struct room *room)
+bool room_await(struct room *room)
 {
 	struct wait_spec *wait = &room->pages.wait;
-	int r = room_awaits_point(room) ? 0 : wait_passed(wait);
 
-	if (r == 0 && !room_awaits_point(room))
+	if (room_awaits_point(room))
+		return false;
+	if (!wait_passed(wait)) {
 		wait_start(rooms_waits(room->rooms), &room->pages.wait_bind, wait,
 			   room_on_wait_over);
-	if (r > 0)
-		wait_spec_fini(wait);
-	return r < 0 ? err_pass(r) : r;
+		return false;
+	}
+	wait_spec_fini(wait);
+	return true;
 }
 
 int room_refuse_over(const struct room *room)

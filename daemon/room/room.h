@@ -276,9 +276,9 @@ void room_fail_moving(struct room *room, const struct party *party,
 /* Schedule a step of the room in the next turn. */
 void room_kick(struct room *room);
 void room_progress(struct room *room); /* bytes moved: status page */
-/* Has its engine's stream passed the room's `wait`? Outcome 1; 0: not yet, and a step
- * is scheduled when it has. */
-int room_await(struct room *room);
+/* Has its engine's stream passed the room's `wait`? If not, a step is scheduled when it
+ * has. */
+bool room_await(struct room *room);
 void room_figures(struct room *room); /* the same for the other fields of its slot */
 /* The other side ended it: room_fail(), with that in its flags. */
 void room_fail_remote(struct room *room, const struct err *why, const struct party *but);

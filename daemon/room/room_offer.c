@@ -56,8 +56,7 @@ static bool may_answer(const struct party *party)
 /* Its pages are computed. */
 static bool may_be_read(const struct room *room)
 {
-	return sm_state(&room->sm) != ROOM_BOOT && !room->pages.wait.region &&
-	       !room->pages.wait.event;
+	return sm_state(&room->sm) != ROOM_BOOT && !room->pages.wait.region;
 }
 
 static int give_answer(struct party *party)
@@ -463,8 +462,11 @@ static void room_offer_step(struct room *room)
 
 	if (sm_state(&room->sm) == ROOM_BOOT)
 		room_move(room, ROOM_WAITING);
-	if (room_live(room) && (room_await(room) < 0 || answer_all(room) < 0))
-		room_fail_last(room);
+	if (room_live(room)) {
+		(void)room_await(room); /* its answers follow when it has passed */
+		if (answer_all(room) < 0)
+			room_fail_last(room);
+	}
 	drop_away(room);
 	if (!room_live(room))
 		return;

@@ -192,8 +192,7 @@ int room_pages_parse(struct session *session, const struct pages_args *args,
 	if (r >= 0 && lands)
 		r = room_maps_check_once(&pages.maps);
 	if (r >= 0)
-		r = wait_spec_parse(rooms_waits(rooms_of(session->kvd)), args->wait,
-				    session, &pages.wait);
+		r = wait_spec_parse(args->wait, session, &pages.wait);
 	if (r < 0)
 		room_pages_fini(&pages);
 	else

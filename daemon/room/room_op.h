@@ -63,11 +63,10 @@ struct room_slot {
 		 "rooms of this number")
 #define F_VIEWS(s, text) F_OBJECT("views", s, pages.views, OPTIONAL, text)
 #define F_AUX(s, text) F_INT("aux", s, pages.aux, DEFAULT(-1), 0, INT32_MAX, text)
-#define F_WAIT(s)                                                                       \
-	F_OBJECT("wait", s, pages.wait, OPTIONAL,                                       \
-		 "{kind:\"seq\", region, offset, value}: start when this word has "     \
-		 "reached the value; or {kind:\"event\", device, handle}: start after " \
-		 "this CUDA IPC event, which must be recorded already")
+#define F_WAIT(s)                                                                   \
+	F_OBJECT("wait", s, pages.wait, OPTIONAL,                                   \
+		 "{kind:\"seq\", region, offset, value}: start when this word has " \
+		 "reached the value")
 
 /* Parse the pages for a pool's layout; `lands`: bytes are written to them. Negative:
  * there is nothing to undo. */

@@ -330,10 +330,9 @@ static int go_on(struct room *room)
 		return r;
 	if (sm_state(&room->sm) == ROOM_BOOT)
 		room_move(room, ROOM_WAITING);
-	if (!room_bound(room))
+	if (!room_bound(room) || !room_await(room))
 		return 0;
-	r = room_await(room);
-	return r > 0 ? err_pass(room_pull_read_all(room)) : err_pass(r);
+	return err_pass(room_pull_read_all(room));
 }
 
 static void room_pull_step(struct room *room)

@@ -158,14 +158,12 @@ static int check_plan(const struct move *move)
 	return r < 0 ? err_prefix(r, "chunk %llu", (unsigned long long)move->seq) : 0;
 }
 
-static void on_bind_over(struct wait *wait, const struct err *why)
+static void on_bind_over(struct wait *wait)
 {
 	struct room *room = container_of(wait, struct room, pages.wait_bind);
 	struct move *move;
 
 	rooms_catch_up(room);
-	if (why)
-		room_fail(room, why, NULL); /* moves_stop() ends the moves */
 	if (!room_live(room))
 		return;
 	wait_spec_fini(&room->pages.wait);
@@ -179,7 +177,6 @@ static void room_recv_on_planned(struct move *move)
 {
 	struct room *room = move->room;
 	struct err why;
-	int r;
 
 	if (move->refused.code != ERR_OK || check_plan(move) < 0 ||
 	    reserve_tokens(move) < 0) {
@@ -197,18 +194,15 @@ static void room_recv_on_planned(struct move *move)
 			sm_move(&move->party->sm, PARTY_CLOSING);
 		move->party->due.last_seq = move->seq;
 	}
-	r = wait_passed(&room->pages.wait);
-	if (r > 0) {
+	if (wait_passed(&room->pages.wait)) {
 		wait_spec_fini(&room->pages.wait);
 		room_recv_land(move);
 		return;
 	}
 	move_to(move, MOVE_WAITING);
-	if (r == 0 && !room_awaits_point(room))
+	if (!room_awaits_point(room))
 		wait_start(rooms_waits(room->rooms), &room->pages.wait_bind,
 			   &room->pages.wait, on_bind_over);
-	if (r < 0)
-		room_fail_last(room); /* moves_stop() ends the move */
 }
 
 /* Is this sender, of this generation, expected to send now? */

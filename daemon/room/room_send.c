@@ -257,23 +257,18 @@ static void room_send_post(struct move *move)
 	room_kick(room); /* the last chunk may wait for this */
 }
 
-static void room_send_on_wait_over(struct wait *wait, const struct err *why)
+static void room_send_on_wait_over(struct wait *wait)
 {
 	struct move *move = container_of(wait, struct move, wait);
 
 	rooms_catch_up(move->room);
-	if (move_phase(move) != MOVE_WAITING)
-		return; /* the room has ended, and the move with it */
-	if (why)
-		room_fail(move->room, why, NULL); /* moves_stop() ends the move */
-	else
+	if (move_phase(move) == MOVE_WAITING) /* else the room has ended */
 		room_send_post(move);
 }
 
 static void room_send_on_planned(struct move *move)
 {
 	struct room *room = move->room;
-	int r;
 
 	if (move->refused.code != ERR_OK) {
 		room_fail(room, &move->refused, NULL);
@@ -284,17 +279,13 @@ static void room_send_on_planned(struct move *move)
 		move_end(move);
 		return;
 	}
-	r = wait_passed(&move->chunk->wait);
-	if (r > 0) {
+	if (wait_passed(&move->chunk->wait)) {
 		room_send_post(move);
 		return;
 	}
 	move_to(move, MOVE_WAITING);
-	if (r == 0)
-		wait_start(rooms_waits(room->rooms), &move->wait, &move->chunk->wait,
-			   room_send_on_wait_over);
-	if (r < 0)
-		room_fail_last(room); /* moves_stop() ends the move */
+	wait_start(rooms_waits(room->rooms), &move->wait, &move->chunk->wait,
+		   room_send_on_wait_over);
 }
 
 static void send_on_move_free(struct move *move)

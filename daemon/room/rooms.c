@@ -48,7 +48,7 @@ int rooms_new(struct kvd *kvd, void **part_p)
 	if (r >= 0)
 		r = trace_ring_init(&rooms->trace);
 	if (r >= 0)
-		r = waits_new(kvd->loop, kvd->gpu, &rooms->waits);
+		r = waits_new(kvd->loop, &rooms->waits);
 	if (r < 0) {
 		rooms_free(rooms);
 		return err_pass(r);

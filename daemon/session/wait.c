@@ -2,8 +2,7 @@
 /*
  * Polling is needed because the word is written by a GPU stream or another process, which
  * cannot wake us without a system call of the engine's. One timer polls words while there
- * are any, and does not exist otherwise. Events have a thread, since querying the driver
- * may block; it wakes the loop when one has changed.
+ * are any, and does not exist otherwise.
  *
  * The cost does not depend on the number of waits: a pass polls LOOKS words at most, some
  * of each session in turn, and the next one continues after them. So a session with
@@ -22,8 +21,6 @@
 #include "daemon/base/mem.h"
 #include "daemon/session/region.h"
 #include "daemon/session/session.h"
-#include "gpu/event.h"
-#include "proto/base64.h"
 #include "proto/json.h"
 
 /* A step of an engine takes milliseconds; a delay of 50 µs is negligible. */
@@ -35,29 +32,12 @@
 
 struct waits {
 	struct loop *loop;
-	struct gpu *gpu;
-	struct gpu_events *events; /* NULL: no event was named yet */
-	struct list sessions;	   /* with words: struct session.words_link, in turn */
-	struct list armed_events;
-	struct list due;  /* on_over is to be called */
-	bool look_events; /* an event was added: it may have passed already */
+	struct list sessions; /* with words: struct session.words_link, in turn */
+	struct list due;      /* on_over is to be called */
 	unsigned int words;
 	uint64_t changed_ns; /* last time that a word changed, or a wait started */
 	struct loop_timer timer;
 };
-
-static int event_passed(const struct gpu_event *event)
-{
-	int r = gpu_event_state(event);
-	struct err why;
-
-	if (r >= 0)
-		return r;
-	err_take(&why);
-	if (why.scope < ERR_SCOPE_ROOM) /* its command has ended */
-		why.scope = ERR_SCOPE_ROOM;
-	return err_reraise(&why);
-}
 
 static uint64_t word_of(const struct wait_spec *spec)
 {
@@ -66,13 +46,9 @@ static uint64_t word_of(const struct wait_spec *spec)
 	return le64toh(__atomic_load_n(word, __ATOMIC_ACQUIRE));
 }
 
-int wait_passed(const struct wait_spec *spec)
+bool wait_passed(const struct wait_spec *spec)
 {
-	if (spec->event)
-		return event_passed(spec->event);
-	if (!spec->region)
-		return 1;
-	return word_of(spec) >= spec->value;
+	return !spec->region || word_of(spec) >= spec->value;
 }
 
 /* Remove it from the polled words. */
@@ -88,26 +64,16 @@ static void word_leave(struct wait *wait)
 		list_remove(&session->words_link);
 }
 
-static void wait_over(struct wait *wait)
-{
-	struct err why;
-
-	wait->armed = false;
-	if (wait_passed(&wait->spec) < 0) {
-		err_take(&why);
-		wait->on_over(wait, &why);
-	} else {
-		wait->on_over(wait, NULL);
-	}
-}
-
 /* A callback may stop other waits, including due ones. */
 static void waits_call(struct waits *waits)
 {
 	struct list *link;
 
 	while ((link = list_pop_front(&waits->due))) {
-		wait_over(list_entry(link, struct wait, link));
+		struct wait *wait = list_entry(link, struct wait, link);
+
+		wait->armed = false;
+		wait->on_over(wait);
 		if (loop_enough(waits->loop))
 			break;
 	}
@@ -168,50 +134,23 @@ static void words_look(struct waits *waits)
 	}
 }
 
-static void events_look(struct waits *waits)
-{
-	struct wait *wait;
-
-	list_foreach_safe(wait, &waits->armed_events, link) {
-		if (wait_passed(&wait->spec) == 0)
-			continue;
-		err_clear();
-		list_remove(&wait->link);
-		list_push_back(&waits->due, &wait->link);
-	}
-}
-
 static void wait_on_timer(struct loop_timer *timer)
 {
 	struct waits *waits = container_of(timer, struct waits, timer);
 
 	words_look(waits);
-	if (waits->look_events)
-		events_look(waits);
-	waits->look_events = false;
 	waits_call(waits);
 	wait_next(waits);
 }
 
-static void on_events(void *arg)
-{
-	struct waits *waits = arg;
-
-	events_look(waits);
-	waits_call(waits);
-	wait_next(waits);
-}
-
-int waits_new(struct loop *loop, struct gpu *gpu, struct waits **waits_p)
+int waits_new(struct loop *loop, struct waits **waits_p)
 {
 	struct waits *waits = mem_zalloc(sizeof(*waits));
 
 	if (!waits)
 		return err_pass(-ENOMEM);
 	waits->loop = loop;
-	waits->gpu = gpu;
 	list_init(&waits->sessions);
-	list_init(&waits->armed_events);
 	list_init(&waits->due);
 	loop_timer_init(&waits->timer, loop, wait_on_timer);
 	*waits_p = waits;
@@ -222,10 +161,8 @@ void waits_free(struct waits *waits)
 {
 	if (!waits)
 		return;
-	assert(list_empty(&waits->sessions) && list_empty(&waits->armed_events) &&
-	       list_empty(&waits->due));
+	assert(list_empty(&waits->sessions) && list_empty(&waits->due));
 	loop_timer_stop(&waits->timer);
-	gpu_events_free(waits->events);
 	mem_free(waits);
 }
 
@@ -287,46 +224,7 @@ static int parse_word(const cJSON *json, struct session *session, struct wait_sp
 	return 0;
 }
 
-int ipc_handle_parse(const char *text, uint8_t *handle)
-{
-	uint8_t bytes[BASE64_CHARS(CU_IPC_BYTES) / 4 * 3];
-	size_t len = 0;
-
-	if (strlen(text) != BASE64_CHARS(CU_IPC_BYTES) ||
-	    !base64_decode(text, strlen(text), bytes, &len) || len != CU_IPC_BYTES)
-		return err_raise(ERR_INVAL, "handle: must be base64 of %u bytes",
-				 CU_IPC_BYTES);
-	memcpy(handle, bytes, CU_IPC_BYTES);
-	return 0;
-}
-
-static int parse_event(struct waits *waits, const cJSON *json, struct session *session,
-		       struct wait_spec *spec)
-{
-	static const char *const names[] = {"kind", "device", "handle", NULL};
-	const char *device = NULL, *text = NULL;
-	struct cu_ipc_event handle;
-	int r = json_only(json, names);
-
-	if (r >= 0)
-		r = json_get_str(json, "device", true, 63, &device);
-	if (r >= 0)
-		r = json_get_str(json, "handle", true, 128, &text);
-	if (r >= 0)
-		r = ipc_handle_parse(text, handle.reserved);
-	if (r >= 0 && !waits->gpu)
-		r = err_raise(ERR_IMPORT, "kind event: this daemon uses no GPU");
-	if (r >= 0 && !waits->events)
-		r = gpu_events_new(waits->gpu, waits->loop, on_events, waits,
-				   &waits->events);
-	if (r >= 0)
-		r = gpu_event_watch(waits->events, session->id, device, &handle,
-				    &spec->event);
-	return err_prefix(r, "wait");
-}
-
-int wait_spec_parse(struct waits *waits, const cJSON *json, struct session *session,
-		    struct wait_spec *spec)
+int wait_spec_parse(const cJSON *json, struct session *session, struct wait_spec *spec)
 {
 	const char *kind = NULL;
 	int r;
@@ -337,50 +235,38 @@ int wait_spec_parse(struct waits *waits, const cJSON *json, struct session *sess
 	r = json_get_str(json, "kind", true, 16, &kind);
 	if (r < 0)
 		return err_prefix(r, "wait");
-	if (strcmp(kind, "seq") == 0)
-		return err_pass(parse_word(json, session, spec));
-	if (strcmp(kind, "event") == 0)
-		return err_pass(parse_event(waits, json, session, spec));
-	return err_raise(ERR_INVAL,
-			 "wait.kind: '%s' is unknown; allowed: \"seq\", \"event\"", kind);
+	if (strcmp(kind, "seq") != 0)
+		return err_raise(ERR_INVAL,
+				 "wait.kind: '%s' is unknown; allowed: \"seq\"", kind);
+	return err_pass(parse_word(json, session, spec));
 }
 
 void wait_spec_fini(struct wait_spec *spec)
 {
-	assert(!spec->event || !spec->region);
 	if (spec->region)
 		region_unpin(spec->region);
-	gpu_event_drop(spec->event);
 	spec->region = NULL;
-	spec->event = NULL;
 }
 
 void wait_start(struct waits *waits, struct wait *wait, const struct wait_spec *spec,
-		void (*on_over)(struct wait *wait, const struct err *why))
+		void (*on_over)(struct wait *wait))
 {
-	struct session *session = spec->region ? spec->region->session : NULL;
+	struct session *session = spec->region->session;
 
 	assert(on_over && !wait->armed);
-	assert(!spec->event || !spec->region);
 	wait->waits = waits;
 	wait->spec = *spec;
 	wait->on_over = on_over;
 	wait->armed = true;
-	if (session) {
-		if (list_empty(&session->waiting))
-			list_push_back(&waits->sessions, &session->words_link);
-		/* the newest first: the next pass sees a change of the meantime at
-		 * once */
-		list_push_front(&session->waiting, &wait->link);
-		wait->listed = true;
-		session->words++;
-		waits->words++;
-		wait->seen = word_of(spec);
-		waits->changed_ns = loop_now_ns(waits->loop);
-	} else {
-		list_push_back(&waits->armed_events, &wait->link);
-		waits->look_events = true;
-	}
+	if (list_empty(&session->waiting))
+		list_push_back(&waits->sessions, &session->words_link);
+	/* the newest first: the next pass sees a change of the meantime at once */
+	list_push_front(&session->waiting, &wait->link);
+	wait->listed = true;
+	session->words++;
+	waits->words++;
+	wait->seen = word_of(spec);
+	waits->changed_ns = loop_now_ns(waits->loop);
 	loop_timer_start(&waits->timer, 0);
 }
 

@@ -168,8 +168,7 @@ static int chunk_move_end(struct ring_pages *pages, struct room *none)
 		r = err_raise(ERR_RANGE, "deadline_ms: %llu is out of range",
 			      (unsigned long long)e->c);
 	if (r >= 0)
-		r = wait_spec_parse(rooms_waits(rooms_of(pages->ring->session->kvd)),
-				    pages->text, session, &args.wait);
+		r = wait_spec_parse(pages->text, session, &args.wait);
 	if (r < 0)
 		return err_pass(r);
 	args.maps = room_maps_steal(&pages->maps);

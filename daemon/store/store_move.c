@@ -462,14 +462,10 @@ void store_move_leg_ended(struct store_move *move, const struct store_leg *leg)
 
 /* ---- steps ---- */
 
-static void on_move_wait(struct wait *wait, const struct err *why)
+static void on_move_wait(struct wait *wait)
 {
 	struct store_move *move = container_of(wait, struct store_move, wait);
 
-	if (why) {
-		store_move_abort(move, why);
-		return;
-	}
 	move->wait_over = true;
 	store_move_kick(move);
 }
@@ -493,20 +489,15 @@ static void on_part(struct store_waiter *waiter, const struct err *why)
 	store_move_kick(move);
 }
 
-/* Outcome 1: it may continue. */
-static int store_move_await(struct store_move *move)
+/* May it continue? */
+static bool store_move_await(struct store_move *move)
 {
-	int r = 1;
-
 	if (!move->wait_over && !move->wait.armed) {
-		r = wait_passed(&move->spec);
-		if (r == 0)
+		move->wait_over = wait_passed(&move->spec);
+		if (!move->wait_over)
 			wait_start(rooms_waits(rooms_of(move->store->kvd)), &move->wait,
 				   &move->spec, on_move_wait);
-		move->wait_over = r > 0;
 	}
-	if (r < 0)
-		return err_pass(r);
 	return move->wait_over && (!move->class || move->class->pool);
 }
 
@@ -550,19 +541,16 @@ static void on_move_step(struct loop_defer *defer)
 
 	if (loop_work_running(&move->taking))
 		return;
-	if (store_move_state(move) == STORE_MOVE_WAITING) {
-		r = store_move_await(move);
-		if (r > 0) {
-			sm_move(&move->sm, STORE_MOVE_RUNNING);
-			store_move_publish(move);
-		}
+	if (store_move_state(move) == STORE_MOVE_WAITING && store_move_await(move)) {
+		sm_move(&move->sm, STORE_MOVE_RUNNING);
+		store_move_publish(move);
 	}
-	if (r >= 0 && store_move_state(move) == STORE_MOVE_RUNNING &&
-	    move->kind == STORE_PUBLISH && !store_publish_show(move)) {
+	if (store_move_state(move) == STORE_MOVE_RUNNING && move->kind == STORE_PUBLISH &&
+	    !store_publish_show(move)) {
 		store_move_kick(move);
 		return;
 	}
-	if (r >= 0 && store_move_runs(move)) {
+	if (store_move_runs(move)) {
 		store_hedge_overtakes(move);
 		r = store_move_run(move);
 	}

@@ -39,7 +39,7 @@ from .client import Client, Pool  # noqa: E402
 from .layout import HND, NHD, Layout  # noqa: E402
 from .memory import Memory, Region  # noqa: E402
 from .rooms import (BOOTSTRAPPING, CLOSED, FAILED, SUCCESS, TRANSFERRING,  # noqa: E402
-                    WAITING_FOR_INPUT, Event, Room, Source, Status, View)
+                    WAITING_FOR_INPUT, Room, Source, Status, View)
 from . import cost, shards  # noqa: E402
 from .shapes import Shapes  # noqa: E402
 from .timeline import Timeline  # noqa: E402
@@ -50,7 +50,7 @@ logging.getLogger("kvd").addHandler(logging.NullHandler())
 __all__ = [
     "Attend", "AttendFacts", "Part", "Rope",
     "AbortedError", "AsyncClient", "AsyncRoom", "BOOTSTRAPPING", "BusyError", "CLOSED",
-    "CanceledError", "ChunkEvent", "ChunkEvents", "Client", "ConnectionError", "DaemonError", "Error", "Event",
+    "CanceledError", "ChunkEvent", "ChunkEvents", "Client", "ConnectionError", "DaemonError", "Error",
     "FAILED", "Facts", "Found", "HND", "Hold", "InvalidError", "Layout", "LimitError", "Memory",
     "MemoryImportError", "Move", "NHD", "NotFoundError", "PeerError", "PermissionDenied", "Pool", "RETRY", "Region", "Room",
     "SUCCESS", "Shapes", "Source", "Space", "StateError", "Status", "TRANSFERRING", "TimeoutError",

@@ -15,7 +15,7 @@ from .errors import (
 from .layout import HND as HND, Layout as Layout, NHD as NHD
 from .memory import Memory as Memory, Region as Region
 from .rooms import (
-    BOOTSTRAPPING as BOOTSTRAPPING, CLOSED as CLOSED, Event as Event, FAILED as FAILED,
+    BOOTSTRAPPING as BOOTSTRAPPING, CLOSED as CLOSED, FAILED as FAILED,
     Room as Room, SUCCESS as SUCCESS,
     Source as Source, Status as Status, TRANSFERRING as TRANSFERRING, View as View,
     WAITING_FOR_INPUT as WAITING_FOR_INPUT)

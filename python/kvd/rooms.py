@@ -111,23 +111,12 @@ def sources_pack(sources):
     return tuple(source_pack(s, "sources[%d]" % i) for i, s in enumerate(sources))
 
 
-class Event(namedtuple("Event", "handle device")):
-    """For `wait=`: an interprocess CUDA event that has been recorded. handle: the 64 bytes of
-    cuIpcGetEventHandle (torch.cuda.Event.ipc_handle()); device: the GPU's UUID ("GPU-…") or
-    PCI id. Do not record it again or destroy it before the bytes have moved."""
-
-
 def wait_pack(wait):
-    """(region, offset, value): wait until the u64 at that offset is at least value. Or an
-    Event."""
+    """(region, offset, value): wait until the u64 at that offset is at least value."""
     if wait is None:
         return None
-    if isinstance(wait, Event):
-        return (_check.instance("wait.handle", wait.handle, bytes, "bytes"),
-                _check.instance("wait.device", wait.device, str, "a str"))
     if not isinstance(wait, tuple) or len(wait) != 3:
-        raise _check.wrong("wait", wait,
-                           "a tuple (region, offset, value), a kvd.Event or None")
+        raise _check.wrong("wait", wait, "a tuple (region, offset, value) or None")
     return (_check.instance("wait[0]", wait[0], _kvd.Region, "a kvd.Region"),
             _check.integer("wait[1]", wait[1]), _check.integer("wait[2]", wait[2]))
 
@@ -244,7 +233,7 @@ class Room(Awaited):
     def bind(self, views, aux=None, wait=None, timeout=None):
         """recv, and a pull without views: set the destination of the bytes. views: {name: pages
         or View}; aux: a slot of the view "aux"; wait: (region, offset, value), no byte is written
-        before the u64 at that offset of the region is at least value; or an Event."""
+        before the u64 at that offset of the region is at least value."""
         self._room.bind(views_pack(views), aux_pack(aux), wait_pack(wait),
                         _check.seconds("timeout", timeout))
 

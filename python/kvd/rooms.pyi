@@ -27,7 +27,7 @@ SILENT: str
 
 _Pages = Union[Sequence[int], range, np.ndarray]
 _Views = Mapping[str, Union["View", _Pages]]
-_Wait = Union[None, Tuple[Region, int, int], "Event"]
+_Wait = Optional[Tuple[Region, int, int]]
 
 class Status(NamedTuple):
     state: int
@@ -57,10 +57,6 @@ class Source(NamedTuple):
     worker: Optional[str] = ...
     ranks: Sequence[int] = ...
     session: Optional[int] = ...
-
-class Event(NamedTuple):
-    handle: bytes
-    device: str
 
 def views_pack(views: _Views, name: str = ...) -> Tuple[Any, ...]: ...
 def source_pack(source: Union[None, str, Source], name: str) -> Tuple[Any, ...]: ...

@@ -6,7 +6,7 @@
  *   view    (name or None, pages as bytes of u32, first_token, token_begin,
  *            token_end, layer_begin, layer_end)
  *   source  (endpoint or None, pool or None, room or None, rank or None, views)
- *   wait    (Region, offset, value), (an event's 64 bytes, device) or None
+ *   wait    (Region, offset, value) or None
  *
  * The caller's tuples hold the bytes objects during the call, and libkvd copies what it
  * keeps.
@@ -14,8 +14,6 @@
 #include "python/src/ext.h"
 
 #include <string.h>
-
-#define EVENT_BYTES 64 /* CUipcEventHandle */
 
 static PyTypeObject *room_type;
 
@@ -61,22 +59,6 @@ int ext_views_parse(PyObject *tuple, struct ext_views *views)
 	return 0;
 }
 
-static int event_parse(PyObject *tuple, struct kvd_wait *wait)
-{
-	const char *handle;
-	Py_ssize_t bytes;
-
-	if (!PyArg_ParseTuple(tuple, "y#s", &handle, &bytes, &wait->device))
-		return -1;
-	if (bytes != EVENT_BYTES) {
-		PyErr_Format(PyExc_ValueError, "wait.handle: %zd bytes instead of %d",
-			     bytes, EVENT_BYTES);
-		return -1;
-	}
-	wait->ipc_event = handle;
-	return 0;
-}
-
 int ext_wait_parse(const struct client *client, PyObject *tuple, struct kvd_wait *wait,
 		   struct use *use_p)
 {
@@ -87,8 +69,6 @@ int ext_wait_parse(const struct client *client, PyObject *tuple, struct kvd_wait
 	*use_p = (struct use){NULL, NULL};
 	if (!tuple || tuple == Py_None)
 		return 0;
-	if (PyTuple_Check(tuple) && PyTuple_Size(tuple) == 2)
-		return event_parse(tuple, wait);
 	if (!PyArg_ParseTuple(tuple, "O!KK", region_type, &region, &offset, &value))
 		return -1;
 	if (!region_usable((struct region *)region, client, "wait", 0))

@@ -22,7 +22,6 @@ namespace own {
 	X(CU_STREAM_NON_BLOCKING)                       \
 	X(CU_EVENT_BLOCKING_SYNC)                       \
 	X(CU_EVENT_DISABLE_TIMING)                      \
-	X(CU_EVENT_INTERPROCESS)                        \
 	X(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)           \
 	X(CU_MEMHOSTALLOC_PORTABLE)                     \
 	X(CU_MEMHOSTREGISTER_PORTABLE)                  \
@@ -120,7 +119,6 @@ static_assert(kept_ipc_bytes == CU_IPC_HANDLE_SIZE, "IPC handles");
 		      #ours "." #member);
 SIZE(cu_uuid, CUuuid)
 SIZE(cu_ipc_mem, CUipcMemHandle)
-SIZE(cu_ipc_event, CUipcEventHandle)
 SIZE(cu_mem_location, CUmemLocation)
 PLACE(cu_mem_location, id, CUmemLocation, id)
 SIZE(cu_mem_prop, CUmemAllocationProp)

@@ -12,8 +12,6 @@
 #define ENGINE_CALLS(X)                                                              \
 	X(ipc_handle, cuIpcGetMemHandle,                                             \
 	  (struct cu_ipc_mem * handle_p, uint64_t address))                          \
-	X(event_handle, cuIpcGetEventHandle,                                         \
-	  (struct cu_ipc_event * handle_p, struct cu_event * event))                 \
 	X(to_host, cuMemcpyDtoH_v2, (void *dst, uint64_t src, size_t bytes))         \
 	X(to_device, cuMemcpyHtoD_v2, (uint64_t dst, const void *src, size_t bytes)) \
 	X(host_func, cuLaunchHostFunc,                                               \

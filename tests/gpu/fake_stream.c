@@ -19,10 +19,7 @@
 #include "tests/gpu/fake_cuda.h"
 
 #define PIECE_BYTES (UINT64_C(64) << 10)
-#define EVENT_MAGIC 0x43445545u
-#define EVENT_FLAGS                                                        \
-	((unsigned int)(CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | \
-			CU_EVENT_INTERPROCESS))
+#define EVENT_FLAGS ((unsigned int)(CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING))
 
 enum kind {
 	WORK_COPY,
@@ -37,7 +34,7 @@ enum kind {
 	WORK_WAIT
 };
 
-/* of an event; may lie in shared memory */
+/* of an event */
 struct point {
 	uint64_t recorded, reached;
 };
@@ -45,9 +42,7 @@ struct point {
 struct cu_event {
 	struct list link; /* events */
 	struct cu_ctx *ctx;
-	struct point *point;
-	struct point own;
-	int fd; /* of a shared one, -1 */
+	struct point point;
 };
 
 struct work {
@@ -76,13 +71,6 @@ struct cu_stream {
 	pthread_cond_t change;
 	struct list queue;
 	bool busy, ending;
-};
-
-struct event_handle {
-	uint32_t magic;
-	int32_t fd;
-	int64_t pid;
-	uint64_t started;
 };
 
 /* a copy of cuMemcpyHtoD's that the device has not done yet */
@@ -647,10 +635,6 @@ static void event_add(struct cu_event *event)
 static void event_free(struct cu_event *event)
 {
 	list_remove(&event->link);
-	if (event->fd >= 0) {
-		munmap(event->point, sizeof(struct point));
-		close(event->fd);
-	}
 	free(event);
 	fake_count(-1);
 }
@@ -671,29 +655,11 @@ int cuEventCreate(struct cu_event **event_p, unsigned int flags)
 	struct cu_event *event;
 
 	ENTER(cuEventCreate);
-	if ((flags & ~EVENT_FLAGS) ||
-	    ((flags & CU_EVENT_INTERPROCESS) && !(flags & CU_EVENT_DISABLE_TIMING)))
+	if (flags & ~EVENT_FLAGS)
 		return CU_ERROR_INVALID_VALUE;
 	event = calloc(1, sizeof(*event));
 	if (!event)
 		return CU_ERROR_OUT_OF_MEMORY;
-	event->fd = -1;
-	event->point = &event->own;
-	if (flags & CU_EVENT_INTERPROCESS) {
-		void *map = MAP_FAILED;
-
-		event->fd = memfd_create("fakecuda-event", MFD_CLOEXEC);
-		if (event->fd >= 0 && ftruncate(event->fd, sizeof(struct point)) == 0)
-			map = mmap(NULL, sizeof(struct point), PROT_READ | PROT_WRITE,
-				   MAP_SHARED, event->fd, 0);
-		if (map == MAP_FAILED) {
-			if (event->fd >= 0)
-				close(event->fd);
-			free(event);
-			return CU_ERROR_OUT_OF_MEMORY;
-		}
-		event->point = map;
-	}
 	event_add(event);
 	*event_p = event;
 	return CU_SUCCESS;
@@ -722,28 +688,28 @@ int cuEventRecord(struct cu_event *event, struct cu_stream *stream)
 		return CU_ERROR_INVALID_HANDLE;
 	w = work_new(WORK_RECORD);
 	if (w) {
-		w->point = event->point;
+		w->point = &event->point;
 		w->value =
-			__atomic_add_fetch(&event->point->recorded, 1, __ATOMIC_SEQ_CST);
+			__atomic_add_fetch(&event->point.recorded, 1, __ATOMIC_SEQ_CST);
 	}
 	return queue(stream, w);
 }
 
 static uint64_t recorded(const struct cu_event *event)
 {
-	return __atomic_load_n(&event->point->recorded, __ATOMIC_SEQ_CST);
+	return __atomic_load_n(&event->point.recorded, __ATOMIC_SEQ_CST);
 }
 
 /* Whoever asks for an event of his own asks until it has come: one call, which may fail.
  */
 int cuEventQuery(struct cu_event *event)
 {
-	if (event->fd < 0 && fake_current() && !fake_sticky(fake_current()) &&
-	    !point_reached(event->point, recorded(event)))
+	if (fake_current() && !fake_sticky(fake_current()) &&
+	    !point_reached(&event->point, recorded(event)))
 		return CU_ERROR_NOT_READY;
 	ENTER(cuEventQuery);
-	return point_reached(event->point, recorded(event)) ? fake_sticky(fake_current())
-							    : CU_ERROR_NOT_READY;
+	return point_reached(&event->point, recorded(event)) ? fake_sticky(fake_current())
+							     : CU_ERROR_NOT_READY;
 }
 
 int cuEventSynchronize(struct cu_event *event)
@@ -752,7 +718,7 @@ int cuEventSynchronize(struct cu_event *event)
 
 	ENTER(cuEventSynchronize);
 	value = recorded(event);
-	while (!point_reached(event->point, value))
+	while (!point_reached(&event->point, value))
 		pause_ns(5000);
 	return fake_sticky(fake_current());
 }
@@ -767,53 +733,8 @@ int cuStreamWaitEvent(struct cu_stream *stream, struct cu_event *event,
 		return CU_ERROR_INVALID_VALUE;
 	w = work_new(WORK_WAIT);
 	if (w) {
-		w->point = event->point;
+		w->point = &event->point;
 		w->value = recorded(event);
 	}
 	return queue(stream, w);
-}
-
-int cuIpcGetEventHandle(struct cu_ipc_event *handle_p, struct cu_event *event)
-{
-	struct event_handle handle = {
-		.magic = EVENT_MAGIC, .fd = event->fd, .pid = getpid()};
-
-	ENTER(cuIpcGetEventHandle);
-	if (event->fd < 0)
-		return CU_ERROR_INVALID_VALUE;
-	handle.started = fake_started(getpid());
-	memset(handle_p, 0, sizeof(*handle_p));
-	memcpy(handle_p, &handle, sizeof(handle));
-	return CU_SUCCESS;
-}
-
-int cuIpcOpenEventHandle(struct cu_event **event_p, struct cu_ipc_event opaque)
-{
-	struct event_handle handle;
-	struct cu_event *event;
-	void *map = MAP_FAILED;
-	int fd;
-
-	ENTER(cuIpcOpenEventHandle);
-	memcpy(&handle, &opaque, sizeof(handle));
-	if (handle.magic != EVENT_MAGIC)
-		return CU_ERROR_INVALID_VALUE;
-	if (handle.pid == getpid())
-		return CU_ERROR_INVALID_CONTEXT;
-	fd = fake_foreign_open((pid_t)handle.pid, handle.started, handle.fd);
-	event = calloc(1, sizeof(*event));
-	if (fd >= 0)
-		map = mmap(NULL, sizeof(struct point), PROT_READ | PROT_WRITE, MAP_SHARED,
-			   fd, 0);
-	if (!event || map == MAP_FAILED) {
-		if (fd >= 0)
-			close(fd);
-		free(event);
-		return CU_ERROR_INVALID_VALUE;
-	}
-	event->fd = fd;
-	event->point = map;
-	event_add(event);
-	*event_p = event;
-	return CU_SUCCESS;
 }

@@ -36,8 +36,8 @@ class Stream:
         self._calls.append(call)
         self.gpu.call("cuLaunchHostFunc", self.handle, call, None)
 
-    def record(self, interprocess=False):
-        event = Event(self.gpu, interprocess)
+    def record(self):
+        event = Event(self.gpu)
         self.gpu.call("cuEventRecord", event.handle, self.handle)
         return event
 
@@ -45,20 +45,15 @@ class Stream:
 class Event:
     """As torch's, by cuda_event and query()."""
 
-    def __init__(self, gpu, interprocess):
+    def __init__(self, gpu):
         self.gpu, self.handle = gpu, ctypes.c_void_p()
-        gpu.call("cuEventCreate", ctypes.byref(self.handle), 2 | (4 if interprocess else 0))
+        gpu.call("cuEventCreate", ctypes.byref(self.handle), 2)
         self.cuda_event = self.handle.value
 
     def query(self):
         result = self.gpu.lib.cuEventQuery(self.handle)
         assert result in (0, NOT_READY), result
         return result == 0
-
-    def ipc_handle(self):
-        out = (ctypes.c_ubyte * 64)()
-        self.gpu.call("cuIpcGetEventHandle", out, self.handle)
-        return bytes(out)
 
 
 class Gpu:

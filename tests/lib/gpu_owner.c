@@ -9,7 +9,6 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <semaphore.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +25,6 @@
 struct introduction {
 	uint64_t address;
 	struct gpu_handle handle;
-	struct cu_ipc_event event;
 };
 
 const char *gpu_fake_path(const char *variant, char path[256])
@@ -105,43 +103,6 @@ static bool alloc_vmm(struct introduction *in, int device, uint64_t bytes)
 						  CU_MEM_HANDLE_TYPE_POSIX_FD, 0) == 0;
 }
 
-/* ---- its stream ---- */
-
-static struct cu_stream *stream;
-static struct cu_event *event;
-static sem_t held;
-
-static bool stream_make(struct introduction *in)
-{
-	sem_init(&held, 0, 0);
-	return CALL(cuStreamCreateWithPriority)(&stream, 0, 0) == 0 &&
-	       CALL(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING |
-						   CU_EVENT_INTERPROCESS) == 0 &&
-	       CALL(cuIpcGetEventHandle)(&in->event, event) == 0;
-}
-
-static void hold(void *arg)
-{
-	(void)arg;
-	while (sem_wait(&held) < 0)
-		continue;
-}
-
-static bool obey(char what)
-{
-	switch (what) {
-	case GPU_OWNER_HOLD:
-		return CALL(cuLaunchHostFunc)(stream, hold, NULL) == 0;
-	case GPU_OWNER_LET_GO:
-		return sem_post(&held) == 0;
-	case GPU_OWNER_RECORD:
-		return CALL(cuEventRecord)(event, stream) == 0;
-	case GPU_OWNER_DESTROY:
-		return CALL(cuEventDestroy_v2)(event) == 0;
-	}
-	return false;
-}
-
 static bool introduce(int sock, const struct introduction *in, int file)
 {
 	union {
@@ -178,12 +139,11 @@ static int owner_run(int sock, enum gpu_handle_kind kind, int device, uint64_t b
 	cudrv_uuid_text(&uuid, in.handle.device);
 	if (!(kind == GPU_HANDLE_IPC ? alloc_ipc(&in, bytes)
 				     : alloc_vmm(&in, device, bytes)) ||
-	    CALL(fake_cuda_file)(in.address, &file, &offset) || !stream_make(&in) ||
+	    CALL(fake_cuda_file)(in.address, &file, &offset) ||
 	    !introduce(sock, &in, file))
 		return 3;
 	while (read(sock, &byte, 1) > 0)
-		if (!obey(byte) || write(sock, &byte, 1) != 1)
-			return 4;
+		continue;
 	return 0;
 }
 
@@ -219,7 +179,6 @@ static bool owner_hear(struct gpu_owner *owner)
 	owner->handle = in.handle;
 	owner->handle.fd = fds[1];
 	owner->address = in.address;
-	owner->event = in.event;
 	owner->view = mmap(NULL, owner->bytes, PROT_READ | PROT_WRITE, MAP_SHARED,
 			   owner->file, 0);
 	return owner->view != MAP_FAILED;
@@ -252,14 +211,6 @@ bool gpu_owner_start(struct gpu_owner *owner, enum gpu_handle_kind kind,
 		return true;
 	gpu_owner_end(owner);
 	return false;
-}
-
-bool gpu_owner_tell(struct gpu_owner *owner, char what)
-{
-	char done = 0;
-
-	return send(owner->sock, &what, 1, MSG_NOSIGNAL) == 1 &&
-	       read(owner->sock, &done, 1) == 1 && done == what;
 }
 
 void gpu_owner_kill(struct gpu_owner *owner)

@@ -19,9 +19,8 @@ struct gpu_owner {
 	int file;      /* behind the memory; pread and pwrite see what the GPU does */
 	uint8_t *view; /* mapped */
 	uint64_t bytes;
-	uint64_t address;	   /* in its own process */
-	struct gpu_handle handle;  /* its fd is ours to close */
-	struct cu_ipc_event event; /* of its stream */
+	uint64_t address;	  /* in its own process */
+	struct gpu_handle handle; /* its fd is ours to close */
 };
 
 /* The fake libcuda.so.1 of this build ("" or "old/" in front). */
@@ -36,12 +35,6 @@ void gpu_owner_main(int argc, char **argv);
 /* `device` as the process counts them. False: errno. */
 bool gpu_owner_start(struct gpu_owner *owner, enum gpu_handle_kind kind,
 		     unsigned int device, uint64_t bytes);
-/* What its stream shall do; true when it is queued or done. */
-#define GPU_OWNER_HOLD 'h' /* a job that lasts until GPU_OWNER_LET_GO */
-#define GPU_OWNER_LET_GO 'g'
-#define GPU_OWNER_RECORD 'r'  /* the event */
-#define GPU_OWNER_DESTROY 'd' /* the event */
-bool gpu_owner_tell(struct gpu_owner *owner, char what);
 void gpu_owner_kill(struct gpu_owner *owner); /* kill -9, reaped */
 void gpu_owner_end(struct gpu_owner *owner);  /* in peace; idempotent */
 

@@ -327,10 +327,9 @@ static void line_lost_fails_queued_and_cancels_posted_ops(void **state)
 
 static unsigned int passed;
 
-static void on_passed(struct wait *wait, const struct err *why)
+static void on_passed(struct wait *wait)
 {
 	(void)wait;
-	assert_null(why);
 	passed++;
 }
 
@@ -356,7 +355,7 @@ static void wait_passes_when_the_word_does(void **state)
 	(void)state;
 	session_of_words(&session);
 	passed = 0;
-	assert_int_equal(waits_new(t.loop, NULL, &waits), 0);
+	assert_int_equal(waits_new(t.loop, &waits), 0);
 	wait_start(waits, &one, &spec, on_passed);
 	wait_start(waits, &other, &spec, on_passed);
 	words[1] = 4;
@@ -397,7 +396,7 @@ static void wait_for_many_words_does_not_delay_another_session(void **state)
 	session_of_words(&crowd);
 	session_of_words(&single);
 	passed = 0;
-	assert_int_equal(waits_new(t.loop, NULL, &waits), 0);
+	assert_int_equal(waits_new(t.loop, &waits), 0);
 	wait_start(waits, &wait, &one, on_passed);
 	for (unsigned int i = 0; i < WORDS; i++)
 		wait_start(waits, &crowded[i], &many, on_passed);
@@ -441,7 +440,7 @@ static void wait_for_unchanged_word_polls_less_with_time(void **state)
 	(void)state;
 	session_of_words(&session);
 	passed = 0;
-	assert_int_equal(waits_new(t.loop, NULL, &waits), 0);
+	assert_int_equal(waits_new(t.loop, &waits), 0);
 	wait_start(waits, &wait, &spec, on_passed);
 	for (; loop_now_ns(t.loop) < begun + 5 * LOOP_NS_PER_MS; looks++)
 		loop_turn(t.loop, LOOP_NS_PER_S);

@@ -7,8 +7,8 @@
  * seventh n); what it says of itself
  * (contexts, mappings, streams, events, pinned memory) lies in a file that both see.
  *
- * One play is all that an engine does with a GPU: a region, a pool, a room whose
- * chunk waits for an event, a transfer by rows, and all of it taken back. n rises
+ * One play is all that an engine does with a GPU: a region, a pool, a room, a transfer
+ * by rows, and all of it taken back. n rises
  * until a play ends without having met it. After each:
  *
  * - what could be asked ended, with an error that names a code and reaches no further
@@ -38,9 +38,7 @@ struct sweep {
 	struct rig rig;
 	struct fake_control *control[RIG_DAEMONS];
 	struct engine ends[RIG_DAEMONS]; /* source, destination */
-	struct cu_event *event;
-	struct cu_ipc_event handle;
-	uint64_t number; /* of rooms */
+	uint64_t number;		 /* of rooms */
 	unsigned int plays, refused, failed;
 	/* of the play at hand */
 	unsigned int victim;
@@ -83,10 +81,6 @@ static void sweep_start(struct sweep *s, const char *transports, enum where from
 		engine_memory(&s->ends[i], where[i], 4 * MIB);
 		engine_connect(&s->ends[i], &s->rig, i);
 	}
-	cu(cuda.drv.event_create(&s->event,
-				 CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS),
-	   "cuEventCreate");
-	cu(cuda.event_handle(&s->handle, s->event), "cuIpcGetEventHandle");
 }
 
 /* ---- what failed, and how far it may reach ---- */
@@ -232,14 +226,12 @@ static void pools_back(struct sweep *s)
 static void play_room(struct sweep *s)
 {
 	struct engine *src = &s->ends[0], *dst = &s->ends[1];
-	const struct kvd_wait wait = {.ipc_event = &s->handle, .device = cuda.uuid};
 	struct kvd_room *recv, *send;
 	uint8_t from[PAGE], to[PAGE];
 	bool sent, landed;
 
-	cu(cuda.drv.event_record(s->event, cuda.stream), "cuEventRecord");
-	recv = room_recv(dst, src, ++s->number, 7, dst->where == AT_HOST ? NULL : &wait);
-	send = room_send(src, s->number, 9, src->where == AT_HOST ? NULL : &wait);
+	recv = room_recv(dst, src, ++s->number, 7, NULL);
+	send = room_send(src, s->number, 9, NULL);
 	rooms_end(send, recv);
 	landed = room_over(s, 1, recv);
 	sent = room_over(s, 0, send);

@@ -135,22 +135,20 @@ static void tensors_of_one_allocation(void)
 
 /* ---- order ---- */
 
-enum point { NO_POINT, WORD, EVENT };
-
 struct order {
 	struct rig rig;
 	struct engine src, dst;
 	struct kvd_timeline *timeline;
-	struct cu_event *event;
-	struct cu_ipc_event handle;
 	struct hold *hold;
 	struct kvd_wait wait;
-	enum point point;
 };
 
-static void order_start(struct order *o, enum point point, bool at_dst)
+/* With a timeline of the destination's stream or of the source's, or without. */
+static void order_start(struct order *o, bool point, bool at_dst)
 {
-	*o = (struct order){.point = point};
+	struct kvd_client *client;
+
+	*o = (struct order){0};
 	rig_start(&o->rig, 2, "local");
 	engine_open(&o->src, &o->rig, 0, AT_GPU, 2 * MIB);
 	engine_open(&o->dst, &o->rig, 1, AT_GPU, 2 * MIB);
@@ -158,17 +156,12 @@ static void order_start(struct order *o, enum point point, bool at_dst)
 	engine_pool(&o->dst, PAGE);
 	engine_fill(&o->src, OLD);
 	engine_fill(&o->dst, 0);
-	if (point == WORD)
-		well((at_dst ? &o->dst : &o->src)->client,
-		     kvd_timeline_open((at_dst ? &o->dst : &o->src)->client, cuda.stream,
-				       cuda_library(), 0, &o->timeline),
+	client = (at_dst ? &o->dst : &o->src)->client;
+	if (point)
+		well(client,
+		     kvd_timeline_open(client, cuda.stream, cuda_library(), 0,
+				       &o->timeline),
 		     "kvd_timeline_open");
-	if (point != EVENT)
-		return;
-	cu(cuda.drv.event_create(&o->event,
-				 CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS),
-	   "cuEventCreate");
-	cu(cuda.event_handle(&o->handle, o->event), "cuIpcGetEventHandle");
 }
 
 /* Behind a job that lasts: a step that writes `byte` to the page, then the point. */
@@ -176,13 +169,8 @@ static void order_step(struct order *o, struct engine *e, uint32_t page, uint8_t
 {
 	o->hold = hold_begin(cuda.stream);
 	cu(cuda.fill(e->base + page * PAGE, byte, PAGE, cuda.stream), "cuMemsetD8Async");
-	if (o->point == WORD)
+	if (o->timeline)
 		well(e->client, kvd_timeline_mark(o->timeline, &o->wait), "a mark");
-	if (o->point != EVENT)
-		return;
-	cu(cuda.drv.event_record(o->event, cuda.stream), "cuEventRecord");
-	o->wait.ipc_event = &o->handle;
-	o->wait.device = cuda.uuid;
 }
 
 /* The daemons have had every occasion to go on. */
@@ -219,14 +207,12 @@ static void order_stop(struct order *o, struct engine *e, uint32_t page, uint8_t
 		     "kvd_timeline_close");
 	engine_close(&o->src);
 	engine_close(&o->dst);
-	if (o->event)
-		cu(cuda.drv.event_destroy(o->event), "cuEventDestroy");
 	rig_stop(&o->rig);
 }
 
 /* The chunk is computed while it is given: with a point the new bytes must arrive,
  * without one the old ones do. */
-static void chunk(enum point point)
+static void chunk(bool point)
 {
 	struct kvd_room *send, *recv;
 	struct order o;
@@ -247,7 +233,7 @@ static void chunk(enum point point)
 
 /* A step that was launched before its page was freed writes it late: with a point
  * the room's bytes come after it, without one they are lost. */
-static void bind(enum point point)
+static void bind(bool point)
 {
 	struct kvd_room *send, *recv;
 	struct order o;
@@ -268,32 +254,22 @@ static void bind(enum point point)
 
 static void chunk_word(void)
 {
-	chunk(WORD);
-}
-
-static void chunk_event(void)
-{
-	chunk(EVENT);
+	chunk(true);
 }
 
 static void chunk_unordered(void)
 {
-	chunk(NO_POINT);
+	chunk(false);
 }
 
 static void bind_word(void)
 {
-	bind(WORD);
-}
-
-static void bind_event(void)
-{
-	bind(EVENT);
+	bind(true);
 }
 
 static void bind_unordered(void)
 {
-	bind(NO_POINT);
+	bind(false);
 }
 
 /* Many steps on one timeline: every chunk has the bytes of its own step. */
@@ -301,7 +277,7 @@ static void chunks_in_turn(void)
 {
 	struct order o;
 
-	order_start(&o, WORD, false);
+	order_start(&o, true, false);
 	for (uint64_t i = 1; i <= 40; i++) {
 		uint32_t page = (uint32_t)(i % 8);
 		struct kvd_room *send, *recv;
@@ -327,32 +303,12 @@ static const char *on_the_fake(const char *words)
 	return cuda.fake ? words : "";
 }
 
-static void event_of_nothing(void)
+static void word_never_written(void)
 {
 	struct kvd_room *send, *recv;
 	struct order o;
 
-	order_start(&o, NO_POINT, false);
-	memset(&o.handle, 0x5a, sizeof(o.handle));
-	o.wait.ipc_event = &o.handle;
-	o.wait.device = cuda.uuid;
-	recv = room_recv(&o.dst, &o.src, 1, 3, NULL);
-	send = room_send(&o.src, 1, 5, &o.wait);
-	room_failed(send, KVD_E_IMPORT, "cuIpcOpenEventHandle");
-	room_failed(recv, KVD_E_IMPORT, on_the_fake("process has exited"));
-	recv = room_recv(&o.dst, &o.src, 2, 3, &o.wait);
-	send = room_send(&o.src, 2, 5, NULL);
-	room_failed(recv, KVD_E_IMPORT, "cuIpcOpenEventHandle");
-	room_failed(send, KVD_E_IMPORT, on_the_fake("process has exited"));
-	order_stop(&o, &o.dst, 3, 0);
-}
-
-static void point_never_passed(enum point point)
-{
-	struct kvd_room *send, *recv;
-	struct order o;
-
-	order_start(&o, point, false);
+	order_start(&o, true, false);
 	order_step(&o, &o.src, 5, NEW);
 	room_waiting_ms = 1500;
 	recv = room_recv(&o.dst, &o.src, 1, 3, NULL);
@@ -363,30 +319,12 @@ static void point_never_passed(enum point point)
 	order_stop(&o, &o.dst, 3, 0);
 }
 
-static void word_never_written(void)
-{
-	point_never_passed(WORD);
-}
-
-static void event_never_come(void)
-{
-	point_never_passed(EVENT);
-}
-
 /* ---- exporters ---- */
 
-struct export
-{
-	struct cu_ipc_mem memory;
-	struct cu_ipc_event event;
-};
-
-/* Memory and an event of this process; obeys h(old the stream), r(ecord), g(o). */
+/* Memory of this process, which ends with its input. */
 int exporter_main(const char *word, const char *more)
 {
-	struct cu_event *event = NULL;
-	struct hold *hold = NULL;
-	struct export out;
+	struct cu_ipc_mem memory;
 	uint64_t address;
 	char what;
 
@@ -396,59 +334,12 @@ int exporter_main(const char *word, const char *more)
 	address = cuda_alloc(4 * MIB);
 	cu(cuda.fill(address, NEW, 4 * MIB, cuda.stream), "cuMemsetD8Async");
 	cuda_sync();
-	cu(cuda.ipc_handle(&out.memory, address), "cuIpcGetMemHandle");
-	cu(cuda.drv.event_create(&event, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS),
-	   "cuEventCreate");
-	cu(cuda.event_handle(&out.event, event), "cuIpcGetEventHandle");
-	if (write(1, &out, sizeof(out)) != sizeof(out))
+	cu(cuda.ipc_handle(&memory, address), "cuIpcGetMemHandle");
+	if (write(1, &memory, sizeof(memory)) != sizeof(memory))
 		return 1;
-	while (read(0, &what, 1) == 1) {
-		if (what == 'h')
-			hold = hold_begin(cuda.stream);
-		if (what == 'r')
-			cu(cuda.drv.event_record(event, cuda.stream), "cuEventRecord");
-		if (what == 'g' && hold)
-			hold_end(hold);
-		if (write(1, &what, 1) != 1)
-			break;
-	}
+	while (read(0, &what, 1) == 1)
+		continue;
 	return 0;
-}
-
-/* The event is another process's, which dies with it pending. */
-static void event_of_the_dying(void)
-{
-	struct kvd_room *send, *recv;
-	struct helper helper;
-	struct export in;
-	struct order o;
-	struct kvd_room_status status;
-
-	order_start(&o, NO_POINT, false);
-	helper_start(&helper, "exporter", NULL, NULL);
-	helper_hear(&helper, &in, sizeof(in));
-	helper_tell(&helper, 'h');
-	helper_tell(&helper, 'r');
-	o.wait.ipc_event = &in.event;
-	o.wait.device = cuda.uuid;
-	room_waiting_ms = 4000;
-	recv = room_recv(&o.dst, &o.src, 1, 3, NULL);
-	send = room_send(&o.src, 1, 5, &o.wait);
-	order_is_kept(&o, send, recv);
-	helper_kill(&helper);
-	(void)room_end(send);
-	(void)room_end(recv);
-	if (kvd_room_read(send, &status) < 0)
-		die("room.show");
-	printf("    the room that waited for it: %s %s\n", kvd_state_name(status.state),
-	       kvd_code_name(status.error));
-	if (kvd_room_close(send, NULL) < 0 || kvd_room_close(recv, NULL) < 0)
-		die("room.close");
-	/* the daemon is none the worse */
-	recv = room_recv(&o.dst, &o.src, 2, 3, NULL);
-	send = room_send(&o.src, 2, 5, NULL);
-	room_done(send, recv);
-	order_stop(&o, &o.dst, 3, OLD);
 }
 
 static const char *said(int result)
@@ -461,33 +352,24 @@ static const char *said(int result)
 /* What the driver does by itself when the exporter dies: kvd's rules rest on it. */
 static void exporter_dies(void)
 {
-	struct cu_event *event = NULL;
 	uint8_t bytes[4096] = {0};
 	struct helper helper;
-	struct export in;
+	struct cu_ipc_mem memory;
 	uint64_t address = 0;
 	int result;
 
 	helper_start(&helper, "exporter", NULL, NULL);
-	helper_hear(&helper, &in, sizeof(in));
-	helper_tell(&helper, 'h');
-	helper_tell(&helper, 'r');
-	cu(cuda.drv.ipc_open(&address, in.memory, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
+	helper_hear(&helper, &memory, sizeof(memory));
+	cu(cuda.drv.ipc_open(&address, memory, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
 	   "cuIpcOpenMemHandle");
-	cu(cuda.drv.ipc_open_event(&event, in.event), "cuIpcOpenEventHandle");
 	cu(cuda.to_host(bytes, address, sizeof(bytes)), "cuMemcpyDtoH");
 	if (bytes[0] != NEW)
 		die("the exporter's bytes are not seen");
-	printf("    pending event, exporter alive: %s\n",
-	       said(cuda.drv.event_query(event)));
 	helper_kill(&helper);
-	printf("    pending event, exporter killed: %s\n",
-	       said(cuda.drv.event_query(event)));
 	memset(bytes, 0, sizeof(bytes));
 	result = cuda.to_host(bytes, address, sizeof(bytes));
 	printf("    copy out of its memory: %s, %s\n", said(result),
 	       bytes[0] == NEW ? "the old bytes" : "other bytes");
-	printf("    cuEventDestroy: %s\n", said(cuda.drv.event_destroy(event)));
 	printf("    cuIpcCloseMemHandle: %s\n", said(cuda.drv.ipc_close(address)));
 	cu(cuda.drv.stream_sync(cuda.stream), "the context afterwards");
 	printf("    the importer's context lives\n");
@@ -517,7 +399,7 @@ static void refusals(void)
 {
 	struct engine other, vmm;
 	struct helper helper;
-	struct export in;
+	struct cu_ipc_mem memory;
 	struct cu_ipc_mem handle;
 	struct rig rig = {0};
 	int result;
@@ -531,9 +413,9 @@ static void refusals(void)
 	memset(&handle, 0x5a, sizeof(handle));
 	refused(other.client, &handle, cuda.uuid, on_the_fake("expandable_segments"));
 	helper_start(&helper, "exporter", NULL, NULL);
-	helper_hear(&helper, &in, sizeof(in));
+	helper_hear(&helper, &memory, sizeof(memory));
 	helper_kill(&helper);
-	refused(other.client, &in.memory, cuda.uuid,
+	refused(other.client, &memory, cuda.uuid,
 		on_the_fake("the exporting process has exited"));
 	engine_open(&vmm, &rig, 0, AT_GPU_VMM, 2 * MIB);
 	result = cuda.ipc_handle(&handle, vmm.base);
@@ -774,17 +656,11 @@ const struct work tests[] = {
 	{"tensors", "sub-ranges of one allocation, as PyTorch has them",
 	 tensors_of_one_allocation},
 	{"order-chunk-word", "a chunk waits for a timeline", chunk_word},
-	{"order-chunk-event", "a chunk waits for an event", chunk_event},
 	{"order-chunk-unordered", "without a wait the old bytes go", chunk_unordered},
 	{"order-bind-word", "freed pages wait for a timeline", bind_word},
-	{"order-bind-event", "freed pages wait for an event", bind_event},
 	{"order-bind-unordered", "without a wait the bytes are lost", bind_unordered},
 	{"order-in-turn", "forty steps on one timeline", chunks_in_turn},
-	{"order-no-event", "a handle of nothing fails the room by name",
-	 event_of_nothing},
 	{"order-word-never", "a word that never comes ends in time", word_never_written},
-	{"order-event-never", "an event that never comes ends in time", event_never_come},
-	{"order-event-dying", "an event whose process dies", event_of_the_dying},
 	{"exporter", "what the driver does when an exporter dies", exporter_dies},
 	{"refusals", "handles that cannot be opened, with cause and remedy", refusals},
 	{"chunks", "chunks of a cache on the GPU, put and fetched", chunks_test},
