@@ -31,14 +31,7 @@ $(FAKE_CUDA):
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(@F) $(if $(SAN),,-Wl,-z,defs) $^ \
 		$(FAKE_CUDA_LIBS) -o $@
 
-# NVML, beside the driver
-FAKE_NVML := $(B)/fakegpu/libnvidia-ml.so.1
-$(FAKE_NVML): $(B)/fakegpu/nvml_fake.o
-	$(SAY) LD $@
-	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(@F) $^ -o $@
-
-TEST_NEEDS += $(FAKE_CUDA) $(FAKE_NVML)
-$(B)/unit/test_nvml: | $(FAKE_NVML)
+TEST_NEEDS += $(FAKE_CUDA)
 $(B)/unit/test_gpu $(B)/unit/test_kernels $(B)/unit/test_copy_gpu \
 $(B)/unit/test_copy_gpu_faults $(B)/unit/test_region_gpu \
 $(B)/unit/test_verbs_gpu $(B)/unit/test_keep $(CONFORM): | $(FAKE_CUDA)

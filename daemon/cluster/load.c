@@ -123,9 +123,6 @@ static bool load_differs(const struct load *from, const struct load *to)
 	       figure_differs(from->gbps, to->gbps) ||
 	       figure_differs((double)from->ttfb_us, (double)to->ttfb_us) ||
 	       figure_differs((double)from->failed, (double)to->failed) ||
-	       from->gpu.known != to->gpu.known ||
-	       fabs(from->gpu.busy - to->gpu.busy) > 0.125 ||
-	       figure_differs((double)from->gpu.used, (double)to->gpu.used) ||
 	       engine_differs(&from->engine, &to->engine);
 }
 
@@ -193,12 +190,6 @@ void load_text(const struct load *load, uint64_t seq, struct text *out)
 	if (load->ttfb_us)
 		text_number(out, ",\"ttfb_us\":", load->ttfb_us);
 	text_number(out, ",\"failed\":", load->failed);
-	if (load->gpu.known) {
-		load_real(out, ",\"gpu\":{\"busy\":", load->gpu.busy);
-		text_number(out, ",\"used\":", load->gpu.used);
-		text_number(out, ",\"total\":", load->gpu.total);
-		text_puts(out, "}");
-	}
 	load_engine_text(&load->engine, out);
 	for (unsigned int i = 0; i < load->peer_count; i++) {
 		text_puts(out, i ? ",{\"instance\":" : ",\"peers\":[{\"instance\":");

@@ -41,11 +41,6 @@ struct load {
 	double gbps;
 	uint64_t ttfb_us; /* 0: not known */
 	uint64_t failed;  /* rooms, in the last minute */
-	struct load_gpu {
-		bool known;
-		double busy; /* 0 to 1 */
-		uint64_t used, total;
-	} gpu;
 	struct engine_load engine;
 	struct load_peer peers[LOAD_PEERS_MAX];
 	unsigned int peer_count;
@@ -62,7 +57,7 @@ struct load_meter {
 
 /* A new one: earlier counts are not part of this minute. */
 void load_meter_init(struct load_meter *meter);
-/* The counted part of *load_p; gpu, engine and peers are unchanged. Counts that decrease
+/* The counted part of *load_p; engine and peers are unchanged. Counts that decrease
  * start again. */
 void load_meter_take(struct load_meter *meter, const struct load_counts *counts,
 		     uint64_t now_ns, struct load *load_p);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A session's own numbers (rooms, their bytes and failures) are counted by its pools; the
- * queues of connections to peers, and the GPU, are the daemon's, which serves one.
+ * queues of connections to peers are the daemon's, which serves one.
  *
  * Loads of all sessions together are published at the rate of one: they share one budget.
  * A load is published at each place of its session. The first session changes with each
@@ -10,6 +10,7 @@
 #include "daemon/cluster/loads.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "daemon/base/context.h"
@@ -17,13 +18,9 @@
 #include "daemon/base/mem.h"
 #include "daemon/cluster/groups.h"
 #include "daemon/cluster/load.h"
-#include "daemon/config/config.h"
 #include "daemon/handshake/handshake.h"
-#include "daemon/loop/offload.h"
 #include "daemon/session/pool.h"
 #include "daemon/session/session.h"
-#include "gpu/gpu.h"
-#include "gpu/nvml.h"
 
 #define LOADS_EVERY_NS LOOP_NS_PER_S
 
@@ -36,106 +33,17 @@ struct loads_of {
 	struct load_gate gate;
 };
 
-/* A sample of GPUs, on a helper: it outlives `loads` when that ends meanwhile. */
-struct loads_gpu {
-	struct offload_job job;
-	struct loads *loads; /* NULL: it has ended */
-	struct gpu *gpu;
-	char driver[CONFIG_PATH_BYTES];
-	struct nvml nvml;
-	bool absent; /* there is no NVML: not tried again */
-	struct load_gpu seen;
-};
-
 struct loads {
 	struct kvd *kvd;
 	struct loop_timer timer;
 	struct list of;		 /* struct loads_of.link */
 	struct idmap by_session; /* of them */
 	struct load_budget budget;
-	struct loads_gpu *gpu;
-	struct load_gpu gpu_use;
 	uint64_t peer_bytes[METRIC_PEERS_MAX + 1]; /* at the last scan, by figures */
 	uint64_t peers_at_ns;
 	struct load_peer peers[LOAD_PEERS_MAX];
 	unsigned int peer_count;
 };
-
-/* ---- GPUs ---- */
-
-static void loads_gpu_work(struct offload_job *job)
-{
-	struct loads_gpu *look = container_of(job, struct loads_gpu, job);
-	struct nvml_use use;
-
-	look->seen = (struct load_gpu){.known = false};
-	if (!gpu_started(look->gpu) || look->absent)
-		return;
-	if (!look->nvml.library && nvml_load(look->driver, &look->nvml) < 0) {
-		look->absent = true;
-		err_clear();
-		return;
-	}
-	for (unsigned int i = 0; i < look->gpu->device_count; i++) {
-		struct gpu_device *device = &look->gpu->devices[i];
-
-		if (!gpu_device_used(device))
-			continue;
-		if (nvml_read(&look->nvml, device->id, &use) < 0) {
-			err_clear();
-			continue;
-		}
-		look->seen = (struct load_gpu){.known = true,
-					       .busy = use.busy < 0 ? 0 : use.busy,
-					       .used = use.used,
-					       .total = use.total};
-		return;
-	}
-}
-
-static void loads_gpu_free(struct loads_gpu *look)
-{
-	if (!look)
-		return;
-	nvml_unload(&look->nvml);
-	mem_free(look);
-}
-
-static void loads_gpu_done(struct offload_job *job)
-{
-	struct loads_gpu *look = container_of(job, struct loads_gpu, job);
-
-	if (look->loads)
-		look->loads->gpu_use = look->seen;
-	else
-		loads_gpu_free(look);
-}
-
-static void loads_gpu_look(struct loads *loads)
-{
-	struct loads_gpu *look = loads->gpu;
-
-	if (look && !look->job.submitted && gpu_started(look->gpu) && !look->absent)
-		offload_submit(loads->kvd->offload, &look->job);
-}
-
-static int loads_gpu_new(struct loads *loads)
-{
-	struct loads_gpu *look;
-
-	if (!loads->kvd->gpu)
-		return 0;
-	look = mem_zalloc(sizeof(*look));
-	if (!look)
-		return err_pass(-ENOMEM);
-	look->loads = loads;
-	look->gpu = loads->kvd->gpu;
-	look->job.work = loads_gpu_work;
-	look->job.done = loads_gpu_done;
-	memcpy(look->driver, loads->kvd->config->cuda_library, sizeof(look->driver));
-	loads->gpu = look;
-	return 0;
-}
 
 /* ---- peers ---- */
 
@@ -230,7 +138,6 @@ static void loads_tell(struct loads *loads, struct loads_of *of,
 	const struct loads_session *said = session->part[MODULE_CLUSTER];
 	bool old = now_ns - said->at_ns > ENGINE_LOAD_NS;
 	struct load load = {.engine = old ? ENGINE_LOAD_NONE : said->load,
-			    .gpu = loads->gpu_use,
 			    .peer_count = loads->peer_count};
 	struct load_counts counts;
 	struct text text = {0};
@@ -289,7 +196,6 @@ static void loads_on_timer(struct loop_timer *timer)
 		of->seen = false;
 	groups_each_session(groups_of(loads->kvd), loads_see, loads);
 	load_budget_fill(&loads->budget, now_ns);
-	loads_gpu_look(loads);
 	loads_peers_look(loads, now_ns);
 	list_foreach_safe(of, &loads->of, link) {
 		const struct session *session = session_by_id(loads->kvd, of->session);
@@ -312,18 +218,12 @@ static void loads_on_timer(struct loop_timer *timer)
 int loads_new(struct kvd *kvd, struct loads **loads_p)
 {
 	struct loads *loads = mem_zalloc(sizeof(*loads));
-	int r;
 
 	if (!loads)
 		return err_pass(-ENOMEM);
 	loads->kvd = kvd;
 	list_init(&loads->of);
 	loop_timer_init(&loads->timer, kvd->loop, loads_on_timer);
-	r = loads_gpu_new(loads);
-	if (r < 0) {
-		mem_free(loads);
-		return err_pass(r);
-	}
 	*loads_p = loads;
 	return 0;
 }
@@ -348,10 +248,5 @@ void loads_free(struct loads *loads)
 	list_foreach_safe(of, &loads->of, link)
 		loads_forget(loads, of);
 	idmap_fini(&loads->by_session);
-	if (loads->gpu && loads->gpu->job.submitted &&
-	    !offload_cancel(loads->kvd->offload, &loads->gpu->job))
-		loads->gpu->loads = NULL;
-	else
-		loads_gpu_free(loads->gpu);
 	mem_free(loads);
 }

@@ -148,12 +148,6 @@ static void load_step_is_published_and_less_is_not(void **state)
 	assert_false(pass(&gate, &budget, &load, 200 * S));
 	load.engine.kv_free_tokens = 87000;
 	assert_true(pass(&gate, &budget, &load, 201 * S));
-	load.gpu.known = true;
-	assert_true(pass(&gate, &budget, &load, 202 * S));
-	load.gpu.busy = 0.1;
-	assert_false(pass(&gate, &budget, &load, 300 * S));
-	load.gpu.busy = 0.9;
-	assert_true(pass(&gate, &budget, &load, 301 * S));
 }
 
 /* Whatever the load does; and what did not pass is told once there is time. */
@@ -211,22 +205,18 @@ static void load_text_matches_measurement(void **state)
 
 	(void)state;
 	assert_null(cJSON_GetObjectItem(json, "engine"));
-	assert_null(cJSON_GetObjectItem(json, "gpu"));
 	assert_null(cJSON_GetObjectItem(json, "peers"));
 	assert_null(cJSON_GetObjectItem(json, "ttfb_us"));
 	cJSON_Delete(json);
 	load.running = 4;
 	load.gbps = 12.5;
 	load.ttfb_us = 350;
-	load.gpu.known = true;
-	load.gpu.busy = 0.93;
 	load.engine.waiting = 0;
 	load.engine.kv_free_tokens = 4096;
 	json = read_text(&load, 17);
 	assert_true(number(json, "seq", NULL) == 17);
 	assert_true(number(json, "rooms", "running") == 4);
 	assert_true(number(json, "gbps", NULL) == 12.5);
-	assert_true(number(json, "gpu", "busy") == 0.93);
 	assert_true(number(json, "engine", "waiting") == 0);
 	assert_true(number(json, "engine", "kv_free_tokens") == 4096);
 	assert_null(cJSON_GetObjectItem(cJSON_GetObjectItem(json, "engine"), "running"));
@@ -243,7 +233,6 @@ static void text_of_the_largest_fits(void **state)
 		.gbps = 1e12,
 		.ttfb_us = UINT64_MAX,
 		.failed = UINT64_MAX,
-		.gpu = {true, 1, UINT64_MAX, UINT64_MAX},
 		.peer_count = LOAD_PEERS_MAX,
 	};
 
