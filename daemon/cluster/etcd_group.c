@@ -22,6 +22,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/cluster/etcd_impl.h"
+#include "daemon/cluster/roster.h"
 #include "proto/json.h"
 
 static const size_t text_max[ETCD_SIDES] = {
@@ -431,7 +432,7 @@ int etcd_group_watch(struct etcd *e, struct watch *watch, const char *name, bool
 		return err_raise(ERR_INVAL, "group: 1 to %zu bytes of UTF-8",
 				 sizeof(place.group) - 1);
 	memcpy(place.group, name, strlen(name));
-	r = etcd_place_check(&place);
+	r = place_check(&place);
 	if (r == 0)
 		r = group_get(e, name, &group);
 	if (r != 0)

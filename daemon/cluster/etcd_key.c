@@ -56,28 +56,6 @@ static bool key_decode(const char *at, const char *end, char *out, size_t size)
 	return at == end && json_utf8(out, len);
 }
 
-int etcd_place_check(const struct place *place)
-{
-	size_t group = strnlen(place->group, sizeof(place->group));
-	size_t worker = strnlen(place->worker, sizeof(place->worker));
-
-	if (group == 0 || group == sizeof(place->group) ||
-	    !json_utf8(place->group, group))
-		return err_raise(ERR_INVAL, "group: must have 1 to %zu bytes of UTF-8",
-				 sizeof(place->group) - 1);
-	if (worker == sizeof(place->worker) || !json_utf8(place->worker, worker) ||
-	    strcmp(place->worker, "-") == 0)
-		return err_raise(ERR_INVAL,
-				 "worker: must have at most %zu bytes of UTF-8, and not "
-				 "be \"-\"",
-				 sizeof(place->worker) - 1);
-	for (int axis = 0; axis < PLACE_AXES; axis++)
-		if (place->rank[axis] >= PLACE_SIZE_MAX)
-			return err_raise(ERR_INVAL, "rank: %u is out of range (under %u)",
-					 place->rank[axis], PLACE_SIZE_MAX);
-	return 0;
-}
-
 void etcd_group_key(const char *prefix, enum etcd_side side, const char *group,
 		    char key[ETCD_NAME_MAX])
 {

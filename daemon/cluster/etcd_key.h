@@ -24,8 +24,6 @@ enum etcd_side { ETCD_RECORDS, ETCD_LOADS, ETCD_SIDES };
 #define ETCD_TAIL_MAX (3 * PLACE_WORKER_MAX + 4 * 6 + 4) /* WORKER/TP.PP.DP.CP */
 #define ETCD_NAME_MAX (CLUSTER_PREFIX_MAX + 3 * PLACE_GROUP_MAX + ETCD_TAIL_MAX + 16)
 
-/* ERR_INVAL names the invalid part of the place. */
-int etcd_place_check(const struct place *place);
 /* Text with its NUL; of a group: up to and with the '/' after GROUP. */
 void etcd_group_key(const char *prefix, enum etcd_side side, const char *group,
 		    char key[ETCD_NAME_MAX]);

@@ -23,6 +23,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/cluster/etcd_impl.h"
+#include "daemon/cluster/roster.h"
 
 #define OWN_CLAIM_AGAIN_NS LOOP_NS_PER_S
 #define OWN_HELD_LONG 5u		      /* times */
@@ -381,23 +382,12 @@ void etcd_own_step(struct etcd *e)
 
 /* ---- calls of the owner ---- */
 
-static int own_check(const char *text, size_t max, const char *what)
-{
-	size_t len = text ? strlen(text) : 0;
-
-	if (len <= max)
-		return 0;
-	return err_raise(ERR_LIMIT, "%s: %zu bytes (limit %zu)", what, len, max);
-}
-
 int etcd_own_update(struct etcd_own *own, const char *record, const char *load)
 {
 	const char *texts[ETCD_SIDES] = {record, load};
 	char *copies[ETCD_SIDES] = {NULL, NULL};
-	int r = own_check(record, DIRECTORY_RECORD_MAX, "record");
+	int r = place_texts_check(record, load);
 
-	if (r == 0)
-		r = own_check(load, DIRECTORY_LOAD_MAX, "load");
 	for (int side = 0; r == 0 && side < ETCD_SIDES; side++) {
 		if (!texts[side] ||
 		    (own->text[side] && strcmp(own->text[side], texts[side]) == 0))
@@ -452,7 +442,7 @@ int etcd_own_publish(struct etcd *e, struct publication *publication,
 {
 	struct etcd_own *own, *before = publication->impl;
 	char key[ETCD_NAME_MAX];
-	int r = etcd_place_check(place);
+	int r = place_check(place);
 
 	if (r < 0)
 		return err_pass(r);

@@ -150,17 +150,6 @@ static void group_drop(struct local_group *group, struct roster_entry *entry)
 
 /* ---- calls of sessions ---- */
 
-static int text_check(const char *record, const char *load)
-{
-	if (record && strlen(record) > DIRECTORY_RECORD_MAX)
-		return err_raise(ERR_LIMIT, "record: %zu bytes (limit %u)",
-				 strlen(record), DIRECTORY_RECORD_MAX);
-	if (load && strlen(load) > DIRECTORY_LOAD_MAX)
-		return err_raise(ERR_LIMIT, "load: %zu bytes (limit %u)", strlen(load),
-				 DIRECTORY_LOAD_MAX);
-	return 0;
-}
-
 /* Does the line at a place name this daemon? */
 static int line_check(const struct local *local, const struct local_group *group,
 		      const struct place *place)
@@ -265,7 +254,7 @@ static int local_publish(struct directory *directory, struct publication *public
 	int r = place_check(place);
 
 	if (r == 0)
-		r = text_check(record, load);
+		r = place_texts_check(record, load);
 	if (r < 0)
 		return err_pass(r);
 	if (group)
@@ -281,7 +270,7 @@ static int local_update(struct publication *publication, const char *record,
 			const char *load)
 {
 	struct local_published *said = publication->impl;
-	int r = text_check(record, load);
+	int r = place_texts_check(record, load);
 
 	if (r < 0)
 		return err_pass(r);

@@ -338,6 +338,17 @@ int place_check(const struct place *place)
 	return 0;
 }
 
+int place_texts_check(const char *record, const char *load)
+{
+	if (record && strlen(record) > DIRECTORY_RECORD_MAX)
+		return err_raise(ERR_LIMIT, "record: %zu bytes (limit %u)",
+				 strlen(record), DIRECTORY_RECORD_MAX);
+	if (load && strlen(load) > DIRECTORY_LOAD_MAX)
+		return err_raise(ERR_LIMIT, "load: %zu bytes (limit %u)", strlen(load),
+				 DIRECTORY_LOAD_MAX);
+	return 0;
+}
+
 const char *place_text(const struct place *place, char text[PLACE_TEXT_MAX])
 {
 	snprintf(text, PLACE_TEXT_MAX, "group '%s'%s%s%s rank %u.%u.%u.%u", place->group,

@@ -88,6 +88,8 @@ bool place_equal(const struct place *a, const struct place *b);
 /* ERR_INVAL names the field: group and worker are text of so many bytes without control
  * characters, ranks are under PLACE_SIZE_MAX, worker is not "-". */
 int place_check(const struct place *place);
+/* ERR_LIMIT: longer than a directory takes; NULL: none. */
+int place_texts_check(const char *record, const char *load);
 #define PLACE_TEXT_MAX (PLACE_GROUP_MAX + PLACE_WORKER_MAX + 64u)
 /* "group 'g' worker 'w' rank 0.0.0.0", for messages. */
 const char *place_text(const struct place *place, char text[PLACE_TEXT_MAX]);

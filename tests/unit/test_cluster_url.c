@@ -15,6 +15,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "daemon/cluster/etcd_key.h"
+#include "daemon/cluster/roster.h"
 
 /* "tls PREFIX HOST PORT literal, …" */
 static void url_show(const struct cluster_url *url, char *out, size_t size)
@@ -112,7 +113,7 @@ static void key_is_read_as_it_is_written(void **state)
 					 names[j]);
 			place.rank[PLACE_TP] = 65535;
 			place.rank[PLACE_CP] = (uint32_t)j;
-			assert_int_equal(etcd_place_check(&place), 0);
+			assert_int_equal(place_check(&place), 0);
 			etcd_place_key("/x/y", ETCD_LOADS, &place, key);
 			assert_true(
 				etcd_key_read("/x/y", key, strlen(key), &side, &again));
@@ -179,20 +180,20 @@ static void place_bad_names_the_part(void **state)
 	struct place place = {.group = "g", .worker = "-"};
 
 	(void)state;
-	assert_true(etcd_place_check(&place) < 0);
+	assert_true(place_check(&place) < 0);
 	assert_non_null(strstr(err_last()->text, "worker"));
 	place.worker[0] = '\0';
 	place.rank[PLACE_PP] = PLACE_SIZE_MAX;
-	assert_true(etcd_place_check(&place) < 0);
+	assert_true(place_check(&place) < 0);
 	assert_non_null(strstr(err_last()->text, "rank"));
 	place.rank[PLACE_PP] = 0;
 	memcpy(place.group, "\xff", 2);
-	assert_true(etcd_place_check(&place) < 0);
+	assert_true(place_check(&place) < 0);
 	assert_non_null(strstr(err_last()->text, "group"));
 	place.group[0] = '\0';
-	assert_true(etcd_place_check(&place) < 0);
+	assert_true(place_check(&place) < 0);
 	memset(place.group, 'g', sizeof(place.group));
-	assert_true(etcd_place_check(&place) < 0);
+	assert_true(place_check(&place) < 0);
 	err_clear();
 }
 
