@@ -21,8 +21,7 @@ UNIT_SRC   := $(wildcard tests/unit/test_*.c)
 # the simulation's transport and link serve other tests too
 SIMLIB_SRC := $(wildcard tests/sim/fake*.c) tests/sim/link_mem.c
 TESTLIB_SRC := $(wildcard tests/lib/*.c) $(SIMLIB_SRC) tests/gpu/kernels_ref.c \
-	       tests/gpu/attend_fiber.c \
-	       $(wildcard python/src/sha*.c)
+	       tests/gpu/attend_fiber.c
 
 CORE     := $(B)/libkvdcore.a
 TESTLIB_OBJ := $(TESTLIB_SRC:%.c=$(B)/%.o)

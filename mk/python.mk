@@ -7,7 +7,7 @@ PYDIR  := build/python
 PYPKG  := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.toml' \
 	  2>/dev/null | grep -v '^python/build/')
 PYSRC  := $(wildcard python/src/*.[ch]) $(wildcard lib/*.[ch]) \
-	  $(wildcard proto/*.[ch] daemon/base/*.[ch] daemon/plan/*.[ch] \
+	  $(wildcard proto/*.[ch] daemon/base/*.[ch] \
 	  daemon/cost/*.[ch] daemon/math/*.[ch]) mk/math.mk $(PYPKG)
 
 TEST_TARGETS += tests/python/run.sh

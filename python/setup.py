@@ -25,9 +25,6 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 ABI = "0x03090000"
 PROGRAMS = os.environ.get("KVD_PROGRAMS")
-# from the plan library: layouts; plans are the daemon's
-PLAN = ("layout", "layout_json", "layout_target", "layout_wire", "nest", "segment", "strip",
-        "token_shard")
 
 
 def sources():
@@ -36,7 +33,6 @@ def sources():
     more = ["proto/base64.c", "daemon/base/err.c", "daemon/base/hex.c", "daemon/base/mem.c",
             "daemon/base/text.c", "daemon/base/thread.c"]
     more += ["daemon/cost/%s.c" % f for f in ("cost", "page", "preset")]
-    more += ["daemon/base/cursor.c"] + ["daemon/plan/%s.c" % f for f in PLAN]
     more += ["daemon/math/%s.c" % f for f in ("attend", "attend_ref", "attend_vec", "pick", "value")]
     return sorted(f for f in own + lib + more if f.endswith(".c"))
 

@@ -9,7 +9,7 @@ import textwrap
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python", "kvd")
 MODULES = ["client", "rooms", "memory", "layout", "timeline", "aio", "chunks", "attend", "cost",
-           "math", "place", "errors", "shapes", "shards", "router/pick", "router/scale"]
+           "math", "place", "errors", "shards", "router/pick", "router/scale"]
 HEAD = """# Python API
 
 Written by `make docs` from the type stubs and docstrings of the package `kvd`; do not edit. `kvd` itself exports the names

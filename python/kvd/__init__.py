@@ -41,7 +41,6 @@ from .memory import Memory, Region  # noqa: E402
 from .rooms import (BOOTSTRAPPING, CLOSED, FAILED, SUCCESS, TRANSFERRING,  # noqa: E402
                     WAITING_FOR_INPUT, Room, Source, Status, View)
 from . import cost, shards  # noqa: E402
-from .shapes import Shapes  # noqa: E402
 from .timeline import Timeline  # noqa: E402
 
 __version__ = _kvd.version()
@@ -53,6 +52,6 @@ __all__ = [
     "CanceledError", "ChunkEvent", "ChunkEvents", "Client", "ConnectionError", "DaemonError", "Error",
     "FAILED", "Facts", "Found", "HND", "Hold", "InvalidError", "Layout", "LimitError", "Memory",
     "MemoryImportError", "Move", "NHD", "NotFoundError", "PeerError", "PermissionDenied", "Pool", "RETRY", "Region", "Room",
-    "SUCCESS", "Shapes", "Source", "Space", "StateError", "Status", "TRANSFERRING", "TimeoutError",
+    "SUCCESS", "Source", "Space", "StateError", "Status", "TRANSFERRING", "TimeoutError",
     "Timeline", "View", "WAITING_FOR_INPUT", "cost", "shards",
 ]

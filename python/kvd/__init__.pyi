@@ -19,7 +19,6 @@ from .rooms import (
     Room as Room, SUCCESS as SUCCESS,
     Source as Source, Status as Status, TRANSFERRING as TRANSFERRING, View as View,
     WAITING_FOR_INPUT as WAITING_FOR_INPUT)
-from .shapes import Shapes as Shapes
 from .timeline import Timeline as Timeline
 from . import cost as cost, shards as shards
 

@@ -6,7 +6,7 @@
 import hashlib
 import json
 
-from . import _check
+from . import _check, shards
 
 NHD = "NHD"  # in a page: token, head, dim
 HND = "HND"  # in a page: head, token, dim
@@ -81,7 +81,10 @@ class Layout:
         if format is not None:
             row["format"] = _check.instance("format", format, str, "a str")
         layers = self._view(view)["layers"]
-        layers.setdefault(_check.integer("layer", layer, 0, _check.U32), []).append(row)
+        fields = layers.setdefault(_check.integer("layer", layer, 0, _check.U32), [])
+        if any(one["name"] == name for one in fields):
+            raise ValueError("layer %d of view %r already has field %r" % (layer, view, name))
+        fields.append(row)
         return self
 
     def heads(self, view, layer, name, order=NHD, *, buffer, unit_bytes, units=1, offset=0,
@@ -122,48 +125,60 @@ class Layout:
                                             for one in view["layers"]}
         return layout
 
-    # ---- shapes of engines, by the plan library (more in kvd.Shapes) -----------------
+    # ---- shapes of engines ------------------------------------------------------------
 
     @classmethod
     def sglang_mha(cls, *, page_size, pages, layers, kv_heads, head_bytes, tp_size=1,
                    tp_rank=0, view="kv"):
-        """SGLang's MHA cache: K of all layers, then V; slots are rows [slot][head][dim]."""
-        return _shapes(tp_size, tp_rank).sglang_mha(
-            view, page_size=page_size, pages=pages, layers=layers, kv_heads=kv_heads,
-            head_bytes=head_bytes).layout()
+        """SGLang's MHA cache: K of all layers, then V; slots are rows [slot][head][dim].
+        layers: a number, or kv_layer_ids; kv_heads: of the whole model."""
+        layout = cls(tp_rank)._view_of(view, page_size=page_size, pages=pages)
+        return layout._rows(view, ("k", "v"), layers, head_bytes, kv_heads,
+                            shards.units(kv_heads, tp_size, tp_rank))
 
     @classmethod
     def sglang_mla(cls, *, page_size, pages, layers, latent_bytes, tp_rank=0, view="kv"):
         """SGLang's MLA cache: one latent per token, equal on all ranks."""
-        return _shapes(1, 0, tp_rank).sglang_mla(
-            view, page_size=page_size, pages=pages, layers=layers,
-            latent_bytes=latent_bytes).layout()
+        layout = cls(tp_rank)._view_of(view, page_size=page_size, pages=pages)
+        return layout._rows(view, ("latent",), layers, latent_bytes, 1, (0, 1))
 
     @classmethod
     def vllm_attention(cls, *, block_size, blocks, layers, kv_heads, head_bytes, tp_size=1,
                        tp_rank=0, order=HND, block_len=None, view="kv"):
         """vLLM's attention cache: a buffer per layer, [block][K or V], then tokens and heads in
         `order`; kv_heads 0: MLA, one latent of head_bytes per token."""
-        from .shapes import HND as K_V_HND, MLA, NHD as K_V_NHD
-        if order not in (NHD, HND):
-            raise ValueError("order: kvd.NHD or kvd.HND")
-        packing = MLA if not kv_heads else K_V_HND if order == HND else K_V_NHD
-        made = _shapes(tp_size, tp_rank)
-        for name, value, low in (("block_size", block_size, 1), ("blocks", blocks, 1),
-                                 ("kv_heads", kv_heads, 0), ("head_bytes", head_bytes, 1)):
-            _check.integer(name, value, low, _check.U32)
-        if block_len is not None:
-            _check.integer("block_len", block_len, 1, INT64)
-        rows = 2 * max(kv_heads // tp_size, 1) if kv_heads else 1
+        layout = cls(tp_rank)._view_of(view, block_size=block_size, blocks=blocks)
+        if _check.integer("kv_heads", kv_heads, 0, _check.U32):
+            names, total = ("k", "v"), kv_heads
+            first, units = shards.units(kv_heads, tp_size, tp_rank)
+        else:
+            names, total, first, units, order = ("latent",), 1, 0, 1, NHD
+        part = _check.integer("head_bytes", head_bytes, 1, _check.U32) * units * block_size
+        stride = part * len(names) if block_len is None else \
+            _check.integer("block_len", block_len, part * len(names), INT64)
+        for layer in _check.numbers("layers", layers):
+            buffer = layout.buffer(stride * blocks)
+            for i, name in enumerate(names):
+                layout.heads(view, layer, name, order, buffer=buffer, offset=i * part,
+                             unit_bytes=head_bytes, units=units, first_unit=first,
+                             total_units=total, page_stride=stride)
+        return layout
+
+    def _view_of(self, name, **counts):
+        """Add a view; counts: page size and pages, by their names of the engine."""
+        return self.view(name, *(_check.integer(key, value, 1, _check.U32)
+                                 for key, value in counts.items()))
+
+    def _rows(self, view, names, layers, unit_bytes, total, share):
+        """Add a buffer of rows [slot][unit] for each name and layer."""
+        first, units = share
+        one = self.views[view]
+        slots = one["page_tokens"] * one["pages"]
         layers = _check.numbers("layers", layers)
-        stride = block_len or rows * head_bytes * block_size
-        buffers = [made.buffer(stride * blocks) for _ in layers]
-        return made.vllm_attention(
-            view, block_size=block_size, blocks=blocks, layers=layers, buffers=buffers,
-            kv_heads=kv_heads, head_bytes=head_bytes, packing=packing,
-            block_len=block_len or 0).layout()
-
-
-def _shapes(size, rank, number=None):
-    from .shapes import Shapes
-    return Shapes(size, rank, number)
+        _check.integer("bytes of a unit", unit_bytes, 1, INT64)
+        for name in names:
+            for layer in layers:
+                self.heads(view, layer, name, buffer=self.buffer(slots * units * unit_bytes),
+                           unit_bytes=unit_bytes, units=units, first_unit=first,
+                           total_units=total)
+        return self

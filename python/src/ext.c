@@ -156,9 +156,9 @@ PyMODINIT_FUNC PyInit__kvd(void)
 		return NULL;
 	if (ext_client_init(module) < 0 || ext_memory_init(module) < 0 ||
 	    ext_room_init(module) < 0 || ext_lists_init(module) < 0 ||
-	    ext_xfer_init(module) < 0 || ext_shapes_init(module) < 0 ||
-	    ext_cost_init(module) < 0 || ext_chunk_init(module) < 0 ||
-	    ext_attend_init(module) < 0 || ext_math_init(module) < 0) {
+	    ext_xfer_init(module) < 0 || ext_cost_init(module) < 0 ||
+	    ext_chunk_init(module) < 0 || ext_attend_init(module) < 0 ||
+	    ext_math_init(module) < 0) {
 		Py_DECREF(module);
 		return NULL;
 	}

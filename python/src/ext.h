@@ -14,7 +14,6 @@
  *   ext_cost.c    route, fetch or local
  *   ext_math.c    attention in this process, by the daemon's kernels
  *   paged.c       batches of requests as calls of the kernels (no Python in it)
- *   ext_shapes.c  layouts by the plan library
  *   ext_rows.c    descriptor rows: check, compress, index lists (no Python in it)
  *
  * One lock per client. No thread waits for it with the GIL held, and no Python code runs
@@ -69,7 +68,6 @@ int ext_xfer_init(PyObject *module);
 int ext_chunk_init(PyObject *module);
 int ext_attend_init(PyObject *module);
 int ext_cost_init(PyObject *module);
-int ext_shapes_init(PyObject *module);
 int ext_math_init(PyObject *module);
 
 /* ---- ext_client.c ------------------------------------------------------------ */

@@ -47,7 +47,7 @@ def told(layout):
 # ---- layouts ----
 
 @pytest.mark.parametrize("size, rank, heads", [(1, 0, 8), (2, 1, 8), (4, 3, 4), (8, 5, 2)])
-def test_attention_is_the_plan_librarys_own_shape(size, rank, heads):
+def test_attention_is_the_layouts_own_shape(size, rank, heads):
     units = max(heads // size, 1)
     made = pools.build(args([units * 256 * PAGE] * 6), ranks(size, rank), heads=heads,
                        mla=False)
@@ -100,10 +100,12 @@ def test_state_is_cut_as_sglang_cuts_it():
     assert view["page_tokens"] == 1 and made.states == ["state0"]
     found = {x["layer"]: x["fields"] for x in view["layers"]}
     assert sorted(found) == [1, 4, pools.GROUP + 1, pools.GROUP + 4]
-    wanted = told(kvd.Shapes(size, rank).sglang_state(
-        "state0", slots=PAGES, layers=1, full_dim=64, unit_bytes=6, groups=(16, 16, 32)))
-    plan = [dict(f, buffer=0) for f in wanted["views"]["state0"]["layers"][0]["fields"]]
-    assert [dict(f, buffer=0) for f in found[4]] == plan
+    item = 6 * (8 + 8 + 16)
+    wanted = [dict(name="s0.%d" % i, buffer=0, offset=at, page_stride=item, token_stride=item,
+                   unit_stride=6, unit_bytes=6, first_unit=units, units=units,
+                   total_units=2 * units)
+              for i, (at, units) in enumerate([(0, 8), (48, 8), (96, 16)])]
+    assert [dict(f, buffer=0) for f in found[4]] == wanted
     (whole,) = found[pools.GROUP + 4]
     assert (whole["unit_bytes"], whole["first_unit"], whole["total_units"]) == (32, 16, 32)
     outer = pools.state_fields(3 * 4 * 2, 4, 3, None, ranks(2, 0))

@@ -93,7 +93,7 @@ STUBS = ["kvd", "kvd.__main__", "kvd._kvd", "kvd.aio", "kvd.attend", "kvd.client
          "kvd.place", "kvd.rooms", "kvd.route", "kvd.router", "kvd.router.__main__", "kvd.router.pick",
          "kvd.router.policy", "kvd.router.scale",
          "kvd.sglang", "kvd.sglang.pools", "kvd.sglang.slots",
-         "kvd.shapes", "kvd.timeline", "kvd.vllm", "kvd.vllm.bootstrap", "kvd.vllm.params",
+         "kvd.timeline", "kvd.vllm", "kvd.vllm.bootstrap", "kvd.vllm.params",
          "kvd.vllm.pools", "nixl", "nixl._api", "nixl._bindings", "nixl._utils",
          "nixl.logging"]
 

@@ -23,7 +23,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/plan/canon.h"
 #include "daemon/plan/plan.h"
-#include "python/src/shapes.h"
+#include "tests/lib/shapes.h"
 #include "tests/lib/plan_random.h"
 
 #define MEMORY (UINT64_C(16) << 20) /* of slots */

@@ -13,7 +13,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "daemon/plan/layout.h"
-#include "python/src/shapes.h"
+#include "tests/lib/shapes.h"
 #include "tests/lib/plan_random.h"
 
 static struct layout *parse(const char *text)

@@ -8,7 +8,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "daemon/plan/plan.h"
-#include "python/src/shapes.h"
+#include "tests/lib/shapes.h"
 #include "tests/lib/plan_random.h"
 #include "tests/lib/plan_rows.h"
 

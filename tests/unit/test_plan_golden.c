@@ -11,7 +11,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/plan/plan.h"
-#include "python/src/shapes.h"
+#include "tests/lib/shapes.h"
 #include "tests/lib/plan_golden.h"
 #include "tests/lib/plan_rows.h"
 

@@ -12,8 +12,8 @@
 #include "daemon/base/mem.h"
 #include "daemon/plan/cover.h"
 #include "daemon/plan/plan.h"
-#include "python/src/shapes.h"
-#include "python/src/shard.h"
+#include "tests/lib/shapes.h"
+#include "tests/lib/shard.h"
 #include "tests/lib/plan_golden.h"
 #include "tests/lib/plan_rows.h"
 

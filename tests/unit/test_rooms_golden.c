@@ -15,7 +15,7 @@
 #include <string.h>
 
 #include "proto/kvd_status.h"
-#include "python/src/shapes.h"
+#include "tests/lib/shapes.h"
 #include "tests/lib/handover.h"
 #include "tests/lib/plan_golden.h"
 

@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
-#include "python/src/shapes.h"
+#include "tests/lib/shapes.h"
 #include "tests/lib/handover.h"
 #include "tests/lib/plan_golden.h"
 

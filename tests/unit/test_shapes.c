@@ -10,8 +10,8 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "daemon/plan/plan.h"
-#include "python/src/shapes.h"
-#include "python/src/shard.h"
+#include "tests/lib/shapes.h"
+#include "tests/lib/shard.h"
 #include "tests/lib/plan_rows.h"
 
 static void units_not_divisible_are_refused(void **state)

@@ -13,8 +13,8 @@
  * name the same buffer; page_stride of the one is a multiple of the other's.
  */
 #include "daemon/base/err.h"
-#include "python/src/shapes.h"
-#include "python/src/shard.h"
+#include "tests/lib/shapes.h"
+#include "tests/lib/shard.h"
 
 static uint32_t layer_id(const uint32_t *ids, uint32_t i)
 {

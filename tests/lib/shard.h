@@ -3,8 +3,8 @@
  * shard: how tensor-parallel ranks share a model's heads, as the engines do. The plan
  * works on the intervals in the layouts, even or not.
  */
-#ifndef KVD_PYTHON_SHARD_H
-#define KVD_PYTHON_SHARD_H
+#ifndef KVD_TESTS_LIB_SHARD_H
+#define KVD_TESTS_LIB_SHARD_H
 
 #include <stdint.h>
 

@@ -2,18 +2,16 @@
 /*
  * shapes: layouts from an engine's own terms.
  *
- * An adapter knows page sizes, item lengths, head counts and tensor-parallel
- * ranks; these functions turn them into fields (docs/internals/layouts.md). A layout
- * is started with shape_new(), filled by any of the others, and must pass
- * layout_check() before it is used. The planner does not depend on them: a
- * layout given as JSON works as well.
- * layout given as JSON is as good.
+ * Tests of the planner compare plans with numbers of the engines' own code. These
+ * functions turn the engines' page sizes, item lengths, head counts and tensor-parallel
+ * ranks into fields (docs/internals/layouts.md). A layout is started with shape_new(),
+ * filled by any of the others, and must pass layout_check() before it is used.
  *
  * Sources: SGLang at commit a4ffb996d, vLLM at commit b8fb56d97 (NIXL connector
  * version 5).
  */
-#ifndef KVD_PYTHON_SHAPES_H
-#define KVD_PYTHON_SHAPES_H
+#ifndef KVD_TESTS_LIB_SHAPES_H
+#define KVD_TESTS_LIB_SHAPES_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "python/src/shapes.h"
+#include "tests/lib/shapes.h"
 
 #include <string.h>
 

@@ -4,7 +4,7 @@
  * (rank / (size / heads)), not a remainder; a remainder gives ranks that share a
  * head different heads (sglang #19086, #30997, #31295).
  */
-#include "python/src/shard.h"
+#include "tests/lib/shard.h"
 
 #include "daemon/base/err.h"
 
