@@ -47,9 +47,7 @@ struct ctl {
 	} trace;
 	const char *views; /* of verify, and its parsed contents */
 	cJSON *views_tree;
-	struct {
-		bool cover, explain;
-	} plan;
+	bool plan_explain;
 	bool all;	      /* each instance of the run directory */
 	bool takes_all;	      /* the command has --all */
 	bool wait;	      /* of drain */

@@ -252,12 +252,10 @@ const struct ctl_command ctl_commands[] = {
 	 1, "", ctl_run_completion},
 	{"plan", "FILE | - | --room NUMBER",
 	 "show which bytes are copied where, in which rows",
-	 "Reads two layouts and page lists (--cover: all sources and a destination) as\n"
-	 "JSON, and prints the rows to copy (--cover: the units that each source sends)\n"
-	 "as JSON. No daemon needed.\n\n"
+	 "Reads two layouts and page lists as JSON, and prints the rows to copy as\n"
+	 "JSON. No daemon needed.\n\n"
 	 "--explain      print text: fields, ranks, rows, and how each transport sends\n"
 	 "               them\n"
-	 "--cover        show which source sends which units\n"
 	 "--room NUMBER  plan an open room with each of its sources or receivers. The\n"
 	 "               daemon does not keep the source pages of a push: such a room\n"
 	 "               requires --explain\n"
@@ -301,8 +299,7 @@ static const struct command_option {
 	{"since", 'h', OPTION_TEXT, OF(since), 0},
 	{"code", 'h', OPTION_TEXT, OF(code), 0},
 	{"room", 'k', OPTION_TEXT, OF(number), 0},
-	{"cover", 'n', OPTION_FLAG, OF(plan.cover), 0},
-	{"explain", 'n', OPTION_FLAG, OF(plan.explain), 0},
+	{"explain", 'n', OPTION_FLAG, OF(plan_explain), 0},
 	{"perfetto", 't', OPTION_TEXT, OF(trace.perfetto), 0},
 	{"otlp", 't', OPTION_TEXT, OF(trace.otlp), 0},
 	{"join", 'j', OPTION_TEXT, OF(trace.join), 0},

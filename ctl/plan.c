@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * plan: the command-line front end of the planner. proto/json reads and validates the
- * whole input; daemon/plan/plan_json, which the daemon's command `plan` also uses, writes
- * the output. plan_room.c uses the same path for a room.
+ * whole input; daemon/plan/plan_json writes the output. plan_room.c uses the same path
+ * for a room.
  */
 #include "ctl/plan.h"
 
@@ -24,14 +24,9 @@ int plan_answer(const char *text, size_t len, const struct plan_options *options
 		return err_pass(r);
 	if (!cJSON_IsObject(root))
 		return err_raise(ERR_INVAL, "input: must be one JSON object");
-	if (options->cover)
-		r = plan_json_cover(root, options->explain ? plan_explain_cover : NULL,
-				    out);
-	else
-		r = plan_json_rows(root,
-				   options->max_rows ? options->max_rows : PLAN_ROWS_MAX,
-				   options->explain ? plan_explain : NULL, out);
-	return r < 0 ? err_pass(r) : 0;
+	return err_pass(plan_json_rows(
+		root, options->max_rows ? options->max_rows : PLAN_ROWS_MAX,
+		options->explain ? plan_explain : NULL, out));
 }
 
 static int plan_read_all(FILE *f, const char *path, char **text_p, size_t *len_p)

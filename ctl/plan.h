@@ -2,10 +2,9 @@
 /*
  * plan: `kvd-ctl plan`, the planner without a daemon.
  *
- *   kvd-ctl plan [--explain] FILE|-          {"src", "dst", "map", "wants"} -> rows
- *   kvd-ctl plan --cover [--explain] FILE|-  {"sources", "dst", "room"} -> sends
+ *   kvd-ctl plan [--explain] FILE|-  {"src", "dst", "map", "wants"} -> rows
  *
- * With a room number (plan_room.c) a daemon supplies the input of the first form.
+ * With a room number (plan_room.c) a daemon supplies the input.
  *
  * The output is one JSON object on standard output, or text with --explain. Exit
  * status: 0 success (also if source and destination have nothing in common); 1 refused
@@ -20,8 +19,6 @@
 #include <stdint.h>
 #include <stdio.h>
 
-struct cover;
-struct layout;
 struct plan;
 struct plan_request;
 
@@ -29,7 +26,7 @@ struct plan_request;
 #define PLAN_ROWS_MAX (1u << 24)    /* rows in the output */
 
 struct plan_options {
-	bool cover, explain;
+	bool explain;
 	uint64_t max_rows; /* 0: PLAN_ROWS_MAX */
 };
 /* Prints the plan; returns the exit status. "-" is standard input. */
@@ -42,7 +39,5 @@ int plan_answer(const char *text, size_t len, const struct plan_options *options
 
 /* --explain, in plan_explain.c. */
 void plan_explain(const struct plan_request *req, const struct plan *plan, FILE *out);
-void plan_explain_cover(const struct layout *const *sources, size_t count,
-			const struct layout *dst, const struct cover *cover, FILE *out);
 
 #endif

@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/plan/cover.h"
 #include "daemon/plan/pack.h"
 #include "daemon/plan/plan.h"
 #include "daemon/plan/plan_private.h"
@@ -310,62 +309,4 @@ void plan_explain(const struct plan_request *req, const struct plan *plan, FILE 
 	explain_tcp(plan, out);
 	explain_ucx(plan, out);
 	explain_verbs(plan, out);
-}
-
-/* ---- cover ---- */
-
-struct wants {
-	const struct plan_want *items; /* sorted by the shard selection */
-	size_t count;
-};
-
-/* Whether the view's layer of that index has the same want. */
-static bool wanted_too(const struct wants *wants, const struct layout_view *view,
-		       uint32_t layer_index, const struct plan_want *want)
-{
-	struct plan_want key = *want;
-	const struct plan_want *found;
-
-	if (layer_index >= view->layer_count)
-		return false;
-	key.layer = view->layers[layer_index].layer;
-	found = bsearch(&key, wants->items, wants->count, sizeof(key), plan_want_compare);
-	return found && found->units == want->units;
-}
-
-/* A source's wants; consecutive layers are one line. */
-static void explain_source(const struct layout *dst, const struct wants *wants, FILE *out)
-{
-	for (size_t i = 0; i < wants->count; i++) {
-		const struct plan_want *w = &wants->items[i];
-		const struct layout_view *view = &dst->views[w->view];
-		const struct layout_layer *layer = layout_layer_find(view, w->layer);
-		uint32_t index = (uint32_t)(layer - view->layers), last = index;
-		char line[LINE_MAX];
-
-		if (index > 0 && wanted_too(wants, view, index - 1, w))
-			continue; /* printed with the previous layer */
-		while (wanted_too(wants, view, last + 1, w))
-			last++;
-		snprintf(line, sizeof(line), "view %s field %s units [%u,%u) of %u",
-			 view->name, layer->fields[w->field].name, w->first_unit,
-			 w->first_unit + w->units, layer->fields[w->field].total_units);
-		layers_print(out, w->layer, view->layers[last].layer, line);
-	}
-}
-
-void plan_explain_cover(const struct layout *const *sources, size_t count,
-			const struct layout *dst, const struct cover *cover, FILE *out)
-{
-	for (size_t i = 0; i < count; i++) {
-		__auto_type per = &cover->per_source[i];
-
-		if (per->count == 0) {
-			fprintf(out, "rank %u: idle\n", sources[i]->rank);
-			continue;
-		}
-		fprintf(out, "rank %u sends to rank %u:\n", sources[i]->rank, dst->rank);
-		explain_source(dst, &(struct wants){per->wants, per->count}, out);
-	}
-	fprintf(out, "%u contributions\n", cover->contributions);
 }

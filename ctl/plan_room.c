@@ -52,7 +52,7 @@ static bool stand_in(const cJSON *reply, cJSON *map)
 
 static int plan_party(const struct ctl *ctl, const cJSON *reply)
 {
-	const struct plan_options options = {.explain = ctl->plan.explain};
+	const struct plan_options options = {.explain = ctl->plan_explain};
 	bool apart = false;
 	cJSON *map;
 	char *text;
@@ -119,7 +119,7 @@ static int plan_room(struct ctl *ctl)
 
 		if (r || party == ctl_list(first, "parties")->child)
 			continue;
-		if (ctl->plan.explain)
+		if (ctl->plan_explain)
 			putchar('\n');
 		r = ask_party(ctl, (int)cJSON_GetNumberValue(party), &reply);
 		if (!r)
@@ -132,13 +132,10 @@ static int plan_room(struct ctl *ctl)
 
 int ctl_run_plan(struct ctl *ctl)
 {
-	const struct plan_options options = {.cover = ctl->plan.cover,
-					     .explain = ctl->plan.explain};
+	const struct plan_options options = {.explain = ctl->plan_explain};
 
 	if (!ctl->number == !ctl->arg_count)
 		return ctl_usage("plan: a FILE, or --room NUMBER");
-	if (ctl->number && options.cover)
-		return ctl_usage("plan: --cover requires FILE");
 	if (ctl->role && !ctl->number)
 		return ctl_usage("plan: --role requires --room");
 	return ctl->number ? plan_room(ctl) : plan_file(ctl->args[0], &options);

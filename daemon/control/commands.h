@@ -10,7 +10,6 @@ extern const struct command region_commands[];
 extern const struct command pool_commands[];
 extern const struct command peer_commands[];
 extern const struct command device_commands[];
-extern const struct command plan_commands[];
 extern const struct command stats_commands[];
 extern const struct command admin_commands[];
 extern const struct command keys_commands[];

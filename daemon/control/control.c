@@ -630,8 +630,8 @@ static void control_part_free(void *part)
 }
 
 static const struct command *const control_tables[] = {
-	session_commands, region_commands, pool_commands,  peer_commands, device_commands,
-	plan_commands,	  stats_commands,  admin_commands, keys_commands, NULL};
+	session_commands, region_commands, pool_commands, peer_commands, device_commands,
+	stats_commands,	  admin_commands,  keys_commands, NULL};
 
 const struct module control_module = {
 	.id = MODULE_CONTROL,

@@ -82,7 +82,7 @@ struct layout {
  * may not; see layout_check_target().
  */
 int layout_parse(const struct cJSON *json, struct layout **layout_p);
-/* The same without "buffers" (the cover needs no addresses): such a layout is
+/* The same without "buffers" (a space of chunks needs no addresses): such a layout is
  * `unbounded` and plan_make() refuses it. */
 int layout_parse_ranks(const struct cJSON *json, struct layout **layout_p);
 /* Check a layout that C code has built; layout_parse() and layout_decode() include

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * plan_json: the planner with JSON on both sides (docs/internals/planner.md): {"src",
- * "dst", "map", "wants"} to rows, {"sources", "dst", "room"} to sends. For `kvd-ctl plan`
- * and the daemon's command `plan`. Pure; any thread.
+ * "dst", "map", "wants"} to rows. For `kvd-ctl plan`. Pure; any thread.
  */
 #ifndef KVD_PLAN_PLAN_JSON_H
 #define KVD_PLAN_PLAN_JSON_H
@@ -12,8 +11,6 @@
 #include <stdio.h>
 
 struct cJSON;
-struct cover;
-struct layout;
 struct plan;
 struct plan_request;
 
@@ -22,15 +19,10 @@ struct plan_request;
 /* Text in place of the JSON answer. */
 typedef void plan_json_explain_rows(const struct plan_request *req,
 				    const struct plan *plan, FILE *out);
-typedef void plan_json_explain_cover(const struct layout *const *sources, size_t count,
-				     const struct layout *dst, const struct cover *cover,
-				     FILE *out);
 
 /* Write the whole answer, one JSON object and a newline, or nothing. `explain` NULL:
  * JSON. Other members of `root` are ignored. ERR_LIMIT: more rows. */
 int plan_json_rows(const struct cJSON *root, uint64_t max_rows,
 		   plan_json_explain_rows *explain, FILE *out);
-int plan_json_cover(const struct cJSON *root, plan_json_explain_cover *explain,
-		    FILE *out);
 
 #endif

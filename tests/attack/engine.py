@@ -458,10 +458,11 @@ def register_takes(house):
     return said["value"] if said and "value" in said else 8.0
 
 
-@attack("V9", "large plans of one user do not delay the memory of another", by=ROOT)
+@attack("V9", "long lines of one user do not delay the memory of another", by=ROOT)
 def helpers_kept_busy(house):
-    line = json.dumps(dict(id=1, cmd="plan", dst=dict(rank=0, buffers=[1], views={}), sources=[
-        dict(rank=0, views={})] * 36000), separators=(",", ":")).encode() + b"\n"
+    line = json.dumps(dict(id=1, cmd="pool.register", regions=[], layout=dict(
+        rank=0, buffers=[1], views={str(i): {} for i in range(70000)})),
+        separators=(",", ":")).encode() + b"\n"
     kept = []
     for _ in range(4):
         s = greeted(house)

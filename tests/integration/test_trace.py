@@ -503,7 +503,7 @@ def rooms_not_plannable_have_a_reason():
         assert "no party 9" in p.decode.refused("ENOTFOUND", "room.plan", room="4", party=9)
         p.decode.cmd("room.close", room="4")
         refused("d0", "keeps no pages of a closed room; for its events: kvd-ctl trace 4", "4")
-        for args in ([], ["a", "b"], ["--room", "4", "file"], ["--room", "4", "--cover"],
+        for args in ([], ["a", "b"], ["--room", "4", "file"],
                      ["--role", "send", "file"], ["--nothing", "file"]):
             status, out, err = p.ctl("d0", "plan", *args)
             assert status == 2 and err and not out, (args, status, out, err)

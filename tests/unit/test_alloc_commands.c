@@ -416,11 +416,6 @@ static const struct trial trials[] = {
 	 .line = "a{'cmd':'chunk.list','all':true}",
 	 .before = {STORED},
 	 .after = {DROP, SPACE_CLOSE}},
-	{.command = "plan",
-	 .line = "a{'cmd':'plan','src':" SIDE ",'dst':" SIDE ",'map':[{'view':'kv',"
-		 "'src_pages':[3,4],'dst_pages':[0,7]}]}"},
-	{.command = "plan",
-	 .line = "a{'cmd':'plan','sources':[" SIDE "],'dst':" SIDE ",'room':'7'}"},
 	{.command = "stats", .line = "a{'cmd':'stats'}"},
 	{.command = "health", .line = "a{'cmd':'health'}"},
 	{.command = "devices", .line = "a{'cmd':'devices'}"},

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <cmocka.h>
 
 #include "daemon/base/err.h"
@@ -487,6 +488,44 @@ static void cover_without_memory_is_an_error(void **state)
 	layout_free(dst);
 }
 
+/* Processor seconds for the cover of so many sources that hold nothing. */
+static double cover_seconds(uint32_t count)
+{
+	struct cover_source *list = calloc(count, sizeof(*list));
+	struct layout *sources = calloc(count, sizeof(*sources)), dst = {.rank = 0};
+	struct cover *cover;
+	clock_t begun;
+
+	assert_non_null(list);
+	assert_non_null(sources);
+	for (uint32_t i = 0; i < count; i++) {
+		sources[i].rank = count - i;
+		list[i].layout = &sources[i];
+	}
+	begun = clock();
+	assert_int_equal(cover_make(list, count, &dst, NULL, 0, 0, &cover), 0);
+	cover_free(cover);
+	free(list);
+	free(sources);
+	return (double)(clock() - begun) / CLOCKS_PER_SEC;
+}
+
+/* Engines decide how many there are: a square would be seconds. */
+static void cover_of_many_sources_is_not_quadratic(void **state)
+{
+	double few = 1e9, many = 1e9;
+
+	(void)state;
+	for (int i = 0; i < 3; i++) { /* the best: a shared machine only adds */
+		double a = cover_seconds(4000), b = cover_seconds(64000);
+
+		few = a < few ? a : few;
+		many = b < many ? b : many;
+	}
+	if (many > few * 64) /* 16 times the sources, 256 times their square */
+		fail_msg("4000 sources: %f s, 64000: %f s", few, many);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -499,6 +538,7 @@ int main(void)
 		cmocka_unit_test(cover_of_contradicting_ranks_is_refused),
 		cmocka_unit_test(wants_off_the_wire_are_checked),
 		cmocka_unit_test(cover_without_memory_is_an_error),
+		cmocka_unit_test(cover_of_many_sources_is_not_quadratic),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

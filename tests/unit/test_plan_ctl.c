@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <cmocka.h>
 
 #include "ctl/plan.h"
@@ -440,120 +439,6 @@ static void plan_explained_packs_as_the_transports_do(void **state)
 	}
 }
 
-/* ---- cover ---- */
-
-#define HOLD(rank, first, units, total)                                            \
-	"{\"rank\":" rank                                                          \
-	",\"views\":{\"kv\":{\"page_tokens\":1,\"pages\":1,\"layers\":["           \
-	"{\"layer\":2,\"fields\":[{\"name\":\"k\",\"buffer\":0,\"offset\":0,"      \
-	"\"page_stride\":8,\"token_stride\":4,\"unit_stride\":4,\"unit_bytes\":4," \
-	"\"first_unit\":" first ",\"units\":" units ",\"total_units\":" total "}]}]}}}"
-
-static void cover_of_replicas_takes_the_lowest_rank(void **state)
-{
-	(void)state;
-	assert_answer(
-		"{\"sources\":[" HOLD("3", "2", "2", "4") "," HOLD(
-			"1", "0", "2",
-			"4") "," HOLD("0", "0", "2",
-				      "4") "],\"dst\":" HOLD("7", "1", "3",
-							     "4") ",\"room\":\"5\"}",
-		(struct plan_options){.cover = true},
-		"{\"sends\":[{\"rank\":0,\"view\":\"kv\",\"layer\":2,\"field\":\"k\","
-		"\"first_unit\":1,\"units\":1},{\"rank\":3,\"view\":\"kv\",\"layer\":2,"
-		"\"field\":\"k\",\"first_unit\":2,\"units\":2}],"
-		"\"contributions\":2,\"idle\":[1]}\n");
-}
-
-static void cover_of_one_latent_depends_on_room(void **state)
-{
-	static const char *const rooms[] = {"\"6\"", "\"18446744073709551615\"", "1"};
-	static const char *const sends[] = {"0", "1", "1"};
-	static const char *const idle[] = {"1", "0", "0"};
-
-	(void)state;
-	for (size_t i = 0; i < ARRAY_LEN(rooms); i++) {
-		char text[4096], want[512];
-
-		snprintf(text, sizeof(text),
-			 "{\"sources\":[" HOLD("1", "0", "1", "1") "," HOLD(
-				 "0", "0", "1",
-				 "1") "],\"dst\":" HOLD("0", "0", "1",
-							"1") ",\"room\":%s}",
-			 rooms[i]);
-		snprintf(want, sizeof(want),
-			 "{\"sends\":[{\"rank\":%s,\"view\":\"kv\",\"layer\":2,\"field\":"
-			 "\"k\",\"first_unit\":0,\"units\":1}],\"contributions\":1,"
-			 "\"idle\":[%s]}\n",
-			 sends[i], idle[i]);
-		assert_answer(text, (struct plan_options){.cover = true}, want);
-	}
-}
-
-static void cover_impossible_names_the_units(void **state)
-{
-	static const struct {
-		const char *text, *needle;
-		enum err_code code;
-	} cases[] = {
-		{"{\"sources\":[" HOLD("0", "0", "2", "4") "],\"dst\":" HOLD(
-			 "0", "1", "3", "4") ",\"room\":\"0\"}",
-		 "view kv layer 2 field k units [2,4): no source holds them", ERR_COVER},
-		{"{\"sources\":[],\"dst\":" HOLD("0", "1", "3", "4") ",\"room\":\"0\"}",
-		 "no source holds them", ERR_COVER},
-		{"{\"sources\":[" HOLD("0", "0", "2", "4") "," HOLD(
-			 "0", "1", "3", "4") "],\"dst\":" HOLD("0", "1", "3",
-							       "4") ",\"room\":\"0\"}",
-		 "two sources of rank 0", ERR_DUP},
-		{"{\"sources\":[" HOLD("2", "0", "2", "5") "],\"dst\":" HOLD(
-			 "0", "1", "3", "4") ",\"room\":\"0\"}",
-		 "total_units, heads of the model: 4 (the destination), 5 (the source)",
-		 ERR_LAYOUT},
-		{"{\"sources\":[{\"views\":{}}],\"dst\":" HOLD("0", "1", "3", "4") "}",
-		 "sources[0]: rank: missing", ERR_INVAL},
-		{"{\"sources\":{},\"dst\":" HOLD("0", "1", "3", "4") "}", "sources",
-		 ERR_INVAL},
-		{"{\"sources\":[],\"dst\":7}", "dst", ERR_INVAL},
-		{"{\"sources\":[],\"dst\":" HOLD("0", "1", "3", "4") ",\"room\":\"-1\"}",
-		 "room", ERR_INVAL},
-	};
-
-	(void)state;
-	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-		int r;
-		char *out = answer(cases[i].text, strlen(cases[i].text),
-				   (struct plan_options){.cover = true}, &r);
-
-		if (r >= 0 || !strstr(err_last()->text, cases[i].needle) ||
-		    err_last()->code != cases[i].code)
-			print_error("%s: %s %s\n", cases[i].needle,
-				    err_name(err_last()->code), err_last()->text);
-		assert_true(r < 0);
-		assert_int_equal(err_last()->code, cases[i].code);
-		assert_non_null(strstr(err_last()->text, cases[i].needle));
-		assert_string_equal(out, "");
-		free(out);
-	}
-}
-
-static void cover_explained_names_the_idle(void **state)
-{
-	int r;
-	const char *text = "{\"sources\":[" HOLD("0", "0", "4", "4") "," HOLD(
-		"1", "0", "4", "4") "],\"dst\":" HOLD("7", "1", "3",
-						      "4") ",\"room\":\"5\"}";
-	char *out = answer(text, strlen(text),
-			   (struct plan_options){.cover = true, .explain = true}, &r);
-
-	(void)state;
-	assert_int_equal(r, 0);
-	assert_string_equal(out, "rank 0 sends to rank 7:\n"
-				 "  layer 2 view kv field k units [1,4) of 4\n"
-				 "rank 1: idle\n"
-				 "1 contributions\n");
-	free(out);
-}
-
 /* ---- the file ---- */
 
 static void file_missing_is_refused(void **state)
@@ -594,47 +479,6 @@ static void memory_exhausted_is_an_error(void **state)
 	free(whole);
 }
 
-/* Processor seconds for the cover of so many sources that hold nothing. */
-static double cover_seconds(unsigned int sources)
-{
-	char *text = NULL, *out;
-	size_t len = 0;
-	FILE *f = open_memstream(&text, &len);
-	clock_t begun;
-	int r;
-
-	assert_non_null(f);
-	fputs("{\"sources\":[", f);
-	for (unsigned int i = 0; i < sources; i++)
-		fprintf(f, "%s{\"rank\":%u,\"buffers\":[],\"views\":{}}", i ? "," : "",
-			sources - i);
-	fputs("],\"dst\":{\"rank\":0,\"buffers\":[],\"views\":{}}}", f);
-	fclose(f);
-	begun = clock();
-	out = answer(text, len, (struct plan_options){.cover = true}, &r);
-	assert_int_equal(r, 0);
-	assert_non_null(strstr(out, "\"idle\":[1,2,3,4,"));
-	free(out);
-	free(text);
-	return (double)(clock() - begun) / CLOCKS_PER_SEC;
-}
-
-/* Engines may ask the daemon for it: a square would be seconds of a helper. */
-static void cover_of_many_sources_is_not_quadratic(void **state)
-{
-	double few = 1e9, many = 1e9;
-
-	(void)state;
-	for (int i = 0; i < 3; i++) { /* the best: a shared machine only adds */
-		double a = cover_seconds(4000), b = cover_seconds(64000);
-
-		few = a < few ? a : few;
-		many = b < many ? b : many;
-	}
-	if (many > few * 64) /* 16 times the sources, 256 times their square */
-		fail_msg("4000 sources: %f s, 64000: %f s", few, many);
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -648,11 +492,6 @@ int main(void)
 		cmocka_unit_test(rows_are_sorted_by_destination),
 		cmocka_unit_test(plan_explained_names_cause_of_unmerged_rows),
 		cmocka_unit_test(plan_explained_packs_as_the_transports_do),
-		cmocka_unit_test(cover_of_replicas_takes_the_lowest_rank),
-		cmocka_unit_test(cover_of_one_latent_depends_on_room),
-		cmocka_unit_test(cover_impossible_names_the_units),
-		cmocka_unit_test(cover_explained_names_the_idle),
-		cmocka_unit_test(cover_of_many_sources_is_not_quadratic),
 		cmocka_unit_test(file_missing_is_refused),
 		cmocka_unit_test(memory_exhausted_is_an_error),
 	};
