@@ -5,9 +5,9 @@
  * doubt, and shows as aborting until the late reply (libkvd then closes it) or the end of
  * the session.
  *
- * Calls that wait for their result (finding, holding) use the submission ring if there is
- * one. The result is a word of the status page, which an awake daemon writes within
- * microseconds, so it is polled for a while before the thread sleeps. The daemon may have
+ * Finding and holding wait for their result, and use the submission ring. The result is a
+ * word of the status page, which an awake daemon writes within microseconds, so it is
+ * polled for a while before the thread sleeps. The daemon may have
  * been woken on the caller's core and be delayed by this polling (without pauses the
  * daemon would take more than its share), so the core is yielded between polls, but not
  * before an awake daemon would have answered, since other tasks may keep the core.
@@ -73,20 +73,7 @@ static void text_chunks(struct text *text, const struct kvd_space *space,
 	client_text_some(text, "first", chunks->first);
 }
 
-static int found_reply(struct client_request *req, int result, const cJSON *reply)
-{
-	struct kvd_found *found = req->out;
-
-	if (result || req->late)
-		return result;
-	if (client_get_u64(reply, "chunks", &found->chunks) &&
-	    client_get_u64(reply, "tokens", &found->tokens))
-		return 0;
-	return client_fail(req->client, KVD_E_PROTO,
-			   "chunk.find: the reply lacks its members");
-}
-
-/* ---- by the ring ------------------------------------------------------------------ */
+/* ---- finding ---------------------------------------------------------------------- */
 
 /* A slot with a waiting caller in this file. */
 static void asked_fini(struct client_object *object)
@@ -132,6 +119,15 @@ static int slot_spin(const struct client_slot *slot)
 			sched_yield();
 		spun_ns = clock_ns() - begin_ns;
 	}
+}
+
+/* What a call that waits needs before it makes its slot. */
+static int ask_enter(struct kvd_space *space, int timeout_ms)
+{
+	const struct kvd_call call = {.timeout_ms = timeout_ms};
+	int r = space_enter(space, &call);
+
+	return r ? r : client_ring_begin(space->object.client);
 }
 
 /* Submit the entry and wait for its word: 0 when it is KVD_SUCCESS. */
@@ -191,25 +187,14 @@ static int slot_tell(const struct client_slot *slot, enum kvd_ring_op what)
 
 	if (kvd_lost(client) || slot->object.serial != client->serial)
 		return 0; /* removed with its session */
-	r = client_post_begin(client, what);
+	r = client_ring_begin(client);
 	if (!r)
 		r = client_ring_put(client, &entry, NULL, 0, NULL);
 	return r == -KVD_E_LOST ? 0 : r;
 }
 
-/* Is there a ring that knows the op? It is no error if not. */
-static bool chunk_ring(struct kvd_client *client, unsigned int op)
-{
-	struct kvd_error error = client->error;
-
-	if (client_post_begin(client, op) == 0)
-		return true;
-	client->error = error;
-	return false;
-}
-
-static int find_post(struct kvd_space *space, const struct kvd_chunks *chunks,
-		     int timeout_ms, struct kvd_found *found_p)
+int kvd_find(struct kvd_space *space, const struct kvd_chunks *chunks, int timeout_ms,
+	     struct kvd_found *found_p)
 {
 	struct client_part part = {chunks->ids, chunks->count * KVD_CHUNK_ID_BYTES};
 	struct kvd_ring_entry entry = {.op = KVD_RING_FIND,
@@ -219,8 +204,13 @@ static int find_post(struct kvd_space *space, const struct kvd_chunks *chunks,
 				       .bytes = (uint32_t)part.bytes};
 	struct client_slot slot;
 	uint64_t first;
-	int r;
+	int r = ask_enter(space, timeout_ms);
 
+	*found_p = (struct kvd_found){0};
+	if (!r)
+		r = chunks_check(space->object.client, chunks);
+	if (r)
+		return r;
 	asked_begin(space->object.client, &slot);
 	r = slot_ask(&slot, &entry, &part, 1, timeout_ms);
 	if (!r)
@@ -229,12 +219,7 @@ static int find_post(struct kvd_space *space, const struct kvd_chunks *chunks,
 	return r;
 }
 
-/* ---- by commands ------------------------------------------------------------------ */
-
-/* A command with ids that waits for its result. */
-static int chunks_ask(struct kvd_space *space, const char *cmd,
-		      const struct kvd_chunks *chunks, int timeout_ms,
-		      struct kvd_found *found_p)
+int kvd_drop(struct kvd_space *space, const struct kvd_chunks *chunks, int timeout_ms)
 {
 	struct kvd_client *client = space->object.client;
 	struct kvd_call call = {.timeout_ms = timeout_ms};
@@ -245,25 +230,9 @@ static int chunks_ask(struct kvd_space *space, const char *cmd,
 		r = chunks_check(client, chunks);
 	if (r)
 		return r;
-	if (found_p && chunk_ring(client, KVD_RING_FIND))
-		return find_post(space, chunks, timeout_ms, found_p);
-	client_op_begin(client, &op, cmd);
+	client_op_begin(client, &op, "chunk.drop");
 	text_chunks(&op.text, space, chunks);
-	op.finish = found_p ? found_reply : NULL;
-	op.out = found_p;
 	return client_op_run(client, &op, &call);
-}
-
-int kvd_find(struct kvd_space *space, const struct kvd_chunks *chunks, int timeout_ms,
-	     struct kvd_found *found_p)
-{
-	*found_p = (struct kvd_found){0};
-	return chunks_ask(space, "chunk.find", chunks, timeout_ms, found_p);
-}
-
-int kvd_drop(struct kvd_space *space, const struct kvd_chunks *chunks, int timeout_ms)
-{
-	return chunks_ask(space, "chunk.drop", chunks, timeout_ms, NULL);
 }
 
 /* ---- holds ----------------------------------------------------------------------- */
@@ -277,93 +246,40 @@ static void hold_fini(struct client_object *object)
 	mem_free(hold);
 }
 
-static int hold_made(struct client_request *req, int result, const cJSON *reply)
-{
-	struct kvd_hold *hold = container_of(req->object, struct kvd_hold, slot.object);
-	const char *secret = client_get_str(reply, "secret");
-
-	if (!result && (!client_get_u64(reply, "chunks", &hold->found.chunks) ||
-			!client_get_u64(reply, "tokens", &hold->found.tokens) ||
-			!client_get_u64(reply, "first", &hold->first) ||
-			!client_get_u64(reply, "remote", &hold->found.remote) ||
-			!secret || strlen(secret) != HEX_CHARS(KVD_HOLD_SECRET_BYTES) ||
-			!hex_read(secret, hold->secret, KVD_HOLD_SECRET_BYTES)))
-		result = client_fail(req->client, KVD_E_PROTO,
-				     "chunk.hold: the reply lacks its members");
-	return client_object_made(req, result, reply);
-}
-
-static struct kvd_hold *hold_new(struct kvd_client *client)
-{
-	struct kvd_hold *hold = mem_zalloc(sizeof(*hold));
-
-	if (!hold)
-		return NULL;
-	client_object_init(client, &hold->slot.object, CLIENT_HOLD, hold_fini);
-	client_slot_init(&hold->slot, 0);
-	return hold;
-}
-
-static int hold_ask(struct kvd_space *space, struct client_op *op, uint32_t lease_ms,
-		    const struct kvd_call *call, struct kvd_hold **hold_p)
-{
-	struct kvd_client *client = space->object.client;
-	struct kvd_hold *hold = NULL;
-	int r = 0;
-
-	if (kvd_lost(client)) /* while a ring was requested */
-		r = client_fail(client, KVD_E_LOST, "the session has ended");
-	else if (!(hold = hold_new(client)))
-		r = client_fail_nomem(client);
-	if (r) {
-		text_fini(&op->text);
-		return r;
-	}
-	client_text_some(&op->text, "lease_ms", lease_ms);
-	op->object = &hold->slot.object;
-	op->finish = hold_made;
-	*hold_p = hold;
-	r = client_op_run(client, op, call);
-	if (r) {
-		*hold_p = NULL;
-		client_object_unref(&hold->slot.object);
-	}
-	return r;
-}
-
 /* chunks NULL: join by the secret; *entry has the op and its own members. */
-static int hold_post(struct kvd_space *space, struct kvd_ring_entry *entry,
+static int hold_make(struct kvd_space *space, struct kvd_ring_entry *entry,
 		     const struct kvd_chunks *chunks, const void *secret,
 		     uint32_t lease_ms, int timeout_ms, struct kvd_hold **hold_p)
 {
 	struct kvd_client *client = space->object.client;
-	struct kvd_hold *hold = hold_new(client);
-	struct client_part parts[2] = {{secret, KVD_HOLD_SECRET_BYTES}, {NULL, 0}};
+	struct kvd_hold *hold = mem_zalloc(sizeof(*hold));
+	struct client_part parts[2] = {{NULL, KVD_HOLD_SECRET_BYTES}, {NULL, 0}};
 	struct kvd_error why;
-	int r;
+	int r = 0;
 
 	if (!hold)
 		return client_fail_nomem(client);
-	/* the daemon creates the secret of a joined hold and does not disclose it */
-	if (chunks && getentropy(hold->secret, sizeof(hold->secret)) < 0) {
-		client_object_unref(&hold->slot.object);
-		return client_fail(client, KVD_E_IO, "random bytes: not available");
-	}
+	client_object_init(client, &hold->slot.object, CLIENT_HOLD, hold_fini);
+	client_slot_init(&hold->slot, 0);
+	parts[0].data = hold->secret;
 	if (chunks) {
-		parts[0].data = hold->secret;
 		parts[1] = (struct client_part){chunks->ids,
 						chunks->count * KVD_CHUNK_ID_BYTES};
 		entry->n0 = (uint32_t)chunks->count;
 		entry->c = chunks->first;
+		/* that of a joined hold is the daemon's, which does not disclose it */
+		if (getentropy(hold->secret, sizeof(hold->secret)) < 0)
+			r = client_fail(client, KVD_E_IO, "random bytes: not available");
+	} else {
+		memcpy(hold->secret, secret, sizeof(hold->secret));
 	}
 	entry->a = space->object.id;
 	entry->b = lease_ms ? lease_ms : LEASE_MS;
 	entry->bytes = (uint32_t)(parts[0].bytes + parts[1].bytes);
-	r = slot_ask(&hold->slot, entry, parts, 2, timeout_ms);
+	if (!r)
+		r = slot_ask(&hold->slot, entry, parts, 2, timeout_ms);
 	if (!r)
 		r = slot_found(&hold->slot, &hold->found, &hold->first);
-	if (!chunks)
-		memcpy(hold->secret, secret, sizeof(hold->secret));
 	if (!r) {
 		*hold_p = hold;
 		return 0;
@@ -378,47 +294,29 @@ static int hold_post(struct kvd_space *space, struct kvd_ring_entry *entry,
 }
 
 int kvd_hold_open(struct kvd_space *space, const struct kvd_chunks *chunks,
-		  uint32_t lease_ms, uint32_t remote_ms, const struct kvd_call *call,
+		  uint32_t lease_ms, uint32_t remote_ms, int timeout_ms,
 		  struct kvd_hold **hold_p)
 {
 	struct kvd_ring_entry entry = {
 		.op = remote_ms ? KVD_RING_HOLD_REMOTE : KVD_RING_HOLD, .n1 = remote_ms};
-	struct client_op op;
-	int r = space_enter(space, call);
+	int r = ask_enter(space, timeout_ms);
 
 	*hold_p = NULL;
 	if (!r)
 		r = chunks_check(space->object.client, chunks);
-	if (r)
-		return r;
-	if (client_blocks(call) && chunk_ring(space->object.client, entry.op))
-		return hold_post(space, &entry, chunks, NULL, lease_ms,
-				 call ? call->timeout_ms : 0, hold_p);
-	client_op_begin(space->object.client, &op, "chunk.hold");
-	text_chunks(&op.text, space, chunks);
-	client_text_some(&op.text, "remote_ms", remote_ms);
-	return hold_ask(space, &op, lease_ms, call, hold_p);
+	return r ? r
+		 : hold_make(space, &entry, chunks, NULL, lease_ms, timeout_ms, hold_p);
 }
 
 int kvd_hold_join(struct kvd_space *space, const void *secret, uint32_t lease_ms,
-		  const struct kvd_call *call, struct kvd_hold **hold_p)
+		  int timeout_ms, struct kvd_hold **hold_p)
 {
-	char hex[HEX_CHARS(KVD_HOLD_SECRET_BYTES) + 1];
 	struct kvd_ring_entry entry = {.op = KVD_RING_HOLD};
-	struct client_op op;
-	int r = space_enter(space, call);
+	int r = ask_enter(space, timeout_ms);
 
 	*hold_p = NULL;
-	if (r)
-		return r;
-	if (client_blocks(call) && chunk_ring(space->object.client, entry.op))
-		return hold_post(space, &entry, NULL, secret, lease_ms,
-				 call ? call->timeout_ms : 0, hold_p);
-	hex_write(secret, KVD_HOLD_SECRET_BYTES, hex);
-	client_op_begin(space->object.client, &op, "chunk.join");
-	client_text_int(&op.text, "space", space->object.id);
-	client_text_str(&op.text, "secret", hex);
-	return hold_ask(space, &op, lease_ms, call, hold_p);
+	return r ? r
+		 : hold_make(space, &entry, NULL, secret, lease_ms, timeout_ms, hold_p);
 }
 
 int kvd_hold_found(const struct kvd_hold *hold, struct kvd_found *found_p,
@@ -501,11 +399,8 @@ int kvd_hold_holders(struct kvd_hold *hold, struct kvd_holder holders[KVD_HOLDER
 int kvd_hold_close(struct kvd_hold *hold, const struct kvd_call *call)
 {
 	struct client_object *object = &hold->slot.object;
-	int r;
+	int r = client_enter(object->client, client_blocks(call));
 
-	if (!hold->slot.numbered)
-		return client_object_close(object, call);
-	r = client_enter(object->client, client_blocks(call));
 	if (!r)
 		r = slot_tell(&hold->slot, KVD_RING_RELEASE);
 	return r ? r : client_object_forget(object, call);

@@ -3,9 +3,9 @@
  * Descriptor lists: rows of memory that transfers name. A list goes through the
  * submission ring in its memory layout, and later entries of the ring can name it at
  * once. A list that does not fit (too long for the arena, all numbers in use) is sent
- * over the socket, in a memfd when it is long; the daemon numbers it, so transfers can
- * name it after the reply. The rows are kept here, so that the list can be prepared again
- * in the next session (client_peer.c decides when).
+ * over the socket, in a memfd; the daemon numbers it, so transfers can name it after the
+ * reply. The rows are kept here, so that the list can be prepared again in the next
+ * session (client_peer.c decides when).
  */
 #include "lib/client.h"
 
@@ -19,7 +19,6 @@
 #include "daemon/base/clock.h"
 #include "proto/kvd_ring.h"
 
-#define DESCS_IN_LINE 1024u
 _Static_assert(sizeof(struct kvd_desc) == 4 * sizeof(uint64_t), "a row of four");
 
 static void dlist_fini(struct client_object *object)
@@ -31,36 +30,6 @@ static void dlist_fini(struct client_object *object)
 	mem_free(dlist);
 }
 
-static void row_desc(const struct kvd_dlist *dlist, size_t i, struct kvd_desc *desc)
-{
-	const uint64_t *row = &dlist->table[i * dlist->columns];
-
-	*desc = (struct kvd_desc){.address = row[0], .bytes = row[1], .count = 1};
-	if (dlist->columns < 4)
-		return;
-	desc->stride = row[2];
-	desc->count = row[3] ? row[3] : 1;
-}
-
-static void text_descs(struct text *text, const struct kvd_dlist *dlist)
-{
-	struct kvd_desc d;
-
-	client_text_printf(text, ",\"descs\":[");
-	for (size_t i = 0; i < dlist->count; i++) {
-		row_desc(dlist, i, &d);
-		client_text_printf(text, "%s[\"%llu\",%llu", i ? "," : "",
-				   (unsigned long long)d.address,
-				   (unsigned long long)d.bytes);
-		if (d.count > 1)
-			client_text_printf(text, ",%llu,%llu",
-					   (unsigned long long)d.stride,
-					   (unsigned long long)d.count);
-		text_put(text, "]", 1);
-	}
-	text_put(text, "]", 1);
-}
-
 /* A sealed memfd of u64 quads; -1 with errno. */
 static int descs_memfd(const struct kvd_dlist *dlist)
 {
@@ -68,17 +37,19 @@ static int descs_memfd(const struct kvd_dlist *dlist)
 	cleanup_free uint64_t *quads = mem_calloc(dlist->count, 4 * sizeof(*quads));
 	const char *at = (const char *)quads;
 	size_t left = dlist->count * 4 * sizeof(*quads);
-	struct kvd_desc d;
+	bool strided = dlist->columns == 4;
 	ssize_t n;
 
 	if (fd < 0 || !quads)
 		return -1;
 	for (size_t i = 0; i < dlist->count; i++) {
-		row_desc(dlist, i, &d);
-		quads[4 * i] = htole64(d.address);
-		quads[4 * i + 1] = htole64(d.bytes);
-		quads[4 * i + 2] = htole64(d.stride);
-		quads[4 * i + 3] = htole64(d.count);
+		const uint64_t *row = &dlist->table[i * dlist->columns];
+		uint64_t *quad = &quads[4 * i];
+
+		quad[0] = htole64(row[0]);
+		quad[1] = htole64(row[1]);
+		quad[2] = htole64(strided ? row[2] : 0);
+		quad[3] = htole64(strided && row[3] ? row[3] : 1);
 	}
 	for (; left; at += n, left -= (size_t)n) {
 		n = write(fd, at, left);
@@ -122,23 +93,16 @@ static int dlist_op(struct kvd_dlist *dlist, uint64_t attach, struct client_op *
 {
 	struct kvd_client *client = dlist->slot.object.client;
 
-	if (dlist->count > DESCS_IN_LINE) {
-		*fd_p = descs_memfd(dlist);
-		if (*fd_p < 0)
-			return client_fail(client, KVD_E_NOMEM,
-					   "a memfd for %zu descriptors: %s",
-					   dlist->count, strerror(errno));
-	}
+	*fd_p = descs_memfd(dlist);
+	if (*fd_p < 0)
+		return client_fail(client, KVD_E_NOMEM, "a memfd for %zu descriptors: %s",
+				   dlist->count, strerror(errno));
 	client_op_begin(client, op, "dlist.prep");
 	client_text_some(&op->text, "peer", attach);
-	if (*fd_p >= 0) {
-		client_text_int(&op->text, "fd", 0);
-		client_text_int(&op->text, "count", dlist->count);
-		op->fds = fd_p;
-		op->fd_count = 1;
-	} else {
-		text_descs(&op->text, dlist);
-	}
+	client_text_int(&op->text, "fd", 0);
+	client_text_int(&op->text, "count", dlist->count);
+	op->fds = fd_p;
+	op->fd_count = 1;
 	op->object = &dlist->slot.object;
 	return 0;
 }

@@ -76,7 +76,6 @@ static const struct {
 	[CLIENT_ROOM] = {"room", "room.open", "room.close"},
 	[CLIENT_DLIST] = {"dlist", "dlist.prep", "dlist.free"},
 	[CLIENT_SPACE] = {"space", "space.open", "space.close"},
-	[CLIENT_HOLD] = {"hold", "chunk.hold", "chunk.release"},
 	[CLIENT_MOVE] = {"move", "chunk.put", "chunk.close"},
 	[CLIENT_ATTEND] = {"attend", "attention.open", "attention.close"},
 };

@@ -40,20 +40,6 @@ static void text_timeout(const struct kvd_client *client, struct text *text,
 			ms > 0 && ms < 600000 ? (uint64_t)ms : 600000);
 }
 
-int kvd_peer_connect(struct kvd_client *client, const char *endpoint,
-		     const struct kvd_call *call)
-{
-	struct client_op op;
-	int r = client_begin(client, call);
-
-	if (r)
-		return r;
-	client_op_begin(client, &op, "peer.connect");
-	client_text_str(&op.text, "endpoint", endpoint);
-	text_timeout(client, &op.text, call);
-	return client_op_run(client, &op, call);
-}
-
 static int key_reply(struct client_request *req, int result, const cJSON *reply)
 {
 	const cJSON *sessions = cJSON_GetObjectItemCaseSensitive(reply, "sessions"), *s;
@@ -89,105 +75,6 @@ int kvd_session_key(struct kvd_client *client, int timeout_ms,
 	client_op_begin(client, &op, "session.list");
 	op.finish = key_reply;
 	op.out = key_p;
-	return client_op_run(client, &op, &call);
-}
-
-/* ---- secrets with bounds ------------------------------------------------------- */
-
-static int regions_check(struct kvd_client *client, struct kvd_region *const *regions,
-			 size_t count)
-{
-	for (size_t i = 0; i < count; i++) {
-		if (!kvd_region_id(regions[i]))
-			return client_fail(client, KVD_E_STATE,
-					   "regions[%zu]: not registered", i);
-	}
-	return 0;
-}
-
-static void text_regions(struct text *text, struct kvd_region *const *regions,
-			 size_t count)
-{
-	if (!count)
-		return;
-	client_text_printf(text, ",\"regions\":[");
-	for (size_t i = 0; i < count; i++)
-		client_text_printf(text, "%s%llu", i ? "," : "",
-				   (unsigned long long)kvd_region_id(regions[i]));
-	text_put(text, "]", 1);
-}
-
-struct secret_reply {
-	struct kvd_session_key *key;
-	uint64_t *grant;
-};
-
-static int secret_reply(struct client_request *req, int result, const cJSON *reply)
-{
-	const char *secret = client_get_str(reply, "secret");
-	const struct secret_reply *out = req->out;
-
-	if (result || req->late)
-		return result;
-	if (!secret || strlen(secret) >= sizeof(out->key->secret) ||
-	    !client_get_u64(reply, "grant", out->grant))
-		return client_fail(req->client, KVD_E_PROTO,
-				   "secret.create: the reply lacks the secret");
-	out->key->epoch = req->client->info.epoch;
-	memcpy(out->key->secret, secret, strlen(secret) + 1);
-	return 0;
-}
-
-int kvd_secret_create(struct kvd_client *client, const struct kvd_secret_args *args,
-		      int timeout_ms, struct kvd_session_key *key_p, uint64_t *grant_p)
-{
-	struct kvd_call call = {.timeout_ms = timeout_ms};
-	struct secret_reply told = {key_p, grant_p};
-	struct client_op op;
-	int r = client_begin(client, &call);
-
-	if (!r)
-		r = regions_check(client, args->regions, args->region_count);
-	if (r)
-		return r;
-	client_op_begin(client, &op, "secret.create");
-	text_regions(&op.text, args->regions, args->region_count);
-	if (args->write)
-		client_text_str(&op.text, "access", "read-write");
-	client_text_some(&op.text, "ttl_ms", args->ttl_ms);
-	client_text_str(&op.text, "peer", args->peer);
-	op.finish = secret_reply;
-	op.out = &told;
-	return client_op_run(client, &op, &call);
-}
-
-int kvd_secret_extend(struct kvd_client *client, uint64_t grant,
-		      struct kvd_region *const *regions, size_t count, int timeout_ms)
-{
-	struct kvd_call call = {.timeout_ms = timeout_ms};
-	struct client_op op;
-	int r = client_begin(client, &call);
-
-	if (!r)
-		r = regions_check(client, regions, count);
-	if (r)
-		return r;
-	client_op_begin(client, &op, "secret.extend");
-	client_text_int(&op.text, "grant", grant);
-	text_regions(&op.text, regions, count);
-	return client_op_run(client, &op, &call);
-}
-
-int kvd_secret_revoke(struct kvd_client *client, uint64_t grant, int timeout_ms)
-{
-	struct kvd_call call = {.timeout_ms = timeout_ms};
-	struct client_op op;
-	int r = client_begin(client, &call);
-
-	if (r)
-		return r;
-	client_op_begin(client, &op, "secret.revoke");
-	client_text_int(&op.text, "grant", grant);
 	return client_op_run(client, &op, &call);
 }
 

@@ -695,8 +695,3 @@ int kvd_room_wait(struct kvd_room *room, int state, int timeout_ms)
 {
 	return client_slot_wait(&room->slot, state, timeout_ms);
 }
-
-uint64_t kvd_room_number(const struct kvd_room *room)
-{
-	return room->slot.number;
-}

@@ -692,41 +692,18 @@ int kvd_room_first_token(struct kvd_room *room, int timeout_ms, uint64_t *token_
  * small, -KVD_E_STATE if the room has not failed. */
 int kvd_room_landed(struct kvd_room *room, const char *view, int timeout_ms,
 		    uint8_t *bitmap, size_t bitmap_bytes);
-uint64_t kvd_room_number(const struct kvd_room *room);
 
 /* ---- peers, descriptor lists, one-sided transfers, notifications --------- */
 
-int kvd_peer_connect(struct kvd_client *client, const char *endpoint,
-		     const struct kvd_call *call);
-
 /* The identifier and key of this session: any holder may read and write all of its
- * regions during the session. Prefer a key with limited access: kvd_secret_create(). */
+ * regions during the session. Prefer a secret with limited access: kvd_command() with
+ * secret.create. */
 struct kvd_session_key {
 	uint64_t epoch;
 	char secret[33]; /* hex */
 };
 int kvd_session_key(struct kvd_client *client, int timeout_ms,
 		    struct kvd_session_key *key_p);
-/*
- * A key with limited access; *grant_p is its number. The daemon checks each list,
- * transfer and notification against it at its start; operations in progress finish. It
- * ends with the session, so a new one is needed after a restart.
- */
-struct kvd_secret_args {
-	struct kvd_region *const *regions; /* NULL: all, including later ones */
-	size_t region_count;
-	bool write;	  /* read and write; otherwise read only */
-	uint32_t ttl_ms;  /* 0: until the session ends */
-	const char *peer; /* name in curve_allow_file of the only daemon that may use it;
-			   * NULL: any */
-};
-int kvd_secret_create(struct kvd_client *client, const struct kvd_secret_args *args,
-		      int timeout_ms, struct kvd_session_key *key_p, uint64_t *grant_p);
-/* Add these regions; count 0: all. */
-int kvd_secret_extend(struct kvd_client *client, uint64_t grant,
-		      struct kvd_region *const *regions, size_t count, int timeout_ms);
-/* Revoke it: no new operation may use it. */
-int kvd_secret_revoke(struct kvd_client *client, uint64_t grant, int timeout_ms);
 /* Make a session of another daemon (or of this one) usable in dlists: *attach_p, a
  * number of this client, is valid until kvd_close(). */
 int kvd_peer_attach(struct kvd_client *client, const char *endpoint,

@@ -77,15 +77,16 @@ struct kvd_hold;
 /* Pin those that are present for lease_ms (0: ten seconds), or until the hold is
  * closed. remote_ms > 0: query the daemons in the option chunk_peers, and those that the
  * index nodes (chunk_index) name, for the missing rest, which they pin; the reply
- * takes at most this time. If none are found, the hold is empty. */
+ * takes at most this time. If none are found, the hold is empty. Blocks. */
 int kvd_hold_open(struct kvd_space *space, const struct kvd_chunks *chunks,
-		  uint32_t lease_ms, uint32_t remote_ms, const struct kvd_call *call,
+		  uint32_t lease_ms, uint32_t remote_ms, int timeout_ms,
 		  struct kvd_hold **hold_p);
 /* The same chunks as in another session's hold, if present for this space's rank, by
- * kvd_hold_secret() of that hold. -KVD_E_NOTFOUND, -KVD_E_LEASE. */
+ * kvd_hold_secret() of that hold. -KVD_E_NOTFOUND, -KVD_E_LEASE. Blocks. */
 int kvd_hold_join(struct kvd_space *space, const void *secret, uint32_t lease_ms,
-		  const struct kvd_call *call, struct kvd_hold **hold_p);
-/* After the reply; before, -KVD_E_STATE. *first_p: the number of the first chunk. */
+		  int timeout_ms, struct kvd_hold **hold_p);
+/* -KVD_E_STATE: the daemon has no such hold any more. *first_p: the number of the first
+ * chunk. */
 int kvd_hold_found(const struct kvd_hold *hold, struct kvd_found *found_p,
 		   uint64_t *first_p);
 int kvd_hold_secret(const struct kvd_hold *hold, void *secret);

@@ -55,8 +55,7 @@ struct chunk_start {
 	struct kvd_space_args space;
 	struct kvd_chunks chunks;
 	struct kvd_move_args move;
-	uint32_t lease_ms, remote_ms, grace_ms;
-	const char *secret;
+	uint32_t grace_ms;
 	int post;
 	struct use pool, region; /* of the move, or of the space */
 	void *made;
@@ -67,22 +66,6 @@ static int space_begin(void *ctx, const struct kvd_call *call)
 	struct chunk_start *s = ctx;
 
 	return kvd_space_open(s->c->kvd, &s->space, call, (struct kvd_space **)&s->made);
-}
-
-static int hold_begin(void *ctx, const struct kvd_call *call)
-{
-	struct chunk_start *s = ctx;
-
-	return kvd_hold_open(s->kvd, &s->chunks, s->lease_ms, s->remote_ms, call,
-			     (struct kvd_hold **)&s->made);
-}
-
-static int join_begin(void *ctx, const struct kvd_call *call)
-{
-	struct chunk_start *s = ctx;
-
-	return kvd_hold_join(s->kvd, s->secret, s->lease_ms, call,
-			     (struct kvd_hold **)&s->made);
 }
 
 static int put_begin(void *ctx, const struct kvd_call *call)
@@ -139,25 +122,6 @@ static int chunk_run(struct chunk_start *s, op_start *begin, int ms)
 	return client_run(&run, NULL);
 }
 
-/* A call that waits inside libkvd: other threads run meanwhile. */
-static int chunk_block(struct chunk_start *s, op_start *begin, int ms)
-{
-	const struct kvd_call call = {.timeout_ms = ms};
-	int r;
-
-	if (!handle_lock(s->of))
-		return -1;
-	s->kvd = s->of->kvd;
-	Py_BEGIN_ALLOW_THREADS r = begin(s, &call);
-	Py_END_ALLOW_THREADS if (r < 0)
-	{
-		client_raise(s->c);
-		return -1;
-	}
-	client_unlock(s->c);
-	return 0;
-}
-
 /* A put or a fetch without an answer: the daemon may have started it, and only its handle
  * shows when its pages are idle. */
 static bool in_doubt(const struct chunk_start *s, PyTypeObject *type)
@@ -178,7 +142,7 @@ static PyObject *chunk_made(PyTypeObject *type, const char *noun, struct chunk_s
 
 	if (!object)
 		return NULL;
-	r = type == hold_type ? chunk_block(s, begin, ms) : chunk_run(s, begin, ms);
+	r = chunk_run(s, begin, ms);
 	if (r < 0 && in_doubt(s, type)) {
 		PyErr_Clear();
 		r = 0;
@@ -275,41 +239,64 @@ static PyObject *space_drop(PyObject *self, PyObject *args)
 	Py_RETURN_NONE;
 }
 
+/* A hold of these chunks, or (NULL) of the secret's. libkvd waits for it itself: other
+ * threads run meanwhile. */
+static PyObject *hold_made(struct handle *space, const struct kvd_chunks *chunks,
+			   const char *secret, uint32_t lease_ms, uint32_t remote_ms,
+			   int ms)
+{
+	struct handle *hold;
+	struct kvd_hold *kvd = NULL;
+	int r;
+
+	if (!handle_usable(space))
+		return NULL;
+	hold = handle_new(hold_type, space->client, "hold", NULL);
+	if (!hold || !handle_lock(space)) {
+		Py_XDECREF(hold);
+		return NULL;
+	}
+	Py_BEGIN_ALLOW_THREADS r =
+		secret ? kvd_hold_join(space->kvd, secret, lease_ms, ms, &kvd)
+		       : kvd_hold_open(space->kvd, chunks, lease_ms, remote_ms, ms, &kvd);
+	Py_END_ALLOW_THREADS client_end(space->client, r);
+	return handle_made(hold, kvd, r);
+}
+
 /* hold(ids, first, lease_ms, remote_ms, timeout) */
 static PyObject *space_hold(PyObject *self, PyObject *args)
 {
-	struct chunk_start s = {.of = (struct handle *)self};
+	unsigned int lease_ms, remote_ms;
 	unsigned long long first;
+	struct kvd_chunks chunks;
 	const char *ids;
 	Py_ssize_t bytes;
 	int ms;
 
-	if (!PyArg_ParseTuple(args, "y#KIIO&", &ids, &bytes, &first, &s.lease_ms,
-			      &s.remote_ms, ext_timeout, &ms) ||
-	    !ids_parse(ids, bytes, first, &s.chunks) || !handle_usable(s.of))
+	if (!PyArg_ParseTuple(args, "y#KIIO&", &ids, &bytes, &first, &lease_ms,
+			      &remote_ms, ext_timeout, &ms) ||
+	    !ids_parse(ids, bytes, first, &chunks))
 		return NULL;
-	s.c = s.of->client;
-	return chunk_made(hold_type, "hold", &s, hold_begin, NULL, ms);
+	return hold_made((struct handle *)self, &chunks, NULL, lease_ms, remote_ms, ms);
 }
 
 /* join(secret, lease_ms, timeout) */
 static PyObject *space_join(PyObject *self, PyObject *args)
 {
-	struct chunk_start s = {.of = (struct handle *)self};
+	unsigned int lease_ms;
+	const char *secret;
 	Py_ssize_t bytes;
 	int ms;
 
-	if (!PyArg_ParseTuple(args, "y#IO&", &s.secret, &bytes, &s.lease_ms, ext_timeout,
-			      &ms) ||
-	    !handle_usable(s.of))
+	if (!PyArg_ParseTuple(args, "y#IO&", &secret, &bytes, &lease_ms, ext_timeout,
+			      &ms))
 		return NULL;
 	if (bytes != KVD_HOLD_SECRET_BYTES) {
 		PyErr_Format(PyExc_ValueError, "secret: %zd bytes, not %d", bytes,
 			     KVD_HOLD_SECRET_BYTES);
 		return NULL;
 	}
-	s.c = s.of->client;
-	return chunk_made(hold_type, "hold", &s, join_begin, NULL, ms);
+	return hold_made((struct handle *)self, NULL, secret, lease_ms, 0, ms);
 }
 
 /* The pool, views and wait of a move; the caller frees the views in any case. */

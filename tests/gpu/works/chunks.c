@@ -172,7 +172,7 @@ static double cache_fetch(const struct cache *cache, const struct ids *ids)
 	double begin = clock_s(), seconds;
 
 	well(cache->engine.client,
-	     kvd_hold_open(cache->space, &ids->chunks, 0, 0, NULL, &hold), "chunk.hold");
+	     kvd_hold_open(cache->space, &ids->chunks, 0, 0, 0, &hold), "chunk.hold");
 	well(cache->engine.client, kvd_fetch(hold, &args, NULL, &move), "chunk.fetch");
 	seconds = works_move_end(cache, move, begin);
 	well(cache->engine.client, kvd_hold_close(hold, NULL), "hold.close");

@@ -193,8 +193,8 @@ int rows_hold(struct rows *r, const char *args)
 	if (!result)
 		result = rows_open(r);
 	if (!result)
-		result = kvd_hold_open(r->space, &chunks, HOLD_MS, REMOTE_MS, NULL,
-				       &r->hold);
+		result =
+			kvd_hold_open(r->space, &chunks, HOLD_MS, REMOTE_MS, 0, &r->hold);
 	if (!result)
 		result = kvd_hold_found(r->hold, &found, &chunks.first);
 	r->first = (uint32_t)chunks.first;
