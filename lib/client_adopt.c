@@ -308,15 +308,12 @@ static int adopt_fresh(struct adopt_registry *registry, const struct kvd_adopt_a
 	r = adopt_check(&rest, &begin, &end);
 	if (r < 0)
 		return r;
-	if (range)
-		range->refs++;
-	else
+	if (!range)
 		range = range_new(registry, begin, end);
 	if (!range)
 		return -client_error_thread()->code;
 	r = range_move(range, args->quiet);
 	if (r < 0) { /* moved ranges stay on record at the same address */
-		range->refs--;
 		adopt_registry_settle(registry);
 		return r;
 	}
@@ -345,7 +342,6 @@ static int adopt_locked(struct adopt_registry *registry,
 	}
 	if (range->done < range->bytes)
 		return adopt_fresh(registry, args, range, out);
-	range->refs++;
 	adopted_fill(range, args, out);
 	return 0;
 }
@@ -361,24 +357,4 @@ int kvd_adopt(const struct kvd_adopt_args *args, struct kvd_adopted *adopted_p)
 	r = adopt_locked(registry, args, adopted_p);
 	adopt_registry_unlock(registry);
 	return r;
-}
-
-int kvd_adopt_release(struct kvd_adopted *adopted)
-{
-	struct adopt_registry *registry = adopt_registry_lock(false);
-	struct adopt_range *range =
-		registry ? adopt_registry_by_inode(registry, adopted->id) : NULL;
-	bool known = range && range->refs > 0;
-
-	if (known) {
-		range->refs--;
-		adopt_registry_settle(registry);
-	} else {
-		client_error_set(client_error_thread(), KVD_E_NOTFOUND,
-				 "adopt: no reference exists for this");
-	}
-	if (registry)
-		adopt_registry_unlock(registry);
-	*adopted = (struct kvd_adopted){.fd = -1};
-	return known ? 0 : -KVD_E_NOTFOUND;
 }

@@ -53,7 +53,6 @@ struct adopt_range {
 	uint64_t inode;	       /* of the memfd */
 	uint64_t device;       /* … and of its file system */
 	int32_t fd;	       /* open as long as the entry is used */
-	uint32_t refs;
 	uint32_t used;
 	uint32_t huge; /* slices of the memfd in huge pages */
 };
@@ -67,13 +66,11 @@ void adopt_registry_unlock(struct adopt_registry *registry);
 /* The range that holds the first byte; NULL: none. */
 struct adopt_range *adopt_registry_find(struct adopt_registry *registry, uint64_t begin,
 					uint64_t end);
-struct adopt_range *adopt_registry_by_inode(struct adopt_registry *registry,
-					    uint64_t inode);
-/* A new entry with one reference; takes the fd on success. NULL with the error. */
+/* A new entry; takes the fd on success. NULL with the error. */
 struct adopt_range *adopt_registry_add(struct adopt_registry *registry, int fd,
 				       uint64_t begin, uint64_t bytes,
 				       uint64_t file_begin);
-/* Close an entry without mapped memory and without references. */
+/* Drop the entries without mapped memory. */
 void adopt_registry_settle(struct adopt_registry *registry);
 
 /* The ranges adopted at this moment, for mem_free(); NULL: none. Their fds are

@@ -18,8 +18,8 @@
  *
  * Entries live as long as their memory. The library is not notified when the engine frees
  * an adopted chunk and unmaps it. Ranges missing from the process's map are therefore
- * dropped at the next lock, at once if they have no reference, else with the last
- * reference; the pages stay as long as the fd.
+ * dropped, and their memfd is closed, at the next lock. A region of them has its own
+ * descriptor.
  */
 #include "lib/client_adopt.h"
 
@@ -38,7 +38,7 @@
 #include "daemon/base/mem.h"
 #include "lib/client.h"
 
-#define REGISTRY_MAGIC UINT64_C(0x3274706f64612d4b) /* "K-adopt2" */
+#define REGISTRY_MAGIC UINT64_C(0x3374706f64612d4b) /* "K-adopt3" */
 
 struct adopt_registry {
 	_Atomic uint64_t magic; /* written last by its creator */
@@ -235,10 +235,7 @@ void adopt_registry_settle(struct adopt_registry *registry)
 	for (uint32_t i = 0; i < registry->count; i++) {
 		struct adopt_range *range = &registry->ranges[i];
 
-		if (!range->used || range_mapped(range))
-			continue;
-		range->done = 0; /* it is no longer found by address */
-		if (range->refs == 0)
+		if (range->used && !range_mapped(range))
 			range_forget(range);
 	}
 }
@@ -273,15 +270,6 @@ struct adopt_range *adopt_registry_find(struct adopt_registry *registry, uint64_
 	return NULL;
 }
 
-struct adopt_range *adopt_registry_by_inode(struct adopt_registry *registry,
-					    uint64_t inode)
-{
-	for (uint32_t i = 0; i < registry->count; i++)
-		if (registry->ranges[i].used && registry->ranges[i].inode == inode)
-			return &registry->ranges[i];
-	return NULL;
-}
-
 struct adopt_range *adopt_registry_add(struct adopt_registry *registry, int fd,
 				       uint64_t begin, uint64_t bytes,
 				       uint64_t file_begin)
@@ -302,7 +290,6 @@ struct adopt_range *adopt_registry_add(struct adopt_registry *registry, int fd,
 						   .inode = st.st_ino,
 						   .device = st.st_dev,
 						   .fd = fd,
-						   .refs = 1,
 						   .used = 1};
 	if (i == registry->count)
 		registry->count++;

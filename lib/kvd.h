@@ -302,7 +302,8 @@ void kvd_memory_free(struct kvd_memory *memory);
  * process_vm_writev() into the memory must not be in progress.
  *
  * There is one registry per process: memory adopted twice, or by another copy of libkvd,
- * is moved once and counted. At most 4096 ranges.
+ * is moved once. It is forgotten, and its memfd closed, some time after it was unmapped.
+ * At most 4096 ranges.
  */
 struct kvd_adopt_args {
 	void *address;
@@ -312,23 +313,20 @@ struct kvd_adopt_args {
 };
 
 struct kvd_adopted {
-	int fd;		 /* owned by the registry: do not close it */
+	int fd;		 /* the registry's: valid while the memory is mapped */
 	uint64_t offset; /* of `address` in it */
 	void *address;	 /* as requested */
 	size_t bytes;
 	size_t huge_bytes; /* of its whole range in huge pages */
 	bool moved;	   /* by this call; false: it had been adopted */
 	bool waited;	   /* concurrent stores were made to wait (userfaultfd) */
-	uint64_t id;	   /* for kvd_adopt_release() */
+	uint64_t id;	   /* of the range */
 };
 
 /* Any thread; needs no client. After a failure in the middle the memory is intact and
  * usable, and the same call continues from there: -KVD_E_NOMEM, _PERM, _IMPORT,
  * _INVAL, _LIMIT, _IO. */
 int kvd_adopt(const struct kvd_adopt_args *args, struct kvd_adopted *adopted_p);
-/* Drop one reference. The memory stays as it is; the memfd is closed when there is no
- * reference and the memory is unmapped. -KVD_E_NOTFOUND: no such reference. */
-int kvd_adopt_release(struct kvd_adopted *adopted);
 
 enum kvd_region_kind {
 	KVD_REGION_MEMFD = 0, /* fd; sealed by the daemon if it is not sealed */

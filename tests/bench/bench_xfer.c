@@ -44,7 +44,6 @@ struct engine {
 	struct kvd_client *client;
 	enum kind kind;
 	struct kvd_memory memory;
-	struct kvd_adopted adopted;
 	uint8_t *base;
 	struct kvd_region *region;
 };
@@ -93,6 +92,7 @@ static void fill(struct engine *e, uint64_t salt)
 static void engine_plain(struct engine *e, const char *name)
 {
 	struct kvd_adopt_args adopt = {.bytes = REGION_BYTES, .vouched = true};
+	struct kvd_adopted adopted;
 
 	e->base = need(mmap(NULL, REGION_BYTES, PROT_READ | PROT_WRITE,
 			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
@@ -101,7 +101,7 @@ static void engine_plain(struct engine *e, const char *name)
 	(void)madvise(e->base, REGION_BYTES, MADV_DONTFORK);
 	fill(e, (uint64_t)*name << 32);
 	adopt.address = e->base;
-	if (e->kind == KIND_ADOPT && kvd_adopt(&adopt, &e->adopted) < 0)
+	if (e->kind == KIND_ADOPT && kvd_adopt(&adopt, &adopted) < 0)
 		die(NULL, "kvd_adopt");
 }
 
@@ -141,8 +141,6 @@ static void engine_close(struct engine *e)
 		kvd_memory_free(&e->memory);
 	else
 		munmap(e->base, REGION_BYTES);
-	if (e->kind == KIND_ADOPT)
-		kvd_adopt_release(&e->adopted);
 }
 
 static struct kvd_dlist *dlist_of(const struct engine *own, uint64_t attach,

@@ -165,7 +165,6 @@ static void range_vouched_is_inside_memfd(void **state)
 	assert_int_equal(seals & (F_SEAL_SHRINK | F_SEAL_GROW),
 			 F_SEAL_SHRINK | F_SEAL_GROW);
 	assert_true((fcntl(a.fd, F_GETFD) & FD_CLOEXEC) != 0);
-	assert_int_equal(kvd_adopt_release(&a), 0);
 	munmap(p, 9 * MIB);
 }
 
@@ -189,8 +188,6 @@ static void chunk_of_malloc_needs_no_flag(void **state)
 	assert_same_memory(&a);
 	fd = a.fd;
 	inode = a.id;
-	assert_int_equal(kvd_adopt_release(&a), 0);
-	assert_true(is_open(fd, inode)); /* mapped still */
 	free(args.address);
 	assert_int_equal(posix_memalign(&aligned, 4096, args.bytes), 0);
 	args.address = aligned;
@@ -198,7 +195,6 @@ static void chunk_of_malloc_needs_no_flag(void **state)
 	assert_adopted(&args, &a); /* and the freed one is forgotten */
 	assert_false(is_open(fd, inode) && fd != a.fd);
 	assert_filled(aligned, args.bytes);
-	assert_int_equal(kvd_adopt_release(&a), 0);
 	free(aligned);
 }
 
@@ -306,7 +302,6 @@ static uint64_t round_run(size_t bytes, bool by_kernel, bool quiet)
 			close(writers[i].file);
 	}
 	assert_same_memory(&a);
-	assert_int_equal(kvd_adopt_release(&a), 0);
 	munmap(p, bytes);
 	return lost;
 }
@@ -398,7 +393,6 @@ static void *adopt_quiet(void *arg)
 	assert_adopted(arg, &a);
 	assert_false(a.waited);
 	assert_same_memory(&a);
-	assert_int_equal(kvd_adopt_release(&a), 0);
 	return NULL;
 }
 
@@ -473,7 +467,6 @@ static void move_failed_midway_resumes(void **state)
 	assert_true(a.moved);
 	assert_filled(p, 12 * MIB);
 	assert_same_memory(&a);
-	assert_int_equal(kvd_adopt_release(&a), 0);
 	munmap(p, 12 * MIB);
 }
 
@@ -566,7 +559,6 @@ static void memory_registered_with_cuda_is_refused(void **state)
 	assert_refused(&args, KVD_E_IMPORT, "may be registered with CUDA");
 	*answer = 1;
 	assert_adopted(&args, &a);
-	assert_int_equal(kvd_adopt_release(&a), 0);
 	dlclose(lib);
 	munmap(p, 4 * MIB);
 }
@@ -580,9 +572,7 @@ static void range_adopted_twice_is_moved_once(void **state)
 	struct kvd_adopt_args all = vouched(p, 6 * MIB),
 			      part = vouched(p + MIB + 5, 1000);
 	struct kvd_adopt_args over = vouched(p + 5 * MIB, 2 * MIB);
-	struct kvd_adopted a, b, c;
-	uint64_t inode;
-	int fd;
+	struct kvd_adopted a, b;
 
 	(void)state;
 	fill(p, 8 * MIB);
@@ -593,15 +583,10 @@ static void range_adopted_twice_is_moved_once(void **state)
 	assert_int_equal(b.offset, a.offset + MIB + 5);
 	assert_same_memory(&b);
 	assert_refused(&over, KVD_E_EXIST, "adopted already");
-	c = a;
-	fd = a.fd;
-	inode = a.id;
-	assert_int_equal(kvd_adopt_release(&a), 0);
+	assert_true(is_open(a.fd, a.id));
 	munmap(p, 8 * MIB);
-	assert_true(is_open(fd, inode)); /* b */
-	assert_int_equal(kvd_adopt_release(&b), 0);
-	assert_false(is_open(fd, inode));
-	assert_int_equal(kvd_adopt_release(&c), -KVD_E_NOTFOUND);
+	assert_refused(&over, KVD_E_IMPORT, "not mapped");
+	assert_false(is_open(a.fd, a.id));
 }
 
 static void address_used_again_is_other_memory(void **state)
@@ -623,13 +608,10 @@ static void address_used_again_is_other_memory(void **state)
 	assert_int_not_equal(a.id, b.id);
 	assert_int_equal(again[MIB], 7);
 	assert_same_memory(&b);
-	assert_int_equal(kvd_adopt_release(&a), 0);
-	assert_int_equal(kvd_adopt_release(&b), 0);
 	munmap(p, 4 * MIB);
 }
 
 typedef int adopt_fn(const struct kvd_adopt_args *args, struct kvd_adopted *adopted_p);
-typedef int release_fn(struct kvd_adopted *adopted);
 
 /* The shared library is another copy than the one in this program. */
 static void range_of_another_copy_is_known(void **state)
@@ -639,7 +621,6 @@ static void range_of_another_copy_is_known(void **state)
 	struct kvd_adopt_args args = vouched(p, 4 * MIB);
 	struct kvd_adopted here, there;
 	adopt_fn *adopt;
-	release_fn *release;
 	char path[512];
 	void *lib;
 
@@ -649,22 +630,17 @@ static void range_of_another_copy_is_known(void **state)
 	if (!lib)
 		fail_msg("%s", dlerror());
 	adopt = (adopt_fn *)(uintptr_t)dlsym(lib, "kvd_adopt");
-	release = (release_fn *)(uintptr_t)dlsym(lib, "kvd_adopt_release");
 	assert_true(adopt && adopt != kvd_adopt);
 	assert_adopted(&args, &here);
 	assert_int_equal(adopt(&args, &there), 0);
 	assert_false(there.moved);
 	assert_int_equal(there.id, here.id);
 	assert_int_equal(there.fd, here.fd);
-	assert_int_equal(release(&there), 0);
-	assert_int_equal(release(&here), 0); /* counted together */
 	args = vouched(q, 4 * MIB);
 	assert_int_equal(adopt(&args, &there), 0);
 	assert_true(there.moved);
 	assert_adopted(&args, &here);
 	assert_false(here.moved);
-	assert_int_equal(kvd_adopt_release(&here), 0);
-	assert_int_equal(kvd_adopt_release(&there), 0);
 	munmap(p, 4 * MIB);
 	munmap(q, 4 * MIB);
 	dlclose(lib);
@@ -673,7 +649,7 @@ static void range_of_another_copy_is_known(void **state)
 /* In the child: its own registry, and a view of the parent's memory. */
 static int child_main(const struct kvd_adopted *parents)
 {
-	struct kvd_adopted copy = *parents, mine;
+	struct kvd_adopted mine;
 	uint8_t *at = parents->address, *p;
 	struct kvd_adopt_args args;
 
@@ -686,11 +662,7 @@ static int child_main(const struct kvd_adopted *parents)
 		 0);
 	memset(p, 3, 4 * MIB);
 	args = vouched(p, 4 * MIB);
-	if (kvd_adopt_release(&copy) != -KVD_E_NOTFOUND)
-		return 2;
-	if (kvd_adopt(&args, &mine) != 0 || !mine.moved || p[5] != 3)
-		return 3;
-	return kvd_adopt_release(&mine) == 0 ? 0 : 4;
+	return kvd_adopt(&args, &mine) == 0 && mine.moved && p[5] == 3 ? 0 : 2;
 }
 
 static void child_of_fork_has_a_view_and_no_entry(void **state)
@@ -712,7 +684,6 @@ static void child_of_fork_has_a_view_and_no_entry(void **state)
 	assert_int_equal(WEXITSTATUS(status), 0);
 	for (size_t i = 0; i < 4 * MIB; i++)
 		assert_int_equal(p[i], 7);
-	assert_int_equal(kvd_adopt_release(&a), 0);
 	munmap(p, 4 * MIB);
 }
 
@@ -743,7 +714,6 @@ static void fork_child_frees_adopted_memory(void **state)
 	assert_true(WIFEXITED(status));
 	assert_int_equal(WEXITSTATUS(status), 0);
 	assert_int_equal(chunk[5 * MIB], 7);
-	assert_int_equal(kvd_adopt_release(&a), 0);
 	free(chunk);
 }
 
@@ -778,7 +748,6 @@ static void region_of_adopted_memory_is_sent_as_memfd(void **state)
 	fake_kvd_answer(f->fake, OK ",\"region\":4}");
 	assert_int_equal(kvd_region_register(f->client, &more, NULL, &region), 0);
 	assert_non_null(strstr(client_line_args(f, 2), "\"kind\":\"vm\""));
-	assert_int_equal(kvd_adopt_release(&a), 0);
 	munmap(p, 8 * MIB);
 }
 
