@@ -133,7 +133,7 @@ static void stats_work(struct offload_job *job)
 		figures_json(&stats->figures, &stats->reply);
 		return;
 	}
-	figures_expose(&stats->figures, false, &exposed);
+	figures_expose(&stats->figures, &exposed);
 	stats->reply.failed = stats->reply.failed || exposed.failed;
 	text_puts(&stats->reply, ",\"text\":");
 	if (!exposed.failed)

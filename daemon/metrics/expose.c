@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The metrics as text: for Prometheus in its two formats, and as JSON for `stats`. All of
- * them walk the table of families, and in each the values of its labels. Series of labels
- * with few values are always present, even at zero, because a rate needs a value before
- * the increase. Series of peers, transports and commands are present for existing ones.
+ * The metrics as text: for Prometheus, and as JSON for `stats`. Both walk the table of
+ * families, and in each the values of its labels. Series of labels with few values are
+ * always present, even at zero, because a rate needs a value before the increase. Series
+ * of peers, transports and commands are present for existing ones.
  */
 #include <stdio.h>
 #include <string.h>
@@ -81,14 +81,13 @@ static void each_series(const struct figures *f, const struct figures_family *fa
 struct exposition {
 	const struct figures *f;
 	struct text *out;
-	bool openmetrics;
 };
 
-static void put_name(struct text *out, const struct metric_row *row, size_t len)
+static void put_name(struct text *out, const struct metric_row *row)
 {
 	if (strncmp(row->name, "process_", 8) != 0)
 		text_puts(out, "kvd_");
-	text_put(out, row->name, len);
+	text_puts(out, row->name);
 }
 
 /* Label values and help: a backslash before \ " and a newline. */
@@ -150,24 +149,23 @@ static void expose_histogram(const struct figures *f, const struct series *s,
 			     struct text *out)
 {
 	const struct histogram *h = &f->metrics.histogram[series_cell(s)];
-	size_t len = strlen(s->row->name);
 	uint64_t seen = 0;
 	char digits[NUMBER_MAX];
 
 	for (unsigned int i = 0; i < HISTOGRAM_BUCKETS; i++) {
 		seen += h->buckets[i];
-		put_name(out, s->row, len);
+		put_name(out, s->row);
 		text_puts(out, "_bucket");
 		put_labels(out, f, s, bucket_end(s->row, i, digits));
 		text_u64(out, seen);
 		text_puts(out, "\n");
 	}
-	put_name(out, s->row, len);
+	put_name(out, s->row);
 	text_puts(out, "_sum");
 	put_labels(out, f, s, NULL);
 	expose_put_number(out, s->row->unit, h->sum);
 	text_puts(out, "\n");
-	put_name(out, s->row, len);
+	put_name(out, s->row);
 	text_puts(out, "_count");
 	put_labels(out, f, s, NULL);
 	text_u64(out, seen);
@@ -182,7 +180,7 @@ static void expose_series(const struct figures *f, const struct series *s, void 
 		expose_histogram(f, s, e->out);
 		return;
 	}
-	put_name(e->out, s->row, strlen(s->row->name));
+	put_name(e->out, s->row);
 	put_labels(e->out, f, s, NULL);
 	expose_put_number(e->out, s->row->unit, s->cells[series_cell(s)]);
 	text_puts(e->out, "\n");
@@ -191,12 +189,8 @@ static void expose_series(const struct figures *f, const struct series *s, void 
 static void expose_put_head(struct exposition *e, const char *what,
 			    const struct metric_row *row, const char *words)
 {
-	size_t len = strlen(row->name);
-
-	if (e->openmetrics && row->type == METRIC_COUNTER)
-		len -= strlen("_total"); /* in the names of samples, not of the family */
 	text_puts(e->out, what);
-	put_name(e->out, row, len);
+	put_name(e->out, row);
 	text_puts(e->out, " ");
 	put_escaped(e->out, words);
 	text_puts(e->out, "\n");
@@ -209,18 +203,14 @@ static void expose_family(void *arg, const struct figures_family *family)
 
 	expose_put_head(e, "# HELP ", row, row->help);
 	expose_put_head(e, "# TYPE ", row, type_names[row->type]);
-	if (e->openmetrics && unit_names[row->unit])
-		expose_put_head(e, "# UNIT ", row, unit_names[row->unit]);
 	each_series(e->f, family, expose_series, e);
 }
 
-void figures_expose(const struct figures *f, bool openmetrics, struct text *out)
+void figures_expose(const struct figures *f, struct text *out)
 {
-	struct exposition e = {f, out, openmetrics};
+	struct exposition e = {f, out};
 
 	figures_families(f, expose_family, &e);
-	if (openmetrics)
-		text_puts(out, "# EOF\n");
 }
 
 /* ---- JSON ---- */

@@ -28,8 +28,8 @@ void figures_take(struct kvd *kvd, struct figures *f);
 /* ---- any thread, in this order ---- */
 /* Values of this process from the kernel. */
 void figures_read_process(struct figures *f);
-/* For Prometheus: its text format 0.0.4, or OpenMetrics 1.0. */
-void figures_expose(const struct figures *f, bool openmetrics, struct text *out);
+/* For Prometheus: its text format 0.0.4. */
+void figures_expose(const struct figures *f, struct text *out);
 /* Members of a JSON object, each after a comma: "loop", "metrics". Series that never
  * counted are omitted. */
 void figures_json(const struct figures *f, struct text *out);

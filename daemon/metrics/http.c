@@ -62,9 +62,9 @@ struct http {
 	struct figures figures;
 	struct page_status status;
 	/* used by the server's thread */
-	uint64_t taken_ns, status_ns;	 /* times of the copies; 0: none */
-	struct MHD_Response *exposed[2]; /* text of the copy; NULL: not formatted yet */
-	struct MHD_Response *status_text;
+	uint64_t taken_ns, status_ns; /* times of the copies; 0: none */
+	/* text of the copies; NULL: not formatted yet */
+	struct MHD_Response *exposed, *status_text;
 	struct list connections; /* oldest first */
 	unsigned int connection_count;
 };
@@ -118,14 +118,11 @@ static bool http_ask(struct http *http, struct ask *ask)
 	return answered;
 }
 
-static void exposed_drop(const struct http *http, struct MHD_Response **texts,
-			 size_t count)
+static void answer_drop(const struct http *http, struct MHD_Response **answer)
 {
-	for (size_t i = 0; i < count; i++) {
-		if (texts[i])
-			http->lib->MHD_destroy_response(texts[i]);
-		texts[i] = NULL;
-	}
+	if (*answer)
+		http->lib->MHD_destroy_response(*answer);
+	*answer = NULL;
 }
 
 /* NULL: the loop does not respond. */
@@ -133,7 +130,7 @@ static struct figures *http_figures(struct http *http)
 {
 	if (http->taken_ns && clock_ns() - http->taken_ns < FRESH_NS)
 		return &http->figures;
-	exposed_drop(http, http->exposed, ARRAY_LEN(http->exposed));
+	answer_drop(http, &http->exposed);
 	http->taken_ns = 0;
 	if (!http_ask(http, &http->ask_figures))
 		return NULL;
@@ -191,45 +188,24 @@ static enum MHD_Result answer_stuck(struct http *http, struct MHD_Connection *c)
 			   "the event loop does not respond\n");
 }
 
-/* The client's preference for a type: its q, 0 if it is not listed. */
-static double wish_of(const char *accept, const char *type)
-{
-	const char *at = accept;
-	double best = 0, q;
-
-	while ((at = strstr(at, type))) {
-		const char *end = at + strcspn(at, ","), *says = strstr(at, ";q=");
-
-		q = says && says < end ? strtod(says + 3, NULL) : 1;
-		best = q > best ? q : best;
-		at = end;
-	}
-	return best;
-}
-
 static enum MHD_Result serve_metrics(struct http *http, struct MHD_Connection *c)
 {
-	static const char *const types[] = {
-		"text/plain; version=0.0.4; charset=utf-8",
-		"application/openmetrics-text; version=1.0.0; charset=utf-8"};
-	const char *accept =
-		http->lib->MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Accept");
-	double open = accept ? wish_of(accept, "application/openmetrics-text") : 0;
-	bool openmetrics = open > 0 && open >= wish_of(accept, "text/plain");
-	struct MHD_Response **answer = &http->exposed[openmetrics];
 	const struct figures *f = http_figures(http);
 	struct text text = {0};
 
 	if (!f)
 		return answer_stuck(http, c);
-	if (!*answer) {
-		figures_expose(f, openmetrics, &text);
+	if (!http->exposed) {
+		figures_expose(f, &text);
 		if (!text.failed)
-			*answer = answer_make(http, types[openmetrics], text.data,
-					      text.len);
+			http->exposed = answer_make(
+				http, "text/plain; version=0.0.4; charset=utf-8",
+				text.data, text.len);
 		text_fini(&text);
 	}
-	return *answer ? http->lib->MHD_queue_response(c, MHD_HTTP_OK, *answer) : MHD_NO;
+	return http->exposed
+		       ? http->lib->MHD_queue_response(c, MHD_HTTP_OK, http->exposed)
+		       : MHD_NO;
 }
 
 static enum MHD_Result serve_status(struct http *http, struct MHD_Connection *c)
@@ -237,7 +213,7 @@ static enum MHD_Result serve_status(struct http *http, struct MHD_Connection *c)
 	struct text text = {0};
 
 	if (!http->status_ns || clock_ns() - http->status_ns >= STATUS_FRESH_NS) {
-		exposed_drop(http, &http->status_text, 1);
+		answer_drop(http, &http->status_text);
 		http->status_ns = 0;
 		if (!http_ask(http, &http->ask_status))
 			return answer_stuck(http, c);
@@ -449,8 +425,8 @@ void http_free(struct http *http)
 	http_listen_close(&http->listen);
 	if (http->server)
 		http->lib->MHD_stop_daemon(http->server); /* its thread has ended */
-	exposed_drop(http, http->exposed, ARRAY_LEN(http->exposed));
-	exposed_drop(http, &http->status_text, 1);
+	answer_drop(http, &http->exposed);
+	answer_drop(http, &http->status_text);
 	mailbox_fini(&http->box);
 	page_status_fini(&http->status);
 	pthread_cond_destroy(&http->changed);

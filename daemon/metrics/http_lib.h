@@ -13,7 +13,6 @@
 	X(MHD_add_response_header)         \
 	X(MHD_destroy_response)            \
 	X(MHD_queue_response)              \
-	X(MHD_lookup_connection_value)     \
 	X(MHD_get_connection_info)
 
 struct http_lib {

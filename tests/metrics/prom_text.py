@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A strict reader of Prometheus' text format 0.0.4 and of OpenMetrics 1.0: more than
-Prometheus itself asks for. parse(text, openmetrics) gives {family: Family}; what breaks
-a rule raises Broken with the line."""
+"""A strict reader of Prometheus' text format 0.0.4: more than Prometheus itself asks for.
+parse(text) gives {family: Family}; what breaks a rule raises Broken with the line."""
 import re
 
 NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*\Z")
@@ -16,7 +15,7 @@ class Broken(Exception):
 
 class Family:
     def __init__(self, name):
-        self.name, self.type, self.help, self.unit = name, None, None, ""
+        self.name, self.type, self.help = name, None, None
         self.samples = {}  # (sample's name, ((label, value), …)): number, in order
 
     def get(self, suffix="", **labels):
@@ -107,15 +106,13 @@ def check_histogram(family):
             raise Broken("a sum of nothing: %s" % family.name)
 
 
-def check(family, openmetrics):
-    suffixes = {"counter": ("_total",) if openmetrics else ("",), "gauge": ("",),
+def check(family):
+    suffixes = {"counter": ("",), "gauge": ("",),
                 "histogram": ("_bucket", "_sum", "_count")}
     if family.type not in TYPES or not family.help:
         raise Broken("%s has no type or help" % family.name)
-    if family.type == "counter" and not openmetrics and not family.name.endswith("_total"):
+    if family.type == "counter" and not family.name.endswith("_total"):
         raise Broken("a counter without _total: %s" % family.name)
-    if family.unit and not family.name.endswith("_" + family.unit):
-        raise Broken("unit %s of %s" % (family.unit, family.name))
     shapes = set()
     for (name, pairs), value in family.samples.items():
         if name not in [family.name + s for s in suffixes[family.type]]:
@@ -129,17 +126,14 @@ def check(family, openmetrics):
         check_histogram(family)
 
 
-def parse(text, openmetrics):
+def parse(text):
     families, family = {}, None
     if not text.endswith("\n"):
         raise Broken("the last line does not end")
-    lines = text[:-1].split("\n")
-    if openmetrics and lines.pop() != "# EOF":
-        raise Broken("no # EOF")
-    for line in lines:
+    for line in text[:-1].split("\n"):
         if line.startswith("#"):
             _, what, name, rest = line.split(" ", 3)
-            if not NAME.match(name) or what not in ("HELP", "TYPE", "UNIT"):
+            if not NAME.match(name) or what not in ("HELP", "TYPE"):
                 raise Broken(line)
             if not family or family.name != name:
                 if name in families:
@@ -147,8 +141,6 @@ def parse(text, openmetrics):
                 family = families[name] = Family(name)
             if family.samples:
                 raise Broken("behind the samples: " + line)
-            if what == "UNIT" and not openmetrics:
-                raise Broken("0.0.4 knows no units: " + line)
             field = what.lower()
             if getattr(family, field):
                 raise Broken("twice: " + line)
@@ -161,5 +153,5 @@ def parse(text, openmetrics):
             raise Broken("a series twice: " + line)
         family.samples[(name, pairs)] = value
     for one in families.values():
-        check(one, openmetrics)
+        check(one)
     return families

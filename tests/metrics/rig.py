@@ -15,7 +15,6 @@ from kvd_engine import SUCCESS, open_pull, open_push  # noqa: E402
 import prom_text  # noqa: E402
 
 SRC, DST, TOKENS = [5, 6, 7, 60, 1], [9, 3, 33, 2, 50], 77
-OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 
 
 class UnixConnection(http.client.HTTPConnection):
@@ -56,23 +55,22 @@ class Observed(Daemon):
         assert status == 200 and headers["Content-Type"] == "application/json", headers
         return json.loads(text)
 
-    def scrape_once(self, openmetrics=False):
-        accept = {"Accept": OPENMETRICS} if openmetrics else {}
-        status, headers, text = self.get("/metrics", **accept)
-        kind = "application/openmetrics-text; version=1.0.0; charset=utf-8" if openmetrics \
-            else "text/plain; version=0.0.4; charset=utf-8"
+    def scrape_once(self):
+        # as Prometheus asks, which prefers another format
+        status, headers, text = self.get("/metrics", Accept=(
+            "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"))
+        kind = "text/plain; version=0.0.4; charset=utf-8"
         assert status == 200 and headers["Content-Type"] == kind, (status, headers)
-        return prom_text.parse(text, openmetrics)
+        return prom_text.parse(text)
 
-    def scrape(self, openmetrics=False):
+    def scrape(self):
         """Of now: the endpoint may tell for a moment what it told before."""
         def turns(families):
-            return families["kvd_loop_iterations"].sum("_total") if openmetrics else \
-                families["kvd_loop_iterations_total"].sum()
-        first = self.scrape_once(openmetrics)
+            return families["kvd_loop_iterations_total"].sum()
+        first = self.scrape_once()
         end = time.monotonic() + DEADLINE_S
         while True:
-            families = self.scrape_once(openmetrics)
+            families = self.scrape_once()
             if turns(families) > turns(first):
                 return families
             assert time.monotonic() < end, "figures stand still"

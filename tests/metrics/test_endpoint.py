@@ -18,23 +18,6 @@ from kvd_engine import FAILED, WAITING  # noqa: E402
 from rig import Load, Observed, Pair  # noqa: E402
 
 
-def both_formats_tell_the_same():
-    with Pair() as p:
-        p.push(1)
-        p.pull(2)
-        for d in p.daemons:
-            plain, opened = d.scrape(), d.scrape(openmetrics=True)
-            names = {f.name + "_total" if f.type == "counter" else f.name
-                     for f in opened.values()}
-            assert names == set(plain), names ^ set(plain)
-            for f in opened.values():
-                name = f.name + "_total" if f.type == "counter" else f.name
-                assert (f.type, f.help) == (plain[name].type, plain[name].help)
-                assert set(f.samples) == set(plain[name].samples), name
-            assert opened["kvd_region_bytes"].unit == "bytes"
-            assert opened["kvd_room_phase_seconds"].unit == "seconds"
-
-
 def rooms_are_counted_by_role_state_and_end():
     with Pair() as p:
         a, b = p.daemons
@@ -120,7 +103,7 @@ def control_tool_prints_the_same_families():
         done = subprocess.run([BUILD + "/kvd-ctl", "-s", d.socket_path, "stats",
                                "--prometheus"], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        told = prom_text.parse(done.stdout, False)
+        told = prom_text.parse(done.stdout)
         assert set(told) == set(d.scrape())
         shown = subprocess.run([BUILD + "/kvd-ctl", "-s", d.socket_path, "stats"],
                                capture_output=True, text=True).stdout
@@ -138,19 +121,6 @@ def promtool_finds_nothing():
         done = subprocess.run([promtool, "check", "metrics"], input=text,
                               capture_output=True, text=True)
         assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
-
-
-def openmetrics_is_given_to_those_who_want_it():
-    with Observed() as d:
-        for accept, opened in (
-                ("application/openmetrics-text; version=1.0.0", True),
-                ("application/openmetrics-text;version=1.0.0,application/openmetrics-text;"
-                 "version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1", True),
-                ("text/plain;version=0.0.4, application/openmetrics-text;q=0.3", False),
-                ("application/openmetrics-text;q=0", False), ("*/*", False), ("", False),
-                (",;q=,;q=x,application/openmetrics-text;q", True)):
-            kind = d.get("/metrics", Accept=accept)[1]["Content-Type"]
-            assert ("openmetrics" in kind) == opened, (accept, kind)
 
 
 def probes_tell_the_state():
@@ -327,7 +297,7 @@ def scraping_under_load_disturbs_no_room():
     with Pair(rooms=True) as p:
         with Load(p):
             for n in range(200):
-                p.daemons[n % 2].scrape_once(openmetrics=n % 3 == 0)
+                p.daemons[n % 2].scrape_once()
                 status = p.daemons[n % 2].status()
                 assert status["peers"]["peers"] and not status["failed"]["rooms"], status
         m = p.daemons[0].scrape()
@@ -337,10 +307,10 @@ def scraping_under_load_disturbs_no_room():
 
 
 if __name__ == "__main__":
-    run([both_formats_tell_the_same, rooms_are_counted_by_role_state_and_end,
+    run([rooms_are_counted_by_role_state_and_end,
          peers_bytes_and_commands_are_counted, figures_of_the_process_are_the_kernels,
          control_tool_prints_the_same_families, promtool_finds_nothing,
-         openmetrics_is_given_to_those_who_want_it, probes_tell_the_state,
+         probes_tell_the_state,
          ready_probe_tells_why_rooms_are_refused, what_is_not_there_is_refused,
          unix_socket_has_the_control_sockets_rights,
          left_socket_is_taken_over_and_a_living_one_is_not,

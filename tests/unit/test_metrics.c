@@ -93,7 +93,7 @@ static void labels_of_peers_are_escaped(void **state)
 	(void)state;
 	metrics_peer(&figures.metrics, "x\"} 1\nkvd_y{\\z", &owner);
 	metrics_add(&figures.metrics, METRIC_AT(PEER_LOST, 0, 0), 2);
-	figures_expose(&figures, false, &text);
+	figures_expose(&figures, &text);
 	assert_non_null(strstr(
 		text.data,
 		"\nkvd_peer_disconnects_total{peer=\"x\\\"} 1\\nkvd_y{\\\\z\"} 2\n"));
@@ -157,7 +157,7 @@ static void seconds_have_fractions(void **state)
 	metrics_set(&figures.metrics, METRIC_DEAD_AFTER, 800000000);
 	metrics_set(&figures.metrics, METRIC_LOOP_LONGEST, 12000000000);
 	metrics_set(&figures.metrics, METRIC_PROCESS_CPU, 1000000001);
-	figures_expose(&figures, false, &text);
+	figures_expose(&figures, &text);
 	assert_non_null(strstr(text.data, "\nkvd_peer_dead_after_seconds 0.8\n"));
 	assert_non_null(strstr(text.data, "\nkvd_loop_longest_iteration_seconds 12\n"));
 	assert_non_null(strstr(text.data, "\nprocess_cpu_seconds_total 1.000000001\n"));
@@ -174,7 +174,7 @@ static void text_without_memory_is_not_sent(void **state)
 
 	(void)state;
 	mem_fail_from(1);
-	figures_expose(&figures, true, &text);
+	figures_expose(&figures, &text);
 	mem_fail_at(0);
 	assert_true(text.failed);
 	text_fini(&text);
