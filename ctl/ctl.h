@@ -84,6 +84,10 @@ struct ctl_command {
 bool ctl_needs_no_session(const char *cmd);
 int ctl_ask_plain(struct ctl *ctl, const char *cmd, const char *args, cJSON **reply_p);
 
+/* kvd_command() with trees. *reply_p is also set for an error reply. `args` may be NULL.
+ */
+int ctl_command(struct kvd_client *client, const char *cmd, const cJSON *args,
+		int timeout_ms, cJSON **reply_p);
 /* The connection; NULL: the error is in ctl->error. Prints nothing. */
 struct kvd_client *ctl_connect(struct ctl *ctl);
 /* Send a command; takes ownership of `args` (NULL: {}). CTL_OK and the reply, or a code

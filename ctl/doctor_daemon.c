@@ -20,14 +20,6 @@
 #define RECENT_MS 600000
 #define LINES_MAX 8 /* of one check; then "and N more" */
 
-static cJSON *args_all(void)
-{
-	cJSON *args = cJSON_CreateObject();
-
-	cJSON_AddTrueToObject(args, "all");
-	return args;
-}
-
 /* ---- daemon, version ---- */
 
 /* The daemon's error message appears in the line unchanged. */
@@ -72,8 +64,9 @@ void doctor_daemon(struct doctor *d)
 	ctl_query(ctl, "config.show", NULL, &d->settings);
 	ctl_query(ctl, "devices", NULL, &d->devices);
 	ctl_query(ctl, "stats", NULL, &d->stats);
-	d->unprivileged = ctl_query(ctl, "session.list", args_all(), &d->sessions) != 0;
-	ctl_query(ctl, "region.list", args_all(), &d->regions);
+	d->unprivileged =
+		ctl_query(ctl, "session.list", ctl_args_all(), &d->sessions) != 0;
+	ctl_query(ctl, "region.list", ctl_args_all(), &d->regions);
 	state = ctl_str(d->health, "state", "?");
 	why = ctl_str(d->health, "why", "");
 	if (strcmp(state, "serving") == 0 || strcmp(state, "degraded") == 0)
@@ -662,7 +655,7 @@ static const char *stuck_remedy(const cJSON *room)
 
 void doctor_rooms(struct doctor *d)
 {
-	cJSON *args = args_all(), *reply;
+	cJSON *args = ctl_args_all(), *reply;
 	const cJSON *room;
 	const char *stuck = d->ctl->stuck ? d->ctl->stuck : STUCK;
 	int count = 0, total;

@@ -62,16 +62,12 @@ bool ctl_instance_runs(const char *socket)
 
 static void look_state(struct kvd_client *client, struct ctl_seen *seen)
 {
-	char *line = NULL;
 	cJSON *reply;
 
-	if (kvd_command(client, "health", NULL, 0, &line) == 0) {
-		reply = cJSON_Parse(line);
+	if (ctl_command(client, "health", NULL, 0, &reply) == 0)
 		snprintf(seen->state, sizeof(seen->state), "%s",
 			 ctl_str(reply, "state", "?"));
-		cJSON_Delete(reply);
-	}
-	kvd_string_free(line);
+	cJSON_Delete(reply);
 }
 
 void ctl_instance_look(const char *socket, struct ctl_seen *seen)

@@ -539,22 +539,30 @@ static int error_exit(int r)
 }
 
 /* Removes control characters, unless the reply is passed on unchanged. */
-static cJSON *take_answer(const struct ctl *ctl, cJSON *reply)
+static void take_answer(const struct ctl *ctl, cJSON *reply)
 {
 	if (!ctl->json && !ctl->raw)
 		display_sanitize_json(reply);
-	return reply;
 }
 
-/* *reply_p is also set for an error reply. */
-static int send_command(struct ctl *ctl, const char *cmd, cJSON *args, cJSON **reply_p)
+int ctl_command(struct kvd_client *client, const char *cmd, const cJSON *args,
+		int timeout_ms, cJSON **reply_p)
 {
 	char *text = args ? cJSON_PrintUnformatted(args) : NULL, *line = NULL;
-	int r = kvd_command(ctl->client, cmd, text, 0, &line);
+	int r = kvd_command(client, cmd, text, timeout_ms, &line);
 
+	*reply_p = line ? cJSON_Parse(line) : NULL;
 	cJSON_free(text);
-	*reply_p = take_answer(ctl, line ? cJSON_Parse(line) : NULL);
 	kvd_string_free(line);
+	return r;
+}
+
+static int send_command(struct ctl *ctl, const char *cmd, const cJSON *args,
+			cJSON **reply_p)
+{
+	int r = ctl_command(ctl->client, cmd, args, 0, reply_p);
+
+	take_answer(ctl, *reply_p);
 	if (r < 0) {
 		keep_error(ctl, kvd_last_error(ctl->client));
 		return error_exit(r);

@@ -36,9 +36,8 @@
 
 static cJSON *trace_args(const struct ctl *ctl)
 {
-	cJSON *args = cJSON_CreateObject();
+	cJSON *args = ctl_args_all();
 
-	cJSON_AddTrueToObject(args, "all");
 	cJSON_AddStringToObject(args, "room", ctl->args[0]);
 	if (ctl->trace.pages)
 		cJSON_AddTrueToObject(args, "pages");
@@ -48,9 +47,8 @@ static cJSON *trace_args(const struct ctl *ctl)
 /* Requests of peers for a room of that number that no engine has opened. */
 static cJSON *unopened_args(const struct ctl *ctl)
 {
-	cJSON *args = cJSON_CreateObject();
+	cJSON *args = ctl_args_all();
 
-	cJSON_AddTrueToObject(args, "all");
 	cJSON_AddStringToObject(args, "room", ctl->args[0]);
 	cJSON_AddStringToObject(args, "state", "unopened");
 	return args;
@@ -89,17 +87,16 @@ static void side_add(cJSON *sides, cJSON *reply, cJSON *unopened)
 static cJSON *ask_client(struct kvd_client *client, const char *socket, const char *cmd,
 			 cJSON *args)
 {
-	char *line = NULL, *text = cJSON_PrintUnformatted(args);
-	int r = kvd_command(client, cmd, text, 0, &line);
-	cJSON *reply = r || !line ? NULL : cJSON_Parse(line);
+	cJSON *reply;
+	int r = ctl_command(client, cmd, args, 0, &reply);
 
-	if (r)
-		fprintf(stderr, "kvd-ctl: %s: not queried: %s\n", socket,
-			kvd_last_error(client)->message);
 	cJSON_Delete(args);
-	cJSON_free(text);
-	kvd_string_free(line);
-	return reply;
+	if (!r)
+		return reply;
+	fprintf(stderr, "kvd-ctl: %s: not queried: %s\n", socket,
+		kvd_last_error(client)->message);
+	cJSON_Delete(reply);
+	return NULL;
 }
 
 /* Queries another instance of this host, if permitted. */

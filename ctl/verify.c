@@ -37,20 +37,16 @@ static cJSON *digest_args(const struct ctl *ctl, const cJSON *room, const cJSON 
 static cJSON *ask_digest(const struct ctl *ctl, struct kvd_client *client, cJSON *room,
 			 const cJSON *next)
 {
-	cJSON *args = digest_args(ctl, room, next), *reply = NULL;
-	char *text = cJSON_PrintUnformatted(args), *line = NULL;
-	const char *why = "out of memory";
+	cJSON *args = digest_args(ctl, room, next), *reply;
+	int r = ctl_command(client, "room.digest", args, DIGEST_MS, &reply);
 
-	if (text && kvd_command(client, "room.digest", text, DIGEST_MS, &line))
-		why = kvd_last_error(client)->message;
-	else if (line)
-		reply = cJSON_Parse(line);
-	if (!reply)
-		cJSON_AddStringToObject(room, "digest_error", why);
-	kvd_string_free(line);
-	cJSON_free(text);
 	cJSON_Delete(args);
-	return reply;
+	if (!r && reply)
+		return reply;
+	cJSON_AddStringToObject(room, "digest_error",
+				r ? kvd_last_error(client)->message : "out of memory");
+	cJSON_Delete(reply);
+	return NULL;
 }
 
 static void ask_room(const struct ctl *ctl, struct kvd_client *client, cJSON *room)

@@ -110,6 +110,28 @@ PyTypeObject *ext_type(PyObject *module, const char *name, size_t bytes,
 	return (PyTypeObject *)(void *)type;
 }
 
+void *ext_new(PyTypeObject *type, struct client *client)
+{
+	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+	struct owned *object = (struct owned *)alloc(type, 0);
+
+	if (!object)
+		return NULL;
+	Py_INCREF(client);
+	object->client = client;
+	return object;
+}
+
+void ext_free(PyObject *self)
+{
+	PyTypeObject *type = Py_TYPE(self);
+	freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+
+	Py_XDECREF(((struct owned *)self)->client);
+	release(self);
+	Py_DECREF(type);
+}
+
 static PyObject *set_error_maker(PyObject *Py_UNUSED(module), PyObject *maker)
 {
 	PyObject *old = error_maker;

@@ -60,6 +60,16 @@ unsigned int ext_forks(void);
  * default. Returns 1, or 0 with an exception. */
 int ext_timeout(PyObject *seconds, void *ms_p);
 
+struct client;
+/* The first members of each object that belongs to a client. */
+struct owned {
+	PyObject_HEAD struct client *client;
+};
+/* A new object of the type, with zeros but for its client; NULL with an exception. */
+void *ext_new(PyTypeObject *type, struct client *client);
+/* The end of a finaliser of such an object. */
+void ext_free(PyObject *self);
+
 int ext_client_init(PyObject *module);
 int ext_memory_init(PyObject *module);
 int ext_room_init(PyObject *module);

@@ -288,13 +288,10 @@ int client_run(const struct run *run, char **json_p)
 struct handle *handle_new(PyTypeObject *type, struct client *c, const char *noun,
 			  PyObject *keep)
 {
-	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-	struct handle *h = (struct handle *)alloc(type, 0);
+	struct handle *h = ext_new(type, c);
 
 	if (!h)
 		return NULL;
-	Py_INCREF(c);
-	h->client = c;
 	h->noun = noun;
 	Py_XINCREF(keep);
 	h->keep = keep;
@@ -411,14 +408,10 @@ PyObject *handle_close(PyObject *self, PyObject *args, PyObject *kwargs,
 void handle_dealloc(PyObject *self, handle_shut *shut)
 {
 	struct handle *h = (struct handle *)self;
-	PyTypeObject *type = Py_TYPE(self);
-	freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
 
 	if (handle_is_open(h))
 		client_close_later(h->client, shut, h->kvd, h->keep);
 	else
 		Py_XDECREF(h->keep);
-	Py_XDECREF(h->client);
-	release(self);
-	Py_DECREF(type);
+	ext_free(self);
 }

@@ -70,7 +70,6 @@ static void attach_begin(struct attach *a, const char *endpoint,
 static PyObject *attach_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = {"client", "endpoint", "epoch", "secret", "timeout", NULL};
-	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
 	struct kvd_session_key key = {0};
 	PyObject *client;
 	const char *endpoint, *secret;
@@ -84,11 +83,9 @@ static PyObject *attach_make(PyTypeObject *type, PyObject *args, PyObject *kwarg
 		return NULL;
 	key.epoch = epoch;
 	strncpy(key.secret, secret, sizeof(key.secret) - 1);
-	a = (struct attach *)alloc(type, 0);
+	a = ext_new(type, (struct client *)client);
 	if (!a)
 		return NULL;
-	Py_INCREF(client);
-	a->client = (struct client *)client;
 	if (!client_lock(a->client)) {
 		Py_DECREF(a);
 		return NULL;
@@ -96,16 +93,6 @@ static PyObject *attach_make(PyTypeObject *type, PyObject *args, PyObject *kwarg
 	attach_begin(a, endpoint, &key, ms);
 	client_unlock(a->client);
 	return (PyObject *)a;
-}
-
-static void attach_dealloc(PyObject *self)
-{
-	PyTypeObject *type = Py_TYPE(self);
-	freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-
-	Py_XDECREF(((struct attach *)self)->client);
-	release(self);
-	Py_DECREF(type);
 }
 
 /* 0 pending, 1 ready, negative: refused, with that code. */
@@ -200,7 +187,7 @@ static PyMethodDef attach_methods[] = {
 };
 static PyType_Slot attach_slots[] = {
 	{Py_tp_new, attach_make},
-	{Py_tp_dealloc, attach_dealloc},
+	{Py_tp_dealloc, ext_free},
 	{Py_tp_methods, attach_methods},
 	{0, NULL},
 };
@@ -283,7 +270,6 @@ static PyObject *rows_raise(enum rows_fault fault, const uint64_t *row, size_t a
 static PyObject *dlist_make(PyTypeObject *type, PyObject *args,
 			    PyObject *Py_UNUSED(kwargs))
 {
-	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
 	PyObject *client, *attach;
 	unsigned long long table;
 	Py_ssize_t count, span_bytes;
@@ -303,11 +289,9 @@ static PyObject *dlist_make(PyTypeObject *type, PyObject *args,
 				"attach: not an attachment of this client");
 		return NULL;
 	}
-	d = (struct dlist *)alloc(type, 0);
+	d = ext_new(type, (struct client *)client);
 	if (!d)
 		return NULL;
-	Py_INCREF(client);
-	d->client = (struct client *)client;
 	if (attach != Py_None) {
 		Py_INCREF(attach);
 		d->attach = (struct attach *)attach;
@@ -342,16 +326,12 @@ int dlist_shut(void *handle, const struct kvd_call *call)
 static void dlist_dealloc(PyObject *self)
 {
 	struct dlist *d = (struct dlist *)self;
-	PyTypeObject *type = Py_TYPE(self);
-	freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
 
 	if (d->kvd && d->client->kvd)
 		client_close_later(d->client, dlist_shut, d->kvd, NULL);
 	rows_fini(&d->rows);
 	Py_XDECREF(d->attach);
-	Py_XDECREF(d->client);
-	release(self);
-	Py_DECREF(type);
+	ext_free(self);
 }
 
 static Py_ssize_t dlist_length(PyObject *self)

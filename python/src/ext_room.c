@@ -292,45 +292,49 @@ static void room_dealloc(PyObject *self)
 /* ---- bind, send, abort, close ---------------------------------------------------------
  */
 
-struct bind_start {
+struct call_start {
 	struct kvd_room *kvd;
-	struct kvd_bind_args bind;
-	struct kvd_send_args send;
+	struct kvd_send_args pages; /* of a bind, too */
 	const char *reason;
 	unsigned int lease_ms;
 };
 
 static int extend_begin(void *ctx, const struct kvd_call *call)
 {
-	struct bind_start *s = ctx;
+	struct call_start *s = ctx;
 
 	return kvd_room_extend(s->kvd, s->lease_ms, call);
 }
 
 static int bind_begin(void *ctx, const struct kvd_call *call)
 {
-	struct bind_start *s = ctx;
+	struct call_start *s = ctx;
+	const struct kvd_bind_args bind = {.views = s->pages.views,
+					   .view_count = s->pages.view_count,
+					   .has_aux = s->pages.has_aux,
+					   .aux = s->pages.aux,
+					   .wait = s->pages.wait};
 
-	return kvd_room_bind(s->kvd, &s->bind, call);
+	return kvd_room_bind(s->kvd, &bind, call);
 }
 
 static int send_begin(void *ctx, const struct kvd_call *call)
 {
-	struct bind_start *s = ctx;
+	struct call_start *s = ctx;
 
-	return kvd_room_send(s->kvd, &s->send, call);
+	return kvd_room_send(s->kvd, &s->pages, call);
 }
 
 static int abort_begin(void *ctx, const struct kvd_call *call)
 {
-	struct bind_start *s = ctx;
+	struct call_start *s = ctx;
 
 	return kvd_room_abort(s->kvd, s->reason, call);
 }
 
 /* One call of a room, with the object that its `wait` names. */
 struct room_call {
-	struct bind_start start;
+	struct call_start start;
 	struct use uses[2];
 	struct run run;
 };
@@ -350,72 +354,67 @@ static void room_call_init(struct room_call *call, PyObject *self, op_start *beg
 	};
 }
 
-static PyObject *room_bind(PyObject *self, PyObject *args, PyObject *kwargs)
+/* None if it could be started. */
+static PyObject *room_run(struct room_call *call)
 {
-	static char *names[] = {"views", "aux", "wait", "timeout", "on_done", NULL};
-	struct room_call call;
-	struct kvd_bind_args *a = &call.start.bind;
-	PyObject *view_list, *aux = NULL, *wait = NULL;
-	struct ext_views views = {0};
-	uint64_t slot = 0;
-	int r = -1;
-
-	room_call_init(&call, self, bind_begin);
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OOO&O", names, &view_list, &aux,
-					 &wait, ext_timeout, &call.run.timeout_ms,
-					 &call.run.told) ||
-	    !handle_usable((struct handle *)self))
+	if (!handle_usable(call->uses[0].of) || client_run(&call->run, NULL) < 0)
 		return NULL;
+	Py_RETURN_NONE;
+}
+
+static PyObject *pages_run(struct room_call *call, PyObject *view_list, PyObject *aux,
+			   PyObject *wait)
+{
+	struct kvd_send_args *a = &call->start.pages;
+	struct ext_views views = {0};
+	PyObject *done = NULL;
+	uint64_t slot = 0;
+	int r;
+
 	if (ext_views_parse(view_list, &views) == 0 &&
-	    ext_wait_parse(call.run.client, wait, &a->wait, &call.uses[1]) == 0)
-		r = number_parse(aux, &slot);
-	if (r >= 0) {
+	    ext_wait_parse(call->run.client, wait, &a->wait, &call->uses[1]) == 0 &&
+	    (r = number_parse(aux, &slot)) >= 0) {
 		a->views = views.at;
 		a->view_count = views.count;
 		a->has_aux = r == 1;
 		a->aux = (uint32_t)slot;
-		r = client_run(&call.run, NULL);
+		done = room_run(call);
 	}
 	ext_views_fini(&views);
-	if (r < 0)
+	return done;
+}
+
+static PyObject *room_bind(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"views", "aux", "wait", "timeout", "on_done", NULL};
+	PyObject *view_list, *aux = NULL, *wait = NULL;
+	struct room_call call;
+
+	room_call_init(&call, self, bind_begin);
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OOO&O", names, &view_list, &aux,
+					 &wait, ext_timeout, &call.run.timeout_ms,
+					 &call.run.told))
 		return NULL;
-	Py_RETURN_NONE;
+	return pages_run(&call, view_list, aux, wait);
 }
 
 static PyObject *room_send(PyObject *self, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = {"seq",	"views",   "last",    "aux",
 				"wait", "timeout", "on_done", NULL};
-	struct room_call call;
-	struct kvd_send_args *a = &call.start.send;
 	PyObject *view_list, *aux = NULL, *wait = NULL;
-	struct ext_views views = {0};
 	unsigned long long seq;
-	uint64_t slot = 0;
-	int last = 0, r = -1;
+	struct room_call call;
+	int last = 0;
 
 	room_call_init(&call, self, send_begin);
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KO|pOOO&O", names, &seq,
 					 &view_list, &last, &aux, &wait, ext_timeout,
-					 &call.run.timeout_ms, &call.run.told) ||
-	    !handle_usable((struct handle *)self))
+					 &call.run.timeout_ms, &call.run.told))
 		return NULL;
-	if (ext_views_parse(view_list, &views) == 0 &&
-	    ext_wait_parse(call.run.client, wait, &a->wait, &call.uses[1]) == 0)
-		r = number_parse(aux, &slot);
-	if (r >= 0) {
-		a->seq = seq;
-		a->views = views.at;
-		a->view_count = views.count;
-		a->last = last;
-		a->has_aux = r == 1;
-		a->aux = (uint32_t)slot;
-		r = client_run(&call.run, NULL);
-	}
-	ext_views_fini(&views);
-	if (r < 0)
-		return NULL;
-	Py_RETURN_NONE;
+	call.start.pages.seq = seq;
+	call.start.pages.last = last;
+	return pages_run(&call, view_list, aux, wait);
 }
 
 static PyObject *room_extend(PyObject *self, PyObject *args, PyObject *kwargs)
@@ -426,10 +425,9 @@ static PyObject *room_extend(PyObject *self, PyObject *args, PyObject *kwargs)
 	room_call_init(&call, self, extend_begin);
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "I|O&O", names,
 					 &call.start.lease_ms, ext_timeout,
-					 &call.run.timeout_ms, &call.run.told) ||
-	    !handle_usable((struct handle *)self) || client_run(&call.run, NULL) < 0)
+					 &call.run.timeout_ms, &call.run.told))
 		return NULL;
-	Py_RETURN_NONE;
+	return room_run(&call);
 }
 
 static PyObject *room_abort(PyObject *self, PyObject *args, PyObject *kwargs)
@@ -440,10 +438,9 @@ static PyObject *room_abort(PyObject *self, PyObject *args, PyObject *kwargs)
 	room_call_init(&call, self, abort_begin);
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|zO&O", names, &call.start.reason,
 					 ext_timeout, &call.run.timeout_ms,
-					 &call.run.told) ||
-	    !handle_usable((struct handle *)self) || client_run(&call.run, NULL) < 0)
+					 &call.run.told))
 		return NULL;
-	Py_RETURN_NONE;
+	return room_run(&call);
 }
 
 static int room_end(void *handle, const struct kvd_call *call)

@@ -355,7 +355,6 @@ static int xfer_skip_empty(struct xfer *x)
 static PyObject *xfer_make(PyTypeObject *type, PyObject *args,
 			   PyObject *Py_UNUSED(kwargs))
 {
-	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
 	PyObject *local, *remote, *local_index, *remote_index, *notif;
 	size_t locals = 0, remotes = 0;
 	Py_ssize_t pieces = 0;
@@ -375,7 +374,7 @@ static PyObject *xfer_make(PyTypeObject *type, PyObject *args,
 	if (((struct dlist *)local)->client != ((struct dlist *)remote)->client)
 		return ext_raise_code(KVD_E_INVAL,
 				      "the lists belong to different clients");
-	x = (struct xfer *)alloc(type, 0);
+	x = ext_new(type, ((struct dlist *)local)->client);
 	if (!x)
 		return NULL;
 	x->op = op == KVD_READ ? KVD_READ : KVD_WRITE;
@@ -383,8 +382,6 @@ static PyObject *xfer_make(PyTypeObject *type, PyObject *args,
 	x->local = (struct dlist *)local;
 	Py_INCREF(remote);
 	x->remote = (struct dlist *)remote;
-	x->client = x->local->client;
-	Py_INCREF(x->client);
 	if (notif != Py_None) {
 		Py_INCREF(notif);
 		x->notif = notif;
@@ -407,8 +404,6 @@ static PyObject *xfer_make(PyTypeObject *type, PyObject *args,
 static void xfer_dealloc(PyObject *self)
 {
 	struct xfer *x = (struct xfer *)self;
-	PyTypeObject *type = Py_TYPE(self);
-	freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
 
 	xfer_drop(x);
 	mem_free(x->local_index);
@@ -416,9 +411,7 @@ static void xfer_dealloc(PyObject *self)
 	Py_XDECREF(x->notif);
 	Py_XDECREF(x->local);
 	Py_XDECREF(x->remote);
-	Py_XDECREF(x->client);
-	release(self);
-	Py_DECREF(type);
+	ext_free(self);
 }
 
 /* ---- use
