@@ -42,7 +42,7 @@ struct ctl {
 	bool prometheus;
 	const char *by; /* of stats */
 	struct {	/* of trace */
-		const char *perfetto, *otlp, *join;
+		const char *perfetto, *join;
 		bool pages;
 	} trace;
 	const char *views; /* of verify, and its parsed contents */

@@ -76,7 +76,6 @@ const struct ctl_command ctl_commands[] = {
 	 "--role ROLE      start from the send, recv, offer or pull room\n"
 	 "--pages          include the page lists of open rooms\n"
 	 "--perfetto FILE  write a trace for ui.perfetto.dev and chrome://tracing\n"
-	 "--otlp FILE      write OpenTelemetry spans (OTLP in JSON)\n"
 	 "--join FILE      merge the output of kvd-ctl --json trace NUMBER of another\n"
 	 "                 host\n\n"
 	 "Also queries the other instances of this host. Times are in milliseconds\n"
@@ -301,7 +300,6 @@ static const struct command_option {
 	{"room", 'k', OPTION_TEXT, OF(number), 0},
 	{"explain", 'n', OPTION_FLAG, OF(plan_explain), 0},
 	{"perfetto", 't', OPTION_TEXT, OF(trace.perfetto), 0},
-	{"otlp", 't', OPTION_TEXT, OF(trace.otlp), 0},
 	{"join", 'j', OPTION_TEXT, OF(trace.join), 0},
 	{"views", 'g', OPTION_TEXT, OF(views), 0},
 	{"pages", 't', OPTION_FLAG, OF(trace.pages), 0},

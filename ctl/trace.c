@@ -258,7 +258,6 @@ static void lane_fill(struct trace *t, unsigned int number)
 	const cJSON *event;
 
 	lane->generation = figure(t, lane->room, "generation", UINT64_MAX);
-	lane->bytes = figure(t, lane->room, "bytes", UINT64_MAX);
 	lane->opened_ns = (int64_t)figure(t, lane->room, "opened_ns", CLOCK_MAX_NS);
 	lane->now_ns = (int64_t)figure(t, lane->room, "now_ns", CLOCK_MAX_NS);
 	if (lane->now_ns)
@@ -510,7 +509,6 @@ static void align(struct trace *t)
 		if (lane->shown && lane->opened_ns < zero)
 			zero = lane->opened_ns;
 	}
-	t->unix_ns = zero + t->sides->ahead_ns;
 	for (unsigned int i = 0; i < t->lane_count; i++) {
 		struct trace_lane *lane = &t->lanes[i];
 
@@ -814,8 +812,6 @@ static int show(const struct ctl *ctl, const cJSON *result)
 	}
 	if (!r && ctl->trace.perfetto)
 		r = write_file(ctl->trace.perfetto, trace_perfetto(&t));
-	if (!r && ctl->trace.otlp)
-		r = write_file(ctl->trace.otlp, trace_otlp(&t));
 	trace_fini(&t);
 	return r;
 }

@@ -38,7 +38,7 @@ struct trace_step {
 struct trace_lane {
 	const cJSON *room;
 	struct trace_side *side;
-	uint64_t generation, bytes;
+	uint64_t generation;
 	int64_t opened_ns, now_ns; /* as trace_step.at_ns; now 0: it has ended */
 	bool shown;		   /* part of the requested room */
 };
@@ -50,8 +50,7 @@ struct trace {
 	struct trace_step *steps; /* in order of time */
 	unsigned int side_count, lane_count;
 	size_t step_count;
-	int64_t unix_ns; /* wall clock at time 0 */
-	char bad[160];	 /* the first invalid number; "" */
+	char bad[160]; /* the first invalid number; "" */
 };
 
 /* Replies about the rooms of a number, from all accessible daemons and --join:
@@ -64,7 +63,5 @@ char *trace_read_file(const char *path);
 
 /* For ui.perfetto.dev and chrome://tracing. NULL: no memory. */
 cJSON *trace_perfetto(const struct trace *trace);
-/* An ExportTraceServiceRequest. NULL: no memory. */
-cJSON *trace_otlp(const struct trace *trace);
 
 #endif

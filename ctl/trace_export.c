@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A trace for other tools. Both formats have the same spans: a room on each daemon,
- * within it its states, and each chunk from its first to its last event.
+ * A trace in Chrome's format. Its spans: a room's states on each daemon, and each chunk
+ * from its first to its last event.
  */
 #include "ctl/trace.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <xxhash.h>
 
 #include "ctl/ctl.h"
 #include "daemon/base/mem.h"
@@ -109,8 +107,6 @@ static const char *lane_str(const struct trace *t, unsigned int lane, const char
 	return ctl_str(t->lanes[lane].room, name, "");
 }
 
-/* ---- Chrome's trace format ---- */
-
 static cJSON *chrome_event(cJSON *events, const struct trace *t, unsigned int lane,
 			   const char *ph, const char *name, int64_t at_ns)
 {
@@ -197,239 +193,6 @@ cJSON *trace_perfetto(const struct trace *t)
 		if (span_at(t, i, &span))
 			chrome_span(events, t, &span);
 		chrome_step(events, t, &t->steps[i]);
-	}
-	return root;
-}
-
-/* ---- OpenTelemetry ---- */
-
-#define SPAN_CHARS 17
-#define TRACE_CHARS 33
-
-static void attribute(cJSON *attributes, const char *key, const char *text)
-{
-	cJSON *item;
-
-	if (!*text)
-		return;
-	item = cJSON_CreateObject();
-	cJSON_AddItemToArray(attributes, item);
-	cJSON_AddStringToObject(item, "key", key);
-	cJSON_AddStringToObject(cJSON_AddObjectToObject(item, "value"), "stringValue",
-				text);
-}
-
-static void attribute_int(cJSON *attributes, const char *key, uint64_t value)
-{
-	cJSON *item = cJSON_CreateObject();
-	char text[24];
-
-	snprintf(text, sizeof(text), "%" PRIu64, value);
-	cJSON_AddItemToArray(attributes, item);
-	cJSON_AddStringToObject(item, "key", key);
-	cJSON_AddStringToObject(cJSON_AddObjectToObject(item, "value"), "intValue", text);
-}
-
-static void unix_time(cJSON *obj, const char *name, const struct trace *t, int64_t at_ns)
-{
-	char text[24];
-
-	snprintf(text, sizeof(text), "%" PRId64, t->unix_ns + at_ns);
-	cJSON_AddStringToObject(obj, name, text);
-}
-
-/* W3C Trace Context: version (not ff), trace and parent (not zero), flags. */
-static bool is_traceparent(const char *text)
-{
-	static const char form[] =
-		"00-00000000000000000000000000000000-0000000000000000-00";
-
-	if (strlen(text) != sizeof(form) - 1 || strncmp(text, "ff", 2) == 0 ||
-	    strspn(text + 3, "0") >= 32 || strspn(text + 36, "0") >= 16)
-		return false;
-	for (size_t i = 0; form[i]; i++) {
-		if (form[i] == '-' ? text[i] != '-'
-				   : !strchr("0123456789abcdef", text[i]))
-			return false;
-	}
-	return true;
-}
-
-/* The traceparent of the engine, from the daemon or from a file; "" = none. */
-static const char *traceparent(const struct trace *t, unsigned int lane)
-{
-	const char *text = lane_str(t, lane, "traceparent");
-
-	return is_traceparent(text) ? text : "";
-}
-
-/* The engine's trace ID, or one derived from the rooms, the same on every host. */
-static void trace_id(const struct trace *t, char id[TRACE_CHARS])
-{
-	uint64_t least = UINT64_MAX;
-	XXH128_hash_t hash;
-
-	for (unsigned int i = 0; i < t->lane_count; i++) {
-		const char *given = traceparent(t, i);
-
-		if (t->lanes[i].shown && *given) {
-			snprintf(id, TRACE_CHARS, "%.32s", given + 3);
-			return;
-		}
-		if (t->lanes[i].shown && t->lanes[i].generation < least)
-			least = t->lanes[i].generation;
-	}
-	hash = XXH3_128bits(&least, sizeof(least));
-	snprintf(id, TRACE_CHARS, "%016" PRIx64 "%016" PRIx64, (uint64_t)hash.high64,
-		 (uint64_t)hash.low64);
-}
-
-static void span_id(const struct trace *t, unsigned int lane, const char *name,
-		    char id[SPAN_CHARS])
-{
-	snprintf(id, SPAN_CHARS, "%016" PRIx64,
-		 (uint64_t)XXH3_64bits_withSeed(name, strlen(name),
-						t->lanes[lane].generation));
-}
-
-static cJSON *otlp_span(cJSON *spans, const struct trace *t, const struct span *span,
-			const char *name)
-{
-	cJSON *obj = cJSON_CreateObject();
-	char trace[TRACE_CHARS], id[SPAN_CHARS];
-
-	trace_id(t, trace);
-	span_id(t, span->lane, span->name, id);
-	cJSON_AddItemToArray(spans, obj);
-	cJSON_AddStringToObject(obj, "traceId", trace);
-	cJSON_AddStringToObject(obj, "spanId", id);
-	cJSON_AddStringToObject(obj, "name", name);
-	cJSON_AddNumberToObject(obj, "kind", 1); /* internal */
-	unix_time(obj, "startTimeUnixNano", t, span->begin_ns);
-	unix_time(obj, "endTimeUnixNano", t, span->end_ns);
-	return obj;
-}
-
-/* Of a room, or of one of its chunks. */
-static void otlp_events(cJSON *obj, const struct trace *t, unsigned int lane,
-			const struct trace_step *chunk)
-{
-	cJSON *events = cJSON_AddArrayToObject(obj, "events");
-
-	for (size_t i = 0; i < t->step_count; i++) {
-		const struct trace_step *step = &t->steps[i];
-		cJSON *event;
-
-		if (step->lane != lane || is_state(step->what) ||
-		    !strcmp(step->what, "now") ||
-		    (chunk ? !same_chunk(chunk, step) : step->is_chunk))
-			continue;
-		event = cJSON_CreateObject();
-		cJSON_AddItemToArray(events, event);
-		cJSON_AddStringToObject(event, "name", step->what);
-		unix_time(event, "timeUnixNano", t, step->at_ns);
-	}
-}
-
-static void otlp_status(cJSON *obj, const cJSON *room)
-{
-	const cJSON *error = ctl_list(room, "error");
-	cJSON *status = cJSON_AddObjectToObject(obj, "status");
-	const char *state = ctl_str(room, "state_name", "");
-
-	if (error) {
-		cJSON_AddNumberToObject(status, "code", 2);
-		cJSON_AddStringToObject(status, "message", ctl_str(error, "message", ""));
-	} else if (!strcmp(state, "success")) {
-		cJSON_AddNumberToObject(status, "code", 1);
-	}
-}
-
-/* The parent span of all others of this daemon. */
-static void otlp_room(cJSON *spans, const struct trace *t, unsigned int lane)
-{
-	const cJSON *room = t->lanes[lane].room;
-	struct span span = {.lane = lane,
-			    .name = "room",
-			    .begin_ns = t->lanes[lane].opened_ns,
-			    .end_ns = lane_end(t, lane)};
-	const char *parent = traceparent(t, lane);
-	char name[32], id[SPAN_CHARS];
-	cJSON *obj, *attributes;
-
-	snprintf(name, sizeof(name), "kvd.room.%.16s", lane_str(t, lane, "role"));
-	obj = otlp_span(spans, t, &span, name);
-	if (*parent) {
-		snprintf(id, sizeof(id), "%.16s", parent + 36);
-		cJSON_AddStringToObject(obj, "parentSpanId", id);
-	}
-	attributes = cJSON_AddArrayToObject(obj, "attributes");
-	attribute(attributes, "kvd.room", t->number);
-	attribute(attributes, "kvd.role", lane_str(t, lane, "role"));
-	attribute(attributes, "kvd.state", lane_str(t, lane, "state_name"));
-	attribute(attributes, "kvd.engine", lane_str(t, lane, "engine"));
-	attribute(attributes, "kvd.request_id", lane_str(t, lane, "request_id"));
-	attribute(attributes, "kvd.layout", lane_str(t, lane, "layout"));
-	attribute_int(attributes, "kvd.bytes", t->lanes[lane].bytes);
-	otlp_events(obj, t, lane, NULL);
-	otlp_status(obj, room);
-}
-
-static void otlp_parts(cJSON *spans, const struct trace *t, unsigned int lane)
-{
-	char parent[SPAN_CHARS];
-
-	span_id(t, lane, "room", parent);
-	for (size_t i = 0; i < t->step_count; i++) {
-		struct span span;
-		cJSON *obj, *attributes;
-
-		if (t->steps[i].lane != lane || !span_at(t, i, &span))
-			continue;
-		obj = otlp_span(spans, t, &span, span.chunk ? "kvd.chunk" : span.name);
-		cJSON_AddStringToObject(obj, "parentSpanId", parent);
-		attributes = cJSON_AddArrayToObject(obj, "attributes");
-		if (!span.chunk)
-			continue;
-		attribute_int(attributes, "kvd.chunk", span.chunk->seq);
-		otlp_events(obj, t, lane, span.chunk);
-	}
-}
-
-static void otlp_side(cJSON *resources, const struct trace *t, unsigned int side)
-{
-	cJSON *item = cJSON_CreateObject(), *attributes, *scope, *spans;
-
-	cJSON_AddItemToArray(resources, item);
-	attributes = cJSON_AddArrayToObject(cJSON_AddObjectToObject(item, "resource"),
-					    "attributes");
-	attribute(attributes, "service.name", "kvd");
-	attribute(attributes, "service.instance.id", t->sides[side].name);
-	scope = cJSON_CreateObject();
-	cJSON_AddItemToArray(cJSON_AddArrayToObject(item, "scopeSpans"), scope);
-	cJSON_AddStringToObject(cJSON_AddObjectToObject(scope, "scope"), "name", "kvd");
-	spans = cJSON_AddArrayToObject(scope, "spans");
-	for (unsigned int i = 0; i < t->lane_count; i++) {
-		if (!t->lanes[i].shown || t->lanes[i].side != &t->sides[side])
-			continue;
-		otlp_room(spans, t, i);
-		otlp_parts(spans, t, i);
-	}
-}
-
-cJSON *trace_otlp(const struct trace *t)
-{
-	cJSON *root = cJSON_CreateObject();
-	cJSON *resources = cJSON_AddArrayToObject(root, "resourceSpans");
-
-	for (unsigned int i = 0; i < t->side_count; i++) {
-		bool any = false;
-
-		for (unsigned int j = 0; j < t->lane_count; j++)
-			any = any ||
-			      (t->lanes[j].shown && t->lanes[j].side == &t->sides[i]);
-		if (any)
-			otlp_side(resources, t, i);
 	}
 	return root;
 }

@@ -215,8 +215,7 @@ def hostile_figures_are_refused(p, theirs):
             ("event", "ns", '"18446744073709551615"'), ("event", "party", "1e10"),
             ("event", "seq", "-1e300"), ("event", "bytes", '"1x"'),
             ("event", "generation", '""'), ("room", "opened_ns", '"9223372036854775807"'),
-            ("room", "now_ns", "9e18"), ("room", "bytes", "1e300"),
-            ("room", "generation", '"18446744073709551616"'),
+            ("room", "now_ns", "9e18"), ("room", "generation", '"18446744073709551616"'),
             ("side", "unix_ns", '"-5"'), ("side", "unix_ns", '"1"'),
             ("side", "clock_ns", '"9223372036854775807"'), ("side", "clock_ns", "true")):
         bad = json.loads(text)
@@ -228,18 +227,6 @@ def hostile_figures_are_refused(p, theirs):
         status, out, err = p.ctl("d0", "trace", "9", "--join", path, alone=True)
         assert status == 1 and "trace of p0: %s is" % member in err, (member, value, err)
         assert "kvd-ctl --json trace" in err or "18 years" in err, err
-    # no W3C trace context: the id is the rooms' own
-    for parent in ("-" * 55, TRACEPARENT.upper(), "ff" + TRACEPARENT[2:],
-                   TRACEPARENT[:3] + "0" * 32 + TRACEPARENT[35:],
-                   TRACEPARENT[:36] + "0" * 16 + TRACEPARENT[52:]):
-        bad = json.loads(text)
-        bad["sides"][0]["rooms"][0]["traceparent"] = parent
-        p.shown("d0", "trace", "9", "--join", p.file("bad", json.dumps(bad)), "--otlp",
-                p.file("otlp"), alone=True)
-        for resource in p.json("otlp")["resourceSpans"]:
-            for span in resource["scopeSpans"][0]["spans"]:
-                assert span["traceId"] != parent[3:35], (parent, span)
-                assert set(span["traceId"]) <= set("0123456789abcdef"), span
 
 
 def request_id_of_engine_is_shown_on_both_sides():
@@ -327,7 +314,7 @@ def room_with_many_chunks_keeps_its_first_and_its_end():
         assert [e for e in room["events"] if e.get("seq") == 0]
 
 
-def trace_exports_files_for_other_tools():
+def trace_exports_a_file_for_other_tools():
     with Pair() as p:
         p.open(6, "recv", sources=[p.prefill.endpoint], request_id="r6",
                traceparent=TRACEPARENT)
@@ -336,7 +323,7 @@ def trace_exports_files_for_other_tools():
         p.prefill.cmd("room.send", room="6", seq=0, last=True, views={"kv": {"pages": [3]}})
         p.decode.until(6, "recv", SUCCESS)
         p.prefill.until(6, "send", SUCCESS)
-        p.shown("d0", "trace", "6", "--perfetto", p.file("chrome"), "--otlp", p.file("otlp"))
+        p.shown("d0", "trace", "6", "--perfetto", p.file("chrome"))
         events = p.json("chrome")["traceEvents"]
         assert {e["ph"] for e in events} == {"M", "X", "i", "b", "e"}, events
         assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {
@@ -350,32 +337,8 @@ def trace_exports_files_for_other_tools():
         assert begun.keys() == ended.keys() and len(begun) == 2
         assert all(begun[k] <= ended[k] for k in begun)
         assert sum(e["ph"] == "i" and e["name"] == "chunk_first_byte" for e in events) == 2
-        otlp_is_sound(p.json("otlp"))
-        status, out, err = p.ctl("d0", "trace", "6", "--otlp", "/nonexistent/x")
+        status, out, err = p.ctl("d0", "trace", "6", "--perfetto", "/nonexistent/x")
         assert status == 1 and "/nonexistent/x: No such file" in err, err
-
-
-def otlp_is_sound(root):
-    spans = {}
-    for resource in root["resourceSpans"]:
-        names = {a["key"]: a["value"]["stringValue"]
-                 for a in resource["resource"]["attributes"]}
-        assert names["service.name"] == "kvd" and names["service.instance.id"] in ("p0", "d0")
-        for span in resource["scopeSpans"][0]["spans"]:
-            assert span["spanId"] not in spans and len(span["spanId"]) == 16, span
-            assert span["traceId"] == TRACEPARENT[3:35], span
-            assert 0 < int(span["startTimeUnixNano"]) <= int(span["endTimeUnixNano"]), span
-            spans[span["spanId"]] = span
-    roots = [s for s in spans.values() if s["name"].startswith("kvd.room.")]
-    assert {s["name"] for s in roots} == {"kvd.room.recv", "kvd.room.send"}, roots
-    for span in roots:
-        assert span["parentSpanId"] == TRACEPARENT[36:52] and span["status"]["code"] == 1, span
-    for span in spans.values():
-        chunk = span["name"] == "kvd.chunk"
-        marks = [e for e in span.get("events", []) if e["name"] == "chunk_first_byte"]
-        assert len(marks) == chunk and all(int(span["startTimeUnixNano"]) <= int(
-            e["timeUnixNano"]) <= int(span["endTimeUnixNano"]) for e in marks), span
-        assert span in roots or spans[span["parentSpanId"]] in roots, span
 
 
 def layouts_are_shown_and_can_be_planned():
@@ -566,4 +529,4 @@ run([bytes_of_both_sides_are_compared, bytes_in_other_order_and_memory_are_compa
      unopened_other_side_is_reported, other_host_is_joined_and_its_clock_aligned,
      request_id_of_engine_is_shown_on_both_sides, invalid_names_are_refused,
      only_own_rooms_are_shown, room_with_many_chunks_keeps_its_first_and_its_end,
-     trace_exports_files_for_other_tools])
+     trace_exports_a_file_for_other_tools])
