@@ -180,8 +180,6 @@ void client_conn_lost(struct kvd_client *client, bool by_daemon, const char *why
  * declared lost: the daemon's last message may be readable). */
 bool client_conn_flush(struct client_conn *conn);
 void client_frame_free(struct client_conn *conn, struct client_frame *frame);
-/* Unanswered, by id; or NULL. */
-struct client_request *client_request_find(struct client_conn *conn, uint64_t id);
 
 void client_op_begin(struct kvd_client *client, struct client_op *op, const char *cmd);
 /* Queue it, and wait if `call` requests it. Consumes op. 0 = done or queued. */

@@ -237,8 +237,7 @@ static int args_splice(struct kvd_client *client, struct client_op *op, const ch
 }
 
 int kvd_submit(struct kvd_client *client, const char *cmd, const char *args,
-	       const int *fds, unsigned int fd_count, const struct kvd_call *call,
-	       uint64_t *id_p)
+	       const struct kvd_call *call)
 {
 	struct client_op op;
 	int r = client_enter(client, false);
@@ -252,31 +251,8 @@ int kvd_submit(struct kvd_client *client, const char *cmd, const char *args,
 	if (r)
 		return r;
 	client_op_begin(client, &op, cmd);
-	op.fds = fds;
-	op.fd_count = fd_count;
 	r = args_splice(client, &op, args);
-	if (r)
-		return r;
-	r = client_op_run(client, &op, call);
-	if (!r && id_p)
-		*id_p = op.id;
-	return r;
-}
-
-int kvd_cancel(struct kvd_client *client, uint64_t id)
-{
-	struct client_request *req;
-	int r = client_enter(client, false);
-
-	if (r)
-		return r;
-	req = client_request_find(&client->conn, id);
-	if (!req || req->late || !req->on_done)
-		return client_fail(client, KVD_E_NOTFOUND,
-				   "id: no such request is pending");
-	req->on_done = NULL;
-	req->deadline_ns = 0;
-	return 0;
+	return r ? r : client_op_run(client, &op, call);
 }
 
 int kvd_command(struct kvd_client *client, const char *cmd, const char *args,

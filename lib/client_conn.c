@@ -309,7 +309,8 @@ static ssize_t client_conn_read(struct client_conn *conn)
 	return n;
 }
 
-struct client_request *client_request_find(struct client_conn *conn, uint64_t id)
+/* Unanswered, by id; or NULL. */
+static struct client_request *request_find(struct client_conn *conn, uint64_t id)
 {
 	struct client_request *req;
 
@@ -328,7 +329,7 @@ static bool client_conn_line(struct kvd_client *client, char *line, size_t len)
 	int r = 0;
 
 	if (cJSON_IsObject(json) && client_get_u64(json, "id", &id))
-		req = client_request_find(&client->conn, id);
+		req = request_find(&client->conn, id);
 	if (!req) {
 		/* an error without an id is the daemon's reason for closing */
 		if (cJSON_GetObjectItemCaseSensitive(json, "error"))

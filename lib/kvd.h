@@ -217,9 +217,9 @@ struct kvd_reply {
 
 struct kvd_call {
 	int timeout_ms; /* 0: the client's default, negative: unlimited */
-	/* Called exactly once for each queued request, except by kvd_close() and
-	 * kvd_cancel(). `reply` is valid during the call. It may start asynchronous
-	 * calls; blocking ones return -KVD_E_STATE. */
+	/* Called exactly once for each queued request, except by kvd_close(). `reply` is
+	 * valid during the call. It may start asynchronous calls; blocking ones return
+	 * -KVD_E_STATE. */
 	void (*on_done)(void *arg, int result, const struct kvd_reply *reply);
 	void *arg;
 	/* Calls on rooms only: written to shared memory, without a reply; the other
@@ -242,15 +242,10 @@ unsigned int kvd_pending(const struct kvd_client *client);
 
 /*
  * Any command of the control protocol: `args` is a JSON object without "cmd" and "id"
- * (NULL: {}), `fds` are sent with it (not closed). *id_p (may be NULL) names the request
- * for kvd_cancel(). Never blocks: call->on_done is required.
+ * (NULL: {}). Never blocks: call->on_done is required.
  */
 int kvd_submit(struct kvd_client *client, const char *cmd, const char *args,
-	       const int *fds, unsigned int fd_count, const struct kvd_call *call,
-	       uint64_t *id_p);
-/* Cancel a kvd_submit(): on_done will not run. The daemon may execute the command
- * nevertheless. */
-int kvd_cancel(struct kvd_client *client, uint64_t id);
+	       const struct kvd_call *call);
 /* The same, blocking; *reply_p is the line of the reply, also of an error reply (NULL
  * when none was received). Free it with kvd_string_free(). */
 int kvd_command(struct kvd_client *client, const char *cmd, const char *args,

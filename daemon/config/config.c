@@ -316,43 +316,35 @@ static enum host_kind host_kind(const char *host)
 	return HOST_NAME;
 }
 
+/* HOST_NAME after a problem: it is no address to listen on. */
+static enum host_kind listen_kind(struct load *load, const char *option,
+				  const char *listen)
+{
+	char host[CONFIG_ENDPOINT_BYTES];
+	unsigned long port;
+	enum host_kind kind =
+		endpoint_split(listen, host, &port) ? host_kind(host) : HOST_NAME;
+
+	if (kind == HOST_NAME)
+		problem(load, line_of(load, option, option),
+			"%s = %s: allowed: tcp://ADDRESS:PORT, the address a number "
+			"or *, port 0 to 65535",
+			option, listen);
+	return kind;
+}
+
 static void check_listen(struct load *load)
 {
 	const struct config *config = &load->config;
-	unsigned int line = line_of(load, "listen", "listen");
-	char host[CONFIG_ENDPOINT_BYTES];
-	unsigned long port;
 
-	if (!endpoint_split(config->listen, host, &port) ||
-	    host_kind(host) == HOST_NAME) {
-		problem(load, line,
-			"listen = %s: allowed: tcp://ADDRESS:PORT, the address a number "
-			"or *, port 0 to 65535",
-			config->listen);
-		return;
-	}
-	if (host_kind(host) == HOST_ANY && !*config->advertise)
-		problem(load, line,
+	if (listen_kind(load, "listen", config->listen) == HOST_ANY &&
+	    !*config->advertise)
+		problem(load, line_of(load, "listen", "listen"),
 			"listen = %s: peers cannot connect to this address; "
 			"set advertise",
 			config->listen);
-}
-
-static void check_tcp_listen(struct load *load)
-{
-	const struct config *config = &load->config;
-	unsigned int line = line_of(load, "tcp_listen", "tcp_listen");
-	char host[CONFIG_ENDPOINT_BYTES];
-	unsigned long port;
-
-	if (!*config->tcp_listen)
-		return;
-	if (!endpoint_split(config->tcp_listen, host, &port) ||
-	    host_kind(host) == HOST_NAME)
-		problem(load, line,
-			"tcp_listen = %s: allowed: tcp://ADDRESS:PORT, the address a "
-			"number or *, port 0 to 65535",
-			config->tcp_listen);
+	if (*config->tcp_listen)
+		listen_kind(load, "tcp_listen", config->tcp_listen);
 }
 
 static void check_metrics_listen(struct load *load)
@@ -570,9 +562,10 @@ static void config_resolve(struct load *load)
 }
 
 static void (*const checks[])(struct load *load) = {
-	check_name,	  check_socket,		check_listen,	  check_advertise,
-	check_keys,	  check_metrics_listen, check_tcp_listen, check_amounts,
-	check_transports, check_require,	check_gpu,
+	check_name,	 check_socket,	   check_listen,
+	check_advertise, check_keys,	   check_metrics_listen,
+	check_amounts,	 check_transports, check_require,
+	check_gpu,
 };
 
 static int run_checks(struct load *load)

@@ -407,8 +407,7 @@ static int command_start(void *ctx, const struct kvd_call *call)
 {
 	struct command *command = ctx;
 
-	return kvd_submit(command->c->kvd, command->cmd, command->args, NULL, 0, call,
-			  NULL);
+	return kvd_submit(command->c->kvd, command->cmd, command->args, call);
 }
 
 static PyObject *client_command(PyObject *self, PyObject *args, PyObject *kwargs)

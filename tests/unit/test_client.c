@@ -213,9 +213,8 @@ static void submit_runs_callbacks_once_each(void **state)
 	struct kvd_call call = {.on_done = client_on_done, .arg = f};
 
 	for (int i = 0; i < 100; i++)
-		assert_int_equal(kvd_submit(f->client, "ping", "{ \"a\" : [1,\n2] }",
-					    NULL, 0, &call, NULL),
-				 0);
+		assert_int_equal(
+			kvd_submit(f->client, "ping", "{ \"a\" : [1,\n2] }", &call), 0);
 	assert_int_equal(f->done, 0);
 	client_poll_until(f, 100);
 	assert_int_equal(kvd_pending(f->client), 0);
@@ -230,10 +229,9 @@ static void submit_over_cap_is_full(void **state)
 	f->client->max_pending = 2;
 	fake_kvd_answer(f->fake, "");
 	fake_kvd_answer(f->fake, "");
-	assert_int_equal(kvd_submit(f->client, "a", NULL, NULL, 0, &call, NULL), 0);
-	assert_int_equal(kvd_submit(f->client, "b", NULL, NULL, 0, &call, NULL), 0);
-	assert_int_equal(kvd_submit(f->client, "c", NULL, NULL, 0, &call, NULL),
-			 -KVD_E_FULL);
+	assert_int_equal(kvd_submit(f->client, "a", NULL, &call), 0);
+	assert_int_equal(kvd_submit(f->client, "b", NULL, &call), 0);
+	assert_int_equal(kvd_submit(f->client, "c", NULL, &call), -KVD_E_FULL);
 	assert_true(kvd_last_error(f->client)->retryable);
 }
 
@@ -249,7 +247,7 @@ static void submit_to_sleeping_reader_is_bounded(void **state)
 	snprintf(args, 100100, "{\"a\":\"%s\"}", big);
 	kill(fake_kvd_pid(f->fake), SIGSTOP);
 	for (int i = 0; i < 1000 && !r; i++)
-		r = kvd_submit(f->client, "a", args, NULL, 0, &call, NULL);
+		r = kvd_submit(f->client, "a", args, &call);
 	assert_int_equal(r, -KVD_E_FULL);
 	assert_true(f->client->conn.queued_bytes <= f->client->max_queued_bytes);
 	assert_true(kvd_events(f->client) & POLLOUT);
@@ -269,32 +267,14 @@ static void submit_with_bad_args_is_refused(void **state)
 	char *huge = malloc((1 << 20) + 10);
 
 	for (size_t i = 0; i < ARRAY_LEN(bad); i++)
-		assert_int_equal(kvd_submit(f->client, "a", bad[i], NULL, 0, &call, NULL),
-				 -KVD_E_INVAL);
+		assert_int_equal(kvd_submit(f->client, "a", bad[i], &call), -KVD_E_INVAL);
 	memset(huge, ' ', 1 << 20);
 	memcpy(huge, "{\"a\":\"", 6);
 	memcpy(huge + (1 << 20), "\"}", 3);
-	assert_int_equal(kvd_submit(f->client, "a", huge, NULL, 0, &call, NULL),
-			 -KVD_E_TOOBIG);
+	assert_int_equal(kvd_submit(f->client, "a", huge, &call), -KVD_E_TOOBIG);
 	free(huge);
 	assert_int_equal(kvd_pending(f->client), 0);
 	assert_int_equal(fake_kvd_lines(f->fake), 1);
-}
-
-static void submit_cancelled_stays_silent(void **state)
-{
-	struct client_fixture *f = *state;
-	struct kvd_call call = {.on_done = client_on_done, .arg = f};
-	uint64_t id;
-	char *reply;
-
-	assert_int_equal(kvd_submit(f->client, "a", NULL, NULL, 0, &call, &id), 0);
-	assert_int_equal(kvd_cancel(f->client, id), 0);
-	assert_int_equal(kvd_cancel(f->client, id), -KVD_E_NOTFOUND);
-	assert_int_equal(kvd_command(f->client, "b", NULL, 0, &reply), 0);
-	kvd_string_free(reply);
-	assert_int_equal(f->done, 0);
-	assert_int_equal(kvd_pending(f->client), 0);
 }
 
 static void deadline_ends_a_submit(void **state)
@@ -304,7 +284,7 @@ static void deadline_ends_a_submit(void **state)
 	char *reply;
 
 	fake_kvd_answer(f->fake, "");
-	assert_int_equal(kvd_submit(f->client, "a", NULL, NULL, 0, &call, NULL), 0);
+	assert_int_equal(kvd_submit(f->client, "a", NULL, &call), 0);
 	assert_in_range(kvd_timeout_ms(f->client), 0, 31);
 	client_poll_until(f, 1);
 	assert_int_equal(f->result, -KVD_E_NOREPLY);
@@ -329,7 +309,7 @@ static void on_done_nested(void *arg, int result, const struct kvd_reply *reply)
 	assert_int_equal(kvd_poll(f->client, 0), -KVD_E_STATE);
 	assert_int_equal(kvd_close(f->client), -KVD_E_STATE);
 	assert_int_equal(kvd_reconnect(f->client, 0), -KVD_E_STATE);
-	assert_int_equal(kvd_submit(f->client, "c", NULL, NULL, 0, &call, NULL), 0);
+	assert_int_equal(kvd_submit(f->client, "c", NULL, &call), 0);
 }
 
 static void callback_may_submit_but_not_block(void **state)
@@ -337,7 +317,7 @@ static void callback_may_submit_but_not_block(void **state)
 	struct client_fixture *f = *state;
 	struct kvd_call call = {.on_done = on_done_nested, .arg = f};
 
-	assert_int_equal(kvd_submit(f->client, "a", NULL, NULL, 0, &call, NULL), 0);
+	assert_int_equal(kvd_submit(f->client, "a", NULL, &call), 0);
 	client_poll_until(f, 1);
 	assert_int_equal(f->result, 0);
 }
@@ -783,7 +763,6 @@ int main(void)
 		T(submit_over_cap_is_full),
 		T(submit_to_sleeping_reader_is_bounded),
 		T(submit_with_bad_args_is_refused),
-		T(submit_cancelled_stays_silent),
 		T(deadline_ends_a_submit),
 		T(callback_may_submit_but_not_block),
 		T(fds_unexpected_are_closed),

@@ -517,14 +517,12 @@ static void lost_connection_ends_every_request_once(void **state)
 	for (int i = 0; i < 10; i++)
 		fake_kvd_answer(f->fake, i < 9 ? "" : "!close");
 	for (int i = 0; i < 10; i++)
-		assert_int_equal(kvd_submit(f->client, "a", NULL, NULL, 0, &call, NULL),
-				 0);
+		assert_int_equal(kvd_submit(f->client, "a", NULL, &call), 0);
 	client_poll_until(f, 10);
 	assert_int_equal(f->result, -KVD_E_LOST);
 	assert_int_equal(kvd_poll(f->client, 10), -KVD_E_LOST);
 	assert_int_equal(f->done, 10);
-	assert_int_equal(kvd_submit(f->client, "a", NULL, NULL, 0, &call, NULL),
-			 -KVD_E_LOST);
+	assert_int_equal(kvd_submit(f->client, "a", NULL, &call), -KVD_E_LOST);
 }
 
 static void reconnect_registers_again_under_old_handles(void **state)

@@ -107,7 +107,7 @@ static int calls_not_lost(struct client_fixture *f, struct kvd_room *old)
 		kvd_room_bind(old, &bind, &call),
 		kvd_room_send(old, &send, &call),
 		kvd_room_abort(old, NULL, &call),
-		kvd_submit(f->client, "a", NULL, NULL, 0, &call, NULL),
+		kvd_submit(f->client, "a", NULL, &call),
 		kvd_peer_attach_begin(f->client, NULL, &key, &call, &attach),
 	};
 	int others = 0;
@@ -197,8 +197,7 @@ static void poll_never_waits_for_the_daemon(void **state)
 		at = clock_ns() - at;
 		worst = at > worst ? at : worst;
 		assert_in_range(kvd_timeout_ms(f->client), 0, 1300);
-		assert_int_equal(kvd_submit(f->client, "a", NULL, NULL, 0, &call, NULL),
-				 -KVD_E_LOST);
+		assert_int_equal(kvd_submit(f->client, "a", NULL, &call), -KVD_E_LOST);
 		assert_true(kvd_last_error(f->client)->retryable);
 	}
 	/* 10 + 20 + 40 … ms between attempts, and it is not asked more often */
@@ -306,8 +305,7 @@ static void callbacks_of_the_lost_session_run_once(void **state)
 	for (int i = 0; i < 5; i++)
 		fake_kvd_answer(f->fake, "");
 	for (int i = 0; i < 5; i++)
-		assert_int_equal(kvd_submit(f->client, "a", NULL, NULL, 0, &call, NULL),
-				 0);
+		assert_int_equal(kvd_submit(f->client, "a", NULL, &call), 0);
 	fake_kvd_line(f->fake, 7, NULL);
 	fake_kvd_kill(f->fake);
 	fake_kvd_restart(f->fake);

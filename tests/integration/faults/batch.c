@@ -52,7 +52,7 @@ static void ask_why(struct engine *e, const struct room *room)
 	if (words_count == WORDS_MAX)
 		return;
 	snprintf(args, sizeof(args), "{\"room\":\"%" PRIu64 "\"}", room->run.room);
-	(void)kvd_submit(e->client, "room.show", args, NULL, 0, &call, NULL);
+	(void)kvd_submit(e->client, "room.show", args, &call);
 }
 
 static enum kvd_role role_in(const struct batch *b, uint64_t number)

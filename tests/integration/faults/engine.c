@@ -369,7 +369,7 @@ static void do_cmd(struct engine *e, uint64_t id, const char *rest)
 	if (sscanf(rest, "%31s %n", name, &used) != 1)
 		r = -KVD_E_INVAL;
 	else
-		r = kvd_submit(e->client, name, rest + used, NULL, 0, &call, NULL);
+		r = kvd_submit(e->client, name, rest + used, &call);
 	if (r)
 		refused(e, &call, r);
 }
