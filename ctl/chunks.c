@@ -84,9 +84,8 @@ static void chunks_print_files(const cJSON *files)
 	if (!files)
 		return;
 	printf("files     %s", ctl_bytes(ctl_num(files, "bytes")));
-	printf(", %s free, in %s by %s%s\n", ctl_bytes(ctl_num(files, "free_bytes")),
-	       ctl_str(files, "dir", "?"), ctl_str(files, "way", "?"),
-	       ctl_true(files, "direct") ? ", O_DIRECT" : "");
+	printf(", %s free, in %s%s\n", ctl_bytes(ctl_num(files, "free_bytes")),
+	       ctl_str(files, "dir", "?"), ctl_true(files, "direct") ? ", O_DIRECT" : "");
 	printf("          %s written", ctl_bytes(ctl_num(files, "written_bytes")));
 	printf(", %s read; %.0f parts evicted, %.0f checksum errors\n",
 	       ctl_bytes(ctl_num(files, "read_bytes")), ctl_num(files, "evicted"),

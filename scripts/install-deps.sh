@@ -27,7 +27,6 @@ libucx-dev	header:ucp/api/ucp.h
 libibverbs-dev	header:infiniband/verbs.h
 librdmacm-dev	header:rdma/rdma_cma.h
 libmicrohttpd-dev	header:microhttpd.h
-liburing-dev	header:liburing.h	less
 libcurl4-openssl-dev	header:curl/curl.h
 libcjson-dev	header:cjson/cJSON.h
 libinih-dev	header:ini.h

@@ -4,7 +4,7 @@
  * libev, ZeroMQ, UCX, rdma-core, CUDA, libmicrohttpd, on every architecture, hence also
  * calls that one of them has and another has not. Not needed, and not listed here: other
  * programs (execve) and processes (fork, kill, ptrace, process_vm_*), namespaces, mounts,
- * users, modules, bpf, perf, keyrings, new rings of io_uring, userfaultfd, SysV IPC,
+ * users, modules, bpf, perf, keyrings, io_uring, userfaultfd, SysV IPC,
  * clocks; devices, owners and attributes of files. The unit's SystemCallFilter= has all
  * that is here, too (tests/integration/test_sandbox.py).
  *
@@ -100,9 +100,6 @@ const struct sandbox_call sandbox_calls[] = {
 	 "_llseek ioctl ftruncate ftruncate64 fallocate fsync fdatasync getdents "
 	 "getdents64 sendfile sendfile64 pipe pipe2",
 	 ANY},
-	/* of a ring made before, that takes nothing but reads, writes and syncs of open
-	 * files (store/disk_uring.c) */
-	{M, "io_uring_enter", ANY},
 
 	/* files by name */
 	{M | O, "open openat", ANY},

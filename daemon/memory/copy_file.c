@@ -3,12 +3,11 @@
  * Copies that wait for a disk, on separate threads: a copy thread that waited would be
  * missing for all jobs with bytes in memory.
  *
- * Rejected: the disk of the store (store/disk.h). It lies above this layer; its ring of
- * io_uring is made before the sandbox is entered and is shared, with 32 requests in
- * flight, which a single file that does not respond would occupy. Engines pass files on
- * disks that this daemon's operator did not choose, so one of them must not delay the
- * others: a job has at most JOB_SLICES slices in flight, a user USER_SLICES. Threads are
- * made when work finds none idle, THREADS_MAX in all, and stay.
+ * Rejected: the disk of the store (store/disk.h). It lies above this layer, and its few
+ * threads are shared: a single file that does not respond would occupy them. Engines pass
+ * files on disks that this daemon's operator did not choose, so one of them must not
+ * delay the others: a job has at most JOB_SLICES slices in flight, a user USER_SLICES.
+ * Threads are made when work finds none idle, THREADS_MAX in all, and stay.
  *
  * A slice is one to a few system calls (file_rows.h). A call to a disk that does not
  * respond cannot be ended, so neither cancel nor deadline ends its job earlier:

@@ -654,7 +654,6 @@ static bool add_files(cJSON *result, const struct store_files *f)
 	if (!f->dir)
 		return true;
 	return files && cJSON_AddStringToObject(files, "dir", f->dir) &&
-	       cJSON_AddStringToObject(files, "way", f->way) &&
 	       cJSON_AddBoolToObject(files, "direct", f->direct) &&
 	       cJSON_AddBoolToObject(files, "open", f->open) &&
 	       cJSON_AddBoolToObject(files, "scanned", f->scanned) &&
@@ -833,7 +832,7 @@ const struct command chunk_commands[] = {
 	 "{entries, limit: of them; holders; bytes; updates: received; refused: "
 	 "updates dropped for lack of memory; unknown: chunks not indexed for lack of "
 	 "memory; queries: received; resyncs: full resynchronisations requested}; "
-	 "files, with chunk_dir: {dir, way: io_uring or threads, direct, open, "
+	 "files, with chunk_dir: {dir, direct: past the page cache, open, "
 	 "scanned: the initial scan has finished, readonly, why, bytes, free_bytes: "
 	 "within the limit and the free space of the file system; disk_free_bytes: "
 	 "free space of the file system; full: no space for another file; stands: the "

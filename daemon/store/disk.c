@@ -183,11 +183,6 @@ void disk_list_fini(struct disk_list *list)
 	*list = (struct disk_list){0};
 }
 
-const char *disk_kind(const struct disk *disk)
-{
-	return __atomic_load_n(&disk->kind, __ATOMIC_RELAXED);
-}
-
 bool disk_direct(const struct disk *disk)
 {
 	return disk->direct;

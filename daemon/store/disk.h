@@ -5,7 +5,7 @@
  * There are slab files, named by a number and by the size of their slots, which are read
  * and written in place; and named files, small, which are read and written whole. An op
  * is embedded in its owner and submitted from the loop; `done` is called on the loop. The
- * backend is io_uring, threads, or a test's simulated disk.
+ * backend is threads, or a test's simulated disk.
  *
  * Durability. MAKE, REMOVE, NAMED_WRITE and NAMED_REMOVE that complete without a fault
  * survive a loss of power. An incomplete one has happened or has not, never in part: a
@@ -47,15 +47,8 @@ struct loop;
 
 /* ---- life ---- */
 
-enum disk_way {
-	DISK_BEST, /* io_uring; threads if the kernel or its container forbids that */
-	DISK_URING,
-	DISK_THREADS,
-};
-
 struct disk_args {
 	const char *path; /* of an existing directory; access rights are the caller's */
-	enum disk_way way;
 	bool cached; /* uses the page cache even if its file system supports O_DIRECT */
 	uint64_t stop_ns; /* limit of the wait in disk_free(); 0: DISK_STOP_NS */
 	/* Once, from the loop, unless it is closed before. `why` NULL: it is open.
@@ -65,10 +58,8 @@ struct disk_args {
 	void *arg;
 };
 /*
- * Starts to open. Creates the threads, and the io_uring with its restrictions, before the
- * sandbox is entered (later a ring cannot be created, and DISK_BEST takes threads). The
- * directory is opened on a thread. It gets a file `lock`; files that a crash left
- * incomplete are removed. ERR_NOMEM, ERR_LIMIT; DISK_URING: ERR_REQUIRE, with the reason.
+ * Starts to open. The directory is opened on a thread. It gets a file `lock`; files that
+ * a crash left incomplete are removed. ERR_NOMEM, ERR_LIMIT.
  */
 int disk_open(struct loop *loop, const struct disk_args *args, struct disk **disk_p);
 /* New ops end with ERR_STATE. Waiting ones end with ERR_CANCELED; those in progress end
@@ -168,8 +159,7 @@ bool disk_name_ok(const char *name);
 
 /* ---- records ---- */
 
-const char *disk_kind(const struct disk *disk); /* "io_uring", "threads", "simulated" */
-bool disk_direct(const struct disk *disk);	/* open: past the page cache (O_DIRECT) */
+bool disk_direct(const struct disk *disk); /* open: past the page cache (O_DIRECT) */
 
 struct disk_figures {
 	uint64_t reads, writes; /* READ and WRITE that ended without a fault */

@@ -12,7 +12,6 @@
 
 #include "daemon/store/disk.h"
 
-#define DISK_PIECES 32u /* in flight */
 #define DISK_ACTIVE 128u
 #define DISK_TURN 4u
 #define DISK_READS_RUN 15u

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The backend with a real disk: a thread for ops except READ and WRITE ("kvd-disk"), one
- * after another, and those of an engine for pieces. So listing a directory, reserving a
- * file or flushing a cache delays no READ.
+ * after another, and IO_THREADS of them for pieces, which they move by blocking calls. So
+ * listing a directory, reserving a file or flushing a cache delays no READ. io_uring is no
+ * faster for slots of a MiB and more, and its thread would compute all checksums alone.
  *
  * One lock covers lists, queue and flags. It is released around calls and hooks. An op
  * belongs to a thread from its removal from a list, and to the loop once it is in the
@@ -22,7 +23,27 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/base/thread.h"
+#include "daemon/store/disk_dir.h"
 #include "daemon/store/disk_impl.h"
+#include "daemon/store/disk_name.h"
+#include "daemon/store/disk_queue.h"
+
+#define IO_THREADS 8u
+
+struct disk_real {
+	struct disk base;
+	struct disk_dir dir;
+	uint64_t stop_ns;
+
+	pthread_mutex_t lock; /* all below */
+	pthread_cond_t jobs_more, pieces_more, gone;
+	struct list jobs;	 /* ops that are not READ or WRITE, in order */
+	struct disk_queue queue; /* those that are */
+	bool closing, abandoned;
+	unsigned int alive; /* threads */
+	unsigned int thread_count;
+	pthread_t threads[IO_THREADS + 1];
+};
 
 static struct disk_real *real_of(struct disk *disk)
 {
@@ -31,8 +52,6 @@ static struct disk_real *real_of(struct disk *disk)
 
 static void real_destroy(struct disk_real *real)
 {
-	if (real->impl)
-		real->engine->unmake(real);
 	disk_dir_fini(&real->dir);
 	disk_fini(&real->base);
 	pthread_cond_destroy(&real->gone);
@@ -71,7 +90,9 @@ static void real_begin(struct disk_real *real, struct disk_op *op)
 	disk_op_hook(op, op->before);
 }
 
-bool disk_real_next(struct disk_real *real, struct disk_piece *piece)
+/* Under the lock, which it may release meanwhile: the next piece; its file is open and
+ * its op's `before` has run. False: none now. */
+static bool real_next(struct disk_real *real, struct disk_piece *piece)
 {
 	while (disk_queue_next(&real->queue, piece)) {
 		struct disk_op *op = piece->op;
@@ -97,7 +118,9 @@ bool disk_real_next(struct disk_real *real, struct disk_piece *piece)
 	return false;
 }
 
-bool disk_real_back(struct disk_real *real, struct disk_piece *piece, int64_t moved)
+/* This many bytes of the piece were moved, or a negative errno. True: the piece, changed,
+ * continues. */
+static bool real_back(struct disk_real *real, struct disk_piece *piece, int64_t moved)
 {
 	struct disk_op *op = piece->op;
 	enum disk_back back;
@@ -118,7 +141,23 @@ bool disk_real_back(struct disk_real *real, struct disk_piece *piece, int64_t mo
 	return back == DISK_BACK_AGAIN;
 }
 
-void *disk_real_leave(struct disk_real *real)
+static void real_move(struct disk_real *real, struct disk_piece *piece)
+{
+	const struct disk_op *op = piece->op;
+	ssize_t moved;
+
+	do {
+		int fd = op->own.held->fd;
+		off_t at = (off_t)(op->offset + piece->at);
+
+		moved = op->what == DISK_READ
+				? preadv2(fd, piece->iov, piece->iov_count, at, 0)
+				: pwritev2(fd, piece->iov, piece->iov_count, at, 0);
+	} while (real_back(real, piece, moved < 0 ? -errno : moved));
+}
+
+/* The thread's last call. */
+static void *real_leave(struct disk_real *real)
 {
 	bool last;
 
@@ -129,6 +168,28 @@ void *disk_real_leave(struct disk_real *real)
 	if (last)
 		real_destroy(real);
 	return NULL;
+}
+
+static void *real_run_pieces(void *arg)
+{
+	struct disk_real *real = arg;
+	struct disk_piece piece;
+
+	cpu_bulk();
+	pthread_mutex_lock(&real->lock);
+	for (;;) {
+		if (real_next(real, &piece)) {
+			pthread_mutex_unlock(&real->lock);
+			real_move(real, &piece);
+			pthread_mutex_lock(&real->lock);
+		} else if (!real->closing) {
+			pthread_cond_wait(&real->pieces_more, &real->lock);
+		} else {
+			break;
+		}
+	}
+	pthread_mutex_unlock(&real->lock);
+	return real_leave(real);
 }
 
 /* ---- the other ops ---- */
@@ -156,7 +217,7 @@ static struct disk_op *real_job(struct disk_real *real)
 	return link ? list_entry(link, struct disk_op, link) : NULL;
 }
 
-static void *real_run(void *arg)
+static void *real_run_jobs(void *arg)
 {
 	struct disk_real *real = arg;
 	struct disk_op *op;
@@ -171,7 +232,7 @@ static void *real_run(void *arg)
 			disk_op_fail(op, r);
 		real_finish(real, op);
 	}
-	return disk_real_leave(real);
+	return real_leave(real);
 }
 
 /* ---- the loop's side ---- */
@@ -183,7 +244,7 @@ static void real_submit(struct disk *disk, struct disk_op *op)
 	pthread_mutex_lock(&real->lock);
 	if (op->what == DISK_READ || op->what == DISK_WRITE) {
 		disk_queue_put(&real->queue, op);
-		real->engine->kick(real);
+		pthread_cond_signal(&real->pieces_more);
 	} else {
 		list_push_back(&real->jobs, &op->link);
 		pthread_cond_signal(&real->jobs_more);
@@ -210,8 +271,6 @@ static void real_close(struct disk *disk)
 	}
 	pthread_cond_broadcast(&real->jobs_more);
 	pthread_cond_broadcast(&real->pieces_more);
-	if (real->impl)
-		real->engine->kick(real);
 	pthread_mutex_unlock(&real->lock);
 }
 
@@ -263,7 +322,7 @@ static int real_free(struct disk *disk)
 	log_error("store", real->dir.path, "no response; abandoned", "ops=%u",
 		  disk->figures.in_flight);
 	disk_fini(disk);
-	(void)disk_real_leave(real);
+	(void)real_leave(real);
 	return DISK_ABANDONED;
 }
 
@@ -276,32 +335,12 @@ static const struct disk_ops real_ops = {
 
 /* ---- opening ---- */
 
-static int real_engine(struct disk_real *real, enum disk_way way)
-{
-	int r;
-
-	real->engine = way == DISK_THREADS ? &disk_engine_threads : &disk_engine_uring;
-	r = real->engine->make(real);
-	if (r < 0 && way == DISK_BEST && err_last()->code == ERR_REQUIRE) {
-		log_info("store", real->dir.path,
-			 "io_uring is unavailable; using "
-			 "threads",
-			 "why=\"%s\"", err_last()->text);
-		err_clear();
-		real->engine = &disk_engine_threads;
-		r = real->engine->make(real);
-	}
-	disk_queue_init(&real->queue, real->engine->writes_most);
-	real->base.kind = real->engine->kind;
-	return r < 0 ? err_pass(r) : 0;
-}
-
 static int real_thread(struct disk_real *real, const char *name, void *(*run)(void *arg))
 {
 	pthread_t *thread = &real->threads[real->thread_count];
 	int r;
 
-	assert(real->thread_count < DISK_THREADS_MAX);
+	assert(real->thread_count < ARRAY_LEN(real->threads));
 	pthread_mutex_lock(&real->lock);
 	real->alive++;
 	pthread_mutex_unlock(&real->lock);
@@ -323,12 +362,10 @@ static int real_start(struct disk_real *real, struct loop *loop,
 
 	if (r == 0)
 		r = disk_dir_init(&real->dir, args->path, args->cached);
+	for (unsigned int i = 0; r == 0 && i < IO_THREADS; i++)
+		r = real_thread(real, "kvd-disk-io", real_run_pieces);
 	if (r == 0)
-		r = real_engine(real, args->way);
-	for (unsigned int i = 0; r == 0 && i < real->engine->threads; i++)
-		r = real_thread(real, "kvd-disk-io", real->engine->run);
-	if (r == 0)
-		r = real_thread(real, "kvd-disk", real_run);
+		r = real_thread(real, "kvd-disk", real_run_jobs);
 	return r < 0 ? err_pass(r) : 0;
 }
 
@@ -343,7 +380,7 @@ int disk_open(struct loop *loop, const struct disk_args *args, struct disk **dis
 	real->stop_ns = args->stop_ns ? args->stop_ns : DISK_STOP_NS;
 	real->dir.fd = real->dir.lock_fd = -1;
 	list_init(&real->jobs);
-	disk_queue_init(&real->queue, 1);
+	disk_queue_init(&real->queue, IO_THREADS - 1); /* one is there for READs */
 	pthread_mutex_init(&real->lock, NULL);
 	pthread_cond_init(&real->jobs_more, NULL);
 	pthread_cond_init(&real->pieces_more, NULL);

@@ -123,7 +123,6 @@ void files_figures(const struct files *files, struct store_files *figures_p)
 		return;
 	arena_figures(files->arena, &arena);
 	*figures_p = (struct store_files){
-		.way = files->disk ? disk_kind(files->disk) : "none",
 		.open = files->open,
 		.scanned = files->scanned,
 		.readonly = files->readonly,

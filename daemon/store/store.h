@@ -252,7 +252,6 @@ struct store_figures {
 	struct store_home home;	  /* updates from other daemons */
 	struct store_files {
 		const char *dir; /* NULL: no files */
-		const char *way; /* the I/O method */
 		bool open, scanned, readonly, direct;
 		bool full;	       /* no space for another file */
 		bool stands;	       /* the disk has not responded for some seconds */

@@ -28,6 +28,7 @@
 #include "daemon/config/config.h"
 #include "daemon/session/region.h"
 #include "daemon/store/disk_impl.h"
+#include "daemon/store/disk_name.h"
 #include "daemon/store/files_class.h"
 #include "daemon/store/files_impl.h"
 #include "daemon/store/store_impl.h"

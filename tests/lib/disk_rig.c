@@ -21,11 +21,9 @@
 #define CASES_MAX 256u
 
 const struct disk_impl disk_impls[DISK_IMPLS] = {
-	{.name = "io_uring", .way = DISK_URING},
-	{.name = "threads", .way = DISK_THREADS},
+	{.name = "threads"},
+	{.name = "threads, cached", .cached = true},
 	{.name = "simulated", .simulated = true},
-	{.name = "io_uring, cached", .way = DISK_URING, .cached = true},
-	{.name = "threads, cached", .way = DISK_THREADS, .cached = true},
 };
 
 /* ---- life ---- */
@@ -50,11 +48,6 @@ void rig_open(struct disk_rig *rig)
 	rig->opened = false;
 	r = rig->sim ? disk_sim_open(rig->sim, rig->loop, &rig->args, &rig->disk)
 		     : disk_open(rig->loop, &rig->args, &rig->disk);
-	if (r < 0 && err_last()->code == ERR_REQUIRE) {
-		print_message("needs io_uring: %s\n", err_last()->text);
-		rig_end(rig);
-		skip();
-	}
 	assert_int_equal(r, 0);
 	while (!rig->opened) {
 		rig_turn(rig);
@@ -64,11 +57,9 @@ void rig_open(struct disk_rig *rig)
 
 void rig_begin_at(struct disk_rig *rig, const struct disk_impl *impl, const char *path)
 {
-	*rig = (struct disk_rig){.impl = impl,
-				 .args = {.way = impl->way,
-					  .cached = impl->cached,
-					  .on_open = on_open,
-					  .arg = rig}};
+	*rig = (struct disk_rig){
+		.impl = impl,
+		.args = {.cached = impl->cached, .on_open = on_open, .arg = rig}};
 	snprintf(rig->path, sizeof(rig->path), "%s", path);
 	rig->args.path = rig->path;
 	if (impl->simulated) {

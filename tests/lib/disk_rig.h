@@ -18,11 +18,10 @@
 
 struct disk_impl {
 	const char *name;
-	enum disk_way way;
 	bool cached, simulated;
 };
-/* io_uring, threads, each by the page cache, too, and the simulated one. */
-#define DISK_IMPLS 5u
+/* Threads past the page cache and by it, and the simulated one. */
+#define DISK_IMPLS 3u
 extern const struct disk_impl disk_impls[DISK_IMPLS];
 
 #define RIG_CAPACITY (UINT64_C(256) << 20) /* of a simulated disk */
@@ -45,7 +44,6 @@ struct rig_op {
 	unsigned int order; /* 1: its `done` was the first of the rig's; 0: not yet */
 };
 
-/* Skips where there is no such kind. */
 void rig_begin(struct disk_rig *rig, const struct disk_impl *impl);
 void rig_begin_at(struct disk_rig *rig, const struct disk_impl *impl, const char *path);
 void rig_end(struct disk_rig *rig); /* nothing is left in the directory but files */

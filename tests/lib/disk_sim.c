@@ -13,7 +13,11 @@
 #include "daemon/base/mem.h"
 #include "daemon/loop/loop.h"
 #include "daemon/store/disk_impl.h"
+#include "daemon/store/disk_name.h"
+#include "daemon/store/disk_queue.h"
 #include "tests/lib/disk_sim_impl.h"
+
+#define SIM_PIECES 32u /* in flight */
 
 struct sim_slot {
 	struct loop_timer timer;
@@ -31,7 +35,7 @@ struct sim_disk {
 	struct disk_op *job; /* under way */
 	bool job_hangs, job_flushed;
 	struct loop_timer opening, job_timer;
-	struct sim_slot slots[DISK_PIECES];
+	struct sim_slot slots[SIM_PIECES];
 };
 
 static int job_sync(struct sim_disk *disk, const struct disk_op *op)
@@ -252,7 +256,7 @@ static void sim_begin(struct sim_disk *disk, struct disk_op *op)
 
 static void sim_fill(struct sim_disk *disk)
 {
-	for (unsigned int i = 0; i < DISK_PIECES; i++) {
+	for (unsigned int i = 0; i < SIM_PIECES; i++) {
 		struct sim_slot *slot = &disk->slots[i];
 
 		while (!slot->busy && disk_queue_next(&disk->queue, &slot->piece)) {
@@ -321,7 +325,7 @@ static bool sim_idle(const struct disk *base)
 	const struct sim_disk *disk = disk_of((struct disk *)base);
 	bool idle = !disk->job;
 
-	for (unsigned int i = 0; i < DISK_PIECES; i++)
+	for (unsigned int i = 0; i < SIM_PIECES; i++)
 		idle = idle && !disk->slots[i].busy;
 	return idle;
 }
@@ -332,7 +336,7 @@ static int sim_free(struct disk *base)
 	struct sim_disk *disk = disk_of(base);
 	bool idle;
 
-	for (unsigned int i = 0; i < DISK_PIECES; i++) {
+	for (unsigned int i = 0; i < SIM_PIECES; i++) {
 		struct sim_slot *slot = &disk->slots[i];
 
 		while (slot->busy && !slot->hangs) {
@@ -389,14 +393,13 @@ int disk_sim_open(struct disk_sim *sim, struct loop *loop, const struct disk_arg
 		mem_free(disk);
 		return err_pass(r);
 	}
-	disk->base.kind = "simulated";
 	disk->sim = sim;
 	disk->loop = loop;
-	disk_queue_init(&disk->queue, DISK_PIECES * 3 / 4);
+	disk_queue_init(&disk->queue, SIM_PIECES * 3 / 4);
 	list_init(&disk->jobs);
 	loop_timer_init(&disk->opening, loop, on_opening);
 	loop_timer_init(&disk->job_timer, loop, on_job_timer);
-	for (unsigned int i = 0; i < DISK_PIECES; i++) {
+	for (unsigned int i = 0; i < SIM_PIECES; i++) {
 		disk->slots[i].disk = disk;
 		loop_timer_init(&disk->slots[i].timer, loop, on_slot_timer);
 	}
@@ -433,7 +436,7 @@ static void lose_ops(struct sim_disk *disk)
 	struct disk_op *op;
 	struct list *link;
 
-	for (unsigned int i = 0; i < DISK_PIECES; i++) {
+	for (unsigned int i = 0; i < SIM_PIECES; i++) {
 		struct sim_slot *slot = &disk->slots[i];
 
 		loop_timer_stop(&slot->timer);
@@ -464,7 +467,7 @@ void disk_sim_power_loss(struct disk_sim *sim)
 	struct sim_disk *disk = sim->disk;
 	struct sim_file *file;
 
-	for (unsigned int i = 0; disk && i < DISK_PIECES; i++)
+	for (unsigned int i = 0; disk && i < SIM_PIECES; i++)
 		lose_slot(disk, &disk->slots[i]);
 	if (disk && disk->job) {
 		loop_timer_stop(&disk->job_timer);

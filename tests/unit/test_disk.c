@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One suite over every disk that there is here: io_uring, threads, each past and by the
- * page cache, and the simulated one. What only one kind can be asked is in
+ * One suite over every disk that there is here: threads past and by the page cache, and
+ * the simulated one. What only one kind can be asked is in
  * test_disk_real.c and test_disk_sim.c.
  */
 #include "daemon/store/disk.h"

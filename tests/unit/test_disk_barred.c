@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A disk in a process that has given up system calls, each in a child: the daemon's
- * sandbox, entered behind the opening as kvd does, or before; io_uring barred as
- * containers do; and barred while it is at work.
+ * sandbox, entered behind the opening as kvd does, or before.
  */
-#include <errno.h>
-#include <seccomp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,22 +18,7 @@
 #define KIB UINT64_C(1024)
 #define MIB (KIB * KIB)
 
-enum bar { BAR_SANDBOX_LATER, BAR_SANDBOX_FIRST, BAR_ENTER, BAR_SETUP };
-
-static int bar_call(int number, int no)
-{
-	scmp_filter_ctx filter = seccomp_init(SCMP_ACT_ALLOW);
-	int r = filter ? 0 : -1;
-
-	if (r == 0)
-		r = seccomp_attr_set(filter, SCMP_FLTATR_CTL_TSYNC, 1);
-	if (r == 0)
-		r = seccomp_rule_add(filter, SCMP_ACT_ERRNO((uint32_t)no), number, 0);
-	if (r == 0)
-		r = seccomp_load(filter);
-	seccomp_release(filter);
-	return r;
-}
+enum bar { BAR_SANDBOX_LATER, BAR_SANDBOX_FIRST };
 
 static int bar_now(enum bar bar, const char *path, bool opened)
 {
@@ -49,10 +31,6 @@ static int bar_now(enum bar bar, const char *path, bool opened)
 		return opened			   ? 0
 		       : sandbox_files(places) < 0 ? -1
 						   : sandbox_enter(SANDBOX_MAIN);
-	case BAR_ENTER:
-		return opened ? bar_call(SCMP_SYS(io_uring_enter), ENOSYS) : 0;
-	case BAR_SETUP:
-		return opened ? 0 : bar_call(SCMP_SYS(io_uring_setup), EPERM);
 	}
 	return -1;
 }
@@ -60,7 +38,7 @@ static int bar_now(enum bar bar, const char *path, bool opened)
 #define CHILD_OPS 64u
 #define CHILD_SLOT (3 * MIB)
 
-static bool child_moves(struct disk_rig *rig, enum disk_what what, uint8_t *m, bool bar)
+static bool child_moves(struct disk_rig *rig, enum disk_what what, uint8_t *m)
 {
 	static struct rig_op ops[CHILD_OPS];
 
@@ -68,11 +46,6 @@ static bool child_moves(struct disk_rig *rig, enum disk_what what, uint8_t *m, b
 		ops[i] = rig_move(what, 1, CHILD_SLOT, i % 8 * CHILD_SLOT,
 				  m + i % 8 * CHILD_SLOT, CHILD_SLOT, 4 * KIB);
 		rig_submit(rig, &ops[i]);
-		if (bar && i == CHILD_OPS / 2) {
-			loop_turn(rig->loop, 0);
-			if (bar_call(SCMP_SYS(io_uring_enter), ENOSYS) < 0)
-				return false;
-		}
 	}
 	rig_all(rig);
 	for (unsigned int i = 0; i < CHILD_OPS; i++) {
@@ -93,7 +66,7 @@ static bool child_does(struct disk_rig *rig, struct rig_op op)
 	return good;
 }
 
-static bool child_all(struct disk_rig *rig, bool bar)
+static bool child_all(struct disk_rig *rig)
 {
 	uint8_t *m = rig_memory(8 * CHILD_SLOT);
 	struct disk_list list;
@@ -104,14 +77,14 @@ static bool child_all(struct disk_rig *rig, bool bar)
 	good = child_does(rig, rig_make(1, CHILD_SLOT, 8 * CHILD_SLOT));
 	for (unsigned int i = 0; i < 8; i++)
 		rig_fill(m + i * CHILD_SLOT, CHILD_SLOT, i);
-	good = good && child_moves(rig, DISK_WRITE, m, false) &&
+	good = good && child_moves(rig, DISK_WRITE, m) &&
 	       child_does(rig, rig_file(DISK_SYNC, 1, CHILD_SLOT)) &&
 	       child_does(rig, rig_named(DISK_NAMED_WRITE, "c", m, MIB)) &&
 	       child_does(rig, rig_named(DISK_NAMED_READ, "c", m, MIB)) &&
 	       child_does(rig, listing) &&
 	       child_does(rig, rig_named(DISK_NAMED_REMOVE, "c", NULL, 0));
 	memset(m, 0, 8 * CHILD_SLOT);
-	good = good && child_moves(rig, DISK_READ, m, bar);
+	good = good && child_moves(rig, DISK_READ, m);
 	for (unsigned int i = 0; i < 8; i++)
 		good = good && rig_is(m + i * CHILD_SLOT, CHILD_SLOT, i);
 	good = good && child_does(rig, rig_file(DISK_REMOVE, 1, CHILD_SLOT));
@@ -122,45 +95,34 @@ static bool child_all(struct disk_rig *rig, bool bar)
 }
 
 /* 0: all is well; 77: has no sandbox */
-static int child_run(enum bar bar, const char *path, const char **kind_p)
+static int child_run(enum bar bar, const char *path)
 {
-	const struct disk_impl impl = {.name = "best", .way = DISK_BEST};
 	struct disk_rig rig;
 	bool good;
 
-	if (bar <= BAR_SANDBOX_FIRST) {
-		if (sandbox_prepare(true) < 0)
-			return 2;
-		if (!*sandbox_words())
-			return 77;
-	}
+	if (sandbox_prepare(true) < 0)
+		return 2;
+	if (!*sandbox_words())
+		return 77;
 	if (bar_now(bar, path, false) < 0)
 		return 3;
-	rig_begin_at(&rig, &impl, path);
-	if (bar != BAR_ENTER && bar_now(bar, path, true) < 0)
+	rig_begin_at(&rig, &disk_impls[0], path);
+	if (bar_now(bar, path, true) < 0)
 		return 4;
-	good = child_all(&rig, bar == BAR_ENTER);
-	*kind_p = disk_kind(rig.disk);
+	good = child_all(&rig);
 	return good && disk_free(rig.disk) == 0 ? 0 : 5;
 }
 
-static void judge_child(enum bar bar, const char *kind)
+static void judge_child(enum bar bar)
 {
-	const char *own = "";
 	char path[64];
 	int status = -1;
 	pid_t pid;
 
 	assert_non_null(mkdtemp(tmp_path(path, sizeof(path), "disk-XXXXXX")));
 	pid = fork();
-	if (pid == 0) {
-		int r = child_run(bar, path, &own);
-
-		if (r == 0 && kind && strcmp(own, kind) != 0)
-			r = 6;
-		fprintf(stderr, "%s\n", own);
-		_exit(r);
-	}
+	if (pid == 0)
+		_exit(child_run(bar, path));
 	assert_int_equal(waitpid(pid, &status, 0), pid);
 	assert_true(WIFEXITED(status));
 	rig_remove(path);
@@ -174,25 +136,13 @@ static void judge_child(enum bar bar, const char *kind)
 static void disk_serves_in_the_sandbox(void **state)
 {
 	(void)state;
-	judge_child(BAR_SANDBOX_LATER, NULL);
+	judge_child(BAR_SANDBOX_LATER);
 }
 
-static void disk_in_sandbox_uses_threads(void **state)
+static void disk_opened_in_the_sandbox_serves(void **state)
 {
 	(void)state;
-	judge_child(BAR_SANDBOX_FIRST, "threads");
-}
-
-static void ring_failed_is_replaced_by_thread(void **state)
-{
-	(void)state;
-	judge_child(BAR_ENTER, "threads");
-}
-
-static void barred_ring_is_replaced_by_threads(void **state)
-{
-	(void)state;
-	judge_child(BAR_SETUP, "threads");
+	judge_child(BAR_SANDBOX_FIRST);
 }
 
 int main(void)
@@ -200,13 +150,10 @@ int main(void)
 	static const struct rig_case cases[] = {
 #define CASE(fn) {#fn, fn}
 		CASE(disk_serves_in_the_sandbox),
-		CASE(disk_in_sandbox_uses_threads),
-		CASE(ring_failed_is_replaced_by_thread),
-		CASE(barred_ring_is_replaced_by_threads),
+		CASE(disk_opened_in_the_sandbox_serves),
 #undef CASE
 	};
-	static const struct disk_impl best = {.name = "best", .way = DISK_BEST};
 
-	rig_add(cases, ARRAY_LEN(cases), &best, 1);
+	rig_add(cases, ARRAY_LEN(cases), disk_impls, 1);
 	return rig_run();
 }

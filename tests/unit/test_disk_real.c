@@ -3,8 +3,7 @@
  * What only a real disk can be asked: the order of its calls, faults of those, file
  * systems that are full, a device that hangs, names that others made.
  *
- * Calls of libc's are this program's own here, and go on to the kernel; those of io_uring
- * go by no function.
+ * Calls of libc's are this program's own here, and go on to the kernel.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -611,14 +610,12 @@ static void opener_waits_for_ending_holder(void **state)
 	rig_end(&rig);
 }
 
-static void kind_is_reported(void **state)
+static void disk_cached_is_not_direct(void **state)
 {
 	const struct disk_impl *impl = *state;
 	struct disk_rig rig;
 
 	rig_begin(&rig, impl);
-	assert_string_equal(disk_kind(rig.disk),
-			    impl->way == DISK_URING ? "io_uring" : "threads");
 	if (impl->cached)
 		assert_false(disk_direct(rig.disk));
 	print_message("%s: %s\n", impl->name,
@@ -750,7 +747,7 @@ int main(void)
 {
 	static const struct rig_case cases[] = {
 #define CASE(fn) {#fn, fn}
-		CASE(kind_is_reported),
+		CASE(disk_cached_is_not_direct),
 		CASE(name_appears_after_content_is_flushed),
 		CASE(creation_failed_leaves_no_file),
 		CASE(failed_named_write_keeps_the_old_content),
@@ -765,19 +762,15 @@ int main(void)
 		CASE(disk_opened_without_memory_is_not_there),
 		CASE(list_without_memory_is_refused),
 		CASE(full_file_system_is_reported_and_unchanged),
-	};
-	static const struct rig_case by_calls[] = {
 		CASE(device_fault_names_file_and_offset),
 		CASE(transfers_short_are_continued),
 	};
 #undef CASE
 	static const struct disk_impl impls[] = {
-		{.name = "io_uring", .way = DISK_URING},
-		{.name = "threads", .way = DISK_THREADS},
-		{.name = "threads, cached", .way = DISK_THREADS, .cached = true},
+		{.name = "threads"},
+		{.name = "threads, cached", .cached = true},
 	};
 
-	rig_add(by_calls, ARRAY_LEN(by_calls), impls + 1, 2);
-	rig_add(cases, ARRAY_LEN(cases), impls, 3);
+	rig_add(cases, ARRAY_LEN(cases), impls, ARRAY_LEN(impls));
 	return rig_run();
 }
