@@ -484,13 +484,3 @@ void json_freep(cJSON **json)
 {
 	cJSON_Delete(*json);
 }
-
-int json_add_u64(cJSON *obj, const char *name, uint64_t v)
-{
-	char text[24];
-
-	snprintf(text, sizeof(text), "%" PRIu64, v);
-	if (!cJSON_AddStringToObject(obj, name, text))
-		return err_raise(ERR_NOMEM, "out of memory for '%s'", name);
-	return 0;
-}

@@ -64,7 +64,5 @@ void json_pack_lists(cJSON *tree);
 /* Refuse members that are not in `names` (NULL-terminated): ERR_INVAL. */
 int json_only(const cJSON *obj, const char *const *names);
 void json_freep(cJSON **json);
-/* Building: adds a decimal string; ERR_NOMEM. */
-int json_add_u64(cJSON *obj, const char *name, uint64_t v);
 
 #endif

@@ -13,7 +13,7 @@
 #include "daemon/attend/attend.h"
 #include "daemon/attend/commands_attend.h"
 #include "daemon/base/context.h"
-#include "daemon/request/brief.h"
+#include "daemon/request/out.h"
 #include "daemon/session/session.h"
 
 static const char *const kinds[] = {"mla", "gqa", NULL};
@@ -146,7 +146,8 @@ static int open_run(struct request *req)
 	struct attend_facts facts;
 	struct attend_args args;
 	struct attend *attend;
-	struct brief brief;
+	struct reply reply;
+	struct text *out;
 	int r;
 
 	if (!attends_of(req->kvd))
@@ -157,15 +158,14 @@ static int open_run(struct request *req)
 	if (r < 0)
 		return err_pass(r);
 	attend_facts(attend, &facts);
-	brief_init(&brief);
-	brief_number(&brief, "attend", (double)facts.id);
-	brief_number(&brief, "seat_bytes", (double)facts.seat_bytes);
-	brief_number(&brief, "q", (double)facts.q);
-	brief_number(&brief, "o", (double)facts.o);
-	brief_number(&brief, "m", (double)facts.m);
-	brief_number(&brief, "l", (double)facts.l);
-	request_reply_brief(req, &brief);
-	return 0;
+	out = reply_begin(&reply, req);
+	out_number(out, "attend", facts.id);
+	out_number(out, "seat_bytes", facts.seat_bytes);
+	out_number(out, "q", facts.q);
+	out_number(out, "o", facts.o);
+	out_number(out, "m", facts.m);
+	out_number(out, "l", facts.l);
+	return reply_end(&reply);
 }
 
 /* ---- attention.close ---- */
@@ -186,8 +186,7 @@ static int close_run(struct request *req)
 	if (!attend)
 		return err_pass(-ENOENT);
 	attend_close(attend);
-	request_reply(req, NULL);
-	return 0;
+	return request_reply(req);
 }
 
 const struct command attend_commands[] = {

@@ -15,6 +15,7 @@
 #include "daemon/attend/commands_attend.h"
 #include "daemon/base/context.h"
 #include "daemon/request/commands.h"
+#include "daemon/request/out.h"
 #include "daemon/cost/live.h"
 #include "daemon/store/store.h"
 #include "daemon/handshake/handshake.h"
@@ -31,48 +32,47 @@ static int cost_needs(const struct kvd *kvd)
 
 static int cost_page_run(struct request *req)
 {
-	cJSON *result;
+	struct reply reply;
 	int fd, r = cost_needs(req->kvd);
 
 	if (r < 0)
 		return err_pass(r);
-	result = request_result();
-	if (!result)
-		return err_pass(-ENOMEM);
+	reply_begin(&reply, req);
 	fd = cost_page_fd(live_page(store_costs(req->kvd)));
 	calibrate_all(attends_of(req->kvd));
-	request_reply_fds(req, result, &fd, 1);
-	return 0;
+	return reply_end_fds(&reply, &fd, 1);
 }
 
 /* ---- cost.show ---- */
 
-static bool add_figure(cJSON *to, const char *name, const struct cost_figure *figure)
+static void put_figure(struct text *out, const char *name,
+		       const struct cost_figure *figure)
 {
-	cJSON *f = figure->count ? cJSON_AddObjectToObject(to, name) : NULL;
-
-	if (!figure->count)
-		return cJSON_AddNullToObject(to, name);
-	return f && cJSON_AddNumberToObject(f, "value", figure->value) &&
-	       cJSON_AddNumberToObject(f, "mad", figure->mad) &&
-	       cJSON_AddNumberToObject(f, "error", figure->error) &&
-	       cJSON_AddNumberToObject(f, "count", figure->count) &&
-	       cJSON_AddNumberToObject(f, "at_s", figure->at_s);
+	if (!figure->count) {
+		out_null(out, name);
+		return;
+	}
+	out_object(out, name);
+	out_double(out, "value", figure->value);
+	out_double(out, "mad", figure->mad);
+	out_double(out, "error", figure->error);
+	out_number(out, "count", figure->count);
+	out_number(out, "at_s", figure->at_s);
+	out_close(out, '}');
 }
 
-static bool add_link(cJSON *list, const struct cost_link *link)
+static void put_link(struct text *out, const struct cost_link *link)
 {
-	cJSON *json = cJSON_CreateObject();
-
-	return json && cJSON_AddItemToArray(list, json) &&
-	       cJSON_AddStringToObject(json, "transport", link->name) &&
-	       add_figure(json, "probe_us", &link->probe) &&
-	       add_figure(json, "turn_us", &link->turn) &&
-	       add_figure(json, "bytes_per_us", &link->bandwidth) &&
-	       add_figure(json, "pull_us", &link->pull_probe) &&
-	       add_figure(json, "pull_bytes_per_us", &link->pull_bandwidth) &&
-	       add_figure(json, "congestion", &link->congestion) &&
-	       cJSON_AddNumberToObject(json, "model_error", link->model_error);
+	out_object(out, NULL);
+	out_text(out, "transport", link->name);
+	put_figure(out, "probe_us", &link->probe);
+	put_figure(out, "turn_us", &link->turn);
+	put_figure(out, "bytes_per_us", &link->bandwidth);
+	put_figure(out, "pull_us", &link->pull_probe);
+	put_figure(out, "pull_bytes_per_us", &link->pull_bandwidth);
+	put_figure(out, "congestion", &link->congestion);
+	out_double(out, "model_error", link->model_error);
+	out_close(out, '}');
 }
 
 static const struct remote *remote_of(const struct kvd *kvd, const uint8_t *key)
@@ -86,82 +86,81 @@ static const struct remote *remote_of(const struct kvd *kvd, const uint8_t *key)
 	return NULL;
 }
 
-static bool add_peer(cJSON *list, const struct kvd *kvd, const struct cost_peer *peer)
+static void put_peer(struct text *out, const struct kvd *kvd,
+		     const struct cost_peer *peer)
 {
 	const struct remote *remote = remote_of(kvd, peer->key);
-	cJSON *json = cJSON_CreateObject(), *links = NULL;
-	bool ok = json && cJSON_AddItemToArray(list, json) &&
-		  result_add_hex(json, "instance", peer->key, COST_KEY_BYTES) &&
-		  cJSON_AddStringToObject(json, "endpoint",
-					  remote ? remote->peer->endpoint : "") &&
-		  cJSON_AddBoolToObject(json, "stale", peer->stale) &&
-		  add_figure(json, "wait_us", &peer->wait) &&
-		  cJSON_AddNumberToObject(json, "requesters", peer->requesters);
 
-	if (ok)
-		links = cJSON_AddArrayToObject(json, "links");
-	ok = links;
-	for (unsigned int i = 0; ok && i < peer->link_count; i++)
-		ok = add_link(links, &peer->links[i]);
-	return ok;
+	out_object(out, NULL);
+	out_hex(out, "instance", peer->key, COST_KEY_BYTES);
+	out_text(out, "endpoint", remote ? remote->peer->endpoint : "");
+	out_bool(out, "stale", peer->stale);
+	put_figure(out, "wait_us", &peer->wait);
+	out_double(out, "requesters", peer->requesters);
+	out_array(out, "links");
+	for (unsigned int i = 0; i < peer->link_count; i++)
+		put_link(out, &peer->links[i]);
+	out_close(out, ']');
+	out_close(out, '}');
 }
 
-static bool add_speed(cJSON *list, const struct cost_speed *speed)
+static void put_speed(struct text *out, const struct cost_speed *speed)
 {
 	const struct cost_shape *s = &speed->shape;
-	cJSON *json = cJSON_CreateObject();
 
-	return json && cJSON_AddItemToArray(list, json) &&
-	       result_add_hex(json, "instance", speed->key, COST_KEY_BYTES) &&
-	       cJSON_AddNumberToObject(json, "heads", s->heads) &&
-	       cJSON_AddNumberToObject(json, "kv_heads", s->kv_heads) &&
-	       cJSON_AddNumberToObject(json, "dqk", s->dqk) &&
-	       cJSON_AddNumberToObject(json, "dv", s->dv) &&
-	       add_figure(json, "fixed_us", &speed->compute.fixed) &&
-	       add_figure(json, "row_us", &speed->compute.row) &&
-	       add_figure(json, "bytes_per_us", &speed->compute.memory) &&
-	       add_figure(json, "flop_per_us", &speed->compute.flops) &&
-	       add_figure(json, "attend", &speed->attend);
+	out_object(out, NULL);
+	out_hex(out, "instance", speed->key, COST_KEY_BYTES);
+	out_number(out, "heads", s->heads);
+	out_number(out, "kv_heads", s->kv_heads);
+	out_number(out, "dqk", s->dqk);
+	out_number(out, "dv", s->dv);
+	put_figure(out, "fixed_us", &speed->compute.fixed);
+	put_figure(out, "row_us", &speed->compute.row);
+	put_figure(out, "bytes_per_us", &speed->compute.memory);
+	put_figure(out, "flop_per_us", &speed->compute.flops);
+	put_figure(out, "attend", &speed->attend);
+	out_close(out, '}');
 }
 
-static bool add_home(cJSON *to, const struct cost_page *page)
+static void put_home(struct text *out, const struct cost_page *page)
 {
 	struct cost_home home;
-	cJSON *json = cJSON_AddObjectToObject(to, "home");
 
-	if (cost_page_home(page, &home))
-		return json;
-	return json && add_figure(json, "merge_us", &home.merge) &&
-	       add_figure(json, "merge_row_us", &home.merge_row) &&
-	       add_figure(json, "splice_us", &home.splice) &&
-	       add_figure(json, "splice_token_us", &home.splice_token);
+	out_object(out, "home");
+	if (!cost_page_home(page, &home)) {
+		put_figure(out, "merge_us", &home.merge);
+		put_figure(out, "merge_row_us", &home.merge_row);
+		put_figure(out, "splice_us", &home.splice);
+		put_figure(out, "splice_token_us", &home.splice_token);
+	}
+	out_close(out, '}');
 }
 
 static int cost_show_run(struct request *req)
 {
 	const struct kvd *kvd = req->kvd;
-	cJSON *result, *peers, *speeds;
+	const struct live *costs = store_costs(kvd);
 	struct cost_speed speed;
 	struct cost_peer peer;
+	struct reply reply;
+	struct text *out;
 	int r = cost_needs(kvd);
-	bool ok;
 
 	if (r < 0)
 		return err_pass(r);
-	result = request_result();
-	if (!result)
-		return err_pass(-ENOMEM);
-	peers = cJSON_AddArrayToObject(result, "peers");
-	speeds = cJSON_AddArrayToObject(result, "speeds");
-	ok = peers && speeds && add_home(result, live_page(store_costs(kvd)));
-	for (unsigned int i = 0; ok && live_peer_at(store_costs(kvd), i, &peer); i++) {
+	out = reply_begin(&reply, req);
+	out_array(out, "peers");
+	for (unsigned int i = 0; live_peer_at(costs, i, &peer); i++) {
 		if (peer.link_count)
-			ok = add_peer(peers, kvd, &peer);
+			put_peer(out, kvd, &peer);
 	}
-	for (unsigned int i = 0;
-	     ok && cost_page_speed_at(live_page(store_costs(kvd)), &i, &speed);)
-		ok = add_speed(speeds, &speed);
-	return request_finish(req, result, ok);
+	out_close(out, ']');
+	out_array(out, "speeds");
+	for (unsigned int i = 0; cost_page_speed_at(live_page(costs), &i, &speed);)
+		put_speed(out, &speed);
+	out_close(out, ']');
+	put_home(out, live_page(costs));
+	return reply_end(&reply);
 }
 
 /* ---- cost.calibrate ---- */
@@ -185,33 +184,26 @@ static void calibrate_done(void *owner, const struct calibrate_result *result,
 			   const struct err *why)
 {
 	struct request *req = owner;
-	cJSON *json = why ? NULL : request_result(), *list = NULL;
-	bool ok = json;
+	struct reply reply;
+	struct text *out;
 
 	if (why) {
 		request_fail(req, why);
 		return;
 	}
-	if (ok)
-		list = cJSON_AddArrayToObject(json, "echoes");
-	ok = list && cJSON_AddNumberToObject(json, "bytes", (double)result->bytes);
-	for (uint32_t i = 0; ok && i < result->size_count; i++) {
-		cJSON *one = cJSON_CreateObject();
-
-		ok = one && cJSON_AddItemToArray(list, one) &&
-		     cJSON_AddNumberToObject(one, "bytes",
-					     (double)result->sizes[i].bytes) &&
-		     cJSON_AddNumberToObject(one, "us", result->sizes[i].us) &&
-		     cJSON_AddNumberToObject(one, "mad_us", result->sizes[i].mad_us) &&
-		     cJSON_AddNumberToObject(one, "count", result->sizes[i].count);
+	out = reply_begin(&reply, req);
+	out_array(out, "echoes");
+	for (uint32_t i = 0; i < result->size_count; i++) {
+		out_object(out, NULL);
+		out_number(out, "bytes", result->sizes[i].bytes);
+		out_double(out, "us", result->sizes[i].us);
+		out_double(out, "mad_us", result->sizes[i].mad_us);
+		out_number(out, "count", result->sizes[i].count);
+		out_close(out, '}');
 	}
-	if (!ok) {
-		cJSON_Delete(json);
-		err_raise(ERR_NOMEM, "out of memory for the reply");
-		request_fail_last(req);
-		return;
-	}
-	request_reply(req, json);
+	out_close(out, ']');
+	out_number(out, "bytes", result->bytes);
+	reply_end(&reply);
 }
 
 static struct remote *cost_remote(const struct kvd *kvd, const char *words)

@@ -5,9 +5,15 @@
 
 #define DIGITS_MAX 20u /* of 2^64 - 1 */
 
+struct text text_on(char *space, size_t size)
+{
+	return (struct text){.data = space, .cap = size, .borrowed = true};
+}
+
 void text_fini(struct text *text)
 {
-	mem_free(text->data);
+	if (!text->borrowed)
+		mem_free(text->data);
 	*text = (struct text){0};
 }
 
@@ -18,11 +24,14 @@ static bool grow(struct text *text, size_t more)
 
 	while (cap - text->len <= more)
 		cap *= 2;
-	data = mem_regrow(text->data, cap, 1);
+	data = mem_regrow(text->borrowed ? NULL : text->data, cap, 1);
 	if (!data) {
 		text->failed = true;
 		return false;
 	}
+	if (text->borrowed)
+		memcpy(data, text->data, text->len);
+	text->borrowed = false;
 	text->data = data;
 	text->cap = cap;
 	return true;

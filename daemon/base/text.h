@@ -13,11 +13,14 @@
 #include <string.h>
 
 struct text {
-	char *data; /* heap, ends with a NUL once something was put */
+	char *data; /* ends with a NUL once something was put */
 	size_t len, cap;
-	bool failed; /* no memory */
+	bool failed;   /* no memory */
+	bool borrowed; /* data is the caller's, and not the heap's yet */
 };
 
+/* An empty one that needs no memory until it is longer than `space`. */
+struct text text_on(char *space, size_t size);
 void text_fini(struct text *text);
 void text_put(struct text *text, const char *bytes, size_t len);
 void text_u64(struct text *text, uint64_t value); /* decimal */

@@ -20,6 +20,7 @@
 #include "daemon/cluster/groups.h"
 #include "daemon/cluster/loads.h"
 #include "daemon/cluster/record.h"
+#include "daemon/request/out.h"
 #include "daemon/request/reply_walk.h"
 #include "daemon/session/session.h"
 #include "proto/json.h"
@@ -55,11 +56,9 @@ struct ranks_walk {
 
 static void put_place(struct text *text, const struct place *place)
 {
-	text_string(text, "{\"worker\":", place->worker);
-	for (unsigned int i = 0; i < PLACE_AXES; i++) {
-		text_string(text, ",", rank_names[i]);
-		text_number(text, ":", place->rank[i]);
-	}
+	out_text(text, "worker", place->worker);
+	for (unsigned int i = 0; i < PLACE_AXES; i++)
+		out_number(text, rank_names[i], place->rank[i]);
 }
 
 static void put_record(struct text *text, const struct record *record)
@@ -67,20 +66,18 @@ static void put_record(struct text *text, const struct record *record)
 	char endpoint[LINK_ENDPOINT_MAX];
 
 	record_dial(record, endpoint);
-	for (unsigned int i = 0; i < PLACE_AXES; i++) {
-		text_string(text, ",", size_names[i]);
-		text_number(text, ":", record->size[i]);
-	}
+	for (unsigned int i = 0; i < PLACE_AXES; i++)
+		out_number(text, size_names[i], record->size[i]);
 	record_put(text, record);
-	text_string(text, ",\"endpoint\":", endpoint);
-	text_string(text, ",\"pool\":", record->pool_count ? record->pools[0].name : "");
-	text_string(text, ",\"summary\":", record->summary);
-	text_puts(text, ",\"pools\":[");
+	out_text(text, "endpoint", endpoint);
+	out_text(text, "pool", record->pool_count ? record->pools[0].name : "");
+	out_text(text, "summary", record->summary);
+	out_array(text, "pools");
 	for (unsigned int i = 0; i < record->pool_count; i++) {
 		text_puts(text, i ? "," : "");
 		record_put_pool(text, &record->pools[i]);
 	}
-	text_puts(text, "]");
+	out_close(text, ']');
 }
 
 /* The directory stores the load as text. It is copied if it is exactly one object
@@ -101,6 +98,7 @@ static int put_rank(struct ranks_walk *walk, const struct reply_rank *rank)
 	struct text *text = &walk->reply.text;
 	int r;
 
+	out_object(text, NULL);
 	put_place(text, &rank->place);
 	if (rank->record) {
 		r = record_read(rank->record, &walk->record); /* checked when it was
@@ -110,15 +108,8 @@ static int put_rank(struct ranks_walk *walk, const struct reply_rank *rank)
 		put_record(text, &walk->record);
 		put_load(text, rank->record + strlen(rank->record) + 1);
 	}
-	text_puts(text, "}");
+	out_close(text, '}');
 	return 0;
-}
-
-static void put_flag(struct text *text, const char *name, bool value)
-{
-	text_puts(text, ",\"");
-	text_puts(text, name);
-	text_puts(text, value ? "\":true" : "\":false");
 }
 
 static int ranks_piece(struct reply_walk *reply)
@@ -128,20 +119,20 @@ static int ranks_piece(struct reply_walk *reply)
 	int r;
 
 	if (walk->next == 0) {
-		text_number(text, ",\"revision\":", walk->revision);
-		put_flag(text, "complete", walk->complete);
-		put_flag(text, "synced", walk->synced);
-		put_flag(text, "whole", walk->whole);
-		text_puts(text, ",\"ranks\":[");
+		out_number(text, "revision", walk->revision);
+		out_bool(text, "complete", walk->complete);
+		out_bool(text, "synced", walk->synced);
+		out_bool(text, "whole", walk->whole);
+		out_array(text, "ranks");
 	}
-	if (walk->next == walk->count)
-		text_puts(text, "],\"gone\":[");
+	if (walk->next == walk->count) {
+		out_close(text, ']');
+		out_array(text, "gone");
+	}
 	if (walk->next == walk->count + walk->gone) {
-		text_puts(text, "]");
+		out_close(text, ']');
 		return 0;
 	}
-	if (walk->next > 0 && walk->next != walk->count)
-		text_puts(text, ",");
 	r = put_rank(walk, &walk->ranks[walk->next++]);
 	return r < 0 ? err_pass(r) : 1;
 }
@@ -258,7 +249,7 @@ static void commands_group_on_done(struct groups_call *call, const struct err *e
 	else if (roster)
 		answer_ranks(gc->req, roster, &all, call->fresh);
 	else
-		request_reply(gc->req, NULL);
+		request_reply(gc->req);
 	mem_free(gc);
 }
 
@@ -367,105 +358,83 @@ static int run_query(struct request *req)
 /* ---- cluster.show ---- */
 
 struct show_walk {
-	cJSON *list;
+	struct text *out;
 	const struct session *session; /* NULL: all */
 	unsigned int count;
-	bool filled;
 };
 
-static bool add_ranks(cJSON *json, const struct place *place)
-{
-	bool filled = cJSON_AddStringToObject(json, "group", place->group) &&
-		      cJSON_AddStringToObject(json, "worker", place->worker);
-
-	for (unsigned int i = 0; i < PLACE_AXES && filled; i++)
-		filled = cJSON_AddNumberToObject(json, rank_names[i], place->rank[i]);
-	return filled;
-}
-
-static bool add_place(void *arg, uint64_t session, const struct place *place,
+static bool put_shown(void *arg, uint64_t session, const struct place *place,
 		      const char *record, bool taken)
 {
 	struct show_walk *walk = arg;
-	cJSON *json;
+	struct text *out = walk->out;
 
 	(void)record;
 	if (walk->session && session && session != walk->session->id)
 		return true;
 	if (walk->count++ >= SHOWN_MAX)
 		return false;
-	json = cJSON_CreateObject();
-	walk->filled = json && cJSON_AddItemToArray(walk->list, json) &&
-		       add_ranks(json, place) &&
-		       cJSON_AddNumberToObject(json, "session", (double)session) &&
-		       cJSON_AddBoolToObject(json, "taken", taken);
-	return walk->filled;
+	out_object(out, NULL);
+	out_text(out, "group", place->group);
+	put_place(out, place);
+	out_number(out, "session", session);
+	out_bool(out, "taken", taken);
+	out_close(out, '}');
+	return true;
 }
 
-static bool add_watch(void *arg, const char *group, unsigned int entries, bool synced)
+static bool put_watch(void *arg, const char *group, unsigned int entries, bool synced)
 {
 	struct show_walk *walk = arg;
-	cJSON *json;
+	struct text *out = walk->out;
 
 	if (walk->count++ >= SHOWN_MAX)
 		return false;
-	json = cJSON_CreateObject();
-	walk->filled = json && cJSON_AddItemToArray(walk->list, json) &&
-		       cJSON_AddStringToObject(json, "group", group) &&
-		       cJSON_AddNumberToObject(json, "entries", entries) &&
-		       cJSON_AddBoolToObject(json, "synced", synced);
-	return walk->filled;
+	out_object(out, NULL);
+	out_text(out, "group", group);
+	out_number(out, "entries", entries);
+	out_bool(out, "synced", synced);
+	out_close(out, '}');
+	return true;
 }
 
-static bool add_lists(const struct request *req, cJSON *result)
-{
-	struct show_walk places = {.list = cJSON_AddArrayToObject(result, "places"),
-				   .session = req->session->admin ? NULL : req->session,
-				   .filled = true};
-	struct show_walk watches = {.list = cJSON_AddArrayToObject(result, "watches"),
-				    .filled = true};
-
-	if (!places.list || !watches.list)
-		return false;
-	groups_each_place(groups_of(req->kvd), add_place, &places);
-	groups_each_watch(groups_of(req->kvd), add_watch, &watches);
-	return places.filled && watches.filled;
-}
-
-static bool add_state(cJSON *result, const struct kvd *kvd)
+static void put_state(struct text *out, const struct kvd *kvd)
 {
 	struct groups_state state;
 	uint64_t now_ns = loop_now_ns(kvd->loop);
+	bool listed = groups_trust(groups_of(kvd)) == GROUPS_TRUST_LISTED;
 
 	groups_state(groups_of(kvd), &state);
-	return cJSON_AddStringToObject(result, "kind", state.kind) &&
-	       cJSON_AddStringToObject(result, "where", state.where) &&
-	       cJSON_AddBoolToObject(result, "up", state.directory.up) &&
-	       cJSON_AddNumberToObject(
-		       result, "since_ms",
-		       (double)((now_ns - state.directory.since_ns) / LOOP_NS_PER_MS)) &&
-	       (state.directory.up ||
-		cJSON_AddStringToObject(result, "why", state.directory.why.text)) &&
-	       cJSON_AddNumberToObject(result, "lease_ms",
-				       (double)(state.lease_ns / LOOP_NS_PER_MS)) &&
-	       cJSON_AddStringToObject(result, "trust",
-				       groups_trust(groups_of(kvd)) == GROUPS_TRUST_LISTED
-					       ? "listed"
-					       : "directory") &&
-	       result_add_u64(result, "refused", state.directory.refused) &&
-	       result_add_u64(result, "puts", state.directory.puts) &&
-	       result_add_u64(result, "events", state.directory.events) &&
-	       result_add_u64(result, "reconnects", state.directory.reconnects);
+	out_text(out, "kind", state.kind);
+	out_text(out, "where", state.where);
+	out_bool(out, "up", state.directory.up);
+	out_number(out, "since_ms", (now_ns - state.directory.since_ns) / LOOP_NS_PER_MS);
+	if (!state.directory.up)
+		out_text(out, "why", state.directory.why.text);
+	out_number(out, "lease_ms", state.lease_ns / LOOP_NS_PER_MS);
+	out_text(out, "trust", listed ? "listed" : "directory");
+	out_id(out, "refused", state.directory.refused);
+	out_id(out, "puts", state.directory.puts);
+	out_id(out, "events", state.directory.events);
+	out_id(out, "reconnects", state.directory.reconnects);
 }
 
 static int run_cluster(struct request *req)
 {
-	cJSON *result = request_result();
+	struct reply reply;
+	struct text *out = reply_begin(&reply, req);
+	struct show_walk places = {.out = out,
+				   .session = req->session->admin ? NULL : req->session};
+	struct show_walk watches = {.out = out};
 
-	if (!result)
-		return err_pass(-ENOMEM);
-	return request_finish(req, result,
-			      add_state(result, req->kvd) && add_lists(req, result));
+	put_state(out, req->kvd);
+	out_array(out, "places");
+	groups_each_place(groups_of(req->kvd), put_shown, &places);
+	out_close(out, ']');
+	out_array(out, "watches");
+	groups_each_watch(groups_of(req->kvd), put_watch, &watches);
+	out_close(out, ']');
+	return reply_end(&reply);
 }
 
 #define F_GROUP(s) \
@@ -511,8 +480,7 @@ static const struct field query_fields[] = {
 static int session_load_run(struct request *req)
 {
 	loads_report(req->session, request_args(req));
-	request_reply(req, NULL);
-	return 0;
+	return request_reply(req);
 }
 
 static const struct field session_load_fields[] = {

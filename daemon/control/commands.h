@@ -14,4 +14,7 @@ extern const struct command stats_commands[];
 extern const struct command admin_commands[];
 extern const struct command keys_commands[];
 
+/* Version, name, instance, pid and endpoint of the daemon. */
+void put_daemon(struct text *out, const struct session *session);
+
 #endif

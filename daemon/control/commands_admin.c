@@ -11,7 +11,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/control/commands.h"
-#include "daemon/request/brief.h"
+#include "daemon/request/out.h"
 #include "daemon/control/control.h"
 #include "daemon/control/health.h"
 #include "daemon/config/config.h"
@@ -27,27 +27,22 @@
 #define DRAIN_MS_MAX (24 * 3600 * 1000)
 #define ABOUT_MAX 128u
 
-static bool add_transport(cJSON *list, const struct transport *transport)
+static void put_transports(struct text *out, const struct kvd *kvd)
 {
-	cJSON *json = cJSON_CreateObject();
+	out_array(out, "transports");
+	for (unsigned int i = 0; i < kvd->transport_count; i++) {
+		const struct transport *transport = kvd->transports[i];
 
-	return json && cJSON_AddItemToArray(list, json) &&
-	       cJSON_AddStringToObject(json, "name", transport->ops->name) &&
-	       cJSON_AddBoolToObject(json, "rdma", transport->caps & XP_CAP_RDMA) &&
-	       (!transport->about[0] ||
-		cJSON_AddStringToObject(json, "about", transport->about));
-}
-
-static bool add_transport_list(cJSON *result, const struct kvd *kvd)
-{
-	cJSON *list = cJSON_AddArrayToObject(result, "transports");
-	bool filled = list;
-
-	for (unsigned int i = 0; filled && i < kvd->transport_count; i++) {
-		if (kvd->transports[i])
-			filled = add_transport(list, kvd->transports[i]);
+		if (!transport)
+			continue;
+		out_object(out, NULL);
+		out_text(out, "name", transport->ops->name);
+		out_bool(out, "rdma", transport->caps & XP_CAP_RDMA);
+		if (transport->about[0])
+			out_text(out, "about", transport->about);
+		out_close(out, '}');
 	}
-	return filled;
+	out_close(out, ']');
 }
 
 const char *const health_names[] = {"serving", "refusing", "draining", "stopping",
@@ -77,67 +72,50 @@ enum health health_of(const struct kvd *kvd, struct err *why_p)
 	return HEALTH_REFUSING;
 }
 
-static bool add_room_bytes(cJSON *result, const struct metrics *metrics)
-{
-	double bytes = (double)metrics_get(metrics, METRIC_ROOM_RECEIVED_BYTES) +
-		       (double)metrics_get(metrics, METRIC_ROOM_SENT_BYTES);
-	double staged = (double)metrics_get(metrics, METRIC_ROOM_STAGED_BYTES);
-
-	return cJSON_AddNumberToObject(result, "room_bytes", bytes) &&
-	       cJSON_AddNumberToObject(result, "staged_bytes", staged);
-}
-
-static bool add_about(cJSON *result, const struct kvd *kvd)
+static void put_about(struct text *out, const struct kvd *kvd)
 {
 	char text[ABOUT_MAX];
-	bool filled = true;
 
 	MODULES_EACH(kvd, m)
 	{
-		if (filled && m->about.member && kvd->part[m->id] &&
+		if (m->about.member && kvd->part[m->id] &&
 		    m->about.text(kvd->part[m->id], text, sizeof(text)))
-			filled = cJSON_AddStringToObject(result, m->about.member, text);
+			out_text(out, m->about.member, text);
 	}
-	return filled;
 }
 
 static int health_run(struct request *req)
 {
 	const struct kvd *kvd = req->kvd;
+	const struct metrics *metrics = &kvd->metrics;
 	struct err why = {.code = ERR_OK};
 	const char *state = health_names[health_of(kvd, &why)];
 	uint64_t now_ns = loop_now_ns(kvd->loop);
 	uint64_t lag_ns = loop_lag_ns(kvd->loop, now_ns - LOOP_NS_PER_S);
-	cJSON *result = request_result();
+	struct reply reply;
+	struct text *out = reply_begin(&reply, req);
 
-	if (!result)
-		return err_pass(-ENOMEM);
-	return request_finish(
-		req, result,
-		cJSON_AddStringToObject(result, "state", state) &&
-			(why.code == ERR_OK ||
-			 cJSON_AddStringToObject(result, "why", why.text)) &&
-			result_add_daemon(result, req->session) &&
-			cJSON_AddNumberToObject(
-				result, "uptime_ms",
-				(double)((now_ns - kvd->started_ns) / LOOP_NS_PER_MS)) &&
-			cJSON_AddNumberToObject(result, "sessions", kvd->session_count) &&
-			cJSON_AddNumberToObject(result, "helper_jobs",
-						offload_pending(kvd->offload)) &&
-			cJSON_AddNumberToObject(result, "lag_ms",
-						(double)(lag_ns / LOOP_NS_PER_MS)) &&
-			add_room_bytes(result, &kvd->metrics) &&
-			cJSON_AddBoolToObject(result, "insecure",
-					      kvd->config->insecure) &&
-			cJSON_AddNumberToObject(
-				result, "plain_peers",
-				kvd->handshake ? handshake_plain_peers(kvd->handshake)
-					       : 0) &&
-			cJSON_AddStringToObject(result, "sandbox", sandbox_words()) &&
-			(!*sandbox_lacks() ||
-			 cJSON_AddStringToObject(result, "sandbox_lacks",
-						 sandbox_lacks())) &&
-			add_about(result, kvd) && add_transport_list(result, kvd));
+	out_text(out, "state", state);
+	if (why.code != ERR_OK)
+		out_text(out, "why", why.text);
+	put_daemon(out, req->session);
+	out_number(out, "uptime_ms", (now_ns - kvd->started_ns) / LOOP_NS_PER_MS);
+	out_number(out, "sessions", kvd->session_count);
+	out_number(out, "helper_jobs", offload_pending(kvd->offload));
+	out_number(out, "lag_ms", lag_ns / LOOP_NS_PER_MS);
+	out_number(out, "room_bytes",
+		   metrics_get(metrics, METRIC_ROOM_RECEIVED_BYTES) +
+			   metrics_get(metrics, METRIC_ROOM_SENT_BYTES));
+	out_number(out, "staged_bytes", metrics_get(metrics, METRIC_ROOM_STAGED_BYTES));
+	out_bool(out, "insecure", kvd->config->insecure);
+	out_number(out, "plain_peers",
+		   kvd->handshake ? handshake_plain_peers(kvd->handshake) : 0);
+	out_text(out, "sandbox", sandbox_words());
+	if (*sandbox_lacks())
+		out_text(out, "sandbox_lacks", sandbox_lacks());
+	put_about(out, kvd);
+	put_transports(out, kvd);
+	return reply_end(&reply);
 }
 
 struct level_args {
@@ -149,7 +127,8 @@ static int log_level_run(struct request *req)
 	const struct level_args *args = request_args(req);
 	const char *was = log_level_name((enum log_level)log_threshold);
 	enum log_level level;
-	struct brief brief;
+	struct reply reply;
+	struct text *out;
 	int r;
 
 	if (args->level) {
@@ -158,11 +137,10 @@ static int log_level_run(struct request *req)
 			return err_pass(r);
 		log_set_level(level);
 	}
-	brief_init(&brief);
-	brief_text(&brief, "level", args->level ? args->level : was);
-	brief_text(&brief, "was", was);
-	request_reply_brief(req, &brief);
-	return 0;
+	out = reply_begin(&reply, req);
+	out_text(out, "level", args->level ? args->level : was);
+	out_text(out, "was", was);
+	return reply_end(&reply);
 }
 
 /* ---- config.show ---- */
@@ -174,46 +152,42 @@ static bool is_for_admins(const struct setting *setting)
 	       setting->type == SETTING_GIDS;
 }
 
-static bool add_setting(cJSON *list, const struct setting *setting,
+static void put_setting(struct text *out, const struct setting *setting,
 			const struct config *config, bool admin)
 {
 	char value[SETTING_TEXT_MAX], range[SETTING_TEXT_MAX];
-	cJSON *json = cJSON_CreateObject();
 
 	setting_format(setting, config, value);
 	if (*value && !admin && is_for_admins(setting)) /* whether it is set is not
 							 * secret */
 		snprintf(value, sizeof(value), "%s", "(for administrators)");
 	setting_range(setting, range);
-	return json && cJSON_AddItemToArray(list, json) &&
-	       cJSON_AddStringToObject(json, "section", setting->section) &&
-	       cJSON_AddStringToObject(json, "name", setting->name) &&
-	       cJSON_AddStringToObject(json, "value", value) &&
-	       cJSON_AddStringToObject(json, "default", setting->preset) &&
-	       cJSON_AddStringToObject(json, "allowed", range) &&
-	       cJSON_AddBoolToObject(json, "reload", setting->reload) &&
-	       cJSON_AddStringToObject(json, "help", setting->help);
+	out_object(out, NULL);
+	out_text(out, "section", setting->section);
+	out_text(out, "name", setting->name);
+	out_text(out, "value", value);
+	out_text(out, "default", setting->preset);
+	out_text(out, "allowed", range);
+	out_bool(out, "reload", setting->reload);
+	out_text(out, "help", setting->help);
+	out_close(out, '}');
 }
 
 static int config_show_run(struct request *req)
 {
 	const struct config *config = req->kvd->config;
+	bool admin = req->session->admin;
 	size_t count = 0;
 	const struct setting *settings = config_settings(&count);
-	cJSON *result = request_result(), *list = NULL;
-	bool filled;
+	struct reply reply;
+	struct text *out = reply_begin(&reply, req);
 
-	if (!result)
-		return err_pass(-ENOMEM);
-	filled = cJSON_AddStringToObject(result, "path",
-					 req->session->admin ? config->path
-							     : "(for administrators)");
-	if (filled)
-		list = cJSON_AddArrayToObject(result, "settings");
-	filled = list;
-	for (size_t i = 0; filled && i < count; i++)
-		filled = add_setting(list, &settings[i], config, req->session->admin);
-	return request_finish(req, result, filled);
+	out_text(out, "path", admin ? config->path : "(for administrators)");
+	out_array(out, "settings");
+	for (size_t i = 0; i < count; i++)
+		put_setting(out, &settings[i], config, admin);
+	out_close(out, ']');
+	return reply_end(&reply);
 }
 
 /* ---- config.reload ---- */
@@ -224,73 +198,62 @@ struct reload_args {
 
 struct differing {
 	const struct config *config;
-	cJSON *list;
-	bool filled;
+	struct text *out;
+	unsigned int count;
 };
 
-static void add_differing(void *arg, const struct setting *row,
+static void put_differing(void *arg, const struct setting *row,
 			  const struct config *fresh)
 {
 	struct differing *d = arg;
 	char running[SETTING_TEXT_MAX], file[SETTING_TEXT_MAX];
-	cJSON *json = cJSON_CreateObject();
 
 	setting_format(row, d->config, running);
 	setting_format(row, fresh, file);
-	d->filled = d->filled && json && cJSON_AddItemToArray(d->list, json) &&
-		    cJSON_AddStringToObject(json, "section", row->section) &&
-		    cJSON_AddStringToObject(json, "name", row->name) &&
-		    cJSON_AddStringToObject(json, "running", running) &&
-		    cJSON_AddStringToObject(json, "file", file) &&
-		    cJSON_AddBoolToObject(json, "restart", !row->reload);
-}
-
-static bool add_keys(cJSON *result, const char *path, const struct curve_changes *keys)
-{
-	cJSON *json = cJSON_AddObjectToObject(result, "keys");
-
-	return json && cJSON_AddStringToObject(json, "path", path) &&
-	       cJSON_AddNumberToObject(json, "added", keys->added) &&
-	       cJSON_AddNumberToObject(json, "removed", keys->removed) &&
-	       cJSON_AddNumberToObject(json, "changed", keys->changed);
-}
-
-static bool add_ended(cJSON *result, const struct kvd_ended *ended)
-{
-	cJSON *json = cJSON_AddObjectToObject(result, "ended");
-
-	return json && cJSON_AddNumberToObject(json, "peerings", ended->peerings) &&
-	       cJSON_AddNumberToObject(json, "sessions", ended->sessions);
+	d->count++;
+	out_object(d->out, NULL);
+	out_text(d->out, "section", row->section);
+	out_text(d->out, "name", row->name);
+	out_text(d->out, "running", running);
+	out_text(d->out, "file", file);
+	out_bool(d->out, "restart", !row->reload);
+	out_close(d->out, '}');
 }
 
 static int config_reload_run(struct request *req)
 {
 	const struct reload_args *args = request_args(req);
-	struct differing d = {.config = req->kvd->config, .filled = true};
-	cJSON *result = request_result();
+	struct reply reply;
+	struct text *out = reply_begin(&reply, req);
+	struct differing d = {.config = req->kvd->config, .out = out};
 	struct curve_changes keys;
 	struct kvd_ended ended;
 	int r;
 
-	if (!result)
-		return err_pass(-ENOMEM);
-	d.list = cJSON_AddArrayToObject(result, "options");
-	r = d.list ? kvd_reload(req->kvd, !args->check, add_differing, &d, &keys, &ended)
-		   : -ENOMEM;
+	out_array(out, "options");
+	r = kvd_reload(req->kvd, !args->check, put_differing, &d, &keys, &ended);
 	if (r < 0) {
-		cJSON_Delete(result);
+		text_fini(out);
 		return err_pass(r);
 	}
 	if (!args->check)
 		log_info("control", req->session->client, "configuration reloaded",
-			 "session=%ju changed=%d peerings_ended=%u sessions_ended=%u",
-			 (uintmax_t)req->session->id, cJSON_GetArraySize(d.list),
-			 ended.peerings, ended.sessions);
-	return request_finish(
-		req, result,
-		d.filled && cJSON_AddStringToObject(result, "path", d.config->path) &&
-			add_keys(result, d.config->curve_allow_file, &keys) &&
-			add_ended(result, &ended));
+			 "session=%ju changed=%u peerings_ended=%u sessions_ended=%u",
+			 (uintmax_t)req->session->id, d.count, ended.peerings,
+			 ended.sessions);
+	out_close(out, ']');
+	out_text(out, "path", d.config->path);
+	out_object(out, "keys");
+	out_text(out, "path", d.config->curve_allow_file);
+	out_number(out, "added", keys.added);
+	out_number(out, "removed", keys.removed);
+	out_number(out, "changed", keys.changed);
+	out_close(out, '}');
+	out_object(out, "ended");
+	out_number(out, "peerings", ended.peerings);
+	out_number(out, "sessions", ended.sessions);
+	out_close(out, '}');
+	return reply_end(&reply);
 }
 
 /* ---- the end ---- */
@@ -309,7 +272,7 @@ static int drain_run(struct request *req)
 		timeout_ns = (uint64_t)args->timeout_ms * LOOP_NS_PER_MS;
 	log_info("control", req->session->client, "requests a drain", "session=%ju",
 		 (uintmax_t)req->session->id);
-	request_reply(req, NULL); /* before the connection can be closed */
+	request_reply(req); /* before the connection can be closed */
 	kvd_drain(kvd, timeout_ns);
 	return 0;
 }

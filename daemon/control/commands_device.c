@@ -11,6 +11,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/control/commands.h"
 #include "daemon/request/commands.h"
+#include "daemon/request/out.h"
 #include "daemon/base/context.h"
 #include "daemon/session/session.h"
 #include "daemon/loop/offload.h"
@@ -59,76 +60,67 @@ static const struct transport *verbs_of(const struct kvd *kvd)
 	return NULL;
 }
 
-static bool add_gids(cJSON *json, const struct verbs_look_port *port)
-{
-	cJSON *list = cJSON_AddArrayToObject(json, "gids");
-
-	for (uint32_t i = 0; list && i < port->gid_count; i++) {
-		cJSON *gid = cJSON_CreateObject();
-
-		if (!gid || !cJSON_AddItemToArray(list, gid) ||
-		    !cJSON_AddNumberToObject(gid, "index", port->gids[i].index) ||
-		    !cJSON_AddStringToObject(gid, "gid", port->gids[i].gid) ||
-		    !cJSON_AddStringToObject(gid, "type", port->gids[i].type))
-			return false;
-	}
-	return list;
-}
-
-static bool add_port(cJSON *list, const struct kvd *kvd,
+static void put_port(struct text *out, const struct kvd *kvd,
 		     const struct verbs_look_port *port)
 {
-	cJSON *json = cJSON_CreateObject();
 	char use[160];
 	bool used = verbs_look_use(port, kvd->config, verbs_of(kvd), use, sizeof(use));
 
-	return json && cJSON_AddItemToArray(list, json) &&
-	       cJSON_AddStringToObject(json, "device", port->device) &&
-	       cJSON_AddNumberToObject(json, "port", port->port) &&
-	       cJSON_AddStringToObject(json, "state", port->state) &&
-	       cJSON_AddStringToObject(json, "link", port->link) &&
-	       cJSON_AddStringToObject(json, "rate", port->rate) &&
-	       cJSON_AddNumberToObject(json, "mtu", port->mtu) &&
-	       cJSON_AddNumberToObject(json, "node", port->node) &&
-	       cJSON_AddStringToObject(json, "interface", port->interface) &&
-	       cJSON_AddStringToObject(json, "address", port->address) &&
-	       cJSON_AddBoolToObject(json, "used", used) &&
-	       cJSON_AddStringToObject(json, "use", use) && add_gids(json, port);
+	out_object(out, NULL);
+	out_text(out, "device", port->device);
+	out_number(out, "port", port->port);
+	out_text(out, "state", port->state);
+	out_text(out, "link", port->link);
+	out_text(out, "rate", port->rate);
+	out_number(out, "mtu", port->mtu);
+	out_number(out, "node", port->node);
+	out_text(out, "interface", port->interface);
+	out_text(out, "address", port->address);
+	out_bool(out, "used", used);
+	out_text(out, "use", use);
+	out_array(out, "gids");
+	for (uint32_t i = 0; i < port->gid_count; i++) {
+		out_object(out, NULL);
+		out_number(out, "index", port->gids[i].index);
+		out_text(out, "gid", port->gids[i].gid);
+		out_text(out, "type", port->gids[i].type);
+		out_close(out, '}');
+	}
+	out_close(out, ']');
+	out_close(out, '}');
 }
 
-static bool add_rdma(cJSON *result, const struct kvd *kvd, const struct verbs_look *look)
+static void put_rdma(struct text *out, const struct kvd *kvd,
+		     const struct verbs_look *look)
 {
-	cJSON *list = cJSON_AddArrayToObject(result, "rdma");
-	bool filled = list;
-
-	for (uint32_t i = 0; filled && i < look->count; i++)
-		filled = add_port(list, kvd, &look->ports[i]);
-	return filled && (look->err.code == ERR_OK ||
-			  cJSON_AddStringToObject(result, "rdma_error", look->err.text));
+	out_array(out, "rdma");
+	for (uint32_t i = 0; i < look->count; i++)
+		put_port(out, kvd, &look->ports[i]);
+	out_close(out, ']');
+	if (look->err.code != ERR_OK)
+		out_text(out, "rdma_error", look->err.text);
 }
 
-static bool add_gpu(cJSON *list, const struct gpu_device *device, bool used)
+static void put_gpu(struct text *out, const struct gpu_device *device, bool used)
 {
-	cJSON *json = cJSON_CreateObject();
-
-	return json && cJSON_AddItemToArray(list, json) &&
-	       cJSON_AddStringToObject(json, "gpu", device->id) &&
-	       cJSON_AddStringToObject(json, "pci", device->pci) &&
-	       cJSON_AddStringToObject(json, "name", device->name) &&
-	       cJSON_AddNumberToObject(json, "bytes", (double)device->bytes) &&
-	       cJSON_AddNumberToObject(json, "compute", device->compute) &&
-	       cJSON_AddBoolToObject(json, "allowed", device->allowed) &&
-	       cJSON_AddBoolToObject(json, "used", used) &&
-	       cJSON_AddBoolToObject(json, "failed", gpu_device_broken(device));
+	out_object(out, NULL);
+	out_text(out, "gpu", device->id);
+	out_text(out, "pci", device->pci);
+	out_text(out, "name", device->name);
+	out_number(out, "bytes", device->bytes);
+	out_number(out, "compute", device->compute);
+	out_bool(out, "allowed", device->allowed);
+	out_bool(out, "used", used);
+	out_bool(out, "failed", gpu_device_broken(device));
+	out_close(out, '}');
 }
 
 /* Features of the driver; for a missing one, the first function that it lacks. */
-static bool add_features(cJSON *result, const struct cudrv *drv, const char *kernels)
+static void put_features(struct text *out, const struct cudrv *drv, const char *kernels)
 {
-	cJSON *json = cJSON_AddObjectToObject(result, "gpu_features");
-	bool filled = json && cJSON_AddNumberToObject(result, "cuda", drv->version);
-
-	for (enum cudrv_group group = 0; filled && group < CUDRV_GROUPS; group++) {
+	out_number(out, "cuda", drv->version);
+	out_object(out, "gpu_features");
+	for (enum cudrv_group group = 0; group < CUDRV_GROUPS; group++) {
 		char text[192] = "yes";
 
 		if (group == CUDRV_KERNELS)
@@ -136,35 +128,35 @@ static bool add_features(cJSON *result, const struct cudrv *drv, const char *ker
 		else if (!drv->has[group])
 			snprintf(text, sizeof(text), "no: %s is missing",
 				 drv->missing[group]);
-		filled = cJSON_AddStringToObject(json, cudrv_group_name(group), text);
+		out_text(out, cudrv_group_name(group), text);
 	}
-	return filled;
+	out_close(out, '}');
 }
 
-static bool add_gpus(cJSON *result, struct gpu *gpu, const struct looking *looking)
+static void put_gpus(struct text *out, struct gpu *gpu, const struct looking *looking)
 {
-	const struct err *err = &looking->gpu;
-	cJSON *list = cJSON_AddArrayToObject(result, "gpus");
-	bool filled = list;
+	bool usable = looking->gpu.code == ERR_OK;
 
-	if (err->code != ERR_OK)
-		return filled && cJSON_AddStringToObject(result, "gpu_error", err->text);
-	for (unsigned int i = 0; filled && i < gpu->device_count; i++)
-		filled = add_gpu(list, &gpu->devices[i], looking->gpus_used >> i & 1);
-	return filled && add_features(result, &gpu->drv, looking->kernels);
+	out_array(out, "gpus");
+	for (unsigned int i = 0; usable && i < gpu->device_count; i++)
+		put_gpu(out, &gpu->devices[i], looking->gpus_used >> i & 1);
+	out_close(out, ']');
+	if (usable)
+		put_features(out, &gpu->drv, looking->kernels);
+	else
+		out_text(out, "gpu_error", looking->gpu.text);
 }
 
 static void look_done(struct offload_job *job)
 {
 	struct looking *looking = container_of(job, struct looking, job);
 	struct request *req = looking->req;
-	cJSON *result = request_result();
+	struct reply reply;
+	struct text *out = reply_begin(&reply, req);
 
-	if (!result ||
-	    request_finish(req, result,
-			   add_rdma(result, req->kvd, &looking->rdma) &&
-				   add_gpus(result, req->kvd->gpu, looking)) < 0)
-		request_fail_last(req);
+	put_rdma(out, req->kvd, &looking->rdma);
+	put_gpus(out, req->kvd->gpu, looking);
+	reply_end(&reply);
 	mem_free(looking);
 }
 

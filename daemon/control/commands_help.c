@@ -2,7 +2,7 @@
 /* The command tables in the form of `help`. */
 #include "daemon/request/commands.h"
 
-#include "daemon/base/text.h"
+#include "daemon/request/out.h"
 
 const char *field_type_name(enum field_type type)
 {
@@ -17,40 +17,30 @@ const char *field_type_name(enum field_type type)
 	return names[type];
 }
 
-static void put_number(struct text *text, const char *name, int64_t value)
+static void help_put_field(struct text *out, const struct field *f)
 {
-	text_puts(text, name);
-	if (value < 0)
-		text_puts(text, "-");
-	text_u64(text, value < 0 ? 0 - (uint64_t)value : (uint64_t)value);
-}
-
-static void help_put_field(struct text *text, const struct field *f)
-{
-	text_string(text, "{\"name\":", f->name);
-	text_string(text, ",\"type\":", field_type_name(f->type));
-	text_puts(text, f->required ? ",\"required\":true" : ",\"required\":false");
+	out_object(out, NULL);
+	out_text(out, "name", f->name);
+	out_text(out, "type", field_type_name(f->type));
+	out_bool(out, "required", f->required);
 	if (f->type == FIELD_INT)
-		put_number(text, ",\"min\":", f->min);
+		out_number(out, "min", f->min);
 	if (f->type == FIELD_INT || f->max)
-		put_number(text,
-			   f->type == FIELD_INT ? ",\"max\":" : ",\"limit\":", f->max);
-	text_string(text, ",\"help\":", f->help);
-	text_puts(text, "}");
+		out_number(out, f->type == FIELD_INT ? "max" : "limit", f->max);
+	out_text(out, "help", f->help);
+	out_close(out, '}');
 }
 
-void command_put(struct text *text, const struct command *cmd)
+void command_put(struct text *out, const struct command *cmd)
 {
-	text_string(text, "{\"name\":", cmd->name);
-	text_string(text, ",\"summary\":", cmd->summary);
-	text_string(text, ",\"reply\":", cmd->reply);
-	text_puts(text,
-		  cmd->flags & COMMAND_ADMIN ? ",\"admin\":true" : ",\"admin\":false");
-	text_puts(text, ",\"fields\":[");
-	for (const struct field *f = cmd->fields; f && f->name; f++) {
-		if (f != cmd->fields)
-			text_puts(text, ",");
-		help_put_field(text, f);
-	}
-	text_puts(text, "]}");
+	out_object(out, NULL);
+	out_text(out, "name", cmd->name);
+	out_text(out, "summary", cmd->summary);
+	out_text(out, "reply", cmd->reply);
+	out_bool(out, "admin", cmd->flags & COMMAND_ADMIN);
+	out_array(out, "fields");
+	for (const struct field *f = cmd->fields; f && f->name; f++)
+		help_put_field(out, f);
+	out_close(out, ']');
+	out_close(out, '}');
 }

@@ -6,6 +6,7 @@
 #include "daemon/base/context.h"
 #include "daemon/control/commands.h"
 #include "daemon/request/commands.h"
+#include "daemon/request/out.h"
 #include "daemon/link/link.h"
 #include "daemon/link/link_curve.h"
 #include "daemon/link/link_keydir.h"
@@ -13,36 +14,27 @@
 #include "daemon/loop/loop.h"
 #include "daemon/session/session.h"
 
-struct allowed {
-	cJSON *out;
-	bool ok;
-};
-
 static void put_allowed(void *arg, const char *name, const char *key)
 {
-	struct allowed *allowed = arg;
-	cJSON *one = allowed->ok ? cJSON_CreateObject() : NULL;
+	struct text *out = arg;
 
-	allowed->ok = one && cJSON_AddItemToArray(allowed->out, one) &&
-		      cJSON_AddStringToObject(one, "name", name) &&
-		      cJSON_AddStringToObject(one, "key", key);
+	out_object(out, NULL);
+	out_text(out, "name", name);
+	out_text(out, "key", key);
+	out_close(out, '}');
 }
 
-static bool put_refused(cJSON *out, const struct link_refused *entry, uint64_t now_ns)
+static void put_refused(struct text *out, const struct link_refused *entry,
+			uint64_t now_ns)
 {
-	cJSON *one = cJSON_CreateObject();
-
-	return one && cJSON_AddItemToArray(out, one) &&
-	       cJSON_AddStringToObject(one, "address", entry->address) &&
-	       cJSON_AddStringToObject(one, "key", entry->key) &&
-	       cJSON_AddStringToObject(one, "why", entry->why) &&
-	       cJSON_AddNumberToObject(one, "count", (double)entry->count) &&
-	       cJSON_AddNumberToObject(
-		       one, "first_ms",
-		       (double)((now_ns - entry->first_ns) / LOOP_NS_PER_MS)) &&
-	       cJSON_AddNumberToObject(
-		       one, "last_ms",
-		       (double)((now_ns - entry->last_ns) / LOOP_NS_PER_MS));
+	out_object(out, NULL);
+	out_text(out, "address", entry->address);
+	out_text(out, "key", entry->key);
+	out_text(out, "why", entry->why);
+	out_number(out, "count", entry->count);
+	out_number(out, "first_ms", (now_ns - entry->first_ns) / LOOP_NS_PER_MS);
+	out_number(out, "last_ms", (now_ns - entry->last_ns) / LOOP_NS_PER_MS);
+	out_close(out, '}');
 }
 
 static int keys_run(struct request *req)
@@ -50,27 +42,25 @@ static int keys_run(struct request *req)
 	struct link *link = req->kvd->link;
 	uint64_t now_ns = loop_now_ns(req->kvd->loop);
 	struct link_keys keys = {.public_key = "", .line = ""};
-	cJSON *result = request_result(), *refused, *list;
-	struct allowed allowed = {0};
+	struct reply reply;
+	struct text *out = reply_begin(&reply, req);
 
-	if (!result)
-		return err_pass(-ENOMEM);
 	if (link && link->ops->keys)
 		link->ops->keys(link, &keys);
-	allowed.ok = cJSON_AddStringToObject(result, "public_key", keys.public_key) &&
-		     cJSON_AddStringToObject(result, "line", keys.line);
-	allowed.out = cJSON_AddArrayToObject(result, "allowed");
-	list = cJSON_AddArrayToObject(result, "beside");
-	refused = cJSON_AddArrayToObject(result, "refused");
-	allowed.ok = allowed.ok && allowed.out && list && refused;
+	out_text(out, "public_key", keys.public_key);
+	out_text(out, "line", keys.line);
+	out_array(out, "allowed");
 	if (keys.allow)
-		curve_allow_each(keys.allow, put_allowed, &allowed);
-	allowed.out = list;
-	link_keydir_each(keys.dir, put_allowed, &allowed);
+		curve_allow_each(keys.allow, put_allowed, out);
+	out_close(out, ']');
+	out_array(out, "beside");
+	link_keydir_each(keys.dir, put_allowed, out);
+	out_close(out, ']');
+	out_array(out, "refused");
 	for (unsigned int i = 0; keys.refusals && i < keys.refusals->count; i++)
-		allowed.ok = allowed.ok &&
-			     put_refused(refused, &keys.refusals->entries[i], now_ns);
-	return request_finish(req, result, allowed.ok);
+		put_refused(out, &keys.refusals->entries[i], now_ns);
+	out_close(out, ']');
+	return reply_end(&reply);
 }
 
 const struct command keys_commands[] = {

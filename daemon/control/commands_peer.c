@@ -8,7 +8,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/control/commands.h"
-#include "daemon/request/brief.h"
+#include "daemon/request/out.h"
 #include "daemon/request/commands.h"
 #include "daemon/control/commands_peer.h"
 #include "daemon/handshake/handshake.h"
@@ -29,38 +29,37 @@ struct connect {
 
 static struct list waiting = LIST_INIT(waiting);
 
-/* `why` is valid as long as `out`. */
-static void commands_peer_describe(struct brief *out, const struct remote *remote,
-				   char why[ERR_TEXT_MAX])
+/* The members of an object. */
+static void peer_put(struct text *out, const struct remote *remote)
 {
 	const struct peer *peer = remote->peer;
 	const struct xp_peer_base *xp = (const struct xp_peer_base *)remote->xp;
+	char why[ERR_TEXT_MAX];
 
-	brief_init(out);
-	brief_text(out, "endpoint", peer->endpoint);
-	brief_text(out, "name", peer->name);
-	brief_text(out, "instance", peer->instance_text);
-	brief_text(out, "state", sm_name(&peer->sm));
-	brief_bool(out, "data_line", remote->ready);
-	brief_text(out, "transport",
-		   remote->transport ? remote->transport->ops->name : "none");
-	brief_text(out, "path", xp && xp->ready ? xp->path : "");
+	out_text(out, "endpoint", peer->endpoint);
+	out_text(out, "name", peer->name);
+	out_text(out, "instance", peer->instance_text);
+	out_text(out, "state", sm_name(&peer->sm));
+	out_bool(out, "data_line", remote->ready);
+	out_text(out, "transport",
+		 remote->transport ? remote->transport->ops->name : "none");
+	out_text(out, "path", xp && xp->ready ? xp->path : "");
 	if (xp && xp->ready)
-		brief_text(out, "crypto", xp->crypto ? xp->crypto : "none");
-	brief_bool(out, "self", peer->self);
-	brief_bool(out, "same_host", peer->same_host);
-	brief_number(out, "rtt_us", (double)peer->rtt_ns / 1e3);
-	brief_number(out, "messages_in", (double)peer->messages_in);
-	brief_number(out, "messages_out", (double)peer->messages_out);
+		out_text(out, "crypto", xp->crypto ? xp->crypto : "none");
+	out_bool(out, "self", peer->self);
+	out_bool(out, "same_host", peer->same_host);
+	out_double(out, "rtt_us", (double)peer->rtt_ns / 1e3);
+	out_number(out, "messages_in", peer->messages_in);
+	out_number(out, "messages_out", peer->messages_out);
 	if (*remote->passed)
-		brief_text(out, "passed_over", remote->passed);
+		out_text(out, "passed_over", remote->passed);
 	if (remote->why.code != ERR_OK) {
-		brief_text(out, "why", remote->why.text);
-		brief_text(out, "why_code", err_name(remote->why.code));
+		out_text(out, "why", remote->why.text);
+		out_text(out, "why_code", err_name(remote->why.code));
 	} else if (!remote->ready && sm_state(&peer->sm) == PEER_UP) {
-		brief_text(out, "why", handshake_why_not(remote, why));
+		out_text(out, "why", handshake_why_not(remote, why));
 		if (remote->line_why[LINE_HERE].code || remote->line_why[LINE_THERE].code)
-			brief_text(out, "why_code", err_name(ERR_PEER));
+			out_text(out, "why_code", err_name(ERR_PEER));
 	}
 }
 
@@ -68,16 +67,15 @@ static void commands_peer_describe(struct brief *out, const struct remote *remot
 
 static void connect_end(struct connect *c, const struct err *why)
 {
-	char text[ERR_TEXT_MAX];
-	struct brief brief;
+	struct reply reply;
 
 	list_remove(&c->link);
 	loop_timer_stop(&c->timer);
 	if (why) {
 		request_fail(c->req, why);
 	} else {
-		commands_peer_describe(&brief, c->remote, text);
-		request_reply_brief(c->req, &brief);
+		peer_put(reply_begin(&reply, c->req), c->remote);
+		reply_end(&reply);
 	}
 	handshake_release(c->remote);
 	mem_free(c);
@@ -160,78 +158,63 @@ static int run_connect(struct request *req)
 
 /* ---- peer.list ---- */
 
-static double ms_since(uint64_t now_ns, uint64_t then_ns)
+static int64_t ms_since(uint64_t now_ns, uint64_t then_ns)
 {
-	return (double)((now_ns - then_ns) / LOOP_NS_PER_MS);
+	return (now_ns - then_ns) / LOOP_NS_PER_MS;
 }
 
 /* up_ns: start of its data connection; 0: it is down. Errors of other users' rooms are
  * shown to administrators only. */
-static bool put_totals(cJSON *one, const struct peer_totals *totals, uint64_t up_ns,
+static void put_totals(struct text *out, const struct peer_totals *totals, uint64_t up_ns,
 		       uint64_t now_ns, bool admin)
 {
-	cJSON *error;
-
-	if (!cJSON_AddNumberToObject(one, "bytes_in", (double)totals->bytes_in) ||
-	    !cJSON_AddNumberToObject(one, "bytes_out", (double)totals->bytes_out) ||
-	    !cJSON_AddNumberToObject(one, "rooms_ended", (double)totals->rooms) ||
-	    !cJSON_AddNumberToObject(one, "rooms_failed", (double)totals->rooms_failed) ||
-	    !cJSON_AddNumberToObject(one, "downs", (double)totals->downs))
-		return false;
+	out_number(out, "bytes_in", totals->bytes_in);
+	out_number(out, "bytes_out", totals->bytes_out);
+	out_number(out, "rooms_ended", totals->rooms);
+	out_number(out, "rooms_failed", totals->rooms_failed);
+	out_number(out, "downs", totals->downs);
 	if (totals->error.code == ERR_OK || !admin)
-		return true;
-	error = cJSON_AddObjectToObject(one, "last_error");
-	return error &&
-	       cJSON_AddStringToObject(error, "code", err_name(totals->error.code)) &&
-	       cJSON_AddStringToObject(error, "message", totals->error.text) &&
-	       cJSON_AddBoolToObject(error, "resolved", totals->error_ns <= up_ns) &&
-	       cJSON_AddNumberToObject(error, "age_ms",
-				       ms_since(now_ns, totals->error_ns));
+		return;
+	out_object(out, "last_error");
+	out_text(out, "code", err_name(totals->error.code));
+	out_text(out, "message", totals->error.text);
+	out_bool(out, "resolved", totals->error_ns <= up_ns);
+	out_number(out, "age_ms", ms_since(now_ns, totals->error_ns));
+	out_close(out, '}');
 }
 
-static bool put_known(cJSON *one, const char *known_as, const char *product,
+static void put_known(struct text *out, const char *known_as, const char *product,
 		      uint64_t since_ns, uint64_t now_ns)
 {
-	return cJSON_AddStringToObject(one, "known_as", known_as) &&
-	       cJSON_AddStringToObject(one, "version", product) &&
-	       cJSON_AddNumberToObject(one, "since_ms", ms_since(now_ns, since_ns));
+	out_text(out, "known_as", known_as);
+	out_text(out, "version", product);
+	out_number(out, "since_ms", ms_since(now_ns, since_ns));
 }
 
-static bool list_one(cJSON *out, const struct remote *remote, uint64_t now_ns, bool admin)
+static void list_one(struct text *out, const struct remote *remote, uint64_t now_ns,
+		     bool admin)
 {
 	const struct peer *peer = remote->peer;
 	uint64_t up_ns = remote->ready ? remote->ready_ns : 0;
-	char why[ERR_TEXT_MAX];
-	struct brief brief;
-	cJSON *one;
 
-	commands_peer_describe(&brief, remote, why);
-	one = cJSON_Duplicate(brief.nodes, true);
-	if (one && cJSON_AddItemToArray(out, one))
-		return cJSON_AddNumberToObject(one, "inflight_bytes",
-					       (double)remote->line.bytes_posted) &&
-		       put_known(one, peer->known_as, peer->product, peer->since_ns,
-				 now_ns) &&
-		       put_totals(one, &peer->totals, up_ns, now_ns, admin);
-	cJSON_Delete(one);
-	return false;
+	out_object(out, NULL);
+	peer_put(out, remote);
+	out_number(out, "inflight_bytes", remote->line.bytes_posted);
+	put_known(out, peer->known_as, peer->product, peer->since_ns, now_ns);
+	put_totals(out, &peer->totals, up_ns, now_ns, admin);
+	out_close(out, '}');
 }
 
-static bool list_past(cJSON *out, const struct peer_past *past, uint64_t now_ns)
+static void list_past(struct text *out, const struct peer_past *past, uint64_t now_ns)
 {
-	cJSON *one = cJSON_CreateObject();
-
-	if (one && cJSON_AddItemToArray(out, one))
-		return cJSON_AddStringToObject(one, "endpoint", past->endpoint) &&
-		       cJSON_AddStringToObject(one, "name", past->name) &&
-		       cJSON_AddStringToObject(one, "instance", past->instance_text) &&
-		       cJSON_AddStringToObject(
-			       one, "state", past->totals.downs ? "lost" : "unreached") &&
-		       put_known(one, past->known_as, past->product, past->since_ns,
-				 now_ns) &&
-		       put_totals(one, &past->totals, 0, now_ns, true);
-	cJSON_Delete(one);
-	return false;
+	out_object(out, NULL);
+	out_text(out, "endpoint", past->endpoint);
+	out_text(out, "name", past->name);
+	out_text(out, "instance", past->instance_text);
+	out_text(out, "state", past->totals.downs ? "lost" : "unreached");
+	put_known(out, past->known_as, past->product, past->since_ns, now_ns);
+	put_totals(out, &past->totals, 0, now_ns, true);
+	out_close(out, '}');
 }
 
 struct list_args {
@@ -239,7 +222,7 @@ struct list_args {
 };
 
 /* Those without a data connection first, so that a limit does not hide them. */
-static bool list_known(cJSON *out, const struct request *req, uint64_t now_ns)
+static void list_known(struct text *out, const struct request *req, uint64_t now_ns)
 {
 	const struct list_args *args = request_args(req);
 	const struct list *remotes = handshake_remotes(req->kvd->handshake);
@@ -249,19 +232,17 @@ static bool list_known(cJSON *out, const struct request *req, uint64_t now_ns)
 	for (int ready = 0; ready <= 1; ready++) {
 		list_foreach(remote, remotes, link) {
 			if (left == 0)
-				return true;
+				return;
 			if (remote->ready != (bool)ready)
 				continue;
-			if (!list_one(out, remote, now_ns, req->session->admin))
-				return false;
+			list_one(out, remote, now_ns, req->session->admin);
 			left--;
 		}
 	}
-	return true;
 }
 
 /* The last ones. Only administrators see which daemons could not be reached. */
-static bool list_lost(cJSON *out, const struct request *req, uint64_t now_ns)
+static void list_lost(struct text *out, const struct request *req, uint64_t now_ns)
 {
 	const struct list_args *args = request_args(req);
 	const struct list *past = peers_past(req->kvd->peers);
@@ -269,23 +250,22 @@ static bool list_lost(cJSON *out, const struct request *req, uint64_t now_ns)
 
 	for (const struct list *at = past->prev; at != past && left;
 	     at = at->prev, left--)
-		if (!list_past(out, list_entry(at, struct peer_past, link), now_ns))
-			return false;
-	return true;
+		list_past(out, list_entry(at, struct peer_past, link), now_ns);
 }
 
 static int run_list(struct request *req)
 {
-	cJSON *result = request_result(), *out, *lost;
 	uint64_t now_ns = loop_now_ns(req->kvd->loop);
+	struct reply reply;
+	struct text *out = reply_begin(&reply, req);
 
-	if (!result)
-		return err_pass(-ENOMEM);
-	out = cJSON_AddArrayToObject(result, "peers");
-	lost = cJSON_AddArrayToObject(result, "lost");
-	return request_finish(req, result,
-			      out && lost && list_known(out, req, now_ns) &&
-				      list_lost(lost, req, now_ns));
+	out_array(out, "peers");
+	list_known(out, req, now_ns);
+	out_close(out, ']');
+	out_array(out, "lost");
+	list_lost(out, req, now_ns);
+	out_close(out, ']');
+	return reply_end(&reply);
 }
 
 static const struct field connect_fields[] = {

@@ -10,6 +10,7 @@
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
 #include "daemon/request/commands.h"
+#include "daemon/request/out.h"
 #include "daemon/control/commands_pool.h"
 #include "daemon/plan/layout_text.h"
 #include "daemon/request/reply_walk.h"
@@ -60,16 +61,11 @@ static const struct pool *find_any(const struct session *asking, uint64_t id)
 
 static void layout_put_head(struct text *out, const struct pool *pool)
 {
-	static const char digits[] = "0123456789abcdef";
-
-	text_number(out, ",\"pool\":", pool->id);
-	text_puts(out, ",\"name\":");
-	text_json(out, pool->name);
-	text_number(out, ",\"session\":", pool->session->id);
-	text_puts(out, ",\"digest\":\"");
-	for (int shift = 60; shift >= 0; shift -= 4)
-		text_put(out, &digits[pool->digest >> shift & 15], 1);
-	text_puts(out, "\",\"layout\":");
+	out_number(out, "pool", pool->id);
+	out_text(out, "name", pool->name);
+	out_number(out, "session", pool->session->id);
+	out_digest(out, "digest", pool->digest);
+	text_puts(out, ",\"layout\":");
 }
 
 static int layout_piece(struct reply_walk *reply)

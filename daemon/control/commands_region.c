@@ -14,7 +14,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/control/commands.h"
-#include "daemon/request/brief.h"
+#include "daemon/request/out.h"
 #include "daemon/config/config.h"
 #include "daemon/base/context.h"
 #include "daemon/session/pool.h"
@@ -26,7 +26,7 @@
 
 static void answer_empty(void *arg)
 {
-	request_reply(arg, NULL);
+	request_reply(arg);
 }
 
 /* ---- region ---- */
@@ -86,18 +86,19 @@ static int source_check(const cJSON *line, enum region_kind kind)
 static void region_registered(void *arg, struct region *region, const struct err *err)
 {
 	struct request *req = arg;
-	struct brief brief;
+	struct reply reply;
+	struct text *out;
 
 	if (!region) {
 		request_fail(req, err);
 		return;
 	}
-	brief_init(&brief);
-	brief_number(&brief, "region", (double)region->id);
-	brief_number(&brief, "bytes", (double)region->length);
-	brief_text(&brief, "kind", region_kind_name(region->kind));
-	brief_bool(&brief, "writable", region->memory->writable);
-	request_reply_brief(req, &brief);
+	out = reply_begin(&reply, req);
+	out_number(out, "region", region->id);
+	out_number(out, "bytes", region->length);
+	out_text(out, "kind", region_kind_name(region->kind));
+	out_bool(out, "writable", region->memory->writable);
+	reply_end(&reply);
 }
 
 struct register_args {
@@ -158,25 +159,7 @@ static int region_unregister_run(struct request *req)
 	return err_pass(region_unregister(region, answer_empty, req));
 }
 
-static bool add_region(cJSON *list, const struct region *region)
-{
-	cJSON *json = cJSON_CreateObject();
-
-	return json && cJSON_AddItemToArray(list, json) &&
-	       cJSON_AddNumberToObject(json, "region", (double)region->id) &&
-	       cJSON_AddNumberToObject(json, "session", (double)region->session->id) &&
-	       cJSON_AddStringToObject(json, "kind", region_kind_name(region->kind)) &&
-	       cJSON_AddNumberToObject(json, "bytes", (double)region->length) &&
-	       result_add_u64(json, "address", region->address) &&
-	       cJSON_AddBoolToObject(json, "writable", region->memory->writable) &&
-	       cJSON_AddNumberToObject(json, "registered", region->registered) &&
-	       cJSON_AddNumberToObject(json, "pins", region->pins) &&
-	       cJSON_AddNumberToObject(json, "pools", region->pools) &&
-	       cJSON_AddStringToObject(json, "name", region->name) &&
-	       cJSON_AddBoolToObject(json, "dead", !memory_owner_alive(region->memory));
-}
-
-static bool add_regions(cJSON *list, const struct session *session,
+static void put_regions(struct text *out, const struct session *session,
 			const struct request *req)
 {
 	struct idmap_cursor it;
@@ -185,41 +168,54 @@ static bool add_regions(cJSON *list, const struct session *session,
 	idmap_foreach(&session->regions, it) {
 		const struct region *region = it.value;
 
-		if (sm_state(&region->sm) == REGION_READY && !add_region(list, region))
-			return false;
+		if (sm_state(&region->sm) != REGION_READY)
+			continue;
+		out_object(out, NULL);
+		out_number(out, "region", region->id);
+		out_number(out, "session", session->id);
+		out_text(out, "kind", region_kind_name(region->kind));
+		out_number(out, "bytes", region->length);
+		out_id(out, "address", region->address);
+		out_bool(out, "writable", region->memory->writable);
+		out_number(out, "registered", region->registered);
+		out_number(out, "pins", region->pins);
+		out_number(out, "pools", region->pools);
+		out_text(out, "name", region->name);
+		out_bool(out, "dead", !memory_owner_alive(region->memory));
+		out_close(out, '}');
 	}
-	return true;
 }
 
 static int region_list_run(struct request *req)
 {
-	return request_list(req, "regions", add_regions);
+	return request_list(req, "regions", put_regions);
 }
 
 /* ---- pool ---- */
 
-static double pool_bytes(const struct pool *pool)
+static int64_t pool_bytes(const struct pool *pool)
 {
-	double bytes = 0;
+	int64_t bytes = 0;
 
 	for (uint32_t i = 0; i < pool->layout->buffer_count; i++)
-		bytes += (double)pool->layout->buffers[i];
+		bytes += pool->layout->buffers[i];
 	return bytes;
 }
 
 static void pool_registered(void *arg, struct pool *pool, const struct err *err)
 {
 	struct request *req = arg;
-	struct brief brief;
+	struct reply reply;
+	struct text *out;
 
 	if (!pool) {
 		request_fail(req, err);
 		return;
 	}
-	brief_init(&brief);
-	brief_number(&brief, "pool", (double)pool->id);
-	brief_number(&brief, "bytes", pool_bytes(pool));
-	request_reply_brief(req, &brief);
+	out = reply_begin(&reply, req);
+	out_number(out, "pool", pool->id);
+	out_number(out, "bytes", pool_bytes(pool));
+	reply_end(&reply);
 }
 
 static int pool_register_run(struct request *req)
@@ -258,29 +254,7 @@ static int pool_unregister_run(struct request *req)
 	return 0;
 }
 
-static bool add_pool(cJSON *list, const struct pool *pool)
-{
-	const struct layout *layout = pool->layout;
-	cJSON *json = cJSON_CreateObject(), *views;
-	bool filled = json && cJSON_AddItemToArray(list, json) &&
-		      cJSON_AddNumberToObject(json, "pool", (double)pool->id) &&
-		      cJSON_AddStringToObject(json, "name", pool->name) &&
-		      cJSON_AddNumberToObject(json, "rank", layout->rank) &&
-		      cJSON_AddNumberToObject(json, "bytes", pool_bytes(pool)) &&
-		      cJSON_AddNumberToObject(json, "rooms", pool->rooms) &&
-		      cJSON_AddNumberToObject(json, "session", (double)pool->session->id);
-
-	views = filled ? cJSON_AddArrayToObject(json, "views") : NULL;
-	filled = views;
-	for (uint32_t i = 0; filled && i < layout->view_count; i++) {
-		cJSON *name = cJSON_CreateString(layout->views[i].name);
-
-		filled = name && cJSON_AddItemToArray(views, name);
-	}
-	return filled;
-}
-
-static bool add_pools(cJSON *list, const struct session *session,
+static void put_pools(struct text *out, const struct session *session,
 		      const struct request *req)
 {
 	struct idmap_cursor it;
@@ -288,16 +262,28 @@ static bool add_pools(cJSON *list, const struct session *session,
 	(void)req;
 	idmap_foreach(&session->pools, it) {
 		const struct pool *pool = it.value;
+		const struct layout *layout = pool->layout;
 
-		if (!pool->closing && !add_pool(list, pool))
-			return false;
+		if (pool->closing)
+			continue;
+		out_object(out, NULL);
+		out_number(out, "pool", pool->id);
+		out_text(out, "name", pool->name);
+		out_number(out, "rank", layout->rank);
+		out_number(out, "bytes", pool_bytes(pool));
+		out_number(out, "rooms", pool->rooms);
+		out_number(out, "session", session->id);
+		out_array(out, "views");
+		for (uint32_t i = 0; i < layout->view_count; i++)
+			out_text(out, NULL, layout->views[i].name);
+		out_close(out, ']');
+		out_close(out, '}');
 	}
-	return true;
 }
 
 static int pool_list_run(struct request *req)
 {
-	return request_list(req, "pools", add_pools);
+	return request_list(req, "pools", put_pools);
 }
 
 /* ---- tables ---- */

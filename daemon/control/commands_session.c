@@ -8,13 +8,13 @@
  * not to administrators.
  */
 #include "daemon/request/commands.h"
+#include "daemon/request/out.h"
 
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/base/text.h"
 #include "daemon/config/config.h"
 #include "daemon/control/commands.h"
 #include "daemon/base/context.h"
@@ -37,88 +37,62 @@ struct help_args {
 	const char *command;
 };
 
-static bool add_limits(cJSON *result, const struct config *config)
+static void put_limits(struct text *out, const struct config *config)
 {
-	cJSON *limits = cJSON_AddObjectToObject(result, "limits");
-
-	return limits &&
-	       cJSON_AddNumberToObject(limits, "line_bytes", SESSION_LINE_MAX) &&
-	       cJSON_AddNumberToObject(limits, "line_fds", REQUEST_FDS_MAX) &&
-	       cJSON_AddNumberToObject(limits, "queue_bytes",
-				       (double)config->client_queue_bytes) &&
-	       cJSON_AddNumberToObject(limits, "regions", config->session_regions_max) &&
-	       cJSON_AddNumberToObject(limits, "pools", config->session_pools_max) &&
-	       cJSON_AddNumberToObject(limits, "rooms", config->rooms_max);
+	out_object(out, "limits");
+	out_number(out, "line_bytes", SESSION_LINE_MAX);
+	out_number(out, "line_fds", REQUEST_FDS_MAX);
+	out_number(out, "queue_bytes", config->client_queue_bytes);
+	out_number(out, "regions", config->session_regions_max);
+	out_number(out, "pools", config->session_pools_max);
+	out_number(out, "rooms", config->rooms_max);
+	out_close(out, '}');
 }
 
-static bool add_strings(cJSON *result, const char *name, const char *const *strings,
-			size_t count)
-{
-	cJSON *list = cJSON_AddArrayToObject(result, name);
-	bool filled = list;
-
-	for (size_t i = 0; filled && i < count; i++) {
-		cJSON *string = cJSON_CreateString(strings[i]);
-
-		filled = string && cJSON_AddItemToArray(list, string);
-	}
-	return filled;
-}
-
-static bool add_transports(cJSON *result, const struct kvd *kvd)
-{
-	const char *names[TRANSPORTS_MAX];
-	size_t count = 0;
-
-	for (unsigned int i = 0; i < kvd->transport_count; i++) {
-		if (kvd->transports[i])
-			names[count++] = kvd->transports[i]->ops->name;
-	}
-	return add_strings(result, "transports", names, count);
-}
-
-static bool add_status(cJSON *result, const struct status_page *page)
-{
-	cJSON *status = cJSON_AddObjectToObject(result, "status");
-	uint32_t slots = status_page_slots(page);
-
-	return status && cJSON_AddNumberToObject(status, "slots", slots) &&
-	       cJSON_AddNumberToObject(status, "bytes",
-				       ((double)slots + 1) * KVD_STATUS_SLOT_BYTES);
-}
-
-bool result_add_daemon(cJSON *result, const struct session *session)
+void put_daemon(struct text *out, const struct session *session)
 {
 	const struct kvd *kvd = session->kvd;
 
-	return cJSON_AddStringToObject(result, "daemon", "kvd " KVD_VERSION) &&
-	       cJSON_AddStringToObject(result, "name", kvd->config->name) &&
-	       result_add_hex(result, "instance", session_instance(session), 16) &&
-	       cJSON_AddNumberToObject(result, "pid", (double)getpid()) &&
-	       cJSON_AddStringToObject(result, "endpoint",
-				       kvd->link ? kvd->link->endpoint : "");
+	out_text(out, "daemon", "kvd " KVD_VERSION);
+	out_text(out, "name", kvd->config->name);
+	out_hex(out, "instance", session_instance(session), 16);
+	out_number(out, "pid", getpid());
+	out_text(out, "endpoint", kvd->link ? kvd->link->endpoint : "");
 }
 
-static bool add_greeting(cJSON *result, const struct session *session)
+static void put_greeting(struct text *out, const struct session *session)
 {
 	static const char *const features[] = {"memfd", "shm", "vm"};
 	const struct kvd *kvd = session->kvd;
+	uint32_t slots = status_page_slots(session->status);
 
-	return cJSON_AddNumberToObject(result, "proto", PROTO_VERSION) &&
-	       result_add_daemon(result, session) &&
-	       cJSON_AddNumberToObject(result, "session", (double)session->id) &&
-	       result_add_u64(result, "epoch", session->epoch) &&
-	       result_add_u64(result, "time_ns", loop_clock_ns(kvd->loop)) &&
-	       add_limits(result, kvd->config) &&
-	       add_strings(result, "features", features, ARRAY_LEN(features)) &&
-	       add_transports(result, kvd) && add_status(result, session->status);
+	out_number(out, "proto", PROTO_VERSION);
+	put_daemon(out, session);
+	out_number(out, "session", session->id);
+	out_id(out, "epoch", session->epoch);
+	out_id(out, "time_ns", loop_clock_ns(kvd->loop));
+	put_limits(out, kvd->config);
+	out_array(out, "features");
+	for (size_t i = 0; i < ARRAY_LEN(features); i++)
+		out_text(out, NULL, features[i]);
+	out_close(out, ']');
+	out_array(out, "transports");
+	for (unsigned int i = 0; i < kvd->transport_count; i++) {
+		if (kvd->transports[i])
+			out_text(out, NULL, kvd->transports[i]->ops->name);
+	}
+	out_close(out, ']');
+	out_object(out, "status");
+	out_number(out, "slots", slots);
+	out_number(out, "bytes", (slots + INT64_C(1)) * KVD_STATUS_SLOT_BYTES);
+	out_close(out, '}');
 }
 
 static int hello_run(struct request *req)
 {
 	const struct hello_args *args = request_args(req);
 	struct session *session = req->session;
-	cJSON *result;
+	struct reply reply;
 	int r, fd;
 
 	if (args->proto != PROTO_VERSION)
@@ -131,87 +105,71 @@ static int hello_run(struct request *req)
 	r = session->greeted ? 0
 			     : session_greet(session, args->client,
 					     args->role < 0 ? NULL : roles[args->role]);
-	result = r < 0 ? NULL : request_result();
-	if (!result)
-		return err_pass(r < 0 ? r : -ENOMEM);
-	if (!add_greeting(result, session))
-		return request_finish(req, result, false);
+	if (r < 0)
+		return err_pass(r);
+	put_greeting(reply_begin(&reply, req), session);
 	fd = status_page_fd(session->status);
-	request_reply_fds(req, result, &fd, 1);
-	return 0;
+	return reply_end_fds(&reply, &fd, 1);
 }
 
 static int ping_run(struct request *req)
 {
-	cJSON *result = request_result();
+	struct reply reply;
+	struct text *out = reply_begin(&reply, req);
 
-	if (!result)
-		return err_pass(-ENOMEM);
-	return request_finish(
-		req, result,
-		result_add_u64(result, "time_ns", loop_clock_ns(req->kvd->loop)));
+	out_id(out, "time_ns", loop_clock_ns(req->kvd->loop));
+	return reply_end(&reply);
 }
 
 static int help_run(struct request *req)
 {
 	const struct help_args *args = request_args(req);
 	const struct command *cmd;
-	struct text text = {0};
-	bool any = false;
-	int r;
+	struct reply reply;
+	struct text *out;
 
 	if (args->command && !commands_find(req->kvd->modules, args->command, NULL))
 		return err_raise(ERR_NOCMD, "%.64s: no such command", args->command);
-	request_text_begin(req, &text);
-	text_puts(&text, ",\"commands\":[");
+	out = reply_begin(&reply, req);
+	out_array(out, "commands");
 	for (unsigned int i = 0; (cmd = commands_at(req->kvd->modules, i)); i++) {
-		if (args->command && strcmp(args->command, cmd->name) != 0)
-			continue;
-		if (any)
-			text_puts(&text, ",");
-		any = true;
-		command_put(&text, cmd);
+		if (!args->command || strcmp(args->command, cmd->name) == 0)
+			command_put(out, cmd);
 	}
-	text_puts(&text, "]");
-	r = request_text_reply(req, &text);
-	if (r < 0)
-		text_fini(&text);
-	return err_pass(r);
+	out_close(out, ']');
+	return reply_end(&reply);
 }
 
 /* ---- session.list ---- */
 
-static bool add_session(cJSON *list, const struct session *session,
+static void put_session(struct text *out, const struct session *session,
 			const struct request *req)
 {
 	bool own = session == req->session;
 	uint64_t age_ns = loop_now_ns(session->kvd->loop) - session->started_ns;
-	cJSON *json = cJSON_CreateObject();
-	bool filled = json && cJSON_AddItemToArray(list, json) &&
-		      cJSON_AddNumberToObject(json, "session", (double)session->id) &&
-		      cJSON_AddStringToObject(json, "client", session->client) &&
-		      cJSON_AddStringToObject(json, "role", session->role) &&
-		      cJSON_AddNumberToObject(json, "pid", session_pid(session)) &&
-		      cJSON_AddNumberToObject(json, "uid", session->uid) &&
-		      cJSON_AddNumberToObject(json, "age_ms",
-					      (double)(age_ns / LOOP_NS_PER_MS)) &&
-		      cJSON_AddNumberToObject(json, "regions",
-					      (double)idmap_count(&session->regions)) &&
-		      cJSON_AddNumberToObject(json, "pools",
-					      (double)idmap_count(&session->pools)) &&
-		      cJSON_AddNumberToObject(json, "requests", session->requests_open) &&
-		      cJSON_AddBoolToObject(json, "ending", session->ending) &&
-		      cJSON_AddBoolToObject(json, "own", own);
 
-	if (!filled || !own) /* the secret is shown to its own session only */
-		return filled;
-	return result_add_u64(json, "epoch", session->epoch) &&
-	       result_add_hex(json, "secret", session->secret, sizeof(session->secret));
+	out_object(out, NULL);
+	out_number(out, "session", session->id);
+	out_text(out, "client", session->client);
+	out_text(out, "role", session->role);
+	out_number(out, "pid", session_pid(session));
+	out_number(out, "uid", session->uid);
+	out_number(out, "age_ms", age_ns / LOOP_NS_PER_MS);
+	out_number(out, "regions", idmap_count(&session->regions));
+	out_number(out, "pools", idmap_count(&session->pools));
+	out_number(out, "requests", session->requests_open);
+	out_bool(out, "ending", session->ending);
+	out_bool(out, "own", own);
+	if (own) { /* the secret is shown to its own session only */
+		out_id(out, "epoch", session->epoch);
+		out_hex(out, "secret", session->secret, sizeof(session->secret));
+	}
+	out_close(out, '}');
 }
 
 static int session_list_run(struct request *req)
 {
-	return request_list(req, "sessions", add_session);
+	return request_list(req, "sessions", put_session);
 }
 
 static const struct field hello_fields[] = {

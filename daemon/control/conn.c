@@ -240,7 +240,7 @@ int conn_fd(const struct conn *conn)
 static void conn_hangup(void *arg, const struct err *why)
 {
 	struct conn *conn = arg;
-	char text[REPLY_ERROR_MAX];
+	char text[REPLY_SPACE];
 	size_t len;
 
 	assert(why->code != ERR_OK);
@@ -252,7 +252,7 @@ static void conn_hangup(void *arg, const struct err *why)
 	sm_move(&conn->sm, CONN_CLOSING);
 	if (!conn->parsing)
 		inbox_reset(&conn->in);
-	len = reply_error_text(NULL, why, text);
+	len = reply_error_text(why, text);
 	/* After the queued replies and over the limit: it is the last line. If this
 	 * fails, the close must be enough; queued replies are still tried. */
 	(void)outbox_send(&conn->out, text, len, NULL, 0, SIZE_MAX);
@@ -398,8 +398,8 @@ static void conn_parse_done(struct offload_job *job)
 
 static void line_refuse(struct conn *conn)
 {
-	char text[REPLY_ERROR_MAX];
-	size_t len = reply_error_text(NULL, err_last(), text);
+	char text[REPLY_SPACE];
+	size_t len = reply_error_text(err_last(), text);
 
 	inbox_reset(&conn->in);
 	conn_answer(conn, text, len, NULL, 0);

@@ -210,12 +210,12 @@ static int socket_inherit(int fd)
 static void control_refuse(struct control *control, int fd,
 			   const struct session_peer *peer)
 {
-	char text[REPLY_ERROR_MAX];
+	char text[REPLY_SPACE];
 	struct err err;
 	size_t len;
 
 	err_take(&err);
-	len = reply_error_text(NULL, &err, text);
+	len = reply_error_text(&err, text);
 	metrics_add(&control->kvd->metrics, METRIC_SESSIONS_REFUSED, 1);
 	log_warn("control", NULL, "connection refused", "pid=%d uid=%u why=\"%s\"",
 		 (int)peer->pid, peer->uid, err.text);

@@ -8,10 +8,11 @@
  * express (two exclusive fields, a number inside a layout).
  *
  * A reply is formatted as text: `{"id":<as received>,"ok":true` and then the members of
- * the result. An error reply is formatted without allocation, in a buffer on the stack,
- * so that "out of memory" can be reported: a client must never wait for a reply that is
- * not sent. The tree of a long line is deleted on a helper thread: half a million nodes
- * take 10 ms in free().
+ * the result. It starts in a buffer on the stack, and only a long one needs memory: so
+ * "out of memory" can be reported, and a command that has taken effect does not fail for
+ * lack of memory; else its engine would reuse pages that a room has, or never learn the
+ * number of its new object. The tree of a long line is deleted on a helper thread: half a
+ * million nodes take 10 ms in free().
  */
 #include "daemon/request/commands.h"
 
@@ -21,13 +22,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "daemon/base/hex.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/base/text.h"
-#include "daemon/request/brief.h"
 #include "daemon/config/config.h"
 #include "daemon/base/context.h"
+#include "daemon/request/out.h"
 #include "daemon/session/session.h"
 #include "proto/json.h"
 
@@ -146,44 +145,44 @@ void requests_detach(struct session *session)
 
 /* ---- replies ---- */
 
-/* Space for an id of REQUEST_ID_MAX and a message of ERR_TEXT_MAX with each byte
- * written as \u00XX, and the surrounding text. */
-#define ID_TEXT_MAX (6 * REQUEST_ID_MAX + 8)
-#define REPLY_SHORT_MAX 6144u
 #define REPLY_LARGE_BYTES (64u << 10)
-#define MESSAGE_TEXT_MAX (6 * ERR_TEXT_MAX + 8)
 
-static void id_print(const cJSON *id, char text[ID_TEXT_MAX])
+/* An id of REQUEST_ID_MAX and a message of ERR_TEXT_MAX with each byte written as \u00XX,
+ * and the surrounding text. */
+_Static_assert(6 * (REQUEST_ID_MAX + ERR_TEXT_MAX) + 256 < REPLY_SPACE, "errors fit");
+
+static void reply_head(struct text *text, const cJSON *id)
 {
-	bool fits = cJSON_IsString(id) || cJSON_IsNumber(id);
+	int64_t number;
 
-	if (cJSON_IsNumber(id) && brief_whole(id->valuedouble, text))
-		return;
-	/* printing to a buffer does not change the item */
-	if (!fits ||
-	    !cJSON_PrintPreallocated((cJSON *)(uintptr_t)id, text, ID_TEXT_MAX, false))
-		memcpy(text, "null", 5);
+	out_object(text, NULL);
+	if (cJSON_IsString(id))
+		out_text(text, "id", id->valuestring);
+	else if (json_number_is_int(id, &number))
+		out_number(text, "id", number);
+	else
+		out_null(text, "id");
 }
 
-size_t reply_error_text(const cJSON *id, const struct err *err,
-			char text[REPLY_ERROR_MAX])
+static void error_put(struct text *text, const cJSON *id, const struct err *err)
 {
-	char plain[ERR_TEXT_MAX], head[ID_TEXT_MAX], message[MESSAGE_TEXT_MAX];
-	cJSON string = {.type = cJSON_String, .valuestring = plain};
-	int n;
+	reply_head(text, id);
+	out_error(text, err);
+	text_puts(text, "}\n");
+	assert(!text->failed);
+}
 
-	_Static_assert(ID_TEXT_MAX + MESSAGE_TEXT_MAX + 128 < REPLY_ERROR_MAX, "room");
-	memcpy(plain, err->text, sizeof(plain));
-	json_sanitize(plain);
-	id_print(id, head);
-	if (!cJSON_PrintPreallocated(&string, message, sizeof(message), false))
-		memcpy(message, "\"\"", 3);
-	n = snprintf(text, REPLY_ERROR_MAX,
-		     "{\"id\":%s,\"error\":{\"code\":\"%s\",\"message\":%s,"
-		     "\"retryable\":%s,\"scope\":\"%s\"}}\n",
-		     head, err_name(err->code), message,
-		     err->retryable ? "true" : "false", err_scope_name(err->scope));
-	return (size_t)n;
+size_t reply_error_text(const struct err *err, char space[REPLY_SPACE])
+{
+	struct text text = text_on(space, REPLY_SPACE);
+
+	error_put(&text, NULL, err);
+	return text.len;
+}
+
+static const cJSON *request_id(const struct request *req)
+{
+	return cJSON_GetObjectItemCaseSensitive(req->line, "id");
 }
 
 static void request_count(const struct request *req)
@@ -194,33 +193,36 @@ static void request_count(const struct request *req)
 		    1);
 }
 
-/* Answer with `text` and free the request. */
-static void request_answer(struct request *req, const char *text, size_t len,
-			   const int *fds, unsigned int fd_count)
+/* Answer with `text`, which is empty afterwards, and free the request. */
+static void request_answer(struct request *req, struct text *text, const int *fds,
+			   unsigned int fd_count)
 {
+	struct session *session = req->session;
+
 	assert(!req->answered);
 	req->answered = true;
 	request_count(req);
-	if (req->session && req->session->conn)
-		req->session->conn_ops->answer(req->session->conn, text, len, fds,
-					       fd_count);
 	if (req->on_answer)
-		req->on_answer(req->on_answer_arg, text, len);
+		req->on_answer(req->on_answer_arg, text->data, text->len);
+	if (session && session->conn && (text->borrowed || fd_count)) {
+		session->conn_ops->answer(session->conn, text->data, text->len, fds,
+					  fd_count);
+	} else if (session && session->conn) {
+		session->conn_ops->give(session->conn, text->data, text->len);
+		*text = (struct text){0};
+	}
+	text_fini(text);
 	commands_request_free(req);
-}
-
-static const cJSON *request_id(const struct request *req)
-{
-	return cJSON_GetObjectItemCaseSensitive(req->line, "id");
 }
 
 void request_fail(struct request *req, const struct err *err)
 {
-	char text[REPLY_ERROR_MAX];
-	size_t len = reply_error_text(request_id(req), err, text);
+	char space[REPLY_SPACE];
+	struct text text = text_on(space, sizeof(space));
 
+	error_put(&text, request_id(req), err);
 	req->failed = true;
-	request_answer(req, text, len, NULL, 0);
+	request_answer(req, &text, NULL, 0);
 }
 
 void request_fail_last(struct request *req)
@@ -230,37 +232,6 @@ void request_fail_last(struct request *req)
 	err_take(&err);
 	assert(err.code != ERR_OK);
 	request_fail(req, &err);
-}
-
-/* Without the heap: a command that has taken effect must not fail with "out of
- * memory", or its engine would reuse pages that a room has. False: it does not fit. */
-static bool reply_short(const cJSON *id, cJSON *result, char text[REPLY_SHORT_MAX])
-{
-	char head[ID_TEXT_MAX], body[REPLY_SHORT_MAX - ID_TEXT_MAX - 32] = "{}";
-
-	id_print(id, head);
-	if (result && !cJSON_PrintPreallocated(result, body, sizeof(body), false))
-		return false;
-	snprintf(text, REPLY_SHORT_MAX, "{\"id\":%s,\"ok\":true%s%s\n", head,
-		 body[1] == '}' ? "" : ",", body + 1);
-	return true;
-}
-
-/* NULL: out of memory. The members of the body "{…}" follow ours. */
-static char *reply_long(const cJSON *id, cJSON *result)
-{
-	char head[ID_TEXT_MAX], *body, *text;
-
-	id_print(id, head);
-	body = cJSON_PrintUnformatted(result);
-	if (!body) {
-		err_raise(ERR_NOMEM, "out of memory for the reply");
-		return NULL;
-	}
-	text = mem_printf("{\"id\":%s,\"ok\":true%s%s\n", head, body[1] == '}' ? "" : ",",
-			  body + 1);
-	cJSON_free(body);
-	return text;
 }
 
 /* A large reply may wait for a long time; small ones are available to any client for
@@ -274,107 +245,63 @@ static int check_size(const struct request *req, size_t len)
 	return err_pass(account_check(req->session->account, ACCOUNT_REPLIES, len));
 }
 
-static int try_reply(struct request *req, cJSON *result, const int *fds,
-		     unsigned int fd_count)
+static int request_send(struct request *req, struct text *text, const int *fds,
+			unsigned int fd_count)
 {
-	cleanup_free char *text = NULL;
-	char brief[REPLY_SHORT_MAX];
-	size_t len;
+	int r;
 
-	if (reply_short(request_id(req), result, brief)) {
-		cJSON_Delete(result);
-		request_answer(req, brief, strlen(brief), fds, fd_count);
-		return 0;
-	}
-	text = reply_long(request_id(req), result);
-	cJSON_Delete(result);
-	if (!text)
-		return err_pass(-ENOMEM);
-	len = strlen(text);
-	if (check_size(req, len) < 0)
-		return err_pass(-err_errno(err_last()->code));
-	request_answer(req, text, len, fds, fd_count);
-	return 0;
-}
-
-int request_try_reply(struct request *req, cJSON *result)
-{
-	return try_reply(req, result, NULL, 0);
-}
-
-void request_reply_fds(struct request *req, cJSON *result, const int *fds,
-		       unsigned int fd_count)
-{
-	if (try_reply(req, result, fds, fd_count) < 0)
-		request_fail_last(req);
-}
-
-void request_reply(struct request *req, cJSON *result)
-{
-	request_reply_fds(req, result, NULL, 0);
-}
-
-void request_reply_brief(struct request *req, const struct brief *brief)
-{
-	cJSON *object =
-		(cJSON *)(uintptr_t)&brief->nodes[0]; /* printing does not change it */
-	char text[REPLY_SHORT_MAX];
-
-	if (reply_short(request_id(req), object, text))
-		request_answer(req, text, strlen(text), NULL, 0);
+	text_puts(text, "}\n");
+	r = text->failed ? err_raise(ERR_NOMEM, "out of memory for the reply")
+			 : check_size(req, text->len);
+	if (r >= 0)
+		request_answer(req, text, fds, fd_count);
 	else
-		request_fail_last(req); /* impossible: briefs are short */
+		text_fini(text);
+	return err_pass(r);
 }
 
 void request_text_begin(const struct request *req, struct text *text)
 {
-	char head[ID_TEXT_MAX];
-
-	id_print(request_id(req), head);
-	text_puts(text, "{\"id\":");
-	text_puts(text, head);
-	text_puts(text, ",\"ok\":true");
+	reply_head(text, request_id(req));
+	out_bool(text, "ok", true);
 }
 
 int request_text_reply(struct request *req, struct text *text)
 {
-	struct session *session = req->session;
+	return err_pass(request_send(req, text, NULL, 0));
+}
 
-	text_puts(text, "}\n");
-	if (text->failed)
-		return err_raise(ERR_NOMEM, "out of memory for the reply");
-	if (check_size(req, text->len) < 0)
-		return err_pass(-err_errno(err_last()->code));
-	req->answered = true;
-	request_count(req);
-	if (req->on_answer)
-		req->on_answer(req->on_answer_arg, text->data, text->len);
-	if (session && session->conn) {
-		session->conn_ops->give(session->conn, text->data, text->len);
-		*text = (struct text){0};
-	}
-	text_fini(text);
-	commands_request_free(req);
+struct text *reply_begin(struct reply *reply, struct request *req)
+{
+	reply->req = req;
+	reply->text = text_on(reply->space, sizeof(reply->space));
+	request_text_begin(req, &reply->text);
+	return &reply->text;
+}
+
+int reply_try(struct reply *reply)
+{
+	return err_pass(request_send(reply->req, &reply->text, NULL, 0));
+}
+
+int reply_end_fds(struct reply *reply, const int *fds, unsigned int fd_count)
+{
+	if (request_send(reply->req, &reply->text, fds, fd_count) < 0)
+		request_fail_last(reply->req);
 	return 0;
 }
 
-cJSON *request_result(void)
+int reply_end(struct reply *reply)
 {
-	cJSON *result = cJSON_CreateObject();
-
-	if (!result)
-		err_raise(ERR_NOMEM, "no memory for a reply");
-	return result;
+	return reply_end_fds(reply, NULL, 0);
 }
 
-int request_finish(struct request *req, cJSON *result, bool filled)
+int request_reply(struct request *req)
 {
-	if (!filled) {
-		cJSON_Delete(result);
-		return err_raise(ERR_NOMEM, "no memory for a reply");
-	}
-	request_reply(req, result);
-	return 0;
+	struct reply reply;
+
+	reply_begin(&reply, req);
+	return reply_end(&reply);
 }
 
 int request_all(const struct request *req, bool all)
@@ -387,40 +314,24 @@ int request_all(const struct request *req, bool all)
 }
 
 int request_list(struct request *req, const char *name,
-		 bool (*add)(cJSON *list, const struct session *session,
+		 void (*put)(struct text *out, const struct session *session,
 			     const struct request *req))
 {
 	const struct request_list_args *args = request_args(req);
 	const struct session *session;
-	cJSON *result, *list;
-	bool filled;
+	struct reply reply;
+	struct text *out;
 
 	if (request_all(req, args->all) < 0)
 		return err_pass(-EPERM);
-	result = request_result();
-	if (!result)
-		return err_pass(-ENOMEM);
-	list = cJSON_AddArrayToObject(result, name);
-	filled = list;
+	out = reply_begin(&reply, req);
+	out_array(out, name);
 	list_foreach(session, &req->kvd->sessions, link) {
-		if (filled && (args->all || session == req->session))
-			filled = add(list, session, req);
+		if (args->all || session == req->session)
+			put(out, session, req);
 	}
-	return request_finish(req, result, filled);
-}
-
-bool result_add_u64(cJSON *obj, const char *name, uint64_t v)
-{
-	return json_add_u64(obj, name, v) == 0;
-}
-
-bool result_add_hex(cJSON *obj, const char *name, const uint8_t *bytes, size_t len)
-{
-	char text[HEX_CHARS(RESULT_HEX_MAX) + 1];
-
-	assert(len <= RESULT_HEX_MAX);
-	hex_write(bytes, len, text);
-	return cJSON_AddStringToObject(obj, name, text);
+	out_close(out, ']');
+	return reply_end(&reply);
 }
 
 /* ---- the schema ---- */

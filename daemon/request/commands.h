@@ -18,18 +18,16 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/list.h"
+#include "daemon/base/text.h"
 #include "daemon/loop/offload.h"
 #include "proto/fields.h"
 
-struct brief;
 struct kvd;
 struct session;
-struct text;
 
 #define REQUEST_FDS_MAX 16u
 #define REQUEST_INLINE_BYTES 4096u /* longer lines are parsed on a helper thread */
 #define REQUEST_ID_MAX 128u	   /* bytes of a request's id */
-#define RESULT_HEX_MAX 32u	   /* bytes */
 
 struct request {
 	struct list link; /* in the list of open requests of its session */
@@ -74,43 +72,41 @@ static inline const void *request_args(const struct request *req)
 	return req->args;
 }
 
-/* Takes `result` (an object, also as raw text; NULL = {}); adds id and ok. */
-void request_reply(struct request *req, cJSON *result);
+/*
+ * A reply. Its members are written by request/out.h into the text of reply_begin(), then
+ * it is sent. A short one needs no memory.
+ */
+#define REPLY_SPACE 4096u
+struct reply {
+	struct request *req;
+	struct text text;
+	char space[REPLY_SPACE];
+};
+struct text *reply_begin(struct reply *reply, struct request *req);
+/* The end of a run(): it is sent, or else the request fails. Returns 0. */
+int reply_end(struct reply *reply);
+/* The same with fds attached to the reply (duplicated). */
+int reply_end_fds(struct reply *reply, const int *fds, unsigned int fd_count);
 /* Negative: not answered, because the reply is too long or memory is short; the
  * command undoes its effect. */
-int request_try_reply(struct request *req, cJSON *result);
-/* The same without allocation, for commands that have taken effect: see brief.h. */
-void request_reply_brief(struct request *req, const struct brief *brief);
-/* The same with fds attached to the reply (duplicated). */
-void request_reply_fds(struct request *req, cJSON *result, const int *fds,
-		       unsigned int fd_count);
-/* A reply formatted as text: start it, add members (`,"rooms":[…]`), then send it.
- * ERR_TOOBIG, ERR_NOMEM: not answered. `text` is empty afterwards. */
+int reply_try(struct reply *reply);
+int request_reply(struct request *req); /* a reply without members; returns 0 */
+/* A reply that is written in several calls, in a text of its own. ERR_TOOBIG, ERR_NOMEM:
+ * not answered. `text` is empty afterwards. */
 void request_text_begin(const struct request *req, struct text *text);
 int request_text_reply(struct request *req, struct text *text);
 void request_fail(struct request *req, const struct err *err);
 /* Fail with err_last(). */
 void request_fail_last(struct request *req);
-/* The end of a run(): replies with `result` (taken) and returns 0 if it was filled
- * completely. ERR_NOMEM, the request not answered, if a member could not be added. */
-int request_finish(struct request *req, cJSON *result, bool filled);
-/* An empty result object, or NULL with ERR_NOMEM raised. */
-cJSON *request_result(void);
 /* A list command's field "all" is for admins: else ERR_PERM. */
 int request_all(const struct request *req, bool all);
-/* A list command with request_list_args: `add` for its session, or for all of them;
- * false: no memory. */
+/* A list command with request_list_args: `put` for its session, or for all of them. */
 struct request_list_args {
 	bool all;
 };
 int request_list(struct request *req, const char *name,
-		 bool (*add)(cJSON *list, const struct session *session,
+		 void (*put)(struct text *out, const struct session *session,
 			     const struct request *req));
-/* Members common to several results. */
-bool result_add_hex(cJSON *obj, const char *name, const uint8_t *bytes, size_t len);
-/* Version, name, instance, pid and endpoint of the daemon. */
-bool result_add_daemon(cJSON *result, const struct session *session);
-bool result_add_u64(cJSON *obj, const char *name, uint64_t v); /* decimal string */
 
 /* For control: a request of one line, not parsed yet; takes the line's fds. It counts
  * as open until it is answered. NULL: ERR_NOMEM. */
@@ -122,11 +118,9 @@ void request_drop(struct request *req);
 void requests_detach(struct session *session);
 extern const struct module request_module;
 extern const struct command ring_commands[]; /* commands_ring.c */
-/* One error line, with its newline; returns its length. `id` NULL: null.
- * Allocates nothing. */
-#define REPLY_ERROR_MAX 4096u
-size_t reply_error_text(const cJSON *id, const struct err *err,
-			char text[REPLY_ERROR_MAX]);
+/* One error line without an id, with its newline; returns its length. Allocates nothing.
+ */
+size_t reply_error_text(const struct err *err, char space[REPLY_SPACE]);
 
 /* Called by control for each parsed line; takes the request. */
 void commands_dispatch(struct request *req);

@@ -3,6 +3,7 @@
 #include <errno.h>
 
 #include "daemon/request/commands.h"
+#include "daemon/request/out.h"
 #include "daemon/request/ring.h"
 #include "daemon/session/session.h"
 
@@ -12,38 +13,23 @@ struct share_args {
 };
 
 /* An entry with an unknown op ends the session, so an engine needs this list. */
-static bool add_ops(cJSON *result, const struct ring *ring)
+static void put_ops(struct text *out, const struct ring *ring)
 {
-	cJSON *ops = cJSON_AddArrayToObject(result, "ops");
-
-	for (unsigned int op = 1; ops && op < RING_OPS_MAX; op++) {
-		cJSON *number = ring->verbs[op] ? cJSON_CreateNumber(op) : NULL;
-
-		if (ring->verbs[op] && (!number || !cJSON_AddItemToArray(ops, number))) {
-			cJSON_Delete(number);
-			return false;
-		}
+	out_array(out, "ops");
+	for (unsigned int op = 1; op < RING_OPS_MAX; op++) {
+		if (ring->verbs[op])
+			out_number(out, NULL, op);
 	}
-	return ops;
-}
-
-static bool add_ring(cJSON *result, const struct ring *ring)
-{
-	return cJSON_AddNumberToObject(result, "version", KVD_RING_VERSION) &&
-	       cJSON_AddNumberToObject(result, "entries", ring->entries) &&
-	       cJSON_AddNumberToObject(result, "arena_bytes",
-				       (double)ring->arena_bytes) &&
-	       cJSON_AddNumberToObject(result, "first_slot", SESSION_SLOTS) &&
-	       cJSON_AddNumberToObject(result, "slots", SESSION_ENGINE_SLOTS) &&
-	       add_ops(result, ring);
+	out_close(out, ']');
 }
 
 /* A repeated call returns the same memory and ignores the size. */
 static int session_share_run(struct request *req)
 {
 	const struct share_args *args = request_args(req);
+	struct reply reply;
 	struct ring *ring;
-	cJSON *result;
+	struct text *out;
 	int r;
 
 	if (args->entries & (args->entries - 1))
@@ -53,13 +39,16 @@ static int session_share_run(struct request *req)
 	if (!ring)
 		return err_pass(-ENOMEM);
 	r = ring->shared ? 0 : ring_share(ring, args->entries, args->arena_bytes);
-	result = r < 0 ? NULL : request_result();
-	if (!result)
-		return err_pass(r < 0 ? r : -ENOMEM);
-	if (!add_ring(result, ring))
-		return request_finish(req, result, false);
-	request_reply_fds(req, result, ring->fds, RING_FDS);
-	return 0;
+	if (r < 0)
+		return err_pass(r);
+	out = reply_begin(&reply, req);
+	out_number(out, "version", KVD_RING_VERSION);
+	out_number(out, "entries", ring->entries);
+	out_number(out, "arena_bytes", ring->arena_bytes);
+	out_number(out, "first_slot", SESSION_SLOTS);
+	out_number(out, "slots", SESSION_ENGINE_SLOTS);
+	put_ops(out, ring);
+	return reply_end_fds(&reply, ring->fds, RING_FDS);
 }
 
 static const struct field session_share_fields[] = {

@@ -5,6 +5,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/request/commands.h"
+#include "daemon/request/out.h"
 #include "daemon/config/config.h"
 #include "daemon/base/context.h"
 #include "daemon/session/session.h"
@@ -49,6 +50,8 @@ void reply_walk_begin(struct reply_walk *walk, struct request *req)
 	walk->req = req;
 	walk->session = req->session;
 	request_text_begin(req, &walk->text);
+	if (walk->list)
+		out_array(&walk->text, walk->list);
 	walk->session->walking++;
 	session_drain_begin(walk->session);
 	loop_work_init(&walk->work, req->kvd->loop, walk_step, walk_done);

@@ -16,6 +16,7 @@ struct session;
 struct reply_walk {
 	struct request *req; /* its session may end: then no further piece is requested */
 	struct text text;
+	const char *list; /* of the first array, which is open then; or NULL */
 	/* Append one piece. 1: more follow; 0: done; negative: raised. */
 	int (*piece)(struct reply_walk *walk);
 	void (*end)(struct reply_walk *walk); /* once: frees the owner */

@@ -5,9 +5,8 @@
  * ring shares it. Abort and close of a room that has ended are reported as such.
  */
 #include <errno.h>
-#include <stdio.h>
 
-#include "daemon/request/brief.h"
+#include "daemon/request/out.h"
 #include "daemon/request/commands.h"
 #include "daemon/request/ring_ops.h"
 #include "daemon/room/commands.h"
@@ -21,21 +20,17 @@
 
 /* ---- room.open ---- */
 
-static void open_reply(struct request *req, const struct room *room)
+static int open_reply(struct request *req, const struct room *room)
 {
-	char number[24], gen[16], generation[24];
-	struct brief brief;
+	struct reply reply;
+	struct text *out = reply_begin(&reply, req);
 
-	snprintf(number, sizeof(number), "%ju", (uintmax_t)room->number);
-	snprintf(gen, sizeof(gen), "%u", room->slot_gen);
-	snprintf(generation, sizeof(generation), "%ju", (uintmax_t)room->gen);
-	brief_init(&brief);
-	brief_text(&brief, "room", number);
-	brief_text(&brief, "gen", gen);
-	brief_text(&brief, "generation", generation);
-	brief_number(&brief, "slot", room->slot);
-	brief_number(&brief, "state", room_poll_state(room));
-	request_reply_brief(req, &brief);
+	out_id(out, "room", room->number);
+	out_id(out, "gen", room->slot_gen);
+	out_id(out, "generation", room->gen);
+	out_number(out, "slot", room->slot);
+	out_number(out, "state", room_poll_state(room));
+	return reply_end(&reply);
 }
 
 static int run_open(struct request *req)
@@ -44,10 +39,7 @@ static int run_open(struct request *req)
 	int r = room_op_open(req->session, req->line, request_args(req), NULL, NULL,
 			     &room);
 
-	if (r < 0)
-		return err_pass(r);
-	open_reply(req, room);
-	return 0;
+	return r < 0 ? err_pass(r) : open_reply(req, room);
 }
 
 /* ---- room.bind, room.send ---- */
@@ -63,13 +55,13 @@ static struct room *find_as(struct request *req, const struct room_key *key,
 	return room ? room : room_asked(req->session, key, rooms);
 }
 
-static void commands_room_reply_state(struct request *req, const struct room *room)
+static int commands_room_reply_state(struct request *req, const struct room *room)
 {
-	struct brief brief;
+	struct reply reply;
+	struct text *out = reply_begin(&reply, req);
 
-	brief_init(&brief);
-	brief_number(&brief, "state", room_poll_state(room));
-	request_reply_brief(req, &brief);
+	out_number(out, "state", room_poll_state(room));
+	return reply_end(&reply);
 }
 
 struct bind_args {
@@ -102,10 +94,7 @@ static int run_bind(struct request *req)
 				     &pages);
 	if (r >= 0)
 		r = room_op_bind(room, &pages);
-	if (r < 0)
-		return err_pass(r);
-	commands_room_reply_state(req, room);
-	return 0;
+	return r < 0 ? err_pass(r) : commands_room_reply_state(req, room);
 }
 
 struct extend_args {
@@ -119,10 +108,7 @@ static int run_extend(struct request *req)
 	struct room *room = find_as(req, &args->key, ROOM_OFFER);
 	int r = room ? room_op_extend(room, args->lease_ms) : -ENOENT;
 
-	if (r < 0)
-		return err_pass(r);
-	commands_room_reply_state(req, room);
-	return 0;
+	return r < 0 ? err_pass(r) : commands_room_reply_state(req, room);
 }
 
 struct send_args {
@@ -144,10 +130,7 @@ static int run_send(struct request *req)
 				     false, &pages);
 	if (r >= 0)
 		r = room_op_send(room, args->seq, args->last, &pages);
-	if (r < 0)
-		return err_pass(r);
-	commands_room_reply_state(req, room);
-	return 0;
+	return r < 0 ? err_pass(r) : commands_room_reply_state(req, room);
 }
 
 /* ---- room.abort, room.close ---- */
@@ -167,8 +150,7 @@ static int run_abort(struct request *req)
 	room_op_abort(room,
 		      room->session == req->session ? "its engine" : "an administrator",
 		      req->session, args->reason);
-	commands_room_reply_state(req, room);
-	return 0;
+	return commands_room_reply_state(req, room);
 }
 
 static int run_close(struct request *req)
@@ -177,10 +159,7 @@ static int run_close(struct request *req)
 	struct room *room = room_asked(req->session, &args->key, rooms_of(req->kvd));
 	int r = room ? rooms_close(room) : -ENOENT;
 
-	if (r < 0)
-		return err_pass(r);
-	request_reply(req, NULL);
-	return 0;
+	return r < 0 ? err_pass(r) : request_reply(req);
 }
 
 /* ---- room.show, room.list ---- */
@@ -194,16 +173,16 @@ struct show_args {
 static int show_refused(struct request *req, uint32_t slot)
 {
 	const struct err *why = ring_fault_of(ring_of(req->session), KVD_RING_IDS + slot);
-	struct brief brief;
+	struct reply reply;
+	struct text *out;
 
 	if (!why)
 		return err_raise(ERR_NOTFOUND,
 				 "room: no room of this session has slot %u", slot);
-	brief_init(&brief);
-	brief_number(&brief, "state", KVD_FAILED);
-	brief_error(&brief, why);
-	request_reply_brief(req, &brief);
-	return 0;
+	out = reply_begin(&reply, req);
+	out_number(out, "state", KVD_FAILED);
+	out_error(out, why);
+	return reply_end(&reply);
 }
 
 static struct room *show_slot(struct request *req, uint32_t slot)
@@ -219,9 +198,8 @@ static struct room *show_slot(struct request *req, uint32_t slot)
 static int run_show(struct request *req)
 {
 	const struct show_args *args = request_args(req);
+	struct reply reply;
 	struct room *room;
-	cJSON *result;
-	int r;
 
 	if (args->slot >= 0) {
 		room = show_slot(req, (uint32_t)args->slot);
@@ -232,16 +210,8 @@ static int run_show(struct request *req)
 	}
 	if (!room)
 		return err_pass(-ENOENT);
-	result = request_result();
-	if (!result)
-		return err_pass(-ENOMEM);
-	r = room_record_full(room, result);
-	if (r < 0) {
-		cJSON_Delete(result);
-		return err_pass(r);
-	}
-	request_reply(req, result);
-	return 0;
+	room_record_full(room, reply_begin(&reply, req));
+	return reply_end(&reply);
 }
 
 static const struct field bind_fields[] = {

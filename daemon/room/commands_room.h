@@ -13,6 +13,7 @@ struct request;
 struct room;
 struct rooms;
 struct session;
+struct text;
 
 #define ROOM_LIST_MAX 65536 /* rooms of one command */
 
@@ -35,8 +36,8 @@ int room_list_run(struct request *req);
 extern const struct field room_list_fields[];
 int room_history_run(struct request *req);
 extern const struct field room_history_fields[];
-/* An ended room's record, as of `now_ns`. False: no memory. */
-bool room_history_fill(struct cJSON *obj, const struct ended_room *e, uint64_t now_ns);
+/* The members of an ended room's record, as of `now_ns`. */
+void room_history_put(const struct ended_room *e, uint64_t now_ns, struct text *out);
 int room_trace_run(struct request *req);
 extern const struct field room_trace_fields[];
 int room_plan_run(struct request *req);

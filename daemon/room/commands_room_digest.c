@@ -21,13 +21,13 @@
  * command.
  */
 #include <errno.h>
-#include <stdio.h>
 #include <xxhash.h>
 
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
 #include "daemon/base/text.h"
 #include "daemon/request/commands.h"
+#include "daemon/request/out.h"
 #include "daemon/room/commands_room.h"
 #include "daemon/loop/loop.h"
 #include "daemon/memory/copy.h"
@@ -104,7 +104,7 @@ struct digest {
 	struct copy_job job;
 	XXH3_state_t *state;
 	struct text text;
-	bool in_group, any_group;
+	bool in_group;
 	uint32_t page; /* where the current block starts */
 	struct loop_defer go;
 };
@@ -255,8 +255,10 @@ static bool skip_some(struct digest *d, const struct room_maps *maps)
 
 static void group_end(struct digest *d)
 {
-	if (d->in_group)
-		text_puts(&d->text, "]}");
+	if (d->in_group) {
+		out_close(&d->text, ']');
+		out_close(&d->text, '}');
+	}
 	d->in_group = false;
 }
 
@@ -266,18 +268,16 @@ static void block_begin(struct digest *d, const struct piece *p)
 
 	if (p->token == p->map->token_begin || !d->in_group) {
 		group_end(d);
-		text_puts(out, d->any_group ? ",{\"view\":" : "{\"view\":");
-		text_json(out, p->map->view);
-		text_number(out, ",\"layer\":", p->layer->layer);
-		text_puts(out, ",\"field\":");
-		text_json(out, p->field->name);
-		text_number(out, ",\"unit\":", p->unit);
-		text_puts(out, ",\"blocks\":[");
-	} else {
-		text_puts(out, ",");
+		out_object(out, NULL);
+		out_text(out, "view", p->map->view);
+		out_number(out, "layer", p->layer->layer);
+		out_text(out, "field", p->field->name);
+		out_number(out, "unit", p->unit);
+		out_array(out, "blocks");
 	}
-	d->in_group = d->any_group = true;
-	text_number(out, "[", p->token);
+	d->in_group = true;
+	out_array(out, NULL);
+	out_number(out, NULL, p->token);
 	d->page = p->page;
 	XXH3_64bits_reset(d->state);
 }
@@ -287,7 +287,6 @@ static void hash_slice(struct digest *d, const struct room_maps *maps)
 	uint64_t done = 0;
 	struct place at = d->slice_at;
 	struct piece p;
-	char hex[24];
 
 	while (done < d->slice_bytes &&
 	       piece_next(d, maps, &at, d->slice_bytes - done, &p)) {
@@ -297,11 +296,10 @@ static void hash_slice(struct digest *d, const struct room_maps *maps)
 		done += p.len;
 		if (!p.ends)
 			continue;
-		text_number(&d->text, ",", p.token + 1);
-		text_number(&d->text, ",", d->page);
-		snprintf(hex, sizeof(hex), ",\"%016llx\"]",
-			 (unsigned long long)XXH3_64bits_digest(d->state));
-		text_puts(&d->text, hex);
+		out_number(&d->text, NULL, p.token + 1);
+		out_number(&d->text, NULL, d->page);
+		out_digest(&d->text, NULL, XXH3_64bits_digest(d->state));
+		out_close(&d->text, ']');
 		d->keys++;
 	}
 }
@@ -360,18 +358,16 @@ static const struct room_maps *maps_of(const struct digest *d)
 	return room->role == ROOM_SEND ? &d->sent : &room->pages.maps;
 }
 
-static void reply_end(struct digest *d, const struct room_maps *maps)
+static void digest_end(struct digest *d, const struct room_maps *maps)
 {
 	const struct digest_args *args = request_args(d->req);
 	struct place at = d->at;
 	struct piece p;
 
 	group_end(d);
-	text_puts(&d->text, "]");
-	if (place_settle(d, maps, &at, &p)) {
-		text_number(&d->text, ",\"next\":\"", args->from + d->keys);
-		text_puts(&d->text, "\"");
-	}
+	out_close(&d->text, ']');
+	if (place_settle(d, maps, &at, &p))
+		out_id(&d->text, "next", args->from + d->keys);
 	digest_over(d, 0);
 }
 
@@ -404,7 +400,7 @@ static void digest_on_go(struct loop_defer *defer)
 	}
 	r = slice_plan(d, maps);
 	if (r >= 0 && d->slice_bytes == 0) {
-		reply_end(d, maps);
+		digest_end(d, maps);
 		return;
 	}
 	if (r >= 0) {
@@ -524,10 +520,9 @@ int room_digest_run(struct request *req)
 	room_session(d->session)->digesting = true;
 	session_drain_begin(d->session);
 	request_text_begin(req, &d->text);
-	text_puts(&d->text, ",\"role\":");
-	text_json(&d->text, room_role_names[room->role]);
-	text_number(&d->text, ",\"block\":", d->block);
-	text_puts(&d->text, ",\"units\":[");
+	out_text(&d->text, "role", room_role_names[room->role]);
+	out_number(&d->text, "block", d->block);
+	out_array(&d->text, "units");
 	loop_defer(req->kvd->loop, &d->go);
 	return 0;
 }

@@ -5,10 +5,12 @@
  * rooms end, because a room keeps its place until the ring drops it.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "daemon/base/mem.h"
 #include "daemon/request/commands.h"
+#include "daemon/request/out.h"
 #include "daemon/room/commands_room.h"
 #include "daemon/base/context.h"
 #include "daemon/request/reply_walk.h"
@@ -47,7 +49,6 @@ struct history_walk {
 	const struct history *history;
 	uint64_t at; /* the record before it is next */
 	uint32_t left;
-	bool any;
 	uint64_t now_ns;
 };
 
@@ -72,82 +73,36 @@ static bool is_asked(const struct ended_room *ended, const struct request *req)
 }
 
 /* Age in milliseconds. */
-static bool add_age(cJSON *obj, const char *name, uint64_t at_ns, uint64_t now_ns)
+static void put_age(struct text *out, const char *name, uint64_t at_ns, uint64_t now_ns)
 {
-	return !at_ns ||
-	       cJSON_AddNumberToObject(obj, name, (double)(now_ns - at_ns) / 1e6);
+	if (at_ns)
+		out_double(out, name, (double)(now_ns - at_ns) / 1e6);
 }
 
-static bool add_phase(cJSON *times, const char *name, uint64_t from, uint64_t to)
+void room_history_put(const struct ended_room *e, uint64_t now_ns, struct text *out)
 {
-	return cJSON_AddNumberToObject(times, name,
-				       from && to > from ? (double)(to - from) / 1e6 : 0);
-}
+	struct err why = {.code = e->code, .retryable = e->retryable, .scope = e->scope};
 
-static bool add_times(cJSON *obj, const struct ended_room *e, uint64_t now_ns)
-{
-	uint64_t waiting = e->waiting_ns ? e->waiting_ns : e->ended_ns;
-	uint64_t moving = e->moving_ns ? e->moving_ns : e->ended_ns;
-	cJSON *t = cJSON_AddObjectToObject(obj, "timings_ms");
-
-	return t && add_phase(t, "bootstrap", e->opened_ns, waiting) &&
-	       add_phase(t, "waiting", e->waiting_ns, moving) &&
-	       add_phase(t, "transfer", e->moving_ns, e->ended_ns) &&
-	       add_phase(t, "total", e->opened_ns, e->ended_ns) &&
-	       add_age(obj, "opened_ms", e->opened_ns, now_ns) &&
-	       add_age(obj, "started_ms", e->moving_ns, now_ns) &&
-	       add_age(obj, "ended_ms", e->ended_ns, now_ns);
-}
-
-static bool add_error(cJSON *obj, const struct ended_room *e)
-{
-	cJSON *error;
-
-	if (e->code == ERR_OK)
-		return true;
-	error = cJSON_AddObjectToObject(obj, "error");
-	return error && cJSON_AddStringToObject(error, "code", err_name(e->code)) &&
-	       cJSON_AddStringToObject(error, "message", e->text) &&
-	       cJSON_AddBoolToObject(error, "retryable", e->retryable) &&
-	       cJSON_AddStringToObject(error, "scope", err_scope_name(e->scope));
-}
-
-bool room_history_fill(cJSON *obj, const struct ended_room *e, uint64_t now_ns)
-{
-	return obj && json_add_u64(obj, "room", e->number) >= 0 &&
-	       cJSON_AddStringToObject(obj, "role", room_role_names[e->role]) &&
-	       cJSON_AddStringToObject(obj, "state_name",
-				       e->code == ERR_OK ? "success" : "failed") &&
-	       add_error(obj, e) && add_times(obj, e, now_ns) &&
-	       cJSON_AddNumberToObject(obj, "bytes", (double)e->bytes) &&
-	       cJSON_AddNumberToObject(obj, "expected_bytes", (double)e->expected) &&
-	       cJSON_AddNumberToObject(obj, "tokens", (double)e->tokens) &&
-	       cJSON_AddNumberToObject(obj, "surplus_tokens", (double)e->surplus) &&
-	       cJSON_AddNumberToObject(obj, "session", (double)e->session) &&
-	       cJSON_AddStringToObject(obj, "engine", e->engine) &&
-	       cJSON_AddNumberToObject(obj, "peer_count", e->peers) &&
-	       cJSON_AddStringToObject(obj, "peer", e->peer) &&
-	       cJSON_AddStringToObject(obj, "transport", e->transport) &&
-	       room_record_names(obj, e->names);
-}
-
-static int put_ended(const struct ended_room *ended, struct history_walk *walk)
-{
-	struct text *out = &walk->reply.text;
-	cJSON *record = cJSON_CreateObject();
-	char *text = room_history_fill(record, ended, walk->now_ns)
-			     ? cJSON_PrintUnformatted(record)
-			     : NULL;
-
-	if (text) {
-		text_puts(out, walk->any ? "," : ",\"rooms\":[");
-		text_puts(out, text);
-		walk->any = true;
-		walk->left--;
-	}
-	cJSON_free(text);
-	cJSON_Delete(record);
-	return text ? 1 : err_raise(ERR_NOMEM, "out of memory for a room's record");
+	out_id(out, "room", e->number);
+	out_text(out, "role", room_role_names[e->role]);
+	out_text(out, "state_name", e->code == ERR_OK ? "success" : "failed");
+	snprintf(why.text, sizeof(why.text), "%s", e->text);
+	if (e->code != ERR_OK)
+		out_error(out, &why);
+	room_record_timings(out, e->opened_ns, e->waiting_ns, e->moving_ns, e->ended_ns);
+	put_age(out, "opened_ms", e->opened_ns, now_ns);
+	put_age(out, "started_ms", e->moving_ns, now_ns);
+	put_age(out, "ended_ms", e->ended_ns, now_ns);
+	out_number(out, "bytes", e->bytes);
+	out_number(out, "expected_bytes", e->expected);
+	out_number(out, "tokens", e->tokens);
+	out_number(out, "surplus_tokens", e->surplus);
+	out_number(out, "session", e->session);
+	out_text(out, "engine", e->engine);
+	out_number(out, "peer_count", e->peers);
+	out_text(out, "peer", e->peer);
+	out_text(out, "transport", e->transport);
+	room_record_names(e->names, out);
 }
 
 /* `next`: start of the next page, if there is one. */
@@ -155,14 +110,10 @@ static int history_over(struct history_walk *walk, bool more)
 {
 	struct text *out = &walk->reply.text;
 
-	text_puts(out, walk->any ? "]" : ",\"rooms\":[]");
-	if (more) {
-		text_puts(out, ",\"next\":\"");
-		text_u64(out, walk->at);
-		text_puts(out, "\"");
-	}
-	text_puts(out, ",\"total\":");
-	text_u64(out, walk->history->count);
+	out_close(out, ']');
+	if (more)
+		out_id(out, "next", walk->at);
+	out_number(out, "total", walk->history->count);
 	return 0;
 }
 
@@ -182,8 +133,13 @@ static int history_piece(struct reply_walk *reply)
 		if (walk->left == 0)
 			return history_over(walk, true);
 		walk->at--;
-		if (is_asked(ended, reply->req))
-			return put_ended(ended, walk);
+		if (!is_asked(ended, reply->req))
+			continue;
+		walk->left--;
+		out_object(&reply->text, NULL);
+		room_history_put(ended, walk->now_ns, &reply->text);
+		out_close(&reply->text, '}');
+		return 1;
 	}
 	return 1;
 }
@@ -205,6 +161,7 @@ int room_history_run(struct request *req)
 	walk->left = args->limit;
 	walk->reply.piece = history_piece;
 	walk->reply.end = history_walk_end;
+	walk->reply.list = "rooms";
 	reply_walk_begin(&walk->reply, req);
 	return 0;
 }

@@ -11,6 +11,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/request/commands.h"
+#include "daemon/request/out.h"
 #include "daemon/room/commands_room.h"
 #include "daemon/base/context.h"
 #include "daemon/request/reply_walk.h"
@@ -24,7 +25,6 @@ struct room_walk {
 	struct reply_walk reply;
 	struct rooms *rooms;
 	uint64_t version;	   /* of the rooms at the start */
-	bool any;		   /* a record was written */
 	const cJSON *item;	   /* by list: next index */
 	struct room_cursor cursor; /* by version */
 	uint64_t since;
@@ -54,32 +54,26 @@ static struct room_walk *walk_new(struct request *req,
 		return NULL;
 	walk->reply.piece = piece;
 	walk->reply.end = walk_end;
+	walk->reply.list = "rooms";
 	walk->rooms = rooms_of(req->kvd);
 	walk->version = rooms_version(walk->rooms);
 	return walk;
-}
-
-static struct text *next_record(struct room_walk *walk)
-{
-	text_puts(&walk->reply.text, walk->any ? "," : ",\"rooms\":[");
-	walk->any = true;
-	return &walk->reply.text;
-}
-
-static void records_end(struct room_walk *walk)
-{
-	text_puts(&walk->reply.text, walk->any ? "]" : ",\"rooms\":[]");
 }
 
 /* ---- room.poll ---- */
 
 static int poll_end(struct room_walk *walk)
 {
-	records_end(walk);
-	text_puts(&walk->reply.text, ",\"version\":\"");
-	text_u64(&walk->reply.text, walk->version);
-	text_puts(&walk->reply.text, "\"");
+	out_close(&walk->reply.text, ']');
+	out_id(&walk->reply.text, "version", walk->version);
 	return 0;
+}
+
+static void put_polled(struct room_walk *walk, const struct room *room)
+{
+	out_object(&walk->reply.text, NULL);
+	room_record_brief(room, &walk->reply.text);
+	out_close(&walk->reply.text, '}');
 }
 
 /* {room, role}, or only the number. */
@@ -102,26 +96,24 @@ static int poll_listed(struct reply_walk *reply)
 	const cJSON *item = walk->item;
 	struct room *room;
 	struct err why;
-	int r;
 
 	if (!item)
 		return poll_end(walk);
 	walk->item = item->next;
 	room = find_listed(reply->req, item);
 	if (room) {
-		r = room_record_text(room, next_record(walk));
+		put_polled(walk, room);
 	} else { /* a missing room does not fail the others */
 		err_take(&why);
-		r = room_record_missing(item, &why, next_record(walk));
+		room_record_missing(item, &why, &reply->text);
 	}
-	return r < 0 ? err_pass(r) : 1;
+	return 1;
 }
 
 static int poll_changed(struct reply_walk *reply)
 {
 	struct room_walk *walk = room_walk_of(reply);
 	const struct room *room;
-	int r;
 
 	if (walk->cursor.at == &room_session(reply->req->session)->rooms)
 		return poll_end(walk);
@@ -129,10 +121,9 @@ static int poll_changed(struct reply_walk *reply)
 	if (room->version <= walk->since)
 		return poll_end(walk);
 	walk->cursor.at = room->session_link.prev;
-	if (room->leg)
-		return 1;
-	r = room_record_text(room, next_record(walk));
-	return r < 0 ? err_pass(r) : 1;
+	if (!room->leg)
+		put_polled(walk, room);
+	return 1;
 }
 
 struct poll_args {
@@ -258,27 +249,10 @@ static bool is_request_listed(const struct room_request *asked, const struct req
 	       now - asked->since_ns >= args->stuck_ms * LOOP_NS_PER_MS;
 }
 
-static int put_record(cJSON *record, int r, struct room_walk *walk)
-{
-	char *text = NULL;
-
-	if (r >= 0) {
-		text = cJSON_PrintUnformatted(record);
-		r = text ? 0 : err_raise(ERR_NOMEM, "out of memory for a room's record");
-	}
-	if (r >= 0)
-		text_puts(next_record(walk), text);
-	cJSON_free(text);
-	cJSON_Delete(record);
-	walk->left--;
-	return r < 0 ? err_pass(r) : 1;
-}
-
 static int commands_room_list_end(struct room_walk *walk)
 {
-	records_end(walk);
-	text_puts(&walk->reply.text, ",\"total\":");
-	text_u64(&walk->reply.text, rooms_count(walk->rooms));
+	out_close(&walk->reply.text, ']');
+	out_number(&walk->reply.text, "total", rooms_count(walk->rooms));
 	return 0;
 }
 
@@ -286,8 +260,6 @@ static int request_piece(struct reply_walk *reply)
 {
 	struct room_walk *walk = room_walk_of(reply);
 	struct room_request asked;
-	cJSON *record;
-	int r;
 
 	if (walk->cursor.at == rooms_requests(walk->rooms) || walk->left == 0)
 		return commands_room_list_end(walk);
@@ -295,18 +267,15 @@ static int request_piece(struct reply_walk *reply)
 	walk->cursor.at = walk->cursor.at->next;
 	if (!is_request_listed(&asked, reply->req))
 		return 1;
-	record = request_result();
-	r = record ? room_record_request(&asked, loop_now_ns(reply->req->kvd->loop),
-					 record)
-		   : -ENOMEM;
-	return put_record(record, r, walk);
+	walk->left--;
+	room_record_request(&asked, loop_now_ns(reply->req->kvd->loop), &reply->text);
+	return 1;
 }
 
 static int list_piece(struct reply_walk *reply)
 {
 	struct room_walk *walk = room_walk_of(reply);
 	const struct room *room;
-	cJSON *record;
 
 	if (walk->left == 0)
 		return commands_room_list_end(walk);
@@ -321,9 +290,11 @@ static int list_piece(struct reply_walk *reply)
 	walk->cursor.at = room->all_link.next;
 	if (!is_listed(room, reply->req))
 		return 1;
-	record = request_result();
-	return put_record(record, record ? room_record_full(room, record) : -ENOMEM,
-			  walk);
+	walk->left--;
+	out_object(&reply->text, NULL);
+	room_record_full(room, &reply->text);
+	out_close(&reply->text, '}');
+	return 1;
 }
 
 int room_list_run(struct request *req)

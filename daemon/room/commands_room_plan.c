@@ -15,6 +15,7 @@
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
 #include "daemon/request/commands.h"
+#include "daemon/request/out.h"
 #include "daemon/plan/layout_text.h"
 #include "daemon/room/commands_room.h"
 #include "daemon/request/reply_walk.h"
@@ -48,7 +49,7 @@ struct room_plan_walk {
 	enum stage stage;
 	struct layout_writer layout;
 	size_t map, page, want; /* next */
-	bool map_begun, of_src, any_map;
+	bool map_begun, of_src;
 };
 
 /* Valid in this turn only. */
@@ -177,21 +178,16 @@ static int plan_put_head(struct room_plan_walk *walk, const struct planned *p,
 			 struct text *out)
 {
 	const struct party *party;
-	const char *comma = "";
 
-	text_puts(out, ",\"role\":");
-	text_json(out, room_role_names[p->room->role]);
-	text_number(out, ",\"party\":", p->party->index);
-	text_puts(out, ",\"peer\":");
-	text_json(out, p->party->remote->label);
-	text_puts(out, ",\"pool\":");
-	text_json(out, p->party->pool_name);
-	text_puts(out, ",\"parties\":[");
-	list_foreach(party, &p->room->parties, link) {
-		text_number(out, comma, party->index);
-		comma = ",";
-	}
-	text_puts(out, "],\"src\":");
+	out_text(out, "role", room_role_names[p->room->role]);
+	out_number(out, "party", p->party->index);
+	out_text(out, "peer", p->party->remote->label);
+	out_text(out, "pool", p->party->pool_name);
+	out_array(out, "parties");
+	list_foreach(party, &p->room->parties, link)
+		out_number(out, NULL, party->index);
+	out_close(out, ']');
+	text_puts(out, ",\"src\":");
 	walk->layout = (struct layout_writer){0};
 	return 0;
 }
@@ -209,8 +205,16 @@ static int put_dst(struct room_plan_walk *walk, const struct planned *p, struct 
 {
 	if (layout_write_some(&walk->layout, p->dst, out))
 		return 1;
-	text_puts(out, ",\"map\":[");
+	out_array(out, "map");
 	return 0;
+}
+
+static void put_pair(struct text *out, const char *name, uint64_t a, uint64_t b)
+{
+	out_array(out, name);
+	out_number(out, NULL, a);
+	out_number(out, NULL, b);
+	out_close(out, ']');
 }
 
 /* Some of the pages, as runs; false: no more. */
@@ -227,13 +231,11 @@ static bool put_pages(struct room_plan_walk *walk, const struct room_map *map,
 		while (walk->page < end &&
 		       map->pages[walk->page] == map->pages[walk->page - 1] + 1)
 			walk->page++;
-		text_number(out, first ? ",[" : "[", map->pages[first]);
-		text_number(out, ",", walk->page - first);
-		text_puts(out, "]");
+		put_pair(out, NULL, map->pages[first], walk->page - first);
 	}
 	if (walk->page < map->page_count)
 		return true;
-	text_puts(out, "]");
+	out_close(out, ']');
 	walk->page = 0;
 	return false;
 }
@@ -251,17 +253,16 @@ static void map_begin(struct room_plan_walk *walk, const struct room_map *dst,
 								: src->layers.begin;
 		layers.end = layers.end < src->layers.end ? layers.end : src->layers.end;
 	}
-	text_puts(out, walk->any_map ? ",{\"view\":" : "{\"view\":");
-	text_json(out, dst->view);
-	text_number(out, ",\"tokens\":[", begin);
-	text_number(out, ",", end > begin ? end : begin);
-	text_number(out, "],\"layers\":[", layers.begin);
-	text_number(out, ",", layers.end > layers.begin ? layers.end : layers.begin);
-	text_number(out, "],\"dst_first_token\":", dst->first_token);
+	out_object(out, NULL);
+	out_text(out, "view", dst->view);
+	put_pair(out, "tokens", begin, end > begin ? end : begin);
+	put_pair(out, "layers", layers.begin,
+		 layers.end > layers.begin ? layers.end : layers.begin);
+	out_number(out, "dst_first_token", dst->first_token);
 	if (src)
-		text_number(out, ",\"src_first_token\":", src->first_token);
-	text_puts(out, ",\"dst_pages\":[");
-	walk->any_map = walk->map_begun = true;
+		out_number(out, "src_first_token", src->first_token);
+	out_array(out, "dst_pages");
+	walk->map_begun = true;
 	walk->of_src = false;
 	walk->page = 0;
 }
@@ -271,7 +272,8 @@ static int put_map(struct room_plan_walk *walk, const struct planned *p, struct 
 	const struct room_map *dst, *src = NULL;
 
 	if (walk->map >= p->dst_maps->count) {
-		text_puts(out, "],\"wants\":[");
+		out_close(out, ']');
+		out_array(out, "wants");
 		return 0;
 	}
 	dst = &p->dst_maps->maps[walk->map];
@@ -287,17 +289,17 @@ static int put_map(struct room_plan_walk *walk, const struct planned *p, struct 
 		return 1;
 	if (src && !walk->of_src) {
 		walk->of_src = true;
-		text_puts(out, ",\"src_pages\":[");
+		out_array(out, "src_pages");
 		return 1;
 	}
-	text_puts(out, "}");
+	out_close(out, '}');
 	walk->map_begun = false;
 	walk->map++;
 	return 1;
 }
 
 /* False: the layout is not the one that they were checked against. */
-static bool put_want(const struct plan_want *want, const struct layout *dst, bool first,
+static bool put_want(const struct plan_want *want, const struct layout *dst,
 		     struct text *out)
 {
 	const struct layout_view *view =
@@ -307,14 +309,13 @@ static bool put_want(const struct plan_want *want, const struct layout *dst, boo
 
 	if (!layer || want->field >= layer->field_count)
 		return false;
-	text_puts(out, first ? "{\"view\":" : ",{\"view\":");
-	text_json(out, view->name);
-	text_number(out, ",\"layer\":", want->layer);
-	text_puts(out, ",\"field\":");
-	text_json(out, layer->fields[want->field].name);
-	text_number(out, ",\"first_unit\":", want->first_unit);
-	text_number(out, ",\"units\":", want->units);
-	text_puts(out, "}");
+	out_object(out, NULL);
+	out_text(out, "view", view->name);
+	out_number(out, "layer", want->layer);
+	out_text(out, "field", layer->fields[want->field].name);
+	out_number(out, "first_unit", want->first_unit);
+	out_number(out, "units", want->units);
+	out_close(out, '}');
 	return true;
 }
 
@@ -324,13 +325,13 @@ static int put_wants(struct room_plan_walk *walk, const struct planned *p,
 	size_t left = p->party->want_count - walk->want;
 
 	for (size_t n = left < WANTS_A_PIECE ? left : WANTS_A_PIECE; n > 0; n--) {
-		if (!put_want(&p->party->wants[walk->want], p->dst, walk->want == 0, out))
+		if (!put_want(&p->party->wants[walk->want], p->dst, out))
 			return err_pass(refuse_other_pool(p->party));
 		walk->want++;
 	}
 	if (walk->want < p->party->want_count)
 		return 1;
-	text_puts(out, "]");
+	out_close(out, ']');
 	return 0;
 }
 

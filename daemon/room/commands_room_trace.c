@@ -8,13 +8,12 @@
  * remain in the ring of all rooms.
  */
 #include <errno.h>
-#include <string.h>
 
 #include "daemon/base/context.h"
-#include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/request/commands.h"
+#include "daemon/request/out.h"
 #include "daemon/room/commands_room.h"
 #include "daemon/request/reply_walk.h"
 #include "daemon/room/room_cursor.h"
@@ -22,7 +21,6 @@
 #include "daemon/room/rooms.h"
 #include "daemon/room/rooms_history.h"
 #include "daemon/session/session.h"
-#include "proto/json.h"
 
 #define ROOMS_SHOWN 16u /* of one number */
 #define EVENTS_A_PIECE 64u
@@ -54,7 +52,6 @@ struct trace_walk {
 	unsigned int shown;
 	uint64_t gens[ROOMS_SHOWN]; /* of the rooms shown */
 	/* the current room */
-	bool any_event;
 	bool under_way;
 	uint64_t next; /* place of its next event, plus one */
 	uint64_t opened_ns;
@@ -77,37 +74,23 @@ static void trace_walk_end(struct reply_walk *reply)
 
 /* ---- a room's head ---- */
 
-static bool add_layout(cJSON *obj, uint64_t digest)
-{
-	uint8_t bytes[8];
-
-	for (unsigned int i = 0; i < 8; i++)
-		bytes[i] = (uint8_t)(digest >> (56 - 8 * i));
-	return result_add_hex(obj, "layout", bytes, sizeof(bytes));
-}
-
-static bool add_common(cJSON *head, const struct trace_walk *walk, uint64_t layout,
-		       bool open)
-{
-	return json_add_u64(head, "opened_ns", walk->opened_ns) >= 0 &&
-	       add_layout(head, layout) && cJSON_AddBoolToObject(head, "open", open);
-}
-
-/* ---- its views, as text: a tree of so many numbers would take more than a turn ---- */
-
-static void trace_put_number(struct text *out, const char *name, uint64_t value)
-{
-	text_puts(out, name);
-	text_u64(out, value);
-}
+/* ---- a room's views ---- */
 
 /* Remaining limits of a room. */
 struct views_left {
 	size_t views;
 	size_t runs, pages;
 	bool with_pages;
-	bool any, cut; /* views have been written, have been omitted */
+	bool cut; /* views have been omitted */
 };
+
+static void put_pair(struct text *out, const char *name, uint64_t a, uint64_t b)
+{
+	out_array(out, name);
+	out_number(out, NULL, a);
+	out_number(out, NULL, b);
+	out_close(out, ']');
+}
 
 /* As [[first page, count]…]. */
 static void put_runs(struct text *out, const struct room_map *map,
@@ -115,41 +98,36 @@ static void put_runs(struct text *out, const struct room_map *map,
 {
 	size_t at = 0, end;
 
-	text_puts(out, ",\"runs\":[");
+	out_array(out, "runs");
 	for (; at < map->page_count && left->runs && left->pages; at = end) {
 		for (end = at + 1; end < map->page_count && --left->pages > 0 &&
 				   map->pages[end] == map->pages[end - 1] + 1;)
 			end++;
 		left->runs--;
-		trace_put_number(out, at ? ",[" : "[", map->pages[at]);
-		trace_put_number(out, ",", end - at);
-		text_puts(out, "]");
+		put_pair(out, NULL, map->pages[at], end - at);
 	}
-	text_puts(out, at == map->page_count ? "]" : "],\"runs_cut\":true");
+	out_close(out, ']');
+	if (at < map->page_count)
+		out_bool(out, "runs_cut", true);
 }
 
 static void put_view(struct text *out, const struct room_map *map,
 		     struct views_left *left, int party)
 {
-	text_puts(out, left->any ? ",{\"view\":" : "{\"view\":");
-	left->any = true;
-	text_json(out, map->view);
+	out_object(out, NULL);
+	out_text(out, "view", map->view);
 	if (party >= 0)
-		trace_put_number(out, ",\"party\":", (uint64_t)party);
-	trace_put_number(out, ",\"first_token\":", map->first_token);
-	trace_put_number(out, ",\"pages\":", map->page_count);
-	trace_put_number(out, ",\"tokens\":[", map->token_begin);
-	trace_put_number(out, ",", map->token_end);
-	if (map->layers.end < UINT32_MAX) {
-		trace_put_number(out, "],\"layers\":[", map->layers.begin);
-		trace_put_number(out, ",", map->layers.end);
-		text_puts(out, "]");
-	} else { /* all */
-		text_puts(out, "],\"layers\":null");
-	}
+		out_number(out, "party", party);
+	out_number(out, "first_token", map->first_token);
+	out_number(out, "pages", map->page_count);
+	put_pair(out, "tokens", map->token_begin, map->token_end);
+	if (map->layers.end < UINT32_MAX)
+		put_pair(out, "layers", map->layers.begin, map->layers.end);
+	else /* all */
+		out_null(out, "layers");
 	if (left->with_pages)
 		put_runs(out, map, left);
-	text_puts(out, "}");
+	out_close(out, '}');
 }
 
 static void put_maps(struct text *out, const struct room_maps *maps,
@@ -174,7 +152,7 @@ static void put_views(struct text *out, const struct room *room, bool pages)
 	const struct party *party;
 	unsigned int shown = 0;
 
-	text_puts(out, ",\"views\":[");
+	out_array(out, "views");
 	if (room->role != ROOM_SEND)
 		put_maps(out, &room->pages.maps, &left, -1);
 	list_foreach(party, &room->parties, link) {
@@ -184,68 +162,62 @@ static void put_views(struct text *out, const struct room *room, bool pages)
 		if (!left.cut)
 			put_maps(out, &party->theirs, &left, party->index);
 	}
-	text_puts(out, left.cut ? "],\"views_cut\":true" : "]");
+	out_close(out, ']');
+	if (left.cut)
+		out_bool(out, "views_cut", true);
 }
 
 /* ---- rooms ---- */
 
-/* The record of room.show, with details for operators. */
-static cJSON *head_of_open(struct trace_walk *walk, const struct room *room)
+/* Begins its object, which the last of its events ends. */
+static struct text *room_begin(struct trace_walk *walk, uint64_t gen, uint64_t opened_ns,
+			       const struct room_trace *trace)
 {
-	uint64_t now = loop_clock_ns(rooms_kvd(walk->rooms)->loop);
-	cJSON *head = cJSON_CreateObject();
-
-	walk->opened_ns = room->opened_ns;
-	if (room_record_full(room, head) >= 0 &&
-	    add_common(head, walk, room->pool->digest, true) &&
-	    (room_terminal(room) ||
-	     cJSON_AddNumberToObject(head, "now_ns", (double)(now - room->opened_ns))))
-		return head;
-	cJSON_Delete(head);
-	return NULL;
+	walk->gens[walk->shown++] = gen;
+	walk->opened_ns = opened_ns;
+	walk->under_way = true;
+	walk->next = trace->last;
+	walk->events = trace->events;
+	out_object(&walk->reply.text, NULL);
+	return &walk->reply.text;
 }
 
-static cJSON *head_of_ended(struct trace_walk *walk, const struct ended_room *e)
+static void put_common(struct text *out, uint64_t opened_ns, uint64_t digest, bool open)
+{
+	out_id(out, "opened_ns", opened_ns);
+	out_digest(out, "layout", digest);
+	out_bool(out, "open", open);
+}
+
+/* The record of room.show, with details for operators. */
+static int open_begin(struct trace_walk *walk, const struct room *room)
+{
+	const struct trace_args *args = request_args(walk->reply.req);
+	uint64_t now = loop_clock_ns(rooms_kvd(walk->rooms)->loop);
+	struct text *out = room_begin(walk, room->gen, room->opened_ns, &room->trace);
+
+	room_record_full(room, out);
+	put_common(out, room->opened_ns, room->pool->digest, true);
+	if (!room_terminal(room))
+		out_number(out, "now_ns", now - room->opened_ns);
+	put_views(out, room, args->pages);
+	out_array(out, "events");
+	return 1;
+}
+
+static int ended_begin(struct trace_walk *walk, const struct ended_room *e)
 {
 	uint64_t now = loop_now_ns(rooms_kvd(walk->rooms)->loop);
-	cJSON *head = cJSON_CreateObject();
+	struct text *out = room_begin(walk, e->gen, e->opened_ns, &e->trace);
 
-	walk->opened_ns = e->opened_ns;
-	if (head && room_history_fill(head, e, now) &&
-	    json_add_u64(head, "generation", e->gen) >= 0 &&
-	    add_common(head, walk, e->layout, false))
-		return head;
-	cJSON_Delete(head);
-	return NULL;
+	room_history_put(e, now, out);
+	out_id(out, "generation", e->gen);
+	put_common(out, e->opened_ns, e->layout, false);
+	out_array(out, "events");
+	return 1;
 }
 
 /* ---- events ---- */
-
-/* `room`: it is open. */
-static int room_begin(struct trace_walk *walk, cJSON *head, const struct room *room,
-		      uint64_t gen, const struct room_trace *trace)
-{
-	const struct trace_args *args = request_args(walk->reply.req);
-	struct text *out = &walk->reply.text;
-	char *text = head ? cJSON_PrintUnformatted(head) : NULL;
-
-	cJSON_Delete(head);
-	if (!text)
-		return err_raise(ERR_NOMEM, "out of memory for a room's trace");
-	text[strlen(text) - 1] = '\0'; /* its end follows the events */
-	text_puts(out, walk->shown ? "," : ",\"rooms\":[");
-	walk->gens[walk->shown++] = gen;
-	text_puts(out, text);
-	cJSON_free(text);
-	if (room)
-		put_views(out, room, args->pages);
-	text_puts(out, ",\"events\":[");
-	walk->under_way = true;
-	walk->any_event = false;
-	walk->next = trace->last;
-	walk->events = trace->events;
-	return 1;
-}
 
 static void put_event(struct trace_walk *walk, const struct trace_event *event)
 {
@@ -253,23 +225,20 @@ static void put_event(struct trace_walk *walk, const struct trace_event *event)
 	enum trace_what what = event->what;
 	uint64_t at = event->at_ns > walk->opened_ns ? event->at_ns : walk->opened_ns;
 
-	trace_put_number(
-		out, walk->any_event ? ",{\"ns\":" : "{\"ns\":", at - walk->opened_ns);
-	text_puts(out, ",\"what\":\"");
-	text_puts(out, what == TRACE_STATE ? room_state_names[event->value]
-					   : trace_names[what]);
-	text_puts(out, "\"");
+	out_object(out, NULL);
+	out_number(out, "ns", at - walk->opened_ns);
+	out_text(out, "what",
+		 what == TRACE_STATE ? room_state_names[event->value]
+				     : trace_names[what]);
 	if (event->has_party)
-		trace_put_number(out, ",\"party\":", event->party);
+		out_number(out, "party", event->party);
 	if (trace_is_chunk(what)) {
-		trace_put_number(out, ",\"seq\":", event->seq);
-		trace_put_number(out, ",\"bytes\":", event->value);
+		out_number(out, "seq", event->seq);
+		out_number(out, "bytes", event->value);
 	} else if (what != TRACE_STATE && event->value) {
-		trace_put_number(out, ",\"generation\":\"", event->value);
-		text_puts(out, "\"");
+		out_id(out, "generation", event->value);
 	}
-	text_puts(out, "}");
-	walk->any_event = true;
+	out_close(out, '}');
 }
 
 /* The latest first. */
@@ -289,37 +258,28 @@ static int events_piece(struct trace_walk *walk)
 	}
 	if (walk->next)
 		return 1;
-	trace_put_number(
-		out, "],\"left_out\":",
-		walk->events > TRACE_ROOM_EVENTS ? walk->events - TRACE_ROOM_EVENTS : 0);
-	text_puts(out, forgotten ? ",\"forgotten\":true}" : ",\"forgotten\":false}");
+	out_close(out, ']');
+	out_number(out, "left_out",
+		   walk->events > TRACE_ROOM_EVENTS ? walk->events - TRACE_ROOM_EVENTS
+						    : 0);
+	out_bool(out, "forgotten", forgotten);
+	out_close(out, '}');
 	walk->under_way = false;
 	return 1;
 }
 
 /* ---- which rooms ---- */
 
-static void put_hex(struct text *out, const char *name, const uint8_t id[16])
-{
-	char hex[33];
-
-	hex_write(id, 16, hex);
-	text_puts(out, name);
-	text_json(out, hex);
-}
-
 static int trace_over(struct trace_walk *walk)
 {
 	const struct kvd *kvd = rooms_kvd(walk->rooms);
 	struct text *out = &walk->reply.text;
 
-	text_puts(out, walk->shown ? "]" : ",\"rooms\":[]");
-	text_puts(out, ",\"name\":");
-	text_json(out, kvd->config->name);
-	put_hex(out, ",\"instance\":", peers_instance(kvd->peers));
-	put_hex(out, ",\"boot_id\":", kvd->boot_id);
-	trace_put_number(out, ",\"clock_ns\":\"", loop_clock_ns(kvd->loop));
-	text_puts(out, "\"");
+	out_close(out, ']');
+	out_text(out, "name", kvd->config->name);
+	out_hex(out, "instance", peers_instance(kvd->peers), 16);
+	out_hex(out, "boot_id", kvd->boot_id, 16);
+	out_id(out, "clock_ns", loop_clock_ns(kvd->loop));
 	return 0;
 }
 
@@ -357,8 +317,7 @@ static int ended_piece(struct trace_walk *walk)
 		/* a room that is not closed was among the open ones */
 		if (is_asked(walk, e->number, e->role, e->session) &&
 		    !rooms_by_gen(walk->rooms, e->gen) && !is_reported(walk, e->gen))
-			return room_begin(walk, head_of_ended(walk, e), NULL, e->gen,
-					  &e->trace);
+			return ended_begin(walk, e);
 	}
 	return 1;
 }
@@ -382,7 +341,7 @@ static int trace_piece(struct reply_walk *reply)
 	walk->cursor.at = room->all_link.next;
 	if (!is_asked(walk, room->number, room->role, room->session->id))
 		return 1;
-	return room_begin(walk, head_of_open(walk, room), room, room->gen, &room->trace);
+	return open_begin(walk, room);
 }
 
 int room_trace_run(struct request *req)
@@ -398,6 +357,7 @@ int room_trace_run(struct request *req)
 	walk->rooms = rooms_of(req->kvd);
 	walk->reply.piece = trace_piece;
 	walk->reply.end = trace_walk_end;
+	walk->reply.list = "rooms";
 	room_cursor_begin(walk->rooms, &walk->cursor, rooms_all(walk->rooms)->next,
 			  false);
 	reply_walk_begin(&walk->reply, req);

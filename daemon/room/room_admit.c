@@ -8,6 +8,7 @@
 #include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
 #include "daemon/peer/peer.h"
+#include "daemon/request/out.h"
 
 static const uint8_t no_ticket[TICKET_BYTES];
 
@@ -121,19 +122,13 @@ int room_admit_source(const struct room_admit *admit, const struct peer *peer)
 			 peer->shown);
 }
 
-bool room_admit_record(cJSON *obj, const struct room_admit *admit)
+void room_admit_record(const struct room_admit *admit, struct text *out)
 {
-	cJSON *names, *name;
-
-	if (!cJSON_AddBoolToObject(obj, "ticket", ticket_given(admit->ticket)))
-		return false;
+	out_bool(out, "ticket", ticket_given(admit->ticket));
 	if (!admit->peers)
-		return true;
-	names = cJSON_AddArrayToObject(obj, "admits");
-	for (unsigned int i = 0; names && i < admit->peer_count; i++) {
-		name = cJSON_CreateString(admit->peers[i]);
-		if (!name || !cJSON_AddItemToArray(names, name))
-			return false;
-	}
-	return names;
+		return;
+	out_array(out, "admits");
+	for (unsigned int i = 0; i < admit->peer_count; i++)
+		out_text(out, NULL, admit->peers[i]);
+	out_close(out, ']');
 }

@@ -19,6 +19,7 @@
 #define ADMIT_PEERS_MAX 1024u
 
 struct peer;
+struct text;
 
 struct room_admit {
 	uint8_t ticket[TICKET_BYTES]; /* zeroes: none */
@@ -41,6 +42,6 @@ int room_admit_check(const struct room_admit *admit, uint64_t number,
 int room_admit_source(const struct room_admit *admit, const struct peer *peer);
 /* Add `ticket`: whether there is one, and `admits`: the names, if any. False: no
  * memory. */
-bool room_admit_record(cJSON *obj, const struct room_admit *admit);
+void room_admit_record(const struct room_admit *admit, struct text *out);
 
 #endif

@@ -3,23 +3,26 @@
 #ifndef KVD_ROOM_RECORD_H
 #define KVD_ROOM_RECORD_H
 
-#include <cjson/cJSON.h>
-
 #include "daemon/base/text.h"
 #include "daemon/room/room.h"
 
+struct cJSON;
 struct room_request;
 
-/* The complete record, into `obj`. ERR_NOMEM. */
-int room_record_full(const struct room *room, cJSON *obj);
-/* A peer's request for a room that is not open here. */
-int room_record_request(const struct room_request *asked, uint64_t now_ns, cJSON *obj);
-/* The record that a poll returns, as text, because a poll covers thousands of rooms.
- * ERR_NOMEM. */
-int room_record_text(const struct room *room, struct text *out);
-/* Add the names that an engine gave; NULL: nothing. False: no memory. */
-bool room_record_names(cJSON *obj, const struct room_names *names);
+/* The members of the complete record. */
+void room_record_full(const struct room *room, struct text *out);
+/* A peer's request for a room that is not open here, as an object. */
+void room_record_request(const struct room_request *asked, uint64_t now_ns,
+			 struct text *out);
+/* The members of the record that a poll returns. */
+void room_record_brief(const struct room *room, struct text *out);
+/* "timings_ms": the length of each phase; 0: it had not begun. */
+void room_record_timings(struct text *out, uint64_t opened_ns, uint64_t waiting_ns,
+			 uint64_t moving_ns, uint64_t end_ns);
+/* The names that an engine gave; NULL: nothing. */
+void room_record_names(const struct room_names *names, struct text *out);
 /* Answer for a polled room that does not exist: {room, error}. */
-int room_record_missing(const cJSON *asked, const struct err *why, struct text *out);
+void room_record_missing(const struct cJSON *asked, const struct err *why,
+			 struct text *out);
 
 #endif

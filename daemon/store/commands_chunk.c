@@ -14,7 +14,7 @@
 #include "daemon/base/context.h"
 #include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
-#include "daemon/request/brief.h"
+#include "daemon/request/out.h"
 #include "daemon/store/commands_chunk.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/loop/loop.h"
@@ -86,10 +86,10 @@ static int space_open(struct request *req, const struct layout *layout)
 					 .tokens = args->tokens,
 					 .layout = layout,
 					 .views = args->views ? views : NULL};
-	char digest[HEX_CHARS(16) + 1];
 	struct store_handle_facts facts;
 	struct store_handle *handle;
-	struct brief brief;
+	struct reply reply;
+	struct text *out;
 	int r = args->views ? space_views(args->views, views, &space.view_count) : 0;
 
 	if (r >= 0)
@@ -97,15 +97,13 @@ static int space_open(struct request *req, const struct layout *layout)
 	if (r < 0)
 		return err_pass(r);
 	store_handle_facts(handle, &facts);
-	hex_write(facts.digest, 16, digest);
-	brief_init(&brief);
-	brief_number(&brief, "space", (double)facts.id);
-	brief_number(&brief, "tokens", facts.tokens);
-	brief_number(&brief, "part_bytes", (double)facts.part_bytes);
-	brief_text(&brief, "tenant", facts.tenant);
-	brief_text(&brief, "digest", digest);
-	request_reply_brief(req, &brief);
-	return 0;
+	out = reply_begin(&reply, req);
+	out_number(out, "space", facts.id);
+	out_number(out, "tokens", facts.tokens);
+	out_number(out, "part_bytes", facts.part_bytes);
+	out_text(out, "tenant", facts.tenant);
+	out_hex(out, "digest", facts.digest, 16);
+	return reply_end(&reply);
 }
 
 struct space_job {
@@ -184,8 +182,7 @@ static int space_close_run(struct request *req)
 	if (!handle)
 		return err_pass(-ENOENT);
 	store_close(handle);
-	request_reply(req, NULL);
-	return 0;
+	return request_reply(req);
 }
 
 /* ---- ids ---- */
@@ -219,11 +216,11 @@ static const struct field find_fields[] = {
 	F_END,
 };
 
-static void brief_found(struct brief *brief, const struct store_found *found)
+static void put_found(struct text *out, const struct store_found *found)
 {
-	brief_number(brief, "chunks", found->chunks);
-	brief_number(brief, "tokens", (double)found->tokens);
-	brief_number(brief, "pages", found->pages);
+	out_number(out, "chunks", found->chunks);
+	out_number(out, "tokens", found->tokens);
+	out_number(out, "pages", found->pages);
 }
 
 static int find_run(struct request *req)
@@ -233,16 +230,16 @@ static int find_run(struct request *req)
 	struct store_handle *handle;
 	struct store_found found;
 	struct store_ids ids;
-	struct brief brief;
+	struct reply reply;
+	struct text *out;
 	int r = chunk_ids_begin(req, &args->ids, &handle, &bytes, &ids);
 
 	if (r < 0)
 		return err_pass(r);
 	store_find(handle, &ids, &found);
-	brief_init(&brief);
-	brief_found(&brief, &found);
-	request_reply_brief(req, &brief);
-	return 0;
+	out = reply_begin(&reply, req);
+	put_found(out, &found);
+	return reply_end(&reply);
 }
 
 static int drop_run(struct request *req)
@@ -251,15 +248,15 @@ static int drop_run(struct request *req)
 	cleanup_free uint8_t *bytes = NULL;
 	struct store_handle *handle;
 	struct store_ids ids;
-	struct brief brief;
+	struct reply reply;
+	struct text *out;
 	int r = chunk_ids_begin(req, &args->ids, &handle, &bytes, &ids);
 
 	if (r < 0)
 		return err_pass(r);
-	brief_init(&brief);
-	brief_number(&brief, "chunks", store_drop(handle, &ids));
-	request_reply_brief(req, &brief);
-	return 0;
+	out = reply_begin(&reply, req);
+	out_number(out, "chunks", store_drop(handle, &ids));
+	return reply_end(&reply);
 }
 
 /* ---- holds ---- */
@@ -269,21 +266,19 @@ static int drop_run(struct request *req)
 	      "Lease in milliseconds: the chunks stay pinned until it expires or the "  \
 	      "hold is released")
 
-static void hold_reply(struct request *req, const struct store_hold *hold)
+static int hold_reply(struct request *req, const struct store_hold *hold)
 {
-	char secret[HEX_CHARS(STORE_SECRET_BYTES) + 1];
 	struct store_hold_facts facts;
-	struct brief brief;
+	struct reply reply;
+	struct text *out = reply_begin(&reply, req);
 
 	store_hold_facts(hold, &facts);
-	hex_write(facts.secret, STORE_SECRET_BYTES, secret);
-	brief_init(&brief);
-	brief_number(&brief, "hold", (double)facts.id);
-	brief_text(&brief, "secret", secret);
-	brief_number(&brief, "first", (double)facts.first);
-	brief_found(&brief, &facts.found);
-	brief_number(&brief, "remote", facts.found.remote);
-	request_reply_brief(req, &brief);
+	out_number(out, "hold", facts.id);
+	out_hex(out, "secret", facts.secret, STORE_SECRET_BYTES);
+	out_number(out, "first", facts.first);
+	put_found(out, &facts.found);
+	out_number(out, "remote", facts.found.remote);
+	return reply_end(&reply);
 }
 
 struct hold_args {
@@ -329,9 +324,7 @@ static int hold_run(struct request *req)
 		r = store_hold_open(handle, &ids, &hold_args, &hold);
 	if (r < 0)
 		return err_pass(r);
-	if (r == 0)
-		hold_reply(req, hold);
-	return 0;
+	return r == 0 ? hold_reply(req, hold) : 0;
 }
 
 struct join_args {
@@ -363,10 +356,7 @@ static int join_run(struct request *req)
 			      (size_t)HEX_CHARS(STORE_SECRET_BYTES));
 	if (r >= 0)
 		r = store_hold_join(handle, secret, &hold_args, &hold);
-	if (r < 0)
-		return err_pass(r);
-	hold_reply(req, hold);
-	return 0;
+	return r < 0 ? err_pass(r) : hold_reply(req, hold);
 }
 
 struct hold_key_args {
@@ -385,68 +375,61 @@ static int release_run(struct request *req)
 	if (!hold)
 		return err_pass(-ENOENT);
 	store_hold_close(hold);
-	request_reply(req, NULL);
-	return 0;
-}
-
-static bool add_holders(cJSON *list, const struct store_hold *hold)
-{
-	struct far_hold *far = store_hold_far(hold);
-	bool ok = true;
-
-	for (; far && ok; far = far_hold_next(far)) {
-		const struct peer *peer = far_hold_remote(far)->peer;
-		cJSON *one = cJSON_CreateObject();
-
-		ok = one && cJSON_AddItemToArray(list, one) && peer &&
-		     result_add_hex(one, "instance", peer->instance,
-				    sizeof(peer->instance)) &&
-		     cJSON_AddStringToObject(one, "endpoint", peer->endpoint) &&
-		     cJSON_AddNumberToObject(one, "chunks", far_hold_chunks(far)) &&
-		     cJSON_AddNumberToObject(one, "tokens", (double)far_hold_tokens(far));
-	}
-	return ok;
+	return request_reply(req);
 }
 
 static int holders_run(struct request *req)
 {
 	const struct hold_key_args *args = request_args(req);
 	const struct store_hold *hold = store_hold_find(req->session, args->hold);
-	cJSON *result, *list;
+	const struct far_hold *far;
+	struct reply reply;
+	struct text *out;
 
 	if (!hold)
 		return err_pass(-ENOENT);
-	result = request_result();
-	list = result ? cJSON_AddArrayToObject(result, "holders") : NULL;
-	return request_finish(req, result, list && add_holders(list, hold));
+	out = reply_begin(&reply, req);
+	out_array(out, "holders");
+	for (far = store_hold_far(hold); far; far = far_hold_next(far)) {
+		const struct peer *peer = far_hold_remote(far)->peer;
+
+		out_object(out, NULL);
+		out_hex(out, "instance", peer->instance, sizeof(peer->instance));
+		out_text(out, "endpoint", peer->endpoint);
+		out_number(out, "chunks", far_hold_chunks(far));
+		out_number(out, "tokens", far_hold_tokens(far));
+		out_close(out, '}');
+	}
+	out_close(out, ']');
+	return reply_end(&reply);
 }
 
 /* ---- moves ---- */
 
-void chunk_move_reply(struct request *req, const struct store_move *move)
+int chunk_move_reply(struct request *req, const struct store_move *move)
 {
 	struct store_move_facts facts;
-	struct brief brief;
+	struct reply reply;
+	struct text *out = reply_begin(&reply, req);
 
 	store_move_facts(move, &facts);
-	brief_init(&brief);
-	brief_number(&brief, "move", (double)facts.id);
-	brief_number(&brief, "slot", facts.slot);
-	brief_number(&brief, "gen", facts.slot_gen);
-	brief_text(&brief, "kind", store_kind_names[facts.kind]);
-	brief_number(&brief, "state", facts.poll_state);
-	brief_number(&brief, "chunks", facts.chunks);
-	brief_number(&brief, "done", facts.done);
+	out_number(out, "move", facts.id);
+	out_number(out, "slot", facts.slot);
+	out_number(out, "gen", facts.slot_gen);
+	out_text(out, "kind", store_kind_names[facts.kind]);
+	out_number(out, "state", facts.poll_state);
+	out_number(out, "chunks", facts.chunks);
+	out_number(out, "done", facts.done);
 	if (facts.kind != STORE_FETCH) {
-		brief_number(&brief, "there", facts.there);
-		brief_number(&brief, "left_out", facts.left_out);
+		out_number(out, "there", facts.there);
+		out_number(out, "left_out", facts.left_out);
 	}
-	brief_number(&brief, "prefix_tokens", (double)facts.prefix_tokens);
-	brief_number(&brief, "bytes", (double)facts.bytes);
-	brief_number(&brief, "total", (double)facts.total);
+	out_number(out, "prefix_tokens", facts.prefix_tokens);
+	out_number(out, "bytes", facts.bytes);
+	out_number(out, "total", facts.total);
 	if (facts.error->code != ERR_OK)
-		brief_error(&brief, facts.error);
-	request_reply_brief(req, &brief);
+		out_error(out, facts.error);
+	return reply_end(&reply);
 }
 
 static const struct field put_fields[] = {
@@ -509,9 +492,7 @@ int chunk_put(struct request *req, bool publish)
 		r = store_put(handle, &ids, &move_args_, &move);
 	if (r < 0)
 		return err_pass(r);
-	if (r == 0)
-		chunk_move_reply(req, move);
-	return 0;
+	return r == 0 ? chunk_move_reply(req, move) : 0;
 }
 
 static int put_run(struct request *req)
@@ -547,10 +528,7 @@ static int fetch_run(struct request *req)
 		r = move_args(req, args->pool, &args->pages, true, &move_args_);
 	if (r >= 0)
 		r = store_fetch(hold, &move_args_, &move);
-	if (r < 0)
-		return err_pass(r);
-	chunk_move_reply(req, move);
-	return 0;
+	return r < 0 ? err_pass(r) : chunk_move_reply(req, move);
 }
 
 struct move_key_args {
@@ -567,7 +545,8 @@ static int move_run(struct request *req)
 	struct store_move *move = store_move_find(req->session, args->move);
 	const struct err *why =
 		move ? NULL : ring_fault_of(ring_of(req->session), args->move);
-	struct brief brief;
+	struct reply reply;
+	struct text *out;
 
 	if (!move && !why)
 		return err_pass(-ENOENT);
@@ -576,14 +555,13 @@ static int move_run(struct request *req)
 		return 0;
 	}
 	err_clear(); /* the ring rejected the entry; report that as the state */
-	brief_init(&brief);
-	brief_number(&brief, "state", KVD_FAILED);
-	brief_number(&brief, "chunks", 0);
-	brief_number(&brief, "done", 0);
-	brief_number(&brief, "prefix_tokens", 0);
-	brief_error(&brief, why);
-	request_reply_brief(req, &brief);
-	return 0;
+	out = reply_begin(&reply, req);
+	out_number(out, "state", KVD_FAILED);
+	out_number(out, "chunks", 0);
+	out_number(out, "done", 0);
+	out_number(out, "prefix_tokens", 0);
+	out_error(out, why);
+	return reply_end(&reply);
 }
 
 static int abort_run(struct request *req)
@@ -597,8 +575,7 @@ static int abort_run(struct request *req)
 	err_set(&why, ERR_ABORTED, "aborted by its engine '%.40s' (pid %d)",
 		req->session->client, (int)req->session->pid);
 	store_move_abort(move, &why);
-	chunk_move_reply(req, move);
-	return 0;
+	return chunk_move_reply(req, move);
 }
 
 static int close_run(struct request *req)
@@ -609,162 +586,144 @@ static int close_run(struct request *req)
 	if (!move)
 		return err_pass(-ENOENT);
 	store_move_drop(move);
-	request_reply(req, NULL);
-	return 0;
+	return request_reply(req);
 }
 
 /* ---- chunk.list ---- */
 
-static bool add_space(cJSON *list, const struct store_space_facts *facts)
+static void put_spaces(struct text *out, const struct session *session, bool all)
 {
-	cJSON *space = cJSON_CreateObject();
-
-	if (!space || !cJSON_AddItemToArray(list, space)) {
-		cJSON_Delete(space);
-		return false;
-	}
-	return cJSON_AddStringToObject(space, "tenant", facts->tenant) &&
-	       result_add_hex(space, "digest", facts->digest, 16) &&
-	       cJSON_AddStringToObject(space, "model", facts->model) &&
-	       cJSON_AddStringToObject(space, "revision", facts->revision) &&
-	       cJSON_AddStringToObject(space, "scheme", facts->scheme) &&
-	       cJSON_AddStringToObject(space, "rope", facts->rope) &&
-	       cJSON_AddNumberToObject(space, "tokens", facts->tokens) &&
-	       cJSON_AddNumberToObject(space, "chunks", (double)facts->chunks) &&
-	       cJSON_AddNumberToObject(space, "bytes", (double)facts->bytes) &&
-	       cJSON_AddNumberToObject(space, "classes", facts->classes) &&
-	       cJSON_AddNumberToObject(space, "handles", facts->handles);
-}
-
-static bool add_spaces(cJSON *result, const struct session *session, bool all)
-{
-	cJSON *list = cJSON_AddArrayToObject(result, "spaces");
 	struct store_space_facts facts;
-	bool ok = list != NULL;
 
-	for (unsigned int i = 0; ok && store_space_at(session, all, i, &facts); i++)
-		ok = add_space(list, &facts);
-	return ok;
+	out_array(out, "spaces");
+	for (unsigned int i = 0; store_space_at(session, all, i, &facts); i++) {
+		out_object(out, NULL);
+		out_text(out, "tenant", facts.tenant);
+		out_hex(out, "digest", facts.digest, 16);
+		out_text(out, "model", facts.model);
+		out_text(out, "revision", facts.revision);
+		out_text(out, "scheme", facts.scheme);
+		out_text(out, "rope", facts.rope);
+		out_number(out, "tokens", facts.tokens);
+		out_number(out, "chunks", facts.chunks);
+		out_number(out, "bytes", facts.bytes);
+		out_number(out, "classes", facts.classes);
+		out_number(out, "handles", facts.handles);
+		out_close(out, '}');
+	}
+	out_close(out, ']');
 }
 
-static bool add_files(cJSON *result, const struct store_files *f)
+static void put_files(struct text *out, const struct store_files *f)
 {
-	cJSON *files = f->dir ? cJSON_AddObjectToObject(result, "files") : NULL;
-
 	if (!f->dir)
-		return true;
-	return files && cJSON_AddStringToObject(files, "dir", f->dir) &&
-	       cJSON_AddBoolToObject(files, "direct", f->direct) &&
-	       cJSON_AddBoolToObject(files, "open", f->open) &&
-	       cJSON_AddBoolToObject(files, "scanned", f->scanned) &&
-	       cJSON_AddBoolToObject(files, "readonly", f->readonly) &&
-	       (f->why->code == ERR_OK ||
-		cJSON_AddStringToObject(files, "why", f->why->text)) &&
-	       cJSON_AddNumberToObject(files, "bytes", (double)f->bytes) &&
-	       cJSON_AddNumberToObject(files, "free_bytes", (double)f->free_bytes) &&
-	       cJSON_AddNumberToObject(files, "disk_free_bytes",
-				       (double)f->disk_free_bytes) &&
-	       cJSON_AddBoolToObject(files, "full", f->full) &&
-	       cJSON_AddBoolToObject(files, "stands", f->stands) &&
-	       cJSON_AddNumberToObject(files, "written_bytes",
-				       (double)f->written_bytes) &&
-	       cJSON_AddNumberToObject(files, "read_bytes", (double)f->read_bytes) &&
-	       cJSON_AddNumberToObject(files, "written", (double)f->written) &&
-	       cJSON_AddNumberToObject(files, "read", (double)f->read) &&
-	       cJSON_AddNumberToObject(files, "bad", (double)f->bad) &&
-	       cJSON_AddNumberToObject(files, "faults", (double)f->faults) &&
-	       cJSON_AddNumberToObject(files, "evicted", (double)f->evicted) &&
-	       cJSON_AddNumberToObject(files, "queued", f->queued);
+		return;
+	out_object(out, "files");
+	out_text(out, "dir", f->dir);
+	out_bool(out, "direct", f->direct);
+	out_bool(out, "open", f->open);
+	out_bool(out, "scanned", f->scanned);
+	out_bool(out, "readonly", f->readonly);
+	if (f->why->code != ERR_OK)
+		out_text(out, "why", f->why->text);
+	out_number(out, "bytes", f->bytes);
+	out_number(out, "free_bytes", f->free_bytes);
+	out_number(out, "disk_free_bytes", f->disk_free_bytes);
+	out_bool(out, "full", f->full);
+	out_bool(out, "stands", f->stands);
+	out_number(out, "written_bytes", f->written_bytes);
+	out_number(out, "read_bytes", f->read_bytes);
+	out_number(out, "written", f->written);
+	out_number(out, "read", f->read);
+	out_number(out, "bad", f->bad);
+	out_number(out, "faults", f->faults);
+	out_number(out, "evicted", f->evicted);
+	out_number(out, "queued", f->queued);
+	out_close(out, '}');
 }
 
-static bool add_remote(cJSON *result, const struct store_remote_figures *f)
+static void put_remote(struct text *out, const struct store_remote_figures *f)
 {
-	cJSON *remote = cJSON_AddObjectToObject(result, "remote");
-
-	return remote && cJSON_AddNumberToObject(remote, "stores", f->stores) &&
-	       cJSON_AddNumberToObject(remote, "up", f->up) &&
-	       cJSON_AddNumberToObject(remote, "suspended", f->left_out) &&
-	       cJSON_AddNumberToObject(remote, "found", (double)f->found) &&
-	       cJSON_AddNumberToObject(remote, "bytes", (double)f->bytes) &&
-	       cJSON_AddNumberToObject(remote, "retries", (double)f->retries) &&
-	       cJSON_AddNumberToObject(remote, "hedges", (double)f->hedges) &&
-	       cJSON_AddNumberToObject(remote, "hedges_won", (double)f->hedges_won) &&
-	       cJSON_AddNumberToObject(remote, "holds_total", (double)f->holds_total) &&
-	       cJSON_AddNumberToObject(remote, "holds", f->holds);
+	out_object(out, "remote");
+	out_number(out, "stores", f->stores);
+	out_number(out, "up", f->up);
+	out_number(out, "suspended", f->left_out);
+	out_number(out, "found", f->found);
+	out_number(out, "bytes", f->bytes);
+	out_number(out, "retries", f->retries);
+	out_number(out, "hedges", f->hedges);
+	out_number(out, "hedges_won", f->hedges_won);
+	out_number(out, "holds_total", f->holds_total);
+	out_number(out, "holds", f->holds);
+	out_close(out, '}');
 }
 
-static bool add_homes(cJSON *result, const struct store_homes *f)
+static void put_homes(struct text *out, const struct store_homes *f)
 {
-	cJSON *nodes = f->homes ? cJSON_AddObjectToObject(result, "index_nodes") : NULL;
-
 	if (!f->homes)
-		return true;
-	return nodes && cJSON_AddNumberToObject(nodes, "nodes", f->homes) &&
-	       cJSON_AddNumberToObject(nodes, "up", f->up) &&
-	       cJSON_AddNumberToObject(nodes, "updates", (double)f->notes) &&
-	       cJSON_AddNumberToObject(nodes, "resyncs", (double)f->resyncs) &&
-	       cJSON_AddNumberToObject(nodes, "queries", (double)f->asks) &&
-	       cJSON_AddNumberToObject(nodes, "timeouts", (double)f->late) &&
-	       cJSON_AddNumberToObject(nodes, "dials", (double)f->dials) &&
-	       cJSON_AddNumberToObject(nodes, "dials_refused", (double)f->dials_refused);
+		return;
+	out_object(out, "index_nodes");
+	out_number(out, "nodes", f->homes);
+	out_number(out, "up", f->up);
+	out_number(out, "updates", f->notes);
+	out_number(out, "resyncs", f->resyncs);
+	out_number(out, "queries", f->asks);
+	out_number(out, "timeouts", f->late);
+	out_number(out, "dials", f->dials);
+	out_number(out, "dials_refused", f->dials_refused);
+	out_close(out, '}');
 }
 
-static bool add_home(cJSON *result, const struct store_home *f)
+static void put_home(struct text *out, const struct store_home *f)
 {
-	cJSON *index = f->most ? cJSON_AddObjectToObject(result, "index") : NULL;
-
 	if (!f->most)
-		return true;
-	return index && cJSON_AddNumberToObject(index, "bytes", (double)f->bytes) &&
-	       cJSON_AddNumberToObject(index, "entries", (double)f->used) &&
-	       cJSON_AddNumberToObject(index, "limit", (double)f->most) &&
-	       cJSON_AddNumberToObject(index, "holders", f->holders) &&
-	       cJSON_AddNumberToObject(index, "updates", (double)f->notes) &&
-	       cJSON_AddNumberToObject(index, "refused", (double)f->refused) &&
-	       cJSON_AddNumberToObject(index, "unknown", (double)f->unknown) &&
-	       cJSON_AddNumberToObject(index, "queries", (double)f->finds) &&
-	       cJSON_AddNumberToObject(index, "resyncs", (double)f->again);
+		return;
+	out_object(out, "index");
+	out_number(out, "bytes", f->bytes);
+	out_number(out, "entries", f->used);
+	out_number(out, "limit", f->most);
+	out_number(out, "holders", f->holders);
+	out_number(out, "updates", f->notes);
+	out_number(out, "refused", f->refused);
+	out_number(out, "unknown", f->unknown);
+	out_number(out, "queries", f->finds);
+	out_number(out, "resyncs", f->again);
+	out_close(out, '}');
 }
 
 static int list_run(struct request *req)
 {
 	const struct request_list_args *args = request_args(req);
 	struct store_figures f;
+	struct reply reply;
+	struct text *out;
 	int r = request_all(req, args->all);
-	cJSON *result;
 
 	if (r >= 0 && !store_of(req->kvd))
 		r = store_ready(NULL);
 	if (r < 0)
 		return err_pass(r);
-	result = request_result();
-	if (!result)
-		return err_pass(-ENOMEM);
 	store_figures(store_of(req->kvd), &f);
-	return request_finish(
-		req, result,
-		cJSON_AddBoolToObject(result, "ready", f.ready) &&
-			cJSON_AddNumberToObject(result, "memory_bytes",
-						(double)f.memory_bytes) &&
-			cJSON_AddNumberToObject(result, "free_bytes",
-						(double)(f.slabs_free * f.slab_bytes)) &&
-			cJSON_AddNumberToObject(result, "chunks", (double)f.chunks) &&
-			cJSON_AddNumberToObject(result, "evicted", (double)f.evicted) &&
-			cJSON_AddNumberToObject(result, "spaces_evicted",
-						(double)f.spaces_evicted) &&
-			cJSON_AddNumberToObject(result, "published",
-						(double)f.published) &&
-			cJSON_AddNumberToObject(result, "found", (double)f.found) &&
-			cJSON_AddNumberToObject(result, "missed", (double)f.missed) &&
-			cJSON_AddNumberToObject(result, "put_bytes",
-						(double)f.put_bytes) &&
-			cJSON_AddNumberToObject(result, "fetched_bytes",
-						(double)f.fetched_bytes) &&
-			cJSON_AddNumberToObject(result, "holds", f.holds) &&
-			cJSON_AddNumberToObject(result, "moves", f.moves) &&
-			add_remote(result, &f.remote) && add_homes(result, &f.homes) &&
-			add_home(result, &f.home) && add_files(result, &f.files) &&
-			add_spaces(result, req->session, args->all));
+	out = reply_begin(&reply, req);
+	out_bool(out, "ready", f.ready);
+	out_number(out, "memory_bytes", f.memory_bytes);
+	out_number(out, "free_bytes", f.slabs_free * f.slab_bytes);
+	out_number(out, "chunks", f.chunks);
+	out_number(out, "evicted", f.evicted);
+	out_number(out, "spaces_evicted", f.spaces_evicted);
+	out_number(out, "published", f.published);
+	out_number(out, "found", f.found);
+	out_number(out, "missed", f.missed);
+	out_number(out, "put_bytes", f.put_bytes);
+	out_number(out, "fetched_bytes", f.fetched_bytes);
+	out_number(out, "holds", f.holds);
+	out_number(out, "moves", f.moves);
+	put_remote(out, &f.remote);
+	put_homes(out, &f.homes);
+	put_home(out, &f.home);
+	put_files(out, &f.files);
+	put_spaces(out, req->session, args->all);
+	return reply_end(&reply);
 }
 
 static const struct field list_fields[] = {

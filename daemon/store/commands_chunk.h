@@ -40,7 +40,7 @@ struct put_args {
 int chunk_ids_begin(struct request *req, const struct ids_args *args,
 		    struct store_handle **handle_p, uint8_t **bytes_p,
 		    struct store_ids *ids);
-void chunk_move_reply(struct request *req, const struct store_move *move);
+int chunk_move_reply(struct request *req, const struct store_move *move);
 /* Of struct put_args. */
 int chunk_put(struct request *req, bool publish);
 

@@ -8,8 +8,8 @@
 #include <string.h>
 
 #include "daemon/base/hex.h"
-#include "daemon/base/text.h"
 #include "daemon/request/commands.h"
+#include "daemon/request/out.h"
 #include "daemon/session/session.h"
 #include "daemon/store/commands_chunk.h"
 #include "daemon/store/events.h"
@@ -17,68 +17,48 @@
 
 #define INSTANCE_BYTES 16u
 
-struct listing {
-	struct text text;
-	bool snapshot, begun;
-};
-
-static void text_hex(struct text *text, const char *name, const uint8_t *bytes,
-		     size_t len)
-{
-	char hex[HEX_CHARS(STORE_ID_BYTES) + 1];
-
-	hex_write(bytes, len, hex);
-	text_puts(text, name);
-	text_puts(text, "\"");
-	text_puts(text, hex);
-	text_puts(text, "\"");
-}
-
-static void listing_add(void *arg, const struct store_event *event)
-{
-	struct listing *listing = arg;
-	struct text *text = &listing->text;
-
-	text_hex(text, listing->begun ? ",{\"id\":" : "{\"id\":", event->id,
-		 sizeof(event->id));
-	listing->begun = true;
-	text_hex(text, ",\"space\":", event->space, sizeof(event->space));
-	text_number(text, ",\"first\":", event->first);
-	text_number(text, ",\"tokens\":", event->tokens);
-	if (listing->snapshot) {
-		text_puts(text, ",\"memory\":");
-		text_puts(text, event->tiers & STORE_IN_MEMORY ? "true" : "false");
-		text_puts(text, ",\"file\":");
-		text_puts(text, event->tiers & STORE_IN_FILE ? "true" : "false");
-		text_puts(text, ",\"pages\":");
-		text_puts(text, event->tiers & STORE_IN_PAGES ? "true}" : "false}");
-		return;
-	}
-	text_number(text, ",\"seq\":", event->seq);
-	text_puts(text, event->tiers & STORE_IN_MEMORY ? ",\"tier\":\"memory\""
-			: event->tiers & STORE_IN_FILE ? ",\"tier\":\"file\""
-						       : ",\"tier\":\"pages\"");
-	text_puts(text, event->put ? ",\"put\":true}" : ",\"put\":false}");
-}
-
 /* `number` 0: all spaces of the user. */
-static int reader_of(struct request *req, uint64_t number, struct listing *listing,
-		     struct store_reader *reader)
+static int reader_of(struct request *req, uint64_t number, struct store_reader *reader)
 {
-	*reader = (struct store_reader){
-		.session = req->session, .each = listing_add, .arg = listing};
+	reader->session = req->session;
 	if (number)
 		reader->handle = store_handle_find(req->session, number);
 	return number && !reader->handle ? err_pass(-ENOENT) : 0;
 }
 
-static int listing_end(struct request *req, struct listing *listing, int r)
+/* Sends what was read without a fault. */
+static int listing_end(struct reply *reply, int r)
 {
 	if (r >= 0)
-		r = request_text_reply(req, &listing->text);
-	if (r < 0)
-		text_fini(&listing->text);
+		r = reply_try(reply);
+	else
+		text_fini(&reply->text);
 	return err_pass(r);
+}
+
+static void put_chunk(struct text *out, const struct store_event *event)
+{
+	out_hex(out, "id", event->id, sizeof(event->id));
+	out_hex(out, "space", event->space, sizeof(event->space));
+	out_number(out, "first", event->first);
+	out_number(out, "tokens", event->tokens);
+}
+
+/* ---- chunk.events ---- */
+
+static void event_add(void *arg, const struct store_event *event)
+{
+	struct text *out = arg;
+
+	out_object(out, NULL);
+	put_chunk(out, event);
+	out_number(out, "seq", event->seq);
+	out_text(out, "tier",
+		 event->tiers & STORE_IN_MEMORY ? "memory"
+		 : event->tiers & STORE_IN_FILE ? "file"
+						: "pages");
+	out_bool(out, "put", event->put);
+	out_close(out, '}');
 }
 
 struct events_args {
@@ -99,11 +79,12 @@ static const struct field events_fields[] = {
 static int events_run(struct request *req)
 {
 	const struct events_args *args = request_args(req);
-	struct listing listing = {.snapshot = false};
+	struct reply reply;
+	struct text *out = reply_begin(&reply, req);
+	struct store_reader reader = {.each = event_add, .arg = out};
 	uint8_t instance[INSTANCE_BYTES];
 	struct store_events_facts facts = {.begun = false};
-	struct store_reader reader;
-	int r = reader_of(req, args->space, &listing, &reader);
+	int r = reader_of(req, args->space, &reader);
 
 	if (r >= 0 && args->instance &&
 	    (strlen(args->instance) != HEX_CHARS(INSTANCE_BYTES) ||
@@ -112,23 +93,32 @@ static int events_run(struct request *req)
 			      2 * INSTANCE_BYTES);
 	if (r < 0)
 		return err_pass(r);
-	request_text_begin(req, &listing.text);
-	text_puts(&listing.text, ",\"events\":[");
+	out_array(out, "events");
 	r = store_events_read(&reader, args->since, args->instance ? instance : NULL,
 			      &facts);
-	if (r >= 0) {
-		text_number(&listing.text, "],\"seq\":", facts.seq);
-		text_puts(&listing.text,
-			  facts.lost ? ",\"lost\":true" : ",\"lost\":false");
-		text_puts(&listing.text,
-			  facts.more ? ",\"more\":true" : ",\"more\":false");
-		text_hex(&listing.text, ",\"instance\":", facts.instance,
-			 sizeof(facts.instance));
-	}
-	r = listing_end(req, &listing, r);
+	out_close(out, ']');
+	out_number(out, "seq", facts.seq);
+	out_bool(out, "lost", facts.lost);
+	out_bool(out, "more", facts.more);
+	out_hex(out, "instance", facts.instance, sizeof(facts.instance));
+	r = listing_end(&reply, r);
 	if (r < 0 && facts.begun)
 		store_events_undo(req->session);
 	return err_pass(r);
+}
+
+/* ---- chunk.snapshot ---- */
+
+static void snapshot_add(void *arg, const struct store_event *event)
+{
+	struct text *out = arg;
+
+	out_object(out, NULL);
+	put_chunk(out, event);
+	out_bool(out, "memory", event->tiers & STORE_IN_MEMORY);
+	out_bool(out, "file", event->tiers & STORE_IN_FILE);
+	out_bool(out, "pages", event->tiers & STORE_IN_PAGES);
+	out_close(out, '}');
 }
 
 struct snapshot_args {
@@ -146,19 +136,19 @@ static const struct field snapshot_fields[] = {
 static int snapshot_run(struct request *req)
 {
 	const struct snapshot_args *args = request_args(req);
-	struct listing listing = {.snapshot = true};
-	struct store_reader reader;
-	uint64_t next;
-	int r = reader_of(req, args->space, &listing, &reader);
+	struct reply reply;
+	struct text *out = reply_begin(&reply, req);
+	struct store_reader reader = {.each = snapshot_add, .arg = out};
+	uint64_t next = 0;
+	int r = reader_of(req, args->space, &reader);
 
 	if (r < 0)
 		return err_pass(r);
-	request_text_begin(req, &listing.text);
-	text_puts(&listing.text, ",\"chunks\":[");
+	out_array(out, "chunks");
 	r = store_snapshot(&reader, args->at, &next);
-	if (r >= 0)
-		text_number(&listing.text, "],\"next\":", next);
-	return err_pass(listing_end(req, &listing, r));
+	out_close(out, ']');
+	out_number(out, "next", next);
+	return err_pass(listing_end(&reply, r));
 }
 
 const struct command chunk_event_commands[] = {

@@ -44,10 +44,7 @@ static int withdraw_run(struct request *req)
 
 	if (r >= 0)
 		r = store_withdraw(handle, &ids, args->grace_ms * LOOP_NS_PER_MS, &move);
-	if (r < 0)
-		return err_pass(r);
-	chunk_move_reply(req, move);
-	return 0;
+	return r < 0 ? err_pass(r) : chunk_move_reply(req, move);
 }
 
 const struct command chunk_pages_commands[] = {

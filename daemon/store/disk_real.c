@@ -2,8 +2,9 @@
 /*
  * The backend with a real disk: a thread for ops except READ and WRITE ("kvd-disk"), one
  * after another, and IO_THREADS of them for pieces, which they move by blocking calls. So
- * listing a directory, reserving a file or flushing a cache delays no READ. io_uring is no
- * faster for slots of a MiB and more, and its thread would compute all checksums alone.
+ * listing a directory, reserving a file or flushing a cache delays no READ. io_uring is
+ * no faster for slots of a MiB and more, and its thread would compute all checksums
+ * alone.
  *
  * One lock covers lists, queue and flags. It is released around calls and hooks. An op
  * belongs to a thread from its removal from a list, and to the loop once it is in the

@@ -12,6 +12,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/request/commands.h"
+#include "daemon/request/out.h"
 #include "daemon/session/region.h"
 #include "daemon/session/session.h"
 #include "daemon/xfer/commands_xfer.h"
@@ -68,23 +69,21 @@ static int run_create(struct request *req)
 				  .peer = in->peer};
 	struct xfer_session *xs = xfer_session_of(req->session);
 	struct grant *grant;
-	cJSON *result;
+	struct reply reply;
+	struct text *out;
 	int r = xs ? parse_regions(req, in->regions, &args) : -ENOMEM;
 
 	if (r >= 0)
 		r = grant_new(xs, &args, &grant);
 	if (r < 0)
 		return err_pass(r);
-	result = request_result();
-	if (!result || !cJSON_AddNumberToObject(result, "grant", (double)grant->id) ||
-	    !result_add_u64(result, "session", req->session->epoch) ||
-	    !result_add_hex(result, "secret", grant->secret, sizeof(grant->secret)))
-		r = err_raise(ERR_NOMEM, "out of memory for the reply");
-	if (r >= 0)
-		r = request_try_reply(req, mem_steal(result));
+	out = reply_begin(&reply, req);
+	out_number(out, "grant", grant->id);
+	out_id(out, "session", req->session->epoch);
+	out_hex(out, "secret", grant->secret, sizeof(grant->secret));
+	r = reply_try(&reply);
 	if (r < 0) /* it is unknown to any client */
 		grant_revoke(grant);
-	cJSON_Delete(result);
 	return r < 0 ? err_pass(r) : 0;
 }
 
@@ -104,10 +103,7 @@ static int run_extend(struct request *req)
 	if (r >= 0)
 		r = grant_extend(grant, args.regions, args.region_count);
 	mem_free(args.regions);
-	if (r < 0)
-		return err_pass(r);
-	request_reply(req, NULL);
-	return 0;
+	return r < 0 ? err_pass(r) : request_reply(req);
 }
 
 struct revoke_args {
@@ -123,8 +119,7 @@ static int run_revoke(struct request *req)
 	if (!grant)
 		return err_pass(xs ? -ENOENT : -ENOMEM);
 	grant_revoke(grant);
-	request_reply(req, NULL);
-	return 0;
+	return request_reply(req);
 }
 
 static const struct field create_fields[] = {

@@ -11,7 +11,7 @@
 
 #include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
-#include "daemon/request/brief.h"
+#include "daemon/request/out.h"
 #include "daemon/base/context.h"
 #include "daemon/xfer/commands_xfer.h"
 #include "daemon/request/ring_ops.h"
@@ -47,16 +47,17 @@ static int parse_secret(const char *hex, uint8_t secret[16])
 static void on_end(void *arg, const struct err *why, uint64_t id)
 {
 	struct request *req = arg;
-	struct brief brief;
+	struct reply reply;
+	struct text *out;
 
 	if (why) {
 		request_fail(req, why);
 		return;
 	}
-	brief_init(&brief);
+	out = reply_begin(&reply, req);
 	if (id)
-		brief_number(&brief, "attach", (double)id);
-	request_reply_brief(req, &brief);
+		out_number(out, "attach", id);
+	reply_end(&reply);
 }
 
 static struct xfer_waiter waiter_of(struct request *req)
@@ -101,8 +102,7 @@ static int run_attached(struct request *req)
 	if (args->fresh)
 		return err_pass(attach_refresh(
 			xs, attach, args->timeout_ms * LOOP_NS_PER_MS, waiter_of(req)));
-	request_reply(req, NULL);
-	return 0;
+	return request_reply(req);
 }
 
 /* ---- dlist.prep, dlist.free ---- */
@@ -182,17 +182,18 @@ static int run_op(struct xfer_op *op)
 static void on_listed(struct xfer_op *op, int r)
 {
 	struct request *req = op->owner;
-	struct brief brief;
+	struct reply reply;
+	struct text *out;
 
 	op->xs->session->walking -= op->later;
 	if (r < 0) {
 		request_fail_last(req);
 		return;
 	}
-	brief_init(&brief);
-	brief_number(&brief, "dlist", (double)op->list->id);
-	brief_number(&brief, "count", (double)op->list->dlist->descs);
-	request_reply_brief(req, &brief);
+	out = reply_begin(&reply, req);
+	out_number(out, "dlist", op->list->id);
+	out_number(out, "count", op->list->dlist->descs);
+	reply_end(&reply);
 }
 
 static int run_prep(struct request *req)
@@ -232,8 +233,7 @@ static int run_dlist_free(struct request *req)
 	if (!prepared)
 		return err_pass(xs ? -ENOENT : -ENOMEM);
 	prepared_release(prepared);
-	request_reply(req, NULL);
-	return 0;
+	return request_reply(req);
 }
 
 /* Any bytes, as base64; 1: *data_p is heap. NULL is none. */
@@ -265,29 +265,27 @@ static int reply_state(struct request *req, const struct transfer *t)
 			     : t->failed		    ? KVD_FAILED
 			     : t->posted		    ? KVD_SUCCESS
 							    : KVD_BOOTSTRAPPING;
-	struct brief brief;
+	struct reply reply;
+	struct text *out;
 
-	brief_init(&brief);
-	brief_number(&brief, "state", state);
-	brief_number(&brief, "bytes", (double)t->bytes);
-	brief_number(&brief, "moved",
-		     (double)(t->file ? xfer_file_moved(t) : t->op.xp.moved));
+	out = reply_begin(&reply, req);
+	out_number(out, "state", state);
+	out_number(out, "bytes", t->bytes);
+	out_number(out, "moved", t->file ? xfer_file_moved(t) : t->op.xp.moved);
 	if (t->failed)
-		brief_error(&brief, &t->err);
-	request_reply_brief(req, &brief);
-	return 0;
+		out_error(out, &t->err);
+	return reply_end(&reply);
 }
 
 /* The text for the error code of a refused entry, by its slot. */
 static int reply_fault(struct request *req, const struct err *err)
 {
-	struct brief brief;
+	struct reply reply;
+	struct text *out = reply_begin(&reply, req);
 
-	brief_init(&brief);
-	brief_number(&brief, "state", KVD_FAILED);
-	brief_error(&brief, err);
-	request_reply_brief(req, &brief);
-	return 0;
+	out_number(out, "state", KVD_FAILED);
+	out_error(out, err);
+	return reply_end(&reply);
 }
 
 static int run_state(struct request *req)
@@ -332,28 +330,27 @@ static int run_submit(struct request *req)
 	mem_free(data.data);
 	if (r < 0)
 		return err_pass(r);
-	request_reply(req, NULL);
-	return 0;
+	return request_reply(req);
 }
 
 /* ---- notifications ---- */
 
-static bool add_notif(cJSON *list, const struct notif *notif)
+static bool put_notif(struct text *out, const struct notif *notif)
 {
 	cleanup_free char *text = mem_zalloc(BASE64_CHARS(notif->len) + 1);
-	cJSON *one = cJSON_CreateObject();
 
-	if (!text || !one || !cJSON_AddItemToArray(list, one)) {
-		cJSON_Delete(one);
+	if (!text)
 		return false;
-	}
 	base64_encode(notif->data, notif->len, text);
-	return cJSON_AddStringToObject(one, "from", notif->from) &&
-	       cJSON_AddStringToObject(one, "data", text);
+	out_object(out, NULL);
+	out_text(out, "from", notif->from);
+	out_text(out, "data", text);
+	out_close(out, '}');
+	return true;
 }
 
-/* Moves as many to `out` as fit a reply; the others stay for the next call. */
-static bool take_notifs(struct xfer_session *xs, cJSON *list, struct list *out)
+/* Moves as many to `taken` as fit a reply; the others stay for the next call. */
+static bool take_notifs(struct xfer_session *xs, struct text *out, struct list *taken)
 {
 	size_t left = notif_answer_max(xs->xfers), bytes;
 	struct notif *notif;
@@ -364,8 +361,8 @@ static bool take_notifs(struct xfer_session *xs, cJSON *list, struct list *out)
 			break;
 		left -= bytes;
 		list_remove(&notif->link);
-		list_push_back(out, &notif->link);
-		if (!add_notif(list, notif))
+		list_push_back(taken, &notif->link);
+		if (!put_notif(out, notif))
 			return false;
 	}
 	return true;
@@ -375,24 +372,27 @@ static bool take_notifs(struct xfer_session *xs, cJSON *list, struct list *out)
 static int run_notif_drain(struct request *req)
 {
 	struct xfer_session *xs = session_of(req);
-	cJSON *result = xs ? request_result() : NULL, *list;
 	struct list taken = LIST_INIT(taken), *at;
+	struct reply reply;
 	struct notif *notif;
+	struct text *out;
 	size_t bytes = 0;
-	int r = -ENOMEM;
+	int r;
 
-	list = result ? cJSON_AddArrayToObject(result, "notifs") : NULL;
-	if (list && take_notifs(xs, list, &taken) &&
-	    cJSON_AddBoolToObject(result, "more", !list_empty(&xs->notifs))) {
-		list_foreach(notif, &taken, link)
-			bytes += notif->len + sizeof(*notif);
-		xs->notif_bytes -= bytes;
-		req->frees = true;
-		r = request_try_reply(req, mem_steal(result));
-		if (r < 0)
-			xs->notif_bytes += bytes;
-	}
-	cJSON_Delete(result);
+	if (!xs)
+		return err_pass(-ENOMEM);
+	out = reply_begin(&reply, req);
+	out_array(out, "notifs");
+	out->failed = !take_notifs(xs, out, &taken);
+	out_close(out, ']');
+	out_bool(out, "more", !list_empty(&xs->notifs));
+	list_foreach(notif, &taken, link)
+		bytes += notif->len + sizeof(*notif);
+	xs->notif_bytes -= bytes;
+	req->frees = true;
+	r = reply_try(&reply);
+	if (r < 0)
+		xs->notif_bytes += bytes;
 	while (r < 0 && (at = taken.prev) != &taken) {
 		list_remove(at);
 		list_push_front(&xs->notifs, at);

@@ -188,7 +188,6 @@ static int made_open(struct bench *b, const struct disk_args *args, struct disk 
 	if (!made)
 		return err_pass(-ENOMEM);
 	made->bench = b;
-	made->base.kind = "made up";
 	*disk_p = &made->base;
 	check(disk_init(&made->base, b->kvd.loop, &ops, args), "disk");
 	disk_opened(&made->base);

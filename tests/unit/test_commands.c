@@ -7,6 +7,7 @@
 #include "daemon/request/commands.h"
 
 #include <errno.h>
+#include <math.h>
 #include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,9 +19,10 @@
 
 #include <cmocka.h>
 
+#include "daemon/base/hex.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/request/brief.h"
+#include "daemon/request/out.h"
 #include "daemon/control/control.h"
 #include "daemon/modules.h"
 #include "daemon/session/session.h"
@@ -303,45 +305,70 @@ static void plan_over_the_socket_answers_rows_and_covers(void **state)
 	client_close(&client);
 }
 
-/* A reply that would not fit the client's queue is an error, not a hang-up. */
-static void brief_numbers_are_whole_or_as_cjson_has_them(void **state)
+static void reply_members_are_read_back(void **state)
 {
-	static const struct {
-		double value;
-		const char *text; /* NULL: cJSON's */
-	} cases[] = {{0, "0"},
-		     {1, "1"},
-		     {-5, "-5"},
-		     {2147483648.0, "2147483648"},
-		     {-8589934593.0, "-8589934593"},
-		     {1e15, "1000000000000000"},
-		     {9007199254740991.0, "9007199254740991"},
-		     {-9007199254740991.0, "-9007199254740991"},
-		     {9007199254740992.0, NULL},
-		     {0.5, NULL},
-		     {-2.25, NULL},
-		     {1.0 / 3, NULL},
-		     {1e300, NULL}};
+	static const double doubles[] = {0, 0.5, -2.25, 1.0 / 3, 1e300, 0.1};
+	static const uint8_t bytes[40] = {0xab, [39] = 0x0c};
+	char space[64], digits[2 * sizeof(bytes) + 1];
+	struct text out = text_on(space, sizeof(space));
+	const cJSON *list;
+	cJSON *json;
 
 	(void)state;
-	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-		cJSON *plain = cJSON_CreateNumber(cases[i].value);
-		char number[32], wanted[64], got[64];
-		struct brief brief;
-
-		assert_true(
-			cJSON_PrintPreallocated(plain, number, sizeof(number), false));
-		cJSON_Delete(plain);
-		snprintf(wanted, sizeof(wanted), "{\"n\":%s}",
-			 cases[i].text ? cases[i].text : number);
-		brief_init(&brief);
-		brief_number(&brief, "n", cases[i].value);
-		assert_true(
-			cJSON_PrintPreallocated(brief.nodes, got, sizeof(got), false));
-		assert_string_equal(got, wanted);
-	}
+	out_object(&out, NULL);
+	out_text(&out, "te\"xt", "a\nb");
+	out_number(&out, "low", INT64_MIN);
+	out_number(&out, "high", INT64_C(9007199254740993));
+	out_id(&out, "id", UINT64_MAX);
+	out_bool(&out, "yes", true);
+	out_hex(&out, "hex", bytes, sizeof(bytes));
+	out_double(&out, "none", HUGE_VAL);
+	out_array(&out, "list");
+	for (size_t i = 0; i < ARRAY_LEN(doubles); i++)
+		out_double(&out, NULL, doubles[i]);
+	out_object(&out, NULL);
+	out_close(&out, '}');
+	out_close(&out, ']');
+	out_close(&out, '}');
+	assert_false(out.failed || out.borrowed);
+	assert_non_null(strstr(out.data, "\"low\":-9223372036854775808,"));
+	assert_non_null(strstr(out.data, "\"high\":9007199254740993,"));
+	json = cJSON_Parse(out.data);
+	assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(json, "te\"xt")),
+			    "a\nb");
+	assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(json, "id")),
+			    "18446744073709551615");
+	assert_true(cJSON_IsTrue(cJSON_GetObjectItem(json, "yes")));
+	hex_write(bytes, sizeof(bytes), digits);
+	assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(json, "hex")),
+			    digits);
+	assert_true(cJSON_IsNull(cJSON_GetObjectItem(json, "none")));
+	list = cJSON_GetObjectItem(json, "list");
+	assert_int_equal(cJSON_GetArraySize(list), ARRAY_LEN(doubles) + 1);
+	for (size_t i = 0; i < ARRAY_LEN(doubles); i++)
+		assert_memory_equal(&cJSON_GetArrayItem(list, (int)i)->valuedouble,
+				    &doubles[i], sizeof(doubles[i]));
+	cJSON_Delete(json);
+	text_fini(&out);
 }
 
+static void short_text_needs_no_memory(void **state)
+{
+	char space[32];
+	struct text out = text_on(space, sizeof(space));
+
+	(void)state;
+	mem_fail_at(1);
+	out_text(&out, NULL, "0123456789");
+	assert_false(out.failed);
+	assert_string_equal(out.data, "\"0123456789\"");
+	out_text(&out, NULL, "012345678901234567890123456789");
+	mem_fail_at(0);
+	assert_true(out.failed);
+	text_fini(&out);
+}
+
+/* A reply that would not fit the client's queue is an error, not a hang-up. */
 static void reply_over_the_queue_is_an_error(void **state)
 {
 	struct mini *mini = *state;
@@ -542,7 +569,8 @@ int main(void)
 		CASE(admin_commands_need_an_admin),
 		CASE(daemon_shows_figures_and_settings),
 		CASE(plan_over_the_socket_answers_rows_and_covers),
-		cmocka_unit_test(brief_numbers_are_whole_or_as_cjson_has_them),
+		cmocka_unit_test(reply_members_are_read_back),
+		cmocka_unit_test(short_text_needs_no_memory),
 		CASE(reply_over_the_queue_is_an_error),
 		cmocka_unit_test(every_command_survives_lost_allocations),
 		cmocka_unit_test(regions_and_pools_survive_lost_allocations),

@@ -431,17 +431,6 @@ static void text_sanitized_is_utf8(void **state)
 	assert_string_equal(raw, "a?b???");
 }
 
-static void u64_added_reads_back(void **state)
-{
-	cleanup_json cJSON *o = cJSON_CreateObject();
-	uint64_t v = 0;
-
-	(void)state;
-	assert_int_equal(json_add_u64(o, "v", UINT64_MAX), 0);
-	assert_int_equal(json_get_u64(o, "v", true, &v), 0);
-	assert_true(v == UINT64_MAX);
-}
-
 /* {"views":{"kv":{"pages":[…]}},"local_index":[…]} with n entries each. */
 static cJSON *long_lists(unsigned int n, bool runs, const char *last)
 {
@@ -625,7 +614,6 @@ int main(void)
 		cmocka_unit_test(ids_packed_wrong_are_left_for_their_command),
 		cmocka_unit_test(members_unknown_refused),
 		cmocka_unit_test(text_sanitized_is_utf8),
-		cmocka_unit_test(u64_added_reads_back),
 		cmocka_unit_test(list_counted_is_as_long_as_before),
 	};
 

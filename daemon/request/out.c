@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/request/out.h"
+
+#include <endian.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/hex.h"
+#include "proto/json.h"
+
+static void out_name(struct text *out, const char *name)
+{
+	char last = out->len ? out->data[out->len - 1] : '[';
+
+	if (last != '{' && last != '[')
+		text_puts(out, ",");
+	if (!name)
+		return;
+	text_json(out, name);
+	text_puts(out, ":");
+}
+
+void out_object(struct text *out, const char *name)
+{
+	out_name(out, name);
+	text_puts(out, "{");
+}
+
+void out_array(struct text *out, const char *name)
+{
+	out_name(out, name);
+	text_puts(out, "[");
+}
+
+void out_close(struct text *out, char bracket)
+{
+	text_put(out, &bracket, 1);
+}
+
+void out_text(struct text *out, const char *name, const char *value)
+{
+	out_name(out, name);
+	text_json(out, value);
+}
+
+void out_number(struct text *out, const char *name, int64_t value)
+{
+	out_name(out, name);
+	if (value < 0)
+		text_puts(out, "-");
+	text_u64(out, value < 0 ? 0 - (uint64_t)value : (uint64_t)value);
+}
+
+void out_double(struct text *out, const char *name, double value)
+{
+	char digits[32];
+
+	if (!isfinite(value)) {
+		out_null(out, name);
+		return;
+	}
+	snprintf(digits, sizeof(digits), "%.15g", value);
+	if (strtod(digits, NULL) < value || strtod(digits, NULL) > value)
+		snprintf(digits, sizeof(digits), "%.17g", value);
+	out_name(out, name);
+	text_puts(out, digits);
+}
+
+void out_bool(struct text *out, const char *name, bool value)
+{
+	out_name(out, name);
+	text_puts(out, value ? "true" : "false");
+}
+
+void out_null(struct text *out, const char *name)
+{
+	out_name(out, name);
+	text_puts(out, "null");
+}
+
+void out_id(struct text *out, const char *name, uint64_t value)
+{
+	out_name(out, name);
+	text_puts(out, "\"");
+	text_u64(out, value);
+	text_puts(out, "\"");
+}
+
+void out_hex(struct text *out, const char *name, const uint8_t *bytes, size_t len)
+{
+	char digits[HEX_CHARS(32) + 1];
+
+	out_name(out, name);
+	text_puts(out, "\"");
+	for (size_t at = 0, n; at < len; at += n) {
+		n = len - at < 32 ? len - at : 32;
+		hex_write(bytes + at, n, digits);
+		text_puts(out, digits);
+	}
+	text_puts(out, "\"");
+}
+
+void out_digest(struct text *out, const char *name, uint64_t digest)
+{
+	digest = htobe64(digest);
+	out_hex(out, name, (const uint8_t *)&digest, sizeof(digest));
+}
+
+void out_error(struct text *out, const struct err *err)
+{
+	char message[ERR_TEXT_MAX];
+
+	snprintf(message, sizeof(message), "%s", err->text);
+	json_sanitize(message);
+	out_object(out, "error");
+	out_text(out, "code", err_name(err->code));
+	out_text(out, "message", message);
+	out_bool(out, "retryable", err->retryable);
+	out_text(out, "scope", err_scope_name(err->scope));
+	out_close(out, '}');
+}
