@@ -244,6 +244,71 @@ void room_bind_pages(struct room *room, struct room_maps *maps, struct wait_spec
 	room->pages.phase = PAGES_BOUND;
 }
 
+/* ---- its next check: room_clock.c ---- */
+
+uint64_t party_connected_until(const struct party *party)
+{
+	const struct room *room = party->room;
+
+	if (room->role != ROOM_RECV && room->role != ROOM_PULL)
+		return UINT64_MAX;
+	return handshake_patience(party->remote, party->joined_ns);
+}
+
+static uint64_t left_of(uint64_t since_ns, uint64_t limit_ns, uint64_t now)
+{
+	return now - since_ns < limit_ns ? since_ns + limit_ns - now : 0;
+}
+
+static uint64_t look_at_boot_after(const struct room *room)
+{
+	const struct kvd *kvd = rooms_kvd(room->rooms);
+	uint64_t now = loop_now_ns(kvd->loop);
+	uint64_t after = left_of(room->opened_ns, room->limits_ns[LIMIT_BOOTSTRAP], now);
+	const struct party *party;
+
+	list_foreach(party, &room->parties, link) {
+		uint64_t until = party_connected_until(party);
+
+		if (until < now + after)
+			after = until > now ? until - now : 0;
+	}
+	return after;
+}
+
+static uint64_t look_after(const struct room *room)
+{
+	const uint64_t *limits = room->limits_ns;
+
+	switch ((enum room_state)sm_state(&room->sm)) {
+	case ROOM_BOOT:
+		return look_at_boot_after(room);
+	case ROOM_WAITING:
+		return limits[LIMIT_WAITING];
+	case ROOM_MOVING:
+		return (limits[LIMIT_STALL] < limits[LIMIT_WAITING]
+				? limits[LIMIT_STALL]
+				: limits[LIMIT_WAITING]) /
+			       4 +
+		       1;
+	case ROOM_ABORTING:
+		return rooms_kvd(room->rooms)->config->fence_timeout_ns;
+	default:
+		return 0;
+	}
+}
+
+void room_clock_set(struct room *room)
+{
+	uint64_t after = look_after(room);
+
+	if (room_terminal(room))
+		return;
+	if (room->role == ROOM_OFFER && room_live(room))
+		after = room->offer.lease_ns / 4 + 1;
+	loop_timer_start(&room->timer, after);
+}
+
 void room_move(struct room *room, enum room_state to)
 {
 	uint64_t now = loop_now_ns(rooms_kvd(room->rooms)->loop);
@@ -520,7 +585,7 @@ void room_init(struct room *room)
 	list_init(&room->ended);
 	list_init(&room->mails);
 	loop_defer_init(&room->step, on_step);
-	loop_timer_init(&room->timer, loop, room_on_clock);
+	loop_timer_init(&room->timer, loop, room->rooms->on_clock);
 	room->opened_ns = loop_now_ns(loop);
 	room->slot = ROOM_NO_SLOT;
 	room->error = &no_error;

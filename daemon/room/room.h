@@ -151,6 +151,8 @@ enum pages_phase {
 
 #define ROOM_NO_SLOT UINT32_MAX
 
+enum room_limit { LIMIT_BOOTSTRAP, LIMIT_WAITING, LIMIT_STALL, LIMITS };
+
 struct room {
 	struct rooms *rooms;
 	struct session *session;
@@ -179,7 +181,7 @@ struct room {
 	struct room_used used;	 /* the parties' sum */
 	const struct err *error; /* of ABORTING and FAILED; else its code is OK */
 	struct loop_timer timer;
-	uint64_t limits_ns[3]; /* bootstrap, waiting, stall */
+	uint64_t limits_ns[LIMITS];
 	uint64_t opened_ns, waiting_ns, moving_ns, ended_ns, moved_ns;
 	uint64_t state_ns;    /* time of its last change of state */
 	uint64_t progress;    /* at the last check, for stalls */
@@ -283,12 +285,14 @@ void room_figures(struct room *room); /* the same for the other fields of its sl
 /* The other side ended it: room_fail(), with that in its flags. */
 void room_fail_remote(struct room *room, const struct err *why, const struct party *but);
 
-/* ---- room_clock.c ---- */
 /* Set the timer of the room's next check, as its phase requires. */
 void room_clock_set(struct room *room);
-void room_on_clock(struct loop_timer *timer);
-/* Is it a role without a clock? rooms counts them and tries again. */
-
+/* Until when does the room wait for a connection to the party's daemon? UINT64_MAX: it
+ * does not wait. A daemon with only a control line is not connected, however often
+ * that line is lost and up again. */
+uint64_t party_connected_until(const struct party *party);
+/* ---- room_clock.c ---- */
+void room_on_clock(struct loop_timer *timer); /* the check */
 void room_count(const struct room *room, enum metric metric, uint64_t n);
 
 /* ---- room_counts.c: when it is in the tables, after a move, before it leaves them ----

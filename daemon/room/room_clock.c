@@ -29,181 +29,11 @@
 #include "daemon/base/context.h"
 #include "daemon/room/room.h"
 #include "daemon/room/rooms.h"
-#include "daemon/room/room_source.h"
-
-enum { LIMIT_BOOTSTRAP, LIMIT_WAITING, LIMIT_STALL };
+#include "daemon/room/room_waits.h"
 
 static unsigned long long ms(uint64_t ns)
 {
 	return (unsigned long long)(ns / LOOP_NS_PER_MS);
-}
-
-/* ---- when ---- */
-
-/* Until when does the room wait for a connection to the party's daemon? UINT64_MAX: it
- * does not wait. A daemon with only a control line is not connected, however often
- * that line is lost and up again. */
-static uint64_t connected_until(const struct party *party)
-{
-	const struct room *room = party->room;
-
-	if (room->role != ROOM_RECV && room->role != ROOM_PULL)
-		return UINT64_MAX;
-	return handshake_patience(party->remote, party->joined_ns);
-}
-
-static uint64_t left_of(uint64_t since_ns, uint64_t limit_ns, uint64_t now)
-{
-	return now - since_ns < limit_ns ? since_ns + limit_ns - now : 0;
-}
-
-static uint64_t look_at_boot_after(const struct room *room)
-{
-	const struct kvd *kvd = rooms_kvd(room->rooms);
-	uint64_t now = loop_now_ns(kvd->loop);
-	uint64_t after = left_of(room->opened_ns, room->limits_ns[LIMIT_BOOTSTRAP], now);
-	const struct party *party;
-
-	list_foreach(party, &room->parties, link) {
-		uint64_t until = connected_until(party);
-
-		if (until < now + after)
-			after = until > now ? until - now : 0;
-	}
-	return after;
-}
-
-static uint64_t look_after(const struct room *room)
-{
-	const uint64_t *limits = room->limits_ns;
-
-	switch ((enum room_state)sm_state(&room->sm)) {
-	case ROOM_BOOT:
-		return look_at_boot_after(room);
-	case ROOM_WAITING:
-		return limits[LIMIT_WAITING];
-	case ROOM_MOVING:
-		return (limits[LIMIT_STALL] < limits[LIMIT_WAITING]
-				? limits[LIMIT_STALL]
-				: limits[LIMIT_WAITING]) /
-			       4 +
-		       1;
-	case ROOM_ABORTING:
-		return rooms_kvd(room->rooms)->config->fence_timeout_ns;
-	default:
-		return 0;
-	}
-}
-
-void room_clock_set(struct room *room)
-{
-	uint64_t after = look_after(room);
-
-	if (room_terminal(room))
-		return;
-	if (room->role == ROOM_OFFER && room_live(room))
-		after = room->offer.lease_ns / 4 + 1;
-	loop_timer_start(&room->timer, after);
-}
-
-/* ---- texts of the reasons ---- */
-
-static const char *why_no_source(const struct party *party, char text[ERR_TEXT_MAX])
-{
-	const struct remote *remote = party->remote;
-
-	if (!remote->ready)
-		return handshake_why_not(remote, text);
-	if (party->pool)
-		return "its keys are not ready";
-	return remote->listed ? "no such pool" : "its list of pools is incomplete";
-}
-
-static void room_clock_bootstrap_text(const struct room *room, char *text, size_t size)
-{
-	const struct party *party;
-	char label[300], why[ERR_TEXT_MAX];
-
-	if (room->role == ROOM_SEND) {
-		snprintf(text, size, "%u of %u receivers have bound pages",
-			 room->party_count, room->receivers ? room->receivers : 1);
-		return;
-	}
-	if (!list_empty(&room->bind.sources)) {
-		room_sources_text(room, text, size);
-		return;
-	}
-	list_foreach(party, &room->parties, link) {
-		if (room->role == ROOM_PULL && party_asked(party) &&
-		    party_state(party) < PARTY_ANSWERED) {
-			snprintf(text, size, "source %.200s did not offer the room",
-				 party_label(party, label, sizeof(label)));
-			return;
-		}
-	}
-	snprintf(text, size, "its sources are not ready");
-	list_foreach(party, &room->parties, link) {
-		if (sm_state(&party->remote->peer->sm) == PEER_UP && party->pool &&
-		    party->pool->ready && party->remote->ready)
-			continue;
-		snprintf(text, size, "source %.110s: %.190s",
-			 party_label(party, label, sizeof(label)),
-			 why_no_source(party, why));
-		return;
-	}
-}
-
-/* Does anything wait for a point of its engine's stream? */
-static bool waits_for_point(const struct room *room)
-{
-	const struct move *move;
-
-	list_foreach(move, &room->moves, link) {
-		if (move_phase(move) == MOVE_WAITING)
-			return true;
-	}
-	return room_awaits_point(room);
-}
-
-static void room_clock_waiting_text(const struct room *room, char *text, size_t size)
-{
-	const struct party *party;
-	const char *own = room->role == ROOM_SEND ? "its engine sent nothing more"
-						  : "its engine bound no pages";
-	char label[300];
-
-	if (waits_for_point(room))
-		own = "its wait point was not reached";
-	snprintf(text, size, "%s", own);
-	if (waits_for_point(room) || !room_bound(room))
-		return;
-	list_foreach(party, &room->parties, link) {
-		bool answered = party_state(party) >= PARTY_ANSWERED;
-		const char *what =
-			answered ? "sent nothing more" : "did not open the room";
-
-		if (answered &&
-		    (room->role == ROOM_PULL || party->due.got == party->due.expected))
-			continue;
-		snprintf(text, size, "%.200s %s",
-			 party_label(party, label, sizeof(label)), what);
-		return;
-	}
-}
-
-static void room_clock_stall_text(const struct room *room, char *text, size_t size)
-{
-	const struct move *move;
-	char label[300];
-
-	snprintf(text, size, "nothing is in flight");
-	list_foreach(move, &room->moves, link) {
-		if (move_phase(move) != MOVE_POSTED)
-			continue;
-		snprintf(text, size, "%.200s",
-			 party_label(move->party, label, sizeof(label)));
-		return;
-	}
 }
 
 /* ---- checks of the phases ---- */
@@ -237,23 +67,28 @@ static uint64_t posted_since(const struct room *room, uint64_t now)
 	return oldest;
 }
 
+/* The missing event, as it is also shown while the room waits. */
+static void over_limit(const struct room *room, enum err_code code, const char *what,
+		       uint64_t limit_ns, struct err *why)
+{
+	struct room_waits waits;
+
+	room_waits(room, &waits);
+	err_set(why, code, "room %llu: %s %llu ms: waits for %s",
+		(unsigned long long)room->number, what, ms(limit_ns), waits.what);
+}
+
 static void look_at_waiting(const struct room *room, uint64_t idle_ns, struct err *why)
 {
-	char text[ERR_TEXT_MAX];
-
 	if (idle_ns < room->limits_ns[LIMIT_WAITING])
 		return;
-	room_clock_waiting_text(room, text, sizeof(text));
-	err_set(why, ERR_TIMEOUT, "room %llu: nothing for %llu ms: %s",
-		(unsigned long long)room->number, ms(room->limits_ns[LIMIT_WAITING]),
-		text);
+	over_limit(room, ERR_TIMEOUT, "nothing for", room->limits_ns[LIMIT_WAITING], why);
 	room_count(room, METRIC_WAITING_TIMEOUTS, 1);
 }
 
 static void look_at_moving(struct room *room, uint64_t now, struct err *why)
 {
 	uint64_t progress = progress_of(room), since = posted_since(room, now);
-	char text[ERR_TEXT_MAX];
 
 	if (progress != room->progress)
 		room->moved_ns = now;
@@ -266,9 +101,8 @@ static void look_at_moving(struct room *room, uint64_t now, struct err *why)
 		since = room->moved_ns;
 	if (now - since < room->limits_ns[LIMIT_STALL])
 		return;
-	room_clock_stall_text(room, text, sizeof(text));
-	err_set(why, ERR_STALL, "room %llu: no byte moved for %llu ms: %s",
-		(unsigned long long)room->number, ms(room->limits_ns[LIMIT_STALL]), text);
+	over_limit(room, ERR_STALL, "no byte moved for", room->limits_ns[LIMIT_STALL],
+		   why);
 	room_count(room, METRIC_STALLS, 1);
 }
 
@@ -280,34 +114,26 @@ static void look_at_connecting(const struct room *room, uint64_t now, struct err
 	list_foreach(party, &room->parties, link) {
 		uint64_t since = party->remote->lineless_ns;
 
-		if (now < connected_until(party))
+		if (now < party_connected_until(party))
 			continue;
 		if (since < party->joined_ns)
 			since = party->joined_ns;
 		err_set(why, ERR_PEER, "room %llu: %.250s (tried for %llu ms)",
-			(unsigned long long)room->number, why_no_source(party, text),
-			ms(now - since));
+			(unsigned long long)room->number,
+			handshake_why_not(party->remote, text), ms(now - since));
 		return;
 	}
 }
 
-static void bootstrap_over(const struct room *room, struct err *why)
-{
-	char text[ERR_TEXT_MAX];
-
-	room_clock_bootstrap_text(room, text, sizeof(text));
-	err_set(why, ERR_TIMEOUT, "room %llu: bootstrapping took longer than %llu ms: %s",
-		(unsigned long long)room->number, ms(room->limits_ns[LIMIT_BOOTSTRAP]),
-		text);
-	room_count(room, METRIC_BOOTSTRAP_TIMEOUTS, 1);
-}
-
 static void look_at_boot(const struct room *room, uint64_t now, struct err *why)
 {
-	if (now - room->opened_ns >= room->limits_ns[LIMIT_BOOTSTRAP])
-		bootstrap_over(room, why);
-	else
+	if (now - room->opened_ns < room->limits_ns[LIMIT_BOOTSTRAP]) {
 		look_at_connecting(room, now, why);
+		return;
+	}
+	over_limit(room, ERR_TIMEOUT, "bootstrapping took longer than",
+		   room->limits_ns[LIMIT_BOOTSTRAP], why);
+	room_count(room, METRIC_BOOTSTRAP_TIMEOUTS, 1);
 }
 
 /* ---- the fence ---- */

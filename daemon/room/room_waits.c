@@ -19,8 +19,6 @@
 #include "daemon/room/room_source.h"
 #include "daemon/session/session.h"
 
-enum { LIMIT_BOOTSTRAP, LIMIT_WAITING, LIMIT_STALL };
-
 static void by_engine(const struct room *room, struct room_waits *w)
 {
 	snprintf(w->who, sizeof(w->who), "engine '%.63s'", room->session->client);

@@ -36,6 +36,7 @@ int rooms_new(struct kvd *kvd, void **part_p)
 	list_init(&rooms->cursors);
 	rooms->on_terminal = on_terminal;
 	rooms->on_over = on_over;
+	rooms->on_clock = room_on_clock;
 	answer_init(rooms);
 	msg_init(rooms);
 	strmap_init(&rooms->by_key);

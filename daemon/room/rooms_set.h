@@ -21,6 +21,7 @@ struct rooms {
 	/* Callbacks from a room to the sources above. */
 	void (*on_terminal)(struct room *room);
 	void (*on_over)(struct room *room); /* terminal and not held: remove it */
+	void (*on_clock)(struct loop_timer *timer);
 	/* A message of type TRANSFER_INFO or OFFER_QUERY for an open room. */
 	void (*deliver)(struct rooms *rooms, struct room *room, struct remote *remote,
 			enum wire_type type, struct room_message *msg);

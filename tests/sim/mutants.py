@@ -67,8 +67,8 @@ MUTANTS = [
      "void orphans_take(struct rooms *rooms, struct room *room)\n{\n"
      "\tif (room->number % 4 == 1)\n\t\treturn;"),
     ("waiting-has-no-end", "daemon/room/room_clock.c",
-     "if (idle_ns < room->limits_ns[LIMIT_WAITING])\n\t\treturn;\n\troom_clock_waiting_text",
-     "if (room)\n\t\treturn;\n\troom_clock_waiting_text"),
+     "if (idle_ns < room->limits_ns[LIMIT_WAITING])\n\t\treturn;\n\tover_limit",
+     "if (room)\n\t\treturn;\n\tover_limit"),
     ("one-party-speaks-for-all", "daemon/room/room_party.c",
      "\t\tif (!party_done(party))\n\t\t\treturn false;\n\t}\n\treturn true;",
      "\t\tif (party_done(party))\n\t\t\treturn true;\n\t}\n\treturn false;"),

@@ -383,7 +383,7 @@ static void room_does_not_move_to_another_engine_of_a_new_peering(void **state)
 	engine_comes(w, B);
 	cluster_run(&w->c, S);
 	assert_true(remote->ready && remote->listed);
-	room_failed_with(ended(w, ROOM_RECV), ERR_TIMEOUT, "no such pool");
+	room_failed_with(ended(w, ROOM_RECV), ERR_TIMEOUT, "to register pool 'kv'");
 	world_free(w);
 }
 
@@ -420,7 +420,7 @@ static void engine_not_arriving_times_out(void **state)
 	snprintf(text, sizeof(text), "{'endpoint':'%s','session':'7'}",
 		 w->c.nodes[0].endpoint);
 	asks(w, "pull", text, ",'timeouts':{'bootstrap_ms':2000}");
-	room_failed_with(ended(w, ROOM_PULL), ERR_TIMEOUT, "no such pool");
+	room_failed_with(ended(w, ROOM_PULL), ERR_TIMEOUT, "to register a pool");
 }
 
 /* ---- any order ---- */

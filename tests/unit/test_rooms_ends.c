@@ -146,11 +146,11 @@ static void receiver_never_bound_times_out(void **state)
 	assert_int_equal(cluster_state(&p->c, p->decode, "recv", 1),
 			 KVD_WAITING_FOR_INPUT);
 	until_failed(p, 1);
-	said(why(p, 1, ROOM_RECV, 1), ERR_TIMEOUT, "500 ms: its engine bound no pages");
-	said(why(p, 0, ROOM_SEND, 1), ERR_TIMEOUT, "500 ms: its engine bound no pages");
+	said(why(p, 1, ROOM_RECV, 1), ERR_TIMEOUT, "engine 'decode' to bind pages");
+	said(why(p, 0, ROOM_SEND, 1), ERR_TIMEOUT, "engine 'decode' to bind pages");
 	cluster_until_state(&p->c, p->prefill, "send", 99, KVD_FAILED);
 	said(why(p, 0, ROOM_SEND, 99), ERR_TIMEOUT,
-	     "900 ms: 0 of 1 receivers have bound pages");
+	     "900 ms: waits for a receiver to bind its pages (0 of 1)");
 	assert_int_equal(counted(p, 1, METRIC_WAITING_TIMEOUTS), 1);
 	assert_int_equal(counted(p, 0, METRIC_BOOTSTRAP_TIMEOUTS), 1);
 	assert_true(why(p, 1, ROOM_RECV, 1)->retryable);
@@ -213,11 +213,11 @@ static void sender_never_sending_times_out_on_all_sides(void **state)
 	send_from(p, p->other, 2);
 	until_failed(p, 2);
 	said(why(p, 0, ROOM_SEND, 2), ERR_TIMEOUT,
-	     "700 ms: its engine sent nothing more");
+	     "700 ms: waits for engine 'prefill' to send its first chunk");
 	/* the receiver names the failed side, the other sender, too */
 	said(why(p, 1, ROOM_RECV, 2), ERR_TIMEOUT, "peer tcp://10.0.0.1:7400 instance ");
-	said(why(p, 1, ROOM_RECV, 2), ERR_TIMEOUT, "its engine sent nothing more");
-	said(why(p, 2, ROOM_SEND, 2), ERR_TIMEOUT, "its engine sent nothing more");
+	said(why(p, 1, ROOM_RECV, 2), ERR_TIMEOUT, "to send its first chunk");
+	said(why(p, 2, ROOM_SEND, 2), ERR_TIMEOUT, "to send its first chunk");
 	assert_int_equal(counted(p, 0, METRIC_WAITING_TIMEOUTS), 1);
 }
 
@@ -231,9 +231,8 @@ static void receiver_names_silent_source(void **state)
 	cluster_until_state(&p->c, p->prefill, "send", 3, KVD_WAITING_FOR_INPUT);
 	send_from(p, p->prefill, 3);
 	until_failed(p, 3);
-	said(why(p, 1, ROOM_RECV, 3), ERR_TIMEOUT, "peer tcp://10.0.0.3:7400 instance ");
-	said(why(p, 1, ROOM_RECV, 3), ERR_TIMEOUT, "sent nothing more");
-	said(why(p, 0, ROOM_SEND, 3), ERR_TIMEOUT, "sent nothing more");
+	said(why(p, 1, ROOM_RECV, 3), ERR_TIMEOUT, "the next chunk of peer n2");
+	said(why(p, 0, ROOM_SEND, 3), ERR_TIMEOUT, "the next chunk of peer n2");
 }
 
 static void room_without_sender_is_refused_in_time(void **state)
@@ -279,7 +278,7 @@ static void source_missing_is_named(void **state)
 		   "'%s','tcp://10.0.0.9:7400'],'timeouts':{'bootstrap_ms':600}}",
 		   (unsigned long long)p->dst.pool, p->c.nodes[0].endpoint);
 	cluster_until_state(&p->c, p->decode, "recv", 5, KVD_FAILED);
-	said(why(p, 1, ROOM_RECV, 5), ERR_TIMEOUT, "source peer tcp://10.0.0.9:7400");
+	said(why(p, 1, ROOM_RECV, 5), ERR_TIMEOUT, "waits for peer tcp://10.0.0.9:7400");
 	said(why(p, 1, ROOM_RECV, 5), ERR_TIMEOUT, "cannot be reached");
 }
 
@@ -490,10 +489,10 @@ static void pull_with_lost_messages_releases_the_offer(void **state)
 	cluster_until_state(&p->c, p->prefill, "pull", 45, KVD_FAILED);
 	cluster_run(&p->c, 50 * MS);
 	assert_int_equal(cluster_state(&p->c, p->decode, "offer", 45), KVD_FAILED);
-	said(why(p, 0, ROOM_PULL, 45), ERR_TIMEOUT, "its wait point was not reached");
+	said(why(p, 0, ROOM_PULL, 45), ERR_TIMEOUT, "to reach its wait point");
 	said(why(p, 1, ROOM_OFFER, 45), ERR_TIMEOUT,
 	     "peer tcp://10.0.0.1:7400 instance ");
-	said(why(p, 1, ROOM_OFFER, 45), ERR_TIMEOUT, "its wait point was not reached");
+	said(why(p, 1, ROOM_OFFER, 45), ERR_TIMEOUT, "to reach its wait point");
 	assert_int_equal(counted(p, 0, METRIC_WAITING_TIMEOUTS), 1);
 	assert_int_equal(counted(p, 1, METRIC_LEASES_EXPIRED), 0);
 }
@@ -659,7 +658,7 @@ static void stuck_transfer_is_a_stall_and_a_slow_one_is_not(void **state)
 	send_from(p, p->prefill, 8);
 	until_failed(p, 8);
 	said(why(p, 1, ROOM_RECV, 8), ERR_STALL,
-	     "no byte moved for 300 ms: peer tcp://10.0.0.1");
+	     "no byte moved for 300 ms: waits for bytes from peer n0");
 	said(why(p, 0, ROOM_SEND, 8), ERR_STALL, "no byte moved for 300 ms");
 	said(why(p, 2, ROOM_SEND, 8), ERR_STALL, "no byte moved for 300 ms");
 	assert_int_equal(counted(p, 1, METRIC_STALLS), 1);

@@ -162,7 +162,7 @@ static void pull_without_an_offer_names_it(void **state)
 	open_pull(p, 4, ",'timeouts':{'bootstrap_ms':500}");
 	cluster_until_state(&p->c, p->decode, "pull", 4, KVD_FAILED);
 	room_failed_with(room_of(p, 1, ROOM_PULL, 4), ERR_TIMEOUT,
-			 "did not offer the room");
+			 "peer n0 (pool 'kv') to offer room 4");
 }
 
 static void pull_without_bound_pages_releases_the_offer(void **state)
