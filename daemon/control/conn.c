@@ -181,36 +181,22 @@ static void conn_resume(void *arg)
 	loop_defer(conn->timer.loop, &conn->after);
 }
 
-static void conn_answer(void *arg, const char *text, size_t len, const int *fds,
+static void conn_answer(void *arg, struct text *text, const int *fds,
 			unsigned int fd_count)
 {
 	struct conn *conn = arg;
 
-	assert(len > 0);
-	if (sm_state(&conn->sm) == CONN_DEAD || conn->why_close.code != ERR_OK)
+	assert(text->len > 0);
+	if (sm_state(&conn->sm) == CONN_DEAD || conn->why_close.code != ERR_OK) {
+		text_fini(text);
 		return;
-	metrics_add(&conn->host->kvd->metrics, METRIC_CONTROL_OUT_BYTES, len);
-	if (outbox_send(&conn->out, text, len, fds, fd_count,
+	}
+	metrics_add(&conn->host->kvd->metrics, METRIC_CONTROL_OUT_BYTES, text->len);
+	if (outbox_send(&conn->out, text, fds, fd_count,
 			conn->host->kvd->config->client_queue_bytes) < 0)
 		conn_mark_for_close(conn);
 	/* replies of this turn are sent together; an answered request allows another
 	 * line */
-	loop_defer(conn->timer.loop, &conn->after);
-}
-
-static void conn_give(void *arg, char *owned, size_t len)
-{
-	struct conn *conn = arg;
-
-	assert(owned && len > 0);
-	if (sm_state(&conn->sm) == CONN_DEAD || conn->why_close.code != ERR_OK) {
-		mem_free(owned);
-		return;
-	}
-	metrics_add(&conn->host->kvd->metrics, METRIC_CONTROL_OUT_BYTES, len);
-	if (outbox_give(&conn->out, owned, len,
-			conn->host->kvd->config->client_queue_bytes) < 0)
-		conn_mark_for_close(conn);
 	loop_defer(conn->timer.loop, &conn->after);
 }
 
@@ -240,8 +226,8 @@ int conn_fd(const struct conn *conn)
 static void conn_hangup(void *arg, const struct err *why)
 {
 	struct conn *conn = arg;
-	char text[REPLY_SPACE];
-	size_t len;
+	char space[REPLY_SPACE];
+	struct text text = reply_error(why, space);
 
 	assert(why->code != ERR_OK);
 	conn->session = NULL;
@@ -252,10 +238,9 @@ static void conn_hangup(void *arg, const struct err *why)
 	sm_move(&conn->sm, CONN_CLOSING);
 	if (!conn->parsing)
 		inbox_reset(&conn->in);
-	len = reply_error_text(why, text);
 	/* After the queued replies and over the limit: it is the last line. If this
 	 * fails, the close must be enough; queued replies are still tried. */
-	(void)outbox_send(&conn->out, text, len, NULL, 0, SIZE_MAX);
+	(void)outbox_send(&conn->out, &text, NULL, 0, SIZE_MAX);
 	if (outbox_flush(&conn->out) < 0)
 		outbox_fini(&conn->out);
 	err_clear();
@@ -398,11 +383,11 @@ static void conn_parse_done(struct offload_job *job)
 
 static void line_refuse(struct conn *conn)
 {
-	char text[REPLY_SPACE];
-	size_t len = reply_error_text(err_last(), text);
+	char space[REPLY_SPACE];
+	struct text text = reply_error(err_last(), space);
 
 	inbox_reset(&conn->in);
-	conn_answer(conn, text, len, NULL, 0);
+	conn_answer(conn, &text, NULL, 0);
 }
 
 /* A complete line is in the buffer, without its newline. */
@@ -546,7 +531,6 @@ static void conn_on_ready(struct loop_fd *watch, int events)
 
 static const struct session_conn_ops conn_ops = {
 	.answer = conn_answer,
-	.give = conn_give,
 	.resume = conn_resume,
 	.hangup = conn_hangup,
 };

@@ -210,17 +210,17 @@ static int socket_inherit(int fd)
 static void control_refuse(struct control *control, int fd,
 			   const struct session_peer *peer)
 {
-	char text[REPLY_SPACE];
+	char space[REPLY_SPACE];
+	struct text text;
 	struct err err;
-	size_t len;
 
 	err_take(&err);
-	len = reply_error_text(&err, text);
+	text = reply_error(&err, space);
 	metrics_add(&control->kvd->metrics, METRIC_SESSIONS_REFUSED, 1);
 	log_warn("control", NULL, "connection refused", "pid=%d uid=%u why=\"%s\"",
 		 (int)peer->pid, peer->uid, err.text);
 	/* the buffer of a fresh socket takes a line; if not, the close must do */
-	if (send(fd, text, len, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+	if (send(fd, text.data, text.len, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
 		log_debug("control", NULL, "refusal not delivered", "errno=%d", errno);
 	gate_turn_away(control->kvd->gates, fd);
 }

@@ -31,17 +31,11 @@
 /* a reply, or the rest of one */
 struct out {
 	struct list link;
-	size_t len, sent;
+	struct text text; /* heap */
+	size_t sent;
 	int fds[REQUEST_FDS_MAX];
 	unsigned int fd_count;
-	char *given; /* the text, heap; NULL: it is in `copy` */
-	char copy[];
 };
-
-static const char *out_text(const struct out *out)
-{
-	return (out->given ? out->given : out->copy) + out->sent;
-}
 
 void outbox_init(struct outbox *outbox, int fd)
 {
@@ -54,7 +48,7 @@ static void out_free(struct out *out)
 	list_remove(&out->link);
 	for (unsigned int i = 0; i < out->fd_count; i++)
 		mem_closep(&out->fds[i]);
-	mem_free(out->given);
+	text_fini(&out->text);
 	mem_free(out);
 }
 
@@ -113,17 +107,23 @@ static ssize_t send_some(int fd, const char *text, size_t len, const int *fds,
 	return err_raise(ERR_IO, "the client disconnected: %s", strerror(errno));
 }
 
-static int out_new(const char *text, size_t len, const int *fds, unsigned int fd_count,
-		   struct out **out_p)
+/* Queues the text but for its first `sent` bytes. */
+static int out_queue(struct outbox *outbox, struct text *text, size_t sent,
+		     const int *fds, unsigned int fd_count)
 {
-	struct out *out = mem_zalloc(sizeof(*out) + len);
+	struct out *out = mem_zalloc(sizeof(*out));
 
 	if (!out)
 		return err_pass(-ENOMEM);
 	list_init(&out->link);
-	memcpy(out->copy, text, len);
-	out->len = len;
-	for (unsigned int i = 0; i < fd_count; i++) {
+	if (text->borrowed)
+		text_put(&out->text, text->data + sent, text->len - sent);
+	else
+		out->sent = sent;
+	if (!text->borrowed)
+		out->text = *text;
+	*text = (struct text){0};
+	for (unsigned int i = 0; i < fd_count && !out->text.failed; i++) {
 		int fd = fcntl(fds[i], F_DUPFD_CLOEXEC, 3);
 
 		if (fd < 0) {
@@ -133,7 +133,11 @@ static int out_new(const char *text, size_t len, const int *fds, unsigned int fd
 		}
 		out->fds[out->fd_count++] = fd;
 	}
-	*out_p = out;
+	if (out->text.failed) {
+		out_free(out);
+		return err_raise(ERR_NOMEM, "no memory for a reply");
+	}
+	list_push_back(&outbox->waiting, &out->link);
 	return 0;
 }
 
@@ -154,84 +158,68 @@ static int outbox_batch_flush(struct outbox *outbox)
 /* The rest of the batch precedes queued replies. */
 static int batch_queue(struct outbox *outbox)
 {
-	struct out *out = NULL;
+	struct text text = text_on(outbox->batch, sizeof(outbox->batch));
 	int r = outbox_batch_flush(outbox);
 
 	if (r < 0 || outbox->batched == 0)
 		return err_pass(r);
-	r = out_new(outbox->batch, outbox->batched, NULL, 0, &out);
-	if (r < 0)
-		return err_pass(r);
-	list_push_back(&outbox->waiting, &out->link);
-	outbox->batched = 0;
-	return 0;
+	text.len = outbox->batched;
+	r = out_queue(outbox, &text, 0, NULL, 0);
+	if (r == 0)
+		outbox->batched = 0;
+	return err_pass(r);
 }
 
-int outbox_send(struct outbox *outbox, const char *text, size_t len, const int *fds,
-		unsigned int fd_count, size_t cap)
+static bool batch_put(struct outbox *outbox, const struct text *text, size_t cap)
 {
-	struct out *out = NULL;
-	ssize_t n = 0;
-	int r;
+	if (!list_empty(&outbox->waiting) ||
+	    text->len > sizeof(outbox->batch) - outbox->batched ||
+	    outbox->bytes + text->len > cap)
+		return false;
+	memcpy(outbox->batch + outbox->batched, text->data, text->len);
+	outbox->batched += text->len;
+	outbox->bytes += text->len;
+	return true;
+}
 
-	assert(len > 0);
-	if (fd_count == 0 && list_empty(&outbox->waiting) &&
-	    len <= sizeof(outbox->batch) - outbox->batched &&
-	    outbox->bytes + len <= cap) {
-		memcpy(outbox->batch + outbox->batched, text, len);
-		outbox->batched += len;
-		outbox->bytes += len;
-		return 0;
-	}
-	r = batch_queue(outbox);
+static int outbox_queue(struct outbox *outbox, struct text *text, const int *fds,
+			unsigned int fd_count, size_t cap)
+{
+	size_t len = text->len;
+	ssize_t n = 0;
+	int r = batch_queue(outbox);
+
 	if (r < 0)
 		return err_pass(r);
-	if (outbox_empty(outbox))
-		n = send_some(outbox->fd, text, len, fds, fd_count);
-	if (n < 0)
-		return err_pass((int)n);
-	if ((size_t)n == len)
-		return 0;
-	if (n > 0) /* the descriptors were sent with the first byte */
-		fd_count = 0;
-	text += n;
+	if (outbox_empty(outbox) && (text->borrowed || fd_count))
+		n = send_some(outbox->fd, text->data, len, fds, fd_count);
+	if (n < 0 || (size_t)n == len)
+		return n < 0 ? err_pass((int)n) : 0;
 	len -= (size_t)n;
 	if (outbox->bytes + len > cap)
 		return err_raise(ERR_LIMIT,
 				 "the client does not read its replies: %zu bytes "
 				 "queued (client_queue)",
 				 outbox->bytes + len);
-	r = out_new(text, len, fds, fd_count, &out);
+	/* the descriptors were sent with the first byte */
+	r = out_queue(outbox, text, (size_t)n, fds, n > 0 ? 0 : fd_count);
 	if (r < 0)
 		return err_pass(r);
-	list_push_back(&outbox->waiting, &out->link);
 	outbox->bytes += len;
 	outbox_charge(outbox);
 	return 0;
 }
 
-int outbox_give(struct outbox *outbox, char *owned, size_t len, size_t cap)
+int outbox_send(struct outbox *outbox, struct text *text, const int *fds,
+		unsigned int fd_count, size_t cap)
 {
-	cleanup_free char *given = owned;
-	struct out *out = NULL;
-	int r = batch_queue(outbox);
+	int r = 0;
 
-	assert(owned && len > 0);
-	if (r >= 0 && outbox->bytes + len > cap)
-		r = err_raise(ERR_LIMIT,
-			      "the client does not read its replies: %zu bytes queued "
-			      "(client_queue)",
-			      outbox->bytes + len);
-	if (r >= 0)
-		r = out_new("", 0, NULL, 0, &out);
-	if (r < 0)
-		return err_pass(r);
-	out->given = mem_steal(given);
-	out->len = len;
-	list_push_back(&outbox->waiting, &out->link);
-	outbox->bytes += len;
-	outbox_charge(outbox);
-	return 0;
+	assert(text->len > 0);
+	if (fd_count || !batch_put(outbox, text, cap))
+		r = outbox_queue(outbox, text, fds, fd_count, cap);
+	text_fini(text);
+	return err_pass(r);
 }
 
 int outbox_flush(struct outbox *outbox)
@@ -243,17 +231,17 @@ int outbox_flush(struct outbox *outbox)
 	if (r < 0)
 		return err_pass(r);
 	list_foreach_safe(out, &outbox->waiting, link) {
-		size_t piece = out->len - out->sent;
-		ssize_t n =
-			send_some(outbox->fd, out_text(out), piece < left ? piece : left,
-				  out->fds, out->sent ? 0 : out->fd_count);
+		size_t piece = out->text.len - out->sent;
+		ssize_t n = send_some(outbox->fd, out->text.data + out->sent,
+				      piece < left ? piece : left, out->fds,
+				      out->sent ? 0 : out->fd_count);
 
 		if (n < 0)
 			return err_pass((int)n);
 		out->sent += (size_t)n;
 		outbox->bytes -= (size_t)n;
 		left -= (size_t)n;
-		if (out->sent < out->len)
+		if (out->sent < out->text.len)
 			break;
 		out_free(out);
 		if (!left)

@@ -12,6 +12,7 @@
 
 #include "daemon/base/account.h"
 #include "daemon/base/list.h"
+#include "daemon/base/text.h"
 
 #define OUTBOX_BATCH_BYTES 2048u
 
@@ -31,13 +32,11 @@ static inline bool outbox_empty(const struct outbox *outbox)
 {
 	return outbox->batched == 0 && list_empty(&outbox->waiting);
 }
-/* Call outbox_flush() when the replies of the turn are complete. Descriptors of queued
- * replies are duplicated. ERR_LIMIT: more than `cap` bytes would be queued; ERR_IO:
- * the client disconnected; ERR_NOMEM. */
-int outbox_send(struct outbox *outbox, const char *text, size_t len, const int *fds,
+/* Takes `text`, also on failure. Call outbox_flush() when the replies of the turn are
+ * complete. Descriptors of queued replies are duplicated. ERR_LIMIT: more than `cap`
+ * bytes would be queued; ERR_IO: the client disconnected; ERR_NOMEM. */
+int outbox_send(struct outbox *outbox, struct text *text, const int *fds,
 		unsigned int fd_count, size_t cap);
-/* The same with a heap text, which is taken, also on failure. */
-int outbox_give(struct outbox *outbox, char *owned, size_t len, size_t cap);
 /* Send until the socket is full, or the time of a turn is used up: call again while it
  * is not empty. ERR_IO: the client disconnected. */
 int outbox_flush(struct outbox *outbox);

@@ -164,20 +164,21 @@ static void reply_head(struct text *text, const cJSON *id)
 		out_null(text, "id");
 }
 
-static void error_put(struct text *text, const cJSON *id, const struct err *err)
-{
-	reply_head(text, id);
-	out_error(text, err);
-	text_puts(text, "}\n");
-	assert(!text->failed);
-}
-
-size_t reply_error_text(const struct err *err, char space[REPLY_SPACE])
+static struct text error_text(const cJSON *id, const struct err *err,
+			      char space[REPLY_SPACE])
 {
 	struct text text = text_on(space, REPLY_SPACE);
 
-	error_put(&text, NULL, err);
-	return text.len;
+	reply_head(&text, id);
+	out_error(&text, err);
+	text_puts(&text, "}\n");
+	assert(text.borrowed);
+	return text;
+}
+
+struct text reply_error(const struct err *err, char space[REPLY_SPACE])
+{
+	return error_text(NULL, err, space);
 }
 
 static const cJSON *request_id(const struct request *req)
@@ -204,23 +205,18 @@ static void request_answer(struct request *req, struct text *text, const int *fd
 	request_count(req);
 	if (req->on_answer)
 		req->on_answer(req->on_answer_arg, text->data, text->len);
-	if (session && session->conn && (text->borrowed || fd_count)) {
-		session->conn_ops->answer(session->conn, text->data, text->len, fds,
-					  fd_count);
-	} else if (session && session->conn) {
-		session->conn_ops->give(session->conn, text->data, text->len);
-		*text = (struct text){0};
-	}
-	text_fini(text);
+	if (session && session->conn)
+		session->conn_ops->answer(session->conn, text, fds, fd_count);
+	else
+		text_fini(text);
 	commands_request_free(req);
 }
 
 void request_fail(struct request *req, const struct err *err)
 {
 	char space[REPLY_SPACE];
-	struct text text = text_on(space, sizeof(space));
+	struct text text = error_text(request_id(req), err, space);
 
-	error_put(&text, request_id(req), err);
 	req->failed = true;
 	request_answer(req, &text, NULL, 0);
 }

@@ -118,9 +118,8 @@ void request_drop(struct request *req);
 void requests_detach(struct session *session);
 extern const struct module request_module;
 extern const struct command ring_commands[]; /* commands_ring.c */
-/* One error line without an id, with its newline; returns its length. Allocates nothing.
- */
-size_t reply_error_text(const struct err *err, char space[REPLY_SPACE]);
+/* One error line without an id, with its newline, in `space`. Allocates nothing. */
+struct text reply_error(const struct err *err, char space[REPLY_SPACE]);
 
 /* Called by control for each parsed line; takes the request. */
 void commands_dispatch(struct request *req);

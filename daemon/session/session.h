@@ -23,6 +23,7 @@ struct kvd;
 struct status_page;
 struct region_map;
 struct session_watch;
+struct text;
 
 /* Slots of a status page: rooms and moves of chunks that the daemon numbers, followed
  * by those that the engine numbers (proto/kvd_ring.h). */
@@ -75,12 +76,10 @@ struct session {
 
 /* Of the connection behind a session; `conn` is session->conn. */
 struct session_conn_ops {
-	/* Send one line with its newline, now or when the client reads. Descriptors of
-	 * queued replies are duplicated. */
-	void (*answer)(void *conn, const char *text, size_t len, const int *fds,
+	/* Send one line with its newline, which is taken, now or when the client reads.
+	 * Descriptors of queued replies are duplicated. */
+	void (*answer)(void *conn, struct text *text, const int *fds,
 		       unsigned int fd_count);
-	/* The same with a heap text, which is taken. */
-	void (*give)(void *conn, char *owned, size_t len);
 	/* The session's ring has passed the point that a request line waited for. */
 	void (*resume)(void *conn);
 	/* The session has ended: send the reason, unless the client has disconnected,
