@@ -23,6 +23,7 @@
 
 struct kvd;
 struct handshake;
+struct region_map;
 
 /* How a source's pool was named, as on the wire. */
 #define POOL_BY_NAME 1u
@@ -53,8 +54,7 @@ struct remote_pool {
 	struct layout *layout; /* pools only */
 	struct remote_region *regions;
 	uint32_t region_count;
-	struct search_span
-		*by_address; /* search.c: the regions in address order, made on demand */
+	struct region_map *by_address; /* of them; search.c makes it on demand */
 	struct xp_buffer *buffers; /* pools: layout->buffer_count, .key and .offset set */
 	uint32_t *buffer_region;   /* pools: index into regions of each buffer */
 	bool wanted, want_later;   /* keys are requested, or to be requested */

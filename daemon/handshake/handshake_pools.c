@@ -22,6 +22,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/handshake/handshake_impl.h"
+#include "daemon/session/region_map.h"
 #include "daemon/session/session.h"
 
 #define REMOTE_POOLS_MAX 16384u
@@ -59,7 +60,7 @@ static void pool_free(struct remote_pool *pool)
 	for (uint32_t i = 0; i < pool->region_count; i++)
 		mem_free(pool->regions[i].packed);
 	mem_free(pool->regions);
-	mem_free(pool->by_address);
+	region_map_free(pool->by_address);
 	mem_free(pool->buffers);
 	mem_free(pool->buffer_region);
 	layout_free(pool->layout);

@@ -13,6 +13,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/base/mem.h"
@@ -20,7 +21,7 @@
 
 struct span {
 	uint64_t start, end, reach;
-	struct region *region;
+	void *region;
 };
 
 struct region_map {
@@ -71,16 +72,13 @@ static void reach_renew(struct region_map *map, size_t from)
 	}
 }
 
-int region_map_put(struct region_map *map, struct region *region)
+int region_map_add(struct region_map *map, uint64_t address, uint64_t length,
+		   void *region)
 {
-	struct span span = {.start = region->address,
-			    .end = region->address + region->length,
-			    .region = region};
-	size_t at;
+	size_t cap = map->cap ? 2 * map->cap : 16;
 
-	assert(region->length > 0 && map->count <= map->cap);
+	assert(length > 0 && map->count <= map->cap);
 	if (map->count == map->cap) {
-		size_t cap = map->cap ? 2 * map->cap : 16;
 		struct span *spans = mem_regrow(map->spans, cap, sizeof(*spans));
 
 		if (!spans)
@@ -88,10 +86,39 @@ int region_map_put(struct region_map *map, struct region *region)
 		map->spans = spans;
 		map->cap = cap;
 	}
-	at = spans_before(map, span.start, span.end);
-	memmove(map->spans + at + 1, map->spans + at, (map->count - at) * sizeof(span));
+	map->spans[map->count++] = (struct span){
+		.start = address, .end = address + length, .region = region};
+	return 0;
+}
+
+static int spans_compare(const void *a, const void *b)
+{
+	const struct span *x = a, *y = b;
+
+	if (x->start != y->start)
+		return x->start < y->start ? -1 : 1;
+	return x->end == y->end ? 0 : x->end > y->end ? -1 : 1;
+}
+
+void region_map_sort(struct region_map *map)
+{
+	if (map->count)
+		qsort(map->spans, map->count, sizeof(*map->spans), spans_compare);
+	reach_renew(map, 0);
+}
+
+int region_map_put(struct region_map *map, struct region *region)
+{
+	size_t at = spans_before(map, region->address, region->address + region->length);
+	int r = region_map_add(map, region->address, region->length, region);
+	struct span span;
+
+	if (r < 0)
+		return err_pass(r);
+	span = map->spans[map->count - 1];
+	memmove(map->spans + at + 1, map->spans + at,
+		(map->count - 1 - at) * sizeof(span));
 	map->spans[at] = span;
-	map->count++;
 	reach_renew(map, at);
 	return 0;
 }
@@ -136,10 +163,16 @@ size_t region_map_count(const struct region_map *map)
 	return map->count;
 }
 
-struct region *region_map_at(const struct region_map *map, size_t at)
+void *region_map_at(const struct region_map *map, size_t at)
 {
 	assert(at < map->count);
 	return map->spans[at].region;
+}
+
+uint64_t region_map_start(const struct region_map *map, size_t at)
+{
+	assert(at < map->count);
+	return map->spans[at].start;
 }
 
 int region_map_copy(const struct region_map *map, struct region_map **copy_p)

@@ -16,7 +16,6 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <stdlib.h>
 
 #include "daemon/base/mem.h"
 #include "daemon/handshake/handshake.h"
@@ -24,18 +23,13 @@
 #include "daemon/session/region_map.h"
 #include "daemon/session/session.h"
 
-/* A remote region; in the order of struct region_map. */
-struct search_span {
-	uint64_t start, end, reach; /* reach: the largest end up to here */
-	uint32_t region;	    /* of the pool */
-};
-
 struct search {
 	struct session *session; /* local */
-	struct region_map *map;	 /* local: a copy, its regions pinned */
-	uint32_t *numbers; /* of its entries, or the pool's: the buffer, 0: none yet */
-	struct remote_pool *pool; /* remote: held */
-	uint32_t *order;	  /* remote: the region of each buffer */
+	/* local: a copy, its regions pinned; remote: the pool's */
+	struct region_map *map;
+	uint32_t *numbers;	      /* of its entries: the buffer, 0: none yet */
+	struct remote_pool *pool;     /* remote: held */
+	struct remote_region **order; /* remote: of each buffer */
 	uint64_t version;
 	unsigned int transport_index;
 	struct places *places; /* found */
@@ -114,10 +108,11 @@ static struct places *search_known_remote(const struct dlist *dlist,
 
 /* ---- begin ---- */
 
-static void unpin_all(struct search *search)
+static int numbers_new(struct search *search)
 {
-	for (size_t i = 0; search->map && i < region_map_count(search->map); i++)
-		region_unpin(region_map_at(search->map, i));
+	search->numbers =
+		mem_calloc(region_map_count(search->map) + 1, sizeof(*search->numbers));
+	return search->numbers ? 0 : err_pass(-ENOMEM);
 }
 
 int search_begin_local(struct session *session, unsigned int transport_index,
@@ -136,9 +131,7 @@ int search_begin_local(struct session *session, unsigned int transport_index,
 	if (r >= 0) {
 		for (size_t i = 0; i < region_map_count(search->map); i++)
 			region_pin(region_map_at(search->map, i));
-		search->numbers = mem_calloc(region_map_count(search->map),
-					     sizeof(*search->numbers));
-		r = search->numbers ? 0 : -ENOMEM;
+		r = numbers_new(search);
 	}
 	if (r < 0) {
 		search_free(search);
@@ -148,59 +141,54 @@ int search_begin_local(struct session *session, unsigned int transport_index,
 	return 0;
 }
 
-static int search_span_compare(const void *a, const void *b)
-{
-	const struct search_span *x = a, *y = b;
-
-	if (x->start != y->start)
-		return x->start < y->start ? -1 : 1;
-	return x->end == y->end ? 0 : x->end > y->end ? -1 : 1;
-}
-
-/* Once per pool, whose regions never change. */
+/* Once per pool, whose regions never change. One without an address, or past the end of
+ * all, contains nothing. */
 static int sort_regions(struct remote_pool *pool)
 {
-	struct search_span *spans;
-	uint64_t reach = 0;
+	struct region_map *map = NULL;
+	uint64_t end;
+	int r;
 
 	if (pool->by_address)
 		return 0;
-	spans = mem_calloc((size_t)pool->region_count + 1, sizeof(*spans));
-	if (!spans)
-		return err_pass(-ENOMEM);
-	for (uint32_t i = 0; i < pool->region_count; i++) {
-		const struct remote_region *r = &pool->regions[i];
+	r = region_map_new(&map);
+	for (uint32_t i = 0; r >= 0 && i < pool->region_count; i++) {
+		struct remote_region *region = &pool->regions[i];
 
-		/* without an address, or past the end of all: it contains nothing */
-		spans[i] = (struct search_span){.start = r->address, .region = i};
-		if (!r->address ||
-		    __builtin_add_overflow(r->address, r->length, &spans[i].end))
-			spans[i].end = spans[i].start;
+		if (region->address && region->length &&
+		    !__builtin_add_overflow(region->address, region->length, &end))
+			r = region_map_add(map, region->address, region->length, region);
 	}
-	qsort(spans, pool->region_count, sizeof(*spans), search_span_compare);
-	for (uint32_t i = 0; i < pool->region_count; i++) {
-		reach = spans[i].end > reach ? spans[i].end : reach;
-		spans[i].reach = reach;
+	if (r < 0) {
+		region_map_free(map);
+		return err_pass(r);
 	}
-	pool->by_address = spans;
+	region_map_sort(map);
+	pool->by_address = map;
 	return 0;
 }
 
 int search_begin_remote(struct remote_pool *pool, struct search **search_p)
 {
 	struct search *search = mem_zalloc(sizeof(*search));
+	int r;
 
 	if (!search)
 		return err_pass(-ENOMEM);
 	search->pool = pool;
 	handshake_pool_use(pool);
-	search->numbers =
-		mem_calloc((size_t)pool->region_count + 1, sizeof(*search->numbers));
-	search->order =
-		mem_calloc((size_t)pool->region_count + 1, sizeof(*search->order));
-	if (!search->numbers || !search->order || sort_regions(pool) < 0) {
+	r = sort_regions(pool);
+	search->map = pool->by_address;
+	if (r >= 0)
+		r = numbers_new(search);
+	if (r >= 0) {
+		search->order = mem_calloc(region_map_count(search->map) + 1,
+					   sizeof(struct remote_region *));
+		r = search->order ? 0 : -ENOMEM;
+	}
+	if (r < 0) {
 		search_free(search);
-		return err_pass(-ENOMEM);
+		return err_pass(r);
 	}
 	*search_p = search;
 	return 0;
@@ -216,38 +204,52 @@ static int not_found(const struct dlist_entry *e, uint32_t i, uint64_t span)
 			 i, (unsigned long long)e->address, (unsigned long long)span);
 }
 
+static int buffer_local(const struct search *search, struct places *places,
+			struct region *region)
+{
+	bool files = search->transport_index == SEARCH_FILES;
+	struct xp_reg *reg = files ? NULL : region->regs[search->transport_index];
+
+	if (files && region->kind != REGION_FILE)
+		return err_raise(ERR_INVAL,
+				 "region %llu (%s) in a list of files: a list holds "
+				 "either files or memory",
+				 (unsigned long long)region->id,
+				 region_kind_name(region->kind));
+	if (!files && !reg)
+		return err_raise(ERR_IMPORT,
+				 "region %llu (%s) is not supported by this peer's "
+				 "transport",
+				 (unsigned long long)region->id,
+				 region_kind_name(region->kind));
+	places->regions[places->buffer_count] = region;
+	places->buffers[places->buffer_count].reg = reg;
+	places->buffers[places->buffer_count].length = region->length;
+	return 0;
+}
+
 /* The buffer of entry `at` of the map. */
 static int search_buffer_of(struct search *search, struct places *places, size_t at,
 			    uint32_t *buffer_p)
 {
-	struct region *region = region_map_at(search->map, at);
-	bool files = search->transport_index == SEARCH_FILES;
-	struct xp_reg *reg = files ? NULL : region->regs[search->transport_index];
+	void *region = region_map_at(search->map, at);
+	int r = 0;
 
 	if (!search->numbers[at]) {
-		if (files && region->kind != REGION_FILE)
-			return err_raise(ERR_INVAL,
-					 "region %llu (%s) in a list of files: a list "
-					 "holds either files or memory",
-					 (unsigned long long)region->id,
-					 region_kind_name(region->kind));
-		if (!files && !reg)
-			return err_raise(ERR_IMPORT,
-					 "region %llu (%s) is not supported by this "
-					 "peer's transport",
-					 (unsigned long long)region->id,
-					 region_kind_name(region->kind));
-		places->regions[places->buffer_count] = region;
-		places->buffers[places->buffer_count].reg = reg;
-		places->buffers[places->buffer_count].length = region->length;
+		if (search->pool)
+			search->order[places->buffer_count] = region;
+		else
+			r = buffer_local(search, places, region);
+		if (r < 0)
+			return err_pass(r);
 		search->numbers[at] = ++places->buffer_count;
 	}
 	*buffer_p = search->numbers[at] - 1;
 	return 0;
 }
 
-static int run_local(struct search *search, const struct dlist *dlist,
-		     struct places *places)
+static int places_find(struct search *search, const struct dlist *dlist,
+		       struct places *places)
 {
 	for (uint32_t i = 0; i < dlist->entry_count; i++) {
 		const struct dlist_entry *e = &dlist->entries[i];
@@ -261,76 +263,21 @@ static int run_local(struct search *search, const struct dlist *dlist,
 			r = search_buffer_of(search, places, at, &places->at[i].buffer);
 		if (r < 0)
 			return err_pass(r);
-		places->at[i].offset =
-			e->address - region_map_at(search->map, at)->address;
-	}
-	return 0;
-}
-
-/* As region_map_index(). */
-static const struct search_span *span_at(const struct remote_pool *pool, uint64_t address,
-					 uint64_t len)
-{
-	size_t low = 0, high = pool->region_count;
-	uint64_t end;
-
-	if (__builtin_add_overflow(address, len, &end))
-		return NULL;
-	while (low < high) {
-		size_t mid = low + (high - low) / 2;
-
-		if (pool->by_address[mid].start <= address)
-			low = mid + 1;
-		else
-			high = mid;
-	}
-	while (low-- > 0) {
-		const struct search_span *s = &pool->by_address[low];
-
-		if (s->reach < end)
-			break;
-		if (s->end >= end)
-			return s;
-	}
-	return NULL;
-}
-
-static int run_remote(struct search *search, const struct dlist *dlist,
-		      struct places *places)
-{
-	for (uint32_t i = 0; i < dlist->entry_count; i++) {
-		const struct dlist_entry *e = &dlist->entries[i];
-		const struct search_span *s;
-		uint64_t span = 0;
-		int r = dlist_entry_span(e, i, &span);
-
-		if (r < 0)
-			return err_pass(r);
-		s = span_at(search->pool, e->address, span);
-		if (!s)
-			return not_found(e, i, span);
-		if (!search->numbers[s->region]) {
-			search->order[places->buffer_count] = s->region;
-			search->numbers[s->region] = ++places->buffer_count;
-		}
-		places->at[i].buffer = search->numbers[s->region] - 1;
-		places->at[i].offset = e->address - s->start;
+		places->at[i].offset = e->address - region_map_start(search->map, at);
 	}
 	return 0;
 }
 
 int search_run(struct search *search, const struct dlist *dlist)
 {
-	size_t buffers =
-		search->pool ? search->pool->region_count : region_map_count(search->map);
-	struct places *places = places_new(dlist, buffers, !search->pool);
+	struct places *places =
+		places_new(dlist, region_map_count(search->map), !search->pool);
 	int r;
 
 	assert(!search->places);
 	if (!places)
 		return err_pass(-ENOMEM);
-	r = search->pool ? run_remote(search, dlist, places)
-			 : run_local(search, dlist, places);
+	r = places_find(search, dlist, places);
 	if (r < 0) {
 		places_free(places);
 		return err_pass(r);
@@ -351,10 +298,13 @@ void search_free(struct search *search)
 	if (!search)
 		return;
 	places_free(search->places);
-	unpin_all(search);
-	region_map_free(search->map);
+	for (size_t i = 0;
+	     !search->pool && search->map && i < region_map_count(search->map); i++)
+		region_unpin(region_map_at(search->map, i));
 	if (search->pool)
 		handshake_pool_unuse(search->pool);
+	else
+		region_map_free(search->map);
 	mem_free(search->numbers);
 	mem_free(search->order);
 	mem_free(search);
@@ -366,8 +316,7 @@ static void keep_remote(struct places *places, const struct search *search)
 	places->pool = search->pool;
 	handshake_pool_use(places->pool);
 	for (uint32_t i = 0; i < places->buffer_count; i++) {
-		const struct remote_region *region =
-			&places->pool->regions[search->order[i]];
+		const struct remote_region *region = search->order[i];
 
 		places->buffers[i].key = region->key;
 		places->buffers[i].length = region->length;

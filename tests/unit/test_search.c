@@ -251,7 +251,7 @@ static void owner_and_guest_find_the_same(void **state)
 		dlist_free(a);
 		dlist_free(b);
 		region_map_free(session.region_map);
-		mem_free(pool.by_address);
+		region_map_free(pool.by_address);
 		pool.by_address = NULL;
 	}
 }
