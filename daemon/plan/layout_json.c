@@ -19,6 +19,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/plan/layout.h"
 #include "daemon/plan/layout_private.h"
+#include "daemon/plan/layout_text.h"
 
 #define JSON_WHOLE_MAX 9007199254740991.0 /* 2^53 - 1 */
 
@@ -356,102 +357,14 @@ int layout_parse_ranks(const struct cJSON *json, struct layout **layout_p)
 
 /* ---- printing ---- */
 
-static bool print_field(cJSON *list, const struct layout_field *f)
-{
-	cJSON *o = cJSON_CreateObject();
-
-	if (!o || !cJSON_AddItemToArray(list, o)) {
-		cJSON_Delete(o);
-		return false;
-	}
-	return cJSON_AddStringToObject(o, "name", f->name) &&
-	       cJSON_AddNumberToObject(o, "buffer", f->buffer) &&
-	       cJSON_AddNumberToObject(o, "offset", (double)f->offset) &&
-	       cJSON_AddNumberToObject(o, "page_stride", (double)f->page_stride) &&
-	       cJSON_AddNumberToObject(o, "token_stride", (double)f->token_stride) &&
-	       cJSON_AddNumberToObject(o, "unit_stride", (double)f->unit_stride) &&
-	       cJSON_AddNumberToObject(o, "unit_bytes", (double)f->unit_bytes) &&
-	       cJSON_AddNumberToObject(o, "first_unit", f->first_unit) &&
-	       cJSON_AddNumberToObject(o, "units", f->units) &&
-	       cJSON_AddNumberToObject(o, "total_units", f->total_units) &&
-	       (!f->format[0] || cJSON_AddStringToObject(o, "format", f->format));
-}
-
-static bool print_shard(cJSON *view, const struct token_shard *shard)
-{
-	cJSON *o;
-
-	if (token_shard_is_all(shard))
-		return true;
-	o = cJSON_AddObjectToObject(view, "shard");
-	return o && cJSON_AddNumberToObject(o, "size", shard->size) &&
-	       cJSON_AddNumberToObject(o, "rank", shard->rank) &&
-	       cJSON_AddNumberToObject(o, "run", shard->run);
-}
-
-static bool print_view(cJSON *views, const struct layout_view *view)
-{
-	cJSON *o = cJSON_AddObjectToObject(views, view->name);
-	cJSON *layers;
-
-	if (!o || !cJSON_AddNumberToObject(o, "page_tokens", view->page_tokens) ||
-	    !cJSON_AddNumberToObject(o, "pages", view->pages) ||
-	    !print_shard(o, &view->shard) ||
-	    !(layers = cJSON_AddArrayToObject(o, "layers")))
-		return false;
-	for (uint32_t i = 0; i < view->layer_count; i++) {
-		const struct layout_layer *layer = &view->layers[i];
-		cJSON *l = cJSON_CreateObject(), *fields;
-
-		if (!l || !cJSON_AddItemToArray(layers, l)) {
-			cJSON_Delete(l);
-			return false;
-		}
-		if (!cJSON_AddNumberToObject(l, "layer", layer->layer) ||
-		    !(fields = cJSON_AddArrayToObject(l, "fields")))
-			return false;
-		for (uint32_t j = 0; j < layer->field_count; j++)
-			if (!print_field(fields, &layer->fields[j]))
-				return false;
-	}
-	return true;
-}
-
-static bool print_layout(cJSON *o, const struct layout *layout)
-{
-	cJSON *list;
-
-	if (!cJSON_AddNumberToObject(o, "rank", layout->rank))
-		return false;
-	if (!layout->unbounded) {
-		list = cJSON_AddArrayToObject(o, "buffers");
-		for (uint32_t i = 0; list && i < layout->buffer_count; i++) {
-			cJSON *n = cJSON_CreateNumber((double)layout->buffers[i]);
-
-			if (!n || !cJSON_AddItemToArray(list, n)) {
-				cJSON_Delete(n);
-				return false;
-			}
-		}
-		if (!list)
-			return false;
-	}
-	list = cJSON_AddObjectToObject(o, "views");
-	for (uint32_t i = 0; list && i < layout->view_count; i++)
-		if (!print_view(list, &layout->views[i]))
-			return false;
-	return list != NULL;
-}
-
 int layout_print(const struct layout *layout, struct cJSON **json_p)
 {
-	cJSON *o = cJSON_CreateObject();
+	struct layout_writer writer = {0};
+	struct text text = {0};
 
-	*json_p = NULL;
-	if (!o || !print_layout(o, layout)) {
-		cJSON_Delete(o);
-		return err_raise(ERR_NOMEM, "layout: no memory to print it");
-	}
-	*json_p = o;
-	return 0;
+	while (layout_write_some(&writer, layout, &text))
+		continue;
+	*json_p = text.failed ? NULL : cJSON_Parse(text.data);
+	text_fini(&text);
+	return *json_p ? 0 : err_raise(ERR_NOMEM, "layout: no memory to print it");
 }

@@ -50,10 +50,13 @@ static void put_view(struct text *out, const struct layout_view *view, bool firs
 static void put_layout_head(struct text *out, const struct layout *layout)
 {
 	text_number(out, "{\"rank\":", layout->rank);
-	text_puts(out, ",\"buffers\":[");
-	for (uint32_t i = 0; i < layout->buffer_count; i++)
-		text_number(out, i ? "," : "", layout->buffers[i]);
-	text_puts(out, "],\"views\":{");
+	if (!layout->unbounded) {
+		text_puts(out, ",\"buffers\":[");
+		for (uint32_t i = 0; i < layout->buffer_count; i++)
+			text_number(out, i ? "," : "", layout->buffers[i]);
+		text_puts(out, "]");
+	}
+	text_puts(out, ",\"views\":{");
 }
 
 bool layout_write_some(struct layout_writer *writer, const struct layout *layout,

@@ -249,38 +249,24 @@ static void on_class_pool(void *arg, struct pool *pool, const struct err *err)
 	store_tidy(class->space->store);
 }
 
-static cJSON *class_regions(const struct store *store)
-{
-	cJSON *regions = cJSON_CreateArray(), *entry = cJSON_CreateObject();
-
-	if (!regions || !entry || !cJSON_AddItemToArray(regions, entry)) {
-		cJSON_Delete(regions);
-		cJSON_Delete(entry);
-		return NULL;
-	}
-	if (!cJSON_AddNumberToObject(entry, "region", (double)store->region->id)) {
-		cJSON_Delete(regions);
-		return NULL;
-	}
-	return regions;
-}
-
 static int class_register(struct store_class *class)
 {
 	struct store *store = class->space->store;
-	char name[POOL_NAME_MAX];
+	char name[POOL_NAME_MAX], regions[48];
 	struct pool_args args = {.name = name};
 	int r = layout_print(class->canon->layout, &class->layout);
 
 	if (r < 0)
 		return err_pass(r);
-	class->regions = class_regions(store);
+	snprintf(regions, sizeof(regions), "[{\"region\":%llu}]",
+		 (unsigned long long)store->region->id);
+	class->regions = cJSON_Parse(regions);
 	snprintf(name, sizeof(name), "chunk:%llu.%u",
 		 (unsigned long long)class->space->id, class->index);
 	args.layout = class->layout;
 	args.regions = class->regions;
 	r = class->regions ? pool_register(store->session, &args, on_class_pool, class)
-			   : -ENOMEM;
+			   : err_raise(ERR_NOMEM, "no memory for a pool of chunks");
 	if (r < 0)
 		class_registered(class);
 	return err_pass(r);
