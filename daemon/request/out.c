@@ -102,6 +102,14 @@ void out_hex(struct text *out, const char *name, const uint8_t *bytes, size_t le
 	text_puts(out, "\"");
 }
 
+void out_pair(struct text *out, const char *name, uint64_t a, uint64_t b)
+{
+	out_array(out, name);
+	out_number(out, NULL, a);
+	out_number(out, NULL, b);
+	out_close(out, ']');
+}
+
 void out_digest(struct text *out, const char *name, uint64_t digest)
 {
 	digest = htobe64(digest);

@@ -209,14 +209,6 @@ static int put_dst(struct room_plan_walk *walk, const struct planned *p, struct 
 	return 0;
 }
 
-static void put_pair(struct text *out, const char *name, uint64_t a, uint64_t b)
-{
-	out_array(out, name);
-	out_number(out, NULL, a);
-	out_number(out, NULL, b);
-	out_close(out, ']');
-}
-
 /* Some of the pages, as runs; false: no more. */
 static bool put_pages(struct room_plan_walk *walk, const struct room_map *map,
 		      struct text *out)
@@ -231,7 +223,7 @@ static bool put_pages(struct room_plan_walk *walk, const struct room_map *map,
 		while (walk->page < end &&
 		       map->pages[walk->page] == map->pages[walk->page - 1] + 1)
 			walk->page++;
-		put_pair(out, NULL, map->pages[first], walk->page - first);
+		out_pair(out, NULL, map->pages[first], walk->page - first);
 	}
 	if (walk->page < map->page_count)
 		return true;
@@ -255,8 +247,8 @@ static void map_begin(struct room_plan_walk *walk, const struct room_map *dst,
 	}
 	out_object(out, NULL);
 	out_text(out, "view", dst->view);
-	put_pair(out, "tokens", begin, end > begin ? end : begin);
-	put_pair(out, "layers", layers.begin,
+	out_pair(out, "tokens", begin, end > begin ? end : begin);
+	out_pair(out, "layers", layers.begin,
 		 layers.end > layers.begin ? layers.end : layers.begin);
 	out_number(out, "dst_first_token", dst->first_token);
 	if (src)

@@ -84,14 +84,6 @@ struct views_left {
 	bool cut; /* views have been omitted */
 };
 
-static void put_pair(struct text *out, const char *name, uint64_t a, uint64_t b)
-{
-	out_array(out, name);
-	out_number(out, NULL, a);
-	out_number(out, NULL, b);
-	out_close(out, ']');
-}
-
 /* As [[first page, count]…]. */
 static void put_runs(struct text *out, const struct room_map *map,
 		     struct views_left *left)
@@ -104,7 +96,7 @@ static void put_runs(struct text *out, const struct room_map *map,
 				   map->pages[end] == map->pages[end - 1] + 1;)
 			end++;
 		left->runs--;
-		put_pair(out, NULL, map->pages[at], end - at);
+		out_pair(out, NULL, map->pages[at], end - at);
 	}
 	out_close(out, ']');
 	if (at < map->page_count)
@@ -120,9 +112,9 @@ static void put_view(struct text *out, const struct room_map *map,
 		out_number(out, "party", party);
 	out_number(out, "first_token", map->first_token);
 	out_number(out, "pages", map->page_count);
-	put_pair(out, "tokens", map->token_begin, map->token_end);
+	out_pair(out, "tokens", map->token_begin, map->token_end);
 	if (map->layers.end < UINT32_MAX)
-		put_pair(out, "layers", map->layers.begin, map->layers.end);
+		out_pair(out, "layers", map->layers.begin, map->layers.end);
 	else /* all */
 		out_null(out, "layers");
 	if (left->with_pages)

@@ -167,11 +167,20 @@ static struct room_message message_of(struct remote *remote, const struct cursor
 				     .owned = peer_body_take(remote->peer)};
 }
 
+static int contact_take(struct rooms *rooms, struct remote *remote,
+			const struct contact *from, const struct cursor *body)
+{
+	struct room_message msg = message_of(remote, body);
+
+	first_contact(rooms, remote, from, &msg);
+	mem_free(msg.owned);
+	return 0;
+}
+
 static int on_transfer_info(struct rooms *rooms, struct remote *remote,
 			    struct cursor *body)
 {
 	struct cursor in = *body;
-	struct room_message msg;
 	struct wire_transfer_info m;
 	int r = wire_transfer_info_get(&in, &m);
 	const struct contact from = {
@@ -182,18 +191,12 @@ static int on_transfer_info(struct rooms *rooms, struct remote *remote,
 		.ticket = m.ticket,
 		.named = m.named};
 
-	if (r < 0)
-		return err_pass(r);
-	msg = message_of(remote, body);
-	first_contact(rooms, remote, &from, &msg);
-	mem_free(msg.owned);
-	return 0;
+	return r < 0 ? err_pass(r) : contact_take(rooms, remote, &from, body);
 }
 
 static int on_offer_query(struct rooms *rooms, struct remote *remote, struct cursor *body)
 {
 	struct cursor in = *body;
-	struct room_message msg;
 	struct wire_offer_query m;
 	int r = wire_offer_query_get(&in, &m);
 	const struct contact from = {
@@ -204,12 +207,7 @@ static int on_offer_query(struct rooms *rooms, struct remote *remote, struct cur
 		.ticket = m.ticket,
 		.named = m.named};
 
-	if (r < 0)
-		return err_pass(r);
-	msg = message_of(remote, body);
-	first_contact(rooms, remote, &from, &msg);
-	mem_free(msg.owned);
-	return 0;
+	return r < 0 ? err_pass(r) : contact_take(rooms, remote, &from, body);
 }
 
 /* ---- answers ---- */
