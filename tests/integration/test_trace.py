@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""kvd-ctl trace: both sides of a room on one clock, as text, for Perfetto and as OTLP; what
+"""kvd-ctl trace: both sides of a room on one clock, as text and for Perfetto; what
 engines call their requests, on both sides and in the log."""
 import json
 import os
