@@ -264,47 +264,6 @@ static void daemon_shows_figures_and_settings(void **state)
 	client_close(&client);
 }
 
-#define PLAN_SIDE(rank)                                                                 \
-	"{\"rank\":" rank ",\"buffers\":[65536],\"views\":{\"kv\":{\"page_tokens\":16," \
-	"\"pages\":16,\"layers\":[{\"layer\":0,\"fields\":[{\"name\":\"k\",\"buffer\":" \
-	"0,"                                                                            \
-	"\"offset\":0,\"page_stride\":4096,\"token_stride\":256,\"unit_stride\":256,"   \
-	"\"unit_bytes\":256,\"first_unit\":0,\"units\":1,\"total_units\":1}]}]}}}"
-
-/* The command is the planner's JSON in a reply's clothes. */
-static void plan_over_the_socket_answers_rows_and_covers(void **state)
-{
-	struct client client;
-	cJSON *reply, *row;
-
-	client_open(&client, *state);
-	reply = client_call(&client,
-			    "{\"id\":4,\"cmd\":\"plan\",\"src\":%s,\"dst\":%s,\"map\":["
-			    "{\"view\":\"kv\",\"src_pages\":[3,4],\"dst_pages\":[0,7]}]}",
-			    PLAN_SIDE("0"), PLAN_SIDE("1"));
-	assert_int_equal(reply_int(reply, "id"), 4);
-	assert_int_equal(reply_int(reply, "bytes"), 8192);
-	assert_int_equal(reply_int(reply, "descriptors"), 2);
-	row = cJSON_GetObjectItem(reply, "rows")->child->next;
-	assert_int_equal(cJSON_GetArrayItem(row, 1)->valueint, 4 * 4096);
-	assert_int_equal(cJSON_GetArrayItem(row, 3)->valueint, 7 * 4096);
-	expect_ok(reply);
-	reply = client_call(
-		&client,
-		"{\"cmd\":\"plan\",\"sources\":[%s,%s],\"dst\":%s,\"room\":\"7\"}",
-		PLAN_SIDE("0"), PLAN_SIDE("1"), PLAN_SIDE("0"));
-	assert_int_equal(reply_int(reply, "contributions"), 1);
-	expect_ok(reply);
-	client_call_fails(&client, "EINVAL", "{\"cmd\":\"plan\",\"dst\":%s}",
-			  PLAN_SIDE("1"));
-	client_call_fails(
-		&client, "ERANGE",
-		"{\"cmd\":\"plan\",\"src\":%s,\"dst\":%s,\"map\":[{\"view\":\"kv\","
-		"\"src_pages\":[16],\"dst_pages\":[0]}]}",
-		PLAN_SIDE("0"), PLAN_SIDE("1"));
-	client_close(&client);
-}
-
 static void reply_members_are_read_back(void **state)
 {
 	static const double doubles[] = {0, 0.5, -2.25, 1.0 / 3, 1e300, 0.1};
@@ -478,9 +437,6 @@ static void every_command_survives_lost_allocations(void **state)
 		"{\"cmd\":\"hello\",\"proto\":1,\"client\":\"again\"}\n",
 		"{\"cmd\":\"region.list\"}\n",
 		"{\"cmd\":\"pool.list\"}\n",
-		"{\"cmd\":\"plan\",\"src\":" PLAN_SIDE("0") ",\"dst\":" PLAN_SIDE(
-			"1") ",\"map\":[{\"view\":\"kv\",\"src_pages\":[3],\"dst_pages\":"
-			     "[1]}]}\n",
 	};
 	struct sweep s = {.fd = -1};
 
@@ -568,7 +524,6 @@ int main(void)
 		CASE(help_describes_every_command),
 		CASE(admin_commands_need_an_admin),
 		CASE(daemon_shows_figures_and_settings),
-		CASE(plan_over_the_socket_answers_rows_and_covers),
 		cmocka_unit_test(reply_members_are_read_back),
 		cmocka_unit_test(short_text_needs_no_memory),
 		CASE(reply_over_the_queue_is_an_error),
