@@ -15,8 +15,10 @@ CONTROL, WELCOME, STREAM, STREAM_OK = range(1, 5)
 REQUEST, GO, CANCEL, DONE = range(1, 5)
 WRITE, READ = 0, 1
 XFER, DLIST, DLIST_FREE, NOTIF = range(3, 7)
-HEAD = struct.Struct("<IBBHQQIIQ")
-HELLO = struct.Struct("<IHBBBBHHH16s32s")
+VERSION = 3
+HEAD = struct.Struct("<IBBHQQII")
+HELLO = struct.Struct("<IHBBHHI16s32s")
+CHECK = 8  # bytes behind a head
 ALL = struct.pack("<I", 0xffffffff)  # of a list's descriptors
 KEY = struct.pack("<IQ", 0x4b54564b, 1)
 
@@ -33,7 +35,7 @@ def derive(secret, label, size=32):
 
 def port_of(welcome):
     """(host, port) of the first place of a WELCOME's tcp address."""
-    at = welcome.index(struct.pack("<IB", 0x4154564b, 2)) + 6
+    at = welcome.index(struct.pack("<IB", 0x4154564b, VERSION)) + 6
     family, port = struct.unpack_from("<BH", welcome, at)
     assert family == 4
     return socket.inet_ntoa(welcome[at + 3:at + 7]), port
@@ -63,7 +65,7 @@ class DataLine:
         welcome = read(self.control, 96)
         assert HELLO.unpack(welcome[:64])[2] == WELCOME
         self.session = extract(hashlib.sha256(said + welcome).digest(), self.peering)
-        self.streams = [self.stream(n) for n in range(HELLO.unpack(welcome[:64])[6])]
+        self.streams = [self.stream(n) for n in range(HELLO.unpack(welcome[:64])[4])]
 
     def dial(self):
         s = socket.create_connection(self.place)
@@ -78,14 +80,14 @@ class DataLine:
         return s
 
     def say(self, s, role, secret, label, id_, number=0):
-        bare = HELLO.pack(0x4854564b, 2, role, 0, 0, 0, 1, number, 0, id_, os.urandom(32))
+        bare = HELLO.pack(0x4854564b, VERSION, role, 0, 1, number, 0, id_, os.urandom(32))
         said = bare + hmac.digest(derive(secret, label), bare, "sha256")
         s.sendall(said)
         return said
 
     def head(self, kind, number, length=0, code=WRITE, header=b""):
-        whole = HEAD.pack(0x4654564b, 2, kind, 0, number, length, code, len(header), 0)
-        return whole + struct.pack("<Q", self.xx.XXH3_64bits(whole, ctypes.c_size_t(40)))
+        whole = HEAD.pack(0x4654564b, VERSION, kind, 0, number, length, code, len(header))
+        return whole + struct.pack("<Q", self.xx.XXH3_64bits(whole, ctypes.c_size_t(HEAD.size)))
 
     def ask(self, header, length=0, code=WRITE):
         """A request; its number. length: the bytes that it is to move."""
@@ -96,7 +98,7 @@ class DataLine:
     def heard(self):
         """The next received frame, as (kind, number). A request without bytes needs
         finish()."""
-        head = HEAD.unpack(read(self.control, 48)[:40])
+        head = HEAD.unpack(read(self.control, HEAD.size + CHECK)[:HEAD.size])
         read(self.control, head[7])
         return head[2], head[4]
 
@@ -109,7 +111,7 @@ class DataLine:
         while number not in self.done and time.monotonic() < end:
             self.control.settimeout(max(0.01, end - time.monotonic()))
             try:
-                head = HEAD.unpack(read(self.control, 48)[:40])
+                head = HEAD.unpack(read(self.control, HEAD.size + CHECK)[:HEAD.size])
                 body = read(self.control, head[7])
             except TimeoutError:
                 break
