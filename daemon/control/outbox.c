@@ -116,12 +116,15 @@ static int out_queue(struct outbox *outbox, struct text *text, size_t sent,
 	if (!out)
 		return err_pass(-ENOMEM);
 	list_init(&out->link);
-	if (text->borrowed)
-		text_put(&out->text, text->data + sent, text->len - sent);
-	else
-		out->sent = sent;
-	if (!text->borrowed)
+	if (text->borrowed) {
+		/* without spare bytes: a client that reads nothing has many of them */
+		out->text.len = out->text.cap = text->len - sent;
+		out->text.data = mem_dup(text->data + sent, out->text.len);
+		out->text.failed = !out->text.data;
+	} else {
 		out->text = *text;
+		out->sent = sent;
+	}
 	*text = (struct text){0};
 	for (unsigned int i = 0; i < fd_count && !out->text.failed; i++) {
 		int fd = fcntl(fds[i], F_DUPFD_CLOEXEC, 3);
