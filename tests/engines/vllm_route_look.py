@@ -12,6 +12,17 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm_store_look import Look as StoreLook
 
 
+REGISTER = store.Worker.register
+
+
+def remembered(worker, kv_caches):
+    worker.kvd_caches = kv_caches
+    REGISTER(worker, kv_caches)
+
+
+store.Worker.register = remembered
+
+
 class Look(StoreLook):
     def kvd_tap(self, number, pid, sends):
         """Before the given request for attention from now on, the daemon gets this signal."""
@@ -30,16 +41,13 @@ class Look(StoreLook):
         own = self.kvd_worker
         if not hasattr(self, "kvd_others"):
             self.kvd_others, self.kvd_saved = {}, own.rank.saved
-        layers = own.config.compilation_config.static_forward_context
-        caches = {name: layers[name].kv_cache
-                  for name in own.caches.kv_cache_groups[0].layer_names}
         given = own.config.kv_transfer_config.kv_connector_extra_config
         for socket in sockets:
             if socket not in self.kvd_others:
                 own.config.kv_transfer_config.kv_connector_extra_config = dict(
                     given, kvd_socket=socket)
                 other = self.kvd_others[socket] = store.Worker(own.config, own.caches)
-                other.register(caches)
+                other.register(own.kvd_caches)
         own.config.kv_transfer_config.kv_connector_extra_config = given
         ranks = [self.kvd_others[socket].rank for socket in sockets]
 
