@@ -21,3 +21,5 @@ $(B)/unit/test_top_view: $(B)/tests/unit/test_top_view.o $(B)/unit/ctl_main.o \
 	@mkdir -p $(@D)
 	$(SAY) LD $@
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie $^ -o $@ -lcmocka $(LIBS)
+
+$(B)/ctl/completion.o: $(wildcard ctl/completion.*.in)
