@@ -44,6 +44,8 @@ void client_text_printf(struct text *text, const char *fmt, ...)
 void client_text_str(struct text *text, const char *name, const char *value);
 void client_text_int(struct text *text, const char *name, uint64_t value);
 void client_text_some(struct text *text, const char *name, uint64_t value); /* not 0 */
+void client_text_names(struct text *text, const char *name, const char *const *names,
+		       size_t count);
 void client_text_u64(struct text *text, const char *name, uint64_t value);
 /* ,"wait":{…}; nothing if there is no condition */
 void client_text_wait(struct text *text, const struct kvd_wait *wait);
@@ -108,6 +110,9 @@ struct client_request;
  * result for the caller (-KVD_E_PROTO for a reply without its fields). May run twice:
  * with -KVD_E_NOREPLY at the deadline, and with the late reply (req->late). */
 typedef int client_finish(struct client_request *req, int result, const cJSON *reply);
+/* The same for a call that only reads its reply, into `out`: of one that succeeded and
+ * is in time. */
+typedef int client_take(struct client_request *req, const cJSON *reply);
 
 /* of a blocking call */
 struct client_waiter {
@@ -124,6 +129,7 @@ struct client_request {
 	uint64_t deadline_ns;	      /* CLOCK_MONOTONIC; 0: none */
 	struct client_object *object; /* a reference, or NULL */
 	client_finish *finish;	      /* or NULL */
+	client_take *take;	      /* the same */
 	void *out;		      /* of a blocking call; not to be used when late */
 	struct client_waiter *waiter;
 	void (*on_done)(void *arg, int result, const struct kvd_reply *reply);
@@ -165,6 +171,7 @@ struct client_op {
 	unsigned int fd_count;
 	struct client_object *object;
 	client_finish *finish;
+	client_take *take;
 	void *out;
 	bool forced; /* libkvd's own clean-up: exempt from the limits */
 };
@@ -185,6 +192,9 @@ void client_op_begin(struct kvd_client *client, struct client_op *op, const char
 /* Queue it, and wait if `call` requests it. Consumes op. 0 = done or queued. */
 int client_op_run(struct kvd_client *client, struct client_op *op,
 		  const struct kvd_call *call);
+/* The same, with what the reply says. */
+int client_op_ask(struct kvd_client *client, struct client_op *op,
+		  const struct kvd_call *call, client_take *take, void *out);
 /* The same, blocking, with the line of the reply (also of an error reply). */
 int client_op_json(struct kvd_client *client, struct client_op *op, int timeout_ms,
 		   char **json_p);
@@ -243,6 +253,8 @@ void client_object_ref(struct client_object *object);
 void client_object_unref(struct client_object *object);
 enum client_phase client_object_phase(const struct client_object *object);
 void client_object_enter(struct client_object *object, enum client_phase phase);
+/* Is there a session, and was it created in that one? */
+bool client_object_current(const struct client_object *object);
 /* Does the daemon know it in this session? Else -KVD_E_STATE or _LOST. */
 int client_object_usable(struct client_object *object, const char *what);
 
@@ -314,8 +326,10 @@ size_t client_slot_states(const struct client_slot *(*slot_at)(const void *of, s
 int client_slot_read(const struct client_slot *slot, struct kvd_room_status *status_p);
 /* Wait until state >= `state`, failed or replaced; the state or -KVD_E_NOREPLY. */
 int client_slot_wait(struct client_slot *slot, int state, int timeout_ms);
-/* Take slot and gen from a reply; false: the reply lacks them. */
-bool client_slot_attach(struct client_slot *slot, const cJSON *reply);
+/* The client_finish of a command that opens an object with a slot of the daemon's;
+ * `undo` ends one that its caller does not expect any more. */
+int client_slot_made(struct client_request *req, int result, const cJSON *reply,
+		     void (*undo)(struct client_slot *slot));
 void client_slot_fini(struct client_slot *slot);
 
 struct kvd_space {
@@ -351,8 +365,13 @@ struct client_part {
 
 /* client_enter() for calls that never wait; requests a ring. */
 int client_ring_begin(struct kvd_client *client);
-/* Number the object: a slot, its next generation, an id. */
-int client_ring_slot(struct kvd_client *client, struct client_slot *slot);
+/* Number the object (a slot, its next generation, an id) and submit the entry that
+ * makes it; `object` as in client_ring_put(). */
+int client_slot_make(struct client_slot *slot, struct kvd_ring_entry *entry,
+		     const struct client_part *parts, size_t count,
+		     struct client_object *object);
+/* An entry without a payload about an object that was made so. */
+int client_slot_tell(const struct client_slot *slot, unsigned int op);
 /* The object ends; the slot is reused when the daemon has released it, too. */
 void client_ring_slot_back(struct kvd_client *client, const struct client_slot *slot);
 /* Submit the entry, by the ring or else the socket; on failure the daemon has received
@@ -360,8 +379,6 @@ void client_ring_slot_back(struct kvd_client *client, const struct client_slot *
 int client_ring_put(struct kvd_client *client, struct kvd_ring_entry *entry,
 		    const struct client_part *parts, size_t count,
 		    struct client_object *object);
-/* The slot was numbered, but its entry not submitted. */
-void client_ring_slot_unused(struct client_slot *slot);
 void client_ring_lost(struct kvd_client *client); /* the session has ended */
 
 /* The closing function of lists and transfers: never waits. */

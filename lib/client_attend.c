@@ -247,11 +247,9 @@ static int parts_fill(struct kvd_attend *attend, const struct kvd_part *parts,
 	return 0;
 }
 
-static int seat_take(struct kvd_attend *attend, struct client_slot *slot)
+/* Of the request before, which has ended. */
+static void seat_reset(struct kvd_client *client, struct client_slot *slot)
 {
-	struct kvd_client *client = attend->object.client;
-	int r;
-
 	if (slot->numbered && slot->map == client->map)
 		client_ring_slot_back(client, slot);
 	slot->numbered = false;
@@ -259,13 +257,7 @@ static int seat_take(struct kvd_attend *attend, struct client_slot *slot)
 		client_slot_fini(slot);
 		client_slot_init(slot, 0);
 	}
-	r = client_ring_slot(client, slot);
-	if (r)
-		return r;
-	slot->number = slot->object.id;
 	slot->object.serial = client->serial;
-	client_object_enter(&slot->object, CLIENT_READY);
-	return 0;
 }
 
 int kvd_attend_post(struct kvd_attend *attend, uint32_t seat, uint32_t layer,
@@ -297,16 +289,12 @@ int kvd_attend_post(struct kvd_attend *attend, uint32_t seat, uint32_t layer,
 	if (state == KVD_TRANSFERRING || state == KVD_WAITING_FOR_INPUT)
 		return client_fail(client, KVD_E_BUSY,
 				   "seat %u: in use; wait for its terminal state", seat);
-	r = seat_take(attend, slot);
-	if (r)
-		return r;
+	seat_reset(client, slot);
 	for (size_t i = 0; i <= part_count; i++)
 		entry.bytes += (uint32_t)pieces[i].bytes;
-	entry.slot = slot->slot;
-	entry.gen = atomic_load(&slot->gen);
-	r = client_ring_put(client, &entry, pieces, part_count + 1, NULL);
-	if (r)
-		client_ring_slot_unused(slot);
+	r = client_slot_make(slot, &entry, pieces, part_count + 1, NULL);
+	if (!r)
+		slot->number = slot->object.id;
 	return r;
 }
 

@@ -96,6 +96,7 @@ static struct client_request *request_new(struct kvd_client *client,
 	req->client = client;
 	req->id = op->id;
 	req->finish = op->finish;
+	req->take = op->take;
 	req->out = op->out;
 	req->object = op->object;
 	req->waiter = waiter;
@@ -170,6 +171,14 @@ int client_op_run(struct kvd_client *client, struct client_op *op,
 	if (r || !blocks)
 		return r;
 	return op_wait(client, &waiter);
+}
+
+int client_op_ask(struct kvd_client *client, struct client_op *op,
+		  const struct kvd_call *call, client_take *take, void *out)
+{
+	op->take = take;
+	op->out = out;
+	return client_op_run(client, op, call);
 }
 
 int client_op_json(struct kvd_client *client, struct client_op *op, int timeout_ms,

@@ -91,11 +91,12 @@ static void asked_begin(struct kvd_client *client, struct client_slot *slot)
 /* A find with a result has freed its slot. */
 static void asked_end(struct client_slot *slot, bool answered)
 {
-	struct kvd_ring_entry entry = {.op = KVD_RING_RELEASE, .a = slot->object.id};
-	struct kvd_client *client = slot->object.client;
+	if (slot->numbered && !answered) {
+		struct kvd_error why = slot->object.client->error;
 
-	if (slot->numbered && !answered && !kvd_lost(client) && slot->map == client->map)
-		client_ring_put(client, &entry, NULL, 0, NULL);
+		(void)client_slot_tell(slot, KVD_RING_RELEASE);
+		slot->object.client->error = why; /* the find's, not the report's */
+	}
 	client_slot_fini(slot);
 	client_object_unref(&slot->object);
 }
@@ -135,20 +136,12 @@ static int slot_ask(struct client_slot *slot, struct kvd_ring_entry *entry,
 		    const struct client_part *parts, size_t count, int timeout_ms)
 {
 	struct kvd_client *client = slot->object.client;
-	int state, r = client_ring_slot(client, slot);
+	int state, r = client_slot_make(slot, entry, parts, count, NULL);
 	struct kvd_error why = {0};
 
 	if (r)
 		return r;
 	slot->number = slot->object.id;
-	entry->slot = slot->slot;
-	entry->gen = atomic_load(&slot->gen);
-	client_object_enter(&slot->object, CLIENT_READY);
-	r = client_ring_put(client, entry, parts, count, NULL);
-	if (r) {
-		client_ring_slot_unused(slot);
-		return r;
-	}
 	state = slot_spin(slot);
 	if (!state_ends(state))
 		state = client_slot_wait(slot, KVD_SUCCESS, timeout_ms);
@@ -176,21 +169,6 @@ static int slot_found(const struct client_slot *slot, struct kvd_found *found_p,
 		.chunks = st.total, .tokens = st.bytes, .remote = st.rows};
 	*first_p = st.first_token < 0 ? 0 : (uint64_t)st.first_token;
 	return 0;
-}
-
-/* RELEASE, CANCEL of objects created through the ring. */
-static int slot_tell(const struct client_slot *slot, enum kvd_ring_op what)
-{
-	struct kvd_ring_entry entry = {.op = what, .a = slot->object.id};
-	struct kvd_client *client = slot->object.client;
-	int r;
-
-	if (kvd_lost(client) || slot->object.serial != client->serial)
-		return 0; /* removed with its session */
-	r = client_ring_begin(client);
-	if (!r)
-		r = client_ring_put(client, &entry, NULL, 0, NULL);
-	return r == -KVD_E_LOST ? 0 : r;
 }
 
 int kvd_find(struct kvd_space *space, const struct kvd_chunks *chunks, int timeout_ms,
@@ -286,8 +264,8 @@ static int hold_make(struct kvd_space *space, struct kvd_ring_entry *entry,
 	}
 	why = client->error;
 	if (hold->slot.numbered)
-		(void)slot_tell(&hold->slot, KVD_RING_RELEASE); /* it may still be
-								 * created */
+		/* it may still be created */
+		(void)client_slot_tell(&hold->slot, KVD_RING_RELEASE);
 	client->error = why; /* the error of the hold, not of the report */
 	client_object_unref(&hold->slot.object);
 	return r;
@@ -349,13 +327,11 @@ struct holders_out {
 	int count;
 };
 
-static int holders_reply(struct client_request *req, int result, const cJSON *reply)
+static int holders_reply(struct client_request *req, const cJSON *reply)
 {
 	const cJSON *list = cJSON_GetObjectItemCaseSensitive(reply, "holders"), *one;
 	struct holders_out *out = req->out;
 
-	if (result || req->late)
-		return result;
 	cJSON_ArrayForEach(one, list) {
 		struct kvd_holder *holder = &out->holders[out->count];
 		const char *instance = cJSON_GetStringValue(
@@ -390,9 +366,7 @@ int kvd_hold_holders(struct kvd_hold *hold, struct kvd_holder holders[KVD_HOLDER
 		return r;
 	client_op_begin(client, &op, "chunk.holders");
 	client_text_int(&op.text, "hold", object->id);
-	op.finish = holders_reply;
-	op.out = &out;
-	r = client_op_run(client, &op, &call);
+	r = client_op_ask(client, &op, &call, holders_reply, &out);
 	return r < 0 ? r : out.count;
 }
 
@@ -402,7 +376,7 @@ int kvd_hold_close(struct kvd_hold *hold, const struct kvd_call *call)
 	int r = client_enter(object->client, client_blocks(call));
 
 	if (!r)
-		r = slot_tell(&hold->slot, KVD_RING_RELEASE);
+		r = client_slot_tell(&hold->slot, KVD_RING_RELEASE);
 	return r ? r : client_object_forget(object, call);
 }
 
@@ -416,44 +390,26 @@ static void chunk_move_fini(struct client_object *object)
 	mem_free(move);
 }
 
-static void chunk_move_undo(struct kvd_client *client, uint64_t id)
+static void chunk_move_undo(struct client_slot *slot)
 {
 	struct client_op op;
 
-	client_op_begin(client, &op, "chunk.close");
-	client_text_int(&op.text, "move", id);
+	client_op_begin(slot->object.client, &op, "chunk.close");
+	client_text_int(&op.text, "move", slot->object.id);
 	op.forced = true;
-	client_op_run(client, &op, NULL);
+	client_op_run(slot->object.client, &op, NULL);
 }
 
 static int chunk_move_made(struct client_request *req, int result, const cJSON *reply)
 {
 	struct kvd_move *move = container_of(req->object, struct kvd_move, slot.object);
-	struct client_slot *slot = &move->slot;
 	uint64_t id = 0;
 
 	if (!result && !client_get_u64(reply, "move", &id))
 		result = client_fail(req->client, KVD_E_PROTO, "the reply names no move");
 	if (!result)
-		slot->number = id;
-	if (!result && !client_slot_attach(slot, reply)) {
-		chunk_move_undo(req->client, id);
-		client_object_enter(req->object, CLIENT_DOUBT);
-		return client_fail(req->client, KVD_E_PROTO,
-				   "the reply names no slot of the page");
-	}
-	if (!result) {
-		slot->object.id = id;
-		client_object_enter(req->object, CLIENT_READY);
-		if (req->late || slot->object.refs == 1)
-			chunk_move_undo(req->client, id);
-		return 0;
-	}
-	if (result == -KVD_E_NOREPLY || result == -KVD_E_LOST)
-		client_object_enter(req->object, CLIENT_DOUBT);
-	else
-		client_slot_refused(slot);
-	return result;
+		move->slot.number = req->object->id = id;
+	return client_slot_made(req, result, reply, chunk_move_undo);
 }
 
 static int chunk_move_check(struct kvd_client *client, const struct kvd_move_args *args)
@@ -644,12 +600,10 @@ int kvd_move_wait(struct kvd_move *move, int state, int timeout_ms)
 	return client_slot_wait(&move->slot, state, timeout_ms);
 }
 
-static int facts_reply(struct client_request *req, int result, const cJSON *reply)
+static int facts_reply(struct client_request *req, const cJSON *reply)
 {
 	struct kvd_move_facts *facts = req->out;
 
-	if (result || req->late)
-		return result;
 	if (!client_get_u64(reply, "chunks", &facts->chunks) ||
 	    !client_get_u64(reply, "done", &facts->done) ||
 	    !client_get_u64(reply, "prefix_tokens", &facts->prefix_tokens))
@@ -678,9 +632,7 @@ int kvd_move_show(struct kvd_move *move, int timeout_ms, struct kvd_move_facts *
 		return r;
 	client_op_begin(client, &op, "chunk.move");
 	client_text_int(&op.text, "move", object->id);
-	op.finish = facts_reply;
-	op.out = facts_p;
-	return client_op_run(client, &op, &call);
+	return client_op_ask(client, &op, &call, facts_reply, facts_p);
 }
 
 /* If the session ends during the request, it counts as closed. */
@@ -703,10 +655,10 @@ static int move_stop(struct kvd_move *move, enum kvd_ring_op what,
 
 	if (r)
 		return r;
-	told = client_object_phase(object) != CLIENT_READY || kvd_lost(client) ||
-	       object->serial != client->serial;
+	told = client_object_phase(object) != CLIENT_READY ||
+	       !client_object_current(object);
 	if (!told && move->slot.numbered) {
-		r = slot_tell(&move->slot, what);
+		r = client_slot_tell(&move->slot, what);
 		if (r)
 			return r;
 		told = true;

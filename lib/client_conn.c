@@ -131,6 +131,8 @@ static void request_end(struct client_request *req, int result, const cJSON *jso
 		if (result)
 			req->client->error = error;
 	}
+	if (req->take && !result && !req->late)
+		r = req->take(req, json);
 	if (!req->late)
 		request_tell(req, r, line, len);
 	client_conn_request_free(req);

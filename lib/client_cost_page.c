@@ -6,7 +6,7 @@
 #include "daemon/cost/page.h"
 #include "lib/kvd_cost.h"
 
-static int cost_opened(struct client_request *req, int result, const cJSON *reply)
+static int cost_opened(struct client_request *req, const cJSON *reply)
 {
 	struct client_conn *conn = &req->client->conn;
 	struct kvd_cost_page **page_p = req->out;
@@ -14,8 +14,6 @@ static int cost_opened(struct client_request *req, int result, const cJSON *repl
 	int r;
 
 	(void)reply;
-	if (result || req->late)
-		return result;
 	if (conn->in_fd_count < 1)
 		return client_fail(req->client, KVD_E_PROTO,
 				   "cost.page: the reply has no descriptor");
@@ -40,7 +38,5 @@ int kvd_cost_open(struct kvd_client *client, const struct kvd_call *call,
 	if (r)
 		return r;
 	client_op_begin(client, &op, "cost.page");
-	op.finish = cost_opened;
-	op.out = page_p;
-	return client_op_run(client, &op, call);
+	return client_op_ask(client, &op, call, cost_opened, page_p);
 }

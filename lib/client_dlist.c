@@ -134,17 +134,8 @@ static int client_dlist_ring_put(struct kvd_dlist *dlist, uint64_t attach)
 				       .a = attach,
 				       .n0 = (uint32_t)dlist->count,
 				       .n1 = (uint32_t)dlist->columns};
-	int r = client_ring_slot(slot->object.client, slot);
 
-	if (r)
-		return r;
-	entry.slot = slot->slot;
-	entry.gen = atomic_load(&slot->gen);
-	client_object_enter(&slot->object, CLIENT_READY);
-	r = client_ring_put(slot->object.client, &entry, &part, 1, &slot->object);
-	if (r)
-		client_ring_slot_unused(slot);
-	return r;
+	return client_slot_make(slot, &entry, &part, 1, &slot->object);
 }
 
 static int list_made(struct client_request *req, int result, const cJSON *reply)

@@ -77,14 +77,6 @@ int client_fail_nomem(struct kvd_client *client)
 	return client_fail(client, KVD_E_NOMEM, "out of memory in this process");
 }
 
-static int code_from_name(const char *name)
-{
-	for (int i = 1; i < ERR_CODE_END; i++)
-		if (!strcmp(err_name((enum err_code)i), name))
-			return i;
-	return KVD_E_INTERNAL;
-}
-
 void client_error_parse(struct kvd_error *error, const cJSON *reply)
 {
 	const cJSON *e = cJSON_GetObjectItemCaseSensitive(reply, "error");
@@ -98,7 +90,7 @@ void client_error_parse(struct kvd_error *error, const cJSON *reply)
 				 "the daemon's reply is neither ok nor an error");
 		return;
 	}
-	client_error_set(error, code_from_name(name), "%s", message ? message : name);
+	client_error_set(error, (int)err_of_name(name), "%s", message ? message : name);
 	if (cJSON_IsBool(retryable))
 		error->retryable = cJSON_IsTrue(retryable);
 	if (scope)

@@ -46,6 +46,11 @@ void client_object_enter(struct client_object *object, enum client_phase phase)
 	atomic_store_explicit(&object->phase, (uint32_t)phase, memory_order_release);
 }
 
+bool client_object_current(const struct client_object *object)
+{
+	return !kvd_lost(object->client) && object->serial == object->client->serial;
+}
+
 int client_object_usable(struct client_object *object, const char *what)
 {
 	struct kvd_client *client = object->client;

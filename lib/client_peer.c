@@ -40,15 +40,13 @@ static void text_timeout(const struct kvd_client *client, struct text *text,
 			ms > 0 && ms < 600000 ? (uint64_t)ms : 600000);
 }
 
-static int key_reply(struct client_request *req, int result, const cJSON *reply)
+static int key_reply(struct client_request *req, const cJSON *reply)
 {
 	const cJSON *sessions = cJSON_GetObjectItemCaseSensitive(reply, "sessions"), *s;
 	struct kvd_session_key *key = req->out;
 	const char *secret;
 	uint64_t id;
 
-	if (result || req->late)
-		return result;
 	cJSON_ArrayForEach(s, sessions) {
 		secret = client_get_str(s, "secret");
 		if (!client_get_u64(s, "session", &id) ||
@@ -73,9 +71,7 @@ int kvd_session_key(struct kvd_client *client, int timeout_ms,
 	if (r)
 		return r;
 	client_op_begin(client, &op, "session.list");
-	op.finish = key_reply;
-	op.out = key_p;
-	return client_op_run(client, &op, &call);
+	return client_op_ask(client, &op, &call, key_reply, key_p);
 }
 
 /* ---- attachments --------------------------------------------------------------- */

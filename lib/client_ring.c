@@ -98,7 +98,7 @@ static int slots_grow(struct client_slots *s)
 }
 
 /* The queue has space for every slot in use. */
-int client_ring_slot(struct kvd_client *client, struct client_slot *slot)
+static int client_ring_slot(struct kvd_client *client, struct client_slot *slot)
 {
 	const struct client_map *map = client->map;
 	uint32_t first = map->header->engine_first, number;
@@ -141,7 +141,8 @@ void client_ring_slot_back(struct kvd_client *client, const struct client_slot *
 	slot_leave(client, slot, atomic_load(&slot->gen));
 }
 
-void client_ring_slot_unused(struct client_slot *slot)
+/* The slot was numbered, but its entry not submitted. */
+static void client_ring_slot_unused(struct client_slot *slot)
 {
 	slot_leave(slot->object.client, slot, 0);
 	slot->numbered = false;
@@ -218,14 +219,12 @@ static uint64_t reply_ops(const cJSON *reply)
 	return ops;
 }
 
-static int ring_shared(struct client_request *req, int result, const cJSON *reply)
+static int ring_shared(struct client_request *req, const cJSON *reply)
 {
 	struct kvd_client *client = req->client;
 	struct client_conn *conn = &client->conn;
 	uint64_t entries = 0, arena = 0;
 
-	if (result || req->late)
-		return result;
 	if (!client_get_u64(reply, "entries", &entries) ||
 	    !client_get_u64(reply, "arena_bytes", &arena) || conn->in_fd_count < 3)
 		return client_fail(client, KVD_E_PROTO,
@@ -247,8 +246,7 @@ static void client_ring_make(struct kvd_client *client)
 		return;
 	client->ring_asked = client->serial;
 	client_op_begin(client, &op, "session.share");
-	op.finish = ring_shared;
-	if (client_op_run(client, &op, NULL) < 0)
+	if (client_op_ask(client, &op, NULL, ring_shared, NULL) < 0)
 		client->error = (struct kvd_error){0};
 }
 
@@ -424,30 +422,51 @@ int client_ring_put(struct kvd_client *client, struct kvd_ring_entry *entry,
 	return client_ring_socket_put(client, entry, parts, count, object);
 }
 
-/* ---- end of objects numbered here ---------------------------------------------- */
+/* ---- objects numbered here ------------------------------------------------------- */
+
+int client_slot_make(struct client_slot *slot, struct kvd_ring_entry *entry,
+		     const struct client_part *parts, size_t count,
+		     struct client_object *object)
+{
+	int r = client_ring_slot(slot->object.client, slot);
+
+	if (r)
+		return r;
+	entry->slot = slot->slot;
+	entry->gen = atomic_load(&slot->gen);
+	client_object_enter(&slot->object, CLIENT_READY);
+	r = client_ring_put(slot->object.client, entry, parts, count, object);
+	if (r)
+		client_ring_slot_unused(slot);
+	return r;
+}
+
+int client_slot_tell(const struct client_slot *slot, unsigned int op)
+{
+	struct kvd_ring_entry entry = {.op = op, .a = slot->object.id};
+	struct kvd_client *client = slot->object.client;
+	int r;
+
+	if (!client_object_current(&slot->object))
+		return 0; /* removed with its session */
+	r = client_ring_begin(client);
+	if (!r)
+		r = client_ring_put(client, &entry, NULL, 0, NULL);
+	return r == -KVD_E_LOST ? 0 : r;
+}
 
 int client_slot_release(struct client_slot *slot)
 {
 	struct client_object *object = &slot->object;
-	struct kvd_client *client = object->client;
-	enum client_phase phase = client_object_phase(object);
-	struct kvd_ring_entry entry = {.op = KVD_RING_RELEASE, .a = object->id};
-	int r = client_enter(client, false);
+	int r = client_enter(object->client, false);
 
-	if (r)
-		return r;
 	/* the daemon may have the slot of an object whose line was refused; one in
 	 * flight over the socket is undone with its reply */
-	if ((phase == CLIENT_READY || slot->numbered) && !kvd_lost(client) &&
-	    object->serial == client->serial) {
-		r = client_ring_begin(client);
-		if (!r)
-			r = client_ring_put(client, &entry, NULL, 0, NULL);
-		if (r && r != -KVD_E_LOST)
-			return r;
-	}
-	client_object_unref(object);
-	return 0;
+	if (!r && (client_object_phase(object) == CLIENT_READY || slot->numbered))
+		r = client_slot_tell(slot, KVD_RING_RELEASE);
+	if (!r)
+		client_object_unref(object);
+	return r;
 }
 
 /* ---- errors with texts ------------------------------------------------------------- */
@@ -462,12 +481,10 @@ void client_slot_refused(struct client_slot *slot)
 	client_object_enter(&slot->object, CLIENT_FAILED);
 }
 
-static int error_reply(struct client_request *req, int result, const cJSON *reply)
+static int error_reply(struct client_request *req, const cJSON *reply)
 {
 	struct kvd_error *error = req->out;
 
-	if (result || req->late)
-		return result;
 	if (cJSON_GetObjectItemCaseSensitive(reply, "error"))
 		client_error_parse(error, reply);
 	else
@@ -498,7 +515,5 @@ int client_slot_error(const struct client_slot *slot, int timeout_ms,
 		return r;
 	client_op_begin(client, &op, "xfer.state");
 	client_text_int(&op.text, "xfer", slot->object.id);
-	op.finish = error_reply;
-	op.out = error_p;
-	return client_op_run(client, &op, &call);
+	return client_op_ask(client, &op, &call, error_reply, error_p);
 }

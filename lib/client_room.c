@@ -167,50 +167,24 @@ static void text_open(struct text *text, const struct kvd_room *room,
 	client_text_str(text, "request_id", a->request_id);
 	client_text_str(text, "traceparent", a->traceparent);
 	client_text_str(text, "ticket", a->ticket);
-	if (!a->peer_count)
-		return;
-	client_text_printf(text, ",\"peers\":[");
-	for (size_t i = 0; i < a->peer_count; i++) {
-		client_text_printf(text, "%s", i ? "," : "");
-		text_json(text, a->peers[i]);
-	}
-	text_put(text, "]", 1);
+	if (a->peer_count)
+		client_text_names(text, "peers", a->peers, a->peer_count);
 }
 
-static void room_undo(struct kvd_room *room)
+static void room_undo(struct client_slot *slot)
 {
+	struct kvd_room *room = container_of(slot, struct kvd_room, slot);
 	struct client_op op;
 
 	room_begin(room, &op, "room.abort");
 	client_text_str(&op.text, "reason", "its opening was canceled");
 	op.forced = true;
-	client_op_run(room->slot.object.client, &op, NULL);
+	client_op_run(slot->object.client, &op, NULL);
 }
 
 static int room_opened(struct client_request *req, int result, const cJSON *reply)
 {
-	struct kvd_room *room = container_of(req->object, struct kvd_room, slot.object);
-	struct client_slot *slot = &room->slot;
-
-	if (!result && !client_slot_attach(slot, reply)) {
-		room_undo(room);
-		result = client_fail(req->client, KVD_E_PROTO,
-				     "room.open: the reply names no slot of the page");
-		client_object_enter(req->object, CLIENT_DOUBT);
-		return result;
-	}
-	if (!result) {
-		client_object_enter(req->object, CLIENT_READY);
-		if (req->late)
-			room_undo(room);
-		return 0;
-	}
-	if (result == -KVD_E_NOREPLY || result == -KVD_E_LOST) {
-		client_object_enter(req->object, CLIENT_DOUBT);
-		return result;
-	}
-	client_slot_refused(slot);
-	return result;
+	return client_slot_made(req, result, reply, room_undo);
 }
 
 int client_wait_check(struct kvd_client *client, const struct kvd_wait *wait)
@@ -342,8 +316,7 @@ static int room_enter(struct kvd_room *room, const struct kvd_call *call)
 	enum client_phase phase = client_object_phase(object);
 	int r = client_enter(client, client_blocks(call));
 
-	if (!r && (phase == CLIENT_FAILED || kvd_lost(client) ||
-		   object->serial != client->serial))
+	if (!r && (phase == CLIENT_FAILED || !client_object_current(object)))
 		r = room_failed(room);
 	if (!r)
 		r = client_session_need(client);
@@ -369,86 +342,53 @@ static int pages_enter(struct kvd_room *room, const struct kvd_wait *wait,
 	return r ? r : client_wait_check(room->slot.object.client, wait);
 }
 
-/* BIND, SEND */
+/* BIND, SEND, EXTEND */
 static int pages_post(struct kvd_room *room, struct kvd_ring_entry *entry,
-		      const struct kvd_view *views, size_t view_count,
-		      const struct kvd_wait *wait)
+		      const struct kvd_send_args *args)
 {
 	struct text text = {0};
 	int r = client_post_begin(room->slot.object.client, entry->op);
 
 	if (r)
 		return r;
-	client_text_wait_object(&text, wait);
-	return client_post_pages(room, entry, views, view_count, &text);
-}
-
-static int bind_post(struct kvd_room *room, const struct kvd_bind_args *args)
-{
-	struct kvd_ring_entry entry = {.op = KVD_RING_BIND,
-				       .flags = args->has_aux ? KVD_RING_AUX : 0,
-				       .c = args->has_aux ? args->aux : 0};
-
-	return pages_post(room, &entry, args->views, args->view_count, &args->wait);
-}
-
-static int send_post(struct kvd_room *room, const struct kvd_send_args *args)
-{
-	struct kvd_ring_entry entry = {.op = KVD_RING_SEND,
-				       .flags = (args->has_aux ? KVD_RING_AUX : 0) |
-						(args->last ? KVD_RING_LAST : 0),
-				       .b = args->seq,
-				       .c = args->has_aux ? args->aux : 0};
-
-	return pages_post(room, &entry, args->views, args->view_count, &args->wait);
+	client_text_wait_object(&text, &args->wait);
+	return client_post_pages(room, entry, args->views, args->view_count, &text);
 }
 
 int kvd_room_extend(struct kvd_room *room, uint32_t lease_ms, const struct kvd_call *call)
 {
-	static const struct kvd_wait none;
+	static const struct kvd_send_args none;
 	struct kvd_ring_entry entry = {.op = KVD_RING_EXTEND, .c = lease_ms};
 	struct client_op op;
-	int r = pages_enter(room, &none, call);
+	int r = pages_enter(room, &none.wait, call);
 
 	if (r)
 		return r;
 	if (call && call->post)
-		return pages_post(room, &entry, NULL, 0, &none);
+		return pages_post(room, &entry, &none);
 	room_begin(room, &op, "room.extend");
 	client_text_int(&op.text, "lease_ms", lease_ms);
 	return client_op_run(room->slot.object.client, &op, call);
 }
 
-int kvd_room_bind(struct kvd_room *room, const struct kvd_bind_args *args,
-		  const struct kvd_call *call)
+static int pages_send(struct kvd_room *room, bool binds, const struct kvd_send_args *args,
+		      const struct kvd_call *call)
 {
+	struct kvd_ring_entry entry = {.op = binds ? KVD_RING_BIND : KVD_RING_SEND,
+				       .flags = (args->has_aux ? KVD_RING_AUX : 0) |
+						(args->last ? KVD_RING_LAST : 0),
+				       .b = args->seq,
+				       .c = args->has_aux ? args->aux : 0};
 	struct client_op op;
 	int r = pages_enter(room, &args->wait, call);
 
 	if (r)
 		return r;
 	if (call && call->post)
-		return bind_post(room, args);
-	room_begin(room, &op, "room.bind");
-	client_text_views(&op.text, false, args->views, args->view_count);
-	if (args->has_aux)
-		client_text_int(&op.text, "aux", args->aux);
-	client_text_wait(&op.text, &args->wait);
-	return client_op_run(room->slot.object.client, &op, call);
-}
-
-int kvd_room_send(struct kvd_room *room, const struct kvd_send_args *args,
-		  const struct kvd_call *call)
-{
-	struct client_op op;
-	int r = pages_enter(room, &args->wait, call);
-
-	if (r)
-		return r;
-	if (call && call->post)
-		return send_post(room, args);
-	room_begin(room, &op, "room.send");
-	client_text_int(&op.text, "seq", args->seq);
+		return pages_post(room, &entry, args);
+	room_begin(room, &op, binds ? "room.bind" : "room.send");
+	if (!binds)
+		client_text_int(&op.text, "seq", args->seq);
 	client_text_views(&op.text, false, args->views, args->view_count);
 	if (args->last)
 		client_text_printf(&op.text, ",\"last\":true");
@@ -456,6 +396,24 @@ int kvd_room_send(struct kvd_room *room, const struct kvd_send_args *args,
 		client_text_int(&op.text, "aux", args->aux);
 	client_text_wait(&op.text, &args->wait);
 	return client_op_run(room->slot.object.client, &op, call);
+}
+
+int kvd_room_bind(struct kvd_room *room, const struct kvd_bind_args *args,
+		  const struct kvd_call *call)
+{
+	const struct kvd_send_args pages = {.views = args->views,
+					    .view_count = args->view_count,
+					    .has_aux = args->has_aux,
+					    .aux = args->aux,
+					    .wait = args->wait};
+
+	return pages_send(room, true, &pages, call);
+}
+
+int kvd_room_send(struct kvd_room *room, const struct kvd_send_args *args,
+		  const struct kvd_call *call)
+{
+	return pages_send(room, false, args, call);
 }
 
 int kvd_room_abort(struct kvd_room *room, const char *reason, const struct kvd_call *call)
@@ -506,7 +464,7 @@ int kvd_room_close(struct kvd_room *room, const struct kvd_call *call)
 	if (state > KVD_FAILED && state != KVD_SUCCESS)
 		return client_fail(client, KVD_E_STATE, "the room is %s, not terminal",
 				   kvd_state_name(state));
-	if (phase != CLIENT_READY || kvd_lost(client) || object->serial != client->serial)
+	if (phase != CLIENT_READY || !client_object_current(object))
 		return client_object_forget(object, call);
 	if (room->slot.numbered) {
 		r = client_post_close_entry(room);
@@ -529,10 +487,8 @@ int kvd_room_show(struct kvd_room *room, int timeout_ms, char **json_p)
 	return client_op_json(room->slot.object.client, &op, timeout_ms, json_p);
 }
 
-static int why_reply(struct client_request *req, int result, const cJSON *reply)
+static int why_reply(struct client_request *req, const cJSON *reply)
 {
-	if (result || req->late)
-		return result;
 	if (cJSON_GetObjectItemCaseSensitive(reply, "error"))
 		client_error_parse(req->out, reply);
 	return 0;
@@ -546,16 +502,13 @@ static int why_ask(struct kvd_room *room, int timeout_ms)
 	struct kvd_call call = {.timeout_ms = timeout_ms};
 	struct client_op op;
 
-	if (client->owner != getpid() || kvd_lost(client) ||
-	    room->slot.object.serial != client->serial ||
+	if (client->owner != getpid() || !client_object_current(&room->slot.object) ||
 	    client_object_phase(&room->slot.object) != CLIENT_READY)
 		return 1;
 	if (client->in_callback)
 		return -KVD_E_STATE;
 	show_begin(room, &op);
-	op.finish = why_reply;
-	op.out = room->slot.fault;
-	return client_op_run(client, &op, &call);
+	return client_op_ask(client, &op, &call, why_reply, room->slot.fault);
 }
 
 const struct kvd_error *kvd_room_why(struct kvd_room *room, int timeout_ms)
@@ -582,12 +535,10 @@ const struct kvd_error *kvd_room_why(struct kvd_room *room, int timeout_ms)
 	return room->slot.fault;
 }
 
-static int token_reply(struct client_request *req, int result, const cJSON *reply)
+static int token_reply(struct client_request *req, const cJSON *reply)
 {
 	const cJSON *rooms = cJSON_GetObjectItemCaseSensitive(reply, "rooms");
 
-	if (result || req->late)
-		return result;
 	if (client_get_u64(cJSON_GetArrayItem(rooms, 0), "first_token", req->out))
 		return 0;
 	return client_fail(req->client, KVD_E_STATE,
@@ -613,9 +564,7 @@ int kvd_room_first_token(struct kvd_room *room, int timeout_ms, uint64_t *token_
 	client_op_begin(room->slot.object.client, &op, "room.poll");
 	client_text_printf(&op.text, ",\"rooms\":[{\"room\":\"%llu\",\"role\":\"%s\"}]",
 			   (unsigned long long)room->slot.number, role_names[room->role]);
-	op.finish = token_reply;
-	op.out = token_p;
-	return client_op_run(room->slot.object.client, &op, &call);
+	return client_op_ask(room->slot.object.client, &op, &call, token_reply, token_p);
 }
 
 struct landed {
@@ -624,15 +573,13 @@ struct landed {
 	size_t bytes;
 };
 
-static int landed_reply(struct client_request *req, int result, const cJSON *reply)
+static int landed_reply(struct client_request *req, const cJSON *reply)
 {
 	const cJSON *landed = cJSON_GetObjectItemCaseSensitive(reply, "landed");
 	struct landed *out = req->out;
-	const char *hex = out ? client_get_str(landed, out->view) : NULL;
+	const char *hex = client_get_str(landed, out->view);
 	size_t n;
 
-	if (result || req->late)
-		return result;
 	if (!hex)
 		return client_fail(
 			req->client, landed ? KVD_E_NOTFOUND : KVD_E_STATE,
@@ -662,9 +609,7 @@ int kvd_room_landed(struct kvd_room *room, const char *view, int timeout_ms,
 	if (r)
 		return r;
 	show_begin(room, &op);
-	op.finish = landed_reply;
-	op.out = &landed;
-	return client_op_run(room->slot.object.client, &op, &call);
+	return client_op_ask(room->slot.object.client, &op, &call, landed_reply, &landed);
 }
 
 /* ---- reads -------------------------------------------------------------------- */

@@ -109,22 +109,12 @@ static int view_add(struct kvd_client *client, struct views *v, size_t index,
 static int entry_give(struct client_slot *slot, struct kvd_ring_entry *entry,
 		      const struct views *v)
 {
-	struct kvd_client *client = slot->object.client;
-	bool opens = entry->op != KVD_RING_BIND && entry->op != KVD_RING_SEND &&
-		     entry->op != KVD_RING_EXTEND;
-	int r = opens ? client_ring_slot(client, slot) : 0;
-
-	if (r)
-		return r;
+	if (entry->op != KVD_RING_BIND && entry->op != KVD_RING_SEND &&
+	    entry->op != KVD_RING_EXTEND)
+		return client_slot_make(slot, entry, v->parts, v->count, &slot->object);
 	entry->slot = slot->slot;
 	entry->gen = atomic_load(&slot->gen);
-	if (opens)
-		client_object_enter(&slot->object, CLIENT_READY);
-	r = client_ring_put(client, entry, v->parts, v->count,
-			    opens ? &slot->object : NULL);
-	if (r && opens)
-		client_ring_slot_unused(slot);
-	return r;
+	return client_ring_put(slot->object.client, entry, v->parts, v->count, NULL);
 }
 
 static int room_named(struct kvd_room *room)
@@ -223,12 +213,11 @@ int client_post_close_entry(struct kvd_room *room)
 int client_post_close(struct kvd_room *room)
 {
 	struct client_object *object = &room->slot.object;
-	struct kvd_client *client = object->client;
 	enum client_phase phase = client_object_phase(object);
 	bool lives = phase == CLIENT_READY || room->slot.numbered;
 	int r = room_named(room);
 
-	if (!r && lives && !kvd_lost(client) && object->serial == client->serial)
+	if (!r && lives && client_object_current(object))
 		r = client_post_close_entry(room);
 	if (r && r != -KVD_E_LOST)
 		return r;

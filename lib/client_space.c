@@ -28,14 +28,8 @@ static int space_text(struct text *text, const struct kvd_space_args *a)
 	client_text_str(text, "revision", a->revision);
 	client_text_str(text, "rope", a->rope);
 	client_text_int(text, "tokens", a->tokens);
-	if (!a->views)
-		return 0;
-	client_text_printf(text, ",\"views\":[");
-	for (size_t i = 0; i < a->view_count; i++) {
-		client_text_printf(text, "%s", i ? "," : "");
-		text_json(text, a->views[i]);
-	}
-	text_put(text, "]", 1);
+	if (a->views)
+		client_text_names(text, "views", a->views, a->view_count);
 	return 0;
 }
 

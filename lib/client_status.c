@@ -450,7 +450,8 @@ int client_slot_wait(struct client_slot *slot, int state, int timeout_ms)
 	}
 }
 
-bool client_slot_attach(struct client_slot *slot, const cJSON *reply)
+/* Take slot and gen from a reply; false: the reply lacks them. */
+static bool client_slot_attach(struct client_slot *slot, const cJSON *reply)
 {
 	uint64_t index, gen;
 
@@ -461,6 +462,29 @@ bool client_slot_attach(struct client_slot *slot, const cJSON *reply)
 	slot->slot = (uint32_t)index;
 	atomic_store_explicit(&slot->gen, (uint32_t)gen, memory_order_release);
 	return true;
+}
+
+int client_slot_made(struct client_request *req, int result, const cJSON *reply,
+		     void (*undo)(struct client_slot *slot))
+{
+	struct client_slot *slot = container_of(req->object, struct client_slot, object);
+
+	if (!result && !client_slot_attach(slot, reply)) {
+		undo(slot);
+		client_object_enter(req->object, CLIENT_DOUBT);
+		return client_fail(req->client, KVD_E_PROTO,
+				   "the reply names no slot of the page");
+	}
+	if (!result) {
+		client_object_enter(req->object, CLIENT_READY);
+		if (req->late || req->object->refs == 1)
+			undo(slot);
+	} else if (result == -KVD_E_NOREPLY || result == -KVD_E_LOST) {
+		client_object_enter(req->object, CLIENT_DOUBT);
+	} else {
+		client_slot_refused(slot);
+	}
+	return result;
 }
 
 void client_slot_init(struct client_slot *slot, uint64_t number)

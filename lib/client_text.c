@@ -51,6 +51,17 @@ void client_text_u64(struct text *text, const char *name, uint64_t value)
 	client_text_printf(text, ",\"%s\":\"%llu\"", name, (unsigned long long)value);
 }
 
+void client_text_names(struct text *text, const char *name, const char *const *names,
+		       size_t count)
+{
+	client_text_printf(text, ",\"%s\":[", name);
+	for (size_t i = 0; i < count; i++) {
+		text_puts(text, i ? "," : "");
+		text_json(text, names[i]);
+	}
+	text_put(text, "]", 1);
+}
+
 /* A list of numbers, or of runs [[first,count],…] when that is half as long. */
 static void text_pages(struct text *text, const uint32_t *pages, size_t count)
 {

@@ -85,8 +85,7 @@ static int check_args(struct kvd_client *client, const struct kvd_xfer_args *a)
 	return r ? r : client_prepared(client, &a->remote->slot.object, "remote");
 }
 
-static int make_put(struct kvd_client *client, const struct kvd_xfer_args *a,
-		    struct kvd_xfer *xfer)
+static int make_put(const struct kvd_xfer_args *a, struct kvd_xfer *xfer)
 {
 	const struct client_part parts[] = {
 		{a->local_index, a->local_index ? a->local_index_count * 4 : 0},
@@ -103,17 +102,9 @@ static int make_put(struct kvd_client *client, const struct kvd_xfer_args *a,
 		.n1 = (uint32_t)(parts[1].bytes / 4),
 		.bytes = (uint32_t)parts[2].bytes,
 	};
-	int r = client_ring_slot(client, &xfer->slot);
 
-	if (r)
-		return r;
-	entry.slot = xfer->slot.slot;
-	entry.gen = atomic_load(&xfer->slot.gen);
-	client_object_enter(&xfer->slot.object, CLIENT_READY);
-	r = client_ring_put(client, &entry, parts, ARRAY_LEN(parts), &xfer->slot.object);
-	if (r)
-		client_ring_slot_unused(&xfer->slot);
-	return r;
+	return client_slot_make(&xfer->slot, &entry, parts, ARRAY_LEN(parts),
+				&xfer->slot.object);
 }
 
 static void xfer_fini(struct client_object *object)
@@ -140,7 +131,7 @@ int kvd_xfer_make(struct kvd_client *client, const struct kvd_xfer_args *args,
 		return client_fail_nomem(client);
 	client_object_init(client, &xfer->slot.object, CLIENT_XFER, xfer_fini);
 	client_slot_init(&xfer->slot, 0);
-	r = make_put(client, args, xfer);
+	r = make_put(args, xfer);
 	if (r) {
 		client_object_unref(&xfer->slot.object);
 		return r;
