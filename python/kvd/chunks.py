@@ -56,8 +56,8 @@ def ids_pack(ids):
     return packed
 
 
-def _first(first):
-    return _check.integer("first", first, 0, _check.U32)
+def _named(ids, first):
+    return ids_pack(ids), _check.integer("first", first, 0, _check.U32)
 
 
 def _remote(remote):
@@ -193,7 +193,7 @@ class Space:
     def find(self, ids, first=0, timeout=None):
         """Number of consecutive chunks of this rank that are stored, from the first on. They may
         be evicted at any time: hold() keeps them. -> Found"""
-        return Found(*self._space.find(ids_pack(ids), _first(first),
+        return Found(*self._space.find(_named(ids, first),
                                        _check.seconds("timeout", timeout)))
 
     def hold(self, ids, first=0, *, lease=None, remote=None, timeout=None):
@@ -201,7 +201,7 @@ class Space:
         is closed. remote: seconds for a query of other daemons (chunk_peers, chunk_index) for the
         chunks that follow.
         -> Hold, which may be empty"""
-        return Hold(self, self._space.hold(ids_pack(ids), _first(first), _lease(lease),
+        return Hold(self, self._space.hold(_named(ids, first), _lease(lease),
                                            _remote(remote), _check.seconds("timeout", timeout)))
 
     def join(self, secret, *, lease=None, timeout=None):
@@ -219,7 +219,7 @@ class Space:
         FAILED, and error() has the reason. durable: succeeds once all of them would survive a
         loss of power. -> Move"""
         pool = self.pool_of(pool)
-        return Move(self._space.put(pool._pool, ids_pack(ids), _first(first),
+        return Move(self._space.put(pool._pool, _named(ids, first),
                                     views_pack(views), wait_pack(wait),
                                     _check.seconds("timeout", timeout),
                                     _check.flag("post", post),
@@ -231,7 +231,7 @@ class Space:
         the pool or the client is closed. A page must hold tokens of one chunk only.
         -> Move"""
         pool = self.pool_of(pool)
-        return Move(self._space.put(pool._pool, ids_pack(ids), _first(first),
+        return Move(self._space.put(pool._pool, _named(ids, first),
                                     views_pack(views), wait_pack(wait),
                                     _check.seconds("timeout", timeout),
                                     _check.flag("post", post), False, True), "publication")
@@ -242,12 +242,12 @@ class Space:
         the states SUCCESS and FAILED no reader is left. -> Move"""
         ms = 0 if grace == 0 else _check.integer(
             "grace", max(1, round(1000 * _check.seconds("grace", grace))), 1, GRACE_MS_MAX)
-        return Move(self._space.withdraw(ids_pack(ids), _first(first), ms,
+        return Move(self._space.withdraw(_named(ids, first), ms,
                                          _check.seconds("timeout", timeout)), "withdrawal")
 
     def drop(self, ids, first=0, timeout=None):
         """Delete them; chunks in use are deleted afterwards."""
-        self._space.drop(ids_pack(ids), _first(first), _check.seconds("timeout", timeout))
+        self._space.drop(_named(ids, first), _check.seconds("timeout", timeout))
 
     def close(self, timeout=None):
         """Close the space. Its holds and moves continue, its chunks are kept."""

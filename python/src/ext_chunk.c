@@ -48,7 +48,17 @@ static void chunk_dealloc(PyObject *self)
 
 /* ---- calls: each is started under the client's lock -------------------------------- */
 
+enum chunk_call {
+	CHUNK_OPEN_SPACE,
+	CHUNK_PUT,
+	CHUNK_PUBLISH,
+	CHUNK_WITHDRAW,
+	CHUNK_FETCH,
+	CHUNK_ABORT,
+};
+
 struct chunk_start {
+	enum chunk_call what;
 	struct client *c;
 	const struct handle *of; /* the space or hold, NULL: a space is opened */
 	void *kvd;		 /* of that */
@@ -61,41 +71,26 @@ struct chunk_start {
 	void *made;
 };
 
-static int space_begin(void *ctx, const struct kvd_call *call)
+static int chunk_begin(void *ctx, const struct kvd_call *call)
 {
 	struct chunk_start *s = ctx;
+	struct kvd_move **move_p = (struct kvd_move **)&s->made;
 
-	return kvd_space_open(s->c->kvd, &s->space, call, (struct kvd_space **)&s->made);
-}
-
-static int put_begin(void *ctx, const struct kvd_call *call)
-{
-	struct chunk_start *s = ctx;
-
-	return kvd_put(s->kvd, &s->chunks, &s->move, call, (struct kvd_move **)&s->made);
-}
-
-static int publish_begin(void *ctx, const struct kvd_call *call)
-{
-	struct chunk_start *s = ctx;
-
-	return kvd_publish(s->kvd, &s->chunks, &s->move, call,
-			   (struct kvd_move **)&s->made);
-}
-
-static int withdraw_begin(void *ctx, const struct kvd_call *call)
-{
-	struct chunk_start *s = ctx;
-
-	return kvd_withdraw(s->kvd, &s->chunks, s->grace_ms, call,
-			    (struct kvd_move **)&s->made);
-}
-
-static int fetch_begin(void *ctx, const struct kvd_call *call)
-{
-	struct chunk_start *s = ctx;
-
-	return kvd_fetch(s->kvd, &s->move, call, (struct kvd_move **)&s->made);
+	switch (s->what) {
+	case CHUNK_OPEN_SPACE:
+		return kvd_space_open(s->c->kvd, &s->space, call,
+				      (struct kvd_space **)&s->made);
+	case CHUNK_PUT:
+		return kvd_put(s->kvd, &s->chunks, &s->move, call, move_p);
+	case CHUNK_PUBLISH:
+		return kvd_publish(s->kvd, &s->chunks, &s->move, call, move_p);
+	case CHUNK_WITHDRAW:
+		return kvd_withdraw(s->kvd, &s->chunks, s->grace_ms, call, move_p);
+	case CHUNK_FETCH:
+		return kvd_fetch(s->kvd, &s->move, call, move_p);
+	default:
+		return kvd_move_abort(s->kvd, call);
+	}
 }
 
 static int chunk_move_end(void *handle, const struct kvd_call *call)
@@ -103,16 +98,11 @@ static int chunk_move_end(void *handle, const struct kvd_call *call)
 	return kvd_move_close(handle, call);
 }
 
-static int abort_begin(void *ctx, const struct kvd_call *call)
-{
-	return kvd_move_abort(((struct chunk_start *)ctx)->kvd, call);
-}
-
-static int chunk_run(struct chunk_start *s, op_start *begin, int ms)
+static int chunk_run(struct chunk_start *s, int ms)
 {
 	const struct use uses[] = {{s->of, &s->kvd}, s->pool, s->region};
 	const struct run run = {.client = s->c,
-				.start = begin,
+				.start = chunk_begin,
 				.ctx = s,
 				.uses = uses,
 				.use_count = sizeof(uses) / sizeof(uses[0]),
@@ -135,14 +125,14 @@ static bool in_doubt(const struct chunk_start *s, PyTypeObject *type)
 
 /* The object that the call returns. */
 static PyObject *chunk_made(PyTypeObject *type, const char *noun, struct chunk_start *s,
-			    op_start *begin, PyObject *keep, int ms)
+			    PyObject *keep, int ms)
 {
 	struct handle *object = handle_new(type, s->c, noun, keep);
 	int r;
 
 	if (!object)
 		return NULL;
-	r = chunk_run(s, begin, ms);
+	r = chunk_run(s, ms);
 	if (r < 0 && in_doubt(s, type)) {
 		PyErr_Clear();
 		r = 0;
@@ -165,7 +155,7 @@ static PyObject *chunk_close(PyObject *self, PyObject *args)
 static PyObject *space_make(PyTypeObject *type, PyObject *args,
 			    PyObject *Py_UNUSED(kwargs))
 {
-	struct chunk_start s = {0};
+	struct chunk_start s = {.what = CHUNK_OPEN_SPACE};
 	PyObject *client, *pool, *views, *made = NULL;
 	const char **names = NULL;
 	int ms;
@@ -183,38 +173,42 @@ static PyObject *space_make(PyTypeObject *type, PyObject *args,
 	}
 	if (ext_names_parse(views, &names, &s.space.view_count) == 0) {
 		s.space.views = views == Py_None ? NULL : names;
-		made = chunk_made(type, "space", &s, space_begin, NULL, ms);
+		made = chunk_made(type, "space", &s, NULL, ms);
 	}
 	mem_free(names);
 	return made;
 }
 
-static bool ids_parse(const char *ids, Py_ssize_t bytes, unsigned long long first,
-		      struct kvd_chunks *chunks)
+/* "O&" of PyArg_ParseTuple(): (ids, first). Returns 1, or 0 with an exception. */
+static int chunks_parse(PyObject *tuple, void *chunks_p)
 {
+	struct kvd_chunks *chunks = chunks_p;
+	unsigned long long first;
+	const char *ids;
+	Py_ssize_t bytes;
+
+	if (!PyArg_ParseTuple(tuple, "y#K", &ids, &bytes, &first))
+		return 0;
 	if (bytes <= 0 || bytes % KVD_CHUNK_ID_BYTES) {
 		PyErr_Format(PyExc_ValueError, "ids: %zd bytes are not a multiple of %d",
 			     bytes, KVD_CHUNK_ID_BYTES);
-		return false;
+		return 0;
 	}
 	*chunks = (struct kvd_chunks){
 		.ids = ids, .count = (size_t)bytes / KVD_CHUNK_ID_BYTES, .first = first};
-	return true;
+	return 1;
 }
 
-/* find(ids, first, timeout) -> (chunks, tokens) */
+/* find((ids, first), timeout) -> (chunks, tokens) */
 static PyObject *space_find(PyObject *self, PyObject *args)
 {
 	struct handle *space = (struct handle *)self;
 	struct kvd_chunks chunks;
 	struct kvd_found found;
-	unsigned long long first;
-	const char *ids;
-	Py_ssize_t bytes;
 	int ms, r;
 
-	if (!PyArg_ParseTuple(args, "y#KO&", &ids, &bytes, &first, ext_timeout, &ms) ||
-	    !ids_parse(ids, bytes, first, &chunks) || !handle_lock(space))
+	if (!PyArg_ParseTuple(args, "O&O&", chunks_parse, &chunks, ext_timeout, &ms) ||
+	    !handle_lock(space))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS r = kvd_find(space->kvd, &chunks, ms, &found);
 	Py_END_ALLOW_THREADS if (!client_end(space->client, r)) return NULL;
@@ -226,13 +220,10 @@ static PyObject *space_drop(PyObject *self, PyObject *args)
 {
 	struct handle *space = (struct handle *)self;
 	struct kvd_chunks chunks;
-	unsigned long long first;
-	const char *ids;
-	Py_ssize_t bytes;
 	int ms, r;
 
-	if (!PyArg_ParseTuple(args, "y#KO&", &ids, &bytes, &first, ext_timeout, &ms) ||
-	    !ids_parse(ids, bytes, first, &chunks) || !handle_lock(space))
+	if (!PyArg_ParseTuple(args, "O&O&", chunks_parse, &chunks, ext_timeout, &ms) ||
+	    !handle_lock(space))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS r = kvd_drop(space->kvd, &chunks, ms);
 	Py_END_ALLOW_THREADS if (!client_end(space->client, r)) return NULL;
@@ -263,19 +254,15 @@ static PyObject *hold_made(struct handle *space, const struct kvd_chunks *chunks
 	return handle_made(hold, kvd, r);
 }
 
-/* hold(ids, first, lease_ms, remote_ms, timeout) */
+/* hold((ids, first), lease_ms, remote_ms, timeout) */
 static PyObject *space_hold(PyObject *self, PyObject *args)
 {
 	unsigned int lease_ms, remote_ms;
-	unsigned long long first;
 	struct kvd_chunks chunks;
-	const char *ids;
-	Py_ssize_t bytes;
 	int ms;
 
-	if (!PyArg_ParseTuple(args, "y#KIIO&", &ids, &bytes, &first, &lease_ms,
-			      &remote_ms, ext_timeout, &ms) ||
-	    !ids_parse(ids, bytes, first, &chunks))
+	if (!PyArg_ParseTuple(args, "O&IIO&", chunks_parse, &chunks, &lease_ms,
+			      &remote_ms, ext_timeout, &ms))
 		return NULL;
 	return hold_made((struct handle *)self, &chunks, NULL, lease_ms, remote_ms, ms);
 }
@@ -312,46 +299,40 @@ static bool place_parse(struct chunk_start *s, PyObject *pool, PyObject *view_li
 	return true;
 }
 
-/* put(pool, ids, first, views, wait, timeout, post, durable, publish) */
+/* put(pool, (ids, first), views, wait, timeout, post, durable, publish) */
 static PyObject *space_put(PyObject *self, PyObject *args)
 {
 	struct chunk_start s = {.of = (struct handle *)self};
 	PyObject *pool, *view_list, *wait, *made = NULL;
 	struct ext_views views = {0};
-	unsigned long long first;
-	const char *ids;
-	Py_ssize_t bytes;
 	int ms, durable, publish;
 
-	if (!PyArg_ParseTuple(args, "O!y#KOOO&ppp", pool_type, &pool, &ids, &bytes,
-			      &first, &view_list, &wait, ext_timeout, &ms, &s.post,
+	if (!PyArg_ParseTuple(args, "O!O&OOO&ppp", pool_type, &pool, chunks_parse,
+			      &s.chunks, &view_list, &wait, ext_timeout, &ms, &s.post,
 			      &durable, &publish) ||
-	    !ids_parse(ids, bytes, first, &s.chunks) || !handle_usable(s.of))
+	    !handle_usable(s.of))
 		return NULL;
+	s.what = publish ? CHUNK_PUBLISH : CHUNK_PUT;
 	s.c = s.of->client;
 	s.move.durable = durable;
 	if (place_parse(&s, pool, view_list, wait, &views))
-		made = chunk_made(move_type, "move", &s,
-				  publish ? publish_begin : put_begin, pool, ms);
+		made = chunk_made(move_type, "move", &s, pool, ms);
 	ext_views_fini(&views);
 	return made;
 }
 
-/* withdraw(ids, first, grace_ms, timeout) */
+/* withdraw((ids, first), grace_ms, timeout) */
 static PyObject *space_withdraw(PyObject *self, PyObject *args)
 {
-	struct chunk_start s = {.of = (struct handle *)self};
-	unsigned long long first;
-	const char *ids;
-	Py_ssize_t bytes;
+	struct chunk_start s = {.what = CHUNK_WITHDRAW, .of = (struct handle *)self};
 	int ms;
 
-	if (!PyArg_ParseTuple(args, "y#KIO&", &ids, &bytes, &first, &s.grace_ms,
+	if (!PyArg_ParseTuple(args, "O&IO&", chunks_parse, &s.chunks, &s.grace_ms,
 			      ext_timeout, &ms) ||
-	    !ids_parse(ids, bytes, first, &s.chunks) || !handle_usable(s.of))
+	    !handle_usable(s.of))
 		return NULL;
 	s.c = s.of->client;
-	return chunk_made(move_type, "move", &s, withdraw_begin, NULL, ms);
+	return chunk_made(move_type, "move", &s, NULL, ms);
 }
 
 /* ---- Hold
@@ -360,7 +341,7 @@ static PyObject *space_withdraw(PyObject *self, PyObject *args)
 /* fetch(pool, views, wait, deadline_ms, timeout, post) */
 static PyObject *hold_fetch(PyObject *self, PyObject *args)
 {
-	struct chunk_start s = {.of = (struct handle *)self};
+	struct chunk_start s = {.what = CHUNK_FETCH, .of = (struct handle *)self};
 	PyObject *pool, *view_list, *wait, *made = NULL;
 	struct ext_views views = {0};
 	int ms;
@@ -371,7 +352,7 @@ static PyObject *hold_fetch(PyObject *self, PyObject *args)
 		return NULL;
 	s.c = s.of->client;
 	if (place_parse(&s, pool, view_list, wait, &views))
-		made = chunk_made(move_type, "move", &s, fetch_begin, pool, ms);
+		made = chunk_made(move_type, "move", &s, pool, ms);
 	ext_views_fini(&views);
 	return made;
 }
@@ -462,13 +443,13 @@ static PyObject *move_show(PyObject *self, PyObject *timeout)
 
 static PyObject *move_abort(PyObject *self, PyObject *timeout)
 {
-	struct chunk_start s = {.of = (struct handle *)self};
+	struct chunk_start s = {.what = CHUNK_ABORT, .of = (struct handle *)self};
 	int ms;
 
 	if (!ext_timeout(timeout, &ms) || !handle_usable(s.of))
 		return NULL;
 	s.c = s.of->client;
-	if (chunk_run(&s, abort_begin, ms) < 0)
+	if (chunk_run(&s, ms) < 0)
 		return NULL;
 	Py_RETURN_NONE;
 }
