@@ -7,11 +7,11 @@
  * 0600) and is never sent to a daemon.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <pwd.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include <zmq.h>
@@ -51,35 +51,22 @@ int ctl_run_ping(struct ctl *ctl)
 	return CTL_OK;
 }
 
-/* All of standard input; NULL after printing the error. */
-static char *act_read_input(void)
-{
-	char *text = mem_zalloc(INPUT_MAX + 2);
-	size_t n = text ? fread(text, 1, INPUT_MAX + 1, stdin) : 0;
-
-	if (!text || ferror(stdin) || n > INPUT_MAX) {
-		ctl_failed("standard input: %s", !text		 ? "out of memory"
-						 : ferror(stdin) ? strerror(errno)
-								 : "over 1 MiB");
-		mem_free(text);
-		return NULL;
-	}
-	return text;
-}
-
 int ctl_run_call(struct ctl *ctl)
 {
-	char *input = ctl->arg_count > 1 && !strcmp(ctl->args[1], "-") ? act_read_input()
-								       : NULL;
-	const char *text = input ? input : ctl->arg_count > 1 ? ctl->args[1] : "{}";
+	const char *text = ctl->arg_count > 1 ? ctl->args[1] : "{}";
+	char *input = NULL;
 	cJSON *args, *reply;
+	size_t len;
 	int r;
 
-	if (ctl->arg_count > 1 && !strcmp(ctl->args[1], "-") && !input)
-		return CTL_ERROR;
+	if (strcmp(text, "-") == 0) {
+		text = input = ctl_read_file("-", INPUT_MAX, &len);
+		if (!input)
+			return ctl_failed("standard input: %s", strerror(errno));
+	}
 	args = cJSON_Parse(text);
 	ctl->raw = true;
-	mem_free(input);
+	free(input);
 	if (!cJSON_IsObject(args)) {
 		cJSON_Delete(args);
 		return ctl_usage("call: the argument must be a JSON object");
@@ -219,26 +206,13 @@ static int secret_owner(const struct ctl *ctl, const struct passwd **owner_p)
 
 static int write_secret(const char *path, const char *secret, const struct passwd *owner)
 {
-	cleanup_close int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
 	char line[42];
-	ssize_t n;
+	int r;
 
-	if (fd < 0)
-		return ctl_failed("%s: %s", path, strerror(errno));
-	if (owner && fchown(fd, owner->pw_uid, owner->pw_gid) < 0) {
-		unlink(path);
-		return ctl_failed("%s: owner %s: %s", path, owner->pw_name,
-				  strerror(errno));
-	}
 	snprintf(line, sizeof(line), "%s\n", secret);
-	n = write(fd, line, strlen(line));
+	r = ctl_write_new(path, 0600, owner, line);
 	explicit_bzero(line, sizeof(line));
-	if (n != 41 || fsync(fd) < 0) {
-		unlink(path);
-		return ctl_failed("%s: %s", path,
-				  n < 0 ? strerror(errno) : "short write");
-	}
-	return CTL_OK;
+	return r;
 }
 
 static int keypair_new(char public_key[41], char secret_key[41])

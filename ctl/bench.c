@@ -36,59 +36,25 @@
 #define ROWS_DEFAULT_MAX UINT64_C(65536)
 #define ROWS_MAX (UINT64_C(1) << 22) /* of one descriptor list */
 #define REPS_DEFAULT 20u
-#define SIZES_MAX 16u
 #define TICKET_MAX 512
 
 static const char *const op_names[BENCH_OPS] = {"push", "pull"};
 
 struct wanted {
 	struct bench_case c; /* size and rows are set for each case */
-	uint64_t sizes[SIZES_MAX];
+	uint64_t sizes[CTL_SIZES_MAX];
 	unsigned int size_count;
 	uint64_t rows; /* 0: half the memory */
 };
 
 /* ---- the command line ---- */
 
-/* "4096", "64K", "1G"; *end_p: after it. */
-static bool size_text(const char *text, uint64_t *bytes_p, const char **end_p)
-{
-	static const char units[] = "KMG";
-	char *end;
-	const char *unit;
-
-	errno = 0;
-	*bytes_p = strtoull(text, &end, 10);
-	if (*text < '0' || *text > '9' || errno)
-		return false;
-	unit = *end ? strchr(units, *end) : NULL;
-	if (unit) {
-		unsigned int shift = 10 * (unsigned int)(unit - units + 1);
-
-		if (*bytes_p > UINT64_MAX >> shift)
-			return false;
-		*bytes_p <<= shift;
-		end++;
-	}
-	*end_p = end;
-	return true;
-}
-
 static int parse_sizes(const char *text, struct wanted *w)
 {
-	for (const char *at = text, *end;; at = end + 1) {
-		uint64_t size;
-
-		if (w->size_count == SIZES_MAX || !size_text(at, &size, &end) || !size ||
-		    size > MEMORY_MAX || (*end && *end != ','))
-			return ctl_usage(
-				"--size: 1 to %u of SIZE or SIZE,SIZE… like 64K,256, "
-				"not '%s'",
-				SIZES_MAX, text);
-		w->sizes[w->size_count++] = size;
-		if (!*end)
-			return CTL_OK;
-	}
+	if (ctl_sizes(text, MEMORY_MAX, w->sizes, &w->size_count))
+		return CTL_OK;
+	return ctl_usage("--size: 1 to %u of SIZE or SIZE,SIZE… like 64K,256, not '%s'",
+			 CTL_SIZES_MAX, text);
 }
 
 static int parse_ops(const char *text, struct wanted *w)
@@ -120,7 +86,7 @@ static int parse_memory(const struct ctl *ctl, uint64_t *bytes_p)
 {
 	const char *text = ctl->bench.memory ? ctl->bench.memory : MEMORY_DEFAULT, *end;
 
-	if (!size_text(text, bytes_p, &end) || *end || *bytes_p < MEMORY_MIN ||
+	if (!ctl_size(text, bytes_p, &end) || *end || *bytes_p < MEMORY_MIN ||
 	    *bytes_p > MEMORY_MAX)
 		return ctl_usage("--memory: 2M to 64G, not '%s'", text);
 	*bytes_p = (*bytes_p + MEMORY_MIN - 1) & ~(MEMORY_MIN - 1);

@@ -16,7 +16,6 @@
 #include "daemon/cost/cost.h"
 #include "lib/kvd.h"
 
-#define SIZES_MAX 16u
 #define TOKENS_DEFAULT "2k,32k,128k"
 
 static const struct model {
@@ -34,42 +33,19 @@ struct asked {
 	const struct cost_preset *preset;
 	const struct model *model;
 	struct kvd_decide_args args;
-	double tokens[SIZES_MAX];
+	uint64_t tokens[CTL_SIZES_MAX];
 	unsigned int count, holders;
 	double selected;
 };
 
 /* ---- the command line ---- */
 
-/* "2048", "32k": 1024 each. */
-static bool cost_tokens_of(const char *text, double *tokens_p, char **end_p)
-{
-	*tokens_p = *text >= '0' && *text <= '9' ? (double)strtoul(text, end_p, 10) : 0;
-	if (*tokens_p < 1 || *tokens_p > 1e9)
-		return false;
-	if (**end_p == 'k' || **end_p == 'K') {
-		*tokens_p *= 1024;
-		(*end_p)++;
-	}
-	return true;
-}
-
 static int cost_take_tokens(struct asked *asked, const char *text)
 {
-	char *end = NULL;
-
-	for (const char *at = text;; at = end + 1) {
-		double tokens;
-
-		if (asked->count == SIZES_MAX || !cost_tokens_of(at, &tokens, &end) ||
-		    (*end && *end != ','))
-			return ctl_usage("cost: --tokens: 1 to %u of N,N… like 2048,32k, "
-					 "not '%s'",
-					 SIZES_MAX, text);
-		asked->tokens[asked->count++] = tokens;
-		if (!*end)
-			return CTL_OK;
-	}
+	if (ctl_sizes(text, 1000000000, asked->tokens, &asked->count))
+		return CTL_OK;
+	return ctl_usage("cost: --tokens: 1 to %u of N,N… like 2048,32k, not '%s'",
+			 CTL_SIZES_MAX, text);
 }
 
 static int cost_take_preset(struct asked *asked, const char *name)
@@ -301,7 +277,7 @@ int ctl_run_cost(struct ctl *ctl)
 	reply = cost_answer_head(&asked);
 	rows = cJSON_AddArrayToObject(reply, "prices");
 	for (unsigned int i = 0; !r && i < asked.count; i++)
-		r = cost_add_row(&asked, page, asked.tokens[i], rows);
+		r = cost_add_row(&asked, page, (double)asked.tokens[i], rows);
 	kvd_cost_close(page);
 	if (!r && ctl->json)
 		ctl_print_json(reply);

@@ -9,10 +9,12 @@
 #include <cjson/cJSON.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "lib/kvd.h"
 
 struct dirent;
+struct passwd;
 
 /* stable: scripts depend on them */
 enum ctl_exit {
@@ -103,9 +105,22 @@ void ctl_print_json(const cJSON *reply);
 int ctl_usage(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 int ctl_failed(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
+/* The contents of a file of at most `most` bytes, with a NUL behind them, from malloc();
+ * "-" is standard input. NULL: errno. */
+char *ctl_read_file(const char *path, size_t most, size_t *len_p);
+/* A file that must not exist yet, complete or not at all; owner NULL: the caller. */
+int ctl_write_new(const char *path, mode_t mode, const struct passwd *owner,
+		  const char *text);
+
 /* Print a line on standard error that the next call replaces; NULL erases it. Only if
  * standard error is a terminal. */
 void ctl_progress(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* "4096", "64K", "1G", *end_p behind it; 1 to CTL_SIZES_MAX of these, separated by
+ * commas, each from 1 to `most`. */
+#define CTL_SIZES_MAX 16u
+bool ctl_size(const char *text, uint64_t *size_p, const char **end_p);
+bool ctl_sizes(const char *text, uint64_t most, uint64_t sizes[CTL_SIZES_MAX],
+	       unsigned int *count_p);
 /* "30s", "500ms", "10m", "1h"; a plain number means seconds. */
 bool ctl_duration(const char *text, double *ms_p);
 

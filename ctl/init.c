@@ -6,12 +6,9 @@
  * that peer has started; until then its line is a comment, unless the key is given.
  */
 #include <arpa/inet.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <zmq.h>
 
@@ -147,28 +144,13 @@ static int make_conf(struct init *init)
 	return CTL_OK;
 }
 
-static int write_file(const char *path, const char *text)
-{
-	cleanup_close int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-	size_t len = strlen(text);
-
-	if (fd < 0)
-		return ctl_failed("%s: %s", path, strerror(errno));
-	if (fchmod(fd, 0644) == 0 && write(fd, text, len) == (ssize_t)len &&
-	    fsync(fd) == 0)
-		return CTL_OK;
-	ctl_failed("%s: %s", path, strerror(errno));
-	unlink(path);
-	return CTL_ERROR;
-}
-
 static int write_all(const struct init *init)
 {
-	int r = write_file(init->peers, init->peers_text);
+	int r = ctl_write_new(init->peers, 0644, NULL, init->peers_text);
 
 	if (r)
 		return r;
-	r = write_file(init->conf, init->conf_text);
+	r = ctl_write_new(init->conf, 0644, NULL, init->conf_text);
 	if (r)
 		unlink(init->peers);
 	return r;

@@ -7,8 +7,9 @@
 #include "ctl/plan.h"
 
 #include <errno.h>
-#include <string.h>
+#include <stdlib.h>
 
+#include "ctl/ctl.h"
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "daemon/plan/plan_json.h"
@@ -27,48 +28,6 @@ int plan_answer(const char *text, size_t len, const struct plan_options *options
 	return err_pass(plan_json_rows(
 		root, options->max_rows ? options->max_rows : PLAN_ROWS_MAX,
 		options->explain ? plan_explain : NULL, out));
-}
-
-static int plan_read_all(FILE *f, const char *path, char **text_p, size_t *len_p)
-{
-	char *text = NULL;
-	size_t len = 0, cap = 0;
-
-	do {
-		if (len == cap) {
-			char *grown;
-
-			cap = cap ? cap * 2 : 1 << 16;
-			grown = mem_regrow(text, cap, 1);
-			if (!grown) {
-				mem_free(text);
-				return -err_errno(ERR_NOMEM);
-			}
-			text = grown;
-		}
-		len += fread(text + len, 1, cap - len, f);
-	} while (!feof(f) && !ferror(f) && len <= PLAN_INPUT_MAX);
-	*text_p = text;
-	*len_p = len;
-	if (ferror(f))
-		return err_raise_errno(errno, "%s", path);
-	if (len > PLAN_INPUT_MAX)
-		return err_raise(ERR_TOOBIG, "%s: more than %u bytes", path,
-				 PLAN_INPUT_MAX);
-	return 0;
-}
-
-static int plan_read_file(const char *path, char **text_p, size_t *len_p)
-{
-	FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "re");
-	int r;
-
-	if (!f)
-		return err_raise_errno(errno, "%s", path);
-	r = plan_read_all(f, path, text_p, len_p);
-	if (f != stdin)
-		fclose(f);
-	return r < 0 ? err_pass(r) : 0;
 }
 
 static int plan_refuse(void)
@@ -92,10 +51,15 @@ int plan_text(const char *text, size_t len, const struct plan_options *options)
 
 int plan_file(const char *path, const struct plan_options *options)
 {
-	char *text cleanup_free = NULL;
-	size_t len = 0;
+	size_t len;
+	char *text = ctl_read_file(path, PLAN_INPUT_MAX, &len);
+	int r;
 
-	if (plan_read_file(path, &text, &len) < 0)
+	if (!text) {
+		err_raise_errno(errno, "%s", path);
 		return plan_refuse();
-	return plan_text(text, len, options);
+	}
+	r = plan_text(text, len, options);
+	free(text);
+	return r;
 }

@@ -24,8 +24,7 @@
 #include "daemon/base/mem.h"
 #include "lib/kvd.h"
 
-#define LOOK_MS 1000		    /* for another instance of this host */
-#define FILE_MAX_BYTES (256u << 20) /* of --join */
+#define LOOK_MS 1000 /* for another instance of this host */
 #define SIDES_MAX 256u
 /* Limit of a clock since boot, and of the difference of two hosts' clocks: 18 years. Sums
  * of several of them and a wall clock time fit into an int64_t. */
@@ -138,31 +137,11 @@ static void ask_instances(const struct ctl *ctl, trace_more *more, cJSON *sides)
 	ctl_instances_free(names, count > 0 ? count : 0);
 }
 
-char *trace_read_file(const char *path)
-{
-	FILE *file = fopen(path, "re");
-	char *text = file ? malloc(FILE_MAX_BYTES + 1) : NULL;
-	size_t n = 0;
-
-	if (!file)
-		return NULL;
-	if (text)
-		n = fread(text, 1, FILE_MAX_BYTES, file);
-	if (text && (ferror(file) || !feof(file))) {
-		errno = ferror(file) ? EIO : EFBIG;
-		free(text);
-		text = NULL;
-	}
-	if (text)
-		text[n] = '\0';
-	fclose(file);
-	return text;
-}
-
 /* Reads the output of `kvd-ctl --json trace` of another host. */
 static int join_file(const char *path, cJSON *sides)
 {
-	char *text = trace_read_file(path);
+	size_t len;
+	char *text = ctl_read_file(path, FILE_MAX_BYTES, &len);
 	cJSON *root, *theirs, *item;
 
 	if (!text)

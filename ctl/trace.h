@@ -10,6 +10,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#define FILE_MAX_BYTES (256u << 20) /* of --join, --views */
+
 struct ctl;
 struct kvd_client;
 
@@ -58,8 +60,6 @@ struct trace {
  * queries to each daemon and adds their results to its reply. */
 typedef void trace_more(const struct ctl *ctl, struct kvd_client *client, cJSON *reply);
 int trace_gather(struct ctl *ctl, trace_more *more, cJSON **result_p);
-/* The file's contents, from malloc(); NULL: errno. */
-char *trace_read_file(const char *path);
 
 /* For ui.perfetto.dev and chrome://tracing. NULL: no memory. */
 cJSON *trace_perfetto(const struct trace *trace);

@@ -256,7 +256,8 @@ static void compare_all(const cJSON *sides, bool tell, struct verdict *verdict)
 
 static int read_views(struct ctl *ctl)
 {
-	char *text = trace_read_file(ctl->views);
+	size_t len;
+	char *text = ctl_read_file(ctl->views, FILE_MAX_BYTES, &len);
 
 	if (!text)
 		return ctl_failed("%s: %s", ctl->views, strerror(errno));

@@ -12,12 +12,14 @@ $(B)/unit/test_term: $(B)/tests/unit/test_term.o $(B)/ctl/term.o $(B)/ctl/displa
 	$(SAY) LD $@
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie $^ -o $@ -lcmocka $(LIBS)
 
+# kvd-ctl for other programs: its main() is ctl_main()
+CTL_LIB := $(B)/unit/ctl_main.o $(filter-out $(B)/ctl/main.o,$(CTL_SRC:%.c=$(B)/%.o))
+
 $(B)/unit/ctl_main.o: $(B)/ctl/main.o
 	@mkdir -p $(@D)
 	$(Q)$(OBJCOPY) --redefine-sym main=ctl_main $< $@
 
-$(B)/unit/test_top_view: $(B)/tests/unit/test_top_view.o $(B)/unit/ctl_main.o \
-		$(filter-out $(B)/ctl/main.o,$(CTL_SRC:%.c=$(B)/%.o)) $(TESTLIB_OBJ) $(CORE)
+$(B)/unit/test_top_view: $(B)/tests/unit/test_top_view.o $(CTL_LIB) $(TESTLIB_OBJ) $(CORE)
 	@mkdir -p $(@D)
 	$(SAY) LD $@
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie $^ -o $@ -lcmocka $(LIBS)

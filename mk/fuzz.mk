@@ -8,7 +8,7 @@
 FUZZ_NAMES   := $(patsubst tests/fuzz/fuzz_%.c,%,$(filter-out $(NOT_TESTED),$(wildcard tests/fuzz/fuzz_*.c)))
 FUZZ         ?= $(FUZZ_NAMES)
 FUZZ_SECONDS ?= 60
-FUZZ_LIB     := $(TESTLIB_OBJ) $(B)/ctl/plan.o $(B)/ctl/plan_explain.o \
+FUZZ_LIB     := $(TESTLIB_OBJ) $(CTL_LIB) \
 	$(patsubst %.c,$(B)/%.o,$(filter-out %/replay.c,$(wildcard tests/fuzz/lib/*.c)))
 FUZZ_REPLAY  := $(FUZZ_NAMES:%=$(B)/fuzz/replay_%)
 TEST_TARGETS += $(FUZZ_REPLAY)

@@ -11,8 +11,7 @@ bench-plan: $(B)/bench/bench_plan ## ns a row of a plan, and its ratio to a plai
 	$(Q)$<
 
 # kvd-ctl plan is tested without the program around it
-$(B)/unit/test_plan_ctl: $(B)/tests/unit/test_plan_ctl.o $(B)/ctl/plan.o \
-		$(B)/ctl/plan_explain.o $(TESTLIB_OBJ) $(CORE)
+$(B)/unit/test_plan_ctl: $(B)/tests/unit/test_plan_ctl.o $(CTL_LIB) $(TESTLIB_OBJ) $(CORE)
 	@mkdir -p $(@D)
 	$(SAY) LD $@
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie $^ -o $@ -lcmocka $(LIBS)
