@@ -49,23 +49,13 @@ static const char usage[] =
 	"      --user NAME      check with the rights of this user\n"
 	"      --print-effective  print the effective configuration, and exit\n"
 	"      --print-config   print a sample file with every option, and exit\n"
-	"      --print-man      print the options as in kvd.conf(5), and exit\n"
 	"  -V, --version        print the version and built-in features, and exit\n"
 	"  -h, --help           print this, and exit\n"
 	"\n"
 	"KVD_NAME and KVD_CONFIG are defaults of --name and --config. SIGTERM drains,\n"
 	"a second one stops; SIGHUP reloads the configuration.\n";
 
-enum action {
-	RUN,
-	CHECK,
-	PRINT_EFFECTIVE,
-	PRINT_CONFIG,
-	PRINT_MAN,
-	VERSION,
-	HELP,
-	BAD_USAGE
-};
+enum action { RUN, CHECK, PRINT_EFFECTIVE, PRINT_CONFIG, VERSION, HELP, BAD_USAGE };
 
 struct args {
 	struct config_source source;
@@ -82,7 +72,6 @@ static enum action parse_args(int argc, char **argv, struct args *args)
 		{"user", required_argument, NULL, 'U'},
 		{"print-effective", no_argument, NULL, 'E'},
 		{"print-config", no_argument, NULL, 'P'},
-		{"print-man", no_argument, NULL, 'M'},
 		{"version", no_argument, NULL, 'V'},
 		{"help", no_argument, NULL, 'h'},
 		{NULL, 0, NULL, 0},
@@ -103,7 +92,6 @@ static enum action parse_args(int argc, char **argv, struct args *args)
 			action = c == 'C'   ? CHECK
 				 : c == 'E' ? PRINT_EFFECTIVE
 				 : c == 'P' ? PRINT_CONFIG
-				 : c == 'M' ? PRINT_MAN
 				 : c == 'V' ? VERSION
 					    : HELP;
 	}
@@ -299,9 +287,6 @@ int main(int argc, char **argv)
 		return load_and(action, &args);
 	case PRINT_CONFIG:
 		config_print_sample(stdout);
-		break;
-	case PRINT_MAN:
-		config_print_man(stdout);
 		break;
 	case VERSION:
 		features_print(stdout);

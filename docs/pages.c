@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/config/config.h"
 #include "daemon/metrics/figures.h"
 #include "daemon/modules.h"
 #include "daemon/request/commands.h"
@@ -145,4 +146,47 @@ void page_messages(FILE *out)
 #define MESSAGE(num, NAME, name, owner, cap, text) \
 	print_message(out, num, #NAME, cap, text, "" WIRE_##NAME(FIELD_TEXT));
 	WIRE_MESSAGES(MESSAGE)
+}
+
+/* ---- options ---- */
+
+/* Roff takes a '.' or '\'' in column one and every backslash for itself. */
+static void print_roff(FILE *out, const char *text)
+{
+	if (*text == '.' || *text == '\'')
+		fputs("\\&", out);
+	for (; *text; text++) {
+		if (*text == '\\')
+			fputs("\\e", out);
+		else if (*text == '-')
+			fputs("\\-", out);
+		else
+			fputc(*text, out);
+	}
+}
+
+void page_options(FILE *out)
+{
+	const char *section = "";
+	char range[SETTING_TEXT_MAX];
+	const struct setting *row;
+	size_t count;
+
+	row = config_settings(&count);
+	for (; count; count--, row++) {
+		if (strcmp(section, row->section) != 0) {
+			section = row->section;
+			fprintf(out, ".SS [%s]\n", section);
+		}
+		setting_range(row, range);
+		fprintf(out, ".TP\n.B ");
+		print_roff(out, row->name);
+		fprintf(out, "\n");
+		print_roff(out, row->help);
+		fprintf(out, "\nDefault: \\fB");
+		print_roff(out, *row->preset ? row->preset : "(empty)");
+		fprintf(out, "\\fR. Allowed: ");
+		print_roff(out, range);
+		fprintf(out, ".%s\n", row->reload ? " Reloadable." : "");
+	}
 }

@@ -21,7 +21,7 @@ header() {
 headers=$2
 "$kvd" --print-config >"$work/kvd.conf"
 "$build/reference" >"$work/reference.md"
-"$kvd" --print-man >"$work/options"
+"$build/reference" options >"$work/options"
 scripts/gen-python-doc.py >"$work/python.md"
 sed -e "s/@VERSION@/$version/" -e "/^@OPTIONS@\$/{
 r $work/options

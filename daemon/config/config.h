@@ -159,9 +159,7 @@ uint32_t config_line_of(const struct config *config, const char *name);
 /* Print the effective options as a file, with the source of each. */
 void config_print_effective(const struct config *config, FILE *out);
 
-/* Generated files. */
-void config_print_sample(FILE *out); /* config/kvd.conf */
-void config_print_man(FILE *out);    /* the OPTIONS of kvd.conf(5) */
+void config_print_sample(FILE *out); /* config/kvd.conf, which is generated */
 
 /* May this user connect (any of its groups counts)? root and the daemon's own uid
  * always may; without allow_uids and allow_gids, every user that the mode of the
