@@ -469,30 +469,13 @@ struct kvd_view {
  * Start condition: a point that the engine's stream must pass before a chunk's pages are
  * read, or before data is written to pages that were just freed: when
  * *(uint64_t *)(region + offset) >= value. The region must be sealed memory (memfd).
- * kvd_timeline_mark() fills this in.
+ * examples/timeline.h has a word that a CUDA stream increments.
  */
 struct kvd_wait {
 	struct kvd_region *region; /* region of the word; NULL: no wait */
 	uint64_t offset;
 	uint64_t value;
 };
-
-/*
- * A timeline: a word that one CUDA stream increments. It needs no CUDA header or library;
- * `library` is the driver that the engine has loaded (NULL: "libcuda.so.1"; version 12 or
- * newer, else -KVD_E_REQUIRE). `stream` is a CUstream (a cudaStream_t is one), whose
- * context is current in the thread of these calls; it must not be capturing a graph.
- *
- * mark: append the next number to the stream, and fill in the condition to wait for.
- * Costs one write by the GPU; never blocks. close: call it before kvd_close().
- * -KVD_E_BUSY until the stream has passed the last mark.
- */
-struct kvd_timeline;
-int kvd_timeline_open(struct kvd_client *client, void *stream, const char *library,
-		      int timeout_ms, struct kvd_timeline **timeline_p);
-int kvd_timeline_mark(struct kvd_timeline *timeline, struct kvd_wait *wait_p);
-bool kvd_timeline_passed(const struct kvd_timeline *timeline); /* the last mark */
-int kvd_timeline_close(struct kvd_timeline *timeline, int timeout_ms);
 
 /* Exactly one pool of the source's daemon must match, otherwise the room fails
  * (KVD_E_INVAL). If that daemon serves several engines, `session`, or group and

@@ -39,6 +39,7 @@ $(B)/unit/test_verbs_gpu $(B)/unit/test_keep $(CONFORM): | $(FAKE_CUDA)
 # gpu-works: kvd's work with GPU memory on any driver, see tests/gpu/works/works.h.
 # KVD_CUDA_LIB=… chooses the driver; without one, or without a GPU, it skips by name.
 GPU_WORKS := $(B)/gpu-works
+$(B)/tests/gpu/works/%.o: CPPFLAGS += -Ilib
 $(GPU_WORKS): $(patsubst %.c,$(B)/%.o,$(wildcard tests/gpu/works/*.c)) $(CORE)
 	$(SAY) LD $@
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie $^ -o $@ $(LIBS)

@@ -3,7 +3,7 @@
  * wait: invariant 8. A chunk is not read, and bound pages are not written,
  * before the engine's stream has passed a point. The engine names the point by a word:
  * its stream stores a rising 64-bit sequence word (little-endian, 8-byte aligned) in a
- * registered region; kvd continues when word >= value (libkvd: kvd_timeline_open).
+ * registered region; kvd continues when word >= value (examples/timeline.h).
  *
  * Words are polled from one timer that runs only while there are waits, with a bounded
  * number of polls a pass, sessions in turn. Reads are acquire loads of mapped memory;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of a CUDA stream, visible to the daemon: kvd_timeline of kvd.h, for Python.
+"""Progress of a CUDA stream, visible to the daemon.
 
 The progress is a counter in a page that the daemon maps and the driver has registered; the
 stream increases it. Each stream needs its own: values of two streams would overtake each other."""

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What engines call of the driver and the daemon does not: gpu-works, libkvd's
- * timelines, the tests' driver. cuda_abi.cc holds it against cuda.h.
+ * What engines call of the driver and the daemon does not: gpu-works, timelines,
+ * the tests' driver. cuda_abi.cc holds it against cuda.h.
  */
 #ifndef TESTS_GPU_ENGINE_CALLS_H
 #define TESTS_GPU_ENGINE_CALLS_H

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "daemon/base/clock.h"
+#include "examples/timeline.h"
 #include "tests/gpu/works/works.h"
 
 #define PAGE (64 * KIB)
@@ -138,7 +139,8 @@ static void tensors_of_one_allocation(void)
 struct order {
 	struct rig rig;
 	struct engine src, dst;
-	struct kvd_timeline *timeline;
+	struct timeline timeline; /* if `timed` */
+	bool timed;
 	struct hold *hold;
 	struct kvd_wait wait;
 };
@@ -157,11 +159,9 @@ static void order_start(struct order *o, bool point, bool at_dst)
 	engine_fill(&o->src, OLD);
 	engine_fill(&o->dst, 0);
 	client = (at_dst ? &o->dst : &o->src)->client;
-	if (point)
-		well(client,
-		     kvd_timeline_open(client, cuda.stream, cuda_library(), 0,
-				       &o->timeline),
-		     "kvd_timeline_open");
+	o->timed = point;
+	if (point && timeline_open(&o->timeline, client, cuda.stream, cuda_library()) < 0)
+		die("%s", o->timeline.why);
 }
 
 /* Behind a job that lasts: a step that writes `byte` to the page, then the point. */
@@ -169,8 +169,8 @@ static void order_step(struct order *o, struct engine *e, uint32_t page, uint8_t
 {
 	o->hold = hold_begin(cuda.stream);
 	cu(cuda.fill(e->base + page * PAGE, byte, PAGE, cuda.stream), "cuMemsetD8Async");
-	if (o->timeline)
-		well(e->client, kvd_timeline_mark(o->timeline, &o->wait), "a mark");
+	if (o->timed && timeline_mark(&o->timeline, &o->wait) < 0)
+		die("%s", o->timeline.why);
 }
 
 /* The daemons have had every occasion to go on. */
@@ -202,9 +202,9 @@ static void order_stop(struct order *o, struct engine *e, uint32_t page, uint8_t
 	for (size_t i = 0; i < sizeof(bytes); i++)
 		if (bytes[i] != wanted)
 			die("byte %zu is %#x, not %#x", i, bytes[i], wanted);
-	if (o->timeline)
-		well(o->src.client, kvd_timeline_close(o->timeline, 0),
-		     "kvd_timeline_close");
+	if (o->timed && (!timeline_passed(&o->timeline) ||
+			 timeline_close(&o->timeline, o->src.client) < 0))
+		die("the timeline: %s", o->timeline.why);
 	engine_close(&o->src);
 	engine_close(&o->dst);
 	rig_stop(&o->rig);
@@ -285,7 +285,8 @@ static void chunks_in_turn(void)
 
 		cu(cuda.fill(o.src.base + page * PAGE, (uint8_t)i, PAGE, cuda.stream),
 		   "cuMemsetD8Async");
-		well(o.src.client, kvd_timeline_mark(o.timeline, &o.wait), "a mark");
+		if (timeline_mark(&o.timeline, &o.wait) < 0)
+			die("%s", o.timeline.why);
 		recv = room_recv(&o.dst, &o.src, i, page, NULL);
 		send = room_send(&o.src, i, page, &o.wait);
 		room_done(send, recv);
