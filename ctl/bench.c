@@ -254,14 +254,10 @@ static int show(const struct ctl *ctl, cJSON *peer, cJSON *results)
 	cJSON_ArrayForEach(one, results) {
 		const cJSON *spread = ctl_list(one, "spread");
 
-		table_cell(table, ctl_str(one, "op", ""));
-		table_cell(table, ctl_bytes(ctl_num(one, "size")));
-		table_cellf(table, "%.0f", ctl_num(one, "rows"));
-		table_cellf(table, "%.3f", ctl_num(one, "gbps"));
+		ctl_cells(table, one, "op size:B rows gbps:3");
 		table_cellf(table, "%.3f", cJSON_GetArrayItem(spread, 0)->valuedouble);
 		table_cellf(table, "%.3f", cJSON_GetArrayItem(spread, 1)->valuedouble);
-		table_cellf(table, "%.3f", ctl_num(one, "first_gbps"));
-		table_cellf(table, "%.0f", ctl_num(one, "us"));
+		ctl_cells(table, one, "first_gbps:3 us");
 	}
 	printf("%s by %s%s%s, round trip %.0f us; bytes verified\n",
 	       ctl_str(peer, "endpoint", "?"), ctl_str(peer, "transport", "?"),

@@ -7,9 +7,8 @@
 
 static void space_row(struct table *table, const cJSON *space)
 {
-	ctl_cells(table, space, "tenant model revision scheme tokens chunks");
-	table_cell(table, ctl_bytes(ctl_num(space, "bytes")));
-	ctl_cells(table, space, "classes handles");
+	ctl_cells(table, space,
+		  "tenant model revision scheme tokens chunks bytes:B classes handles");
 }
 
 static void chunks_print_remote(const cJSON *remote)

@@ -62,9 +62,7 @@ static void daemon_row(struct table *table, const cJSON *rank)
 {
 	char words[160];
 
-	ctl_cells(table, rank, "name state");
-	ctl_endpoint_cell(table, ctl_str(rank, "endpoint", "-"));
-	table_cell(table, ctl_str(rank, "version", NULL));
+	ctl_cells(table, rank, "name state endpoint:@ version");
 	table_cell(table, words_of(ctl_list(rank, "transports"), words, sizeof(words)));
 	table_cellf(table, "%d", cJSON_GetArraySize(ctl_list(rank, "pools")));
 	table_cell(table, ctl_str(rank, "instance", NULL));
@@ -100,18 +98,6 @@ int ctl_run_cluster(struct ctl *ctl)
 
 /* ---- group ---- */
 
-static void cell_load(struct table *table, const cJSON *load, const char *part,
-		      const char *name)
-{
-	const cJSON *of = cJSON_GetObjectItemCaseSensitive(load, part);
-	const cJSON *number = cJSON_GetObjectItemCaseSensitive(of, name);
-
-	if (cJSON_IsNumber(number))
-		table_cellf(table, "%.0f", number->valuedouble);
-	else
-		table_cell(table, NULL);
-}
-
 static void cell_rank(struct table *table, const cJSON *of)
 {
 	table_cellf(table, "%.0f.%.0f.%.0f.%.0f", ctl_num(of, "tp_rank"),
@@ -121,17 +107,11 @@ static void cell_rank(struct table *table, const cJSON *of)
 
 static void rank_row(struct table *table, const cJSON *rank)
 {
-	const cJSON *load = cJSON_GetObjectItemCaseSensitive(rank, "load");
-
 	table_cell(table, ctl_str(rank, "worker", NULL));
 	cell_rank(table, rank);
-	table_cell(table, ctl_str(rank, "state", NULL));
-	ctl_endpoint_cell(table, ctl_str(rank, "endpoint", "-"));
-	ctl_cells(table, rank, "pool engine url");
-	cell_load(table, load, "rooms", "running");
-	cell_load(table, load, "rooms", "waiting");
-	cell_load(table, load, "engine", "running");
-	cell_load(table, load, "engine", "waiting");
+	ctl_cells(table, rank,
+		  "state endpoint:@ pool engine url load.rooms.running "
+		  "load.rooms.waiting load.engine.running load.engine.waiting");
 }
 
 static int group_print(const cJSON *reply)

@@ -62,7 +62,7 @@ static int print_links(const cJSON *reply)
 			cell_figure(table, link, "pull_bytes_per_us", 1e-3);
 			cell_figure(table, link, "congestion", 1);
 			cell_figure(table, peer, "wait_us", 1);
-			table_cellf(table, "%.1f", ctl_num(peer, "requesters"));
+			ctl_cells(table, peer, "requesters:1");
 			table_cell(table, ctl_true(peer, "stale") ? "stale" : "good");
 		}
 	}
@@ -125,10 +125,7 @@ int ctl_cost_live(struct ctl *ctl)
 
 static void echo_row(struct table *table, const cJSON *echo)
 {
-	table_cellf(table, "%.0f", ctl_num(echo, "bytes"));
-	table_cellf(table, "%.1f", ctl_num(echo, "us"));
-	table_cellf(table, "%.1f", ctl_num(echo, "mad_us"));
-	table_cellf(table, "%.0f", ctl_num(echo, "count"));
+	ctl_cells(table, echo, "bytes us:1 mad_us:1 count");
 }
 
 static int print_echoes(const cJSON *reply)

@@ -135,7 +135,9 @@ const char *ctl_ms(double ms);
 const char *ctl_count(double count, const char *noun);
 struct table;
 int ctl_print_table(struct table *table); /* frees it */
-/* A cell for each of these members: text, a number, yes or no. */
+/* A cell for each of these members, "error.code" of the object error: text, a number, yes
+ * or no; "-": absent. Behind a name, ":B" bytes, ":t" ms, ":2" so many decimals, ":@" an
+ * endpoint without its key. */
 void ctl_cells(struct table *table, const cJSON *obj, const char *names);
 void ctl_endpoint_cell(struct table *table, const char *endpoint); /* without its key */
 /* A table of the records of a list, a row each. */

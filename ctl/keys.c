@@ -15,8 +15,7 @@ static void refused_row(struct table *table, const cJSON *one)
 {
 	ctl_cells(table, one, "address count");
 	table_cellf(table, "%.0f s ago", ctl_num(one, "last_ms") / 1000);
-	table_cell(table, ctl_str(one, "key", "-"));
-	table_cell(table, ctl_str(one, "why", ""));
+	ctl_cells(table, one, "key why");
 }
 
 static int print_keys(const cJSON *keys)

@@ -21,9 +21,7 @@ static void pool_row(struct table *table, const cJSON *pool)
 		if (cJSON_IsString(view) && n < sizeof(views) - 40)
 			n += (size_t)snprintf(views + n, sizeof(views) - n, "%s%.32s",
 					      n ? "," : "", view->valuestring);
-	ctl_cells(table, pool, "session pool name rank");
-	table_cell(table, ctl_bytes(ctl_num(pool, "bytes")));
-	table_cellf(table, "%.0f", ctl_num(pool, "rooms"));
+	ctl_cells(table, pool, "session pool name rank bytes:B rooms");
 	table_cell(table, views);
 }
 
@@ -71,9 +69,7 @@ static void field_row(struct table *table, const cJSON *pool, const cJSON *view,
 	double from = ctl_num(first, "layer"), to = ctl_num(last, "layer");
 	double unit = ctl_num(field, "first_unit");
 
-	ctl_cells(table, pool, "pool name");
-	table_cellf(table, "%.0f", ctl_num(ctl_list(pool, "layout"), "rank"));
-	table_cell(table, ctl_str(pool, "digest", NULL));
+	ctl_cells(table, pool, "pool name layout.rank digest");
 	table_cell(table, view->string);
 	ctl_cells(table, view, "pages page_tokens");
 	shard_cell(table, ctl_list(view, "shard"));
@@ -81,8 +77,8 @@ static void field_row(struct table *table, const cJSON *pool, const cJSON *view,
 	table_cell(table, ctl_str(field, "name", NULL));
 	table_cellf(table, "%.0f-%.0f of %.0f", unit, unit + ctl_num(field, "units") - 1,
 		    ctl_num(field, "total_units"));
-	table_cell(table, ctl_bytes(ctl_num(field, "unit_bytes")));
-	ctl_cells(table, field, "format unit_stride token_stride page_stride");
+	ctl_cells(table, field,
+		  "unit_bytes:B format unit_stride token_stride page_stride");
 }
 
 static void view_rows(struct table *table, const cJSON *pool, const cJSON *view)

@@ -86,8 +86,6 @@ static int add_duration(cJSON *args, const char *member, const char *option,
 
 static void room_row(struct table *table, const cJSON *room)
 {
-	const cJSON *error = ctl_list(room, "error"),
-		    *waits = ctl_list(room, "waits_for");
 	const char *state = ctl_process_state(ctl_num(room, "pid"));
 
 	ctl_cells(table, room, "room role state_name engine");
@@ -99,11 +97,9 @@ static void room_row(struct table *table, const cJSON *room)
 	table_cell(table, room_transports(room));
 	table_cell(table, ctl_peer_name(cJSON_GetArrayItem(ctl_list(room, "peers"), 0)));
 	table_cellf(table, "%d", cJSON_GetArraySize(ctl_list(room, "peers")));
-	table_cell(table, ctl_bytes(ctl_num(room, "bytes")));
-	table_cell(table, ctl_bytes(ctl_num(room, "expected_bytes")));
-	table_cell(table, ctl_str(error, "code", ""));
-	table_cell(table, waits ? ctl_ms(ctl_num(waits, "since_ms")) : "");
-	table_cell(table, ctl_str(waits, "what", ""));
+	ctl_cells(table, room,
+		  "bytes:B expected_bytes:B error.code waits_for.since_ms:t "
+		  "waits_for.what");
 }
 
 static int print_rooms(const cJSON *reply)
@@ -154,7 +150,7 @@ static const char *clock_time(double ms_ago)
 
 static void ended_row(struct table *table, const cJSON *e)
 {
-	const cJSON *error = ctl_list(e, "error"), *t = ctl_list(e, "timings_ms");
+	const cJSON *error = ctl_list(e, "error");
 
 	table_cell(table, clock_time(ctl_num(e, "ended_ms")));
 	ctl_cells(table, e, "room role");
@@ -164,11 +160,9 @@ static void ended_row(struct table *table, const cJSON *e)
 			    ctl_bytes(ctl_num(e, "expected_bytes")));
 	else
 		table_cell(table, ctl_bytes(ctl_num(e, "bytes")));
-	table_cellf(table, "%.0f", ctl_num(e, "tokens"));
-	table_cell(table, ctl_ms(ctl_num(t, "total")));
-	table_cell(table, ctl_ms(ctl_num(t, "transfer")));
-	ctl_cells(table, e, "transport engine peer");
-	table_cell(table, ctl_str(error, "message", ""));
+	ctl_cells(table, e,
+		  "tokens timings_ms.total:t timings_ms.transfer:t transport engine peer "
+		  "error.message");
 }
 
 /* One page; `before` NULL: the latest. */
@@ -279,9 +273,7 @@ static void party_row(struct table *table, const cJSON *p)
 	table_cellf(table, "%.0f %%", 100 * ctl_num(used, "staged_share"));
 	ctl_cells(table, used, "rows descriptors");
 	way_cell(table, ctl_list(p, "way"));
-	table_cellf(table, "%.0f", ctl_num(p, "rank"));
-	table_cell(table, ctl_bytes(ctl_num(p, "bytes")));
-	table_cell(table, ctl_bytes(ctl_num(p, "expected_bytes")));
+	ctl_cells(table, p, "rank bytes:B expected_bytes:B");
 	table_cell(table, ctl_true(p, "lost")	    ? "lost"
 			  : ctl_true(p, "done")	    ? "done"
 			  : ctl_true(p, "quiesced") ? "quiesced"

@@ -52,23 +52,46 @@ int ctl_print_table(struct table *table)
 	return r < 0 ? ctl_failed("out of memory") : CTL_OK;
 }
 
-void ctl_cells(struct table *table, const cJSON *obj, const char *names)
+/* "name", or "name.name" of an object in it. */
+static const cJSON *member_at(const cJSON *obj, const char *path, size_t len)
 {
 	char name[32];
 
-	for (; *names; names += strspn(names, " ")) {
-		int len = (int)strcspn(names, " ");
-		const cJSON *item;
+	for (size_t n; obj && len; path += n + 1, len -= n + (n < len)) {
+		n = strcspn(path, ". :");
+		snprintf(name, sizeof(name), "%.*s", (int)n, path);
+		obj = cJSON_GetObjectItemCaseSensitive(obj, name);
+	}
+	return obj;
+}
 
-		snprintf(name, sizeof(name), "%.*s", len, names);
-		item = cJSON_GetObjectItemCaseSensitive(obj, name);
-		if (cJSON_IsNumber(item))
-			table_cellf(table, "%.0f", item->valuedouble);
-		else if (cJSON_IsBool(item))
-			table_cell(table, cJSON_IsTrue(item) ? "yes" : "no");
-		else
-			table_cell(table, cJSON_GetStringValue(item));
-		names += len;
+static void value_cell(struct table *table, const cJSON *item, char kind)
+{
+	const char *text = cJSON_GetStringValue(item);
+	double number = text ? strtod(text, NULL) : cJSON_GetNumberValue(item);
+
+	if (cJSON_IsBool(item))
+		table_cell(table, cJSON_IsTrue(item) ? "yes" : "no");
+	else if (text && kind == '@')
+		ctl_endpoint_cell(table, text);
+	else if ((text && kind == ' ') || (!text && !cJSON_IsNumber(item)))
+		table_cell(table, text);
+	else if (kind == 'B')
+		table_cell(table, ctl_bytes(number));
+	else if (kind == 't')
+		table_cell(table, ctl_ms(number));
+	else
+		table_cellf(table, "%.*f", kind == ' ' ? 0 : kind - '0', number);
+}
+
+void ctl_cells(struct table *table, const cJSON *obj, const char *names)
+{
+	for (; *names; names += strspn(names, " ")) {
+		size_t len = strcspn(names, " :");
+
+		value_cell(table, member_at(obj, names, len),
+			   names[len] == ':' ? names[len + 1] : ' ');
+		names += strcspn(names, " ");
 	}
 }
 
@@ -260,12 +283,10 @@ static void principal_row(struct table *table, const cJSON *p)
 	table_cell(table, ctl_str(p, "name", NULL));
 	table_cell(table, "all");
 	table_cell(table, "");
-	table_cell(table, ctl_bytes(ctl_num(p, "bytes")));
-	table_cellf(table, "%.0f", ctl_num(p, "refused"));
+	ctl_cells(table, p, "bytes:B refused");
 	cJSON_ArrayForEach(class, ctl_list(p, "classes")) {
 		table_cell(table, "");
-		ctl_cells(table, class, "class objects");
-		table_cell(table, ctl_bytes(ctl_num(class, "bytes")));
+		ctl_cells(table, class, "class objects bytes:B");
 		table_cell(table, "");
 	}
 }
@@ -350,15 +371,12 @@ static void peer_row(struct table *table, const cJSON *p)
 	const char *version = ctl_str(p, "version", "-");
 
 	table_cell(table, ctl_peer_name(p));
-	ctl_endpoint_cell(table, ctl_str(p, "endpoint", "-"));
+	ctl_cells(table, p, "endpoint:@");
 	table_cell(table, strncmp(version, "kvd ", 4) ? version : version + 4);
-	table_cell(table, ctl_str(p, "state", NULL));
-	table_cell(table, ctl_ms(ctl_num(p, "since_ms")));
+	ctl_cells(table, p, "state since_ms:t");
 	transport_cell(table, p);
 	table_cellf(table, "%.0f us", ctl_num(p, "rtt_us"));
-	table_cell(table, ctl_bytes(ctl_num(p, "bytes_in")));
-	table_cell(table, ctl_bytes(ctl_num(p, "bytes_out")));
-	ctl_cells(table, p, "rooms_ended rooms_failed");
+	ctl_cells(table, p, "bytes_in:B bytes_out:B rooms_ended rooms_failed");
 	ctl_peer_error_cell(table, p, "");
 }
 
@@ -383,11 +401,9 @@ int ctl_run_peers(struct ctl *ctl)
 
 static void region_row(struct table *table, const cJSON *region)
 {
-	ctl_cells(table, region, "session region kind");
-	table_cell(table, ctl_bytes(ctl_num(region, "bytes")));
-	ctl_cells(table, region, "pins pools");
+	ctl_cells(table, region, "session region kind bytes:B pins pools");
 	table_cell(table, ctl_true(region, "dead") ? "dead" : "live");
-	table_cell(table, ctl_str(region, "name", ""));
+	ctl_cells(table, region, "name");
 }
 
 static int print_regions(const cJSON *reply)
@@ -426,9 +442,7 @@ static void session_row(struct table *table, const cJSON *s)
 {
 	const char *state = ctl_process_state(ctl_num(s, "pid"));
 
-	ctl_cells(table, s, "session client role pid uid");
-	table_cell(table, ctl_ms(ctl_num(s, "age_ms")));
-	ctl_cells(table, s, "regions pools");
+	ctl_cells(table, s, "session client role pid uid age_ms:t regions pools");
 	table_cell(table, ctl_true(s, "ending") ? "ending"
 			  : ctl_true(s, "own")	? "this one"
 			  : *state		? state

@@ -524,9 +524,9 @@ static int print_lanes(const struct trace *t)
 		if (!lane->shown)
 			continue;
 		table_cell(table, lane->side->name);
-		ctl_cells(table, room, "role state_name engine pool_name layout");
-		table_cell(table, ctl_bytes(ctl_num(room, "bytes")));
-		ctl_cells(table, room, "request_id traceparent");
+		ctl_cells(table, room,
+			  "role state_name engine pool_name layout bytes:B request_id "
+			  "traceparent");
 		table_cell(table, lane->side->clock);
 		table_cellf(table, "%s%s%s", ctl_str(error, "code", ""),
 			    error ? ": " : "",

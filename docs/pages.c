@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Pages from the daemon's own tables, so that no list is kept twice: Markdown of
+ * commands, error codes, metrics and messages between daemons for docs/reference.md, and
+ * roff of the options for kvd.conf(5). make docs writes them, make check compares them.
+ */
 #include "docs/pages.h"
 
 #include <assert.h>
