@@ -43,22 +43,6 @@ static bool units_common(struct pair *p)
 	return p->units > 0;
 }
 
-/* The first entry not below `want`, by binary search. */
-static size_t want_find(const struct plan_request *req, const struct plan_want *want)
-{
-	size_t low = 0, high = req->want_count;
-
-	while (low < high) {
-		size_t mid = low + (high - low) / 2;
-
-		if (plan_want_compare(&req->wants[mid], want) < 0)
-			low = mid + 1;
-		else
-			high = mid;
-	}
-	return low;
-}
-
 /* Restricts the common units to the wanted ones. */
 static void units_wanted(const struct plan_request *req, struct pair *p, uint32_t layer,
 			 uint32_t field)
@@ -70,9 +54,9 @@ static void units_wanted(const struct plan_request *req, struct pair *p, uint32_
 
 	if (!req->wants)
 		return;
-	from = want_find(req, &key);
+	from = plan_want_find(req->wants, req->want_count, &key);
 	key.first_unit = UINT32_MAX;
-	to = want_find(req, &key);
+	to = plan_want_find(req->wants, req->want_count, &key);
 	p->first = from < to ? req->wants[from].first_unit : p->first;
 	p->units = from < to ? req->wants[from].units : 0;
 	p->more = from < to ? (uint32_t)(to - from - 1) : 0;

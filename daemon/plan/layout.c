@@ -350,10 +350,23 @@ int layout_layer_compatible(const char *view, const struct layout_layer *one,
 	return 0;
 }
 
+bool layout_layers_next(struct layout_layers *at)
+{
+	while (at->i < at->one->layer_count && at->j < at->other->layer_count) {
+		at->a = &at->one->layers[at->i];
+		at->b = &at->other->layers[at->j];
+		at->i += at->a->layer <= at->b->layer;
+		at->j += at->a->layer >= at->b->layer;
+		if (at->a->layer == at->b->layer)
+			return true;
+	}
+	return false;
+}
+
 int layout_view_compatible(const struct layout_view *one, const struct layout_view *other,
 			   const struct layout_sides *sides)
 {
-	uint32_t i = 0, j = 0;
+	struct layout_layers at = {.one = one, .other = other};
 
 	if (!token_shard_nests(&one->shard, &other->shard))
 		return err_raise(ERR_LAYOUT,
@@ -361,23 +374,11 @@ int layout_view_compatible(const struct layout_view *one, const struct layout_vi
 				 "multiple of the other",
 				 one->name, one->shard.run, sides->one, other->shard.run,
 				 sides->other);
-	while (i < one->layer_count && j < other->layer_count) {
-		const struct layout_layer *a = &one->layers[i];
-		const struct layout_layer *b = &other->layers[j];
-		int r;
+	while (layout_layers_next(&at)) {
+		int r = layout_layer_compatible(one->name, at.a, at.b, sides);
 
-		if (a->layer != b->layer) {
-			if (a->layer < b->layer)
-				i++;
-			else
-				j++;
-			continue;
-		}
-		r = layout_layer_compatible(one->name, a, b, sides);
 		if (r < 0)
 			return err_pass(r);
-		i++;
-		j++;
 	}
 	return 0;
 }

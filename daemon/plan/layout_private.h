@@ -31,6 +31,13 @@ int layout_field_check(const struct layout *layout, const struct layout_view *vi
 		       const char *path);
 /* Check a complete view whose name and counts are within the limits. */
 int layout_view_check(const struct layout *layout, const struct layout_view *view);
+/* The layers that two views both hold, in ascending order: zero but for the views. */
+struct layout_layers {
+	const struct layout_view *one, *other;
+	const struct layout_layer *a, *b; /* of each, after a true */
+	uint32_t i, j;
+};
+bool layout_layers_next(struct layout_layers *at);
 /* ERR_LAYOUT with the first difference of a layer that both hold. */
 int layout_layer_compatible(const char *view, const struct layout_layer *one,
 			    const struct layout_layer *other,

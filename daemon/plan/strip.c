@@ -136,17 +136,15 @@ static int wants_init(const struct plan_request *req, struct wants *w)
 	return 0;
 }
 
-/* The first want of a field, by position. */
-static size_t wants_find(const struct wants *w, uint16_t view, uint32_t layer,
-			 uint16_t field)
+size_t plan_want_find(const struct plan_want *wants, size_t count,
+		      const struct plan_want *key)
 {
-	const struct plan_want key = {.view = view, .field = field, .layer = layer};
-	size_t lo = 0, hi = w->count;
+	size_t lo = 0, hi = count;
 
 	while (lo < hi) {
 		size_t mid = lo + (hi - lo) / 2;
 
-		if (plan_want_compare(&w->sorted[mid], &key) < 0)
+		if (plan_want_compare(&wants[mid], key) < 0)
 			lo = mid + 1;
 		else
 			hi = mid;
@@ -175,7 +173,9 @@ static int pair_wanted(const struct pairing *p, uint16_t field,
 		       uint32_t first, uint64_t end)
 {
 	const struct wants *w = p->wants;
-	size_t i = wants_find(w, p->view, p->dst_layer->layer, field);
+	const struct plan_want key = {
+		.view = p->view, .field = field, .layer = p->dst_layer->layer};
+	size_t i = plan_want_find(w->sorted, w->count, &key);
 
 	while (i < w->count && w->sorted[i].view == p->view &&
 	       w->sorted[i].layer == p->dst_layer->layer && w->sorted[i].field == field) {
@@ -248,26 +248,17 @@ static bool layer_asked(const struct plan_map *map, uint32_t layer)
 
 static int pair_views(struct pairing *p)
 {
-	uint32_t i = 0, j = 0;
+	struct layout_layers at = {.one = p->src_view, .other = p->dst_view};
 
-	while (i < p->src_view->layer_count && j < p->dst_view->layer_count) {
-		p->src_layer = &p->src_view->layers[i];
-		p->dst_layer = &p->dst_view->layers[j];
-		if (p->src_layer->layer != p->dst_layer->layer) {
-			if (p->src_layer->layer < p->dst_layer->layer)
-				i++;
-			else
-				j++;
-			continue;
-		}
-		if (layer_asked(&p->req->maps[p->map], p->src_layer->layer)) {
-			int r = pair_layer(p);
+	while (layout_layers_next(&at)) {
+		int r = 0;
 
-			if (r < 0)
-				return err_pass(r);
-		}
-		i++;
-		j++;
+		p->src_layer = at.a;
+		p->dst_layer = at.b;
+		if (layer_asked(&p->req->maps[p->map], at.a->layer))
+			r = pair_layer(p);
+		if (r < 0)
+			return err_pass(r);
 	}
 	return 0;
 }
