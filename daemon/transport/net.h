@@ -77,7 +77,8 @@ struct net_ops {
 	/* A queued local transfer with bytes: they may move before its request. NULL: no.
 	 */
 	int (*prepare)(struct net_xfer *xfer);
-	size_t (*request_bytes)(const struct net_xfer *xfer); /* that the peer keeps */
+	/* That the peer keeps. NULL: its header. */
+	size_t (*request_bytes)(const struct net_xfer *xfer);
 	/* Send the REQUEST. 1: its bytes are in flight, or may arrive, without an answer.
 	 * Negative: nothing left. */
 	int (*ask)(struct net_xfer *xfer);

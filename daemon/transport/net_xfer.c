@@ -321,7 +321,8 @@ void net_xfer_pump(struct net_peer *peer)
 
 	while ((xfer = list_first(&peer->queued, struct net_xfer, queue_link)) &&
 	       peer->asked < XP_INBOUND_MAX && (!ops->may_ask || ops->may_ask(xfer))) {
-		size_t bytes = ops->request_bytes(xfer);
+		size_t bytes = ops->request_bytes ? ops->request_bytes(xfer)
+						  : xfer->op->header_len;
 
 		if (peer->asked_bytes && peer->asked_bytes + bytes > NET_HEADERS_MAX)
 			return;

@@ -285,11 +285,6 @@ static bool fake_xfer_may_ask(const struct net_xfer *net)
 	return !fake_xfer_is_check(x) || x->landed == net->bytes;
 }
 
-static size_t fake_xfer_request_bytes(const struct net_xfer *net)
-{
-	return net->op->header_len;
-}
-
 static int fake_xfer_ask(struct net_xfer *net)
 {
 	struct fake_xfer *x = fake_xfer_of(net);
@@ -405,7 +400,6 @@ const struct net_ops fake_net_ops = {
 	.take_sides = fake_xfer_take_sides,
 	.drop_sides = fake_xfer_drop_sides,
 	.prepare = fake_xfer_prepare,
-	.request_bytes = fake_xfer_request_bytes,
 	.ask = fake_xfer_ask,
 	.begin = fake_xfer_begin,
 	.halt = fake_xfer_halt,

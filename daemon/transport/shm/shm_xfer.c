@@ -209,11 +209,6 @@ static bool shm_xfer_may_ask(const struct net_xfer *net)
 	       (xfer->way != SHM_WAY_DIRECT || shm_flow_complete(xfer));
 }
 
-static size_t shm_xfer_request_bytes(const struct net_xfer *net)
-{
-	return net->op->header_len;
-}
-
 static int shm_xfer_ask(struct net_xfer *net)
 {
 	struct shm_xfer *xfer = shm_xfer_of(net);
@@ -420,7 +415,6 @@ const struct net_ops shm_net_ops = {
 	.take_sides = shm_xfer_take_sides,
 	.drop_sides = shm_xfer_drop_sides,
 	.prepare = shm_xfer_prepare,
-	.request_bytes = shm_xfer_request_bytes,
 	.ask = shm_xfer_ask,
 	.begin = shm_xfer_begin,
 	.halt = shm_xfer_halt,

@@ -154,11 +154,6 @@ static int ucx_xfer_say_done(struct net_xfer *net, const struct err *err)
 
 /* ---- ours ---- */
 
-static size_t ucx_xfer_request_bytes(const struct net_xfer *net)
-{
-	return net->op->header_len;
-}
-
 /* It starts. */
 static void note_small(const struct ucx_xfer *xfer)
 {
@@ -290,7 +285,6 @@ const struct net_ops ucx_net_ops = {
 	.xfer_free = ucx_xfer_free,
 	.take_sides = ucx_xfer_take_sides,
 	.drop_sides = ucx_xfer_drop_sides,
-	.request_bytes = ucx_xfer_request_bytes,
 	.ask = ucx_xfer_ask,
 	.begin = ucx_xfer_begin,
 	.halt = ucx_xfer_halt,

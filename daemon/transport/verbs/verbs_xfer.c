@@ -305,11 +305,6 @@ static int verbs_xfer_say_done(struct net_xfer *net, const struct err *err)
 
 /* ---- ours ---- */
 
-static size_t verbs_xfer_request_bytes(const struct net_xfer *net)
-{
-	return net->op->header_len;
-}
-
 static int verbs_xfer_ask(struct net_xfer *net)
 {
 	struct verbs_xfer *xfer = verbs_xfer_of(net);
@@ -636,7 +631,6 @@ const struct net_ops verbs_net_ops = {
 	.xfer_free = verbs_xfer_free,
 	.take_sides = verbs_xfer_take_sides,
 	.drop_sides = verbs_xfer_drop_sides,
-	.request_bytes = verbs_xfer_request_bytes,
 	.ask = verbs_xfer_ask,
 	.begin = verbs_xfer_begin,
 	.halt = verbs_xfer_halt,
