@@ -291,7 +291,7 @@ static bool is_for_loop(const struct copy_end *end)
 	for (uint32_t i = 0; end->buffers && i < end->buffer_count; i++) {
 		const struct memory *m = end->buffers[i].memory;
 
-		if (m && m->kind != MEMORY_SEALED && m->kind != MEMORY_LINEAR)
+		if (m && !memory_is_plain(m))
 			return false;
 	}
 	return true;

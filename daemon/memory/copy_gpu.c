@@ -22,8 +22,8 @@
 #include "daemon/base/mem.h"
 #include "daemon/base/thread.h"
 #include "daemon/loop/loop.h"
-#include "daemon/memory/copy.h"
 #include "daemon/memory/copy_done.h"
+#include "daemon/memory/copy_hand.h"
 #include "daemon/memory/copy_pipe.h"
 #include "gpu/gpu.h"
 #include "gpu/import.h"
@@ -47,20 +47,13 @@ struct copy_gpu {
 	bool stopping;
 };
 
-static struct gpu_device *end_device(const struct copy_end *end)
-{
-	for (uint32_t i = 0; end->buffers && i < end->buffer_count; i++)
-		if (end->buffers[i].memory &&
-		    end->buffers[i].memory->kind == MEMORY_DEVICE)
-			return end->buffers[i].memory->gpu->device;
-	return NULL;
-}
-
 struct gpu_device *copy_gpu_device(const struct copy_job *job)
 {
-	struct gpu_device *device = end_device(&job->dst);
+	const struct memory *m = copy_end_find(&job->dst, MEMORY_DEVICE);
 
-	return device ? device : end_device(&job->src);
+	if (!m)
+		m = copy_end_find(&job->src, MEMORY_DEVICE);
+	return m ? m->gpu->device : NULL;
 }
 
 static int gpu_now(struct copy_hand *hand, const struct copy_job *job)

@@ -71,80 +71,35 @@ static bool is_vm(const struct memory *m)
 	return m && m->kind == MEMORY_VM;
 }
 
-static struct memory *side_memory(const struct side *side, uint32_t buffer)
-{
-	return side->end->buffers ? side->end->buffers[buffer].memory : NULL;
-}
-
 static uint64_t side_address(const struct side *side, uint32_t buffer, uint64_t offset,
 			     uint64_t pos)
 {
-	const struct copy_buffer *b;
-
-	if (!side->end->buffers)
-		return (uintptr_t)side->end->linear + (pos - side->origin);
-	b = &side->end->buffers[buffer];
-	assert(b->memory->kind != MEMORY_FILE); /* file_rows.c's */
-	return (is_vm(b->memory) ? b->memory->address : (uintptr_t)b->memory->base) +
-	       b->offset + offset;
+	return copy_end_address(side->end, buffer, offset, pos - side->origin);
 }
 
-/* The next piece of the current run, at most `most` bytes: the rest of a started row, or
- * whole rows, or the first part of a row. */
+/* The next piece of the current run, at most `most` bytes. */
 static uint64_t piece_take(struct stretch *st, uint64_t most, struct piece *piece_p)
 {
-	const struct plan_run *run = &st->plan->runs[st->at.run];
-	uint64_t off = st->at.row_offset, row = st->at.row;
-	uint64_t rows = off ? 0 : run->count - row, taken;
+	const struct plan_block rows = plan_walk_rows(&st->at, most, UINT64_MAX);
+	const struct plan_run *run = rows.run;
 
-	/* a division costs as much as a short row: only where rows are left out */
-	if (rows * run->len > most)
-		rows = most / run->len;
-	if (rows > 0) {
-		*piece_p = (struct piece){.len = run->len, .count = rows};
-		taken = rows * run->len;
-		st->at.row += rows;
-	} else {
-		taken = run->len - off < most ? run->len - off : most;
-		*piece_p = (struct piece){.len = taken, .count = 1};
-		st->at.row_offset += taken;
-		if (st->at.row_offset == run->len) {
-			st->at.row_offset = 0;
-			st->at.row++;
-		}
-	}
-	piece_p->src =
-		side_address(&st->src, run->src_buffer,
-			     run->src + row * (uint64_t)run->src_stride + off, st->pos);
-	piece_p->dst =
-		side_address(&st->dst, run->dst_buffer,
-			     run->dst + row * (uint64_t)run->dst_stride + off, st->pos);
-	piece_p->src_stride = st->src.end->buffers ? run->src_stride : (int64_t)run->len;
-	piece_p->dst_stride = st->dst.end->buffers ? run->dst_stride : (int64_t)run->len;
-	return taken;
-}
-
-/* Steps over finished and empty runs; false at the plan's end. */
-static bool stretch_settle(struct stretch *st)
-{
-	while (st->at.run < st->plan->run_count) {
-		const struct plan_run *run = &st->plan->runs[st->at.run];
-
-		if (run->len > 0 && st->at.row < run->count)
-			return true;
-		st->at.run++;
-		st->at.row = 0;
-		st->at.row_offset = 0;
-	}
-	return false;
+	*piece_p = (struct piece){
+		.src = side_address(&st->src, run->src_buffer, rows.src, st->pos),
+		.dst = side_address(&st->dst, run->dst_buffer, rows.dst, st->pos),
+		.len = rows.len,
+		.count = rows.count,
+		.src_stride = st->src.end->buffers ? run->src_stride : (int64_t)run->len,
+		.dst_stride = st->dst.end->buffers ? run->dst_stride : (int64_t)run->len,
+	};
+	return rows.len * rows.count;
 }
 
 static bool stretch_same_memory(const struct stretch *st)
 {
 	const struct plan_run *run = &st->plan->runs[st->at.run];
 
-	return side_memory(&st->src, run->src_buffer) == st->src_memory &&
-	       side_memory(&st->dst, run->dst_buffer) == st->dst_memory;
+	return copy_end_memory(st->src.end, run->src_buffer) == st->src_memory &&
+	       copy_end_memory(st->dst.end, run->dst_buffer) == st->dst_memory;
 }
 
 static void iov_flush(struct stretch *st)
@@ -238,7 +193,7 @@ static void stretch_copy(void *arg)
 	bool vm = is_vm(st->src_memory) || is_vm(st->dst_memory);
 	struct piece p;
 
-	while (st->pos < st->end && !st->error && stretch_settle(st) &&
+	while (st->pos < st->end && !st->error && plan_walk_settle(&st->at) &&
 	       stretch_same_memory(st)) {
 		st->pos += piece_take(st, st->end - st->pos, &p);
 		if (vm)
@@ -297,11 +252,11 @@ static int range_copy(struct copy_hand *hand, const struct copy_job *job, struct
 
 	if (r < 0)
 		return err_pass(r);
-	while (st.pos < end && stretch_settle(&st)) {
+	while (st.pos < end && plan_walk_settle(&st.at)) {
 		const struct plan_run *run = &plan->runs[st.at.run];
 
-		st.src_memory = side_memory(&src, run->src_buffer);
-		st.dst_memory = side_memory(&dst, run->dst_buffer);
+		st.src_memory = copy_end_memory(src.end, run->src_buffer);
+		st.dst_memory = copy_end_memory(dst.end, run->dst_buffer);
 		if (st.src_memory && !memory_owner_alive(st.src_memory))
 			return err_pass(memory_gone(st.src_memory));
 		if (st.dst_memory && !memory_owner_alive(st.dst_memory))
@@ -318,14 +273,12 @@ static int range_copy(struct copy_hand *hand, const struct copy_job *job, struct
 	return 0;
 }
 
-bool copy_has_vm(const struct copy_end *end)
+const struct memory *copy_end_find(const struct copy_end *end, enum memory_kind kind)
 {
-	if (!end->buffers)
-		return false;
-	for (uint32_t i = 0; i < end->buffer_count; i++)
-		if (is_vm(end->buffers[i].memory))
-			return true;
-	return false;
+	for (uint32_t i = 0; end->buffers && i < end->buffer_count; i++)
+		if (end->buffers[i].memory && end->buffers[i].memory->kind == kind)
+			return end->buffers[i].memory;
+	return NULL;
 }
 
 /* Neither end may be an iovec of ours: chunks pass through the thread's bounce buffer. */

@@ -21,7 +21,7 @@
 
 #include <assert.h>
 
-#include "daemon/memory/copy.h"
+#include "daemon/memory/copy_hand.h"
 #include "gpu/import.h"
 #include "gpu/kern.h"
 #include "gpu/pin.h"
@@ -41,23 +41,6 @@
 static bool of_device(const struct memory *m)
 {
 	return m && m->kind == MEMORY_DEVICE;
-}
-
-static struct memory *end_memory(const struct copy_end *end, uint32_t buffer)
-{
-	return end->buffers ? end->buffers[buffer].memory : NULL;
-}
-
-static uint64_t end_address(const struct copy_end *end, uint32_t buffer, uint64_t offset,
-			    uint64_t skipped)
-{
-	const struct copy_buffer *b;
-
-	if (!end->buffers)
-		return (uintptr_t)end->linear + skipped;
-	b = &end->buffers[buffer];
-	return (b->memory->base ? (uintptr_t)b->memory->base : b->memory->address) +
-	       b->offset + offset;
 }
 
 static int memory_check(struct memory *m)
@@ -104,63 +87,26 @@ static enum copy_way way_of(const struct slice *s, const struct memory *src,
 	return of_device(dst) ? COPY_WAY_IN : COPY_WAY_OUT;
 }
 
-/* Like piece_take() in copy.c: the rest of a row, whole rows, or the start of a row. */
+/* The next rows of the current run, at most `most` bytes. */
 static uint64_t rows_take(struct slice *s, uint64_t most, struct gpu_rows *rows_p)
 {
-	const struct plan_run *run = &s->at.plan->runs[s->at.run];
+	const struct plan_block rows = plan_walk_rows(&s->at, most, s->rows_most);
 	const struct copy_job *job = s->job;
-	uint64_t off = s->at.row_offset, row = s->at.row;
-	uint64_t rows = off ? 0 : run->count - row, len = run->len, taken;
+	const struct plan_run *run = rows.run;
+	uint64_t skipped = s->pos - job->begin;
 
-	/* a division costs as much as a short row: only where rows are left out */
-	if (rows * len > most)
-		rows = most / len;
-	if (rows > s->rows_most)
-		rows = s->rows_most;
-	if (rows > 0) {
-		s->at.row += rows;
-	} else {
-		len = run->len - off < most ? run->len - off : most;
-		rows = 1;
-		s->at.row_offset += len;
-		if (s->at.row_offset == run->len) {
-			s->at.row_offset = 0;
-			s->at.row++;
-		}
-	}
-	taken = rows * len;
 	*rows_p = (struct gpu_rows){
-		.src = end_address(&job->src, run->src_buffer,
-				   run->src + row * (uint64_t)run->src_stride + off,
-				   s->pos - job->begin),
-		.dst = end_address(&job->dst, run->dst_buffer,
-				   run->dst + row * (uint64_t)run->dst_stride + off,
-				   s->pos - job->begin),
-		.len = len,
-		.count = rows,
+		.src = copy_end_address(&job->src, run->src_buffer, rows.src, skipped),
+		.dst = copy_end_address(&job->dst, run->dst_buffer, rows.dst, skipped),
+		.len = rows.len,
+		.count = rows.count,
 		.src_stride = job->src.buffers ? run->src_stride : (int64_t)run->len,
 		.dst_stride = job->dst.buffers ? run->dst_stride : (int64_t)run->len,
 		.flat = s->flat,
 		.host = s->host,
 		.engines = s->engines,
 	};
-	return taken;
-}
-
-static bool slice_settle(struct slice *s)
-{
-	const struct plan *plan = s->at.plan;
-
-	while (s->at.run < plan->run_count) {
-		const struct plan_run *run = &plan->runs[s->at.run];
-
-		if (run->len > 0 && s->at.row < run->count)
-			return true;
-		s->at.run++;
-		s->at.row = 0;
-		s->at.row_offset = 0;
-	}
-	return false;
+	return rows.len * rows.count;
 }
 
 /* A kernel of the pipe's device gets there by itself. (A table may name memory of
@@ -188,8 +134,8 @@ static void slice_bound(struct slice *s)
 static int slice_look(struct slice *s)
 {
 	const struct plan_run *run = &s->at.plan->runs[s->at.run];
-	struct memory *src = end_memory(&s->job->src, run->src_buffer);
-	struct memory *dst = end_memory(&s->job->dst, run->dst_buffer);
+	struct memory *src = copy_end_memory(&s->job->src, run->src_buffer);
+	struct memory *dst = copy_end_memory(&s->job->dst, run->dst_buffer);
 	enum copy_way way;
 	int r;
 
@@ -264,7 +210,7 @@ static struct side copy_pipe_side_of(const struct slice *s, const struct copy_en
 {
 	if (!end->buffers)
 		return (struct side){(uintptr_t)end->linear + s->pos - s->job->begin, 1};
-	return (struct side){end_address(end, buffer, 0, 0), 0};
+	return (struct side){copy_end_address(end, buffer, 0, 0), 0};
 }
 
 /*
@@ -336,7 +282,7 @@ static int slice_rows(struct slice *s, uint64_t end)
 	int r = plan_walk_seek(&s->at, s->job->plan, s->begin);
 
 	while (r == 0 && s->pos < end && s->pos - s->begin < s->most &&
-	       s->rows < s->rows_most && slice_settle(s)) {
+	       s->rows < s->rows_most && plan_walk_settle(&s->at)) {
 		r = slice_look(s);
 		if (r == 0)
 			r = rows_queue(s, end);
@@ -431,7 +377,7 @@ static bool bases_take(const struct copy_pipe *pipe, const struct copy_end *end,
 			continue;
 		if (!of_device(m) || !memory_owner_alive(m) || !in_reach(pipe, m))
 			return false;
-		bases[i] = end_address(end, i, 0, 0);
+		bases[i] = copy_end_address(end, i, 0, 0);
 	}
 	return true;
 }

@@ -28,6 +28,7 @@
 #include <sys/uio.h>
 
 #include "daemon/base/mem.h"
+#include "daemon/memory/copy_hand.h"
 
 #define BOUNCE_BYTES (UINT64_C(256) << 10)
 #define BOUNCE_ALIGN 4096u
@@ -57,19 +58,11 @@ static bool is_file(const struct memory *m)
 	return m && m->kind == MEMORY_FILE;
 }
 
-static const struct memory *end_file(const struct copy_end *end)
-{
-	for (uint32_t i = 0; end->buffers && i < end->buffer_count; i++)
-		if (is_file(end->buffers[i].memory))
-			return end->buffers[i].memory;
-	return NULL;
-}
-
 const struct memory *file_rows_of(const struct copy_job *job)
 {
-	const struct memory *file = end_file(&job->src);
+	const struct memory *file = copy_end_find(&job->src, MEMORY_FILE);
 
-	return file ? file : end_file(&job->dst);
+	return file ? file : copy_end_find(&job->dst, MEMORY_FILE);
 }
 
 int file_hand_new(struct file_hand **hand_p)
@@ -260,21 +253,15 @@ struct way {
 		     */
 };
 
-static bool is_plain(const struct memory *m)
-{
-	return !m || m->kind == MEMORY_SEALED || m->kind == MEMORY_LINEAR;
-}
-
 static struct way way_of(const struct copy_job *job, const struct plan_span *span)
 {
-	const struct memory *src =
-		job->src.buffers ? job->src.buffers[span->src_buffer].memory : NULL;
-	const struct memory *dst =
-		job->dst.buffers ? job->dst.buffers[span->dst_buffer].memory : NULL;
+	const struct memory *src = copy_end_memory(&job->src, span->src_buffer);
+	const struct memory *dst = copy_end_memory(&job->dst, span->dst_buffer);
+	const struct memory *other = is_file(src) ? dst : src;
 
 	return (struct way){.src_file = is_file(src),
 			    .dst_file = is_file(dst),
-			    .plain = is_plain(is_file(src) ? dst : src)};
+			    .plain = !other || memory_is_plain(other)};
 }
 
 static bool same_way(const struct way *a, const struct way *b)

@@ -76,6 +76,12 @@ struct memory {
 	atomic_int refs;
 };
 
+/* Mapped here, and nobody can truncate it: any thread may touch it, without a guard. */
+static inline bool memory_is_plain(const struct memory *memory)
+{
+	return memory->kind == MEMORY_SEALED || memory->kind == MEMORY_LINEAR;
+}
+
 /*
  * Import. On success *memory_p has one reference. The fd is duplicated, the
  * caller keeps its own. Refusals are ERR_IMPORT with cause and remedy ("memfd

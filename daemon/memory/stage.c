@@ -66,8 +66,29 @@ struct queue {
 	unsigned int in, out; /* counters */
 };
 
+/* The next rows of one run, at most `most` bytes. False at the plan's end. */
 static bool piece_next(const struct stage_side *side, struct plan_walk *at, uint64_t most,
-		       struct piece *piece_p);
+		       struct piece *piece_p)
+{
+	const struct copy_buffer *b;
+	struct plan_block rows;
+
+	if (!plan_walk_settle(at))
+		return false;
+	rows = plan_walk_rows(at, most, UINT64_MAX);
+	b = &side->buffers[side->is_src ? rows.run->src_buffer : rows.run->dst_buffer];
+	*piece_p = (struct piece){
+		.at = b->memory->base + b->offset + (side->is_src ? rows.src : rows.dst),
+		.len = rows.len,
+		.count = rows.count,
+		.stride = side->is_src ? rows.run->src_stride : rows.run->dst_stride,
+	};
+	if (piece_p->count > 1 && (uint64_t)piece_p->stride == piece_p->len) {
+		piece_p->len *= piece_p->count;
+		piece_p->count = 1;
+	}
+	return true;
+}
 
 static bool queue_row(struct queue *q)
 {
@@ -152,8 +173,7 @@ bool stage_plain(const struct stage_side *side)
 	for (uint32_t i = 0; i < side->count; i++) {
 		const struct memory *memory = side->buffers[i].memory;
 
-		if (memory && memory->kind != MEMORY_SEALED &&
-		    memory->kind != MEMORY_LINEAR)
+		if (memory && !memory_is_plain(memory))
 			return false;
 	}
 	return true;
@@ -164,52 +184,6 @@ bool stage_mapped(const struct stage_side *side)
 	for (uint32_t i = 0; i < side->count; i++)
 		if (side->buffers[i].memory && !side->buffers[i].memory->base)
 			return false;
-	return true;
-}
-
-/* The next rows of one run: the rest of a started one, whole ones, or the first part of
- * one; at most `most` bytes. False at the plan's end. */
-static bool piece_next(const struct stage_side *side, struct plan_walk *at, uint64_t most,
-		       struct piece *piece_p)
-{
-	const struct plan_run *run;
-	uint64_t offset, rows, row;
-	const struct copy_buffer *b;
-
-	while (at->run < at->plan->run_count &&
-	       (at->row == at->plan->runs[at->run].count ||
-		at->plan->runs[at->run].len == 0)) {
-		at->run++;
-		at->row = 0;
-		at->row_offset = 0;
-	}
-	if (at->run == at->plan->run_count)
-		return false;
-	run = &at->plan->runs[at->run];
-	row = at->row;
-	offset = at->row_offset;
-	rows = offset ? 0 : most / run->len;
-	if (rows > run->count - row)
-		rows = run->count - row;
-	*piece_p = (struct piece){.len = run->len, .count = rows};
-	if (rows == 0) {
-		piece_p->count = 1;
-		piece_p->len = run->len - offset < most ? run->len - offset : most;
-		at->row_offset += piece_p->len;
-		if (at->row_offset == run->len) {
-			at->row_offset = 0;
-			at->row++;
-		}
-	}
-	at->row += rows;
-	piece_p->stride = side->is_src ? run->src_stride : run->dst_stride;
-	b = &side->buffers[side->is_src ? run->src_buffer : run->dst_buffer];
-	piece_p->at = b->memory->base + b->offset + (side->is_src ? run->src : run->dst) +
-		      row * (uint64_t)piece_p->stride + offset;
-	if (piece_p->count > 1 && (uint64_t)piece_p->stride == piece_p->len) {
-		piece_p->len *= piece_p->count;
-		piece_p->count = 1;
-	}
 	return true;
 }
 

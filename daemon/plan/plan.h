@@ -143,4 +143,58 @@ void plan_walk_begin(struct plan_walk *walk, const struct plan *plan);
 int plan_walk_seek(struct plan_walk *walk, const struct plan *plan, uint64_t byte);
 bool plan_walk_next(struct plan_walk *walk, uint64_t max_bytes, struct plan_span *span_p);
 
+/* Steps over finished and empty runs; false at the plan's end. */
+static inline bool plan_walk_settle(struct plan_walk *walk)
+{
+	for (; walk->run < walk->plan->run_count; walk->run++) {
+		const struct plan_run *run = &walk->plan->runs[walk->run];
+
+		if (run->len > 0 && walk->row < run->count)
+			return true;
+		walk->row = 0;
+		walk->row_offset = 0;
+	}
+	return false;
+}
+
+/* Whole rows of one run, or a part of one row. */
+struct plan_block {
+	const struct plan_run *run;
+	uint64_t src, dst; /* of their first byte */
+	uint64_t len, count;
+};
+
+/* The next rows, after plan_walk_settle(): the rest of a started row, or whole rows, or
+ * the first part of a row. Inline: a run may be one short row. */
+static inline struct plan_block plan_walk_rows(struct plan_walk *walk, uint64_t max_bytes,
+					       uint64_t max_rows)
+{
+	const struct plan_run *run = &walk->plan->runs[walk->run];
+	uint64_t off = walk->row_offset, row = walk->row;
+	uint64_t rows = off ? 0 : run->count - row, len = run->len;
+
+	/* a division costs as much as a short row: only where rows are left out */
+	if (rows * len > max_bytes)
+		rows = max_bytes / len;
+	if (rows > max_rows)
+		rows = max_rows;
+	walk->row += rows;
+	if (rows == 0) {
+		rows = 1;
+		len = run->len - off < max_bytes ? run->len - off : max_bytes;
+		walk->row_offset += len;
+		if (walk->row_offset == run->len) {
+			walk->row_offset = 0;
+			walk->row++;
+		}
+	}
+	return (struct plan_block){
+		.run = run,
+		.src = run->src + row * (uint64_t)run->src_stride + off,
+		.dst = run->dst + row * (uint64_t)run->dst_stride + off,
+		.len = len,
+		.count = rows,
+	};
+}
+
 #endif
