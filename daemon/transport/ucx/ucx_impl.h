@@ -250,6 +250,12 @@ void ucx_line_deafen(struct ucx_line *line); /* idempotent */
 /* Calls of the peer; their `done`s are in ucx_peer.c. */
 void ucx_line_climb(struct ucx_line *line, uint64_t number);
 void ucx_line_flush(struct ucx_line *line);
+/* For the owner of the worker: the call's message, with these rows behind its header; the
+ * bytes of a received one, to the rows. */
+void ucx_line_send(struct ucx_line *line, struct ucx_call *call, const uint8_t *header,
+		   struct ucx_rows *rows, bool eager);
+void ucx_line_fetch(struct ucx_call *call, void *desc, struct ucx_rows *rows,
+		    size_t length);
 /* Closes the endpoint by force: libucp returns its requests of the line. After that no
  * event of the line arrives. */
 void ucx_line_end(struct ucx_line *line);
@@ -278,9 +284,6 @@ static inline struct ucx_rows ucx_row(uint8_t *at, uint64_t length, ucp_mem_h me
 {
 	return (struct ucx_rows){.count = 1, .memh = memh, .at[0] = {at, length}};
 }
-/* For libucp: adds to its parameters, and returns the value to pass. */
-void ucx_rows_pass(struct ucx_rows *rows, ucp_request_param_t *param, void **buffer_p,
-		   size_t *count_p);
 
 /* ---- ucx_peer.c ---- */
 int ucx_peer_open(struct transport *base, const struct xp_peer_args *args,

@@ -224,6 +224,72 @@ void ucx_line_flush(struct ucx_line *line)
 	ucx_call(line->peer, &line->flush, start_flush, ucx_peer_flushed);
 }
 
+/* For libucp: adds to its parameters, and returns the value to pass. */
+static void rows_pass(struct ucx_rows *rows, ucp_request_param_t *param, void **buffer_p,
+		      size_t *count_p)
+{
+	*buffer_p = rows->at[0].buffer;
+	*count_p = rows->at[0].length;
+	if (rows->count > 1) {
+		param->op_attr_mask |= UCP_OP_ATTR_FIELD_DATATYPE;
+		param->datatype = ucp_dt_make_iov();
+		*buffer_p = rows->at;
+		*count_p = rows->count;
+	} else if (rows->memh) {
+		param->op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
+		param->memh = rows->memh;
+	}
+}
+
+void ucx_line_send(struct ucx_line *line, struct ucx_call *call, const uint8_t *header,
+		   struct ucx_rows *rows, bool eager)
+{
+	ucp_request_param_t param = {
+		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+				UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
+		.flags = eager ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV,
+		.memory_type = UCS_MEMORY_TYPE_HOST,
+		.cb.send = ucx_on_sent,
+		.user_data = call,
+	};
+	size_t count;
+	void *bytes;
+
+	if (!line->ep) {
+		ucx_call_over(call, UCS_ERR_CANCELED, 0);
+		return;
+	}
+	rows_pass(rows, &param, &bytes, &count);
+	ucx_call_began(call,
+		       call->worker->lib->ucp_am_send_nbx(line->ep, UCX_AM_ID, header,
+							  UCX_FRAME_BYTES, bytes, count,
+							  &param),
+		       0);
+}
+
+void ucx_line_fetch(struct ucx_call *call, void *desc, struct ucx_rows *rows,
+		    size_t length)
+{
+	size_t got = length;
+	ucp_request_param_t param = {
+		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+				UCP_OP_ATTR_FIELD_MEMORY_TYPE |
+				UCP_OP_ATTR_FIELD_RECV_INFO,
+		.memory_type = UCS_MEMORY_TYPE_HOST,
+		.cb.recv_am = ucx_on_received,
+		.user_data = call,
+		.recv_info.length = &got,
+	};
+	ucs_status_ptr_t ptr;
+	size_t count;
+	void *bytes;
+
+	rows_pass(rows, &param, &bytes, &count);
+	ptr = call->worker->lib->ucp_am_recv_data_nbx(call->worker->handle, desc, bytes,
+						      count, &param);
+	ucx_call_began(call, ptr, got);
+}
+
 static void start_end(struct ucx_call *call)
 {
 	struct ucx_line *line = container_of(call, struct ucx_line, end);

@@ -53,26 +53,12 @@ static void ucx_order_on_sent(struct ucx_call *call)
 static void ucx_order_start_send(struct ucx_call *call)
 {
 	struct ucx_send *send = container_of(call, struct ucx_send, call);
-	struct ucx_line *line = &send->peer->line;
-	ucp_request_param_t param = {
-		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
-				UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
-		.flags = send->len > UCX_EAGER_MAX ? UCP_AM_SEND_FLAG_RNDV
-						   : UCP_AM_SEND_FLAG_EAGER,
-		.memory_type = UCS_MEMORY_TYPE_HOST,
-		.cb.send = ucx_on_sent,
-		.user_data = call,
-	};
+	/* as libucp wants it; it does not write there */
+	struct ucx_rows rows =
+		ucx_row((uint8_t *)(uintptr_t)send->payload, send->len, NULL);
 
-	if (!line->ep) {
-		ucx_call_over(call, UCS_ERR_CANCELED, 0);
-		return;
-	}
-	ucx_call_began(call,
-		       call->worker->lib->ucp_am_send_nbx(
-			       line->ep, UCX_AM_ID, send->header, UCX_FRAME_BYTES,
-			       send->payload, send->len, &param),
-		       0);
+	ucx_line_send(&send->peer->line, call, send->header, &rows,
+		      send->len <= UCX_EAGER_MAX);
 }
 
 void ucx_send_frame(struct ucx_send *send, struct ucx_frame *frame, const struct err *err,
@@ -176,22 +162,9 @@ static void ucx_order_on_fetched(struct ucx_call *call)
 static void ucx_order_start_fetch(struct ucx_call *call)
 {
 	struct ucx_entry *entry = container_of(call, struct ucx_entry, call);
-	size_t got = entry->len;
-	ucp_request_param_t param = {
-		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
-				UCP_OP_ATTR_FIELD_MEMORY_TYPE |
-				UCP_OP_ATTR_FIELD_RECV_INFO,
-		.memory_type = UCS_MEMORY_TYPE_HOST,
-		.cb.recv_am = ucx_on_received,
-		.user_data = call,
-		.recv_info.length = &got,
-	};
-	ucs_status_ptr_t ptr;
+	struct ucx_rows rows = ucx_row(entry->payload, entry->len, NULL);
 
-	ptr = call->worker->lib->ucp_am_recv_data_nbx(call->worker->handle,
-						      mem_steal(entry->desc),
-						      entry->payload, entry->len, &param);
-	ucx_call_began(call, ptr, got);
+	ucx_line_fetch(call, mem_steal(entry->desc), &rows, entry->len);
 }
 
 static void start_release(struct ucx_call *call)

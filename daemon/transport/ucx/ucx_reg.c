@@ -21,11 +21,6 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 
-static bool may_touch(const struct memory *memory)
-{
-	return memory->kind == MEMORY_SEALED || memory->kind == MEMORY_LINEAR;
-}
-
 static struct ucx_transport *ucx_reg_transport_of(struct net_reg *reg)
 {
 	return container_of(reg->base.transport, struct ucx_transport, net.base);
@@ -54,7 +49,7 @@ static int ucx_reg_map(struct ucx_reg *reg)
 	};
 	ucs_status_t status;
 
-	if (!transport->lib->threads || !may_touch(memory) || memory->length == 0)
+	if (!transport->lib->threads || !memory_is_plain(memory) || memory->length == 0)
 		return 0;
 	if (memory->writable)
 		params.prot |= UCP_MEM_MAP_PROT_LOCAL_WRITE;
@@ -131,7 +126,7 @@ static uint8_t *address_of(const struct ucx_side *side, uint32_t buffer, uint64_
 {
 	const struct copy_buffer *at = &side->buffers[buffer];
 
-	if (!may_touch(at->memory) || atomic_load(&at->memory->dead))
+	if (!memory_is_plain(at->memory) || atomic_load(&at->memory->dead))
 		return NULL;
 	return at->memory->base + at->offset + offset;
 }
@@ -161,21 +156,5 @@ void ucx_side_rows(const struct ucx_side *side, bool is_src, uint64_t offset,
 		rows->memh = side->regs[buffer]->memh;
 		last = buffer;
 		end = at + span.len;
-	}
-}
-
-void ucx_rows_pass(struct ucx_rows *rows, ucp_request_param_t *param, void **buffer_p,
-		   size_t *count_p)
-{
-	*buffer_p = rows->at[0].buffer;
-	*count_p = rows->at[0].length;
-	if (rows->count > 1) {
-		param->op_attr_mask |= UCP_OP_ATTR_FIELD_DATATYPE;
-		param->datatype = ucp_dt_make_iov();
-		*buffer_p = rows->at;
-		*count_p = rows->count;
-	} else if (rows->memh) {
-		param->op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
-		param->memh = rows->memh;
 	}
 }

@@ -123,19 +123,6 @@ static void ucx_sink_start_fetch(struct ucx_call *call)
 {
 	struct ucx_piece *piece = container_of(call, struct ucx_piece, call);
 	void *desc = mem_steal(piece->entry->desc);
-	size_t got = piece->length;
-	ucp_request_param_t param = {
-		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
-				UCP_OP_ATTR_FIELD_MEMORY_TYPE |
-				UCP_OP_ATTR_FIELD_RECV_INFO,
-		.memory_type = UCS_MEMORY_TYPE_HOST,
-		.cb.recv_am = ucx_on_received,
-		.user_data = call,
-		.recv_info.length = &got,
-	};
-	ucs_status_ptr_t ptr;
-	size_t count;
-	void *bytes;
 
 	piece->refused = !piece->rows.count || atomic_load(&piece->xfer->halted);
 	if (piece->refused) {
@@ -143,10 +130,7 @@ static void ucx_sink_start_fetch(struct ucx_call *call)
 		ucx_call_over(call, UCS_ERR_CANCELED, 0);
 		return;
 	}
-	ucx_rows_pass(&piece->rows, &param, &bytes, &count);
-	ptr = call->worker->lib->ucp_am_recv_data_nbx(call->worker->handle, desc, bytes,
-						      count, &param);
-	ucx_call_began(call, ptr, got);
+	ucx_line_fetch(call, desc, &piece->rows, piece->length);
 }
 
 /* To its rows, or nowhere. */

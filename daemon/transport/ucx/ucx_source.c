@@ -120,30 +120,15 @@ static void ucx_source_on_sent(struct ucx_call *call)
 static void ucx_source_start_send(struct ucx_call *call)
 {
 	struct ucx_piece *piece = container_of(call, struct ucx_piece, call);
-	struct ucx_line *line = &piece->xfer->peer->line;
-	bool eager = piece->xfer->net.bytes <= UCX_EAGER_MAX;
-	ucp_request_param_t param = {
-		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
-				UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
-		.flags = eager ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV,
-		.memory_type = UCS_MEMORY_TYPE_HOST,
-		.cb.send = ucx_on_sent,
-		.user_data = call,
-	};
-	size_t count;
-	void *bytes;
+	struct ucx_xfer *xfer = piece->xfer;
 
-	piece->refused = atomic_load(&piece->xfer->halted);
-	if (piece->refused || !line->ep) {
+	piece->refused = atomic_load(&xfer->halted);
+	if (piece->refused) {
 		ucx_call_over(call, UCS_ERR_CANCELED, 0);
 		return;
 	}
-	ucx_rows_pass(&piece->rows, &param, &bytes, &count);
-	ucx_call_began(call,
-		       call->worker->lib->ucp_am_send_nbx(line->ep, UCX_AM_ID,
-							  piece->header, UCX_FRAME_BYTES,
-							  bytes, count, &param),
-		       0);
+	ucx_line_send(&xfer->peer->line, call, piece->header, &piece->rows,
+		      xfer->net.bytes <= UCX_EAGER_MAX);
 }
 
 static void piece_send(struct ucx_piece *piece)
