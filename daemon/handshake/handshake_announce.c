@@ -64,24 +64,10 @@ static uint32_t pool_regions(const struct pool *pool, struct region **regions,
 	return n;
 }
 
-/* three scratch areas for REGISTER's blobs */
-struct body_parts {
-	uint8_t *layout, *regions, *buffers;
-};
-
-static void parts_fini(struct body_parts *parts)
+/* What lies in the blob scratch from `at` on. */
+static struct wire_blob blob_from(const struct cursor *blobs, size_t at)
 {
-	mem_free(parts->layout);
-	mem_free(parts->regions);
-	mem_free(parts->buffers);
-}
-
-static int parts_init(struct body_parts *parts)
-{
-	parts->layout = mem_alloc(WIRE_FRAME_MAX);
-	parts->regions = mem_alloc(WIRE_FRAME_MAX);
-	parts->buffers = mem_alloc(WIRE_FRAME_MAX);
-	return parts->layout && parts->regions && parts->buffers ? 0 : err_pass(-ENOMEM);
+	return (struct wire_blob){blobs->base + at, blobs->pos - at};
 }
 
 static int handshake_pools_too_large(const struct wire_register *msg)
@@ -111,45 +97,39 @@ static int register_pool(struct handshake *hs, struct remote *remote,
 			 const struct pool *pool)
 {
 	uint32_t count = pool->layout->buffer_count, n;
-	struct body_parts parts = {0};
 	cleanup_free struct region **regions = mem_calloc(count, sizeof(*regions));
 	cleanup_free uint32_t *index = mem_calloc(count, sizeof(*index));
-	struct cursor lay, reg, buf;
 	struct wire_register msg = {.object = pool->id,
 				    .kind = pool->session->own ? OBJECT_OWN_POOL
 							       : OBJECT_POOL,
 				    .session = pool->session->epoch};
-	int r = regions && index ? parts_init(&parts) : -ENOMEM;
+	struct cursor blobs;
+	size_t at;
+	int r;
 
-	if (r < 0)
-		goto out;
-	cursor_write(&lay, parts.layout, WIRE_FRAME_MAX);
-	cursor_write(&reg, parts.regions, WIRE_FRAME_MAX);
-	cursor_write(&buf, parts.buffers, WIRE_FRAME_MAX);
+	if (!regions || !index)
+		return err_pass(-ENOMEM);
 	snprintf(msg.name, sizeof(msg.name), "%s", pool->name);
-	r = layout_encode(pool->layout, &lay);
+	handshake_blob(hs, &blobs);
+	r = layout_encode(pool->layout, &blobs);
+	msg.layout = blob_from(&blobs, 0);
+	at = blobs.pos;
 	n = pool_regions(pool, regions, index);
-	cursor_put_u32(&reg, n);
+	cursor_put_u32(&blobs, n);
 	for (uint32_t i = 0; i < n && r >= 0; i++)
-		r = put_region(&reg, regions[i], remote);
-	cursor_put_u32(&buf, count);
+		r = put_region(&blobs, regions[i], remote);
+	msg.regions = blob_from(&blobs, at);
+	at = blobs.pos;
+	cursor_put_u32(&blobs, count);
 	for (uint32_t b = 0; b < count; b++) {
-		cursor_put_u32(&buf, index[b]);
-		cursor_put_u64(&buf, pool->buffers[b].offset);
-		cursor_put_u64(&buf, pool->layout->buffers[b]);
+		cursor_put_u32(&blobs, index[b]);
+		cursor_put_u64(&blobs, pool->buffers[b].offset);
+		cursor_put_u64(&blobs, pool->layout->buffers[b]);
 	}
-	if (r >= 0 && (reg.bad || buf.bad))
-		r = handshake_pools_too_large(
-			&msg); /* the other side would miss the announcement */
-	if (r < 0)
-		goto out;
-	msg.layout = (struct wire_blob){parts.layout, lay.pos};
-	msg.regions = (struct wire_blob){parts.regions, reg.pos};
-	msg.buffers = (struct wire_blob){parts.buffers, buf.pos};
-	r = send_register(hs, remote, &msg);
-out:
-	parts_fini(&parts);
-	return r;
+	msg.buffers = blob_from(&blobs, at);
+	if (r >= 0 && blobs.bad) /* the other side would miss the announcement */
+		r = handshake_pools_too_large(&msg);
+	return r < 0 ? err_pass(r) : send_register(hs, remote, &msg);
 }
 
 int handshake_share_session(struct handshake *hs, struct remote *remote,
@@ -157,41 +137,36 @@ int handshake_share_session(struct handshake *hs, struct remote *remote,
 			    bool (*tells)(const struct region *region, const void *arg),
 			    const void *arg)
 {
-	struct body_parts parts = {0};
 	struct wire_register msg = {.object = session->epoch,
 				    .kind = OBJECT_SESSION,
 				    .session = session->epoch};
-	struct cursor reg, count;
+	struct cursor blobs, count;
 	struct idmap_cursor at;
 	uint32_t n = 0;
-	int r = remote->xp ? parts_init(&parts)
-			   : err_raise(ERR_PEER, "%s: no data connection", remote->label);
+	int r;
 
 	assert(remote->kvd == hs->kvd);
-	if (r < 0)
-		goto out;
+	if (!remote->xp)
+		return err_raise(ERR_PEER, "%s: no data connection", remote->label);
 	snprintf(msg.name, sizeof(msg.name), "%s", session->client);
-	cursor_write(&reg, parts.regions, WIRE_FRAME_MAX);
-	cursor_put_u32(&reg, 0);
+	handshake_blob(hs, &blobs);
+	cursor_put_u32(&blobs, 0);
 	idmap_foreach(&session->regions, at) {
 		struct region *region = at.value;
 
 		if (sm_state(&region->sm) != REGION_READY || !tells(region, arg))
 			continue;
-		r = put_region(&reg, region, remote);
-		if (r >= 0 && (reg.bad || n == REMOTE_REGIONS_MAX))
+		r = put_region(&blobs, region, remote);
+		if (r >= 0 && (blobs.bad || n == REMOTE_REGIONS_MAX))
 			r = handshake_pools_too_large(&msg);
 		if (r < 0)
-			goto out;
+			return err_pass(r);
 		n++;
 	}
-	cursor_write(&count, parts.regions, sizeof(n));
+	cursor_write(&count, blobs.base, sizeof(n));
 	cursor_put_u32(&count, n); /* over the placeholder */
-	msg.regions = (struct wire_blob){parts.regions, reg.pos};
-	r = send_register(hs, remote, &msg);
-out:
-	parts_fini(&parts);
-	return r;
+	msg.regions = blob_from(&blobs, 0);
+	return err_pass(send_register(hs, remote, &msg));
 }
 
 void handshake_unshare_session(struct remote *remote, const struct session *session)
