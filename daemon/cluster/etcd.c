@@ -86,15 +86,13 @@ void etcd_state_check(struct etcd *e, const struct err *why)
 		e->directory.on_state(e->directory.arg);
 }
 
-void etcd_refusal(const struct etcd *e, const struct etcd_message *answer,
-		  const char *what, struct err *err_p)
+void etcd_refusal(const struct etcd_message *answer, const char *what, struct err *err_p)
 {
 	enum { EXHAUSTED = 8, DENIED = 7, UNAUTHENTICATED = 16 };
 	const char *text = answer->error[0] ? answer->error : "(no message)";
 	bool login = strstr(text, "user name is empty") ||
 		     strstr(text, "authentication failed");
 
-	(void)e;
 	if (strstr(text, "space exceeded"))
 		err_set(err_p, ERR_LIMIT,
 			"%.120s: etcd is full: \"%.150s\"; compact and defragment it, "
@@ -113,40 +111,6 @@ void etcd_refusal(const struct etcd *e, const struct etcd_message *answer,
 }
 
 /* ---- operations ---- */
-
-static int etcd_op_publish(struct directory *directory, struct publication *publication,
-			   const struct place *place, const char *record,
-			   const char *load)
-{
-	return err_pass(
-		etcd_own_publish(etcd_of(directory), publication, place, record, load));
-}
-
-static int etcd_op_update(struct publication *publication, const char *record,
-			  const char *load)
-{
-	if (!publication->impl)
-		return err_raise(ERR_STATE, "the place is not published");
-	return err_pass(etcd_own_update(publication->impl, record, load));
-}
-
-static void etcd_op_withdraw(struct publication *publication)
-{
-	if (publication->impl)
-		etcd_own_withdraw(publication->impl);
-}
-
-static int etcd_op_watch(struct directory *directory, struct watch *watch,
-			 const char *group, bool loads)
-{
-	return err_pass(etcd_group_watch(etcd_of(directory), watch, group, loads));
-}
-
-static void etcd_op_unwatch(struct watch *watch)
-{
-	if (watch->impl)
-		etcd_group_unwatch(watch->impl);
-}
 
 static void etcd_op_state(const struct directory *directory,
 			  struct directory_state *state_p)
@@ -192,11 +156,11 @@ static void etcd_op_free(struct directory *directory)
 
 static const struct directory_ops etcd_ops = {
 	.name = "etcd",
-	.publish = etcd_op_publish,
-	.update = etcd_op_update,
-	.withdraw = etcd_op_withdraw,
-	.watch = etcd_op_watch,
-	.unwatch = etcd_op_unwatch,
+	.publish = etcd_own_publish,
+	.update = etcd_own_update,
+	.withdraw = etcd_own_withdraw,
+	.watch = etcd_group_watch,
+	.unwatch = etcd_group_unwatch,
 	.state = etcd_op_state,
 	.free = etcd_op_free,
 };

@@ -134,7 +134,7 @@ static void half_is_refused(struct etcd *e, struct etcd_half *half)
 		etcd_half_again(e, half, 0);
 		return;
 	}
-	etcd_refusal(e, answer, group->name, &err);
+	etcd_refusal(answer, group->name, &err);
 	log_warn("etcd", group->name, "the group cannot be read", "why='%s'", err.text);
 	etcd_half_again(e, half, FOLLOW_REFUSED_NS);
 }
@@ -344,7 +344,7 @@ static void stream_on_done(struct etcd_request *request, enum etcd_outcome outco
 
 	e->stream.stale = true;
 	if (outcome == ETCD_REFUSED) {
-		etcd_refusal(e, &request->answer, "watch", &err);
+		etcd_refusal(&request->answer, "watch", &err);
 		etcd_link_broken(e, &err); /* at another endpoint, perhaps */
 	}
 }

@@ -421,8 +421,10 @@ static int group_get(struct etcd *e, const char *name, struct etcd_group **group
 	return 0;
 }
 
-int etcd_group_watch(struct etcd *e, struct watch *watch, const char *name, bool loads)
+int etcd_group_watch(struct directory *directory, struct watch *watch, const char *name,
+		     bool loads)
 {
+	struct etcd *e = etcd_of(directory);
 	struct place place = {.worker = ""};
 	struct etcd_reader *reader;
 	struct etcd_group *group;
@@ -450,9 +452,13 @@ int etcd_group_watch(struct etcd *e, struct watch *watch, const char *name, bool
 	return 0;
 }
 
-void etcd_group_unwatch(struct etcd_reader *reader)
+void etcd_group_unwatch(struct watch *watch)
 {
-	reader->watch->impl = NULL;
+	struct etcd_reader *reader = watch->impl;
+
+	if (!reader)
+		return;
+	watch->impl = NULL;
 	reader->watch = NULL;
 	etcd_kick(reader->group->etcd);
 }

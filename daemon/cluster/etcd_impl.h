@@ -179,10 +179,12 @@ struct etcd_own {
 
 /* The lease is lost: so is everything put under it. */
 void etcd_own_lost(struct etcd_own *own);
-int etcd_own_publish(struct etcd *e, struct publication *publication,
+/* As directory_ops. */
+int etcd_own_publish(struct directory *directory, struct publication *publication,
 		     const struct place *place, const char *record, const char *load);
-int etcd_own_update(struct etcd_own *own, const char *record, const char *load);
-void etcd_own_withdraw(struct etcd_own *own);
+int etcd_own_update(struct publication *publication, const char *record,
+		    const char *load);
+void etcd_own_withdraw(struct publication *publication);
 void etcd_own_step(struct etcd *e);
 void etcd_owns_fini(struct etcd *e);
 
@@ -242,8 +244,10 @@ struct etcd_reader {
 	uint64_t told;	 /* entries up to this number were */
 };
 
-int etcd_group_watch(struct etcd *e, struct watch *watch, const char *group, bool loads);
-void etcd_group_unwatch(struct etcd_reader *reader);
+/* As directory_ops. */
+int etcd_group_watch(struct directory *directory, struct watch *watch, const char *name,
+		     bool loads);
+void etcd_group_unwatch(struct watch *watch);
 void etcd_groups_fini(struct etcd *e);
 /* A key of the range of that half, or of the stream (NULL). */
 void etcd_group_take(struct etcd *e, const struct etcd_kv *kv, struct etcd_half *range);
@@ -328,8 +332,7 @@ void etcd_kick_later(struct etcd *e); /* in ETCD_AGAIN_NS */
 /* Recomputes the state; `why` NULL: unchanged. */
 void etcd_state_check(struct etcd *e, const struct err *why);
 /* etcd's refusal, as a kvd error code. */
-void etcd_refusal(const struct etcd *e, const struct etcd_message *answer,
-		  const char *what, struct err *err_p);
+void etcd_refusal(const struct etcd_message *answer, const char *what, struct err *err_p);
 /* pause * [0.5, 1) */
 uint64_t etcd_jitter(struct etcd *e, uint64_t pause_ns);
 /* Twice as long with each failure, up to half a lease or 8 s; with jitter. */

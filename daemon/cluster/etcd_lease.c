@@ -83,7 +83,7 @@ static void lease_refused(struct etcd *e, const char *what)
 {
 	struct err err;
 
-	etcd_refusal(e, &e->lease.request.answer, what, &err);
+	etcd_refusal(&e->lease.request.answer, what, &err);
 	if (e->lease.failures == 0)
 		log_warn("etcd", e->url.prefix, "no lease", "why='%s'", err.text);
 	lease_wait(e);

@@ -180,7 +180,7 @@ static void link_on_login(struct etcd *e, enum etcd_outcome outcome)
 	struct err err;
 
 	if (outcome == ETCD_REFUSED && !strstr(answer->error, "not enabled")) {
-		etcd_refusal(e, answer, "cluster_user_file", &err);
+		etcd_refusal(answer, "cluster_user_file", &err);
 		etcd_link_broken(e, &err);
 		return;
 	}
@@ -197,7 +197,7 @@ static void link_on_store(struct etcd *e, enum etcd_outcome outcome)
 
 	link->making = false;
 	if (outcome == ETCD_REFUSED && !made) {
-		etcd_refusal(e, answer, "prefix", &err);
+		etcd_refusal(answer, "prefix", &err);
 		etcd_link_broken(e, &err);
 	} else if (outcome == ETCD_REFUSED) {
 		link_is_up(e); /* a store that is full has no number yet */

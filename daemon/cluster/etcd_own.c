@@ -187,7 +187,7 @@ static void own_answer(struct etcd_own *own, const struct err *err)
 		return;
 	own->answered = true;
 	if (err)
-		etcd_own_withdraw(own);
+		etcd_own_withdraw(publication);
 	if (publication->on_done)
 		publication->on_done(publication, err);
 }
@@ -238,7 +238,7 @@ static void own_is_refused(struct etcd_own *own)
 	struct err err;
 
 	own->dirty = OWN_DIRTY_ALL;
-	etcd_refusal(e, answer, own->key[ETCD_RECORDS], &err);
+	etcd_refusal(answer, own->key[ETCD_RECORDS], &err);
 	if (answer->error_code == NOT_FOUND) {
 		sm_move(&own->sm, OWN_LOST);
 		if (own->sent_lease == e->lease.id) /* else there is another already */
@@ -382,7 +382,7 @@ void etcd_own_step(struct etcd *e)
 
 /* ---- calls of the owner ---- */
 
-int etcd_own_update(struct etcd_own *own, const char *record, const char *load)
+static int own_texts(struct etcd_own *own, const char *record, const char *load)
 {
 	const char *texts[ETCD_SIDES] = {record, load};
 	char *copies[ETCD_SIDES] = {NULL, NULL};
@@ -407,6 +407,13 @@ int etcd_own_update(struct etcd_own *own, const char *record, const char *load)
 		etcd_kick(own->etcd);
 	}
 	return r < 0 ? err_pass(r) : 0;
+}
+
+int etcd_own_update(struct publication *publication, const char *record, const char *load)
+{
+	if (!publication->impl)
+		return err_raise(ERR_STATE, "the place is not published");
+	return err_pass(own_texts(publication->impl, record, load));
 }
 
 static int own_new(struct etcd *e, const struct place *place, struct etcd_own **own_p)
@@ -437,9 +444,10 @@ static int own_new(struct etcd *e, const struct place *place, struct etcd_own **
 	return 0;
 }
 
-int etcd_own_publish(struct etcd *e, struct publication *publication,
+int etcd_own_publish(struct directory *directory, struct publication *publication,
 		     const struct place *place, const char *record, const char *load)
 {
+	struct etcd *e = etcd_of(directory);
 	struct etcd_own *own, *before = publication->impl;
 	char key[ETCD_NAME_MAX];
 	int r = place_check(place);
@@ -454,15 +462,15 @@ int etcd_own_publish(struct etcd *e, struct publication *publication,
 	if (!own)
 		r = own_new(e, place, &own);
 	if (r == 0)
-		r = etcd_own_update(own, record, load);
+		r = own_texts(own, record, load);
 	if (r < 0) {
 		if (own)
 			own_look(own);
 		etcd_kick(e);
 		return err_pass(r);
 	}
-	if (before && before != own)
-		etcd_own_withdraw(before);
+	if (before != own)
+		etcd_own_withdraw(publication);
 	own->publication = publication;
 	publication->impl = own;
 	own->answered = false;
@@ -475,9 +483,13 @@ int etcd_own_publish(struct etcd *e, struct publication *publication,
 	return 0;
 }
 
-void etcd_own_withdraw(struct etcd_own *own)
+void etcd_own_withdraw(struct publication *publication)
 {
-	own->publication->impl = NULL;
+	struct etcd_own *own = publication->impl;
+
+	if (!own)
+		return;
+	publication->impl = NULL;
 	own->publication = NULL;
 	loop_timer_stop(&own->timer);
 	own_is_well(own);
