@@ -22,10 +22,10 @@
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 
 #include "daemon/base/cpu.h"
 #include "daemon/base/mem.h"
+#include "daemon/base/thread.h"
 #include "daemon/loop/loop.h"
 
 #define THREADS_MAX 256u
@@ -128,7 +128,6 @@ static void *helper_main(void *arg)
 	struct offload *o = helper->offload;
 	struct offload_job *job;
 
-	pthread_setname_np(pthread_self(), "kvd-offload");
 	/* plans and page faults by the thousand: the loop's thread has priority */
 	cpu_bulk();
 	pthread_mutex_lock(&o->lock);
@@ -178,26 +177,20 @@ static void offload_on_wake(struct loop_wake *wake)
 		run_finished(o);
 }
 
-/* Helpers take no signals: those are the loop's. */
 static int start_threads(struct offload *o, unsigned int threads)
 {
-	sigset_t all, old;
-	int no = 0;
+	int r = 0;
 
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &old);
 	pthread_mutex_lock(&o->lock); /* they read how many they are */
-	while (o->threads < threads && !no) {
+	while (r == 0 && o->threads < threads) {
 		struct helper *helper = &o->helpers[o->threads];
 
 		helper->offload = o;
-		no = pthread_create(&helper->tid, NULL, helper_main, helper);
-		if (!no)
-			o->threads++;
+		r = thread_start("kvd-offload", helper_main, helper, &helper->tid);
+		o->threads += r == 0;
 	}
 	pthread_mutex_unlock(&o->lock);
-	pthread_sigmask(SIG_SETMASK, &old, NULL);
-	return no ? err_raise_errno(no, "helper thread %u", o->threads) : 0;
+	return err_pass(r);
 }
 
 static int offload_make(struct loop *loop, unsigned int threads,

@@ -10,13 +10,14 @@
 
 #include <assert.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdint.h>
 #include <sys/mman.h>
 #include <time.h>
 
 #include "daemon/base/clock.h"
 #include "daemon/base/cpu.h"
+#include "daemon/base/err.h"
+#include "daemon/base/thread.h"
 
 /* Debian 12's libc headers are older than supported kernels. */
 #ifndef MADV_COLLAPSE
@@ -44,7 +45,6 @@ static struct {
 
 static void *settle_main(void *arg)
 {
-	pthread_setname_np(pthread_self(), "kvd-settle");
 	cpu_bulk();
 	pthread_mutex_lock(&all.lock);
 	for (;;) {
@@ -69,20 +69,17 @@ static void *settle_main(void *arg)
 	return arg;
 }
 
-/* It lives as long as the process. Signals are the loop's. */
+/* It lives as long as the process. */
 static bool settle_start(void)
 {
-	sigset_t every, old;
 	pthread_t tid;
-	int no;
 
-	sigfillset(&every);
-	pthread_sigmask(SIG_SETMASK, &every, &old);
-	no = pthread_create(&tid, NULL, settle_main, NULL);
-	pthread_sigmask(SIG_SETMASK, &old, NULL);
-	if (no == 0)
-		pthread_detach(tid);
-	return no == 0;
+	if (thread_start("kvd-settle", settle_main, NULL, &tid) < 0) {
+		err_clear(); /* slower, no fault */
+		return false;
+	}
+	pthread_detach(tid);
+	return true;
 }
 
 /* False: callers must not wait any more. */
