@@ -64,7 +64,6 @@ struct copier {
 	struct copy_done done; /* its lock is the copier's */
 	pthread_cond_t more;
 	struct list ready;		    /* jobs with slices to claim */
-	struct loop_defer deliver;	    /* those of the loop's own */
 	uint64_t at_once_ns, at_once_bytes; /* the turn, and the bytes copied in it */
 	bool stopping;
 	struct numa *numa;	/* NULL: one node */
@@ -142,11 +141,6 @@ static void *copy_worker_main(void *arg)
 	return NULL;
 }
 
-static void copy_on_deliver(struct loop_defer *defer)
-{
-	copy_done_deliver(&container_of(defer, struct copier, deliver)->done);
-}
-
 static int copy_worker_start(struct worker *worker)
 {
 	int r = copy_hand_new(&worker->hand);
@@ -172,7 +166,6 @@ int copier_new(struct loop *loop, unsigned int threads, uint64_t slice_bytes,
 	copier->loop = loop;
 	copier->slice_bytes = slice_bytes ? slice_bytes : COPY_SLICE_BYTES;
 	list_init(&copier->ready);
-	loop_defer_init(&copier->deliver, copy_on_deliver);
 	r = copy_done_init(&copier->done, loop);
 	if (r < 0) {
 		mem_free(copier);
@@ -217,19 +210,13 @@ void copier_place(struct copier *copier, const struct numa *numa)
 
 void copier_free(struct copier *copier)
 {
-	struct copy_job *job;
-
 	if (!copier)
 		return;
 	copy_file_free(copier->file);
 	copy_gpu_free(copier->gpu);
 	pthread_mutex_lock(&copier->done.lock);
 	copier->stopping = true;
-	while ((job = list_first(&copier->ready, struct copy_job, link))) {
-		atomic_store(&job->canceled, true);
-		list_remove(&job->link);
-		copy_done_settle(&copier->done, job);
-	}
+	copy_done_cancel_all(&copier->done, &copier->ready);
 	pthread_cond_broadcast(&copier->more);
 	pthread_mutex_unlock(&copier->done.lock);
 	for (unsigned int i = 0; i < copier->worker_count; i++) {
@@ -239,10 +226,8 @@ void copier_free(struct copier *copier)
 			pthread_join(worker->thread, NULL);
 		copy_hand_free(worker->hand);
 	}
-	copy_done_deliver(&copier->done);
-	loop_defer_cancel(&copier->deliver);
-	mem_free(copier->numa);
 	copy_done_fini(&copier->done);
+	mem_free(copier->numa);
 	pthread_cond_destroy(&copier->more);
 	mem_free(copier->workers);
 	mem_free(copier);
@@ -323,10 +308,7 @@ static void job_run_at_once(struct copier *copier, struct copy_job *job)
 	else
 		copy_done_slice(job, job->end - job->begin, false);
 	job->next_byte = job->end;
-	pthread_mutex_lock(&copier->done.lock);
-	list_push_back(&copier->done.jobs, &job->link);
-	pthread_mutex_unlock(&copier->done.lock);
-	loop_defer(copier->loop, &copier->deliver);
+	mailbox_post(&copier->done.jobs, &job->link);
 }
 
 static int submit_to_files(struct copier *copier, struct copy_job *job)
@@ -385,20 +367,10 @@ int copier_submit(struct copier *copier, struct copy_job *job)
 
 void copier_cancel(struct copier *copier, struct copy_job *job)
 {
-	if (job->on_file) {
+	if (job->on_file)
 		copy_file_cancel(copier->file, job);
-		return;
-	}
-	if (job->on_gpu) {
+	else if (job->on_gpu)
 		copy_gpu_cancel(copier->gpu, job);
-		return;
-	}
-	pthread_mutex_lock(&copier->done.lock);
-	/* With all slices taken the job is in no queue, or in that of finished ones: the
-	 * last slice settles it, or on_done is pending. */
-	if (!atomic_exchange(&job->canceled, true) && job->next_byte < job->end) {
-		list_remove(&job->link);
-		copy_done_settle(&copier->done, job);
-	}
-	pthread_mutex_unlock(&copier->done.lock);
+	else
+		copy_done_cancel(&copier->done, job);
 }

@@ -6,25 +6,29 @@
 #include "daemon/base/clock.h"
 #include "daemon/memory/copy.h"
 
-static void copy_done_on_wake(struct loop_wake *wake)
+static void copy_done_on_item(struct mailbox *jobs, struct list *item)
 {
-	copy_done_deliver(container_of(wake, struct copy_done, wake));
+	struct copy_job *job = list_entry(item, struct copy_job, link);
+
+	(void)jobs;
+	job->on_done(job); /* it may free the job, submit or cancel */
 }
 
 int copy_done_init(struct copy_done *done, struct loop *loop)
 {
-	int r = loop_wake_init(&done->wake, loop, copy_done_on_wake);
+	int r = mailbox_init(&done->jobs, loop, copy_done_on_item);
 
 	if (r < 0)
 		return err_pass(r);
 	pthread_mutex_init(&done->lock, NULL);
-	list_init(&done->jobs);
 	return 0;
 }
 
 void copy_done_fini(struct copy_done *done)
 {
-	loop_wake_fini(&done->wake);
+	while (!list_empty(&done->jobs.items))
+		mailbox_deliver(&done->jobs);
+	mailbox_fini(&done->jobs);
 	pthread_mutex_destroy(&done->lock);
 }
 
@@ -49,8 +53,7 @@ void copy_done_settle(struct copy_done *done, struct copy_job *job)
 		job->result = -err_errno(ERR_CANCELED);
 	}
 	list_remove(&job->link);
-	list_push_back(&done->jobs, &job->link);
-	loop_wake(&done->wake);
+	mailbox_put(&done->jobs, &job->link);
 }
 
 void copy_done_fail(struct copy_job *job, int r)
@@ -71,19 +74,25 @@ void copy_done_slice(struct copy_job *job, uint64_t bytes, bool bounced)
 	atomic_fetch_add(&job->bounced, bounced ? bytes : 0);
 }
 
-void copy_done_deliver(struct copy_done *done)
+void copy_done_cancel(struct copy_done *done, struct copy_job *job)
 {
-	for (;;) {
-		struct copy_job *job;
-		struct list *n;
+	pthread_mutex_lock(&done->lock);
+	/* With all slices taken the job is in no queue, or in that of finished ones: the
+	 * last slice settles it, or on_done is pending. */
+	if (!atomic_exchange(&job->canceled, true) && job->next_byte < job->end) {
+		list_remove(&job->link);
+		copy_done_settle(done, job);
+	}
+	pthread_mutex_unlock(&done->lock);
+}
 
-		pthread_mutex_lock(&done->lock);
-		n = list_pop_front(&done->jobs);
-		pthread_mutex_unlock(&done->lock);
-		if (!n)
-			return;
-		/* without the lock: it may free the job, submit or cancel */
-		job = list_entry(n, struct copy_job, link);
-		job->on_done(job);
+void copy_done_cancel_all(struct copy_done *done, struct list *ready)
+{
+	struct copy_job *job;
+
+	while ((job = list_first(ready, struct copy_job, link))) {
+		atomic_store(&job->canceled, true);
+		list_remove(&job->link);
+		copy_done_settle(done, job);
 	}
 }

@@ -11,18 +11,18 @@
 #include <stdint.h>
 
 #include "daemon/base/list.h"
-#include "daemon/loop/loop.h"
+#include "daemon/loop/mailbox.h"
 
 struct copy_job;
 
 struct copy_done {
-	struct loop_wake wake;
+	struct mailbox jobs;  /* for on_done */
 	pthread_mutex_t lock; /* of all shared state of the threads */
-	struct list jobs;     /* for on_done */
 };
 
 int copy_done_init(struct copy_done *done, struct loop *loop);
-void copy_done_fini(struct copy_done *done); /* everything is delivered */
+/* Calls on_done of the finished jobs; no thread is left. */
+void copy_done_fini(struct copy_done *done);
 
 /* Both with the lock held. If no slice of the job is left to start and none is running,
  * it is passed to the loop; as canceled, if bytes are missing. */
@@ -33,7 +33,9 @@ void copy_done_fail(struct copy_job *job, int r);
 /* A slice is copied. Any thread. */
 void copy_done_slice(struct copy_job *job, uint64_t bytes, bool bounced);
 
-/* Call on_done of the finished jobs. The loop's thread, without the lock. */
-void copy_done_deliver(struct copy_done *done);
+/* As copier_cancel(). */
+void copy_done_cancel(struct copy_done *done, struct copy_job *job);
+/* All jobs of a list of ready ones, because the threads end. The lock is held. */
+void copy_done_cancel_all(struct copy_done *done, struct list *ready);
 
 #endif

@@ -299,7 +299,6 @@ void copy_file_free(struct copy_file *file)
 		file_hand_free(file->threads[i].hand);
 	}
 	assert(list_empty(&file->users));
-	copy_done_deliver(&file->done);
 	copy_done_fini(&file->done);
 	pthread_cond_destroy(&file->more);
 	mem_free(file);

@@ -253,13 +253,7 @@ void copy_gpu_free(struct copy_gpu *gpu)
 	pthread_mutex_lock(&gpu->done.lock);
 	gpu->stopping = true;
 	list_foreach(worker, &gpu->workers, link) {
-		struct copy_job *job;
-
-		while ((job = list_first(&worker->ready, struct copy_job, link))) {
-			atomic_store(&job->canceled, true);
-			list_remove(&job->link);
-			copy_done_settle(&gpu->done, job);
-		}
+		copy_done_cancel_all(&gpu->done, &worker->ready);
 		pthread_cond_signal(&worker->more);
 	}
 	pthread_mutex_unlock(&gpu->done.lock);
@@ -268,7 +262,6 @@ void copy_gpu_free(struct copy_gpu *gpu)
 		list_remove(&worker->link);
 		worker_free(worker);
 	}
-	copy_done_deliver(&gpu->done);
 	copy_done_fini(&gpu->done);
 	mem_free(gpu);
 }
@@ -288,13 +281,8 @@ int copy_gpu_submit(struct copy_gpu *gpu, struct copy_job *job)
 	return 0;
 }
 
+/* Its slices are waited for; a job that is being started settles after that. */
 void copy_gpu_cancel(struct copy_gpu *gpu, struct copy_job *job)
 {
-	pthread_mutex_lock(&gpu->done.lock);
-	/* its slices are waited for; a job that is being started settles after that */
-	if (!atomic_exchange(&job->canceled, true) && job->next_byte < job->end) {
-		list_remove(&job->link);
-		copy_done_settle(&gpu->done, job);
-	}
-	pthread_mutex_unlock(&gpu->done.lock);
+	copy_done_cancel(&gpu->done, job);
 }
