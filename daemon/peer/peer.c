@@ -268,8 +268,8 @@ static int start_dial(struct peer_impl *impl)
 	return 0;
 }
 
-static int canonical(struct peers *peers, const char *endpoint,
-		     char canonical_p[LINK_ENDPOINT_MAX])
+int peer_canonical(struct peers *peers, const char *endpoint,
+		   char canonical_p[LINK_ENDPOINT_MAX])
 {
 	int r;
 
@@ -290,7 +290,7 @@ void peer_respell(struct peer_impl *impl)
 
 	if (!peers->link->ops->name || strchr(impl->peer.endpoint, '#'))
 		return;
-	if (canonical(peers, impl->peer.endpoint, name) < 0) {
+	if (peer_canonical(peers, impl->peer.endpoint, name) < 0) {
 		err_clear();
 		return;
 	}
@@ -431,7 +431,7 @@ int peers_dial_for(struct peers *peers, const char *endpoint,
 
 	if (peers->closing)
 		return err_raise(ERR_DRAIN, "the daemon is shutting down");
-	r = canonical(peers, endpoint, name);
+	r = peer_canonical(peers, endpoint, name);
 	if (r < 0)
 		return err_pass(r);
 	impl = peer_find_endpoint(peers, name);

@@ -250,19 +250,6 @@ static void unauthenticated_repay(struct peers *peers, const char *user)
 		pace->until_ns -= hello_price_ns(peers);
 }
 
-static bool valid_endpoint(struct peers *peers, struct wire_hello *m)
-{
-	char canonical[LINK_ENDPOINT_MAX];
-
-	if (peers->link->ops->canonical) {
-		if (peers->link->ops->canonical(peers->link, m->endpoint, canonical) < 0)
-			return false;
-		snprintf(m->endpoint, sizeof(m->endpoint), "%s", canonical);
-		return true;
-	}
-	return endpoint_check(m->endpoint) == 0;
-}
-
 /* May the sender name this endpoint? If not, it is not dialled and gets no answer. */
 static bool hello_placed(struct peers *peers, const struct wire_hello *m,
 			 const char *user)
@@ -405,17 +392,20 @@ void peer_on_hello(struct peers *peers, const struct wire_header *h, struct curs
 		   const char *user)
 {
 	struct peer_impl *impl = NULL;
+	char endpoint[LINK_ENDPOINT_MAX];
 	struct wire_hello m;
 	uint16_t version;
 	int r;
 
-	if (wire_hello_get(body, &m) < 0 || !h->epoch || !valid_endpoint(peers, &m)) {
+	if (wire_hello_get(body, &m) < 0 || !h->epoch ||
+	    peer_canonical(peers, m.endpoint, endpoint) < 0) {
 		peers->stats.bad_frames++;
 		log_warn("peer", user[0] ? user : NULL, "bad HELLO", "why='%s'",
 			 err_last()->text);
 		err_clear();
 		return;
 	}
+	snprintf(m.endpoint, sizeof(m.endpoint), "%s", endpoint);
 	if (memcmp(h->sender, peers->instance, sizeof(h->sender)) == 0) {
 		on_own_hello(peers, &m);
 		return;

@@ -226,6 +226,9 @@ static inline struct list *peer_bucket(struct list buckets[PEER_BUCKETS], const 
 {
 	return &buckets[idmap_hash(key, len) % PEER_BUCKETS];
 }
+/* As link_ops.canonical. */
+int peer_canonical(struct peers *peers, const char *endpoint,
+		   char canonical_p[LINK_ENDPOINT_MAX]);
 /* Make it found under that endpoint, until the link is removed. */
 void peer_name_put(struct peer_name *name);
 /* It was up, or was removed: no longer counted as unreachable for its clients. */

@@ -194,12 +194,6 @@ static int queue_push(struct peer_impl *impl, enum wire_type type, const void *b
 	return 0;
 }
 
-static int queue_message(struct peer_impl *impl, enum wire_type type, const void *body,
-			 size_t len)
-{
-	return err_pass(queue_push(impl, type, body, NULL, len));
-}
-
 static const uint8_t *body_of(const struct peer_message *msg)
 {
 	return msg->owned ? msg->owned : msg->body;
@@ -287,7 +281,7 @@ void peer_flush(struct peer_impl *impl)
 static int peer_self_send(struct peer_impl *impl, enum wire_type type, const void *body,
 			  size_t len)
 {
-	int r = queue_message(impl, type, body, len);
+	int r = queue_push(impl, type, body, NULL, len);
 
 	if (r < 0)
 		return err_pass(r);
@@ -324,7 +318,7 @@ static int send_or_queue(struct peer_impl *impl, enum wire_type type, const void
 	    peer_send_now(impl, type, body, len) == 0)
 		return 0;
 	err_clear();
-	r = queue_message(impl, type, body, len);
+	r = queue_push(impl, type, body, NULL, len);
 	if (r == 0 && !loop_timer_running(&impl->flush))
 		loop_timer_start(&impl->flush, FLUSH_RETRY_NS);
 	return err_pass(r);

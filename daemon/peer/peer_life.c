@@ -113,20 +113,25 @@ int peer_open_line(struct peer_impl *impl)
 
 /* ---- up and down ---- */
 
+static void say_bye(struct peer_impl *impl, const struct peering *peering,
+		    const struct err *why)
+{
+	uint8_t frame[PEER_BYE_FRAME_MAX];
+	size_t len =
+		peer_bye_frame(impl->peers, peering, peering->instance,
+			       peering->epoch_out, (uint32_t)why->code, why->text, frame);
+
+	if (impl->line && impl->peers->link->ops->send(impl->line, frame, len) < 0)
+		err_clear(); /* it will miss our frames */
+}
+
 static void take_down(struct peer_impl *impl, const struct err *why, bool bye)
 {
 	struct peers *peers = impl->peers;
 	struct peer *peer = &impl->peer;
-	uint8_t frame[PEER_BYE_FRAME_MAX];
-	size_t len;
 
-	if (bye && impl->line) {
-		len = peer_bye_frame(peers, &impl->cur, impl->cur.instance,
-				     impl->cur.epoch_out, (uint32_t)why->code, why->text,
-				     frame);
-		if (peers->link->ops->send(impl->line, frame, len) < 0)
-			err_clear(); /* it will miss our frames */
-	}
+	if (bye)
+		say_bye(impl, &impl->cur, why);
 	peer_move(impl, PEER_DOWN);
 	peer->why = *why;
 	peer->since_ns = loop_now_ns(peers->loop);
@@ -288,19 +293,14 @@ void peer_restarted(const struct peer_impl *impl, const uint8_t instance[16],
 static bool peer_settle(struct peer_impl *impl)
 {
 	struct peers *peers = impl->peers;
-	uint8_t frame[PEER_BYE_FRAME_MAX];
 	struct err why;
-	size_t len;
 
 	if (!impl->unauthenticated || peer_check_room(peers) == 0) {
 		peer_acquaint(impl);
 		return true;
 	}
 	err_take(&why);
-	len = peer_bye_frame(peers, &impl->next, impl->next.instance,
-			     impl->next.epoch_out, (uint32_t)why.code, why.text, frame);
-	if (impl->line && peers->link->ops->send(impl->line, frame, len) < 0)
-		err_clear();
+	say_bye(impl, &impl->next, &why);
 	peers->stats.refused++;
 	peer_attempt_failed(impl, &why);
 	return false;
