@@ -303,23 +303,16 @@ static void on_up(void *owner, struct peer *peer)
 	struct handshake *hs = owner;
 	struct remote *remote = peer->user ? peer->user : remote_new(hs, peer);
 
-	if (remote && remote_identify(remote) < 0) {
+	if (!remote || remote_identify(remote) < 0) {
 		struct err e;
 
 		err_take(&e);
 		peer_kill(peer, &e);
 		return;
 	}
-	if (remote) {
-		figures_begin(remote);
-		hs->events.on_up(hs->events.owner, remote);
-	}
-	if (!remote) {
-		struct err e;
-
-		err_take(&e);
-		peer_kill(peer, &e);
-	} else if (remote->xp) {
+	figures_begin(remote);
+	hs->events.on_up(hs->events.owner, remote);
+	if (remote->xp) {
 		remote->start_again = true;
 		remote->why.code = ERR_OK; /* current rooms wait for the new line */
 	} else {
