@@ -428,11 +428,10 @@ int etcd_group_watch(struct directory *directory, struct watch *watch, const cha
 	struct place place = {.worker = ""};
 	struct etcd_reader *reader;
 	struct etcd_group *group;
-	int r;
+	int r = group_check(name);
 
-	if (strlen(name) >= sizeof(place.group))
-		return err_raise(ERR_INVAL, "group: 1 to %zu bytes of UTF-8",
-				 sizeof(place.group) - 1);
+	if (r < 0)
+		return err_pass(r);
 	memcpy(place.group, name, strlen(name));
 	r = place_check(&place);
 	if (r == 0)

@@ -261,10 +261,9 @@ int groups_use(struct groups *groups, const char *group, bool loads,
 	assert(!user->cache);
 	if (groups->closing)
 		return err_raise(ERR_DRAIN, "the daemon is stopping");
-	if (!*group || strlen(group) >= PLACE_GROUP_MAX)
-		return err_raise(ERR_INVAL, "group: must have 1 to %u bytes",
-				 PLACE_GROUP_MAX - 1);
-	r = cache_get(groups, group, loads, &cache);
+	r = group_check(group);
+	if (r == 0)
+		r = cache_get(groups, group, loads, &cache);
 	if (r < 0)
 		return err_pass(r);
 	cache->used_ns = loop_now_ns(groups->loop);
@@ -431,9 +430,8 @@ int groups_query(struct groups *groups, uint64_t session, const char *group, boo
 	struct group_cache *cache;
 	int r = groups_call_check(groups, session);
 
-	if (r == 0 && (!*group || strlen(group) >= PLACE_GROUP_MAX))
-		r = err_raise(ERR_INVAL, "group: must have 1 to %u bytes",
-			      PLACE_GROUP_MAX - 1);
+	if (r == 0)
+		r = group_check(group);
 	if (r == 0)
 		r = group_cache_new(groups, group, loads, &cache);
 	if (r != 0)

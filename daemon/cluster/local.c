@@ -327,11 +327,11 @@ static int local_watch(struct directory *directory, struct watch *watch,
 {
 	struct local *local = local_of(directory);
 	struct local_reader *reader;
+	int r = group_check(group);
 
 	assert(!watch->impl);
-	if (!*group || strlen(group) >= PLACE_GROUP_MAX)
-		return err_raise(ERR_INVAL, "group: must have 1 to %u bytes",
-				 PLACE_GROUP_MAX - 1);
+	if (r < 0)
+		return err_pass(r);
 	reader = mem_zalloc(sizeof(*reader));
 	if (reader)
 		reader->group = group_get(local, group);

@@ -313,6 +313,14 @@ bool place_equal(const struct place *a, const struct place *b)
 	       memcmp(a->rank, b->rank, sizeof(a->rank)) == 0;
 }
 
+int group_check(const char *group)
+{
+	if (!*group || strlen(group) >= PLACE_GROUP_MAX)
+		return err_raise(ERR_INVAL, "group: must have 1 to %u bytes",
+				 PLACE_GROUP_MAX - 1);
+	return 0;
+}
+
 int place_check(const struct place *place)
 {
 	size_t group = strnlen(place->group, PLACE_GROUP_MAX);

@@ -87,6 +87,7 @@ size_t place_key(const struct place *place, struct place_key *key_p);
 bool place_equal(const struct place *a, const struct place *b);
 /* ERR_INVAL names the field: group and worker are text of so many bytes without control
  * characters, ranks are under PLACE_SIZE_MAX, worker is not "-". */
+int group_check(const char *group); /* its length */
 int place_check(const struct place *place);
 /* ERR_LIMIT: longer than a directory takes; NULL: none. */
 int place_texts_check(const char *record, const char *load);
