@@ -106,7 +106,7 @@ static void verbs_close(struct transport *base)
 
 static int open_cm(struct verbs_transport *transport)
 {
-	int flags;
+	int r;
 
 	transport->cm = transport->lib->create_event_channel();
 	if (!transport->cm)
@@ -117,10 +117,8 @@ static int open_cm(struct verbs_transport *transport)
 			strerror(errno));
 	loop_fd_init(&transport->cm_watch, transport->net.base.env.loop,
 		     transport->cm->fd, verbs_on_cm);
-	flags = fcntl(transport->cm->fd, F_GETFL);
-	if (flags < 0 || fcntl(transport->cm->fd, F_SETFL, flags | O_NONBLOCK) < 0)
-		return err_raise_errno(errno, "verbs: fcntl");
-	return err_pass(loop_fd_set(&transport->cm_watch, LOOP_READ));
+	r = verbs_set_nonblocking(transport->cm->fd);
+	return err_pass(r < 0 ? r : loop_fd_set(&transport->cm_watch, LOOP_READ));
 }
 
 static int verbs_publish(struct verbs_transport *transport)

@@ -105,7 +105,7 @@ static void verbs_dev_describe(struct verbs_rail *rail)
 
 /* ---- opening ---- */
 
-static int set_nonblocking(int fd)
+int verbs_set_nonblocking(int fd)
 {
 	int flags = fcntl(fd, F_GETFL);
 
@@ -131,9 +131,9 @@ static int device_start(struct verbs_device *device)
 	if (!device->channel)
 		return err_raise_errno(errno, "verbs: %s: completion channel",
 				       device->name);
-	r = set_nonblocking(device->channel->fd);
+	r = verbs_set_nonblocking(device->channel->fd);
 	if (r == 0)
-		r = set_nonblocking(device->context->async_fd);
+		r = verbs_set_nonblocking(device->context->async_fd);
 	if (r < 0)
 		return err_pass(r);
 	loop_fd_init(&device->cq_watch, loop, device->channel->fd, verbs_on_cq);

@@ -299,6 +299,7 @@ struct verbs_xfer {
 };
 
 /* ---- verbs_dev.c ---- */
+int verbs_set_nonblocking(int fd);
 /* Finds, opens and listens on the rails. ERR_REQUIRE has the reason if there is none. */
 int verbs_rails_open(struct verbs_transport *transport);
 void verbs_rails_close(struct verbs_transport *transport);

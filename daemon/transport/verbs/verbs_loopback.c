@@ -145,14 +145,14 @@ static int verbs_loopback_make_queues(struct verbs_loopback *lb)
 			.max_recv_sge = 1},
 		.sq_sig_all = 1,
 	};
-	int flags;
+	int r;
 
 	lb->channel = lib->create_comp_channel(device->context);
 	if (!lb->channel)
 		return verbs_loopback_failed(lb, "completion channel", errno);
-	flags = fcntl(lb->channel->fd, F_GETFL);
-	if (flags < 0 || fcntl(lb->channel->fd, F_SETFL, flags | O_NONBLOCK) < 0)
-		return verbs_loopback_failed(lb, "fcntl", errno);
+	r = verbs_set_nonblocking(lb->channel->fd);
+	if (r < 0)
+		return err_pass(r);
 	lb->mr = lib->reg_mr(device->pd, lb->sink, sizeof(lb->sink),
 			     IBV_ACCESS_LOCAL_WRITE);
 	if (!lb->mr)
