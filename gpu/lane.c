@@ -293,21 +293,29 @@ static int list_rows(struct gpu_lane *lane, const struct gpu_list *list)
 			       lane->stream);
 }
 
-/* A kernel that was not to be launched: copy engines copy its rows. */
-static int list_launch(struct gpu_lane *lane, struct gpu_list *list)
+/* 0; 1: it was not to be launched, and no other will be. */
+static int launched(struct gpu_lane *lane, int result)
 {
-	int result, r;
+	int r;
 
-	if (gpu_list_end(list) == 0)
-		return 0;
-	result = list_rows(lane, list);
 	if (result == CU_SUCCESS)
 		return 0;
 	r = gpu_raise(lane->device, result, ERR_IO, "cuLaunchKernel");
 	if (cudrv_sticky(result))
 		return err_pass(r);
 	gpu_module_off(lane->device);
-	return err_pass(gpu_list_each(list, take_by_engines, lane));
+	return 1;
+}
+
+/* Copy engines copy the rows of a kernel that was not to be launched. */
+static int list_launch(struct gpu_lane *lane, struct gpu_list *list)
+{
+	int r;
+
+	if (gpu_list_end(list) == 0)
+		return 0;
+	r = launched(lane, list_rows(lane, list));
+	return err_pass(r > 0 ? gpu_list_each(list, take_by_engines, lane) : r);
 }
 
 void gpu_lane_keep(struct gpu_lane *lane, struct gpu_kept *kept)
@@ -318,21 +326,13 @@ void gpu_lane_keep(struct gpu_lane *lane, struct gpu_kept *kept)
 
 int gpu_lane_again(struct gpu_lane *lane, const struct gpu_kept *kept)
 {
-	int result, r;
-
 	assert(kept->count > 0);
 	assert(!lane->begun);
 	if (!gpu_module_ready(lane->device))
 		return 1;
-	result = gpu_module_rows(lane->device, kept->entries_at, kept->address,
-				 kept->count, false, lane->stream);
-	if (result == CU_SUCCESS)
-		return 0;
-	r = gpu_raise(lane->device, result, ERR_IO, "cuLaunchKernel");
-	if (cudrv_sticky(result))
-		return err_pass(r);
-	gpu_module_off(lane->device);
-	return 1;
+	return launched(lane,
+			gpu_module_rows(lane->device, kept->entries_at, kept->address,
+					kept->count, false, lane->stream));
 }
 
 /* The stretch is over: its unqueued rows are never queued. */
