@@ -531,7 +531,7 @@ int handshake_reach(struct handshake *hs, const char *endpoint,
 {
 	struct peer *peer;
 	struct remote *remote;
-	int r = peers_dial_for(hs->kvd->peers, endpoint, client, &peer);
+	int r = peers_dial(hs->kvd->peers, endpoint, client, &peer);
 
 	if (r < 0)
 		return err_pass(r);

@@ -417,13 +417,8 @@ static int take_known(struct peer_impl *impl)
 	return err_pass(r);
 }
 
-int peers_dial(struct peers *peers, const char *endpoint, struct peer **peer_p)
-{
-	return err_pass(peers_dial_for(peers, endpoint, NULL, peer_p));
-}
-
-int peers_dial_for(struct peers *peers, const char *endpoint,
-		   const struct peer_client *client, struct peer **peer_p)
+int peers_dial(struct peers *peers, const char *endpoint,
+	       const struct peer_client *client, struct peer **peer_p)
 {
 	char name[LINK_ENDPOINT_MAX];
 	struct peer_impl *impl;

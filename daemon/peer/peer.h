@@ -187,11 +187,9 @@ struct peer_client {
 };
 /* Find or dial. *peer_p is held once for the caller. ERR_INVAL (not an endpoint of the
  * form tcp://host:port), ERR_LIMIT (option `peers`, or the client's share of it:
- * daemons dialled for it that were never up). */
-int peers_dial_for(struct peers *peers, const char *endpoint,
-		   const struct peer_client *client, struct peer **peer_p);
-/* The same for this daemon itself. */
-int peers_dial(struct peers *peers, const char *endpoint, struct peer **peer_p);
+ * daemons dialled for it that were never up). NULL: for this daemon itself. */
+int peers_dial(struct peers *peers, const char *endpoint,
+	       const struct peer_client *client, struct peer **peer_p);
 void peer_hold(struct peer *peer);
 /* Release the last hold: BYE when this side dialled it and it stays idle. */
 void peer_release(struct peer *peer);

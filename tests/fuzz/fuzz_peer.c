@@ -201,9 +201,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	uint8_t start = cursor_get_u8(&in);
 
 	if (start & 1)
-		need(peers_dial(w.peers, THEM, &peer));
+		need(peers_dial(w.peers, THEM, NULL, &peer));
 	if (start & 4)
-		need(peers_dial(w.peers, US, &peer));
+		need(peers_dial(w.peers, US, NULL, &peer));
 	run_for(LOOP_NS_PER_MS);
 	for (unsigned int i = 0; i < STEPS_MAX && cursor_left(&in) >= 4; i++)
 		step(&in);

@@ -257,7 +257,8 @@ struct peer *peernet_dial(unsigned int from, unsigned int to)
 {
 	struct peer *peer = NULL;
 
-	assert_int_equal(peers_dial(net.n[from].peers, peernet_endpoint(to), &peer), 0);
+	assert_int_equal(peers_dial(net.n[from].peers, peernet_endpoint(to), NULL, &peer),
+			 0);
 	return peer;
 }
 

@@ -446,8 +446,8 @@ static void peers_life_over_sockets(void **state)
 		node_peers(&a, "a");
 		node_peers(&b, "b");
 		/* both at once */
-		assert_int_equal(peers_dial(a.peers, b.link->endpoint, &peer), 0);
-		assert_int_equal(peers_dial(b.peers, a.link->endpoint, &back), 0);
+		assert_int_equal(peers_dial(a.peers, b.link->endpoint, NULL, &peer), 0);
+		assert_int_equal(peers_dial(b.peers, a.link->endpoint, NULL, &back), 0);
 		zmqnet_wait(a.ups && b.ups);
 		assert_int_equal(a.peers->count, 1);
 		assert_int_equal(b.peers->count, 1);
@@ -513,7 +513,7 @@ static void peering_ends_with_its_key(void **state)
 		zmqnet_use_curve(&b, 1);
 		node_peers(&a, "a");
 		node_peers(&b, "b");
-		assert_int_equal(peers_dial(b.peers, a.link->endpoint, &peer), 0);
+		assert_int_equal(peers_dial(b.peers, a.link->endpoint, NULL, &peer), 0);
 		zmqnet_wait(a.ups && b.ups && peer->rtt_ns);
 		relist(relists[i].format);
 		began_ns = loop_clock_ns(zmqnet_loop);
@@ -548,7 +548,7 @@ static void peering_returns_with_its_key(void **state)
 	zmqnet_use_curve(&b, 1);
 	node_peers(&a, "a");
 	node_peers(&b, "b");
-	assert_int_equal(peers_dial(b.peers, a.link->endpoint, &peer), 0);
+	assert_int_equal(peers_dial(b.peers, a.link->endpoint, NULL, &peer), 0);
 	zmqnet_wait(a.ups && b.ups);
 	relist("alice %s\n");
 	assert_int_equal(peers_recheck(a.peers), 1);
@@ -578,7 +578,7 @@ static void peer_instance_is_bound_to_its_key(void **state)
 	zmqnet_use_curve(&b, 1);
 	node_peers(&a, "a");
 	node_peers(&b, "b");
-	assert_int_equal(peers_dial(a.peers, b.link->endpoint, &peer), 0);
+	assert_int_equal(peers_dial(a.peers, b.link->endpoint, NULL, &peer), 0);
 	zmqnet_wait(a.ups && b.ups);
 	/* mallory, allowed too, speaks in alice's name, and has its answers sent to her
 	 */
@@ -639,7 +639,7 @@ static void peer_answered_is_found_again(void **state)
 	a.config.dead_after_ns = b.config.dead_after_ns = 60 * LOOP_NS_PER_S;
 	node_peers(&a, "a");
 	node_peers(&b, "b");
-	assert_int_equal(peers_dial(a.peers, b.link->endpoint, &peer), 0);
+	assert_int_equal(peers_dial(a.peers, b.link->endpoint, NULL, &peer), 0);
 	zmqnet_wait(a.ups && b.ups && peer->rtt_ns);
 	back = list_first(&b.peers->all, struct peer, link);
 	assert_true(impl_of(back)->line_once);
@@ -711,7 +711,7 @@ static void connections_unproven_are_closed_for_others(void **state)
 	/* the oldest were closed, and a new peer is admitted */
 	for (unsigned int i = 0; i < IDLE - 256; i++)
 		zmqnet_wait(raw_closed(idle[i]));
-	assert_int_equal(peers_dial(a.peers, b.link->endpoint, &peer), 0);
+	assert_int_equal(peers_dial(a.peers, b.link->endpoint, NULL, &peer), 0);
 	zmqnet_wait(a.ups && b.ups && peer->rtt_ns);
 	assert_false(raw_closed(idle[IDLE - 1]));
 	for (unsigned int i = 0; i < IDLE; i++)
@@ -734,7 +734,7 @@ static void connection_of_a_known_key_must_speak(void **state)
 	a.config.dead_after_ns = b.config.dead_after_ns = LOOP_NS_PER_S;
 	node_peers(&a, "a");
 	node_peers(&b, "b");
-	assert_int_equal(peers_dial(a.peers, b.link->endpoint, &peer), 0);
+	assert_int_equal(peers_dial(a.peers, b.link->endpoint, NULL, &peer), 0);
 	client = curve_client(context, &b, 2);
 	assert_int_equal(zmq_socket_monitor(client, "inproc://idle",
 					    ZMQ_EVENT_HANDSHAKE_SUCCEEDED |

@@ -96,7 +96,7 @@ static void dial_of_bad_endpoint_refused(void **state)
 	struct peer *peer;
 
 	(void)state;
-	assert_true(peers_dial(net.n[0].peers, "10.0.0.1:7400", &peer) < 0);
+	assert_true(peers_dial(net.n[0].peers, "10.0.0.1:7400", NULL, &peer) < 0);
 	assert_int_equal(err_last()->code, ERR_INVAL);
 	assert_int_equal(net.n[0].peers->count, 0);
 }
@@ -184,12 +184,13 @@ static void dial_of_self_by_another_name_is_found_out(void **state)
 		mem_hub_alias(net.hub, "tcp://localhost:7400", peernet_endpoint(0)), 0);
 	assert_int_equal(mem_hub_alias(net.hub, "tcp://myself:7400", peernet_endpoint(0)),
 			 0);
-	assert_int_equal(peers_dial(net.n[0].peers, "tcp://localhost:7400", &one), 0);
+	assert_int_equal(peers_dial(net.n[0].peers, "tcp://localhost:7400", NULL, &one),
+			 0);
 	peernet_run(LOOP_NS_PER_S);
 	assert_int_equal(sm_state(&one->sm), PEER_UP);
 	assert_true(one->self);
 	/* a second name for it gets that error */
-	assert_int_equal(peers_dial(net.n[0].peers, "tcp://myself:7400", &two), 0);
+	assert_int_equal(peers_dial(net.n[0].peers, "tcp://myself:7400", NULL, &two), 0);
 	peernet_run(LOOP_NS_PER_S);
 	assert_int_not_equal(sm_state(&two->sm), PEER_UP);
 	assert_int_equal(net.n[0].why.code, ERR_EXIST);
@@ -204,7 +205,7 @@ static void dial_by_two_names_gives_one_up(void **state)
 	(void)state;
 	assert_int_equal(mem_hub_alias(net.hub, "tcp://one:7400", peernet_endpoint(1)),
 			 0);
-	assert_int_equal(peers_dial(net.n[0].peers, "tcp://one:7400", &alias), 0);
+	assert_int_equal(peers_dial(net.n[0].peers, "tcp://one:7400", NULL, &alias), 0);
 	peernet_run(5 * LOOP_NS_PER_S);
 	assert_int_equal(
 		(sm_state(&plain->sm) == PEER_UP) + (sm_state(&alias->sm) == PEER_UP), 1);
@@ -232,7 +233,7 @@ static void dial_by_name_replaces_incoming_connection(void **state)
 	peernet_dial(1, 0);
 	peernet_run(10 * MS);
 	assert_string_equal(net.log, "1up 0up ");
-	assert_int_equal(peers_dial(net.n[0].peers, "tcp://one:7400", &alias), 0);
+	assert_int_equal(peers_dial(net.n[0].peers, "tcp://one:7400", NULL, &alias), 0);
 	peernet_run(5 * LOOP_NS_PER_S);
 	assert_int_equal(sm_state(&alias->sm), PEER_UP);
 	assert_ptr_equal(peernet_only(0), alias);
@@ -378,7 +379,7 @@ static void close_sends_bye_with_reason(void **state)
 	(void)state;
 	peers_close(net.n[1].peers, ERR_DRAIN, "maintenance");
 	assert_int_equal(net.n[1].downs, 1);
-	assert_true(peers_dial(net.n[1].peers, peernet_endpoint(0), &other) < 0);
+	assert_true(peers_dial(net.n[1].peers, peernet_endpoint(0), NULL, &other) < 0);
 	assert_int_equal(err_last()->code, ERR_DRAIN);
 	peernet_run(1 * MS);
 	assert_int_equal(net.n[0].downs, 1);
@@ -738,7 +739,7 @@ static void hook_redial(struct peernet_node *node, struct peer *peer, const char
 	if (strcmp(event, "down") != 0)
 		return;
 	node->hook = NULL;
-	assert_int_equal(peers_dial(node->peers, peer->endpoint, &again), 0);
+	assert_int_equal(peers_dial(node->peers, peer->endpoint, NULL, &again), 0);
 	assert_ptr_equal(again, peer);
 }
 

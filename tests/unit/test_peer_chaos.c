@@ -34,12 +34,12 @@ static void allocation_failures_cost_time_only(void **state)
 		bool failed;
 
 		mem_fail_at(n);
-		failed = peers_dial(net.n[0].peers, peernet_endpoint(1), &peer) < 0;
+		failed = peers_dial(net.n[0].peers, peernet_endpoint(1), NULL, &peer) < 0;
 		if (failed) {
 			assert_int_equal(err_last()->code, ERR_NOMEM);
-			assert_int_equal(
-				peers_dial(net.n[0].peers, peernet_endpoint(1), &peer),
-				0);
+			assert_int_equal(peers_dial(net.n[0].peers, peernet_endpoint(1),
+						    NULL, &peer),
+					 0);
 		}
 		peernet_run(20 * LOOP_NS_PER_S);
 		for (unsigned int i = 0; i < 20; i++) {

@@ -44,7 +44,7 @@ static void dial_crowd(void)
 
 	for (unsigned int i = 0; i < CROWD; i++) {
 		crowd_endpoint(i, text);
-		assert_int_equal(peers_dial(net.n[0].peers, text, &crowd[i]), 0);
+		assert_int_equal(peers_dial(net.n[0].peers, text, NULL, &crowd[i]), 0);
 	}
 	assert_int_equal(net.n[0].peers->count, CROWD);
 }
@@ -108,8 +108,8 @@ static void shares_of_a_crowd_are_returned(void **state)
 		for (unsigned int c = 0; c < ARRAY_LEN(clients); c++) {
 			for (; total < CROWD; total++) {
 				crowd_endpoint(total, text);
-				if (peers_dial_for(peers, text, &clients[c],
-						   &crowd[total]) < 0)
+				if (peers_dial(peers, text, &clients[c], &crowd[total]) <
+				    0)
 					break;
 				got[round][c]++;
 			}

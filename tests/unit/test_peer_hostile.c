@@ -675,7 +675,7 @@ static void peers_at_their_cap_are_refused(void **state)
 	peer = peernet_dial(2, 1);
 	peernet_run(10 * MS);
 	assert_int_equal(sm_state(&peer->sm), PEER_UP);
-	assert_true(peers_dial(net.n[2].peers, peernet_endpoint(0), &peer) < 0);
+	assert_true(peers_dial(net.n[2].peers, peernet_endpoint(0), NULL, &peer) < 0);
 	assert_int_equal(err_last()->code, ERR_LIMIT);
 	peer = peernet_dial(0, 2);
 	peernet_run(10 * MS);
@@ -734,7 +734,7 @@ static unsigned int dial_nobody(uint32_t uid, uint64_t session, unsigned int wan
 		snprintf(where, sizeof(where), "tcp://10.2.%u.%u:1", number / 250,
 			 number % 250);
 		number++;
-		if (peers_dial_for(net.n[0].peers, where, &client, &peer) < 0) {
+		if (peers_dial(net.n[0].peers, where, &client, &peer) < 0) {
 			refused = *err_last();
 			break;
 		}

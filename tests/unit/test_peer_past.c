@@ -102,7 +102,7 @@ static void peers_never_reached_are_bounded(void **state)
 	for (unsigned int i = 0; i < 300; i++) {
 		snprintf(endpoint, sizeof(endpoint), "tcp://10.1.%u.%u:7400", i / 200,
 			 i % 200);
-		assert_int_equal(peers_dial(net.n[0].peers, endpoint, &peer), 0);
+		assert_int_equal(peers_dial(net.n[0].peers, endpoint, NULL, &peer), 0);
 		peernet_run(100 * MS);
 		assert_non_null(strstr(peer->why.text, "cannot be reached"));
 		peer_release(peer);
