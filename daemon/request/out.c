@@ -10,11 +10,37 @@
 #include "daemon/base/hex.h"
 #include "proto/json.h"
 
+/* `,"name":` in one piece, as far as that fits and has nothing to escape. */
+static size_t name_short(char *piece, size_t size, bool comma, const char *name)
+{
+	size_t n = 0;
+
+	if (comma)
+		piece[n++] = ',';
+	piece[n++] = '"';
+	for (; *name; name++) {
+		if (n + 3 > size || (unsigned char)*name < ' ' || *name == '"' ||
+		    *name == '\\')
+			return 0;
+		piece[n++] = *name;
+	}
+	piece[n++] = '"';
+	piece[n++] = ':';
+	return n;
+}
+
 static void out_name(struct text *out, const char *name)
 {
 	char last = out->len ? out->data[out->len - 1] : '[';
+	bool comma = last != '{' && last != '[';
+	char piece[64];
+	size_t n = name ? name_short(piece, sizeof(piece), comma, name) : 0;
 
-	if (last != '{' && last != '[')
+	if (n) {
+		text_put(out, piece, n);
+		return;
+	}
+	if (comma)
 		text_puts(out, ",");
 	if (!name)
 		return;
@@ -83,9 +109,9 @@ void out_null(struct text *out, const char *name)
 void out_id(struct text *out, const char *name, uint64_t value)
 {
 	out_name(out, name);
-	text_puts(out, "\"");
+	text_put(out, "\"", 1);
 	text_u64(out, value);
-	text_puts(out, "\"");
+	text_put(out, "\"", 1);
 }
 
 void out_hex(struct text *out, const char *name, const uint8_t *bytes, size_t len)
