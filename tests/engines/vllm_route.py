@@ -541,6 +541,12 @@ def around(case, B, there, rng, counts):
         reading theirs from files, and has suspended nobody."""
         again(B.node)
         connected(B.node, 2)
+
+        def sessions():
+            """Of B's scheduler and worker, which come with the next prompts."""
+            B.complete([rng.randrange(3, 512) for _ in range(T + 1)], 1)
+            return len(ctl(B.node, "sessions")["sessions"]) >= 2
+        assert until(sessions, 30, 0.3), ctl(B.node, "sessions")
         return routes(case, B)
     assert until(fresh, 60, 1), "nothing is routed"
     B.forget()
