@@ -547,7 +547,7 @@ def around(case, B, there, rng, counts):
             B.complete([rng.randrange(3, 512) for _ in range(T + 1)], 1)
             return len(ctl(B.node, "sessions")["sessions"]) >= 2
         assert until(sessions, 30, 0.3), ctl(B.node, "sessions")
-        return routes(case, B)
+        return any(routes(case, B) for _ in range(3))
     assert until(fresh, 60, 1), "nothing is routed"
     B.forget()
     begin, over, ended = B.counters(), threading.Event(), []
