@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * out: writes no tree. A comma is needed unless the text ends with an opening bracket,
+ * so no depth is kept, and members of an object and elements of an array are alike.
+ * Names are mostly literals and short: they are put with their comma and colon at once.
+ */
 #include "daemon/request/out.h"
 
 #include <endian.h>

@@ -163,6 +163,16 @@ class Hold:
         self.close()
 
 
+def holders_of(holds, timeout=None):
+    """{peer: tokens} of the daemons that are read for these holds; the own one is not among them.
+    The others of Hold.holders() replace one that fails."""
+    tokens = {}
+    for hold in holds:
+        for there in hold.holders(timeout)[:1] if hold.remote else ():
+            tokens[there.peer] = tokens.get(there.peer, 0) + there.tokens
+    return tokens
+
+
 class Space:
     """Made by Client.space()."""
 

@@ -446,6 +446,14 @@ def test_answers_have_the_rows_of_the_cut():
     assert made.end() == set() and len(counts) == 1
 
 
+def test_seats_are_opened_before_the_first_routed_step():
+    """By them the daemon knows what to measure, and the first choice needs its prices."""
+    made, seats, _ = router(routes={})
+    assert made.attend is seats and not seats.posts
+    idle, _, _ = router(joins=False)
+    assert idle.attend is None and idle.end() == set()
+
+
 @pytest.mark.parametrize("error", [error_of("EBUSY", True), error_of("ELEASE"),
                                    error_of("ENOTFOUND"), error_of("EREVOKED")])
 def test_a_failed_request_is_sent_once_more(error):

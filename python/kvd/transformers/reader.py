@@ -12,7 +12,7 @@ from collections import namedtuple
 import numpy as np
 import torch
 
-from .. import cost, rooms
+from .. import chunks, cost, rooms
 from ..attend import ROWS_MAX, Part
 from ..errors import BusyError, Error, NotFoundError
 from .attention import NONE, Cache
@@ -280,10 +280,7 @@ class Reader:
 
 def holders_of(held):
     """The holders of all parts, as kvd.cost.Holder. The local daemon has no cost."""
-    tokens = {}
-    for one in held:
-        for there in one.hold.holders()[:1]:  # the others replace it if it fails
-            tokens[there.peer] = tokens.get(there.peer, 0) + there.tokens
+    tokens = chunks.holders_of(one.hold for one in held)
     return [cost.Holder(tokens=n, peer=peer) for peer, n in tokens.items()]
 
 

@@ -5,12 +5,11 @@ measurements of the daemon (kvd.cost) and the engine's own: the time to compute 
 import math
 import time
 
-from ..cost import Holder, Model
+from ..cost import FETCH, LOCAL, ROUTE, Holder, Model
 from ..errors import BusyError, NotFoundError
 from ..layout import Layout
 from ..stores.space_client import CALL_S
 
-ROUTE, FETCH, LOCAL = "route", "fetch", "local"
 HOLDERS_MAX = 8  # of a decision
 TIMED_TOKENS = 64  # fewer tokens in a step do not tell the time of one
 SHARE = 0.25  # of a measurement in the average
@@ -56,21 +55,24 @@ class Prices:
         return self.opened
 
     def _decide(self, page, holders, query_tokens, **more):
-        return page.decide(self.model, [Holder(tokens=tokens, peer=peer)
-                                        for peer, tokens in holders.items()],
-                           query_tokens=query_tokens, recompute_us=self.token_us, **more)
+        """None: there is no price, or none now."""
+        if not 0 < len(holders) <= HOLDERS_MAX:
+            return None
+        try:
+            return page.decide(self.model, [Holder(tokens=tokens, peer=peer)
+                                            for peer, tokens in holders.items()],
+                               query_tokens=query_tokens, recompute_us=self.token_us, **more)
+        except (BusyError, NotFoundError):
+            return None
 
     def choose(self, page, holders, steps, *, query_tokens, routable, no_pages):
         """holders: {instance: tokens}; steps: of one token each, behind the query_tokens; routable:
         whether the engine can send query rows; no_pages: whether it has no blocks for the prefix."""
-        if not 0 < len(holders) <= HOLDERS_MAX:
-            return FETCH
         # with few blocks, a fetch waits for some; a price of attention here is in fetch and local
         more = {"no_pages": no_pages} if routable else {"attend_us": 1}
-        try:
-            first = self._decide(page, holders, query_tokens, steps=1, **more)
-            later = self._decide(page, holders, 1, steps=steps, **more)
-        except (BusyError, NotFoundError):
+        first = self._decide(page, holders, query_tokens, steps=1, **more)
+        later = self._decide(page, holders, 1, steps=steps, **more)
+        if first is None or later is None:
             return FETCH
         route = first.route.us + later.route.us if routable else math.inf
         fetch, local = first.fetch.us, first.local.us
@@ -87,22 +89,14 @@ class Prices:
     def turned(self, page, holders, steps):
         """Whether fetching would have been cheaper from the start, after routing so many steps of
         one token (ski rental: both together cost at most twice the better one)."""
-        if not 0 < len(holders) <= HOLDERS_MAX:
-            return False
-        try:
-            return self._decide(page, holders, 1, steps_made=steps).way != ROUTE
-        except (BusyError, NotFoundError):
-            return False
+        choice = self._decide(page, holders, 1, steps_made=steps)
+        return choice is not None and choice.way != ROUTE
 
     def steps_of(self, page, holders, query_tokens):
         """Steps of one token each in which routing costs as much more than attention here as in
         one of so many tokens."""
-        if not 0 < len(holders) <= HOLDERS_MAX:
-            return 0
-        try:
-            one, many = (self._decide(page, holders, count, steps=1)
-                         for count in (1, query_tokens))
-        except (BusyError, NotFoundError):
+        one, many = (self._decide(page, holders, count, steps=1) for count in (1, query_tokens))
+        if one is None or many is None:
             return 0
         more = one.round.us - one.attend.us
         there = many.round.us - many.attend.us

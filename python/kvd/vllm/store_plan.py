@@ -12,12 +12,13 @@ import time
 from collections import namedtuple
 from dataclasses import dataclass, field
 
-from ..chunks import ID_BYTES, IDS_MAX
+from ..chunks import ID_BYTES, IDS_MAX, holders_of
+from ..cost import FETCH, LOCAL, ROUTE
 from ..layout import Layout
 from ..stores.space_client import AWAY_S, CALL_S, hold_most
 from ..stores.jobs import Jobs
 from ..stores.names import word
-from .choice import FETCH, LOCAL, ROUTE, model_of
+from .choice import model_of
 from .route import NULL
 
 CHUNK_TOKENS = 256
@@ -379,15 +380,8 @@ class Plan:
         Empty: unknown."""
         if document is not None and document.holders:
             return document.holders
-        holders = {}
-        for piece in pieces:
-            there = self.spaces.ask((self.layout, self.words),
-                                    lambda _, piece=piece: piece.holders(CALL_S)) \
-                if piece.remote else ()
-            if there is None:
-                return {}
-            for one in there[:1]:  # the others replace it if it fails
-                holders[one.peer] = holders.get(one.peer, 0) + one.tokens
+        holders = self.spaces.ask((self.layout, self.words),
+                                  lambda _: holders_of(pieces, CALL_S)) or {}
         if document is not None:
             document.holders = holders
         return holders
