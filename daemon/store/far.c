@@ -45,11 +45,10 @@ struct far_one {
 	struct far_query *query;
 	struct remote *remote;
 	uint64_t ask;
-	bool open;		  /* not answered */
-	bool held;		  /* the remote, by this: a home named it */
-	bool waiting;		  /* not sent yet: it is being dialled */
-	bool trial;		  /* it was late before: no hold waits for it */
-	struct far_grant *parked; /* its reply names pools that are not known yet */
+	bool open;    /* not answered */
+	bool held;    /* the remote, by this: a home named it */
+	bool waiting; /* not sent yet: it is being connected */
+	bool trial;   /* it was late before: no hold waits for it */
 };
 
 struct far_query {
@@ -88,7 +87,7 @@ struct far {
 	struct loop_timer again; /* some could not be dialled */
 	struct idmap asks;	 /* struct far_one */
 	struct list over;	 /* struct far_query.link */
-	unsigned int held;	 /* of them, those that homes named */
+	unsigned int waiting;	 /* of them */
 	uint64_t dials_from_ns;
 	unsigned int dials; /* since then */
 };
@@ -242,10 +241,11 @@ static void far_answers(struct far *far, const struct remote *remote)
 
 static void query_free(struct far_query *query);
 
-/* It could send chunks now. */
+/* It could send chunks now. A reply names pools, so one that is asked before its pools
+ * are known (POOLS) would count as having nothing. */
 static bool far_ready(const struct remote *remote)
 {
-	return far_up(remote) && remote->ready;
+	return far_up(remote) && remote->ready && remote->listed;
 }
 
 void far_count(const struct far *far, struct store_remote_figures *figures_p)
@@ -283,13 +283,11 @@ static void one_close(struct far_one *one)
 {
 	if (!one->open)
 		return;
+	one->query->far->waiting -= one->waiting;
 	one->open = one->waiting = false;
 	one->query->open--;
 	one->query->trials -= one->trial;
-	one->query->far->held -= one->held;
 	idmap_remove(&one->query->far->asks, one->ask);
-	if (one->parked)
-		far_grant_unref(mem_steal(one->parked));
 }
 
 static void query_free(struct far_query *query)
@@ -321,7 +319,7 @@ void far_cancel(struct far_query *query)
 	for (unsigned int i = 0; i < query->count; i++) {
 		struct far_one *one = &query->ones[i];
 
-		if (one->parked || (one->waiting && !one->trial))
+		if (one->waiting && !one->trial)
 			one_close(one);
 		else if (one->open && !one->waiting)
 			far_release(one->remote, one->ask); /* behind the question */
@@ -360,7 +358,7 @@ static void on_query_late(struct loop_timer *timer)
 	for (unsigned int i = 0; i < query->count && judges; i++) {
 		const struct far_one *one = &query->ones[i];
 
-		if (one->open && !one->parked && !one->trial)
+		if (one->open && !one->trial)
 			far_late(query->far, one->remote,
 				 one->waiting ? "connecting timed out"
 					      : "the query timed out");
@@ -373,6 +371,7 @@ static int one_ask(struct far_one *one)
 	const struct wire_blob *ids = &one->query->msg.ids;
 
 	one->query->msg.ask = one->ask;
+	one->query->far->waiting -= one->waiting;
 	one->waiting = false;
 	if (!peer_has_spare(one->remote->peer, ids->len))
 		return err_raise(ERR_LIMIT, "%s: its send queue is full",
@@ -401,11 +400,11 @@ static int one_add(struct far_query *query, struct remote *remote, bool held)
 	query->count++;
 	query->open++;
 	query->trials += trial;
-	far->held += held;
 	if (trial)
 		far_late(far, remote, "it was slow; one trial query follows");
 	one->waiting = !far_ready(remote);
-	if (!one->waiting && one_ask(one) < 0) {
+	far->waiting += one->waiting;
+	if (one->waiting ? remote->refused : one_ask(one) < 0) {
 		err_clear(); /* it is going down, or much waits for it */
 		one_close(one);
 	}
@@ -543,7 +542,7 @@ int far_ask(struct far *far, struct store_hold *hold, uint32_t count, uint64_t l
 	for (unsigned int i = 0; i < far->count; i++) {
 		struct remote *remote = far->stores[i].dial.remote;
 
-		if (far_ready(remote) &&
+		if (far_up(remote) &&
 		    far_state(far, remote->peer->endpoint) != BREAKER_OPEN &&
 		    one_add(query, remote, false) < 0)
 			err_clear();
@@ -559,32 +558,6 @@ int far_ask(struct far *far, struct store_hold *hold, uint32_t count, uint64_t l
 
 /* ---- answers ---- */
 
-static bool is_known(const struct far_grant *grant)
-{
-	for (unsigned int i = 0; i < grant->pool_count; i++) {
-		if (!handshake_pool_by_id(grant->remote, grant->pools[i]))
-			return false;
-	}
-	return true;
-}
-
-/* Takes `grant`. Outcome 1: it waits for pools of the holder's. */
-static int grant_use(struct far_one *one, struct far_grant *grant)
-{
-	struct far_hold *far;
-	int r;
-
-	if (one->held && !is_known(grant)) {
-		one->parked = grant;
-		return 1;
-	}
-	r = far_hold_new(grant, one->query->hold->handle, one->query->asked, &far);
-	far_grant_unref(grant);
-	if (far)
-		far_hold_add(&one->query->hold->far, far);
-	return err_pass(r);
-}
-
 static int ack_read(struct far_one *one, const struct wire_chunk_lookup_ack *msg)
 {
 	const struct far_asked asked = {.space = one->query->space,
@@ -593,9 +566,16 @@ static int ack_read(struct far_one *one, const struct wire_chunk_lookup_ack *msg
 					.lease_ms = one->query->msg.lease_ms,
 					.chunks = one->query->asked};
 	struct far_grant *grant;
+	struct far_hold *far;
 	int r = far_grant_new(&asked, msg, &grant);
 
-	return r < 0 ? err_pass(r) : err_pass(grant_use(one, grant));
+	if (r < 0)
+		return err_pass(r);
+	r = far_hold_new(grant, one->query->hold->handle, one->query->asked, &far);
+	far_grant_unref(grant);
+	if (far)
+		far_hold_add(&one->query->hold->far, far);
+	return err_pass(r);
 }
 
 int far_on_lookup_ack(struct store *store, struct remote *remote, struct cursor *body)
@@ -612,16 +592,12 @@ int far_on_lookup_ack(struct store *store, struct remote *remote, struct cursor 
 			far_release(remote, msg.ask); /* late */
 		return 0;
 	}
-	if (one->parked)
-		return 0; /* twice */
 	if (one->trial)
 		far_answers(store->far, remote);
 	if (msg.code == ERR_OK && one->query->hold)
 		r = ack_read(one, &msg);
 	else if (msg.code == ERR_OK)
 		far_release(remote, msg.ask); /* late */
-	if (r == 1)
-		return 0;
 	if (r < 0)
 		err_clear();
 	one_close(one);
@@ -645,31 +621,21 @@ void far_on_down(struct far *far, const struct remote *remote)
 	}
 }
 
-/* Outcome 1: it is queried. A trial without a waiting hold needs only the connection. */
-static int candidate_reached(struct far_one *one)
+/* One that waits is queried once it is ready. A trial without a waiting hold needs only
+ * the connection. */
+static void one_step(struct far_one *one)
 {
-	if (one->query->hold)
-		return one_ask(one) < 0 ? -EIO : 1;
-	far_answers(one->query->far, one->remote);
-	return 0;
-}
+	bool ready = far_ready(one->remote);
 
-/* A candidate: queries it once it is up, uses its reply once its pools are known. */
-static void candidate_step(struct far_one *one)
-{
-	struct remote *remote = one->remote;
-	int r = 1;
-
-	if (one->parked && is_known(one->parked))
-		r = grant_use(one, mem_steal(one->parked));
-	else if (one->waiting && far_ready(remote))
-		r = candidate_reached(one);
-	else if (one->waiting && remote->refused)
-		r = 0;
-	if (r == 1)
+	if (!ready && !one->remote->refused)
 		return;
-	if (r < 0)
+	if (ready && one->query->hold) {
+		if (one_ask(one) >= 0)
+			return;
 		err_clear();
+	} else if (ready) {
+		far_answers(one->query->far, one->remote);
+	}
 	one_close(one);
 	query_look(one->query);
 }
@@ -678,12 +644,12 @@ void far_on_change(struct far *far, struct remote *remote)
 {
 	struct idmap_cursor it;
 
-	if (!far || !far->held)
+	if (!far || !far->waiting)
 		return;
 	idmap_foreach(&far->asks, it) {
 		struct far_one *one = it.value;
 
-		if (one->remote == remote && one->held)
-			candidate_step(one);
+		if (one->remote == remote && one->waiting)
+			one_step(one);
 	}
 }

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/store/far.h"
 #include "daemon/store/store_impl.h"
 #include "tests/lib/cluster_store.h"
 #include "tests/lib/ring_entries.h"
@@ -260,6 +261,32 @@ static void chunks_of_another_daemon_are_held_and_fetched(void **state)
 	assert_int_equal(figures(w, 0).holds + figures(w, 1).remote.holds, 0);
 }
 
+/* A holder's reply names pools: it is asked when they are known, in any order of
+ * messages. */
+static void hold_waits_for_holders_pools(void **state)
+{
+	struct world *w = *state;
+	struct kvd *kvd = &w->c.nodes[0].kvd;
+	struct remote *remote =
+		list_first(handshake_remotes(kvd->handshake), struct remote, link);
+
+	assert_true(remote->ready && remote->listed);
+	remote->listed = false; /* as before POOLS */
+	hold(w, SLOT);
+	cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
+	assert_int_equal(state_of(w, SLOT), KVD_BOOTSTRAPPING);
+	assert_int_equal(figures(w, 1).remote.holds_total, 0);
+	far_on_change(store_of(kvd)->far, remote);
+	cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
+	assert_int_equal(figures(w, 1).remote.holds_total, 0);
+	remote->listed = true;
+	far_on_change(store_of(kvd)->far, remote);
+	cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
+	assert_int_equal(state_of(w, SLOT), KVD_SUCCESS);
+	assert_int_equal(slot_at(w, SLOT).total, CHUNKS);
+	release(w, SLOT);
+}
+
 static void hold_without_remote_query_is_answered_at_once(void **state)
 {
 	struct world *w = *state;
@@ -455,6 +482,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(chunks_of_another_daemon_are_held_and_fetched),
+		CASE(hold_waits_for_holders_pools),
 		CASE(hold_without_remote_query_is_answered_at_once),
 		CASE(hold_without_reply_is_empty_in_time),
 		CASE(times_past_the_limits_are_refused),
