@@ -2,6 +2,7 @@
 # The units under a booted systemd. Its Debian is made once, in build/systemd-root: beside
 # the compilers, since it is made by waiting for a mirror and for a disk.
 TEST_TARGETS += tests/systemd/test_service.py
+export TEST_WEIGHT += tests/systemd/test_service.py=1
 TEST_NEEDS   += $(B)/demo-prefill $(B)/demo-decode $(if $(SAN)$(ONLY),,systemd-root)
 
 # never fails: the test tells what is missing

@@ -26,11 +26,12 @@ SCRIPT_TESTS := $(sort $(wildcard tests/integration/test_*.sh tests/integration/
 export TEST_ALONE += $(patsubst %,tests/integration/test_%.py,\
 	detect faults fences overload rooms)
 # they wait for much of their time; measured alone: user + sys by wall
-export TEST_WEIGHT += $(patsubst %,unit/test_%=1,commands disk etcd etcd_faults gate tcp \
-	tcp_crypto ucx_fence verbs vm xfer_file) \
-	$(patsubst %,unit/test_%=2,etcd_hostile shm_hostile verbs_fault verbs_stage) \
+export TEST_WEIGHT += $(patsubst %,unit/test_%=1,commands copy_gpu disk etcd etcd_faults etcd_hostile \
+	gate link_curve tcp tcp_crypto ucx_fence verbs vm xfer_file) \
+	$(patsubst %,unit/test_%=2,alloc_commands attend_gpu shm_hostile verbs_fault verbs_gpu \
+	verbs_stage) \
 	$(patsubst %,unit/test_%=3,ucx verbs_rail) \
-	$(patsubst %,tests/integration/test_%.py=1,cluster_etcd daemon doctor top) \
+	$(patsubst %,tests/integration/test_%.py=1,cluster cluster_etcd daemon doctor load soak top) \
 	$(patsubst %,tests/integration/test_%.py=2,ctl_bench gpu group reach rooms_ctl)
 export TEST_LONG += tests/integration/test_cluster_etcd.py=1 unit/test_etcd_faults=1
 # refuses each allocation of each command in turn

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvd.router against hostile clients; its queue, its end, a thousand streams."""
+"""kvd.router against hostile clients; its queue, its end, many streams."""
 import asyncio
 import gzip
 import json
@@ -460,11 +460,13 @@ def memory(pid):
     raise AssertionError("no VmRSS")
 
 
-STREAMS, WHOLE, PART, PARTS = 1000, 10, 16384, 256
+# a thousand take a minute of a busy machine: `make test` opens a part of them
+STREAMS = 200 if os.environ.get("KVD_SWEEP") else 1000
+WHOLE, PART, PARTS = 10, 16384, 256
 
 
 @aio
-async def test_thousand_streams_take_bounded_memory():
+async def test_streams_take_bounded_memory():
     """Each has 4 MiB for a client that does not read yet, and takes little into its socket."""
     need_fds(8192)
     options = ["--max-in-flight", str(STREAMS), "--connect-timeout", "60", "--health-timeout", "60",
@@ -502,7 +504,7 @@ async def test_thousand_streams_take_bounded_memory():
         await until(settled, router)
         assert decode.running == STREAMS, router.log[-2000:]
         most = max(seen) - before
-        print("1000 streams: %.0f KiB each" % (most / STREAMS / 1024))
+        print("%d streams: %.0f KiB each" % (STREAMS, most / STREAMS / 1024))
         assert most < STREAMS * 512 << 10, "%d MiB" % (most >> 20)
         await asyncio.gather(*(whole(sock) for sock in lines[:WHOLE]))
         for sock in lines:
