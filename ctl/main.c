@@ -249,18 +249,11 @@ const struct ctl_command ctl_commands[] = {
 	 0, 0, "ip", ctl_run_init},
 	{"completion", "SHELL", "print a completion script for bash, zsh or fish", "", 1,
 	 1, "", ctl_run_completion},
-	{"plan", "FILE | - | --room NUMBER",
-	 "show which bytes are copied where, in which rows",
+	{"plan", "FILE | -", "show which bytes are copied where, in which rows",
 	 "Reads two layouts and page lists as JSON, and prints the rows to copy as\n"
 	 "JSON. No daemon needed.\n\n"
-	 "--explain      print text: fields, ranks, rows, and how each transport sends\n"
-	 "               them\n"
-	 "--room NUMBER  plan an open room with each of its sources or receivers. The\n"
-	 "               daemon does not keep the source pages of a push: such a room\n"
-	 "               requires --explain\n"
-	 "--role ROLE    the send, recv or pull room\n\n"
-	 "Rooms of other users require root, the daemon's user or admin_uids.",
-	 0, 1, "rkn", ctl_run_plan},
+	 "--explain  print text: fields, ranks, rows, and how each transport sends them",
+	 1, 1, "n", ctl_run_plan},
 	{"help", "[COMMAND]", "show this text or the help of a command", "", 0, 1, "",
 	 NULL},
 	{NULL, NULL, NULL, NULL, 0, 0, NULL, NULL},

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * plan: the command-line front end of the planner. proto/json reads and validates the
- * whole input; daemon/plan/plan_json writes the output. plan_room.c uses the same path
- * for a room.
+ * whole input; daemon/plan/plan_json writes the output.
  */
 #include "ctl/plan.h"
 
@@ -38,7 +37,7 @@ static int plan_refuse(void)
 	return 1;
 }
 
-int plan_text(const char *text, size_t len, const struct plan_options *options)
+static int plan_text(const char *text, size_t len, const struct plan_options *options)
 {
 	if (plan_answer(text, len, options, stdout) < 0)
 		return plan_refuse();
@@ -62,4 +61,11 @@ int plan_file(const char *path, const struct plan_options *options)
 	r = plan_text(text, len, options);
 	free(text);
 	return r;
+}
+
+int ctl_run_plan(struct ctl *ctl)
+{
+	const struct plan_options options = {.explain = ctl->plan_explain};
+
+	return plan_file(ctl->args[0], &options);
 }

@@ -4,8 +4,6 @@
  *
  *   kvd-ctl plan [--explain] FILE|-  {"src", "dst", "map", "wants"} -> rows
  *
- * With a room number (plan_room.c) a daemon supplies the input.
- *
  * The output is one JSON object on standard output, or text with --explain. Exit
  * status: 0 success (also if source and destination have nothing in common); 1 refused
  * (the reason, with the field's name, on standard error, nothing on standard output);
@@ -31,7 +29,6 @@ struct plan_options {
 };
 /* Prints the plan; returns the exit status. "-" is standard input. */
 int plan_file(const char *path, const struct plan_options *options);
-int plan_text(const char *text, size_t len, const struct plan_options *options);
 
 /* Parses `text` and writes the whole plan or nothing. */
 int plan_answer(const char *text, size_t len, const struct plan_options *options,

@@ -304,11 +304,6 @@ const struct command room_commands[] = {
 	 "number of events after the first 4096, forgotten: the oldest events have "
 	 "been overwritten}; name, instance, boot_id, clock_ns. The latest 65536 "
 	 "events of all rooms are kept"},
-	{"room.plan", "Show the planner's input for a room", room_plan_fields, 0,
-	 room_plan_run,
-	 "role, party, peer, pool (of the peer), parties; src, dst, map, wants: in the "
-	 "form of the command plan. In a push the source's pages are sent with the "
-	 "chunks and not kept, so the maps have no src_pages"},
 	{"room.digest", "Compute XXH3 digests of the pages of a room, by block of tokens",
 	 room_digest_fields, 0, room_digest_run,
 	 "role, block, units: {view, layer, field, unit, blocks: [first token, end "
