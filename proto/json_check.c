@@ -164,8 +164,9 @@ static uint32_t char_take(const uint8_t *p, const uint8_t *end, size_t *len_p)
 {
 	uint32_t c;
 
+	*len_p = 1;
 	if (*p != '\\')
-		return utf8_take(p, end, len_p);
+		return *p < 0x80 ? *p : utf8_take(p, end, len_p);
 	c = escape_take(p + 1, end, len_p);
 	*len_p += 1;
 	return c;
