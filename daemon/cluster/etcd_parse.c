@@ -1,570 +1,334 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A checker of JSON that keeps the path and one string. Members are identified by name
- * and path:
+ * Two steps. The first one knows brackets and strings only: it keeps the text of one
+ * message, with long strings cut, and takes a key out of it as soon as the key's object
+ * ends. So the kept text is short, however long the message is. The second step is
+ * proto/json, which checks and reads the kept text: of each key, then of the message.
  *
- *   header.revision, result.header.revision, result.watch_id, result.events[].kv.key,
- *   kvs[].key, responses[].response_txn.responses[].response_range.kvs[].key, …
- *
- * Unknown members are skipped, even a string of megabytes. int64 is quoted there, as in
+ * A key is an element of an array: {"key": …}, or {"type": …, "kv": {"key": …}} in a
+ * watch. One null stays in place of all that follow each other. int64 is quoted, as in
  * protobuf's JSON; unquoted numbers are accepted, too.
- *
- * A key is reported at the end of its object in the array `kvs` or `events`, because its
- * members may be in any order.
  */
 #include "daemon/cluster/etcd_parse.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "daemon/base/err.h"
-#include "daemon/base/hex.h"
+#include "daemon/base/mem.h"
 #include "proto/json.h"
 
-/* The tokens that may follow. */
-enum {
-	WANT_MESSAGE, /* the first, or another one */
-	WANT_VALUE,
-	WANT_VALUE_OR_END, /* of an array */
-	WANT_NAME,
-	WANT_NAME_OR_END, /* of an object */
-	WANT_COLON,
-	WANT_COMMA_OR_END,
-};
-enum { IN_NONE, IN_NAME, IN_STRING, IN_WORD }; /* word: number, true, false, null */
-
-enum name {
-	NAME_OTHER,
-	NAME_HEADER,
-	NAME_RESULT,
-	NAME_CLUSTER_ID,
-	NAME_REVISION,
-	NAME_KVS,
-	NAME_EVENTS,
-	NAME_KV,
-	NAME_KEY,
-	NAME_VALUE,
-	NAME_MOD_REVISION,
-	NAME_LEASE,
-	NAME_TYPE,
-	NAME_MORE,
-	NAME_SUCCEEDED,
-	NAME_RESPONSE_TXN,
-	NAME_ID,
-	NAME_TTL,
-	NAME_WATCH_ID,
-	NAME_CREATED,
-	NAME_CANCELED,
-	NAME_COMPACT_REVISION,
-	NAME_CANCEL_REASON,
-	NAME_TOKEN,
-	NAME_ERROR,
-	NAME_MESSAGE,
-	NAME_CODE,
-	NAME_GRPC_CODE,
-};
-
-static const char *const names[] = {
-	[NAME_HEADER] = "header",
-	[NAME_RESULT] = "result",
-	[NAME_CLUSTER_ID] = "cluster_id",
-	[NAME_REVISION] = "revision",
-	[NAME_KVS] = "kvs",
-	[NAME_EVENTS] = "events",
-	[NAME_KV] = "kv",
-	[NAME_KEY] = "key",
-	[NAME_VALUE] = "value",
-	[NAME_MOD_REVISION] = "mod_revision",
-	[NAME_LEASE] = "lease",
-	[NAME_TYPE] = "type",
-	[NAME_MORE] = "more",
-	[NAME_SUCCEEDED] = "succeeded",
-	[NAME_RESPONSE_TXN] = "response_txn",
-	[NAME_ID] = "ID",
-	[NAME_TTL] = "TTL",
-	[NAME_WATCH_ID] = "watch_id",
-	[NAME_CREATED] = "created",
-	[NAME_CANCELED] = "canceled",
-	[NAME_COMPACT_REVISION] = "compact_revision",
-	[NAME_CANCEL_REASON] = "cancel_reason",
-	[NAME_TOKEN] = "token",
-	[NAME_ERROR] = "error",
-	[NAME_MESSAGE] = "message",
-	[NAME_CODE] = "code",
-	[NAME_GRPC_CODE] = "grpc_code",
-};
-
-static enum name name_of(const char *text)
-{
-	for (unsigned int i = 1; i < ARRAY_LEN(names); i++)
-		if (strcmp(names[i], text) == 0)
-			return (enum name)i;
-	return NAME_OTHER;
-}
+#define STRING_MAX (BASE64_CHARS(ETCD_VALUE_MAX) + 1) /* longer ones are too long */
+#define AFTER_BACKSLASH 5u
+#define PLACEHOLDER "null"
 
 void etcd_parser_init(struct etcd_parser *p)
 {
-	p->message = (struct etcd_message){.watch_id = 0};
-	p->state = WANT_MESSAGE;
-	p->token = IN_NONE;
-	p->depth = 0;
-	p->names[0] = NAME_OTHER;
-	p->failed = p->cut = false;
+	p->depth = p->escape = 0;
+	p->failed = p->in_string = p->cut = false;
+	p->kvs = 0;
 	p->messages = 0;
 	p->len = 0;
 }
 
-static int parser_fail(struct etcd_parser *p, const char *what)
+static int parser_fail(const char *what)
 {
-	p->failed = true;
 	return err_raise(ERR_PROTO, "etcd's response: %s", what);
 }
 
-/* ---- where it is ---- */
+/* ---- members; absent, or null: unchanged ---- */
 
-/* The name of the container around the value. An array's elements have its name. */
-static enum name parser_around(const struct etcd_parser *p, unsigned int up)
+static const cJSON *member(const cJSON *object, const char *name)
 {
-	return up < p->depth ? (enum name)p->names[p->depth - 1 - up] : NAME_OTHER;
+	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
+
+	return cJSON_IsNull(item) ? NULL : item;
 }
 
-/* In an object that is the message itself, or its `result`. */
-static bool parser_at_top(const struct etcd_parser *p)
+static bool member_number(const cJSON *object, const char *name, uint64_t *out_p)
 {
-	return p->depth == 1 || (p->depth == 2 && parser_around(p, 0) == NAME_RESULT);
-}
+	const cJSON *item = member(object, name);
+	const char *text = cJSON_GetStringValue(item);
+	bool negative = text && *text == '-';
+	int64_t number;
 
-static bool parser_in_header(const struct etcd_parser *p)
-{
-	return parser_around(p, 0) == NAME_HEADER &&
-	       (p->depth == 2 || (p->depth == 3 && parser_around(p, 1) == NAME_RESULT));
-}
-
-static bool parser_in_error(const struct etcd_parser *p)
-{
-	return p->depth == 1 || (p->depth == 2 && parser_around(p, 0) == NAME_ERROR);
-}
-
-/* Is the object that ends or starts here, under this name, an element of kvs or events?
- */
-static bool parser_is_key(const struct etcd_parser *p, enum name name)
-{
-	return p->depth > 0 && p->arrays[p->depth] &&
-	       (name == NAME_KVS || name == NAME_EVENTS);
-}
-
-/* ---- values ---- */
-
-static bool parser_number(const char *text, uint64_t *out_p)
-{
-	const char *digits = *text == '-' ? text + 1 : text;
-	uint64_t value = 0;
-
-	if (!*digits)
+	if (!item)
+		return true;
+	if (text ? !json_parse_u64(text + negative, out_p)
+		 : !json_number_is_int(item, &number))
 		return false;
-	for (; *digits; digits++) {
-		if (*digits < '0' || *digits > '9')
-			return false;
-		if (__builtin_mul_overflow(value, UINT64_C(10), &value) ||
-		    __builtin_add_overflow(value, (uint64_t)(*digits - '0'), &value))
-			return false;
-	}
-	*out_p = *text == '-' ? 0 - value : value;
+	if (!text)
+		*out_p = (uint64_t)number;
+	else if (negative)
+		*out_p = 0 - *out_p;
 	return true;
 }
 
-static void parser_copy(char to[ETCD_TEXT_MAX], const char *text)
+static bool member_flag(const cJSON *object, const char *name, bool *out_p)
 {
-	size_t len = strnlen(text, ETCD_TEXT_MAX - 1);
+	const cJSON *item = member(object, name);
 
-	memcpy(to, text, len);
-	to[len] = '\0';
+	if (item)
+		*out_p = cJSON_IsTrue(item);
+	return !item || cJSON_IsBool(item);
+}
+
+static void member_text(const cJSON *object, const char *name, char to[ETCD_TEXT_MAX])
+{
+	const char *text = cJSON_GetStringValue(member(object, name));
+
+	if (!text)
+		return;
+	snprintf(to, ETCD_TEXT_MAX, "%s", text);
 	json_sanitize(to);
 }
 
 /* It is copied into a header unchanged. */
-static bool parser_token(const struct etcd_parser *p, char to[ETCD_TOKEN_MAX])
+static bool member_token(const cJSON *object, char to[ETCD_TOKEN_MAX])
 {
-	if (p->cut || p->len >= ETCD_TOKEN_MAX)
-		return false;
-	for (size_t i = 0; i < p->len; i++)
-		if (p->buf[i] <= ' ' || p->buf[i] > '~')
+	const char *text = cJSON_GetStringValue(member(object, "token"));
+	size_t len = text ? strlen(text) : 0;
+
+	for (size_t i = 0; i < len; i++)
+		if (len >= ETCD_TOKEN_MAX || text[i] <= ' ' || text[i] > '~')
 			return false;
-	memcpy(to, p->buf, p->len);
-	to[p->len] = '\0';
+	if (text)
+		memcpy(to, text, len + 1);
 	return true;
 }
+
+/* ---- keys and messages ---- */
 
 /* Base64 of a whole string, or of its start. */
-static bool parser_bytes(struct etcd_parser *p, uint8_t *to, size_t max, size_t *len_p)
+static bool kv_bytes(const char *text, uint8_t *to, size_t max, size_t *len_p)
 {
-	size_t chars = p->len;
+	bool good = base64_decode(text, strnlen(text, BASE64_CHARS(max)), to, len_p);
 
-	*len_p = 0;
-	if (p->cut)
-		chars = BASE64_CHARS(max);
-	if (chars > BASE64_CHARS(max) || !base64_decode(p->buf, chars, to, len_p)) {
+	if (!good)
 		*len_p = 0;
-		to[0] = '\0';
-		return false;
-	}
 	to[*len_p] = '\0';
-	return *len_p <= max;
+	return good && *len_p <= max;
 }
 
-static void parser_key(struct etcd_parser *p)
+static bool kv_read(struct etcd_kv *kv, const cJSON *type, const cJSON *item)
 {
-	struct etcd_kv *kv = &p->kv;
+	const char *key = cJSON_GetStringValue(member(item, "key"));
+	const char *value = cJSON_GetStringValue(member(item, "value"));
+	const char *word = cJSON_GetStringValue(type);
 
-	if (p->len > BASE64_CHARS(ETCD_KEY_MAX))
-		p->cut = true;
-	kv->key_cut = p->cut;
-	if (!parser_bytes(p, kv->key, ETCD_KEY_MAX, &kv->key_len))
+	kv->deleted = (word && strcmp(word, "DELETE") == 0) ||
+		      (cJSON_IsNumber(type) && cJSON_GetNumberValue(type) == 1);
+	kv->key_cut = strlen(key) > BASE64_CHARS(ETCD_KEY_MAX);
+	kv->bad = !kv_bytes(key, kv->key, ETCD_KEY_MAX, &kv->key_len);
+	value = value ? value : "";
+	if (!kv_bytes(value, kv->value, ETCD_VALUE_MAX, &kv->value_len) ||
+	    strlen(value) > BASE64_CHARS(ETCD_VALUE_MAX))
 		kv->bad = true;
+	kv->revision = kv->lease = 0;
+	return member_number(item, "mod_revision", &kv->revision) &&
+	       member_number(item, "lease", &kv->lease);
 }
 
-/* A member of the current key, a string or a literal. */
-static bool parser_kv_member(struct etcd_parser *p, enum name name, bool string)
+/* The last part of the text is an element of an array: a key, perhaps. */
+static int parser_element(struct etcd_parser *p, size_t at)
 {
-	struct etcd_kv *kv = &p->kv;
-	enum name around = parser_around(p, 0);
+	const size_t before = strlen(PLACEHOLDER ",");
+	cJSON *element mem_cleanup(json_freep) = NULL;
+	int r = json_parse(p->buf + at, p->len - at, ETCD_DEPTH_MAX, &element);
+	const cJSON *item;
 
-	if (around == NAME_EVENTS && name == NAME_TYPE) {
-		kv->deleted = strcmp(p->buf, "DELETE") == 0 || strcmp(p->buf, "1") == 0;
-		return true;
+	if (r < 0)
+		return err_pass(r);
+	item = member(element, "kv");
+	item = item ? item : element;
+	if (!cJSON_IsString(member(item, "key")))
+		return 0;
+	if (!kv_read(&p->kv, member(element, "type"), item))
+		return parser_fail("a member of a key has the wrong type");
+	p->len = at;
+	if (at >= before && memcmp(p->buf + at - before, PLACEHOLDER ",", before) == 0) {
+		p->len--;
+	} else { /* shorter than the key was */
+		memcpy(p->buf + at, PLACEHOLDER, before - 1);
+		p->len += before - 1;
 	}
-	if (around != NAME_KVS &&
-	    !(around == NAME_KV && parser_around(p, 1) == NAME_EVENTS))
-		return true;
-	if (name == NAME_KEY && string)
-		parser_key(p);
-	else if (name == NAME_VALUE && string)
-		kv->bad |= p->cut ||
-			   !parser_bytes(p, kv->value, ETCD_VALUE_MAX, &kv->value_len);
-	else if (name == NAME_MOD_REVISION)
-		return parser_number(p->buf, &kv->revision);
-	else if (name == NAME_LEASE)
-		return parser_number(p->buf, &kv->lease);
-	return true;
+	p->kvs++;
+	p->on_kv(p, &p->kv);
+	return 0;
 }
 
-static bool parser_flag(const struct etcd_parser *p, bool *flag)
+static bool message_read(const cJSON *root, struct etcd_message *m)
 {
-	if (strcmp(p->buf, "true") != 0 && strcmp(p->buf, "false") != 0)
-		return false;
-	*flag = p->buf[0] == 't';
-	return true;
-}
+	const cJSON *result = member(root, "result"), *error = member(root, "error");
+	const cJSON *top = cJSON_IsObject(result) ? result : root;
+	const cJSON *header = member(top, "header"), *response;
+	const cJSON *fault = cJSON_IsObject(error) ? error : root;
+	uint64_t watch_id = 0;
 
-/* A member of the message, or of its result. */
-static bool parser_top_member(struct etcd_parser *p, enum name name)
-{
-	struct etcd_message *m = &p->message;
-	uint64_t id = 0;
-
-	switch (name) {
-	case NAME_MORE:
-		return parser_flag(p, &m->more);
-	case NAME_SUCCEEDED:
-		return parser_flag(p, &m->succeeded);
-	case NAME_CREATED:
-		return parser_flag(p, &m->created);
-	case NAME_CANCELED:
-		return parser_flag(p, &m->canceled);
-	case NAME_ID:
-		return parser_number(p->buf, &m->lease);
-	case NAME_TTL:
-		return parser_number(p->buf, &m->ttl);
-	case NAME_COMPACT_REVISION:
-		return parser_number(p->buf, &m->compact_revision);
-	case NAME_WATCH_ID:
-		if (!parser_number(p->buf, &id))
+	m->failed = error || member(root, "message");
+	member_text(root, "error", m->error);
+	member_text(fault, "message", m->error);
+	member_text(top, "cancel_reason", m->reason);
+	cJSON_ArrayForEach(response, member(top, "responses"))
+		if (!member_flag(member(response, "response_txn"), "succeeded",
+				 &m->nested))
 			return false;
-		m->watch_id = (int64_t)id;
-		return true;
-	case NAME_CANCEL_REASON:
-		parser_copy(m->reason, p->buf);
-		return true;
-	case NAME_TOKEN:
-		return parser_token(p, m->token);
-	default:
-		return true;
-	}
-}
-
-static bool parser_error_member(struct etcd_parser *p, enum name name)
-{
-	struct etcd_message *m = &p->message;
-
-	if (name == NAME_ERROR || name == NAME_MESSAGE) {
-		m->failed = true;
-		parser_copy(m->error, p->buf);
-	} else {
-		return parser_number(p->buf, &m->error_code);
-	}
+	if (!member_number(fault, "code", &m->error_code) ||
+	    !member_number(fault, "grpc_code", &m->error_code) ||
+	    !member_number(header, "cluster_id", &m->cluster_id) ||
+	    !member_number(header, "revision", &m->revision) ||
+	    !member_number(top, "ID", &m->lease) || !member_number(top, "TTL", &m->ttl) ||
+	    !member_number(top, "compact_revision", &m->compact_revision) ||
+	    !member_number(top, "watch_id", &watch_id) ||
+	    !member_flag(top, "more", &m->more) ||
+	    !member_flag(top, "succeeded", &m->succeeded) ||
+	    !member_flag(top, "created", &m->created) ||
+	    !member_flag(top, "canceled", &m->canceled) || !member_token(top, m->token))
+		return false;
+	m->watch_id = (int64_t)watch_id;
 	return true;
 }
 
-/* A scalar value; its text is in buf. */
-static bool parser_scalar(struct etcd_parser *p, bool string)
+static int parser_message(struct etcd_parser *p)
 {
-	enum name name = (enum name)p->names[p->depth];
+	struct etcd_message message = {.kvs = p->kvs};
+	cJSON *root mem_cleanup(json_freep) = NULL;
+	int r = json_parse(p->buf, p->len, ETCD_DEPTH_MAX, &root);
 
-	if (p->arrays[p->depth] || name == NAME_OTHER ||
-	    (!string && strcmp(p->buf, "null") == 0))
-		return true;
-	switch (name) {
-	case NAME_ERROR:
-	case NAME_MESSAGE:
-	case NAME_CODE:
-	case NAME_GRPC_CODE:
-		return !parser_in_error(p) || parser_error_member(p, name);
-	case NAME_CLUSTER_ID:
-		return !parser_in_header(p) ||
-		       parser_number(p->buf, &p->message.cluster_id);
-	case NAME_REVISION:
-		return !parser_in_header(p) ||
-		       parser_number(p->buf, &p->message.revision);
-	case NAME_KEY:
-	case NAME_VALUE:
-	case NAME_MOD_REVISION:
-	case NAME_LEASE:
-	case NAME_TYPE:
-		return parser_kv_member(p, name, string);
-	case NAME_SUCCEEDED:
-		if (parser_around(p, 0) == NAME_RESPONSE_TXN)
-			return parser_flag(p, &p->message.nested);
-		break;
-	default:
-		break;
-	}
-	return !parser_at_top(p) || parser_top_member(p, name);
-}
-
-/* ---- tokens ---- */
-
-static void parser_value_done(struct etcd_parser *p)
-{
-	p->state = p->depth ? WANT_COMMA_OR_END : WANT_MESSAGE;
-}
-
-static void parser_keep(struct etcd_parser *p, char c)
-{
-	if (p->len + 1 < sizeof(p->buf))
-		p->buf[p->len++] = c;
-	else
-		p->cut = true;
-}
-
-static int parser_token_end(struct etcd_parser *p)
-{
-	uint8_t token = p->token;
-
-	p->token = IN_NONE;
-	p->buf[p->len] = '\0';
-	if (token == IN_NAME) {
-		p->names[p->depth] = p->cut || strlen(p->buf) != p->len
-					     ? NAME_OTHER
-					     : (uint8_t)name_of(p->buf);
-		p->state = WANT_COLON;
-		return 0;
-	}
-	if (token == IN_WORD && (p->cut || json_check(p->buf, p->len, 1) < 0)) {
-		err_clear();
-		return parser_fail(p, "an unquoted word other than a number, true, "
-				      "false or null");
-	}
-	if (!parser_scalar(p, token == IN_STRING))
-		return parser_fail(p, "a member has the wrong type");
-	parser_value_done(p);
-	return 0;
-}
-
-static void parser_token_begin(struct etcd_parser *p, uint8_t token)
-{
-	p->token = token;
+	if (r < 0)
+		return err_pass(r);
+	if (!message_read(root, &message))
+		return parser_fail("a member has the wrong type");
+	p->messages++;
+	p->kvs = 0;
 	p->len = 0;
-	p->cut = false;
-	p->escape = 0;
-}
-
-/* After a backslash: one character, or u and four digits. Non-ASCII characters are not
- * needed, and become '?'. */
-static int parser_escape(struct etcd_parser *p, char c)
-{
-	static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
-	const char *simple;
-
-	if (p->escape == 5) {
-		p->escape = 0;
-		if (c == 'u') {
-			p->escape = 4;
-			p->utf16 = 0;
-			return 0;
-		}
-		simple = c ? strchr(from, c) : NULL;
-		if (!simple)
-			return parser_fail(p, "a bad escape in a string");
-		parser_keep(p, to[simple - from]);
-		return 0;
-	}
-	if (hex_digit(c) < 0)
-		return parser_fail(p, "a bad escape in a string");
-	p->utf16 = (uint16_t)(p->utf16 << 4 | hex_digit(c));
-	if (--p->escape == 0)
-		parser_keep(p, p->utf16 && p->utf16 < 0x80 ? (char)p->utf16 : '?');
+	p->on_message(p, &message);
 	return 0;
 }
 
-static int parser_open(struct etcd_parser *p, bool array)
+/* ---- the text ---- */
+
+static int parser_keep(struct etcd_parser *p, const char *bytes, size_t len)
+{
+	if (len > sizeof(p->buf) - p->len)
+		return parser_fail("a message is too long");
+	memcpy(p->buf + p->len, bytes, len);
+	p->len += len;
+	return 0;
+}
+
+static int parser_open(struct etcd_parser *p, char c)
 {
 	if (p->depth == ETCD_DEPTH_MAX)
-		return parser_fail(p, "nested too deeply");
-	if (!array && parser_is_key(p, (enum name)p->names[p->depth])) {
-		struct etcd_kv *kv = &p->kv;
-
-		kv->deleted = kv->key_cut = kv->bad = false;
-		kv->key_len = kv->value_len = 0;
-		kv->key[0] = kv->value[0] = '\0';
-		kv->revision = kv->lease = 0;
-	}
-	if (p->depth == 1 && p->names[1] == NAME_ERROR)
-		p->message.failed = true;
+		return parser_fail("nested too deeply");
 	p->depth++;
-	p->arrays[p->depth] = array;
-	/* an array's elements have its name */
-	p->names[p->depth] = array ? p->names[p->depth - 1] : (uint8_t)NAME_OTHER;
-	p->state = array ? WANT_VALUE_OR_END : WANT_NAME_OR_END;
-	return 0;
+	p->arrays[p->depth] = c == '[';
+	p->begins[p->depth] = p->len;
+	return parser_keep(p, &c, 1);
 }
 
-static int parser_close(struct etcd_parser *p, bool array)
+/* proto/json finds brackets that do not match. */
+static int parser_close(struct etcd_parser *p, char c)
 {
-	if (p->depth == 0 || p->arrays[p->depth] != array)
-		return parser_fail(p, "mismatched brackets");
+	bool array = p->arrays[p->depth];
+	size_t begin = p->begins[p->depth];
+	int r = parser_keep(p, &c, 1);
+
 	p->depth--;
-	if (!array && parser_is_key(p, (enum name)p->names[p->depth])) {
-		p->message.kvs++;
-		p->on_kv(p, &p->kv);
-	}
-	parser_value_done(p);
-	if (p->depth == 0) {
-		p->messages++;
-		p->on_message(p, &p->message);
-		p->message = (struct etcd_message){.watch_id = 0};
-	}
-	return 0;
+	if (r == 0 && p->depth == 0)
+		r = parser_message(p);
+	else if (r == 0 && !array && p->arrays[p->depth])
+		r = parser_element(p, begin);
+	return err_pass(r);
 }
 
-/* The first character of a token, or one that is a token itself. */
-static int parser_begin(struct etcd_parser *p, char c)
+static int parser_outside(struct etcd_parser *p, char c)
 {
-	uint8_t state = p->state;
-	bool value = state == WANT_VALUE || state == WANT_VALUE_OR_END;
-
+	if (p->len && p->buf[p->len - 1] == ' ' && strchr(",:]}", c))
+		p->len--;
 	switch (c) {
 	case ' ':
 	case '\t':
 	case '\n':
-	case '\r':
+	case '\r': /* kept between words, which are not JSON then */
+		if (p->depth && !strchr("{}[],:\" ", p->buf[p->len - 1]))
+			return parser_keep(p, " ", 1);
 		return 0;
 	case '{':
 	case '[':
-		if (!value && !(state == WANT_MESSAGE && c == '{'))
+		if (p->depth == 0 && c == '[')
 			break;
-		return parser_open(p, c == '[');
+		return parser_open(p, c);
 	case '}':
 	case ']':
-		if (state != WANT_COMMA_OR_END &&
-		    state != (c == '}' ? WANT_NAME_OR_END : WANT_VALUE_OR_END))
+		if (p->depth == 0)
 			break;
-		return parser_close(p, c == ']');
-	case ',':
-		if (state != WANT_COMMA_OR_END)
-			break;
-		p->state = p->arrays[p->depth] ? WANT_VALUE : WANT_NAME;
-		return 0;
-	case ':':
-		if (state != WANT_COLON)
-			break;
-		p->state = WANT_VALUE;
-		return 0;
-	case '"':
-		if (value)
-			parser_token_begin(p, IN_STRING);
-		else if (state == WANT_NAME || state == WANT_NAME_OR_END)
-			parser_token_begin(p, IN_NAME);
-		else
-			break;
-		return 0;
+		return parser_close(p, c);
 	default:
-		if (!value)
+		if (p->depth == 0)
 			break;
-		parser_token_begin(p, IN_WORD);
-		parser_keep(p, c);
-		return 0;
+		p->in_string = c == '"';
+		p->string = p->len;
+		p->cut = false;
+		return parser_keep(p, &c, 1);
 	}
-	return parser_fail(p, "not JSON");
+	return parser_fail("not JSON");
 }
 
-/* Plain characters of a string, up to the next special one. */
-static size_t parser_run(struct etcd_parser *p, const char *bytes, size_t len)
+/* Plain characters of a string, up to the next special one; *r_p: as parser_keep(). A
+ * string is not cut within a character. */
+static size_t parser_run(struct etcd_parser *p, const char *bytes, size_t len, int *r_p)
 {
-	size_t run = 0, room = sizeof(p->buf) - 1 - p->len;
+	size_t run = 0, kept = p->len - p->string;
+	size_t room = kept < STRING_MAX ? STRING_MAX - kept : 0;
 
-	while (run < len && bytes[run] != '"' && bytes[run] != '\\' &&
-	       (unsigned char)bytes[run] >= 0x20)
+	while (run < len && bytes[run] != '"' && bytes[run] != '\\')
 		run++;
-	if (run > room)
-		p->cut = true;
-	else
-		room = run;
-	memcpy(p->buf + p->len, bytes, room);
-	p->len += room;
+	if (p->cut)
+		return run;
+	while (room < run && ((unsigned char)bytes[room] & 0xc0) == 0x80)
+		room++;
+	p->cut = room < run;
+	*r_p = parser_keep(p, bytes, p->cut ? room : run);
 	return run;
 }
 
-static bool parser_word_char(char c)
+/* The end of a string, or a character of an escape. */
+static int parser_special(struct etcd_parser *p, char c)
 {
-	return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || c == '-' || c == '+' ||
-	       c == '.' || c == 'E';
+	if (p->escape) {
+		p->escape = p->escape < AFTER_BACKSLASH ? p->escape - 1
+			    : c == 'u'			? 4
+							: 0;
+	} else if (c == '"') {
+		p->in_string = p->cut = false;
+	} else {
+		p->escape = AFTER_BACKSLASH;
+		p->cut |= p->len - p->string >= STRING_MAX;
+	}
+	return p->cut ? 0 : parser_keep(p, &c, 1);
 }
 
 int etcd_parser_feed(struct etcd_parser *p, const char *bytes, size_t len)
 {
-	int r = 0;
+	int r = p->failed ? parser_fail("not JSON") : 0;
 
-	if (p->failed)
-		return parser_fail(p, "not JSON");
-	for (size_t i = 0; r == 0 && i < len;) {
+	for (size_t i = 0, run; r == 0 && i < len; i += run) {
 		char c = bytes[i];
 
-		if (p->token == IN_WORD && !parser_word_char(c)) {
-			r = parser_token_end(p); /* and the character again */
-		} else if (p->token == IN_WORD) {
-			parser_keep(p, c);
-			i++;
-		} else if (p->token == IN_NONE) {
-			r = parser_begin(p, c);
-			i++;
-		} else if (p->escape) {
-			r = parser_escape(p, c);
-			i++;
-		} else if (c == '"') {
-			r = parser_token_end(p);
-			i++;
-		} else if (c == '\\') {
-			p->escape = 5;
-			i++;
-		} else if ((unsigned char)c < 0x20) {
-			r = parser_fail(p, "a control character in a string");
-		} else {
-			i += parser_run(p, bytes + i, len - i);
-		}
+		run = 1;
+		if (!p->in_string)
+			r = parser_outside(p, c);
+		else if (p->escape || c == '"' || c == '\\')
+			r = parser_special(p, c);
+		else
+			run = parser_run(p, bytes + i, len - i, &r);
 	}
-	return r < 0 ? err_pass(r) : 0;
+	p->failed = r < 0;
+	return err_pass(r);
 }
 
 bool etcd_parser_whole(const struct etcd_parser *p)
 {
-	return !p->failed && p->messages > 0 && p->state == WANT_MESSAGE;
+	return !p->failed && p->messages > 0 && p->depth == 0;
 }

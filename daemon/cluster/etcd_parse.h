@@ -56,21 +56,20 @@ struct etcd_parser {
 	void (*on_message)(struct etcd_parser *parser,
 			   const struct etcd_message *message);
 	/* private */
-	struct etcd_message message;
 	struct etcd_kv kv;
-	uint8_t state, token, depth;
-	uint8_t names[ETCD_DEPTH_MAX + 1]; /* the name of each container, or value */
-	bool arrays[ETCD_DEPTH_MAX + 1];
-	bool failed, cut;
-	uint8_t escape; /* remaining characters of an escape */
-	uint16_t utf16;
+	uint8_t depth, escape;		   /* characters of an escape to come */
+	bool arrays[ETCD_DEPTH_MAX + 1];   /* the containers: is it an array, */
+	size_t begins[ETCD_DEPTH_MAX + 1]; /* and where it begins */
+	bool failed, in_string, cut;
+	size_t string;	  /* where the current one begins */
+	unsigned int kvs; /* of the current message */
 	uint64_t messages;
-	size_t len; /* of buf */
-	char buf[BASE64_CHARS(ETCD_VALUE_MAX) + 4];
+	size_t len; /* of buf: the current message, without its keys */
+	char buf[4 * BASE64_CHARS(ETCD_VALUE_MAX)];
 };
 
 void etcd_parser_init(struct etcd_parser *parser);
-/* ERR_PROTO: not JSON, or not etcd's form; it accepts no more then. */
+/* ERR_PROTO: not JSON, or not etcd's form; ERR_NOMEM. It accepts no more then. */
 int etcd_parser_feed(struct etcd_parser *parser, const char *bytes, size_t len);
 /* May the text end here? */
 bool etcd_parser_whole(const struct etcd_parser *parser);

@@ -275,8 +275,8 @@ static size_t request_on_bytes(char *bytes, size_t size, size_t count, void *arg
 	request->bytes += len;
 	request_patience(request);
 	if (etcd_parser_feed(request->parser, bytes, len) < 0) {
+		request->bad = err_last()->code != ERR_NOMEM;
 		err_clear();
-		request->bad = true;
 		return 0; /* libcurl ends it */
 	}
 	return len;

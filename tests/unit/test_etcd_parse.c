@@ -184,7 +184,7 @@ static void stream_is_read(void **state)
 			    "canceled=0 more=0 ok=0 nested=0 e= r= t=\n"
 			    "msg rev=0 lease=0 ttl=0 watch=4 compact=3 code=0 kvs=0"
 			    " failed=0 created=0 "
-			    "canceled=1 more=0 ok=0 nested=0 e= r=a \"b\" ? t=\n"
+			    "canceled=1 more=0 ok=0 nested=0 e= r=a \"b\" \xc3\xa4 t=\n"
 			    "msg rev=0 lease=0 ttl=0 watch=0 compact=0 code=14 kvs=0"
 			    " failed=1 created=0 "
 			    "canceled=0 more=0 ok=0 nested=0 e=away r= t=\n");
@@ -263,6 +263,31 @@ static void long_ones_are_cut(void **state)
 	free(h);
 }
 
+/* Of a message of any length only its own members are kept, of a string its start. */
+static void message_long_is_read(void **state)
+{
+	struct text text = {NULL};
+	struct heard *h;
+	int r;
+
+	(void)state;
+	text_puts(&text, "{ \"x\": \"");
+	for (unsigned int i = 0; i < 9000; i++)
+		text_puts(&text, i % 2 ? "\xc3\xa4" : "\\u00e4\\\"");
+	text_puts(&text, "\", \"kvs\" : [ 1");
+	for (unsigned int i = 0; i < 9000; i++)
+		text_puts(&text, ", {\"key\": \"YQ==\"}\r\n");
+	text_puts(&text, "], \"more\" :true }");
+	for (size_t piece = 1; piece < 9; piece++) {
+		h = hear(text.data, text.len, piece, &r);
+		assert_int_equal(r, 0);
+		assert_true(h->message.more && etcd_parser_whole(&h->parser));
+		assert_int_equal(h->message.kvs, 9000);
+		free(h);
+	}
+	text_fini(&text);
+}
+
 static void reply_invalid_is_refused(void **state)
 {
 	static const char *const texts[] = {
@@ -289,7 +314,14 @@ static void reply_invalid_is_refused(void **state)
 		"{\"header\":{\"revision\":\"x\"}}",
 		"{\"header\":{\"revision\":\"99999999999999999999999\"}}",
 		"{\"watch_id\":\"\"}",
-		"{\"kvs\":[{\"mod_revision\":true}]}",
+		"{\"kvs\":[{\"key\":\"\",\"mod_revision\":true}]}",
+		"{\"kvs\":[{\"key\":\"\"},]}",
+		"{\"kvs\":[,{\"key\":\"\"}]}",
+		"{\"kvs\":[{\"key\":\"\"}{\"key\":\"\"}]}",
+		"{\"kvs\":[1{\"key\":\"\"}]}",
+		"{\"kvs\":[{\"key\":\"\"]}",
+		"{\"a\":1 2}",
+		"{\"a\":\"\xff\"}",
 		"{\"a\":[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]}",
 	};
 
@@ -344,6 +376,7 @@ int main(void)
 		cmocka_unit_test(stream_is_read),
 		cmocka_unit_test(transaction_and_others_are_read),
 		cmocka_unit_test(long_ones_are_cut),
+		cmocka_unit_test(message_long_is_read),
 		cmocka_unit_test(reply_invalid_is_refused),
 		cmocka_unit_test(cut_text_is_not_whole),
 		cmocka_unit_test(base64_invalid_is_reported),
