@@ -11,9 +11,9 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/base/text.h"
 #include "daemon/control/commands.h"
 #include "daemon/request/commands.h"
+#include "daemon/request/out.h"
 #include "daemon/loop/offload.h"
 #include "daemon/metrics/figures.h"
 #include "daemon/session/session.h"
@@ -39,33 +39,24 @@ struct stats_args {
 
 /* ---- by principal ---- */
 
-static void put_u64(struct text *text, const char *name, uint64_t value)
+static void put_principal(const struct account *account, struct text *out)
 {
-	text_puts(text, name);
-	text_u64(text, value);
-}
-
-static void put_principal(const struct account *account, struct text *text)
-{
-	const char *comma = "";
-
-	text_puts(text, "{\"name\":");
-	text_json(text, account->name);
-	put_u64(text, ",\"bytes\":", account->total);
-	put_u64(text, ",\"refused\":", account->refused);
-	text_puts(text, ",\"classes\":[");
+	out_object(out, NULL);
+	out_text(out, "name", account->name);
+	out_number(out, "bytes", account->total);
+	out_number(out, "refused", account->refused);
+	out_array(out, "classes");
 	for (int i = 0; i < ACCOUNT_CLASS_END; i++) {
 		if (!account->objects[i])
 			continue;
-		text_puts(text, comma);
-		comma = ",";
-		text_puts(text, "{\"class\":");
-		text_json(text, account_class_names[i]);
-		put_u64(text, ",\"objects\":", account->objects[i]);
-		put_u64(text, ",\"bytes\":", account->bytes[i]);
-		text_puts(text, "}");
+		out_object(out, NULL);
+		out_text(out, "class", account_class_names[i]);
+		out_number(out, "objects", account->objects[i]);
+		out_number(out, "bytes", account->bytes[i]);
+		out_close(out, '}');
 	}
-	text_puts(text, "]}");
+	out_close(out, ']');
+	out_close(out, '}');
 }
 
 static int principals_compare(const void *a, const void *b)
@@ -78,21 +69,18 @@ static int principals_compare(const void *a, const void *b)
 
 static void put_principals(struct stats *stats)
 {
-	struct text *text = &stats->reply;
+	struct text *out = &stats->reply;
 
 	qsort(stats->principals, stats->principal_count, sizeof(*stats->principals),
 	      principals_compare);
-	put_u64(text, ",\"limit_bytes\":", stats->limit);
-	put_u64(text, ",\"share_bytes\":", stats->share);
-	put_u64(text, ",\"bytes\":", stats->total);
-	put_u64(text, ",\"known\":", stats->principals_known);
-	text_puts(text, ",\"principals\":[");
-	for (unsigned int i = 0; i < stats->principal_count; i++) {
-		if (i)
-			text_puts(text, ",");
-		put_principal(&stats->principals[i], text);
-	}
-	text_puts(text, "]");
+	out_number(out, "limit_bytes", stats->limit);
+	out_number(out, "share_bytes", stats->share);
+	out_number(out, "bytes", stats->total);
+	out_number(out, "known", stats->principals_known);
+	out_array(out, "principals");
+	for (unsigned int i = 0; i < stats->principal_count; i++)
+		put_principal(&stats->principals[i], out);
+	out_close(out, ']');
 }
 
 /* Copied in this turn: about a hundred bytes each. */
@@ -135,9 +123,8 @@ static void stats_work(struct offload_job *job)
 	}
 	figures_expose(&stats->figures, &exposed);
 	stats->reply.failed = stats->reply.failed || exposed.failed;
-	text_puts(&stats->reply, ",\"text\":");
 	if (!exposed.failed)
-		text_json(&stats->reply, exposed.data);
+		out_text(&stats->reply, "text", exposed.data);
 	text_fini(&exposed);
 }
 

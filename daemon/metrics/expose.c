@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/base/text.h"
 #include "daemon/metrics/figures.h"
+#include "daemon/request/out.h"
 
 #define NS_PER_S UINT64_C(1000000000)
 #define NUMBER_MAX 40u
@@ -215,33 +215,30 @@ void figures_expose(const struct figures *f, struct text *out)
 
 /* ---- JSON ---- */
 
-static void put_member(struct text *out, const char *member, enum metric_unit unit,
-		       uint64_t value)
+static void out_value(struct text *out, const char *name, enum metric_unit unit,
+		      uint64_t value)
 {
-	text_puts(out, member);
-	expose_put_number(out, unit, value);
+	if (unit == METRIC_SECONDS)
+		out_double(out, name, (double)value / (double)NS_PER_S);
+	else
+		out_number(out, name, value);
 }
 
-static void put_us(struct text *out, const char *member, uint64_t ns)
+static void out_turns(struct text *out, const char *name, const struct histogram *h)
 {
-	char number[32];
+	const uint64_t first = METRIC_FIRST_LOOP_BUSY;
 
-	snprintf(number, sizeof(number), "%.3f", (double)ns / 1000);
-	text_puts(out, member);
-	text_puts(out, number);
-}
-
-static void put_turns(struct text *out, const char *member, const struct histogram *h)
-{
-	text_puts(out, member);
-	put_member(out, "{\"count\":", METRIC_NUMBER, h->count);
-	put_us(out, ",\"p50\":", histogram_quantile(h, 500, METRIC_FIRST_LOOP_BUSY));
-	put_us(out, ",\"p99\":", histogram_quantile(h, 990, METRIC_FIRST_LOOP_BUSY));
-	put_us(out, ",\"p999\":", histogram_quantile(h, 999, METRIC_FIRST_LOOP_BUSY));
-	put_us(out, ",\"max\":", h->max);
+	out_object(out, name);
+	out_number(out, "count", h->count);
+	out_double(out, "p50", (double)histogram_quantile(h, 500, first) / 1e3);
+	out_double(out, "p99", (double)histogram_quantile(h, 990, first) / 1e3);
+	out_double(out, "p999", (double)histogram_quantile(h, 999, first) / 1e3);
+	out_double(out, "max", (double)h->max / 1e3);
+	out_array(out, "buckets");
 	for (unsigned int i = 0; i < HISTOGRAM_BUCKETS; i++)
-		put_member(out, i ? "," : ",\"buckets\":[", METRIC_NUMBER, h->buckets[i]);
-	text_puts(out, "]}");
+		out_number(out, NULL, h->buckets[i]);
+	out_close(out, ']');
+	out_close(out, '}');
 }
 
 static uint64_t series_value(const struct figures *f, const struct series *s)
@@ -256,94 +253,73 @@ static void add_series(const struct figures *f, const struct series *s, void *ar
 	*(uint64_t *)arg += series_value(f, s);
 }
 
-static void json_histogram(struct text *out, const struct metric_row *row,
-			   const struct histogram *h)
+/* Of a histogram the value is a count. */
+static enum metric_unit value_unit(const struct metric_row *row)
 {
-	put_member(out, ",\"sum\":", row->unit, h->sum);
-	put_member(out, ",\"p50\":", row->unit, histogram_quantile(h, 500, row->first));
-	put_member(out, ",\"p99\":", row->unit, histogram_quantile(h, 990, row->first));
-	put_member(out, ",\"max\":", row->unit, h->max);
+	return row->type == METRIC_HISTOGRAM ? METRIC_NUMBER : row->unit;
 }
-
-struct listing {
-	struct text *out;
-	const char *sep;
-};
 
 static void json_series(const struct figures *f, const struct series *s, void *arg)
 {
-	struct listing *l = arg;
+	const struct metric_row *row = s->row;
+	const struct histogram *h = &f->metrics.histogram[series_cell(s)];
 	uint64_t value = series_value(f, s);
+	struct text *out = arg;
 
 	if (!value)
 		return;
-	text_puts(l->out, l->sep);
-	text_puts(l->out, "{");
+	out_object(out, NULL);
 	for (unsigned int i = 0; i < 2; i++) {
-		const struct metric_label_row *label = &metric_labels[s->row->label[i]];
+		const struct metric_label_row *label = &metric_labels[row->label[i]];
 
-		for (unsigned int which = 0; which < 2 && label->name[which]; which++) {
-			text_json(l->out, label->name[which]);
-			text_puts(l->out, ":");
-			text_json(l->out,
-				  figures_label(f, s->row->label[i], which, s->at[i]));
-			text_puts(l->out, ",");
-		}
+		for (unsigned int which = 0; which < 2 && label->name[which]; which++)
+			out_text(out, label->name[which],
+				 figures_label(f, row->label[i], which, s->at[i]));
 	}
-	put_member(l->out, "\"value\":",
-		   s->row->type == METRIC_HISTOGRAM ? METRIC_NUMBER : s->row->unit,
-		   value);
-	if (s->row->type == METRIC_HISTOGRAM)
-		json_histogram(l->out, s->row, &f->metrics.histogram[series_cell(s)]);
-	text_puts(l->out, "}");
-	l->sep = ",";
+	out_value(out, "value", value_unit(row), value);
+	if (row->type == METRIC_HISTOGRAM) {
+		out_value(out, "sum", row->unit, h->sum);
+		out_value(out, "p50", row->unit, histogram_quantile(h, 500, row->first));
+		out_value(out, "p99", row->unit, histogram_quantile(h, 990, row->first));
+		out_value(out, "max", row->unit, h->max);
+	}
+	out_close(out, '}');
 }
-
-struct families {
-	const struct figures *f;
-	struct text *out;
-	const char *sep;
-};
 
 static void json_family(void *arg, const struct figures_family *family)
 {
-	struct families *all = arg;
-	const struct figures *f = all->f;
+	const struct exposition *e = arg;
 	const struct metric_row *row = family->row;
-	struct text *out = all->out;
-	struct listing listing = {out, ",\"series\":["};
+	struct text *out = e->out;
 	uint64_t sum = 0;
 
-	text_puts(out, all->sep);
-	all->sep = ",";
-	text_puts(out, "{\"name\":\"");
-	text_puts(out, row->name);
-	text_puts(out, "\",\"type\":\"");
-	text_puts(out, type_names[row->type]);
-	if (unit_names[row->unit]) {
-		text_puts(out, "\",\"unit\":\"");
-		text_puts(out, unit_names[row->unit]);
+	out_object(out, NULL);
+	out_text(out, "name", row->name);
+	out_text(out, "type", type_names[row->type]);
+	if (unit_names[row->unit])
+		out_text(out, "unit", unit_names[row->unit]);
+	each_series(e->f, family, add_series, &sum);
+	out_value(out, "value", value_unit(row), sum);
+	if (row->count[0] * row->count[1] > 1 || row->type == METRIC_HISTOGRAM) {
+		out_array(out, "series");
+		each_series(e->f, family, json_series, out);
+		out_close(out, ']');
 	}
-	each_series(f, family, add_series, &sum);
-	put_member(out, "\",\"value\":",
-		   row->type == METRIC_HISTOGRAM ? METRIC_NUMBER : row->unit, sum);
-	if (row->count[0] * row->count[1] > 1 || row->type == METRIC_HISTOGRAM)
-		each_series(f, family, json_series, &listing);
-	text_puts(out,
-		  *listing.sep == ',' && !listing.sep[1] ? "],\"help\":" : ",\"help\":");
-	text_json(out, row->help);
-	text_puts(out, "}");
+	out_text(out, "help", row->help);
+	out_close(out, '}');
 }
 
 void figures_json(const struct figures *f, struct text *out)
 {
 	const struct histogram *h = f->metrics.histogram;
-	struct families all = {f, out, ""};
+	struct exposition e = {f, out};
 
-	put_turns(out, ",\"loop\":{\"busy_us\":", &h[METRIC_LOOP_BUSY]);
-	put_turns(out, ",\"cpu_us\":", &h[METRIC_LOOP_CPU]);
-	put_turns(out, ",\"late_us\":", &h[METRIC_LOOP_LATE]);
-	text_puts(out, "},\"metrics\":[");
-	figures_families(f, json_family, &all);
-	text_puts(out, "]");
+	out_object(out, "loop");
+	out_turns(out, "busy_us", &h[METRIC_LOOP_BUSY]);
+	out_turns(out, "cpu_us", &h[METRIC_LOOP_CPU]);
+	out_turns(out, "late_us", &h[METRIC_LOOP_LATE]);
+	out_close(out, '}');
+	out_array(out, "metrics");
+	figures_families(f, json_family, &e);
+	out_close(out, ']');
 }

@@ -30,8 +30,7 @@ void figures_take(struct kvd *kvd, struct figures *f);
 void figures_read_process(struct figures *f);
 /* For Prometheus: its text format 0.0.4. */
 void figures_expose(const struct figures *f, struct text *out);
-/* Members of a JSON object, each after a comma: "loop", "metrics". Series that never
- * counted are omitted. */
+/* Members of a JSON object: "loop", "metrics". Series that never counted are omitted. */
 void figures_json(const struct figures *f, struct text *out);
 
 /* One family: a row, and the position of its cells. Calls each in turn: the daemon's,
