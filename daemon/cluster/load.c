@@ -18,11 +18,6 @@
 #define FORGET 0.25
 #define STEP 8u
 
-void load_meter_init(struct load_meter *meter)
-{
-	*meter = (struct load_meter){0};
-}
-
 static bool load_counts_fell(const struct load_counts *from, const struct load_counts *to)
 {
 	return to->moved < from->moved || to->failed < from->failed ||

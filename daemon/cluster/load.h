@@ -55,10 +55,8 @@ struct load_meter {
 	uint64_t second;	      /* the newest one of them */
 };
 
-/* A new one: earlier counts are not part of this minute. */
-void load_meter_init(struct load_meter *meter);
-/* The counted part of *load_p; engine and peers are unchanged. Counts that decrease
- * start again. */
+/* The counted part of *load_p; engine and peers are unchanged. Counts from before the
+ * first call of a zeroed meter do not count; counts that decrease start again. */
 void load_meter_take(struct load_meter *meter, const struct load_counts *counts,
 		     uint64_t now_ns, struct load *load_p);
 

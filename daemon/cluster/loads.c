@@ -173,7 +173,6 @@ static void loads_see(void *arg, uint64_t id)
 			return;
 		}
 		of->session = id;
-		load_meter_init(&of->meter);
 		list_push_back(&loads->of, &of->link);
 	}
 	of->seen = true;

@@ -28,10 +28,9 @@ static void rate_is_of_the_last_seconds(void **state)
 {
 	struct load_counts counts = {0};
 	struct load load = idle();
-	struct load_meter meter;
+	struct load_meter meter = {0};
 
 	(void)state;
-	load_meter_init(&meter);
 	counts.moved = 1000 * S; /* before the first look: nobody knows when */
 	load_meter_take(&meter, &counts, 5 * S, &load);
 	assert_true(load.gbps == 0);
@@ -56,10 +55,9 @@ static void first_bytes_are_a_mean_of_rooms(void **state)
 {
 	struct load_counts counts = {.firsts = 7, .first_ns = 7 * S};
 	struct load load = idle();
-	struct load_meter meter;
+	struct load_meter meter = {0};
 
 	(void)state;
-	load_meter_init(&meter);
 	load_meter_take(&meter, &counts, S, &load);
 	assert_int_equal(load.ttfb_us, 0);
 	counts.firsts += 10;
@@ -80,10 +78,9 @@ static void failures_are_of_the_last_minute(void **state)
 {
 	struct load_counts counts = {.failed = 40};
 	struct load load = idle();
-	struct load_meter meter;
+	struct load_meter meter = {0};
 
 	(void)state;
-	load_meter_init(&meter);
 	load_meter_take(&meter, &counts, 100 * S, &load);
 	assert_int_equal(load.failed, 0);
 	for (unsigned int s = 101; s <= 110; s++) {
@@ -107,10 +104,9 @@ static void counts_falling_restart(void **state)
 {
 	struct load_counts counts = {.moved = 50 * S, .failed = 9, .firsts = 3};
 	struct load load = idle();
-	struct load_meter meter;
+	struct load_meter meter = {0};
 
 	(void)state;
-	load_meter_init(&meter);
 	load_meter_take(&meter, &counts, S, &load);
 	counts = (struct load_counts){.moved = S, .failed = 1};
 	load_meter_take(&meter, &counts, 2 * S, &load);
