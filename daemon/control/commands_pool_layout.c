@@ -32,16 +32,6 @@ struct layout_walk {
 	struct layout_writer writer;
 };
 
-static struct layout_walk *layout_walk_of(struct reply_walk *reply)
-{
-	return container_of(reply, struct layout_walk, reply);
-}
-
-static void layout_walk_end(struct reply_walk *reply)
-{
-	mem_free(layout_walk_of(reply));
-}
-
 static const struct pool *find_any(const struct session *asking, uint64_t id)
 {
 	const struct session *session;
@@ -70,7 +60,7 @@ static void layout_put_head(struct text *out, const struct pool *pool)
 
 static int layout_piece(struct reply_walk *reply)
 {
-	struct layout_walk *walk = layout_walk_of(reply);
+	struct layout_walk *walk = container_of(reply, struct layout_walk, reply);
 	struct text *out = &walk->reply.text;
 	const struct pool *pool = find_any(reply->req->session, walk->pool);
 
@@ -93,7 +83,6 @@ int pool_layout_run(struct request *req)
 		return err_pass(-ENOMEM);
 	walk->pool = args->pool;
 	walk->reply.piece = layout_piece;
-	walk->reply.end = layout_walk_end;
 	reply_walk_begin(&walk->reply, req);
 	return 0;
 }

@@ -31,8 +31,11 @@ static void walk_done(struct loop_work *work)
 	if (r < 0)
 		err_take(&why);
 	session->walking--;
-	walk->end(walk);     /* first, because its cursors refer to objects owned by
-			      * the request */
+	/* first, because its cursors refer to objects owned by the request */
+	if (walk->end)
+		walk->end(walk);
+	else
+		mem_free(walk);
 	if (!req->session) { /* the client has disconnected */
 		request_drop(req);
 	} else if (r < 0) {

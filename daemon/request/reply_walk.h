@@ -19,15 +19,17 @@ struct reply_walk {
 	const char *list; /* of the first array, which is open then; or NULL */
 	/* Append one piece. 1: more follow; 0: done; negative: raised. */
 	int (*piece)(struct reply_walk *walk);
-	void (*end)(struct reply_walk *walk); /* once: frees the owner */
+	/* Once: frees the owner. NULL: this is its first member, and mem_free() all that
+	 * there is to do. */
+	void (*end)(struct reply_walk *walk);
 	/* private */
 	struct session *session; /* held */
 	struct loop_work work;
 	int result; /* of the last piece */
 };
 
-/* Takes the request, which succeeds or fails now or in a later turn. `piece` and `end`
- * are set; `text` follows the head of the reply (request_text_begin). */
+/* Takes the request, which succeeds or fails now or in a later turn. `piece` is
+ * set; `text` follows the head of the reply (request_text_begin). */
 void reply_walk_begin(struct reply_walk *walk, struct request *req);
 
 #endif

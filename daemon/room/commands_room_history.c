@@ -15,8 +15,7 @@
 #include "daemon/base/context.h"
 #include "daemon/request/reply_walk.h"
 #include "daemon/room/room_record.h"
-#include "daemon/room/rooms.h"
-#include "daemon/room/rooms_history.h"
+#include "daemon/room/rooms_set.h"
 #include "daemon/session/session.h"
 
 #define PASS_MAX 256u /* records skipped in one step */
@@ -51,16 +50,6 @@ struct history_walk {
 	uint32_t left;
 	uint64_t now_ns;
 };
-
-static struct history_walk *history_walk_of(struct reply_walk *reply)
-{
-	return container_of(reply, struct history_walk, reply);
-}
-
-static void history_walk_end(struct reply_walk *reply)
-{
-	mem_free(history_walk_of(reply));
-}
 
 static bool is_asked(const struct ended_room *ended, const struct request *req)
 {
@@ -119,7 +108,7 @@ static int history_over(struct history_walk *walk, bool more)
 
 static int history_piece(struct reply_walk *reply)
 {
-	struct history_walk *walk = history_walk_of(reply);
+	struct history_walk *walk = container_of(reply, struct history_walk, reply);
 	const struct history_args *args = request_args(reply->req);
 
 	for (unsigned int passed = 0; passed < PASS_MAX; passed++) {
@@ -147,7 +136,7 @@ static int history_piece(struct reply_walk *reply)
 int room_history_run(struct request *req)
 {
 	const struct history_args *args = request_args(req);
-	const struct history *history = rooms_history(rooms_of(req->kvd));
+	const struct history *history = &rooms_of(req->kvd)->history;
 	struct history_walk *walk;
 
 	if (request_all(req, args->all) < 0)
@@ -160,7 +149,6 @@ int room_history_run(struct request *req)
 	walk->at = args->before < history->count ? args->before : history->count;
 	walk->left = args->limit;
 	walk->reply.piece = history_piece;
-	walk->reply.end = history_walk_end;
 	walk->reply.list = "rooms";
 	reply_walk_begin(&walk->reply, req);
 	return 0;

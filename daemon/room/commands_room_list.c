@@ -15,10 +15,9 @@
 #include "daemon/room/commands_room.h"
 #include "daemon/base/context.h"
 #include "daemon/request/reply_walk.h"
-#include "daemon/room/room_cursor.h"
 #include "daemon/room/room_record.h"
 #include "daemon/room/room_waits.h"
-#include "daemon/room/rooms.h"
+#include "daemon/room/rooms_set.h"
 #include "daemon/session/session.h"
 
 struct room_walk {
@@ -56,7 +55,7 @@ static struct room_walk *walk_new(struct request *req,
 	walk->reply.end = walk_end;
 	walk->reply.list = "rooms";
 	walk->rooms = rooms_of(req->kvd);
-	walk->version = rooms_version(walk->rooms);
+	walk->version = walk->rooms->version;
 	return walk;
 }
 
@@ -261,7 +260,7 @@ static int request_piece(struct reply_walk *reply)
 	struct room_walk *walk = room_walk_of(reply);
 	struct room_request asked;
 
-	if (walk->cursor.at == rooms_requests(walk->rooms) || walk->left == 0)
+	if (walk->cursor.at == &walk->rooms->orphans || walk->left == 0)
 		return commands_room_list_end(walk);
 	asked = rooms_request_at(walk->rooms, walk->cursor.at);
 	walk->cursor.at = walk->cursor.at->next;
@@ -279,10 +278,10 @@ static int list_piece(struct reply_walk *reply)
 
 	if (walk->left == 0)
 		return commands_room_list_end(walk);
-	if (walk->cursor.at == rooms_all(walk->rooms)) {
+	if (walk->cursor.at == &walk->rooms->all) {
 		room_cursor_end(&walk->cursor);
-		room_cursor_begin(walk->rooms, &walk->cursor,
-				  rooms_requests(walk->rooms)->next, false);
+		room_cursor_begin(walk->rooms, &walk->cursor, walk->rooms->orphans.next,
+				  false);
 		reply->piece = request_piece;
 		return 1;
 	}
@@ -300,7 +299,7 @@ static int list_piece(struct reply_walk *reply)
 int room_list_run(struct request *req)
 {
 	const struct list_args *args = request_args(req);
-	struct list *rooms = rooms_all(rooms_of(req->kvd));
+	struct list *rooms = &rooms_of(req->kvd)->all;
 	struct room_walk *walk;
 
 	if (request_all(req, args->all) < 0)

@@ -16,10 +16,8 @@
 #include "daemon/request/out.h"
 #include "daemon/room/commands_room.h"
 #include "daemon/request/reply_walk.h"
-#include "daemon/room/room_cursor.h"
 #include "daemon/room/room_record.h"
-#include "daemon/room/rooms.h"
-#include "daemon/room/rooms_history.h"
+#include "daemon/room/rooms_set.h"
 #include "daemon/session/session.h"
 
 #define ROOMS_SHOWN 16u /* of one number */
@@ -236,7 +234,7 @@ static void put_event(struct trace_walk *walk, const struct trace_event *event)
 /* The latest first. */
 static int events_piece(struct trace_walk *walk)
 {
-	const struct trace_ring *ring = rooms_trace(walk->rooms);
+	const struct trace_ring *ring = &walk->rooms->trace;
 	struct text *out = &walk->reply.text;
 	bool forgotten = false;
 
@@ -297,7 +295,7 @@ static bool is_reported(const struct trace_walk *walk, uint64_t gen)
 
 static int ended_piece(struct trace_walk *walk)
 {
-	const struct history *history = rooms_history(walk->rooms);
+	const struct history *history = &walk->rooms->history;
 
 	for (unsigned int i = 0; i < ENDED_A_PIECE; i++) {
 		const struct ended_room *e =
@@ -323,10 +321,10 @@ static int trace_piece(struct reply_walk *reply)
 		return events_piece(walk);
 	if (!walk->cursor.at)
 		return ended_piece(walk);
-	if (walk->cursor.at == rooms_all(walk->rooms) || walk->shown == ROOMS_SHOWN) {
+	if (walk->cursor.at == &walk->rooms->all || walk->shown == ROOMS_SHOWN) {
 		room_cursor_end(&walk->cursor);
 		walk->cursor.at = NULL;
-		walk->ended = rooms_history(walk->rooms)->count;
+		walk->ended = walk->rooms->history.count;
 		return 1;
 	}
 	room = list_entry(walk->cursor.at, struct room, all_link);
@@ -350,8 +348,7 @@ int room_trace_run(struct request *req)
 	walk->reply.piece = trace_piece;
 	walk->reply.end = trace_walk_end;
 	walk->reply.list = "rooms";
-	room_cursor_begin(walk->rooms, &walk->cursor, rooms_all(walk->rooms)->next,
-			  false);
+	room_cursor_begin(walk->rooms, &walk->cursor, walk->rooms->all.next, false);
 	reply_walk_begin(&walk->reply, req);
 	return 0;
 }

@@ -101,7 +101,7 @@ void room_figures(struct room *room)
 
 static void room_publish(struct room *room)
 {
-	room->version = rooms_next_version(room->rooms);
+	room->version = ++room->rooms->version;
 	room_cursors_pass(room->rooms, &room->session_link);
 	list_remove(&room->session_link); /* the latest change is last */
 	list_push_back(&room_session(room->session)->rooms, &room->session_link);

@@ -297,9 +297,9 @@ void room_count(const struct room *room, enum metric metric, uint64_t n);
 
 /* ---- room_counts.c: when it is in the tables, after a move, before it leaves them ----
  */
-void room_counts_open(struct room *room);
+void room_counts_enter(struct room *room, uint64_t now_ns);
 void room_counts_move(struct room *room, unsigned int from, uint64_t now_ns);
-void room_counts_close(struct room *room);
+void room_counts_leave(struct room *room, unsigned int state);
 void room_counts_bytes(struct room *room, uint64_t bytes); /* have moved */
 
 /* ---- room_move.c ---- */

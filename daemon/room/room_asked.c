@@ -3,7 +3,7 @@
 #include "daemon/base/context.h"
 #include "daemon/request/commands.h"
 #include "daemon/room/commands_room.h"
-#include "daemon/room/rooms.h"
+#include "daemon/room/rooms_set.h"
 #include "daemon/session/session.h"
 
 const struct field room_key_fields[] = {
@@ -48,7 +48,7 @@ struct room *room_asked_any(struct request *req, const struct room_key *key)
 
 	if (room || !req->session->admin || req->session->announced)
 		return room;
-	list_foreach(it, rooms_all(rooms_of(req->kvd)), all_link) {
+	list_foreach(it, &rooms_of(req->kvd)->all, all_link) {
 		if (it->number == key->number &&
 		    (key->role < 0 || (enum room_role)key->role == it->role)) {
 			err_clear();

@@ -19,7 +19,7 @@ static void room_counts_work(struct room *room, unsigned int state, int change)
 		work->running += (uint32_t)change;
 }
 
-static void room_counts_enter(struct room *room, uint64_t now_ns)
+void room_counts_enter(struct room *room, uint64_t now_ns)
 {
 	unsigned int state = sm_state(&room->sm);
 
@@ -29,16 +29,11 @@ static void room_counts_enter(struct room *room, uint64_t now_ns)
 	room->state_ns = now_ns;
 }
 
-static void room_counts_leave(struct room *room, unsigned int state)
+void room_counts_leave(struct room *room, unsigned int state)
 {
 	room_counts_work(room, state, -1);
 	metrics_sub(counts_of(room), METRIC_AT(ROOMS, room->role, state), 1);
 	list_remove(&room->state_link);
-}
-
-void room_counts_open(struct room *room)
-{
-	room_counts_enter(room, room->opened_ns);
 }
 
 /* The phase that the change completes, if it does. */
@@ -85,11 +80,6 @@ void room_counts_bytes(struct room *room, uint64_t bytes)
 	}
 	room->bytes += bytes;
 	work->moved += bytes;
-}
-
-void room_counts_close(struct room *room)
-{
-	room_counts_leave(room, sm_state(&room->sm));
 }
 
 uint64_t rooms_oldest_ns(const struct rooms *rooms, enum room_state state)

@@ -21,7 +21,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/room/room.h"
-#include "daemon/room/rooms.h"
+#include "daemon/room/rooms_set.h"
 
 const char *const trace_names[TRACE_WHAT_END] = {
 #define TRACE_NAME(name, record, words) record,
@@ -65,7 +65,7 @@ bool trace_is_chunk(enum trace_what what)
 
 static void put_event(struct room *room, const struct trace_event *event)
 {
-	struct trace_ring *ring = rooms_trace(room->rooms);
+	struct trace_ring *ring = &room->rooms->trace;
 	uint64_t back = room->trace.last ? ring->count - (room->trace.last - 1) : 0;
 	struct trace_event *at = &ring->events[ring->count % TRACE_EVENTS];
 

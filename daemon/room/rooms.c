@@ -121,16 +121,17 @@ static int may_open(struct rooms *rooms, const struct room_args *args)
 }
 
 /* Engines cannot name internal rooms of the daemon by number. */
-static struct room_key session_key(const struct room *room)
+static struct number_key session_key(const struct room *room)
 {
-	return (struct room_key){room->session->id,
-				 room->role + (room->leg ? ROOM_ROLES : 0), room->number};
+	return (struct number_key){room->session->id,
+				   room->role + (room->leg ? ROOM_ROLES : 0),
+				   room->number};
 }
 
 static void leave_numbers(struct rooms *rooms, const struct room *room)
 {
-	struct room_key key = session_key(room);
-	struct room_key pool_key = {room->pool->id, room->role, room->number};
+	struct number_key key = session_key(room);
+	struct number_key pool_key = {room->pool->id, room->role, room->number};
 
 	strmap_remove_bytes(&rooms->by_key, &key, sizeof(key));
 	strmap_remove_bytes(&rooms->by_pool, &pool_key, sizeof(pool_key));
@@ -138,8 +139,8 @@ static void leave_numbers(struct rooms *rooms, const struct room *room)
 
 static int enter_numbers(struct rooms *rooms, struct room *room)
 {
-	struct room_key key = session_key(room);
-	struct room_key pool_key = {room->pool->id, room->role, room->number};
+	struct number_key key = session_key(room);
+	struct number_key pool_key = {room->pool->id, room->role, room->number};
 	int r = strmap_put_bytes(&rooms->by_key, &key, sizeof(key), room);
 
 	if (r < 0)
@@ -263,7 +264,7 @@ int rooms_open(struct rooms *rooms, const struct room_args *args, struct room **
 	list_push_back(&rooms->all, &room->all_link);
 	pool_use(room->pool);
 	rooms->live++;
-	room_counts_open(room);
+	room_counts_enter(room, room->opened_ns);
 	*room_p = room;
 	return 0;
 }
@@ -291,7 +292,7 @@ static void take_abort_back(const struct room *room, uint64_t gen)
 void rooms_begin(struct room *room)
 {
 	struct rooms *rooms = room->rooms;
-	struct room_key key = {room->pool->id, room->role, room->number};
+	struct number_key key = {room->pool->id, room->role, room->number};
 	const struct tombstone *tomb = tomb_find(rooms, &key);
 
 	assert(sm_state(&room->sm) == ROOM_BOOT);
@@ -328,7 +329,7 @@ static void room_free(struct room *room, bool keep_slot)
 	struct rooms *rooms = room->rooms;
 
 	assert(room->busy == 0);
-	room_counts_close(room);
+	room_counts_leave(room, sm_state(&room->sm));
 	if (room->hold != ROOM_DROPPED) /* else they may be in use by another */
 		leave_numbers(rooms, room);
 	idmap_remove(&rooms->by_gen, room->gen);
@@ -361,7 +362,7 @@ int rooms_close(struct room *room)
 {
 	struct rooms *rooms = room->rooms;
 	struct session *session = room->hold == ROOM_HELD ? NULL : room->session;
-	struct room_key key = {room->pool->id, room->role, room->number};
+	struct number_key key = {room->pool->id, room->role, room->number};
 
 	if (!room_terminal(room))
 		return err_raise(ERR_STATE, "room %llu is %s: abort it first",

@@ -14,7 +14,6 @@
 #include "daemon/room/room.h"
 #include "daemon/transport/kinds.h"
 
-struct history;
 struct kvd;
 struct rooms;
 
@@ -88,12 +87,7 @@ struct room *rooms_by_pool(struct rooms *rooms, uint64_t pool, enum room_role ro
 bool rooms_behind(const struct room *room);
 void rooms_catch_up(struct room *room);
 struct kvd *rooms_kvd(const struct rooms *rooms);
-struct trace_ring *rooms_trace(struct rooms *rooms);
 struct waits *rooms_waits(const struct rooms *rooms);
-uint64_t rooms_next_version(struct rooms *rooms);
-uint64_t rooms_version(const struct rooms *rooms);
-/* Iterate all (admin lists). */
-struct list *rooms_all(const struct rooms *rooms); /* struct room.all_link */
 
 /* Requests of peers for rooms that are not open here, oldest first; a struct
  * room_cursor may be in the list. */
@@ -103,11 +97,8 @@ struct room_request {
 	enum room_role role;   /* of the room that is to open here */
 	uint64_t since_ns, until_ns;
 };
-struct list *rooms_requests(const struct rooms *rooms);
 struct room_request rooms_request_at(const struct rooms *rooms, const struct list *at);
 
-/* Those that have ended. */
-const struct history *rooms_history(const struct rooms *rooms);
 unsigned int rooms_moving(const struct rooms *rooms); /* transferring */
 
 /* Keep an ABORT for a source that is not connected: sent once it is, or dropped after

@@ -36,7 +36,7 @@ struct early {
 	struct list at_remote; /* in its remote\'s */
 	struct list same;      /* a ring of those of one key */
 	struct remote *remote;
-	struct room_key key; /* owner: the source's pool, or 0 */
+	struct number_key key; /* owner: the source's pool, or 0 */
 	uint64_t gen;
 	uint64_t pool;	  /* pool of the receiver; 0: not given */
 	uint64_t session; /* session of the engine whose rooms are meant; 0: any */
@@ -48,7 +48,7 @@ struct early {
 
 static struct early *early_at(const struct rooms *rooms, uint64_t pool, uint64_t number)
 {
-	struct room_key key = {pool, ROOM_SEND, number};
+	struct number_key key = {pool, ROOM_SEND, number};
 
 	return strmap_get_bytes(&rooms->early_by_key, &key, sizeof(key));
 }
@@ -114,7 +114,7 @@ static bool early_known(const struct remote *remote, const struct wire_abort *m)
 static bool early_keep(struct rooms *rooms, struct remote *remote,
 		       const struct wire_abort *m, const struct err *why)
 {
-	struct room_key key = {m->pool, ROOM_SEND, m->room};
+	struct number_key key = {m->pool, ROOM_SEND, m->room};
 	struct early *early, *before;
 
 	const uint64_t own =
@@ -227,7 +227,7 @@ void early_take(struct rooms *rooms, struct room *room, const struct tombstone *
 /* Those of pool 0 may be for any room of their number. */
 static void on_early_room(struct room_sweep *sweep, struct room *room)
 {
-	struct room_key key = {room->pool->id, ROOM_SEND, room->number};
+	struct number_key key = {room->pool->id, ROOM_SEND, room->number};
 
 	if (!early_concerns(room))
 		return;
@@ -255,7 +255,7 @@ static void early_note(struct room *room, struct tombstone *tomb,
 bool early_abort(struct rooms *rooms, struct remote *remote, struct room *room,
 		 const struct wire_abort *m, const struct err *why)
 {
-	struct room_key key = {m->pool, ROOM_SEND, m->room};
+	struct number_key key = {m->pool, ROOM_SEND, m->room};
 	struct tombstone *tomb = tomb_find(rooms, &key);
 	const struct receiver_generation one =
 		receiver_generation(remote, m->from_pool, m->from_gen);
@@ -289,22 +289,14 @@ bool early_abort(struct rooms *rooms, struct remote *remote, struct room *room,
 	return true;
 }
 
-void early_take_back(struct rooms *rooms, struct remote *remote, uint64_t gen)
+void early_drop(struct rooms *rooms, struct remote *remote, uint64_t gen)
 {
 	struct early *early;
 
 	list_foreach_safe(early, &room_remote(remote)->early, at_remote) {
-		if (early->gen == gen)
+		if (!gen || early->gen == gen)
 			early_free(rooms, early);
 	}
-}
-
-void early_drop_remote(struct rooms *rooms, struct remote *remote)
-{
-	struct early *early;
-
-	list_foreach_safe(early, &room_remote(remote)->early, at_remote)
-		early_free(rooms, early);
 }
 
 void early_init(struct rooms *rooms)

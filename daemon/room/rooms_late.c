@@ -27,14 +27,14 @@
 
 /* orphans of one room */
 struct group {
-	struct room_key key;
+	struct number_key key;
 	struct list orphans; /* struct orphan.in_group */
 };
 
 struct orphan {
 	struct list link, in_group, at_remote;
 	struct group *group; /* NULL: its room has opened, and is for others */
-	struct room_key key;
+	struct number_key key;
 	struct remote *remote;
 	uint8_t ticket[TICKET_BYTES]; /* zeroes: none */
 	enum wire_type type;
@@ -136,7 +136,8 @@ void orphans_refuse(struct rooms *rooms, const struct err *why)
 	restart_timer(rooms);
 }
 
-static struct group *rooms_late_group_get(struct rooms *rooms, const struct room_key *key)
+static struct group *rooms_late_group_get(struct rooms *rooms,
+					  const struct number_key *key)
 {
 	struct group *group = strmap_get_bytes(&rooms->orphan_groups, key, sizeof(*key));
 
@@ -205,7 +206,7 @@ static int late_make_room(struct rooms *rooms, struct remote *remote, size_t byt
 }
 
 int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
-		const struct room_key *key, uint64_t gen,
+		const struct number_key *key, uint64_t gen,
 		const uint8_t ticket[TICKET_BYTES], struct room_message *msg)
 {
 	struct orphan *orphan = NULL;
@@ -295,7 +296,7 @@ static bool part_unauthorized(struct rooms *rooms, const struct room *room,
 
 void orphans_take(struct rooms *rooms, struct room *room)
 {
-	struct room_key key = {room->pool->id, room->role, room->number};
+	struct number_key key = {room->pool->id, room->role, room->number};
 	struct group *group = strmap_get_bytes(&rooms->orphan_groups, &key, sizeof(key));
 	struct orphan *orphan;
 
@@ -315,31 +316,15 @@ void orphans_take(struct rooms *rooms, struct room *room)
 	restart_timer(rooms);
 }
 
-static void drop_where(struct rooms *rooms, const struct remote *remote, bool any_gen,
-		       uint64_t gen)
+void orphans_drop(struct rooms *rooms, const struct remote *remote, uint64_t gen)
 {
 	struct orphan *orphan;
 
 	list_foreach_safe(orphan, &rooms->orphans, link) {
-		if (orphan->remote == remote && (any_gen || orphan->gen == gen))
+		if (orphan->remote == remote && (!gen || orphan->gen == gen))
 			orphan_free(rooms, orphan);
 	}
 	restart_timer(rooms);
-}
-
-void orphans_drop_remote(struct rooms *rooms, const struct remote *remote)
-{
-	drop_where(rooms, remote, true, 0);
-}
-
-void orphans_drop_gen(struct rooms *rooms, const struct remote *remote, uint64_t gen)
-{
-	drop_where(rooms, remote, false, gen);
-}
-
-struct list *rooms_requests(const struct rooms *rooms)
-{
-	return (struct list *)(uintptr_t)&rooms->orphans;
 }
 
 struct room_request rooms_request_at(const struct rooms *rooms, const struct list *at)
@@ -357,7 +342,7 @@ struct room_request rooms_request_at(const struct rooms *rooms, const struct lis
 
 /* ---- tombstones ---- */
 
-void tomb_remove(struct rooms *rooms, const struct room_key *key)
+void tomb_remove(struct rooms *rooms, const struct number_key *key)
 {
 	struct tombstone *tomb =
 		strmap_remove_bytes(&rooms->tomb_by_pool, key, sizeof(*key));
@@ -368,7 +353,7 @@ void tomb_remove(struct rooms *rooms, const struct room_key *key)
 
 void tomb_put(struct rooms *rooms, const struct room *room)
 {
-	struct room_key key = {room->pool->id, room->role, room->number};
+	struct number_key key = {room->pool->id, room->role, room->number};
 	struct tombstone *tomb;
 
 	assert(room_terminal(room) || room->hold == ROOM_DROPPED);
@@ -406,7 +391,7 @@ bool tomb_admits(const struct tombstone *tomb, const struct peer *peer,
 	       mem_equal(tomb->ticket, ticket, TICKET_BYTES);
 }
 
-struct tombstone *tomb_find(const struct rooms *rooms, const struct room_key *key)
+struct tombstone *tomb_find(const struct rooms *rooms, const struct number_key *key)
 {
 	return strmap_get_bytes(&rooms->tomb_by_pool, key, sizeof(*key));
 }

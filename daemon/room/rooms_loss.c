@@ -41,8 +41,8 @@ void rooms_on_down(struct remote *remote, const struct err *why)
 	struct rooms *rooms = rooms_of(remote->kvd);
 
 	(void)why; /* the remote has it */
-	orphans_drop_remote(rooms, remote);
-	early_drop_remote(rooms, remote);
+	orphans_drop(rooms, remote, 0);
+	early_drop(rooms, remote, 0);
 	begin_sweep(rooms);
 }
 

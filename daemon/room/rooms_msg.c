@@ -115,7 +115,7 @@ void msg_init(struct rooms *rooms)
 /* A request for a room. */
 struct contact {
 	enum wire_type type;
-	struct room_key key;
+	struct number_key key;
 	struct receiver_generation one;
 	uint64_t pool; /* its own */
 	const uint8_t *ticket;
@@ -127,7 +127,7 @@ struct contact {
 static void first_contact(struct rooms *rooms, struct remote *remote,
 			  const struct contact *from, struct room_message *msg)
 {
-	const struct room_key *key = &from->key;
+	const struct number_key *key = &from->key;
 	struct room *room =
 		by_pool(rooms, key->owner, (enum room_role)key->role, key->number);
 	const struct tombstone *tomb = tomb_find(rooms, key);
@@ -452,14 +452,14 @@ static int on_abort(struct rooms *rooms, struct remote *remote, struct cursor *b
 	if (r < 0)
 		return err_pass(r);
 	if (m.code == ERR_OK) {
-		early_take_back(rooms, remote, m.from_gen);
+		early_drop(rooms, remote, m.from_gen);
 		return 0;
 	}
 	room = abort_target(rooms, &m);
 	if (room)
 		party = abort_party(room, remote, m.from_gen, &unsure);
 	if (!party && !unsure) /* it may wait for another room of the number */
-		orphans_drop_gen(rooms, remote, m.from_gen);
+		orphans_drop(rooms, remote, m.from_gen);
 	if ((!party && !unsure) || room_terminal(room)) {
 		abort_of_nobody(rooms, remote, room, &m);
 		return 0;

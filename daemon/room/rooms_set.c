@@ -7,7 +7,7 @@
 struct room *rooms_find(struct rooms *rooms, const struct session *session,
 			enum room_role role, uint64_t number)
 {
-	struct room_key key = {session->id, role, number};
+	struct number_key key = {session->id, role, number};
 
 	return strmap_get_bytes(&rooms->by_key, &key, sizeof(key));
 }
@@ -36,7 +36,7 @@ struct room *rooms_by_gen(struct rooms *rooms, uint64_t gen)
 struct room *rooms_by_pool(struct rooms *rooms, uint64_t pool, enum room_role role,
 			   uint64_t number)
 {
-	struct room_key key = {pool, role, number};
+	struct number_key key = {pool, role, number};
 
 	return strmap_get_bytes(&rooms->by_pool, &key, sizeof(key));
 }
@@ -51,37 +51,12 @@ unsigned int rooms_live(const struct rooms *rooms)
 	return rooms->live;
 }
 
-const struct history *rooms_history(const struct rooms *rooms)
-{
-	return &rooms->history;
-}
-
 struct kvd *rooms_kvd(const struct rooms *rooms)
 {
 	return rooms->kvd;
 }
 
-struct trace_ring *rooms_trace(struct rooms *rooms)
-{
-	return &rooms->trace;
-}
-
 struct waits *rooms_waits(const struct rooms *rooms)
 {
 	return rooms->waits;
-}
-
-uint64_t rooms_next_version(struct rooms *rooms)
-{
-	return ++rooms->version;
-}
-
-uint64_t rooms_version(const struct rooms *rooms)
-{
-	return rooms->version;
-}
-
-struct list *rooms_all(const struct rooms *rooms)
-{
-	return (struct list *)(uintptr_t)&rooms->all;
 }

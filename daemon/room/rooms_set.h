@@ -77,7 +77,7 @@ static inline struct room_remote *room_remote(const struct remote *remote)
 	return remote->part[MODULE_ROOM];
 }
 
-struct room_key {
+struct number_key {
 	uint64_t owner, role, number;
 };
 struct slot_key {
@@ -86,7 +86,7 @@ struct slot_key {
 
 struct tombstone {
 	bool used;
-	struct room_key key; /* owner: pool id */
+	struct number_key key; /* owner: pool id */
 	uint64_t ended_ns;
 	uint64_t gen;
 	enum err_code code;
@@ -107,22 +107,21 @@ int late_init(struct rooms *rooms);
 void late_fini(struct rooms *rooms);
 /* Keep a message until its room opens. ERR_LIMIT. */
 int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
-		const struct room_key *key, uint64_t gen,
+		const struct number_key *key, uint64_t gen,
 		const uint8_t ticket[TICKET_BYTES], struct room_message *msg);
 /* Deliver the requests that waited for this room and are authorized, oldest first; the
  * others are refused in later turns. */
 void orphans_take(struct rooms *rooms, struct room *room);
 /* Refuse all waiting requests. */
 void orphans_refuse(struct rooms *rooms, const struct err *why);
-void orphans_drop_remote(struct rooms *rooms, const struct remote *remote);
-/* ABORT of a partner that was only an orphan. */
-void orphans_drop_gen(struct rooms *rooms, const struct remote *remote, uint64_t gen);
+/* Of a partner that has ended (its ABORT), or 0: of all. */
+void orphans_drop(struct rooms *rooms, const struct remote *remote, uint64_t gen);
 void tomb_put(struct rooms *rooms, const struct room *room);
 /* May this peer learn the end of the room? */
 bool tomb_admits(const struct tombstone *tomb, const struct peer *peer,
 		 const uint8_t ticket[TICKET_BYTES]);
-struct tombstone *tomb_find(const struct rooms *rooms, const struct room_key *key);
-void tomb_remove(struct rooms *rooms, const struct room_key *key);
+struct tombstone *tomb_find(const struct rooms *rooms, const struct number_key *key);
+void tomb_remove(struct rooms *rooms, const struct number_key *key);
 
 /* ---- rooms_early.c ---- */
 void early_init(struct rooms *rooms);
@@ -133,9 +132,8 @@ bool early_abort(struct rooms *rooms, struct remote *remote, struct room *room,
 		 const struct wire_abort *m, const struct err *why);
 /* A sending room opens; `before`: the last room of its number, NULL: not remembered. */
 void early_take(struct rooms *rooms, struct room *room, const struct tombstone *before);
-/* The receiver of this generation has opened its number again. */
-void early_take_back(struct rooms *rooms, struct remote *remote, uint64_t gen);
-void early_drop_remote(struct rooms *rooms, struct remote *remote);
+/* Of a receiver that has opened its number again, or 0: of all. */
+void early_drop(struct rooms *rooms, struct remote *remote, uint64_t gen);
 
 /* ---- rooms_generation.c ---- */
 /* A receiver: the pool that it fills, and the opening of its number. */

@@ -472,7 +472,7 @@ struct sim_request *sim_past_lie(struct sim *sim, struct sim_draw *d)
 	size_t len;
 	unsigned int type;
 
-	list_foreach(r, rooms_all(rooms_of(kvd)), all_link) {
+	list_foreach(r, &rooms_of(kvd)->all, all_link) {
 		if (at-- == 0)
 			room = r;
 	}

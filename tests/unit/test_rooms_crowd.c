@@ -138,7 +138,7 @@ static unsigned int live(struct pair *p, unsigned int node)
 	const struct room *room;
 	unsigned int n = 0;
 
-	list_foreach(room, rooms_all(rooms_of(&p->c.nodes[node].kvd)), all_link)
+	list_foreach(room, &rooms_of(&p->c.nodes[node].kvd)->all, all_link)
 		n += room_live(room);
 	return n;
 }

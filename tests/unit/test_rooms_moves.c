@@ -16,7 +16,7 @@
 #include "daemon/loop/offload.h"
 #include "daemon/room/room.h"
 #include "daemon/room/room_trace.h"
-#include "daemon/room/rooms.h"
+#include "daemon/room/rooms_set.h"
 #include "daemon/session/region.h"
 #include "proto/kvd_status.h"
 #include "tests/lib/room_pair.h"
@@ -296,7 +296,7 @@ static void plan_in_progress_is_not_read(void **state)
 	send = room_at(p, 0, ROOM_SEND, 1);
 	assert_non_null(list_first(&send->moves, struct move, link)->plan);
 	cluster_ok(&p->c, p->prefill, "{'cmd':'room.abort','room':'1'}");
-	event = trace_at(rooms_trace(rooms_of(&p->c.nodes[0].kvd)), send->trace.last - 1);
+	event = trace_at(&rooms_of(&p->c.nodes[0].kvd)->trace, send->trace.last - 1);
 	for (; event->what != TRACE_OVER; event -= event->back)
 		assert_int_not_equal(event->back, 0);
 	assert_int_equal(event->value, 0);

@@ -18,7 +18,7 @@
 #include "daemon/request/commands.h"
 #include "daemon/room/room.h"
 #include "daemon/room/room_trace.h"
-#include "daemon/room/rooms.h"
+#include "daemon/room/rooms_set.h"
 #include "daemon/room/rooms_history.h"
 #include "proto/kvd_status.h"
 #include "tests/lib/cluster.h"
@@ -106,7 +106,7 @@ static unsigned int chain(struct rooms *rooms, const struct room_trace *trace,
 	unsigned int found = 0;
 
 	for (uint64_t next = trace->last; next;) {
-		const struct trace_event *event = trace_at(rooms_trace(rooms), next - 1);
+		const struct trace_event *event = trace_at(&rooms->trace, next - 1);
 
 		if (!event)
 			return UINT32_MAX;
@@ -147,7 +147,7 @@ static void events_overwritten_are_dropped(void **state)
 	struct room *old = open_recv(p, 1, ""), *busy = NULL;
 
 	room_trace(old, TRACE_BOUND, NULL, 0);
-	for (unsigned int i = 0; rooms_trace(rooms)->count <= TRACE_EVENTS; i++) {
+	for (unsigned int i = 0; rooms->trace.count <= TRACE_EVENTS; i++) {
 		if (i % TRACE_ROOM_EVENTS == 0)
 			busy = open_recv(p, 100 + i, "");
 		room_trace(busy, TRACE_ABORT_IN, NULL, 0);
@@ -157,10 +157,10 @@ static void events_overwritten_are_dropped(void **state)
 	cluster_run(&p->c, 50 * MS);
 	/* its chain ends where the others have written over it */
 	assert_int_equal(chain(rooms, &old->trace, TRACE_BOUND), UINT32_MAX);
-	assert_null(trace_at(rooms_trace(rooms), 0));
-	assert_null(trace_at(rooms_trace(rooms), rooms_trace(rooms)->count));
-	assert_non_null(trace_at(rooms_trace(rooms), rooms_trace(rooms)->count - 1));
-	assert_null(trace_at(rooms_trace(rooms), UINT64_MAX));
+	assert_null(trace_at(&rooms->trace, 0));
+	assert_null(trace_at(&rooms->trace, rooms->trace.count));
+	assert_non_null(trace_at(&rooms->trace, rooms->trace.count - 1));
+	assert_null(trace_at(&rooms->trace, UINT64_MAX));
 }
 
 /* Of the room's only such event. */
@@ -170,7 +170,7 @@ static uint64_t time_of(struct rooms *rooms, const struct room_trace *trace,
 	const struct trace_event *found = NULL;
 
 	for (uint64_t next = trace->last; next;) {
-		const struct trace_event *event = trace_at(rooms_trace(rooms), next - 1);
+		const struct trace_event *event = trace_at(&rooms->trace, next - 1);
 
 		assert_non_null(event);
 		assert_false(found && event->what == what);
@@ -236,7 +236,7 @@ static void ended_room_keeps_events_and_names(void **state)
 	bind(p, 1, "3");
 	give(p, 1, "1");
 	cluster_ok(&p->c, p->decode, "{'cmd':'room.close','room':'1'}");
-	ended = history_at(rooms_history(rooms), 0);
+	ended = history_at(&rooms->history, 0);
 	assert_int_equal(chain(rooms, &ended->trace, TRACE_MOVED), 1);
 	assert_string_equal(ended->names->request_id, "r-1");
 	assert_string_equal(ended->names->traceparent, "");

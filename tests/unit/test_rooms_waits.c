@@ -18,7 +18,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/loop/offload.h"
 #include "daemon/room/room.h"
-#include "daemon/room/rooms.h"
+#include "daemon/room/rooms_set.h"
 #include "daemon/room/rooms_history.h"
 #include "proto/kvd_status.h"
 #include "tests/lib/cluster.h"
@@ -492,8 +492,7 @@ static void ended_rooms_are_remembered_when_they_are_closed(void **state)
 	struct pair *p = *state;
 	cJSON *reply, *room;
 
-	assert_null(rooms_history(rooms_of(&p->c.nodes[0].kvd))
-			    ->ring); /* costs nothing yet */
+	assert_null(rooms_of(&p->c.nodes[0].kvd)->history.ring); /* costs nothing yet */
 	open_send(p, 60);
 	open_recv(p, 60);
 	bind(p, 60, "");
