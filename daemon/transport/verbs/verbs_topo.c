@@ -34,14 +34,26 @@ void verbs_topo_line(const struct verbs_lib *lib, const char *device, const char
 	fclose(in);
 }
 
+/* -1: not known. */
+static int node_read(const char *path)
+{
+	FILE *in = fopen(path, "re");
+	int node = -1;
+
+	if (in && fscanf(in, "%d", &node) != 1)
+		node = -1;
+	if (in)
+		fclose(in);
+	return node < 0 ? -1 : node;
+}
+
 int verbs_topo_node(const struct verbs_lib *lib, const char *device)
 {
-	char text[16], *end;
-	long node;
+	char path[PATH_BYTES];
 
-	verbs_topo_line(lib, device, "device/numa_node", text, sizeof(text));
-	node = strtol(text, &end, 10);
-	return end == text || *end || node < 0 || node > INT_MAX ? -1 : (int)node;
+	snprintf(path, sizeof(path), "%s/class/infiniband/%s/device/numa_node",
+		 lib->sysfs, device);
+	return node_read(path);
 }
 
 /* ---- the PCI bus ---- */
@@ -71,29 +83,15 @@ static unsigned int shared_steps(const char *a, const char *b)
 	return steps;
 }
 
-static int pci_node(const struct verbs_lib *lib, const char *pci)
-{
-	char path[PATH_BYTES];
-	int node = -1;
-	FILE *in;
-
-	snprintf(path, sizeof(path), "%s/bus/pci/devices/%s/numa_node", lib->sysfs, pci);
-	in = fopen(path, "re");
-	if (!in)
-		return -1;
-	if (fscanf(in, "%d", &node) != 1)
-		node = -1;
-	fclose(in);
-	return node;
-}
-
 unsigned int verbs_topo_pci(const struct verbs_lib *lib, const char *pci,
 			    const char *device)
 {
 	char path[PATH_BYTES], near[PATH_MAX], far[PATH_MAX];
 	unsigned int shared;
-	int node = pci_node(lib, pci);
+	int node;
 
+	snprintf(path, sizeof(path), "%s/bus/pci/devices/%s/numa_node", lib->sysfs, pci);
+	node = node_read(path);
 	snprintf(path, sizeof(path), "%s/bus/pci/devices/%s", lib->sysfs, pci);
 	if (pci_way(path, near)) {
 		snprintf(path, sizeof(path), "%s/class/infiniband/%s/device", lib->sysfs,
