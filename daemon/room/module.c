@@ -6,7 +6,6 @@
 #include "daemon/base/context.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/room/commands.h"
-#include "daemon/room/ring_room.h"
 #include "daemon/room/rooms_set.h"
 #include "daemon/session/session.h"
 

@@ -3,12 +3,10 @@
  * Rooms by the submission ring: the same functions that the commands call (room_op.h),
  * with pages in binary instead of JSON (ring_pages.h), and without an answer.
  */
-#include "daemon/room/ring_room.h"
-
 #include "daemon/base/context.h"
 #include "daemon/room/ring_pages.h"
 #include "daemon/room/room_op.h"
-#include "daemon/room/rooms.h"
+#include "daemon/room/rooms_set.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
 #include "proto/json.h"

@@ -3,13 +3,15 @@
  * rooms_set: the tables of rooms, shared by rooms.c (life), rooms_set.c (look-ups),
  * room_answer.c (answers to peers), rooms_msg.c (messages from peers), rooms_late.c
  * (orphans, tombstones), rooms_early.c (receivers that never connected),
- * rooms_deferred_abort.c (deferred aborts, until their sources are connected) and
- * rooms_generation.c (which receivers belong to another room).
+ * rooms_deferred_abort.c (deferred aborts, until their sources are connected),
+ * rooms_generation.c (which receivers belong to another room), and the commands and ring
+ * entries of rooms.
  */
 #ifndef KVD_ROOMS_SET_H
 #define KVD_ROOMS_SET_H
 
 #include "daemon/base/idmap.h"
+#include "daemon/request/ring_ops.h"
 #include "daemon/room/room_cursor.h"
 #include "daemon/room/room_mail.h"
 #include "daemon/room/rooms.h"
@@ -164,6 +166,13 @@ void deferred_abort_revoke(struct rooms *rooms, uint64_t gen);
 
 /* ---- rooms_msg.c ---- */
 void msg_init(struct rooms *rooms);
+
+/* ---- ring_room.c: verbs of the submission ring; hooks of the same names (module.h) ----
+ */
+extern const struct ring_verb room_verbs[];
+bool rooms_ring_has(const struct session *session, uint64_t id);
+bool rooms_ring_cancel(struct session *session, uint64_t id);
+bool rooms_ring_release(struct session *session, uint64_t id);
 
 /* ---- room_answer.c ---- */
 void answer_init(struct rooms *rooms);

@@ -4,8 +4,6 @@
  * (xfer_op.h). The number of notifications being sent is limited, and beyond the limit
  * the ring waits until some have been sent.
  */
-#include "daemon/xfer/ring_xfer.h"
-
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
 #include "daemon/session/session.h"

@@ -19,7 +19,6 @@
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
 #include "daemon/xfer/commands_xfer.h"
-#include "daemon/xfer/ring_xfer.h"
 #include "daemon/xfer/xfer_impl.h"
 #include "proto/base64.h"
 

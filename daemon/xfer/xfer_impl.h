@@ -14,6 +14,7 @@
 #include "daemon/xfer/grant.h"
 #include "daemon/loop/offload.h"
 #include "daemon/handshake/sched.h"
+#include "daemon/request/ring_ops.h"
 #include "daemon/xfer/search.h"
 #include "daemon/xfer/xfer.h"
 
@@ -316,6 +317,13 @@ void serve_remote_down(struct xfers *xfers, struct remote *remote);
 void serve_session_end(struct xfers *xfers, struct session *session);
 void serve_region_going(struct xfers *xfers, struct region *region);
 void serve_pool_going(struct xfers *xfers, struct remote_pool *pool);
+
+/* ---- ring_xfer.c: verbs of the submission ring; hooks of the same names (module.h) ----
+ */
+extern const struct ring_verb xfer_verbs[];
+bool xfers_ring_has(const struct session *session, uint64_t id);
+bool xfers_ring_cancel(struct session *session, uint64_t id);
+bool xfers_ring_release(struct session *session, uint64_t id);
 
 /* ---- xfer_share.c: hooks ---- */
 /* The session has a new region: attached remote sessions are notified before a

@@ -7,7 +7,6 @@
 #ifndef KVD_XFER_OP_H
 #define KVD_XFER_OP_H
 
-#include "daemon/request/ring_ops.h"
 #include "daemon/xfer/xfer_impl.h"
 
 /* Heap; ERR_TOOBIG. */
