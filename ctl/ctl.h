@@ -44,7 +44,7 @@ struct ctl {
 	bool prometheus;
 	const char *by; /* of stats */
 	struct {	/* of trace */
-		const char *perfetto, *join;
+		const char *join;
 		bool pages;
 	} trace;
 	const char *views; /* of verify, and its parsed contents */

@@ -73,11 +73,10 @@ const struct ctl_command ctl_commands[] = {
 	 "admin_uids.",
 	 0, 0, "lfhka", ctl_run_history},
 	{"trace", "NUMBER", "show a room's events on both sides, in order of time",
-	 "--role ROLE      start from the send, recv, offer or pull room\n"
-	 "--pages          include the page lists of open rooms\n"
-	 "--perfetto FILE  write a trace for ui.perfetto.dev and chrome://tracing\n"
-	 "--join FILE      merge the output of kvd-ctl --json trace NUMBER of another\n"
-	 "                 host\n\n"
+	 "--role ROLE  start from the send, recv, offer or pull room\n"
+	 "--pages      include the page lists of open rooms\n"
+	 "--join FILE  merge the output of kvd-ctl --json trace NUMBER of another\n"
+	 "             host\n\n"
 	 "Also queries the other instances of this host. Times are in milliseconds\n"
 	 "since the first side opened the room; the longest gap is marked. Each daemon\n"
 	 "keeps the last 65536 events of all rooms, and at most 4096 of one room.\n"
@@ -292,7 +291,6 @@ static const struct command_option {
 	{"code", 'h', OPTION_TEXT, OF(code), 0},
 	{"room", 'k', OPTION_TEXT, OF(number), 0},
 	{"explain", 'n', OPTION_FLAG, OF(plan_explain), 0},
-	{"perfetto", 't', OPTION_TEXT, OF(trace.perfetto), 0},
 	{"join", 'j', OPTION_TEXT, OF(trace.join), 0},
 	{"views", 'g', OPTION_TEXT, OF(views), 0},
 	{"pages", 't', OPTION_FLAG, OF(trace.pages), 0},

@@ -31,6 +31,46 @@
 #define CLOCK_MAX_NS (INT64_C(1) << 59)
 #define UNIX_MAX_NS (INT64_MAX / 2)
 
+/* One daemon's reply. */
+struct trace_side {
+	const cJSON *reply;
+	char name[64];
+	/* added to its clock to get the first side's, and the error bound */
+	int64_t shift_ns, error_ns;
+	int64_t ahead_ns; /* wall clock minus its clock */
+	char clock[96];	  /* how the shift was determined */
+};
+
+struct trace_step {
+	int64_t at_ns; /* by the first side's clock, since the first opening */
+	size_t order;  /* among steps with equal at_ns */
+	unsigned int lane;
+	const char *what;
+	int party;     /* -1: none */
+	bool is_chunk; /* then seq and bytes are set */
+	uint64_t seq, bytes;
+	uint64_t generation; /* of the party; 0: not known */
+};
+
+/* One room of one daemon; its steps are in trace.steps. */
+struct trace_lane {
+	const cJSON *room;
+	struct trace_side *side;
+	uint64_t generation;
+	int64_t opened_ns; /* on the side's own clock until align() */
+	bool shown;	   /* part of the requested room */
+};
+
+struct trace {
+	const char *number;
+	struct trace_side *sides;
+	struct trace_lane *lanes;
+	struct trace_step *steps; /* in order of time */
+	unsigned int side_count, lane_count;
+	size_t step_count;
+	char bad[160]; /* the first invalid number; "" */
+};
+
 /* ---- queries ---- */
 
 static cJSON *trace_args(const struct ctl *ctl)
@@ -235,12 +275,13 @@ static void lane_fill(struct trace *t, unsigned int number)
 {
 	struct trace_lane *lane = &t->lanes[number];
 	const cJSON *event;
+	int64_t now_ns;
 
 	lane->generation = figure(t, lane->room, "generation", UINT64_MAX);
 	lane->opened_ns = (int64_t)figure(t, lane->room, "opened_ns", CLOCK_MAX_NS);
-	lane->now_ns = (int64_t)figure(t, lane->room, "now_ns", CLOCK_MAX_NS);
-	if (lane->now_ns)
-		step_add(t, number, lane->opened_ns + lane->now_ns, "now");
+	now_ns = (int64_t)figure(t, lane->room, "now_ns", CLOCK_MAX_NS);
+	if (now_ns) /* it has not ended */
+		step_add(t, number, lane->opened_ns + now_ns, "now");
 	cJSON_ArrayForEach(event, ctl_list(lane->room, "events")) {
 		int64_t at_ns = (int64_t)figure(t, event, "ns", CLOCK_MAX_NS);
 		struct trace_step *step = step_add(t, number, lane->opened_ns + at_ns,
@@ -488,12 +529,6 @@ static void align(struct trace *t)
 		if (lane->shown && lane->opened_ns < zero)
 			zero = lane->opened_ns;
 	}
-	for (unsigned int i = 0; i < t->lane_count; i++) {
-		struct trace_lane *lane = &t->lanes[i];
-
-		lane->opened_ns -= zero;
-		lane->now_ns += lane->now_ns ? lane->opened_ns : 0;
-	}
 	steps_reverse(t);
 	for (size_t i = 0; i < t->step_count; i++) {
 		struct trace_step step = t->steps[i];
@@ -730,23 +765,6 @@ static int print_trace(const struct trace *t, bool pages)
 
 /* ---- the command ---- */
 
-static int write_file(const char *path, cJSON *json)
-{
-	char *text = json ? cJSON_PrintUnformatted(json) : NULL;
-	FILE *file = text ? fopen(path, "we") : NULL;
-	int r = CTL_OK;
-
-	cJSON_Delete(json);
-	if (!text)
-		return ctl_failed("out of memory");
-	if (!file || fprintf(file, "%s\n", text) < 0)
-		r = ctl_failed("%s: %s", path, strerror(errno));
-	if (file && fclose(file) == EOF && !r)
-		r = ctl_failed("%s: %s", path, strerror(errno));
-	cJSON_free(text);
-	return r;
-}
-
 /* What an unopened room of the queried daemon waits for; NULL: none. */
 static const char *unopened_here(const struct trace *t, const char *role)
 {
@@ -789,8 +807,6 @@ static int show(const struct ctl *ctl, const cJSON *result)
 		else
 			r = print_trace(&t, ctl->trace.pages);
 	}
-	if (!r && ctl->trace.perfetto)
-		r = write_file(ctl->trace.perfetto, trace_perfetto(&t));
 	trace_fini(&t);
 	return r;
 }

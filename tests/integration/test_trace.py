@@ -314,33 +314,6 @@ def room_with_many_chunks_keeps_its_first_and_its_end():
         assert [e for e in room["events"] if e.get("seq") == 0]
 
 
-def trace_exports_a_file_for_other_tools():
-    with Pair() as p:
-        p.open(6, "recv", sources=[p.prefill.endpoint], request_id="r6",
-               traceparent=TRACEPARENT)
-        p.open(6, "send")
-        p.decode.cmd("room.bind", room="6", views={"kv": {"pages": [3]}})
-        p.prefill.cmd("room.send", room="6", seq=0, last=True, views={"kv": {"pages": [3]}})
-        p.decode.until(6, "recv", SUCCESS)
-        p.prefill.until(6, "send", SUCCESS)
-        p.shown("d0", "trace", "6", "--perfetto", p.file("chrome"))
-        events = p.json("chrome")["traceEvents"]
-        assert {e["ph"] for e in events} == {"M", "X", "i", "b", "e"}, events
-        assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {
-            "kvd p0", "kvd d0"}
-        slices = [e for e in events if e["ph"] == "X"]
-        assert {"bootstrapping", "waiting_for_input", "transferring"} <= {
-            e["name"] for e in slices}
-        assert all(e["dur"] >= 0 and e["ts"] >= 0 for e in slices)
-        begun = {(e["pid"], e["id"]): e["ts"] for e in events if e["ph"] == "b"}
-        ended = {(e["pid"], e["id"]): e["ts"] for e in events if e["ph"] == "e"}
-        assert begun.keys() == ended.keys() and len(begun) == 2
-        assert all(begun[k] <= ended[k] for k in begun)
-        assert sum(e["ph"] == "i" and e["name"] == "chunk_first_byte" for e in events) == 2
-        status, out, err = p.ctl("d0", "trace", "6", "--perfetto", "/nonexistent/x")
-        assert status == 1 and "/nonexistent/x: No such file" in err, err
-
-
 def layouts_are_shown_and_can_be_planned():
     with Pair() as p:
         out = p.shown("p0", "pools", "--layout")
@@ -426,5 +399,4 @@ run([bytes_of_both_sides_are_compared, bytes_in_other_order_and_memory_are_compa
      pull_and_ended_rooms_are_traced, hanging_room_is_shown_until_now,
      unopened_other_side_is_reported, other_host_is_joined_and_its_clock_aligned,
      request_id_of_engine_is_shown_on_both_sides, invalid_names_are_refused,
-     only_own_rooms_are_shown, room_with_many_chunks_keeps_its_first_and_its_end,
-     trace_exports_a_file_for_other_tools])
+     only_own_rooms_are_shown, room_with_many_chunks_keeps_its_first_and_its_end])
