@@ -527,13 +527,6 @@ static int error_exit(int r)
 		       : CTL_ERROR;
 }
 
-/* Removes control characters, unless the reply is passed on unchanged. */
-static void take_answer(const struct ctl *ctl, cJSON *reply)
-{
-	if (!ctl->json && !ctl->raw)
-		display_sanitize_json(reply);
-}
-
 int ctl_command(struct kvd_client *client, const char *cmd, const cJSON *args,
 		int timeout_ms, cJSON **reply_p)
 {
@@ -551,7 +544,8 @@ static int send_command(struct ctl *ctl, const char *cmd, const cJSON *args,
 {
 	int r = ctl_command(ctl->client, cmd, args, 0, reply_p);
 
-	take_answer(ctl, *reply_p);
+	if (!ctl->json && !ctl->raw) /* else the reply is passed on unchanged */
+		display_sanitize_json(*reply_p);
 	if (r < 0) {
 		keep_error(ctl, kvd_last_error(ctl->client));
 		return error_exit(r);
@@ -584,7 +578,8 @@ static int ask_without_session(struct ctl *ctl, const char *cmd, const cJSON *ar
 	int r = ctl_ask_plain(ctl, cmd, text, reply_p);
 
 	cJSON_free(text);
-	take_answer(ctl, *reply_p);
+	if (!ctl->json && !ctl->raw)
+		display_sanitize_json(*reply_p);
 	return r;
 }
 

@@ -14,13 +14,11 @@
 
 #define TOP_KEPT 64u /* samples */
 #define TOP_WINDOW_S 60.0
-#define TOP_BUCKETS 32u /* of a histogram; a daemon has 24 */
+#define TOP_BUCKETS 24u /* of a histogram */
 #define TOP_STATES 8u
 
-/* Cumulative counts up to `end`. */
 struct top_buckets {
-	unsigned int count;
-	double end[TOP_BUCKETS], n[TOP_BUCKETS];
+	double first, n[TOP_BUCKETS]; /* i ends at first * 2^i, the last one never */
 };
 
 struct top_failed {

@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One sample of a daemon: health, stats, peer.list, room.list. Metrics are read in the
- * Prometheus text format, since only that has the buckets for quantiles of the last
- * minute.
+ * One sample of a daemon: health, stats, peer.list, room.list.
  *
  * A lost connection is reopened by ctl_connect() at the next sample. It does not connect
  * to the socket of a stopped daemon, since that would start the daemon.
  */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "ctl/top.h"
@@ -17,72 +14,24 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/mem.h"
 
-/* ---- the text for Prometheus: NAME{LABELS} VALUE ---- */
+/* ---- metrics ---- */
 
-struct figure {
-	const char *name, *labels; /* labels: to the end of the line */
-	size_t name_len;
-	double value;
-};
-
-static bool is_named(const struct figure *f, const char *name)
+static void add_buckets(const cJSON *histogram, struct top_buckets *b)
 {
-	return strlen(name) == f->name_len && memcmp(f->name, name, f->name_len) == 0;
-}
-
-/* The value of a label without escapes; "" if absent. */
-static const char *label_of(const struct figure *f, const char *name, char value[32])
-{
-	const char *at = f->labels;
-	size_t len = strlen(name);
-
-	*value = '\0';
-	for (; (at = strchr(at, '"')); at = strchr(at + 1, '"') + 1) {
-		size_t n = strcspn(at + 1, "\"\n");
-
-		if (at[1 + n] != '"')
-			break;
-		if ((size_t)(at - f->labels) > len && at[-1] == '=' &&
-		    memcmp(at - 1 - len, name, len) == 0 &&
-		    strchr("{,", at[-2 - (ptrdiff_t)len])) {
-			snprintf(value, 32, "%.*s", n < 31 ? (int)n : 31, at + 1);
-			break;
-		}
-	}
-	return value;
-}
-
-static bool has_label(const struct figure *f, const char *name, const char *wanted)
-{
-	char value[32];
-
-	return strcmp(label_of(f, name, value), wanted) == 0;
-}
-
-static void add_bucket(const struct figure *f, struct top_buckets *b)
-{
-	char text[32];
-	double end = strtod(label_of(f, "le", text), NULL);
+	const cJSON *n;
 	unsigned int i = 0;
 
-	while (i < b->count && b->end[i] != end)
-		i++;
-	if (i == TOP_BUCKETS)
-		return;
-	if (i == b->count) {
-		b->end[i] = end;
-		b->n[i] = 0;
-		b->count++;
-	}
-	b->n[i] += f->value;
+	b->first = ctl_num(histogram, "first");
+	cJSON_ArrayForEach(n, ctl_list(histogram, "buckets"))
+		if (i < TOP_BUCKETS)
+			b->n[i++] += cJSON_GetNumberValue(n);
 }
 
-static void add_state(const struct figure *f, struct top_sample *s)
+static void add_state(const cJSON *series, struct top_sample *s)
 {
-	char name[32];
+	const char *name = ctl_str(series, "state", "?");
 	unsigned int i = 0;
 
-	label_of(f, "state", name);
 	while (i < s->state_count && strcmp(s->states[i].name, name) != 0)
 		i++;
 	if (i == TOP_STATES)
@@ -90,42 +39,39 @@ static void add_state(const struct figure *f, struct top_sample *s)
 	if (i == s->state_count)
 		snprintf(s->states[s->state_count++].name, sizeof(s->states[0].name),
 			 "%.23s", name);
-	s->states[i].count += f->value;
+	s->states[i].count += ctl_num(series, "value");
 }
 
-static void take_figure(const struct figure *f, struct top_sample *s)
+static void take_series(const char *metric, const cJSON *series, struct top_sample *s)
 {
-	if (is_named(f, "kvd_rooms"))
-		add_state(f, s);
-	else if (is_named(f, "kvd_rooms_ended_total"))
-		*(has_label(f, "result", "success") ? &s->ok : &s->failed) += f->value;
-	else if (is_named(f, "kvd_transferred_bytes_total"))
-		*(has_label(f, "direction", "in") ? &s->in : &s->out) += f->value;
-	else if (is_named(f, "kvd_room_phase_seconds_bucket") &&
-		 has_label(f, "phase", "total"))
-		add_bucket(f, &s->phase);
-	else if (is_named(f, "kvd_loop_late_seconds_bucket"))
-		add_bucket(f, &s->late);
-	else if (is_named(f, "process_cpu_seconds_total"))
-		s->cpu_s = f->value;
-	else if (is_named(f, "process_resident_memory_bytes"))
-		s->rss = f->value;
+	double value = ctl_num(series, "value");
+
+	if (strcmp(metric, "rooms") == 0)
+		add_state(series, s);
+	else if (strcmp(metric, "rooms_ended_total") == 0)
+		*(strcmp(ctl_str(series, "result", ""), "success") ? &s->failed
+								   : &s->ok) += value;
+	else if (strcmp(metric, "transferred_bytes_total") == 0)
+		*(strcmp(ctl_str(series, "direction", ""), "in") ? &s->out : &s->in) +=
+			value;
+	else if (strcmp(metric, "room_phase_seconds") == 0 &&
+		 strcmp(ctl_str(series, "phase", ""), "total") == 0)
+		add_buckets(series, &s->phase);
+	else if (strcmp(metric, "loop_late_seconds") == 0)
+		add_buckets(series, &s->late);
 }
 
-static void take_text(char *text, struct top_sample *s)
+static void take_metric(const cJSON *metric, struct top_sample *s)
 {
-	char *line, *rest = text;
+	const char *name = ctl_str(metric, "name", "");
+	const cJSON *series;
 
-	while ((line = strsep(&rest, "\n"))) {
-		const char *value = strrchr(line, ' ');
-		struct figure f = {.name = line, .name_len = strcspn(line, "{ ")};
-
-		if (*line == '#' || !value)
-			continue;
-		f.labels = line + f.name_len;
-		f.value = strtod(value, NULL);
-		take_figure(&f, s);
-	}
+	if (strcmp(name, "process_cpu_seconds_total") == 0)
+		s->cpu_s = ctl_num(metric, "value");
+	else if (strcmp(name, "process_resident_memory_bytes") == 0)
+		s->rss = ctl_num(metric, "value");
+	cJSON_ArrayForEach(series, ctl_list(metric, "series"))
+		take_series(name, series, s);
 }
 
 /* ---- one sample ---- */
@@ -147,19 +93,13 @@ static void sample_fini(struct top_sample *s)
 
 static int take_stats(struct ctl *ctl, struct top_sample *s)
 {
-	cJSON *args = cJSON_CreateObject(), *reply;
-	cJSON *text;
-	bool raw = ctl->raw;
-	int r;
+	const cJSON *metric;
+	cJSON *stats;
+	int r = ctl_query(ctl, "stats", NULL, &stats);
 
-	cJSON_AddStringToObject(args, "format", "prometheus");
-	ctl->raw = true; /* keep its newlines */
-	r = ctl_query(ctl, "stats", args, &reply);
-	ctl->raw = raw;
-	text = cJSON_GetObjectItemCaseSensitive(reply, "text");
-	if (!r && cJSON_IsString(text))
-		take_text(text->valuestring, s);
-	cJSON_Delete(reply);
+	cJSON_ArrayForEach(metric, ctl_list(stats, "metrics"))
+		take_metric(metric, s);
+	cJSON_Delete(stats);
 	return r;
 }
 
@@ -309,14 +249,14 @@ const struct top_sample *top_oldest(const struct top *top)
 
 double top_quantile(double q, const struct top_buckets *a, const struct top_buckets *b)
 {
-	unsigned int last = b->count - 1;
-	double all;
+	double all = 0, seen = 0;
 
-	if (!b->count || (a->count && a->count != b->count))
-		return NAN;
-	all = b->n[last] - (a->count ? a->n[last] : 0);
-	for (unsigned int i = 0; all > 0 && i <= last; i++)
-		if (b->n[i] - (a->count ? a->n[i] : 0) >= q * all)
-			return b->end[i];
+	for (unsigned int i = 0; i < TOP_BUCKETS; i++)
+		all += b->n[i] - a->n[i];
+	for (int i = 0; all > 0 && i < (int)TOP_BUCKETS; i++) {
+		seen += b->n[i] - a->n[i];
+		if (seen >= q * all)
+			return i + 1 < (int)TOP_BUCKETS ? ldexp(b->first, i) : INFINITY;
+	}
 	return NAN;
 }

@@ -183,7 +183,9 @@ const struct command stats_commands[] = {
 	 COMMAND_NO_HELLO, stats_run,
 	 "metrics [{name, type, unit, value, series, help}] (value: sum over all "
 	 "series, for histograms the number of samples; series: those that are not "
-	 "zero, with their labels), loop {busy_us, cpu_us, late_us}, each {count, p50, "
+	 "zero, with their labels, of a histogram with sum, p50, p99, max, first and "
+	 "buckets: bucket i counts values of up to first * 2^i, the last one all "
+	 "others), loop {busy_us, cpu_us, late_us}, each {count, p50, "
 	 "p99, p999, max, buckets}: microseconds per loop turn spent outside poll, of "
 	 "CPU time, and of timer delay; bucket i counts turns of up to 2^i us. With "
 	 "format prometheus: text. With by principal: limit_bytes (memory_limit), "

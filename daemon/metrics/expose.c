@@ -224,6 +224,14 @@ static void out_value(struct text *out, const char *name, enum metric_unit unit,
 		out_number(out, name, value);
 }
 
+static void out_buckets(struct text *out, const struct histogram *h)
+{
+	out_array(out, "buckets");
+	for (unsigned int i = 0; i < HISTOGRAM_BUCKETS; i++)
+		out_number(out, NULL, h->buckets[i]);
+	out_close(out, ']');
+}
+
 static void out_turns(struct text *out, const char *name, const struct histogram *h)
 {
 	const uint64_t first = METRIC_FIRST_LOOP_BUSY;
@@ -234,10 +242,7 @@ static void out_turns(struct text *out, const char *name, const struct histogram
 	out_double(out, "p99", (double)histogram_quantile(h, 990, first) / 1e3);
 	out_double(out, "p999", (double)histogram_quantile(h, 999, first) / 1e3);
 	out_double(out, "max", (double)h->max / 1e3);
-	out_array(out, "buckets");
-	for (unsigned int i = 0; i < HISTOGRAM_BUCKETS; i++)
-		out_number(out, NULL, h->buckets[i]);
-	out_close(out, ']');
+	out_buckets(out, h);
 	out_close(out, '}');
 }
 
@@ -282,6 +287,8 @@ static void json_series(const struct figures *f, const struct series *s, void *a
 		out_value(out, "p50", row->unit, histogram_quantile(h, 500, row->first));
 		out_value(out, "p99", row->unit, histogram_quantile(h, 990, row->first));
 		out_value(out, "max", row->unit, h->max);
+		out_value(out, "first", row->unit, row->first);
+		out_buckets(out, h);
 	}
 	out_close(out, '}');
 }
