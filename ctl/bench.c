@@ -291,8 +291,7 @@ static int bench_measure(struct ctl *ctl, struct wanted *w, const struct bench_t
 	uint64_t attach;
 	int r = times ? CTL_OK : ctl_failed("out of memory");
 
-	if (!r && kvd_peer_attach(ctl->client, t->endpoint, &t->key, ctl->timeout_ms,
-				  &attach) < 0)
+	if (!r && kvd_peer_attach(ctl->client, t->endpoint, &t->key, NULL, &attach) < 0)
 		r = bench_report(ctl->client, t->endpoint);
 	if (!r && bench_memory_new(ctl->client, 2 * t->bytes, &local) < 0)
 		r = CTL_ERROR;

@@ -12,8 +12,8 @@ int main(int argc, char **argv)
 	struct engine prefill = {0}, decode = {0};
 	const uint32_t pages[] = {3, 9};
 	struct kvd_view view = {.pages = pages, .page_count = 2};
-	struct kvd_bind_args bind = {.views = &view, .view_count = 1};
-	struct kvd_send_args chunk = {.views = &view, .view_count = 1, .last = true};
+	struct kvd_room_pages bind = {.views = &view, .view_count = 1};
+	struct kvd_room_pages chunk = {.views = &view, .view_count = 1, .last = true};
 	struct kvd_source from = {0};
 	struct kvd_room_args send = {.room = 44, .role = KVD_SEND};
 	struct kvd_room_args recv = {

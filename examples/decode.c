@@ -24,7 +24,7 @@ int main(int argc, char **argv)
 				.first_token = has, /* what pages[0] begins with */
 				.token_begin = has,
 				.token_end = 3 * TOKENS};
-	struct kvd_bind_args bind = {.views = &view, .view_count = 1};
+	struct kvd_room_pages bind = {.views = &view, .view_count = 1};
 	struct kvd_layout *layout = kvd_layout_new(0);
 	struct kvd_region *region;
 	struct kvd_client *client;

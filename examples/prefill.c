@@ -18,7 +18,7 @@ static int send(struct kvd_room *room, uint64_t seq, uint32_t begin, uint32_t en
 				.first_token = begin,
 				.token_begin = begin,
 				.token_end = end};
-	struct kvd_send_args chunk = {
+	struct kvd_room_pages chunk = {
 		.seq = seq, .views = &view, .view_count = 1, .last = end == 3 * TOKENS};
 
 	return kvd_room_send(room, &chunk, NULL);
@@ -29,6 +29,7 @@ int main(int argc, char **argv)
 	struct engine engine = {0};
 	struct kvd_room_args open = {
 		.room = 42, .role = KVD_SEND, .ticket = argc > 1 ? argv[1] : NULL};
+	struct kvd_room_status status;
 	struct kvd_room *room;
 	uint64_t first = 0;
 	int state;
@@ -39,8 +40,9 @@ int main(int argc, char **argv)
 		die(engine.client, "room");
 	state = kvd_room_wait(room, KVD_WAITING_FOR_INPUT, 60000);
 	if (state >= KVD_WAITING_FOR_INPUT) {
-		if (kvd_room_first_token(room, 0, &first))
+		if (kvd_room_read(room, &status))
 			die(engine.client, "first token");
+		first = (uint64_t)status.first_token;
 		for (uint32_t page = 0; page < 3; page++) /* the model runs */
 			memset(engine_page(&engine, pages[page]), (int)page + 1,
 			       PAGE_BYTES);

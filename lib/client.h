@@ -49,7 +49,7 @@ void client_text_names(struct text *text, const char *name, const char *const *n
 void client_text_u64(struct text *text, const char *name, uint64_t value);
 /* ,"wait":{…}; nothing if there is no condition */
 void client_text_wait(struct text *text, const struct kvd_wait *wait);
-/* The object alone, in an empty text. */
+/* The object alone. */
 void client_text_wait_object(struct text *text, const struct kvd_wait *wait);
 /* -KVD_E_INVAL, -KVD_E_STATE */
 int client_wait_check(struct kvd_client *client, const struct kvd_wait *wait);
@@ -462,8 +462,8 @@ struct kvd_client {
 	unsigned int max_pending;
 	size_t max_queued_bytes;
 	bool in_callback;
-	unsigned int serial; /* counts sessions; 0: none yet */
-	uint64_t next_request;
+	unsigned int serial;		 /* counts sessions; 0: none yet */
+	uint64_t next_request, attaches; /* attaches: ever made */
 	struct client_conn conn;
 	struct client_again again;
 	struct client_map *map;	  /* of the current session */

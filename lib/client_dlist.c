@@ -205,11 +205,6 @@ int kvd_dlist_release(struct kvd_dlist *dlist)
 
 /* ---- state and errors ---------------------------------------------------------- */
 
-uint64_t kvd_dlist_count(const struct kvd_dlist *dlist)
-{
-	return dlist->rows;
-}
-
 int kvd_dlist_state(const struct kvd_dlist *dlist)
 {
 	const struct client_object *object = &dlist->slot.object;

@@ -20,7 +20,7 @@
 
 #include <string.h>
 
-/* Numbers of the client, for use when the daemon's is another attachment's already. */
+/* Of the client's numbers: the daemon's, of an attachment by kvd_command(), are lower. */
 #define OWN_NUMBERS (UINT64_C(1) << 40)
 
 struct client_attach {
@@ -97,18 +97,7 @@ static struct client_attach *attach_find(struct kvd_client *client, uint64_t num
 		if (attach_of(object)->number == number)
 			return attach_of(object);
 	}
-	return NULL; /* 0 is the number of those without one, and of own memory */
-}
-
-/* The daemon's own number if it is free: a caller of kvd_command() can use it until
- * the daemon restarts. */
-static uint64_t number_new(struct kvd_client *client, uint64_t id)
-{
-	uint64_t number = id;
-
-	for (uint64_t own = OWN_NUMBERS; attach_find(client, number); own++)
-		number = own;
-	return number;
+	return NULL;
 }
 
 static void attach_op(struct client_attach *attach, struct client_op *op,
@@ -136,20 +125,14 @@ int client_attach_again(struct client_object *object)
 static int attach_made(struct client_request *req, int result, const cJSON *reply)
 {
 	struct client_attach *attach = attach_of(req->object);
-	uint64_t *number_p = req->out;
 
 	if (req->late || client_object_phase(req->object) != CLIENT_MAKING)
 		return result;
 	if (!result && !client_get_u64(reply, "attach", &attach->object.id))
 		result = client_fail(req->client, KVD_E_PROTO,
 				     "peer.attach: the reply names no attach");
-	if (!result) {
+	if (!result)
 		attach->object.serial = req->client->serial;
-		if (!attach->number)
-			attach->number = number_new(req->client, attach->object.id);
-		if (number_p)
-			*number_p = attach->number;
-	}
 	client_object_enter(req->object, result ? CLIENT_FAILED : CLIENT_READY);
 	return result;
 }
@@ -162,6 +145,7 @@ static int attach_new(struct kvd_client *client, const char *endpoint,
 	if (!attach)
 		return client_fail_nomem(client);
 	client_object_init(client, &attach->object, CLIENT_ATTACH, attach_fini);
+	attach->number = OWN_NUMBERS + client->attaches++;
 	attach->key = *key;
 	attach->key.secret[sizeof(attach->key.secret) - 1] = '\0';
 	attach->endpoint = endpoint ? mem_strdup(endpoint) : NULL;
@@ -174,44 +158,17 @@ static int attach_new(struct kvd_client *client, const char *endpoint,
 }
 
 int kvd_peer_attach(struct kvd_client *client, const char *endpoint,
-		    const struct kvd_session_key *key, int timeout_ms, uint64_t *attach_p)
+		    const struct kvd_session_key *key, const struct kvd_call *call,
+		    uint64_t *attach_p)
 {
-	struct kvd_call call = {.timeout_ms = timeout_ms};
 	struct client_attach *attach = NULL;
 	struct client_op op;
-	int r = client_begin(client, &call);
+	int r = client_begin(client, call);
 
 	if (!r)
 		r = attach_new(client, endpoint, key, &attach);
 	if (r)
 		return r;
-	attach_op(attach, &op, &call);
-	op.finish = attach_made;
-	op.out = attach_p;
-	r = client_op_run(client, &op, &call);
-	if (r)
-		client_object_unref(&attach->object);
-	return r;
-}
-
-int kvd_peer_attach_begin(struct kvd_client *client, const char *endpoint,
-			  const struct kvd_session_key *key, const struct kvd_call *call,
-			  uint64_t *attach_p)
-{
-	struct client_attach *attach = NULL;
-	struct client_op op;
-	int r = client_enter(client, false);
-
-	if (!r && client_blocks(call))
-		r = client_fail(client, KVD_E_INVAL,
-				"kvd_peer_attach_begin: on_done is required");
-	if (!r)
-		r = client_session_need(client);
-	if (!r)
-		r = attach_new(client, endpoint, key, &attach);
-	if (r)
-		return r;
-	attach->number = number_new(client, OWN_NUMBERS);
 	*attach_p = attach->number;
 	attach_op(attach, &op, call);
 	op.finish = attach_made;

@@ -55,26 +55,22 @@ static void show_begin(struct kvd_room *room, struct client_op *op)
 
 /* ---- opening --------------------------------------------------------------- */
 
-void client_text_wait(struct text *text, const struct kvd_wait *wait)
+void client_text_wait_object(struct text *text, const struct kvd_wait *wait)
 {
 	if (!wait->region)
 		return;
-	client_text_printf(text, ",\"wait\":{\"kind\":\"seq\"");
+	client_text_printf(text, "{\"kind\":\"seq\"");
 	client_text_int(text, "region", kvd_region_id(wait->region));
 	client_text_int(text, "offset", wait->offset);
 	client_text_u64(text, "value", wait->value);
 	text_put(text, "}", 1);
 }
 
-void client_text_wait_object(struct text *text, const struct kvd_wait *wait)
+void client_text_wait(struct text *text, const struct kvd_wait *wait)
 {
-	static const char name[] = ",\"wait\":";
-
-	client_text_wait(text, wait);
-	if (!text->len)
-		return;
-	text->len -= sizeof(name) - 1;
-	memmove(text->data, text->data + sizeof(name) - 1, text->len);
+	if (wait->region)
+		client_text_printf(text, ",\"wait\":");
+	client_text_wait_object(text, wait);
 }
 
 static void text_source(struct text *text, const struct kvd_client *client,
@@ -344,7 +340,7 @@ static int pages_enter(struct kvd_room *room, const struct kvd_wait *wait,
 
 /* BIND, SEND, EXTEND */
 static int pages_post(struct kvd_room *room, struct kvd_ring_entry *entry,
-		      const struct kvd_send_args *args)
+		      const struct kvd_room_pages *args)
 {
 	struct text text = {0};
 	int r = client_post_begin(room->slot.object.client, entry->op);
@@ -357,7 +353,7 @@ static int pages_post(struct kvd_room *room, struct kvd_ring_entry *entry,
 
 int kvd_room_extend(struct kvd_room *room, uint32_t lease_ms, const struct kvd_call *call)
 {
-	static const struct kvd_send_args none;
+	static const struct kvd_room_pages none;
 	struct kvd_ring_entry entry = {.op = KVD_RING_EXTEND, .c = lease_ms};
 	struct client_op op;
 	int r = pages_enter(room, &none.wait, call);
@@ -371,8 +367,8 @@ int kvd_room_extend(struct kvd_room *room, uint32_t lease_ms, const struct kvd_c
 	return client_op_run(room->slot.object.client, &op, call);
 }
 
-static int pages_send(struct kvd_room *room, bool binds, const struct kvd_send_args *args,
-		      const struct kvd_call *call)
+static int pages_send(struct kvd_room *room, bool binds,
+		      const struct kvd_room_pages *args, const struct kvd_call *call)
 {
 	struct kvd_ring_entry entry = {.op = binds ? KVD_RING_BIND : KVD_RING_SEND,
 				       .flags = (args->has_aux ? KVD_RING_AUX : 0) |
@@ -398,19 +394,17 @@ static int pages_send(struct kvd_room *room, bool binds, const struct kvd_send_a
 	return client_op_run(room->slot.object.client, &op, call);
 }
 
-int kvd_room_bind(struct kvd_room *room, const struct kvd_bind_args *args,
+int kvd_room_bind(struct kvd_room *room, const struct kvd_room_pages *args,
 		  const struct kvd_call *call)
 {
-	const struct kvd_send_args pages = {.views = args->views,
-					    .view_count = args->view_count,
-					    .has_aux = args->has_aux,
-					    .aux = args->aux,
-					    .wait = args->wait};
+	struct kvd_room_pages pages = *args;
 
+	pages.seq = 0;
+	pages.last = false;
 	return pages_send(room, true, &pages, call);
 }
 
-int kvd_room_send(struct kvd_room *room, const struct kvd_send_args *args,
+int kvd_room_send(struct kvd_room *room, const struct kvd_room_pages *args,
 		  const struct kvd_call *call)
 {
 	return pages_send(room, false, args, call);
@@ -533,38 +527,6 @@ const struct kvd_error *kvd_room_why(struct kvd_room *room, int timeout_ms)
 	room->told = st.error != KVD_E_NOREPLY && why_ask(room, timeout_ms) >= 0;
 	client->error = error;
 	return room->slot.fault;
-}
-
-static int token_reply(struct client_request *req, const cJSON *reply)
-{
-	const cJSON *rooms = cJSON_GetObjectItemCaseSensitive(reply, "rooms");
-
-	if (client_get_u64(cJSON_GetArrayItem(rooms, 0), "first_token", req->out))
-		return 0;
-	return client_fail(req->client, KVD_E_STATE,
-			   "no receiver has bound its pages yet");
-}
-
-int kvd_room_first_token(struct kvd_room *room, int timeout_ms, uint64_t *token_p)
-{
-	struct kvd_call call = {.timeout_ms = timeout_ms};
-	struct kvd_room_status st;
-	struct client_op op;
-	int r = room_enter(room, &call);
-
-	if (r)
-		return r;
-	if (client_slot_read(&room->slot, &st) == 0 && st.first_token >= 0) {
-		*token_p = (uint64_t)st.first_token;
-		return 0;
-	}
-	if (room->slot.numbered)
-		return client_fail(room->slot.object.client, KVD_E_STATE,
-				   "no receiver has bound its pages yet");
-	client_op_begin(room->slot.object.client, &op, "room.poll");
-	client_text_printf(&op.text, ",\"rooms\":[{\"room\":\"%llu\",\"role\":\"%s\"}]",
-			   (unsigned long long)room->slot.number, role_names[room->role]);
-	return client_op_ask(room->slot.object.client, &op, &call, token_reply, token_p);
 }
 
 struct landed {

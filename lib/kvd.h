@@ -543,21 +543,14 @@ struct kvd_room_args {
 	size_t peer_count;
 };
 
-struct kvd_bind_args {
-	const struct kvd_view *views;
-	size_t view_count;
-	bool has_aux;
-	uint32_t aux; /* slot of the view "aux" */
-	struct kvd_wait wait;
-};
-
-struct kvd_send_args {
+/* Of a chunk that is sent, or bound: then seq and last are not used. */
+struct kvd_room_pages {
 	uint64_t seq; /* 0, 1, …: a chunk with the same seq is accepted once */
 	const struct kvd_view *views;
 	size_t view_count;
 	bool last;
 	bool has_aux;
-	uint32_t aux;
+	uint32_t aux; /* slot of the view "aux" */
 	struct kvd_wait wait;
 };
 
@@ -571,11 +564,14 @@ struct kvd_room_status {
 			      * at its end */
 	uint64_t changed_ns; /* CLOCK_MONOTONIC of the last state change; 0: unknown */
 	/* For rooms; larger values are limited to the type's maximum. */
-	int64_t first_token; /* as kvd_room_first_token(); -1: unknown, or not a sender */
-	uint16_t done;	     /* sender: chunks whose pages the daemon has finished
-			      * reading */
-	uint32_t rows;	     /* of the plans computed on this side */
-	uint32_t moved_us;   /* time from the first chunk to the last byte so far */
+	/* send: the first token that a receiver wants of the pool's first view, or of
+	 * any view if none wants that one (the receiver already has the tokens before
+	 * it); -1: no receiver has bound */
+	int64_t first_token;
+	uint16_t done;	   /* sender: chunks whose pages the daemon has finished
+			    * reading */
+	uint32_t rows;	   /* of the plans computed on this side */
+	uint32_t moved_us; /* time from the first chunk to the last byte so far */
 };
 
 /*
@@ -610,10 +606,10 @@ struct kvd_room_status {
 int kvd_room_open(struct kvd_client *client, const struct kvd_room_args *args,
 		  const struct kvd_call *call, struct kvd_room **room_p);
 /* recv, and a pull that was opened without pages: set the destination pages. */
-int kvd_room_bind(struct kvd_room *room, const struct kvd_bind_args *args,
+int kvd_room_bind(struct kvd_room *room, const struct kvd_room_pages *args,
 		  const struct kvd_call *call);
 /* send: one chunk. */
-int kvd_room_send(struct kvd_room *room, const struct kvd_send_args *args,
+int kvd_room_send(struct kvd_room *room, const struct kvd_room_pages *args,
 		  const struct kvd_call *call);
 /* offer: set the lease, also used for each extension by a puller. */
 int kvd_room_extend(struct kvd_room *room, uint32_t lease_ms,
@@ -657,11 +653,6 @@ int kvd_room_wait(struct kvd_room *room, int state, int timeout_ms);
  * general meaning of the code.
  */
 const struct kvd_error *kvd_room_why(struct kvd_room *room, int timeout_ms);
-/* send: the first token that a receiver wants of the pool's first view, or of any view
- * if none wants that one (the receiver already has the tokens before it); -KVD_E_STATE
- * until a receiver has bound. Read from the status page if present there
- * (kvd_room_read() never queries the daemon). */
-int kvd_room_first_token(struct kvd_room *room, int timeout_ms, uint64_t *token_p);
 /* recv, pull, after failure: the pages of the view (NULL: "kv") that are complete, so
  * that only the others must be fetched elsewhere or computed. Bit i % 8 of bitmap[i /
  * 8] is the i-th page of the list that was bound; -KVD_E_TOOBIG if the bitmap is too
@@ -681,16 +672,11 @@ struct kvd_session_key {
 int kvd_session_key(struct kvd_client *client, int timeout_ms,
 		    struct kvd_session_key *key_p);
 /* Make a session of another daemon (or of this one) usable in dlists: *attach_p, a
- * number of this client, is valid until kvd_close(). */
+ * number of this client, is valid until kvd_close(). An asynchronous call sets it at
+ * once; it is usable (else -KVD_E_BUSY) after on_done has reported 0. */
 int kvd_peer_attach(struct kvd_client *client, const char *endpoint,
-		    const struct kvd_session_key *key, int timeout_ms,
+		    const struct kvd_session_key *key, const struct kvd_call *call,
 		    uint64_t *attach_p);
-
-/* The same, asynchronous: *attach_p is set at once and usable (else -KVD_E_BUSY) after
- * on_done has reported 0. */
-int kvd_peer_attach_begin(struct kvd_client *client, const char *endpoint,
-			  const struct kvd_session_key *key, const struct kvd_call *call,
-			  uint64_t *attach_p);
 /* 0 while the local daemon has not detected the end of that session; -KVD_E_PEER,
  * -KVD_E_SESSION …: why it ended, permanently. */
 int kvd_peer_attached(struct kvd_client *client, uint64_t attach,
@@ -748,7 +734,6 @@ int kvd_dlist_wait(struct kvd_dlist *dlist, int timeout_ms);
 /* The text of its failure; code 0: none. Blocks. */
 int kvd_dlist_error(const struct kvd_dlist *dlist, int timeout_ms,
 		    struct kvd_error *error_p);
-uint64_t kvd_dlist_count(const struct kvd_dlist *dlist); /* rows */
 /* Free it; its transfers continue. The handle is freed unless this fails. */
 int kvd_dlist_release(struct kvd_dlist *dlist);
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from . import _check, _kvd
-from .errors import TimeoutError, error_make
+from .errors import StateError, TimeoutError, error_make
 
 log = logging.getLogger("kvd.rooms")
 FAILED, BOOTSTRAPPING, WAITING_FOR_INPUT, TRANSFERRING, SUCCESS = range(5)
@@ -279,7 +279,10 @@ class Room(Awaited):
     def first_token(self):
         """send: first token that a receiver needs of the pool's first view (it has the earlier
         ones)."""
-        return self._room.first_token()
+        token = self._room.read()[6]
+        if token < 0:
+            raise StateError("no receiver has bound its pages yet", "ESTATE", 11)
+        return token
 
     def landed(self, pages, view=None):
         """A failed recv or pull: which of the `pages` bound pages are complete, as booleans."""

@@ -57,8 +57,7 @@ static void attach_begin(struct attach *a, const char *endpoint,
 	struct op *op = op_new(a->client, (PyObject *)a, attach_ended, a, &call);
 
 	call.timeout_ms = ms;
-	if (op &&
-	    kvd_peer_attach_begin(a->client->kvd, endpoint, key, &call, &a->number) == 0)
+	if (op && kvd_peer_attach(a->client->kvd, endpoint, key, &call, &a->number) == 0)
 		return;
 	a->state = REFUSED;
 	if (op) {

@@ -294,7 +294,7 @@ static void room_dealloc(PyObject *self)
 
 struct call_start {
 	struct kvd_room *kvd;
-	struct kvd_send_args pages; /* of a bind, too */
+	struct kvd_room_pages pages; /* of a bind, too */
 	const char *reason;
 	unsigned int lease_ms;
 };
@@ -309,13 +309,8 @@ static int extend_begin(void *ctx, const struct kvd_call *call)
 static int bind_begin(void *ctx, const struct kvd_call *call)
 {
 	struct call_start *s = ctx;
-	const struct kvd_bind_args bind = {.views = s->pages.views,
-					   .view_count = s->pages.view_count,
-					   .has_aux = s->pages.has_aux,
-					   .aux = s->pages.aux,
-					   .wait = s->pages.wait};
 
-	return kvd_room_bind(s->kvd, &bind, call);
+	return kvd_room_bind(s->kvd, &s->pages, call);
 }
 
 static int send_begin(void *ctx, const struct kvd_call *call)
@@ -365,7 +360,7 @@ static PyObject *room_run(struct room_call *call)
 static PyObject *pages_run(struct room_call *call, PyObject *view_list, PyObject *aux,
 			   PyObject *wait)
 {
-	struct kvd_send_args *a = &call->start.pages;
+	struct kvd_room_pages *a = &call->start.pages;
 	struct ext_views views = {0};
 	PyObject *done = NULL;
 	uint64_t slot = 0;
@@ -605,19 +600,6 @@ static PyObject *room_why(PyObject *self, PyObject *timeout)
 	return ext_error(why ? &copy : NULL);
 }
 
-static PyObject *room_first_token(PyObject *self, PyObject *Py_UNUSED(none))
-{
-	struct handle *room = (struct handle *)self;
-	uint64_t token = 0;
-	int r;
-
-	if (!handle_lock(room))
-		return NULL;
-	Py_BEGIN_ALLOW_THREADS r = kvd_room_first_token(room->kvd, 0, &token);
-	Py_END_ALLOW_THREADS if (!client_end(room->client, r)) return NULL;
-	return PyLong_FromUnsignedLongLong(token);
-}
-
 /* landed(view or None, pages) -> bitmap */
 static PyObject *room_landed(PyObject *self, PyObject *args)
 {
@@ -666,7 +648,6 @@ static PyMethodDef methods[] = {
 	{"state", room_state, METH_NOARGS, NULL},
 	{"read", room_read, METH_NOARGS, NULL},
 	{"why", room_why, METH_O, NULL},
-	{"first_token", room_first_token, METH_NOARGS, NULL},
 	{"landed", room_landed, METH_VARARGS, NULL},
 	{NULL, NULL, 0, NULL},
 };

@@ -456,8 +456,8 @@ static void room_once(uint32_t pages, const struct kvd_call *call)
 				   .pool = pools[1],
 				   .sources = &source,
 				   .source_count = 1};
-	struct kvd_bind_args bind = {.views = &view, .view_count = 1};
-	struct kvd_send_args send = {.views = &view, .view_count = 1, .last = true};
+	struct kvd_room_pages bind = {.views = &view, .view_count = 1};
+	struct kvd_room_pages send = {.views = &view, .view_count = 1, .last = true};
 	struct kvd_room *sender, *receiver;
 	double t = clock_us();
 
@@ -533,7 +533,8 @@ int main(int argc, char **argv)
 	engine_open(&b, argv[2]);
 	well(&b, kvd_session_key(b.client, 0, &key), "session key");
 	well(&a,
-	     kvd_peer_attach(a.client, kvd_daemon(b.client)->endpoint, &key, 0, &attach),
+	     kvd_peer_attach(a.client, kvd_daemon(b.client)->endpoint, &key, NULL,
+			     &attach),
 	     "attach");
 	printf("%-44s %9s %9s %10s %10s\n", "us", "call p50", "p99", "done p50", "p99");
 	bench_posts("1 x 256 B again", 1, 2000);

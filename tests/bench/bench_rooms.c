@@ -166,7 +166,7 @@ static void pair_close(struct pair *p)
 static void chunk_send(struct pair *p, const uint32_t *pages, size_t n)
 {
 	struct kvd_view view = {.pages = pages, .page_count = n};
-	struct kvd_send_args args = {.views = &view, .view_count = 1, .last = true};
+	struct kvd_room_pages args = {.views = &view, .view_count = 1, .last = true};
 
 	if (kvd_room_send(p->send, &args, NULL) < 0)
 		die(p->from, "room.send");
@@ -176,7 +176,7 @@ static void pages_bind(struct pair *p, const uint32_t *pages, size_t n,
 		       const struct kvd_call *call)
 {
 	struct kvd_view view = {.pages = pages, .page_count = n};
-	struct kvd_bind_args args = {.views = &view, .view_count = 1};
+	struct kvd_room_pages args = {.views = &view, .view_count = 1};
 
 	if (kvd_room_bind(p->recv, &args, call) < 0)
 		die_room(p->to, p->recv, "room.bind");

@@ -167,7 +167,7 @@ static uint64_t attach(const struct engine *own, const struct engine *remote)
 
 	if (kvd_session_key(remote->client, 0, &key) < 0)
 		die(remote, "session.key");
-	if (kvd_peer_attach(own->client, kvd_daemon(remote->client)->endpoint, &key, 0,
+	if (kvd_peer_attach(own->client, kvd_daemon(remote->client)->endpoint, &key, NULL,
 			    &id) < 0)
 		die(own, "peer.attach");
 	return id;

@@ -135,7 +135,7 @@ static struct kvd_room *open_room(struct decode *d, const struct act_row *row,
 				     .pool = d->cache.pool,
 				     .sources = &source,
 				     .source_count = 1};
-	struct kvd_bind_args bind = {.views = &view, .view_count = 1};
+	struct kvd_room_pages bind = {.views = &view, .view_count = 1};
 	struct kvd_room *room;
 
 	if (row->act == ACT_PULL) {

@@ -36,7 +36,7 @@ static bool send_chunk(struct cache *cache, struct kvd_client *client,
 		       uint32_t begin)
 {
 	uint32_t end = begin + chunk_tokens;
-	struct kvd_send_args send = {.seq = begin / chunk_tokens, .view_count = 1};
+	struct kvd_room_pages send = {.seq = begin / chunk_tokens, .view_count = 1};
 	struct kvd_view view;
 	int r;
 

@@ -172,7 +172,7 @@ static void send_pages(struct engine *e, struct kvd_room *room, uint32_t seq,
 		       uint32_t pages, bool last)
 {
 	struct kvd_view view = {.pages = pages_a, .page_count = pages};
-	struct kvd_send_args args = {
+	struct kvd_room_pages args = {
 		.seq = seq, .views = &view, .view_count = 1, .last = last};
 
 	live_well(e->client, kvd_room_send(room, &args, NULL));
@@ -181,7 +181,7 @@ static void send_pages(struct engine *e, struct kvd_room *room, uint32_t seq,
 static void bind_pages(struct engine *e, struct kvd_room *room)
 {
 	struct kvd_view view = {.pages = pages_b, .page_count = 3};
-	struct kvd_bind_args args = {.views = &view, .view_count = 1};
+	struct kvd_room_pages args = {.views = &view, .view_count = 1};
 
 	live_well(e->client, kvd_room_bind(room, &args, NULL));
 }
@@ -256,19 +256,19 @@ static void room_aborted_tells_what_landed(void **state)
 	struct kvd_room *from, *to;
 	struct kvd_room_status st;
 	uint8_t landed[8];
-	uint64_t token;
 
 	engine_open(f, &f->a, KVD_REGION_MEMFD);
 	engine_open(f, &f->b, KVD_REGION_MEMFD);
 	fill(&f->a);
 	from = room_open(&f->a, 8, KVD_SEND);
 	to = room_open(&f->b, 8, KVD_RECV);
-	assert_int_equal(kvd_room_first_token(from, 0, &token), -KVD_E_STATE);
+	live_well(f->a.client, kvd_room_read(from, &st));
+	assert_int_equal(st.first_token, -1);
 	bind_pages(&f->b, to);
 	assert_int_equal(kvd_room_wait(from, KVD_WAITING_FOR_INPUT, WAIT_MS),
 			 KVD_WAITING_FOR_INPUT);
-	assert_int_equal(kvd_room_first_token(from, 0, &token), 0);
-	assert_int_equal(token, 0);
+	live_well(f->a.client, kvd_room_read(from, &st));
+	assert_int_equal(st.first_token, 0);
 	send_pages(&f->a, from, 0, 1, false);
 	do
 		live_well(f->b.client, kvd_room_read(to, &st));
@@ -357,7 +357,7 @@ static void daemon_upgraded_under_live_engines(void **state)
 	/* the running one ends well */
 	struct kvd_view rest = {
 		.pages = pages_a + 1, .page_count = 2, .first_token = PAGE_TOKENS};
-	struct kvd_send_args last = {
+	struct kvd_room_pages last = {
 		.seq = 1, .views = &rest, .view_count = 1, .last = true};
 
 	live_well(f->a.client, kvd_room_send(from, &last, NULL));
@@ -624,7 +624,7 @@ static void xfer_writes_where_it_was_told_and_says_so(void **state)
 	theirs[1] = (struct kvd_desc){(uintptr_t)f->b.bytes + pages_b[0] * PAGE_BYTES,
 				      PAGE_BYTES, 0, 0};
 	live_well(f->b.client, kvd_session_key(f->b.client, 0, &key));
-	live_well(f->a.client, kvd_peer_attach(f->a.client, NULL, &key, 0, &attach));
+	live_well(f->a.client, kvd_peer_attach(f->a.client, NULL, &key, NULL, &attach));
 	live_well(f->a.client, kvd_dlist_prep(f->a.client, 0, descs, 3, 4, &local));
 	live_well(f->a.client,
 		  kvd_dlist_prep(f->a.client, attach, theirs, 2, 4, &remote));
@@ -666,7 +666,6 @@ static void dlist_long_is_taken_from_a_memfd(void **state)
 	assert_int_equal(kvd_dlist_state(dlist), -KVD_E_BUSY);
 	live_well(f->a.client, kvd_dlist_wait(dlist, WAIT_MS));
 	assert_int_equal(kvd_dlist_state(dlist), 1);
-	assert_int_equal(kvd_dlist_count(dlist), count);
 	live_well(f->a.client, kvd_dlist_release(dlist));
 	descs[count - 1].address = 4096;
 	live_well(f->a.client, kvd_dlist_prep(f->a.client, 0, descs, count, 4, &dlist));

@@ -111,7 +111,8 @@ static void attach(struct fixture *f)
 	struct kvd_session_key key;
 
 	live_well(f->b.client, kvd_session_key(f->b.client, 0, &key));
-	live_well(f->a.client, kvd_peer_attach(f->a.client, NULL, &key, 0, &f->a.attach));
+	live_well(f->a.client,
+		  kvd_peer_attach(f->a.client, NULL, &key, NULL, &f->a.attach));
 }
 
 static void sides_open(struct fixture *f)

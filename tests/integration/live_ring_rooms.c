@@ -71,8 +71,8 @@ static void rooms_post(struct room_side *a, struct room_side *b, uint64_t number
 				   .pool = b->pool,
 				   .sources = &source,
 				   .source_count = 1};
-	struct kvd_bind_args bind = {.views = &view, .view_count = 1};
-	struct kvd_send_args send = {.views = &view, .view_count = 1};
+	struct kvd_room_pages bind = {.views = &view, .view_count = 1};
+	struct kvd_room_pages send = {.views = &view, .view_count = 1};
 
 	live_well(a->client, kvd_room_open(a->client, &tx, &posted, tx_p));
 	live_well(b->client, kvd_room_open(b->client, &rx, &posted, rx_p));
@@ -129,7 +129,7 @@ static void posted_room_says_why_it_was_refused(void **state)
 	struct kvd_room *tx, *rx, *again = NULL;
 	struct kvd_room_args args = {.room = 8, .role = KVD_SEND};
 	struct kvd_view view = {.name = "no such view"};
-	struct kvd_bind_args bind = {.views = &view, .view_count = 1};
+	struct kvd_room_pages bind = {.views = &view, .view_count = 1};
 	int r;
 
 	room_side_open(daemon, &a, "a");
@@ -148,7 +148,7 @@ static void posted_room_says_why_it_was_refused(void **state)
 	assert_int_equal(kvd_room_state(tx), KVD_TRANSFERRING);
 	live_well(a.client, kvd_room_close(again, NULL));
 	live_well(a.client, kvd_room_open(a.client, &args, &posted, &again));
-	r = kvd_room_send(again, &(struct kvd_send_args){.last = true}, NULL);
+	r = kvd_room_send(again, &(struct kvd_room_pages){.last = true}, NULL);
 	assert_true(r == -KVD_E_EXIST || r == -KVD_E_STATE); /* is it refused already? */
 	live_well(a.client, kvd_room_abort(again, "not you", NULL));
 	assert_int_equal(kvd_room_wait(again, KVD_SUCCESS, WAIT_MS), KVD_FAILED);

@@ -195,7 +195,7 @@ static bool is_refused_since_aborted(struct engine *engine, struct kvd_room *roo
 }
 
 static void send_chunk(struct engine *engine, struct kvd_room *room,
-		       const struct kvd_send_args *send)
+		       const struct kvd_room_pages *send)
 {
 	if (kvd_room_send(room, send, NULL) && !is_refused_since_aborted(engine, room))
 		die(engine, "room.send");
@@ -204,7 +204,7 @@ static void send_chunk(struct engine *engine, struct kvd_room *room,
 static void send_chunks(struct engine *engine, struct kvd_room *room)
 {
 	struct kvd_view view = {.pages = engine->pages, .page_count = FIRST_PAGES};
-	struct kvd_send_args send = {.views = &view, .view_count = 1};
+	struct kvd_room_pages send = {.views = &view, .view_count = 1};
 
 	send_chunk(engine, room, &send);
 	view.pages += FIRST_PAGES;
@@ -305,7 +305,7 @@ static struct kvd_room *recv_open(struct engine *engine, const char *endpoint,
 				     .pool = engine->pool,
 				     .sources = &source,
 				     .source_count = 1};
-	struct kvd_bind_args bind = {.views = &view, .view_count = 1};
+	struct kvd_room_pages bind = {.views = &view, .view_count = 1};
 	struct kvd_room *room;
 
 	if (pulls(kind)) {

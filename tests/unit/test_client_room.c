@@ -57,12 +57,12 @@ static void room_lines_are_complete(void **state)
 				     .page_count = 4,
 				     .layer_begin = 2,
 				     .layer_end = 4}};
-	struct kvd_bind_args bind = {.views = views,
-				     .view_count = 2,
-				     .has_aux = true,
-				     .aux = 9,
-				     .wait = {region, 64, UINT64_MAX}};
-	struct kvd_send_args send = {
+	struct kvd_room_pages bind = {.views = views,
+				      .view_count = 2,
+				      .has_aux = true,
+				      .aux = 9,
+				      .wait = {region, 64, UINT64_MAX}};
+	struct kvd_room_pages send = {
 		.seq = 3, .views = views, .view_count = 1, .last = true};
 	struct kvd_room *room;
 
@@ -151,21 +151,12 @@ static void room_is_not_posted_without_a_ring(void **state)
 	assert_null(room);
 }
 
-static void room_shows_first_token_and_landed_pages(void **state)
+static void room_shows_landed_pages(void **state)
 {
 	struct client_fixture *f = *state;
 	struct kvd_room *room = client_room_make(f, 2, 40);
 	uint8_t bitmap[4] = {9, 9, 9, 9};
-	uint64_t token;
 
-	fake_kvd_answer(f->fake, OK ",\"rooms\":[{\"room\":\"77\"}]}");
-	assert_int_equal(kvd_room_first_token(room, 0, &token), -KVD_E_STATE);
-	fake_kvd_answer(f->fake, OK ",\"rooms\":[{\"room\":\"77\",\"first_token\":48}]}");
-	assert_int_equal(kvd_room_first_token(room, 0, &token), 0);
-	assert_int_equal(token, 48);
-	assert_string_equal(client_line_args(f, 5),
-			    "\"cmd\":\"room.poll\",\"rooms\":[{\"room\":\"77\","
-			    "\"role\":\"send\"}]}");
 	fake_kvd_answer(f->fake, OK "}");
 	assert_int_equal(kvd_room_landed(room, NULL, 0, bitmap, 4), -KVD_E_STATE);
 	fake_kvd_answer(f->fake, OK ",\"landed\":{\"kv\":\"ff0301\"}}");
@@ -449,7 +440,7 @@ static void room_chunks_may_follow_an_unanswered_open(void **state)
 	struct client_fixture *f = *state;
 	struct kvd_view view = {.pages = pages, .page_count = 1};
 	struct kvd_room_args args = {.room = 1, .pool = client_pool_make(f)};
-	struct kvd_send_args send = {.views = &view, .view_count = 1};
+	struct kvd_room_pages send = {.views = &view, .view_count = 1};
 	struct kvd_call call = {.on_done = client_on_done, .arg = f};
 	struct kvd_room *room;
 
@@ -641,7 +632,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		T(room_lines_are_complete),
 		T(room_pull_names_both_sides),
-		T(room_shows_first_token_and_landed_pages),
+		T(room_shows_landed_pages),
 		T(room_without_ring_op_is_not_posted),
 		T(room_is_not_posted_without_a_ring),
 		T(room_state_follows_its_word),

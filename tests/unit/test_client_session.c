@@ -95,8 +95,8 @@ static int calls_not_lost(struct client_fixture *f, struct kvd_room *old)
 	struct kvd_room_args open = {.room = 78, .pool = first_pool(f)};
 	struct kvd_session_key key = {.epoch = 1};
 	struct kvd_wait wait = {.region = region};
-	struct kvd_bind_args bind = {.wait = wait};
-	struct kvd_send_args send = {.wait = wait};
+	struct kvd_room_pages bind = {.wait = wait};
+	struct kvd_room_pages send = {.wait = wait};
 	struct kvd_pool *pool_made;
 	struct kvd_room *room;
 	uint64_t attach;
@@ -108,7 +108,7 @@ static int calls_not_lost(struct client_fixture *f, struct kvd_room *old)
 		kvd_room_send(old, &send, &call),
 		kvd_room_abort(old, NULL, &call),
 		kvd_submit(f->client, "a", NULL, &call),
-		kvd_peer_attach_begin(f->client, NULL, &key, &call, &attach),
+		kvd_peer_attach(f->client, NULL, &key, &call, &attach),
 	};
 	int others = 0;
 
@@ -147,7 +147,7 @@ static void calls_without_a_session_are_lost_and_make_one(void **state)
 	client_poll_until(f, 1);
 	assert_int_equal(f->result, 0);
 	/* what was of the old session says how that ended */
-	assert_int_equal(kvd_room_bind(old, &(struct kvd_bind_args){0}, NULL),
+	assert_int_equal(kvd_room_bind(old, &(struct kvd_room_pages){0}, NULL),
 			 -KVD_E_DEAD);
 	assert_string_equal(kvd_last_error(f->client)->message,
 			    "room 77 failed: EDEAD: the daemon's process has ended");

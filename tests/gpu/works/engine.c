@@ -198,8 +198,8 @@ uint64_t engine_attach(const struct engine *own, const struct engine *remote)
 
 	well(remote->client, kvd_session_key(remote->client, 0, &key), "session.key");
 	well(own->client,
-	     kvd_peer_attach(own->client, kvd_daemon(remote->client)->endpoint, &key, 0,
-			     &id),
+	     kvd_peer_attach(own->client, kvd_daemon(remote->client)->endpoint, &key,
+			     NULL, &id),
 	     "peer.attach");
 	return id;
 }
@@ -272,7 +272,7 @@ int rows_xfer_try(const struct rows *rows, const struct engine *src,
 	int r;
 
 	well(remote->client, kvd_session_key(remote->client, 0, &key), "session.key");
-	r = kvd_peer_attach(own->client, endpoint, &key, 0, &attach);
+	r = kvd_peer_attach(own->client, endpoint, &key, NULL, &attach);
 	if (!r)
 		r = list_of(own, 0, own->base, dst_asks ? rows->dst : rows->src, rows,
 			    &args.local);
@@ -350,7 +350,7 @@ struct kvd_room *room_recv(struct engine *dst, const struct engine *src, uint64_
 					   .source_count = 1,
 					   .waiting_ms = room_waiting_ms};
 	const struct kvd_view view = {.pages = &page, .page_count = 1};
-	struct kvd_bind_args bind = {.views = &view, .view_count = 1};
+	struct kvd_room_pages bind = {.views = &view, .view_count = 1};
 	struct kvd_room *room = NULL;
 
 	if (wait)
@@ -368,7 +368,7 @@ struct kvd_room *room_send(struct engine *src, uint64_t number, uint32_t page,
 					   .pool = src->pool,
 					   .waiting_ms = room_waiting_ms};
 	const struct kvd_view view = {.pages = &page, .page_count = 1};
-	struct kvd_send_args send = {.views = &view, .view_count = 1, .last = true};
+	struct kvd_room_pages send = {.views = &view, .view_count = 1, .last = true};
 	struct kvd_room *room = NULL;
 
 	if (wait)

@@ -566,7 +566,7 @@ static struct kvd_xfer *read_victim(const struct engine *dst, const struct offer
 	uint64_t attach;
 
 	well(dst->client,
-	     kvd_peer_attach(dst->client, from->endpoint, &from->key, 0, &attach),
+	     kvd_peer_attach(dst->client, from->endpoint, &from->key, NULL, &attach),
 	     "peer.attach");
 	for (int side = 0; side < 2; side++) {
 		for (uint64_t i = 0; i < rows->count; i++) {

@@ -197,7 +197,7 @@ int engine_bind(struct engine *e, struct room *room, unsigned int word,
 {
 	static uint32_t pages[PAGES_MAX];
 	struct kvd_view view;
-	struct kvd_bind_args args = {
+	struct kvd_room_pages args = {
 		.views = &view, .view_count = 1, .wait = wait_of(e, word)};
 
 	views_make(room, 0, room->run.count, pages, &view);
@@ -209,11 +209,11 @@ int engine_send(struct engine *e, struct room *room, const struct send_args *a,
 {
 	static uint32_t pages[PAGES_MAX];
 	struct kvd_view view;
-	struct kvd_send_args args = {.seq = a->seq,
-				     .views = &view,
-				     .view_count = 1,
-				     .last = a->last,
-				     .wait = wait_of(e, a->word)};
+	struct kvd_room_pages args = {.seq = a->seq,
+				      .views = &view,
+				      .view_count = 1,
+				      .last = a->last,
+				      .wait = wait_of(e, a->word)};
 
 	if (a->begin >= a->end || a->end > room->run.count)
 		return -KVD_E_RANGE;
