@@ -633,7 +633,7 @@ static void check_after(struct disk_op *op)
 	    memcmp(facts.class_digest, job->facts.class_digest, SEAL_DIGEST_BYTES) != 0 ||
 	    facts.first != job->facts.first || facts.tokens != job->facts.tokens ||
 	    facts.part_bytes != job->facts.part_bytes ||
-	    !seal_is_whole(job->header, op->iov[1].iov_base))
+	    !seal_is_whole(&facts, op->iov[1].iov_base))
 		op->result = err_raise(ERR_PLAN,
 				       "a part of a chunk in file %u differs from the "
 				       "written one",

@@ -9,35 +9,12 @@
 #include "daemon/base/cursor.h"
 
 #define MAGIC UINT64_C(0x314b4e4843445631) /* "1VDCHNK1" */
-#define VERSION 2u
-#define STRIPE_BYTES (UINT64_C(1) << 20) /* at least: as many as fit have a sum */
-#define HEAD_BYTES 120u
+#define VERSION 3u
 #define SUM_BYTES 8u /* the header's own, at its end */
-#define STRIPES_MAX ((SEAL_HEADER_BYTES - HEAD_BYTES - SUM_BYTES) / 8)
-
-static uint64_t stripe_of(uint64_t part_bytes)
-{
-	uint64_t stripe = STRIPE_BYTES;
-
-	while ((part_bytes + stripe - 1) / stripe > STRIPES_MAX)
-		stripe *= 2;
-	return stripe;
-}
-
-static uint64_t stripe_sum(const uint8_t *part, uint64_t bytes, uint64_t stripe,
-			   uint64_t i)
-{
-	uint64_t at = i * stripe, left = bytes - at;
-
-	/* its position, too: stripes cannot be swapped */
-	return XXH3_64bits_withSeed(part + at, left < stripe ? left : stripe, i);
-}
 
 void seal_make(uint8_t header[SEAL_HEADER_BYTES], const struct seal_facts *facts,
 	       const void *part)
 {
-	uint64_t stripe = stripe_of(facts->part_bytes);
-	uint64_t stripes = (facts->part_bytes + stripe - 1) / stripe;
 	struct cursor out;
 
 	memset(header, 0, SEAL_HEADER_BYTES);
@@ -50,11 +27,7 @@ void seal_make(uint8_t header[SEAL_HEADER_BYTES], const struct seal_facts *facts
 	cursor_put_u64(&out, facts->first);
 	cursor_put_u64(&out, facts->generation);
 	cursor_put_u64(&out, facts->part_bytes);
-	cursor_put_u64(&out, stripe);
-	cursor_put_u64(&out, stripes);
-	assert(out.pos == HEAD_BYTES);
-	for (uint64_t i = 0; i < stripes; i++)
-		cursor_put_u64(&out, stripe_sum(part, facts->part_bytes, stripe, i));
+	cursor_put_u64(&out, XXH3_64bits(part, facts->part_bytes));
 	out.pos = SEAL_HEADER_BYTES - SUM_BYTES;
 	cursor_put_u64(&out, XXH3_64bits(header, SEAL_HEADER_BYTES - SUM_BYTES));
 	assert(!out.bad);
@@ -82,11 +55,9 @@ bool seal_is_other(const uint8_t header[SEAL_HEADER_BYTES], uint32_t *version_p)
 	return head_read(header, &in, version_p) && *version_p != VERSION;
 }
 
-/* The header's stripes are checked, too: it may be forged. */
 bool seal_read(const uint8_t header[SEAL_HEADER_BYTES], struct seal_facts *facts_p)
 {
 	struct seal_facts facts;
-	uint64_t stripe, stripes;
 	uint32_t version;
 	struct cursor in;
 
@@ -99,29 +70,14 @@ bool seal_read(const uint8_t header[SEAL_HEADER_BYTES], struct seal_facts *facts
 	facts.first = cursor_get_u64(&in);
 	facts.generation = cursor_get_u64(&in);
 	facts.part_bytes = cursor_get_u64(&in);
-	stripe = cursor_get_u64(&in);
-	stripes = cursor_get_u64(&in);
-	if (in.bad || facts.part_bytes == 0 || facts.part_bytes > UINT64_C(1) << 40 ||
-	    stripe != stripe_of(facts.part_bytes) ||
-	    stripes != (facts.part_bytes + stripe - 1) / stripe)
+	facts.part_sum = cursor_get_u64(&in);
+	if (in.bad || facts.part_bytes == 0 || facts.part_bytes > UINT64_C(1) << 40)
 		return false;
 	*facts_p = facts;
 	return true;
 }
 
-bool seal_is_whole(const uint8_t header[SEAL_HEADER_BYTES], const void *part)
+bool seal_is_whole(const struct seal_facts *facts, const void *part)
 {
-	uint64_t bytes, stripe, stripes;
-	struct cursor in;
-
-	cursor_read(&in, header, SEAL_HEADER_BYTES);
-	in.pos = HEAD_BYTES - 24;
-	bytes = cursor_get_u64(&in);
-	stripe = cursor_get_u64(&in);
-	stripes = cursor_get_u64(&in);
-	for (uint64_t i = 0; i < stripes; i++) {
-		if (cursor_get_u64(&in) != stripe_sum(part, bytes, stripe, i))
-			return false;
-	}
-	return !in.bad;
+	return XXH3_64bits(part, facts->part_bytes) == facts->part_sum;
 }

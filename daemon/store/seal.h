@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * seal: the header of a part in a file, which makes it self-describing: the part's chunk,
- * its class (a digest), and sums of all its bytes. Pure.
+ * its class (a digest), and a sum of all its bytes. Pure.
  */
 #ifndef KVD_STORE_SEAL_H
 #define KVD_STORE_SEAL_H
@@ -18,6 +18,7 @@ struct seal_facts {
 	uint8_t id[SEAL_ID_BYTES];
 	uint64_t first, part_bytes;
 	uint64_t generation; /* of two copies of a part the later one counts */
+	uint64_t part_sum;   /* of its bytes; set by seal_read() */
 	uint32_t tokens;
 };
 
@@ -28,7 +29,7 @@ void seal_make(uint8_t header[SEAL_HEADER_BYTES], const struct seal_facts *facts
 bool seal_read(const uint8_t header[SEAL_HEADER_BYTES], struct seal_facts *facts_p);
 /* Is it a whole header of another format? */
 bool seal_is_other(const uint8_t header[SEAL_HEADER_BYTES], uint32_t *version_p);
-/* Do the bytes match the header's sums? The header is one that seal_read() accepted. */
-bool seal_is_whole(const uint8_t header[SEAL_HEADER_BYTES], const void *part);
+/* Do part_bytes bytes match the sum? The facts are of seal_read(). */
+bool seal_is_whole(const struct seal_facts *facts, const void *part);
 
 #endif

@@ -404,13 +404,13 @@ static void files_of_another_format_are_kept(void **state)
 		uint64_t sum_is_off;
 		bool kept;
 	} rows[] = {
-		{"ours", 1, 2, 0, false},
-		{"a description", 2, 2, 0, true},
-		{"a description from before", 0, 2, 0, true},
-		{"a header", 1, 3, 0, true},
-		{"a header from before", 1, 1, 0, true},
+		{"ours", 1, 3, 0, false},
+		{"a description", 2, 3, 0, true},
+		{"a description from before", 0, 3, 0, true},
+		{"a header", 1, 4, 0, true},
+		{"a header from before", 1, 2, 0, true},
 		{"both", UINT32_MAX, UINT32_MAX, 0, true},
-		{"a header that is torn", 1, 3, 1, false},
+		{"a header that is torn", 1, 4, 1, false},
 	};
 	uint8_t digests[FW_KINDS][SEAL_DIGEST_BYTES], digest[SEAL_DIGEST_BYTES];
 	uint8_t *data = malloc(DESCRIPTION_MOST);
@@ -490,7 +490,7 @@ static void description_with_extra_fields_is_ignored(void **state)
 		len = description_of(&w, forge_right, data);
 		data[len] = 0;
 		forge_put(&w, data, len + more, digest);
-		put_part(&w, digest, 2, 0);
+		put_part(&w, digest, 3, 0);
 		restarted(&w);
 		assert_int_equal(fw_loads(&w, KIND_A, 7), more ? MOVE_NOT : MOVE_GOOD);
 		works(&w);
