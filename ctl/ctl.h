@@ -61,12 +61,6 @@ struct ctl {
 		unsigned long rows;
 		bool serve, flat, gather;
 	} bench;
-	struct { /* of cost */
-		const char *preset, *model, *tokens, *recompute;
-		unsigned long layers, heads, kv_heads, dqk, dv;
-		unsigned long query, steps, holders, selected;
-		bool shifted;
-	} cost;
 	bool raw;		   /* do not sanitize the strings of replies */
 	bool version_differs;	   /* the reason why there is no client */
 	struct kvd_client *client; /* opened by the first ctl_ask() */
@@ -212,7 +206,6 @@ int ctl_run_init(struct ctl *ctl);
 int ctl_run_completion(struct ctl *ctl);
 int ctl_run_bench(struct ctl *ctl);
 int ctl_run_cost(struct ctl *ctl);
-int ctl_cost_live(struct ctl *ctl);
 int ctl_run_calibrate(struct ctl *ctl);
 int ctl_run_top(struct ctl *ctl);
 int ctl_run_doctor(struct ctl *ctl);

@@ -208,27 +208,12 @@ const struct ctl_command ctl_commands[] = {
 	 "as cost does. PEER: the endpoint, name or instance ID of a connected peer.\n"
 	 "Requires root, the daemon's user or admin_uids.",
 	 1, 1, "", ctl_run_calibrate},
-	{"cost", "[--preset NAME]", "compare routing, fetching and recomputing KV",
-	 "Without options: the costs that the daemon has measured, each with its\n"
-	 "standard error. PROBE US, TURN US and GB/s: query rows and replies. FETCH US\n"
-	 "and FETCH GB/s: pulls. REQUESTERS: requesters active at the peer. MEAS/PRED:\n"
-	 "recently measured over predicted attention time.\n\n"
-	 "With --preset: the cost of each alternative on a published fabric, and the\n"
-	 "number of steps from which a fetch is cheaper. No daemon needed.\n\n"
-	 "--preset NAME      h100-ibgda, h100-nvlink4, a100-nvlink3, rtx6000-pcie5 or\n"
-	 "                   a40-pcie4\n"
-	 "--model NAME       v2-lite, v3, llama-8b or llama-70b (default v2-lite)\n"
-	 "--layers N, --heads N, --kv-heads N, --dqk N, --dv N\n"
-	 "                   override dimensions of the model, as one rank has them\n"
-	 "--tokens LIST      context lengths (default 2k,32k,128k)\n"
-	 "--query N          query tokens per step (default 1)\n"
-	 "--steps N          number of remaining steps (default 1)\n"
-	 "--holders N        holders of equal parts of the context, up to 8 (default 1)\n"
-	 "--selected N       tokens that a query token attends to, selected each step\n"
-	 "--shifted          the KV moves to another position: a fetch rotates it\n"
-	 "--recompute MICROS time to compute the KV of a token and layer; without it,\n"
-	 "                   recomputing is not considered",
-	 0, 0, "q", ctl_run_cost},
+	{"cost", "", "show the measured costs of routing and fetching KV",
+	 "Each cost with its standard error. PROBE US, TURN US and GB/s: query rows and\n"
+	 "replies. FETCH US and FETCH GB/s: pulls. REQUESTERS: requesters active at the\n"
+	 "peer. MEAS/PRED: recently measured over predicted attention time. Prices on\n"
+	 "published fabrics: python -m kvd.prices.",
+	 0, 0, "", ctl_run_cost},
 	{"keygen", "[--owner USER] [FILE]", "generate a CURVE key pair for a daemon",
 	 "With FILE: writes the secret key to FILE for `curve_secret_file` (mode 0600;\n"
 	 "an existing file is not overwritten), and prints the public key for a line\n"
@@ -303,20 +288,6 @@ static const struct command_option {
 	{"transport", 'b', OPTION_TEXT, OF(bench.transport), 0},
 	{"memory", 'b', OPTION_TEXT, OF(bench.memory), 0},
 	{"serve", 'b', OPTION_FLAG, OF(bench.serve), 0},
-	{"preset", 'q', OPTION_TEXT, OF(cost.preset), 0},
-	{"model", 'q', OPTION_TEXT, OF(cost.model), 0},
-	{"tokens", 'q', OPTION_TEXT, OF(cost.tokens), 0},
-	{"recompute", 'q', OPTION_TEXT, OF(cost.recompute), 0},
-	{"layers", 'q', OPTION_NUMBER, OF(cost.layers), 65536},
-	{"heads", 'q', OPTION_NUMBER, OF(cost.heads), 65536},
-	{"kv-heads", 'q', OPTION_NUMBER, OF(cost.kv_heads), 65536},
-	{"dqk", 'q', OPTION_NUMBER, OF(cost.dqk), 65536},
-	{"dv", 'q', OPTION_NUMBER, OF(cost.dv), 65536},
-	{"query", 'q', OPTION_NUMBER, OF(cost.query), 1u << 20},
-	{"steps", 'q', OPTION_NUMBER, OF(cost.steps), 1u << 30},
-	{"holders", 'q', OPTION_NUMBER, OF(cost.holders), KVD_COST_HOLDERS_MAX},
-	{"selected", 'q', OPTION_NUMBER, OF(cost.selected), 1u << 30},
-	{"shifted", 'q', OPTION_FLAG, OF(cost.shifted), 0},
 #undef OF
 };
 

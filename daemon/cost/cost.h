@@ -158,7 +158,7 @@ struct cost_shape cost_shape_gqa(uint32_t heads, uint32_t kv_heads, uint32_t dqk
 /* ---- the five published fabrics ---- */
 
 struct cost_preset {
-	const char *name, *words;
+	const char *name;
 	double probe, turn, bandwidth; /* turn 0: not measured separately */
 	double model_error;
 	double memory, flops; /* of the card's data sheet: bounds */
