@@ -71,7 +71,8 @@ struct batch {
 	struct loop_work tell;
 	struct compute *compute;
 	uint64_t number;
-	struct list items; /* once it is computed: undelivered ones */
+	struct list items;	   /* once it is computed: undelivered ones */
+	struct store_kv_read read; /* of the first one's chunks */
 	uint32_t count, rows;
 	uint32_t requesters; /* principals */
 	uint64_t work;
@@ -169,7 +170,7 @@ static uint64_t item_hash(const struct compute_item *item)
 {
 	const struct store_kv *kv = item->kv;
 	const uint64_t words[] = {(uintptr_t)kv->class,
-				  (uintptr_t)kv->view,
+				  kv->view,
 				  kv->count,
 				  idmap_hash(kv->chunks, kv->count * sizeof(*kv->chunks)),
 				  item->layer,
@@ -261,7 +262,8 @@ static void batch_work(struct offload_job *job)
 	struct compute_item *item;
 
 	batch->began_ns = loop_clock_ns(batch->compute->loop);
-	job->result = kernel_run(batch->compute->kernel, &batch->items, batch->count);
+	job->result = kernel_run(batch->compute->kernel, &batch->read, &batch->items,
+				 batch->count);
 	list_foreach(item, &batch->items, link) { /* at most 512: BATCH_ITEMS */
 		if (job->result >= 0 && item->form.out_bf16)
 			item_narrow(item);
@@ -321,12 +323,19 @@ static void batch_done(struct offload_job *job)
 {
 	struct batch *batch = container_of(job, struct batch, job);
 	struct compute *compute = batch->compute;
+	int r = store_kv_read_end(&batch->read);
 
+	if (r < 0 && job->result >= 0) {
+		job->result = r;
+		err_take(&job->err);
+	} else if (r < 0) {
+		err_clear();
+	}
 	batch_rate(compute, batch);
 	compute->busy--;
 	compute->telling++;
-	compute->batches++;
-	compute->rows += batch->rows;
+	compute->batches += job->result >= 0;
+	compute->rows += job->result >= 0 ? batch->rows : 0;
 	compute->attend_us += us_of(batch->ended_ns - batch->began_ns);
 	loop_defer(compute->loop, &compute->next);
 	loop_work_start(&batch->tell);
@@ -405,7 +414,12 @@ static void on_next(struct loop_defer *defer)
 		batch->job = (struct offload_job){.work = batch_work,
 						  .done = batch_done,
 						  .principal = offload_peer(batch)};
-		if (batch_is_small(compute, batch)) {
+		batch->job.result = store_kv_read_begin(first->kv, &batch->read);
+		if (batch->job.result < 0) {
+			err_take(&batch->job.err);
+			batch->began_ns = batch->ended_ns = loop_clock_ns(compute->loop);
+			batch_done(&batch->job);
+		} else if (batch_is_small(compute, batch)) {
 			batch_work(&batch->job);
 			batch_done(&batch->job);
 		} else {
@@ -499,6 +513,7 @@ static int item_check(const struct compute_item *item)
 
 int compute_submit(struct compute *compute, struct compute_item *item)
 {
+	const struct layout_view *view = store_kv_view(item->kv);
 	const struct layout_field *key, *value;
 	int r;
 
@@ -507,7 +522,9 @@ int compute_submit(struct compute *compute, struct compute_item *item)
 		return err_raise(ERR_REQUIRE,
 				 "this daemon does not compute attention; set "
 				 "attention_threads");
-	r = form_fields(&item->form, item->kv->view, item->layer, &key, &value);
+	if (!view)
+		return err_raise(ERR_NOTFOUND, "the engine of these chunks has exited");
+	r = form_fields(&item->form, view, item->layer, &key, &value);
 	if (r >= 0)
 		r = item_check(item);
 	if (r < 0)

@@ -81,23 +81,30 @@ const char *kernel_isa(const struct kernel *kernel)
 	return pick_name(kernel->isa);
 }
 
-/* The run ends when all of its items are canceled. */
+struct run {
+	const struct store_kv_read *read;
+	const struct list *items;
+};
+
+/* The run ends when an engine waits for the pages, or all of its items are canceled. */
 static bool run_stop(void *arg)
 {
-	const struct list *items = arg;
+	const struct run *run = arg;
 	const struct compute_item *item;
 
-	list_foreach(item, items, link) {
+	if (store_kv_read_left(run->read))
+		return true;
+	list_foreach(item, run->items, link) {
 		if (!atomic_load(&item->canceled))
 			return false;
 	}
 	return true;
 }
 
-static struct attend_field kernel_field(const struct store_kv *kv,
+static struct attend_field kernel_field(const struct store_kv_read *read,
 					const struct layout_field *f, uint32_t first_head)
 {
-	return (struct attend_field){.base = kv->base + f->offset +
+	return (struct attend_field){.base = store_kv_at(read, f) +
 					     (uint64_t)(first_head - f->first_unit) *
 						     f->unit_stride,
 				     .page_stride = f->page_stride,
@@ -105,19 +112,19 @@ static struct attend_field kernel_field(const struct store_kv *kv,
 				     .head_stride = f->unit_stride};
 }
 
-static int kv_of(const struct compute_item *item, struct attend_kv *kv)
+static int kv_of(const struct store_kv_read *read, const struct compute_item *item,
+		 struct attend_kv *kv)
 {
-	const struct store_kv *from = item->kv;
 	const struct layout_field *key, *value;
-	int r = form_fields(&item->form, from->view, item->layer, &key, &value);
+	int r = form_fields(&item->form, read->view, item->layer, &key, &value);
 
 	if (r < 0)
 		return err_pass(r);
-	*kv = (struct attend_kv){.k = kernel_field(from, key, item->form.first_head),
-				 .v = kernel_field(from, value, item->form.first_head),
-				 .pages = from->pages,
-				 .page_tokens = from->page_tokens,
-				 .tokens = (uint32_t)from->tokens};
+	*kv = (struct attend_kv){.k = kernel_field(read, key, item->form.first_head),
+				 .v = kernel_field(read, value, item->form.first_head),
+				 .pages = read->pages,
+				 .page_tokens = read->view->page_tokens,
+				 .tokens = (uint32_t)item->kv->tokens};
 	return 0;
 }
 
@@ -167,7 +174,8 @@ int kernel_job(struct kernel *kernel, const struct attend_job *job, uint32_t row
 	return 0;
 }
 
-int kernel_run(struct kernel *kernel, const struct list *items, uint32_t count)
+int kernel_run(struct kernel *kernel, const struct store_kv_read *read,
+	       const struct list *items, uint32_t count)
 {
 	cleanup_free struct attend_span *spans = mem_calloc(count, sizeof(*spans));
 	const struct compute_item *first = list_first(items, struct compute_item, link);
@@ -183,10 +191,10 @@ int kernel_run(struct kernel *kernel, const struct list *items, uint32_t count)
 				 .spans = spans,
 				 .span_count = count,
 				 .stop = run_stop,
-				 .stop_arg = (void *)(uintptr_t)items};
+				 .stop_arg = &(struct run){.read = read, .items = items}};
 	const struct compute_item *item;
 	uint32_t rows = 0, n = 0;
-	int r = spans ? kv_of(first, &kv) : -ENOMEM;
+	int r = spans ? kv_of(read, first, &kv) : -ENOMEM;
 
 	if (r < 0)
 		return err_pass(r);

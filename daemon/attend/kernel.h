@@ -8,6 +8,7 @@
 struct attend_job;
 struct kernel;
 struct list;
+struct store_kv_read;
 
 /* `isa`: "auto", or the required one. ERR_INVAL; ERR_REQUIRE: not on this machine. */
 int kernel_new(const char *isa, struct kernel **kernel_p);
@@ -17,7 +18,8 @@ const char *kernel_isa(const struct kernel *kernel);
 /* One call, of at most so many rows. ERR_RANGE: the job has a fault. Any thread. */
 int kernel_job(struct kernel *kernel, const struct attend_job *job, uint32_t rows);
 /* Items (struct compute_item.link) of one layer of the same chunks. Any thread. Items
- * canceled meanwhile may be skipped. */
-int kernel_run(struct kernel *kernel, const struct list *items, uint32_t count);
+ * canceled meanwhile may be skipped, and all of them if the chunks are withdrawn. */
+int kernel_run(struct kernel *kernel, const struct store_kv_read *read,
+	       const struct list *items, uint32_t count);
 
 #endif

@@ -13,6 +13,7 @@
 #include "daemon/session/session.h"
 #include "daemon/store/arena.h"
 #include "daemon/store/store.h"
+#include "daemon/store/store_kv.h"
 
 struct files;
 struct remote;
@@ -460,18 +461,11 @@ struct store_pages {
 	struct store_class *class;
 	struct store_part *part; /* NULL: not yet, or not any more */
 	unsigned int readers;	 /* then it is freed with the last of them */
+	unsigned int calls;	 /* of the readers: of kernels */
 	uint64_t left;		 /* store->left when it was withdrawn */
 	struct charge charge;
 	uint32_t pages[]; /* of each view, in turn: of a whole chunk, the last one again
 			     where a short one has none */
-};
-/* An offer of such pages. */
-struct store_reading {
-	struct list link; /* in class->readings */
-	struct store_class *class;
-	struct room_leg *leg;
-	struct store_pages **of; /* NULL: none */
-	uint32_t count;
 };
 /* Can this pool's pages be published: does each view's hold whole chunks, from their
  * first token on? ERR_REQUIRE, ERR_RANGE. */
@@ -488,8 +482,11 @@ void store_pages_leave(struct store_part *part);
 uint32_t store_pages_of_view(const struct store_class *class, uint32_t view);
 /* View v of the part, to that many pages. */
 void store_pages_copy(const struct store_part *part, uint32_t view, uint32_t *pages);
-/* An offer of the class's parts of these chunks starts; not a reading if the class is not
- * in an engine's pages. */
+/* View v of the pool, as the class's layout has it. */
+const struct layout_view *store_pages_view(const struct store_class *class,
+					   uint32_t view);
+/* An offer of the class's parts of these chunks starts, or a call (`leg` NULL); not a
+ * reading if the class is not in an engine's pages. The parts are ready. */
 int store_reading_begin(struct store_reading *reading, struct store_class *class,
 			struct store_chunk *const *chunks, uint32_t count,
 			struct room_leg *leg);

@@ -2,16 +2,16 @@
 /*
  * Parts that stay in their engine's memory: pages of a pool of its own. Such a pool is a
  * class of its space, so that finds, covers, legs and other daemons take its parts like
- * those of a pool of slots; to read them, they open an offer in the engine's session,
- * which ends with it.
+ * those of a pool of slots; to fetch them, they open an offer in the engine's session,
+ * which ends with it. A kernel that attends to them reads them where they are.
  *
  * An engine may write its pages once they are its own again. So they cannot be held: a
  * hold of another engine keeps the chunk's name, not these bytes. A reader is an offer,
- * and an offer has ended only when its puller reads no more, or can no longer succeed.
- * Each offer notes the parts that it reads; a withdrawn part is removed from the index at
- * once, and its record is kept until the last offer of it has ended. A withdrawal has
- * ended when no record is left that was withdrawn before it: this includes parts that
- * were dropped by others.
+ * and an offer has ended only when its puller reads no more, or can no longer succeed;
+ * or it is one call of a kernel, which is told to stop. Each notes the parts that it
+ * reads; a withdrawn part is removed from the index at once, and its record is kept until
+ * its last reader has ended. A withdrawal has ended when no record is left that was
+ * withdrawn before it: this includes parts that were dropped by others.
  *
  * An engine that exits may have published more than a turn can walk: its classes are
  * marked, none of their parts is valid any more, and the parts are freed in later turns.
@@ -31,8 +31,7 @@
 
 /* ---- parts ---- */
 
-static const struct layout_view *pages_view(const struct store_class *class,
-					    uint32_t view)
+const struct layout_view *store_pages_view(const struct store_class *class, uint32_t view)
 {
 	return layout_view_find(class->pool->layout,
 				class->canon->layout->views[view].name);
@@ -40,7 +39,7 @@ static const struct layout_view *pages_view(const struct store_class *class,
 
 uint32_t store_pages_of_view(const struct store_class *class, uint32_t view)
 {
-	return class->space->tokens / pages_view(class, view)->page_tokens;
+	return class->space->tokens / store_pages_view(class, view)->page_tokens;
 }
 
 int store_pages_check(const struct store_handle *handle, const struct pool *pool,
@@ -124,7 +123,7 @@ static void pages_fill(struct store_pages *pages, const struct room_maps *maps,
 
 	for (uint32_t v = 0; v < layout->view_count; v++) {
 		const struct room_map *map = room_maps_find(maps, layout->views[v].name);
-		uint32_t tokens = pages_view(pages->class, v)->page_tokens;
+		uint32_t tokens = store_pages_view(pages->class, v)->page_tokens;
 		uint32_t count = store_pages_of_view(pages->class, v);
 		uint64_t first = (begin - map->first_token) / tokens;
 		uint64_t last = (end - 1 - map->first_token) / tokens;
@@ -158,6 +157,21 @@ void store_pages_ready(struct store_part *part)
 	part->pages->part = part;
 }
 
+/* The calls that read them: each is told once, so all are searched at most once. */
+static void calls_stop(const struct store_class *class, const struct store_pages *pages)
+{
+	struct store_reading *reading;
+
+	list_foreach(reading, &class->readings, link) {
+		if (reading->leg || atomic_load(&reading->left))
+			continue;
+		for (uint32_t i = 0; i < reading->count; i++) { /* at most 4096: ids */
+			if (!pages || reading->of[i] == pages)
+				atomic_store(&reading->left, true);
+		}
+	}
+}
+
 void store_pages_leave(struct store_part *part)
 {
 	struct store_pages *pages = mem_steal(part->pages);
@@ -173,6 +187,8 @@ void store_pages_leave(struct store_part *part)
 	pages->left = ++class->space->store->left;
 	list_remove(&pages->link);
 	list_push_back(&class->left, &pages->link);
+	if (pages->calls > 0)
+		calls_stop(class, pages);
 }
 
 void store_pages_copy(const struct store_part *part, uint32_t view, uint32_t *pages)
@@ -201,7 +217,9 @@ int store_reading_begin(struct store_reading *reading, struct store_class *class
 	for (uint32_t i = 0; i < count; i++) {
 		reading->of[i] = store_part_find(chunks[i], class)->pages;
 		reading->of[i]->readers++;
+		reading->of[i]->calls += !leg;
 	}
+	atomic_store(&reading->left, false);
 	list_init(&reading->link);
 	list_push_back(&class->readings, &reading->link);
 	return 0;
@@ -217,6 +235,7 @@ void store_reading_end(struct store_reading *reading)
 		return;
 	store = reading->class->space->store;
 	for (uint32_t i = 0; i < reading->count; i++) {
+		of[i]->calls -= !reading->leg;
 		if (--of[i]->readers || of[i]->part)
 			continue;
 		pages_free(of[i]);
@@ -253,7 +272,8 @@ static void readings_fail(struct store_class *class, uint64_t until, bool all)
 
 	err_set(&why, ERR_NOTFOUND, "chunks: their engine has withdrawn the pages");
 	list_foreach(reading, &class->readings, link) {
-		if (reading->leg->room && (all || reading_left(reading, until)))
+		if (reading->leg && reading->leg->room &&
+		    (all || reading_left(reading, until)))
 			room_fail(reading->leg->room, &why, NULL);
 	}
 }
@@ -380,6 +400,7 @@ void store_class_detach(struct store_class *class)
 
 	part->publishes--;
 	class->pool = NULL;
+	calls_stop(class, NULL);
 	if (list_empty(&class->pages))
 		return;
 	class->space->leaving |= UINT64_C(1) << class->index;
@@ -443,7 +464,7 @@ unsigned int store_pool_readings(const struct pool *pool)
 
 	while ((class = class_next(pool->session, pool, class))) {
 		list_foreach(reading, &class->readings, link)
-			n += reading->leg->room != NULL;
+			n += !reading->leg || reading->leg->room;
 	}
 	return n;
 }

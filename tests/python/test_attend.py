@@ -7,6 +7,8 @@ import copy
 import os
 import re
 import signal
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -442,28 +444,105 @@ def test_code_of_a_failure_is_in_shared_memory():
                 here.attend.error(0, why=-1)
 
 
-def test_pages_of_an_engine_are_not_attended_to():
-    """Here or there; where the daemon has a copy, too, that one is."""
+def published(engine, ids):
+    """The engine's chunks are its pages, and nothing else."""
+    engine.put(ids)
+    engine.space.drop(ids)
+    count = len(ids)
+    pages = {"kv": kvd.View(list(range(count)), tokens=(0, count * T))}
+    return engine.space.publish(ids, pages).wait(timeout=30)
+
+
+def test_pages_of_an_engine_are_attended_to():
+    """Here or there, where they lie."""
     model = Model(4 * T)
     ids = ids_of(4, b"pages")
     with daemons(1) as (_, client, _, (far,)):
         there, here = Engine(far, model), Engine(client, model)
         for engine in (there, here):
-            engine.put(ids)
-            engine.space.drop(ids)
-            pages = {"kv": kvd.View([0, 1, 2, 3], tokens=(0, 4 * T))}
-            engine.space.publish(ids, pages).wait(timeout=30)
+            published(engine, ids)
             with here.space.hold(ids, remote=10) as hold:
                 assert (hold.chunks, hold.remote) == (4, 4 if engine is there else 0)
-                here.ask(0, 0, [kvd.Part(hold)])
-                with pytest.raises(kvd.Error, match="use fetch") as refused:
+                for layer in range(LAYERS):
+                    q = here.ask(0, layer, [kvd.Part(hold)])
                     here.attend.wait(0, timeout=30)
-                assert refused.value.code == "EREQUIRE"
-            engine.put(ids)
-            with here.space.hold(ids, remote=10) as hold:
-                q = here.ask(0, 0, [kvd.Part(hold)])
-                here.attend.wait(0, timeout=30)
-                close(here.got(0), model.attend(0, q, np.arange(4 * T)))
+                    close(here.got(0), model.attend(layer, q, np.arange(4 * T)))
+                engine.space.withdraw(ids, grace=0)
+                here.ask(0, 0, [kvd.Part(hold)])
+                with pytest.raises(kvd.Error, match="withdrawn|missing|use fetch") as gone:
+                    here.attend.wait(0, timeout=30)
+                assert gone.value.code in ("ENOTFOUND", "EREQUIRE")
+                assert engine.client.command("chunk.list")["published"] == 0
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_pages_withdrawn_under_a_call_give_no_result(remote):
+    """Their engine writes them right behind the withdrawal."""
+    count = 64
+    model = Model(count * T)
+    ids = ids_of(count, b"withdrawn")
+    ends, told = threading.Event(), []
+    with daemons(1) as (_, client, _, (far,)):
+        there = Engine(far if remote else client, model)
+        here = Engine(client, model, rows=256)
+        flat = there.memory.array(dtype=np.uint8)
+        published(there, ids)
+        right = flat.copy()
+
+        def engine():
+            pages = {"kv": kvd.View(list(range(count)), tokens=(0, count * T))}
+            while not ends.wait(0.01):
+                there.space.withdraw(ids, grace=0).wait(timeout=30)
+                flat[:] = 0x41  # another request's
+                flat[:] = right
+                there.space.publish(ids, pages).wait(timeout=30)
+        thread = threading.Thread(target=engine)
+        thread.start()
+        try:
+            want = None
+            until_s = time.monotonic() + 4
+            while time.monotonic() < until_s or "ok" not in told or "ENOTFOUND" not in told:
+                assert time.monotonic() < until_s + 60, told[-20:]
+                with here.space.hold(ids, remote=10 if remote else None) as hold:
+                    if hold.chunks < count:
+                        continue
+                    q = here.ask(0, 0, [kvd.Part(hold)])
+                    try:
+                        here.attend.wait(0, timeout=30)
+                    except kvd.Error as error:
+                        told.append(error.code)
+                        continue
+                    want = want or model.attend(0, q, np.arange(count * T))
+                    close(here.got(0), want)
+                    told.append("ok")
+        finally:
+            ends.set()
+            thread.join()
+        assert set(told) <= {"ok", "ENOTFOUND", "EREQUIRE"}, set(told)
+
+
+def test_engine_ending_under_a_call_fails_the_post():
+    """Its memory stays mapped until the call has ended."""
+    count = 64
+    model = Model(count * T)
+    ids = ids_of(count, b"ends")
+    with daemons(0) as (daemon, client, _, _):
+        here, told = Engine(client, model, rows=256), set()
+        for _ in range(20):
+            with kvd.Client(daemon.socket_path) as other:
+                published(Engine(other, model), ids)
+                with here.space.hold(ids) as hold:
+                    assert hold.chunks == count
+                    q = here.ask(0, 0, [kvd.Part(hold)])
+                    other.close()
+                    try:
+                        here.attend.wait(0, timeout=30)
+                        close(here.got(0), model.attend(0, q, np.arange(count * T)))
+                        told.add("ok")
+                    except kvd.Error as error:
+                        told.add(error.code)
+            until(lambda: client.command("chunk.list")["published"] == 0)
+        assert told <= {"ok", "ENOTFOUND", "EREQUIRE"}, told
 
 
 def test_holder_killed_fails_the_post():

@@ -17,7 +17,7 @@
 #include "daemon/loop/loop.h"
 #include "daemon/loop/offload.h"
 #include "daemon/plan/layout.h"
-#include "daemon/store/store_kv.h"
+#include "daemon/store/store_impl.h"
 
 #define D 16u
 #define TOKENS 64u
@@ -37,6 +37,11 @@ static struct world {
 	struct layout_field fields[2];
 	struct layout_layer layers[LAYERS];
 	struct layout_view view;
+	struct layout layout;
+	struct canon canon;
+	struct store store;
+	struct store_space space;
+	struct store_class class;
 	uint16_t bytes[TOKENS * D * 2];
 	uint16_t q[512 * D];
 	float out[512 * (D + 2)];
@@ -65,6 +70,11 @@ static int setup(void **state)
 		w.layers[i] = (struct layout_layer){i, 2, w.fields};
 	w.view = (struct layout_view){
 		.page_tokens = 1, .layer_count = LAYERS, .layers = w.layers};
+	w.layout = (struct layout){.view_count = 1, .views = &w.view};
+	w.canon.layout = &w.layout;
+	w.store.base = (uint8_t *)w.bytes;
+	w.space = (struct store_space){.store = &w.store, .handles = 1};
+	w.class = (struct store_class){.space = &w.space, .canon = &w.canon};
 	return 0;
 }
 
@@ -91,13 +101,12 @@ static struct store_kv *kv_new(void)
 	struct store_kv *kv = mem_zalloc(sizeof(*kv));
 
 	assert_non_null(kv);
-	kv->view = &w.view;
-	kv->base = (const uint8_t *)w.bytes;
+	kv->class = &w.class;
+	w.space.handles++;
 	kv->pages = mem_calloc(TOKENS, sizeof(*kv->pages));
 	for (uint32_t i = 0; i < TOKENS; i++)
 		kv->pages[i] = i;
 	kv->page_count = TOKENS;
-	kv->page_tokens = 1;
 	kv->tokens = TOKENS;
 	return kv;
 }
