@@ -10,7 +10,7 @@ BASE_SRC   := $(wildcard daemon/base/*.c daemon/plan/*.c)
 WITHOUT    := $(LEFT_OUT:%=daemon/%/%) $(LEFT_OUT:%=daemon/transport/%/%) \
 	      $(if $(filter store,$(LEFT_OUT)),daemon/base/breaker.c daemon/plan/canon.c \
 		$(addprefix daemon/cost/,fit.c live.c pace.c)) \
-	      $(if $(filter attend,$(LEFT_OUT)),daemon/math/% gpu/attend_plan.c)
+	      $(if $(filter attend,$(LEFT_OUT)),daemon/math/% gpu/attend_%.c)
 DAEMON_SRC := $(filter-out daemon/main.c $(WITHOUT),\
 		$(wildcard daemon/*.c daemon/*/*.c daemon/*/*/*.c gpu/*.c proto/*.c lib/*.c))
 CTL_SRC    := $(wildcard ctl/*.c)

@@ -40,6 +40,15 @@
 #define GPU_KERNEL_HOST_BYTES (UINT64_C(64) << 10)
 #define GPU_STREAMS 4u
 
+#define GPU_ATTEND_KERNELS 4u
+
+/* attend_run.c's */
+struct gpu_attend {
+	unsigned int turn; /* the context that has them; 0: none */
+	struct cu_function *kernels[GPU_ATTEND_KERNELS];
+	int processors;
+};
+
 struct gpu;
 
 struct gpu_device {
@@ -74,6 +83,7 @@ struct gpu_device {
 	atomic_bool broken;
 	struct err why; /* set before `broken` is */
 	struct gpu_module module;
+	struct gpu_attend attend;
 	struct gpu_keep keep;
 };
 

@@ -46,6 +46,9 @@ struct gpu_lane {
 	uint64_t marks, waited;
 	void *bounces[GPU_LANE_SETS];
 	void *lists[GPU_LANE_SETS];
+	void *room;	  /* gpu_lane_room()'s: pinned, … */
+	uint64_t room_at; /* … and of the device */
+	size_t room_bytes, room_at_bytes;
 	bool begun; /* the stretch that is being queued: */
 	/* for the kernel: rows within the device, calls of others; 0: none */
 	uint64_t kernel_below, kernel_host_below;
@@ -62,6 +65,18 @@ static const struct cudrv *drv_of(const struct gpu_lane *lane)
 
 /* ---- taking ---- */
 
+static void room_free(struct gpu_lane *lane)
+{
+	const struct cudrv *drv = drv_of(lane);
+
+	if (lane->room)
+		(void)drv->host_free(lane->room);
+	if (lane->room_at)
+		(void)drv->mem_free(lane->room_at);
+	lane->room = NULL;
+	lane->room_at = lane->room_bytes = lane->room_at_bytes = 0;
+}
+
 static void lane_free(struct gpu_lane *lane)
 {
 	const struct cudrv *drv = drv_of(lane);
@@ -72,6 +87,7 @@ static void lane_free(struct gpu_lane *lane)
 		if (lane->lists[i])
 			(void)drv->host_free(lane->lists[i]);
 	}
+	room_free(lane);
 	for (unsigned int i = 0; i < GPU_LANE_MARKS; i++)
 		if (lane->events[i])
 			(void)drv->event_destroy(lane->events[i]);
@@ -401,6 +417,55 @@ int gpu_lane_bounce(struct gpu_lane *lane, unsigned int index, void **bounce_p)
 		}
 	}
 	*bounce_p = lane->bounces[index];
+	return 0;
+}
+
+int gpu_lane_room(struct gpu_lane *lane, size_t host_bytes, size_t bytes, void **host_p,
+		  uint64_t *address_p)
+{
+	const struct cudrv *drv = drv_of(lane);
+	int result;
+
+	if (lane->room_bytes < host_bytes || lane->room_at_bytes < bytes) {
+		room_free(lane);
+		result = drv->host_alloc(&lane->room, host_bytes,
+					 CU_MEMHOSTALLOC_PORTABLE);
+		if (result != CU_SUCCESS) {
+			lane->room = NULL;
+			return gpu_raise(lane->device, result, ERR_NOMEM,
+					 "cuMemHostAlloc");
+		}
+		lane->room_bytes = host_bytes;
+		result = drv->mem_alloc(&lane->room_at, bytes);
+		if (result != CU_SUCCESS) {
+			lane->room_at = 0;
+			return gpu_raise(lane->device, result, ERR_NOMEM, "cuMemAlloc");
+		}
+		lane->room_at_bytes = bytes;
+	}
+	*host_p = lane->room;
+	*address_p = lane->room_at;
+	return 0;
+}
+
+int gpu_lane_bytes(struct gpu_lane *lane, uint64_t dst, uint64_t src, size_t bytes)
+{
+	int result = drv_of(lane)->copy(dst, src, bytes, lane->stream);
+
+	if (result != CU_SUCCESS)
+		return gpu_raise(lane->device, result, ERR_IO, "cuMemcpyAsync");
+	return 0;
+}
+
+int gpu_lane_launch(struct gpu_lane *lane, struct cu_function *kernel, uint32_t x,
+		    uint32_t y, uint32_t threads, void *argument)
+{
+	void *params[] = {argument};
+	int result = drv_of(lane)->launch(kernel, x, y, 1, threads, 1, 1, 0, lane->stream,
+					  params, NULL);
+
+	if (result != CU_SUCCESS)
+		return gpu_raise(lane->device, result, ERR_IO, "cuLaunchKernel");
 	return 0;
 }
 

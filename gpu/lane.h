@@ -14,10 +14,12 @@
 #define KVD_GPU_LANE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "gpu/engines.h"
 
+struct cu_function;
 struct gpu_device;
 struct gpu_kept;
 struct gpu_lane;
@@ -57,6 +59,15 @@ int gpu_lane_wait(struct gpu_lane *lane, uint64_t mark);
  * GPU_LANE_SETS. */
 #define GPU_LANE_BOUNCE_BYTES (UINT64_C(1) << 20)
 int gpu_lane_bounce(struct gpu_lane *lane, unsigned int index, void **bounce_p);
+/* Memory of the lane's own for a user's launches, pinned and of the device: at least so
+ * many bytes each, until it is asked for again. Nothing is in flight. */
+int gpu_lane_room(struct gpu_lane *lane, size_t host_bytes, size_t bytes, void **host_p,
+		  uint64_t *address_p);
+/* Queue, in order: a copy to or from that memory, a launch of a kernel with one argument
+ * of x by y blocks. */
+int gpu_lane_bytes(struct gpu_lane *lane, uint64_t dst, uint64_t src, size_t bytes);
+int gpu_lane_launch(struct gpu_lane *lane, struct cu_function *kernel, uint32_t x,
+		    uint32_t y, uint32_t threads, void *argument);
 /* No copy of this lane runs after it. Never fails, and does not return before that is
  * certain; raises no error. */
 void gpu_lane_drain(struct gpu_lane *lane);

@@ -66,10 +66,9 @@ static int file_read(const char *path, void **image_p)
 	return 0;
 }
 
-/* *own_p is to be freed. */
-static int image_take(const struct gpu *gpu, const void **image_p, void **own_p)
+int gpu_module_image(const struct gpu *gpu, const void *built, const void **image_p,
+		     void **own_p)
 {
-	size_t bytes;
 	int r;
 
 	*own_p = NULL;
@@ -81,8 +80,8 @@ static int image_take(const struct gpu *gpu, const void **image_p, void **own_p)
 		*image_p = *own_p;
 		return err_pass(r);
 	}
-	*image_p = kernels_image(&bytes);
-	if (!*image_p)
+	*image_p = built;
+	if (!built)
 		return err_raise(ERR_REQUIRE, "this kvd was built without nvcc");
 	return 0;
 }
@@ -107,12 +106,13 @@ static int module_load(struct gpu_device *device)
 	const struct cudrv *drv = &device->gpu->drv;
 	const void *image = NULL;
 	void *own = NULL;
+	size_t bytes;
 	int r, result;
 
 	if (!drv->has[CUDRV_KERNELS])
 		return err_raise(ERR_REQUIRE, "the driver has no %s",
 				 drv->missing[CUDRV_KERNELS]);
-	r = image_take(device->gpu, &image, &own);
+	r = gpu_module_image(device->gpu, kernels_image(&bytes), &image, &own);
 	if (r < 0)
 		return err_pass(r);
 	result = drv->module_load(&device->module.handle, image);
@@ -252,13 +252,14 @@ void gpu_module_text(struct gpu *gpu, char *text, size_t size)
 {
 	void *own = NULL;
 	const void *image;
+	size_t bytes;
 
 	if (!gpu->drv.has[CUDRV_KERNELS]) {
 		snprintf(text, size, "no: %s is missing",
 			 gpu->drv.missing[CUDRV_KERNELS]);
 		return;
 	}
-	if (image_take(gpu, &image, &own) < 0) {
+	if (gpu_module_image(gpu, kernels_image(&bytes), &image, &own) < 0) {
 		snprintf(text, size, "no: %s", err_last()->text);
 		err_clear();
 		return;

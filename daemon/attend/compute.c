@@ -294,6 +294,7 @@ static void batch_rate(struct compute *compute, const struct batch *batch)
 static bool batch_is_small(const struct compute *compute, const struct batch *batch)
 {
 	return !loop_is_virtual(compute->loop) && compute->rate > 0 &&
+	       !batch->read.device && /* its kernel is waited for */
 	       batch->products < SMALL_US * compute->rate;
 }
 
@@ -331,7 +332,8 @@ static void batch_done(struct offload_job *job)
 	} else if (r < 0) {
 		err_clear();
 	}
-	batch_rate(compute, batch);
+	if (!batch->read.device)
+		batch_rate(compute, batch);
 	compute->busy--;
 	compute->telling++;
 	compute->batches += job->result >= 0;

@@ -19,6 +19,7 @@
 #include "daemon/math/attend.h"
 #include "daemon/plan/layout.h"
 #include "daemon/store/store_kv.h"
+#include "gpu/attend_run.h"
 
 #define SCRATCH_ALIGN 64u
 
@@ -104,12 +105,12 @@ static bool run_stop(void *arg)
 static struct attend_field kernel_field(const struct store_kv_read *read,
 					const struct layout_field *f, uint32_t first_head)
 {
-	return (struct attend_field){.base = store_kv_at(read, f) +
-					     (uint64_t)(first_head - f->first_unit) *
-						     f->unit_stride,
-				     .page_stride = f->page_stride,
-				     .token_stride = f->token_stride,
-				     .head_stride = f->unit_stride};
+	return (struct attend_field){
+		.base = (const uint8_t *)(uintptr_t)store_kv_at(read, f) +
+			(uint64_t)(first_head - f->first_unit) * f->unit_stride,
+		.page_stride = f->page_stride,
+		.token_stride = f->token_stride,
+		.head_stride = f->unit_stride};
 }
 
 static int kv_of(const struct store_kv_read *read, const struct compute_item *item,
@@ -174,6 +175,24 @@ int kernel_job(struct kernel *kernel, const struct attend_job *job, uint32_t row
 	return 0;
 }
 
+/* On the device that has the KV. */
+static int kernel_device(struct kernel *kernel, struct gpu_device *device,
+			 const struct attend_job *job)
+{
+	const char *fault = attend_job_fault(job);
+	struct kernel_scratch *scratch;
+	int r;
+
+	if (fault)
+		return err_raise(ERR_RANGE, "%s", fault);
+	scratch = scratch_take(kernel, gpu_attend_scratch(job));
+	if (!scratch)
+		return err_pass(-ENOMEM);
+	r = gpu_attend_run(device, job, scratch->at);
+	scratch_give(kernel, scratch);
+	return err_pass(r);
+}
+
 int kernel_run(struct kernel *kernel, const struct store_kv_read *read,
 	       const struct list *items, uint32_t count)
 {
@@ -211,5 +230,7 @@ int kernel_run(struct kernel *kernel, const struct store_kv_read *read,
 		rows += item->rows;
 	}
 	assert(n == count);
+	if (read->device)
+		return err_pass(kernel_device(kernel, read->device, &job));
 	return err_pass(kernel_job(kernel, &job, rows));
 }

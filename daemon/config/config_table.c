@@ -380,8 +380,9 @@ static const struct setting options[] = {
 	 .help = "Library of the CUDA driver: a name or a path."},
 	{"transport", "gpu_kernels", SETTING_TEXT, FIELD(gpu_kernels), .preset = "auto",
 	 .help = "Image of GPU kernels: auto (built in), off, or the path of an image "
-		 "that nvcc made of gpu/kernels.cu. Without kernels the GPU's copy "
-		 "engines move all data."},
+		 "that nvcc made of gpu/kernels.cu, and of gpu/attend.cu where rows "
+		 "attend to published pages. Without kernels the GPU's copy engines "
+		 "move all data."},
 	{"transport", "copy_slice", SETTING_SIZE, FIELD(slice_bytes), .preset = "512 KiB",
 	 .min = 4 * KIB, .max = 64 * MIB,
 	 .help = "Bytes that a copy thread moves between two checks for cancellation."},

@@ -584,6 +584,13 @@ int memory_new_linear(uint64_t length, struct memory **memory_p)
 	return err_pass(import_filled(r, memory, memory_p));
 }
 
+struct gpu_device *memory_device(const struct memory *memory)
+{
+	return memory->kind == MEMORY_DEVICE && memory->gpu && memory->address
+		       ? memory->gpu->device
+		       : NULL;
+}
+
 /* ---- another process's memory ---- */
 
 bool memory_owner_alive(struct memory *memory)

@@ -35,6 +35,7 @@ struct gpu;
 struct gpu_handle;
 struct gpu_import;
 struct gpu_pin;
+struct gpu_device;
 struct warden;
 
 enum memory_kind {
@@ -81,6 +82,9 @@ static inline bool memory_is_plain(const struct memory *memory)
 {
 	return memory->kind == MEMORY_SEALED || memory->kind == MEMORY_LINEAR;
 }
+
+/* The device whose kernels can read all of it; NULL: host memory, or none. */
+struct gpu_device *memory_device(const struct memory *memory);
 
 /*
  * Import. On success *memory_p has one reference. The fd is duplicated, the

@@ -63,19 +63,25 @@ void store_kv_free(struct store_kv *kv)
 	mem_free(kv);
 }
 
-/* Do threads read the pool's memory directly? */
-static int kv_mapped(const struct pool *pool)
+/* What can read all of the pool's memory in place: threads, or one device's kernels. */
+static int kv_where(const struct pool *pool, struct gpu_device **device_p)
 {
+	*device_p = NULL;
 	if (!pool)
 		return err_raise(ERR_NOTFOUND, "the engine of these chunks has exited");
 	for (uint32_t i = 0; i < pool->layout->buffer_count; i++) {
 		const struct region *region = pool->buffers[i].region;
+		struct gpu_device *device = memory_device(region->memory);
 
-		if (!memory_is_plain(region->memory))
+		if (!device && !memory_is_plain(region->memory))
 			return err_raise(ERR_REQUIRE,
 					 "the chunks are in an engine's pages in %s "
 					 "memory, which is not read in place; use fetch",
 					 region_kind_name(region->kind));
+		if (i > 0 && device != *device_p)
+			return err_raise(ERR_REQUIRE, "the chunks are in the memory of "
+						      "several devices; use fetch");
+		*device_p = device;
 	}
 	return 0;
 }
@@ -91,12 +97,14 @@ static int kv_new(struct store_class *class, uint32_t count, const char *view,
 		  struct store_kv **kv_p)
 {
 	struct store *store = class->space->store;
+	struct gpu_device *device;
 	struct store_kv *kv;
 	uint32_t index = 0;
 	int r = kv_view(class->canon->layout, view, &index) ? 0 : -EINVAL;
 
 	if (r >= 0)
-		r = class->published ? kv_mapped(class->pool) : store_ready(store);
+		r = class->published ? kv_where(class->pool, &device)
+				     : store_ready(store);
 	if (r >= 0 && class->published && count > CALL_CHUNKS_MAX)
 		r = err_raise(
 			ERR_REQUIRE,
@@ -215,8 +223,17 @@ int store_kv_classes(const struct store_hold *hold, uint32_t first, uint32_t cou
 		r = range_check(first, count, hold->count);
 	if (r < 0)
 		return err_pass(r);
-	for (uint32_t i = first; i < first + count; i++)
-		mask &= store_chunk_ready(hold->chunks[i]) | hold->chunks[i]->filed;
+	for (uint32_t i = first; i < first + count; i++) {
+		uint64_t have =
+			store_chunk_ready(hold->chunks[i]) | hold->chunks[i]->filed;
+
+		if (!have)
+			return err_raise(ERR_NOTFOUND,
+					 "chunk %u of the hold: its engine "
+					 "has withdrawn the pages",
+					 i);
+		mask &= have;
+	}
 	*classes_p = store_cover(hold->handle, mask); /* copies, if there are any */
 	if (!*classes_p)
 		return err_raise(ERR_REQUIRE,
@@ -290,7 +307,7 @@ int store_kv_read_begin(const struct store_kv *kv, struct store_kv_read *read)
 				       .base = kv->class->space->store->base};
 	if (!kv->class->published)
 		return 0;
-	r = kv_mapped(kv->class->pool);
+	r = kv_where(kv->class->pool, &read->device);
 	if (r >= 0)
 		r = read_pages(kv, read);
 	if (r >= 0)
@@ -303,14 +320,17 @@ int store_kv_read_begin(const struct store_kv *kv, struct store_kv_read *read)
 	return 0;
 }
 
-const uint8_t *store_kv_at(const struct store_kv_read *read, const struct layout_field *f)
+uint64_t store_kv_at(const struct store_kv_read *read, const struct layout_field *f)
 {
 	const struct pool_buffer *buffer;
+	const struct memory *memory;
 
 	if (!read->pool)
-		return read->base + f->offset;
+		return (uintptr_t)read->base + f->offset;
 	buffer = &read->pool->buffers[f->buffer];
-	return buffer->region->memory->base + buffer->offset + f->offset;
+	memory = buffer->region->memory;
+	return (read->device ? memory->address : (uintptr_t)memory->base) +
+	       buffer->offset + f->offset;
 }
 
 bool store_kv_read_left(const struct store_kv_read *read)

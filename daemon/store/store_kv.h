@@ -16,6 +16,7 @@
 
 #include "daemon/base/list.h"
 
+struct gpu_device;
 struct layout;
 struct layout_field;
 struct layout_view;
@@ -56,8 +57,9 @@ struct store_reading {
 /* A run as one call of a kernel reads it. */
 struct store_kv_read {
 	const struct layout_view *view;
-	const uint32_t
-		*pages; /* page n of a field lies at store_kv_at() + n * page_stride */
+	/* page n of a field lies at store_kv_at() + n * page_stride */
+	const uint32_t *pages;
+	struct gpu_device *device; /* that has these addresses; NULL: the host */
 	/* private */
 	struct pool *pool; /* of published pages: in use; NULL: copies */
 	const uint8_t *base;
@@ -84,9 +86,8 @@ const struct layout_view *store_kv_view(const struct store_kv *kv);
 /* From here to its end the pages are not their engine's. ERR_NOTFOUND: some have been
  * withdrawn. Loop thread; `kv` stays until the end. */
 int store_kv_read_begin(const struct store_kv *kv, struct store_kv_read *read);
-/* Byte 0 of a field's page 0. Any thread. */
-const uint8_t *store_kv_at(const struct store_kv_read *read,
-			   const struct layout_field *f);
+/* The address of byte 0 of a field's page 0. Any thread. */
+uint64_t store_kv_at(const struct store_kv_read *read, const struct layout_field *f);
 /* End the call: an engine waits for its pages. Any thread. */
 bool store_kv_read_left(const struct store_kv_read *read);
 /* ERR_NOTFOUND: what was read is not valid. Also after a begin that failed. Loop thread.

@@ -464,6 +464,9 @@ int cuDeviceGetAttribute(int *value_p, int which, int device)
 	case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
 		*value_p = 0;
 		return CU_SUCCESS;
+	case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+		*value_p = 4;
+		return CU_SUCCESS;
 	case CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED:
 		*value_p = 1;
 		return CU_SUCCESS;

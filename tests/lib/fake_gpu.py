@@ -8,6 +8,7 @@ import os
 from kvd_daemon import BUILD, Skip
 
 LIBRARY = os.path.join(BUILD, "fakegpu", "libcuda.so.1")
+IMAGE = b"kvd fake kernels\n"  # in a file of gpu_kernels: it has every kernel
 NOT_READY = 600
 CONFIG = "cuda_library = %s\n" % LIBRARY
 

@@ -667,6 +667,8 @@ const struct work tests[] = {
 	{"chunks", "chunks of a cache on the GPU, put and fetched", chunks_test},
 	{"attend", "attention, merge and splice by attend.cu, against the CPU's",
 	 attend_test},
+	{"attend-daemon", "a daemon attends in pages that an engine has published",
+	 attend_daemon_test},
 	{"abort", "stopped in the middle: still", aborted},
 	{"kill", "kill -9 of the engine that is read", engine_killed},
 	{NULL, NULL, NULL},

@@ -167,6 +167,8 @@ void chunks_test(void);
 void chunks_bench(void);
 void attend_test(void);
 void attend_bench(void);
+void attend_daemon_test(void);
+void attend_daemon_bench(void);
 /* Best seconds of one copy between the device and pinned memory. */
 double plain_pinned(uint64_t bytes, bool to_device);
 /* Roles of test.c and bench.c. */

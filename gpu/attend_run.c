@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A job is one stretch of a lane: its image and page table go to the device in one copy,
+ * one launch (and a merge, if the tokens are split), one copy back. The lane's streams
+ * have the lowest priority, so an engine's kernels of the same context group run first;
+ * between processes the driver divides the time.
+ *
+ * Few tiles would leave most of the device idle, so their tokens are split, as far as
+ * the planes of all splits fit.
+ *
+ * The kernels are loaded by the first job of a context, which waits for it. They go with
+ * the context.
+ */
+#include "gpu/attend_run.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "gpu/attend_image.h"
+#include "gpu/attend_plan.h"
+#include "gpu/gpu.h"
+#include "gpu/lane.h"
+
+#define PLANES_BYTES_MAX ((size_t)24 << 20)
+#define SPLIT_TOKENS 256u /* a split has at least so many */
+#define COMPUTE_MIN 80	  /* products of bf16 */
+#define ALIGN 64u
+
+static const char *const names[GPU_ATTEND_KERNELS] = {
+	"kvd_attend_mla", "kvd_attend_gqa64", "kvd_attend_gqa128", "kvd_merge"};
+
+/* ---- loading ---- */
+
+static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static int attend_load(struct gpu_device *device, struct gpu_attend *attend)
+{
+	const struct cudrv *drv = &device->gpu->drv;
+	struct cu_module *module;
+	const void *image = NULL;
+	void *own = NULL;
+	size_t bytes;
+	int r, result;
+
+	if (!drv->has[CUDRV_KERNELS])
+		return err_raise(ERR_REQUIRE, "the driver has no %s",
+				 drv->missing[CUDRV_KERNELS]);
+	r = gpu_module_image(device->gpu, attend_image(&bytes), &image, &own);
+	if (r < 0)
+		return err_pass(r);
+	result = drv->module_load(&module, image);
+	mem_free(own);
+	if (result != CU_SUCCESS)
+		return gpu_raise(device, result, ERR_REQUIRE, "cuModuleLoadData");
+	for (unsigned int i = 0; i < GPU_ATTEND_KERNELS && result == CU_SUCCESS; i++)
+		result = drv->module_function(&attend->kernels[i], module, names[i]);
+	if (result != CU_SUCCESS) {
+		(void)drv->module_unload(module);
+		return gpu_raise(device, result, ERR_REQUIRE,
+				 "cuModuleGetFunction kvd_attend");
+	}
+	result = drv->device_attribute(&attend->processors,
+				       CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+				       device->handle);
+	if (result != CU_SUCCESS || attend->processors < 1)
+		attend->processors = 1;
+	return 0;
+}
+
+/* The context is current. */
+static int attend_want(struct gpu_device *device)
+{
+	struct gpu_attend *attend = &device->attend;
+	unsigned int turn = atomic_load(&device->turn);
+	int r = 0;
+
+	pthread_mutex_lock(&load_lock);
+	if (attend->turn != turn) {
+		r = attend_load(device, attend);
+		attend->turn = r < 0 ? 0 : turn;
+	}
+	pthread_mutex_unlock(&load_lock);
+	return err_pass(r);
+}
+
+static struct cu_function *kernel_find(const struct gpu_device *device, const char *name)
+{
+	unsigned int i = 0;
+
+	while (strcmp(names[i], name) != 0) /* the plan's is among them */
+		i++;
+	return device->attend.kernels[i];
+}
+
+/* ---- a job ---- */
+
+static uint32_t splits_of(const struct gpu_device *device, const struct attend_job *job,
+			  uint32_t rows)
+{
+	uint32_t tiles = (rows + ATTEND_KERN_ROWS - 1) / ATTEND_KERN_ROWS;
+	uint32_t splits = (uint32_t)device->attend.processors / tiles;
+	uint32_t most = job->kv->tokens / SPLIT_TOKENS;
+
+	splits = splits < most ? splits : most;
+	splits = splits < MERGE_PARTS_MAX ? splits : MERGE_PARTS_MAX;
+	while (splits > 1 && attend_plan_size(job, splits).planes > PLANES_BYTES_MAX)
+		splits /= 2;
+	return splits ? splits : 1;
+}
+
+/* What is copied to the device: the plan's image, then the page table. */
+struct input {
+	size_t image, pages, bytes;
+};
+
+static struct input input_of(const struct attend_job *job, size_t image)
+{
+	const struct attend_kv *kv = job->kv;
+	uint64_t tokens = (uint64_t)kv->first + kv->tokens;
+	struct input in = {.image = (image + ALIGN - 1) / ALIGN * ALIGN};
+
+	if (kv->pages)
+		in.pages = (tokens + kv->page_tokens - 1) / kv->page_tokens *
+			   sizeof(*kv->pages);
+	in.bytes = (in.image + in.pages + ALIGN - 1) / ALIGN * ALIGN;
+	return in;
+}
+
+static int plan_launch(struct gpu_lane *lane, struct gpu_device *device,
+		       struct attend_plan *plan)
+{
+	int r = gpu_lane_launch(lane, kernel_find(device, plan->kernel), plan->tiles,
+				plan->splits, ATTEND_KERN_THREADS, &plan->kern);
+
+	if (r >= 0 && plan->splits > 1)
+		r = gpu_lane_launch(lane, kernel_find(device, "kvd_merge"), plan->rows, 1,
+				    ATTEND_KERN_THREADS, &plan->merge);
+	return err_pass(r);
+}
+
+static int run_on(struct gpu_lane *lane, struct gpu_device *device,
+		  const struct attend_job *job, uint32_t rows, void *scratch)
+{
+	const uint32_t splits = splits_of(device, job, rows);
+	const struct attend_plan_bytes size = attend_plan_size(job, splits);
+	const struct input in = input_of(job, size.image);
+	struct attend_kv kv = *job->kv;
+	struct attend_job there = *job;
+	struct attend_plan plan;
+	uint64_t at, mark, planes_at;
+	uint8_t *host;
+	size_t result;
+	int r;
+
+	/* the result is not larger than a plane */
+	r = gpu_lane_room(lane, in.bytes + size.planes / splits, in.bytes + size.planes,
+			  (void **)&host, &at);
+	if (r < 0)
+		return err_pass(r);
+	planes_at = at + in.bytes;
+	if (in.pages) {
+		memcpy(host + in.image, job->kv->pages, in.pages);
+		kv.pages = (const uint32_t *)(uintptr_t)(at + in.image);
+	}
+	there.kv = &kv;
+	attend_plan_make(&plan, &there, splits, host, at, planes_at, scratch);
+	if (plan.tiles == 0)
+		return 0;
+	planes_at += attend_plan_result(&plan, &result);
+	r = gpu_lane_bytes(lane, at, (uintptr_t)host, in.bytes);
+	if (r >= 0)
+		r = plan_launch(lane, device, &plan);
+	if (r >= 0)
+		r = gpu_lane_bytes(lane, (uintptr_t)(host + in.bytes), planes_at, result);
+	if (r >= 0)
+		r = gpu_lane_mark(lane, &mark);
+	if (r >= 0)
+		r = gpu_lane_wait(lane, mark);
+	if (r >= 0)
+		attend_plan_take(&plan, host + in.bytes);
+	return err_pass(r);
+}
+
+static int run_entered(struct gpu_device *device, const struct attend_job *job,
+		       void *scratch)
+{
+	struct gpu_lane *lane;
+	uint32_t rows = 0;
+	struct err why;
+	int r = attend_want(device);
+
+	if (r >= 0)
+		r = gpu_lane_take(device, &lane);
+	if (r < 0)
+		return err_pass(r);
+	for (uint32_t i = 0; i < job->span_count; i++)
+		rows += job->spans[i].rows;
+	r = run_on(lane, device, job, rows, scratch);
+	if (r < 0) {
+		err_take(&why);
+		gpu_lane_drain(lane);
+	}
+	gpu_lane_give(lane);
+	return r < 0 ? err_reraise(&why) : 0;
+}
+
+size_t gpu_attend_scratch(const struct attend_job *job)
+{
+	return attend_plan_size(job, 1).scratch;
+}
+
+int gpu_attend_run(struct gpu_device *device, const struct attend_job *job, void *scratch)
+{
+	const char *fault = attend_plan_fault(job);
+	int r;
+
+	if (fault)
+		return err_raise(ERR_REQUIRE, "%s; use fetch", fault);
+	if (device->compute < COMPUTE_MIN)
+		return err_raise(ERR_REQUIRE,
+				 "compute capability %d.%d: kernels of attention need "
+				 "8.0; use fetch",
+				 device->compute / 10, device->compute % 10);
+	r = gpu_enter(device);
+	if (r < 0)
+		return err_pass(r);
+	r = run_entered(device, job, scratch);
+	gpu_leave(device);
+	return err_pass(r);
+}
