@@ -26,7 +26,10 @@
 #include "daemon/store/far.h"
 #include "daemon/store/store_impl.h"
 
+/* Of a leg; the latter two bound the turns in which it starts and ends. */
 #define LEG_BYTES (UINT64_C(64) << 20)
+#define LEG_CHUNKS 256u
+#define LEG_TOKENS 8192u
 #define MOVE_LEGS_MAX 8u /* of a move, in progress */
 #define MOVES_MAX 4096u	 /* of a session */
 
@@ -303,6 +306,15 @@ static struct store_sources entry_sources(const struct store_move *move, uint32_
 	return sources;
 }
 
+static uint32_t leg_chunks_max(const struct store_move *move)
+{
+	uint32_t count = LEG_TOKENS / move->handle->space->tokens;
+
+	if (count == 0)
+		return 1;
+	return count < LEG_CHUNKS ? count : LEG_CHUNKS;
+}
+
 /* For a leg. */
 static bool entry_waits(const struct store_move *move, uint32_t i)
 {
@@ -314,8 +326,8 @@ static bool entry_waits(const struct store_move *move, uint32_t i)
 static int next_leg(struct store_move *move, struct store_sources *sources_p,
 		    uint32_t *count_p)
 {
+	uint32_t most = leg_chunks_max(move), n = 0;
 	uint64_t bytes = 0;
-	uint32_t n = 0;
 
 	*count_p = 0;
 	while (move->next < move->count && !entry_waits(move, move->next))
@@ -336,7 +348,7 @@ static int next_leg(struct store_move *move, struct store_sources *sources_p,
 		struct store_sources other = entry_sources(move, i);
 
 		bytes += store_entry_bytes(move, i);
-		if (!entry_waits(move, i) || (n && bytes > LEG_BYTES) ||
+		if (!entry_waits(move, i) || n == most || (n && bytes > LEG_BYTES) ||
 		    other.used != sources_p->used || other.far != sources_p->far)
 			break;
 	}
@@ -382,6 +394,10 @@ static int store_move_run(struct store_move *move)
 		for (; n > 0; n--)
 			move->entries[move->next++].busy = true;
 		move->legs_running++;
+		if (loop_enough(move->store->kvd->loop)) {
+			store_move_kick(move);
+			break;
+		}
 	}
 	return 0;
 }
