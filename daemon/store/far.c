@@ -47,7 +47,7 @@ struct far_one {
 	uint64_t ask;
 	bool open;    /* not answered */
 	bool held;    /* the remote, by this: a home named it */
-	bool waiting; /* not sent yet: it is being connected */
+	bool waiting; /* not sent yet: it is being connected, or not its turn */
 	bool trial;   /* it was late before: no hold waits for it */
 };
 
@@ -63,6 +63,7 @@ struct far_query {
 	uint32_t asked;		  /* chunks */
 	struct homes_query *find; /* in progress */
 	struct wire_chunk_lookup msg;
+	struct loop_work asking; /* of those that are ready, one a step: 128 KiB each */
 	struct loop_timer timer;
 	struct loop_defer done;
 	void (*on_done)(void *arg);
@@ -297,6 +298,7 @@ static void query_free(struct far_query *query)
 		if (query->ones[i].held)
 			handshake_release(query->ones[i].remote);
 	}
+	loop_work_stop(&query->asking);
 	loop_timer_stop(&query->timer);
 	loop_defer_cancel(&query->done);
 	list_remove(&query->link);
@@ -307,6 +309,8 @@ static void query_free(struct far_query *query)
 
 static void query_look(struct far_query *query)
 {
+	if (loop_work_running(&query->asking))
+		return; /* query_asked() follows */
 	if (query->open == 0 || (query->hold && query->open == query->trials))
 		loop_defer(query->far->store->kvd->loop, &query->done);
 }
@@ -319,7 +323,7 @@ void far_cancel(struct far_query *query)
 	for (unsigned int i = 0; i < query->count; i++) {
 		struct far_one *one = &query->ones[i];
 
-		if (one->waiting && !one->trial)
+		if (one->waiting && !(one->trial && !far_ready(one->remote)))
 			one_close(one);
 		else if (one->open && !one->waiting)
 			far_release(one->remote, one->ask); /* behind the question */
@@ -379,6 +383,41 @@ static int one_ask(struct far_one *one)
 	return err_pass(handshake_send_chunk_lookup(one->remote, &one->query->msg));
 }
 
+/* One that waits is queried once it is ready. A trial without a waiting hold needs only
+ * the connection. False: it does not wait, or goes on waiting. */
+static bool one_step(struct far_one *one)
+{
+	bool ready = far_ready(one->remote);
+
+	if (!one->waiting || (!ready && !one->remote->refused))
+		return false;
+	if (ready && one->query->hold) {
+		if (one_ask(one) >= 0)
+			return true;
+		err_clear(); /* it is going down, or much waits for it */
+	} else if (ready) {
+		far_answers(one->query->far, one->remote);
+	}
+	one_close(one);
+	query_look(one->query);
+	return true;
+}
+
+static bool query_step(struct loop_work *work)
+{
+	struct far_query *query = container_of(work, struct far_query, asking);
+
+	for (unsigned int i = 0; i < query->count; i++)
+		if (one_step(&query->ones[i]))
+			return true;
+	return false;
+}
+
+static void query_asked(struct loop_work *work)
+{
+	query_look(container_of(work, struct far_query, asking));
+}
+
 /* `held`: owned by the query until it ends, if this succeeds. */
 static int one_add(struct far_query *query, struct remote *remote, bool held)
 {
@@ -402,12 +441,9 @@ static int one_add(struct far_query *query, struct remote *remote, bool held)
 	query->trials += trial;
 	if (trial)
 		far_late(far, remote, "it was slow; one trial query follows");
-	one->waiting = !far_ready(remote);
-	far->waiting += one->waiting;
-	if (one->waiting ? remote->refused : one_ask(one) < 0) {
-		err_clear(); /* it is going down, or much waits for it */
-		one_close(one);
-	}
+	one->waiting = true;
+	far->waiting++;
+	loop_work_defer(&query->asking);
 	return 0;
 }
 
@@ -537,6 +573,7 @@ int far_ask(struct far *far, struct store_hold *hold, uint32_t count, uint64_t l
 	query->asked = count;
 	query->on_done = on_done;
 	query->arg = arg;
+	loop_work_init(&query->asking, far->store->kvd->loop, query_step, query_asked);
 	loop_timer_init(&query->timer, far->store->kvd->loop, on_query_late);
 	loop_defer_init(&query->done, on_query_done);
 	for (unsigned int i = 0; i < far->count; i++) {
@@ -621,25 +658,6 @@ void far_on_down(struct far *far, const struct remote *remote)
 	}
 }
 
-/* One that waits is queried once it is ready. A trial without a waiting hold needs only
- * the connection. */
-static void one_step(struct far_one *one)
-{
-	bool ready = far_ready(one->remote);
-
-	if (!ready && !one->remote->refused)
-		return;
-	if (ready && one->query->hold) {
-		if (one_ask(one) >= 0)
-			return;
-		err_clear();
-	} else if (ready) {
-		far_answers(one->query->far, one->remote);
-	}
-	one_close(one);
-	query_look(one->query);
-}
-
 void far_on_change(struct far *far, struct remote *remote)
 {
 	struct idmap_cursor it;
@@ -650,6 +668,6 @@ void far_on_change(struct far *far, struct remote *remote)
 		struct far_one *one = it.value;
 
 		if (one->remote == remote && one->waiting)
-			one_step(one);
+			loop_work_defer(&one->query->asking);
 	}
 }

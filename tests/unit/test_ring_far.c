@@ -466,6 +466,7 @@ static void queries_leave_space_for_required_messages(void **state)
 	mem_hub_set_path(w->c.links, from, to, &cut);
 	for (uint32_t i = 0; i < STORE_ASKING_MAX; i++)
 		hold_of(w, SLOT + i, STORE_IDS_MAX, REMOTE_MS, LEASE_MS);
+	cluster_run(&w->c, LOOP_NS_PER_MS);
 	for (uint32_t i = 0; i < STORE_ASKING_MAX; i++)
 		release(w, SLOT + i); /* which must be told */
 	cluster_run(&w->c, 500 * LOOP_NS_PER_MS);
