@@ -64,7 +64,7 @@
 	M(32, LINE, line, HANDSHAKE, 1024, \
 	  "transport of the data connection, or why there is none") \
 	M(33, CHUNK_LOOKUP, chunk_lookup, STORE, 140000, \
-	  "query for chunks, with an optional hold") \
+	  "query for chunks, which are held") \
 	M(34, CHUNK_LOOKUP_ACK, chunk_lookup_ack, STORE, 140000, \
 	  "chunks found, and their location") \
 	M(35, CHUNK_OFFER, chunk_offer, STORE, 256, \
@@ -169,9 +169,9 @@
 #define WIRE_ATTACH_ACK(F) F(u64, cookie) F(u64, session)
 #define WIRE_ATTACH_NAK(F) F(u64, cookie) F(u64, session) F(u32, code) F(str, text)
 /* space: the first 16 bytes of SHA-256 of its text, which includes the user's name;
- * lease_ms 0: no hold; ids: 32 bytes each; none: extend the hold `ask` by this lease,
- * without a reply. first: with CHUNK_LOOKUP_ANYWHERE a number in the requester's hold,
- * and the chunks have no position in their prompt */
+ * ids: 32 bytes each; none: extend the hold `ask` by this lease, without a reply. first:
+ * with CHUNK_LOOKUP_ANYWHERE a number in the requester's hold, and the chunks have no
+ * position in their prompt */
 #define CHUNK_LOOKUP_ANYWHERE (UINT64_C(1) << 63)
 #define WIRE_CHUNK_LOOKUP(F)                                                          \
 	F(u64, ask) F(id, space) F(u64, first) F(u64, lease_ms) F(blob, ids)

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A peer's query is checked like an engine's: the present chunks are reported, and with a
- * lease they are pinned, too, within the half of a user's share that all holds together
- * may pin. A subtransfer is an offer of the store's session, with the requester's number
- * and ticket; so only the requester can pull it, and it can read only the chunks of its
+ * A peer's query is checked like an engine's: the present chunks are pinned and reported,
+ * within the half of a user's share that all holds together may pin. Thousands are looked
+ * up some a turn; until the reply is sent, messages that name the hold only extend or end
+ * it. A subtransfer is an offer of the store's session, with the requester's number and
+ * ticket; so only the requester can pull it, and it can read only the chunks of its
  * request.
  *
  * A part that is only in a file is loaded when it is held; its subtransfer waits for it,
@@ -28,14 +29,35 @@
 
 #define REMOTE_HOLDS_MAX 256u /* of a peer */
 #define REMOTE_LEGS_MAX 1024u /* of a peer, at a time */
+#define LOOKUPS_MAX 64u /* of a peer, in progress: as many as its queue has space for */
+#define STEP 16u	/* chunks between checks of the time */
+#define RUN_BYTES 12u	/* of a report */
 #define LEASE_MS_MAX \
 	(STORE_LEASE_MS_MAX + FAR_LEASE_MORE_MS) /* the requesters' maximum */
+
+/* A CHUNK_LOOKUP, until its reply is sent. */
+struct remote_lookup {
+	struct loop_work work;
+	struct remote_hold *hold;
+	uint8_t *ids;
+	uint32_t count, next;
+	bool anywhere;
+	/* the report: runs of chunks with the same pools */
+	uint64_t pools[STORE_CLASSES_MAX];
+	unsigned int pool_count;
+	unsigned int bit_of[STORE_CLASSES_MAX]; /* of a class; 1 + the bit; 0: none yet */
+	uint8_t *run_bytes;
+	struct cursor runs;
+	uint32_t in_run, run_count;
+	uint64_t tokens, mask;
+};
 
 struct remote_hold {
 	struct list link; /* in its remote's */
 	struct store *store;
 	struct remote *remote; /* held */
 	uint64_t ask;
+	struct remote_lookup *lookup; /* in progress; or NULL */
 	struct store_space *space;
 	uint64_t first; /* number of the first chunk in its prompt, or in the hold */
 	struct store_chunk **chunks;
@@ -112,11 +134,35 @@ static void remote_leg_free(struct remote_leg *leg)
 	remote_hold_step(hold);
 }
 
-/* Waiting subtransfers are refused with `why`; open ones continue, or (`all`) end. */
+static void lookup_free(struct remote_lookup *lookup)
+{
+	if (!lookup)
+		return;
+	store_remote(lookup->hold->remote)->lookups--;
+	loop_work_stop(&lookup->work);
+	mem_free(lookup->ids);
+	mem_free(lookup->run_bytes);
+	mem_free(lookup);
+}
+
+static void lookup_refuse(struct remote *remote, uint64_t ask, const struct err *why)
+{
+	struct wire_chunk_lookup_ack no = {.ask = ask, .code = why->code};
+
+	snprintf(no.text, sizeof(no.text), "%.300s", why->text);
+	if (handshake_send_chunk_lookup_ack(remote, &no) < 0)
+		err_clear(); /* it is going down */
+}
+
+/* Its lookup, and waiting subtransfers, are refused with `why`; open ones continue, or
+ * (`all`) end. */
 static void remote_hold_close(struct remote_hold *hold, const struct err *why, bool all)
 {
 	struct remote_leg *leg;
 
+	if (hold->lookup)
+		lookup_refuse(hold->remote, hold->ask, why);
+	lookup_free(mem_steal(hold->lookup));
 	hold->closed = true;
 	idmap_remove(&store_remote(hold->remote)->asks, hold->ask);
 	loop_timer_stop(&hold->lease);
@@ -147,46 +193,43 @@ static struct remote_hold *remote_hold_find(const struct remote *remote, uint64_
 	return idmap_get(&store_remote(remote)->asks, ask);
 }
 
+/* One whose chunks were reported. */
+static struct remote_hold *remote_hold_reported(const struct remote *remote, uint64_t ask)
+{
+	struct remote_hold *hold = remote_hold_find(remote, ask);
+
+	return hold && !hold->lookup ? hold : NULL;
+}
+
 /* ---- CHUNK_LOOKUP ---- */
 
-/* The report of chunks that follow each other. */
-struct remote_hold_report {
-	const struct pool *pools[STORE_CLASSES_MAX];
-	unsigned int pool_count;
-	unsigned int bit_of[STORE_CLASSES_MAX]; /* of a class; 1 + the bit; 0: none yet */
-	struct cursor runs;
-	uint32_t chunks, in_run;
-	uint64_t tokens, mask;
-	uint32_t run_count;
-};
-
-static unsigned int report_bit(struct remote_hold_report *report,
+static unsigned int lookup_bit(struct remote_lookup *lookup,
 			       const struct store_class *class)
 {
-	if (!report->bit_of[class->index]) {
-		report->pools[report->pool_count++] = class->pool;
-		report->bit_of[class->index] = report->pool_count;
+	if (!lookup->bit_of[class->index]) {
+		handshake_announce(lookup->hold->remote, class->pool);
+		lookup->pools[lookup->pool_count++] = class->pool->id;
+		lookup->bit_of[class->index] = lookup->pool_count;
 	}
-	return report->bit_of[class->index] - 1;
+	return lookup->bit_of[class->index] - 1;
 }
 
 /* A requester takes the first of several: never an engine's pages, which may be withdrawn
  * and do not serve attention. */
-static void report_order(struct remote_hold_report *report,
-			 const struct store_space *space)
+static void lookup_order(struct remote_lookup *lookup, const struct store_space *space)
 {
 	for (unsigned int i = 0; i < STORE_CLASSES_MAX && space->published; i++) {
 		const struct store_class *class = space->classes[i];
 
 		if (class && class->parts && class->pool && !class->published)
-			report_bit(report, class);
+			lookup_bit(lookup, class);
 	}
 }
 
 /* These classes of the chunk's as bits of the reply; *there_p: without those that have no
  * pool. */
-static uint64_t report_mask(struct remote_hold_report *report,
-			    const struct store_chunk *chunk, uint64_t *there_p)
+static uint64_t lookup_mask(struct remote_lookup *lookup, const struct store_chunk *chunk,
+			    uint64_t *there_p)
 {
 	uint64_t mask = 0;
 
@@ -200,30 +243,19 @@ static uint64_t report_mask(struct remote_hold_report *report,
 			*there_p &= ~(UINT64_C(1) << i);
 			continue;
 		}
-		mask |= UINT64_C(1) << report_bit(report, class);
+		mask |= UINT64_C(1) << lookup_bit(lookup, class);
 	}
 	return mask;
 }
 
-static void report_run_end(struct remote_hold_report *report)
+static void lookup_run_end(struct remote_lookup *lookup)
 {
-	if (!report->in_run)
+	if (!lookup->in_run)
 		return;
-	cursor_put_u32(&report->runs, report->in_run);
-	cursor_put_u64(&report->runs, report->mask);
-	report->run_count++;
-	report->in_run = 0;
-}
-
-static void report_add(struct remote_hold_report *report, const struct store_chunk *chunk,
-		       uint64_t mask)
-{
-	if (mask != report->mask)
-		report_run_end(report);
-	report->mask = mask;
-	report->in_run++;
-	report->chunks++;
-	report->tokens += chunk->tokens;
+	cursor_put_u32(&lookup->runs, lookup->in_run);
+	cursor_put_u64(&lookup->runs, lookup->mask);
+	lookup->run_count++;
+	lookup->in_run = 0;
 }
 
 /* Loads its parts in files. Returns those in memory, or being loaded. */
@@ -262,66 +294,86 @@ static uint64_t remote_hold_pin(struct remote_hold *hold, struct store_chunk *ch
 	return 0;
 }
 
-static void ask_chunks(struct remote_hold *hold, const struct store_space *space,
-		       const struct wire_chunk_lookup *msg,
-		       struct remote_hold_report *report)
+/* The next chunk. False: it ends the report. */
+static bool lookup_chunk(struct remote_lookup *lookup)
 {
-	uint32_t count = (uint32_t)(msg->ids.len / STORE_ID_BYTES);
+	struct remote_hold *hold = lookup->hold;
+	uint32_t i = lookup->next++;
+	struct store_chunk *chunk =
+		store_chunk_find(hold->space, lookup->ids + (size_t)i * STORE_ID_BYTES,
+				 lookup->anywhere ? STORE_ANYWHERE : hold->first + i);
+	uint64_t there = chunk ? store_chunk_ready(chunk) | chunk->filed : 0;
+	uint64_t mask;
 
-	report_order(report, space);
-	for (uint32_t i = 0; i < count; i++) {
-		struct store_chunk *chunk = store_chunk_find(
-			space, (const uint8_t *)msg->ids.data + i * STORE_ID_BYTES,
-			msg->first & CHUNK_LOOKUP_ANYWHERE ? STORE_ANYWHERE
-							   : msg->first + i);
-		uint64_t there = chunk ? store_chunk_ready(chunk) | chunk->filed : 0;
-		uint64_t mask;
-
-		if (there && hold)
-			there = remote_hold_pin(hold, chunk);
-		if (!there)
-			break;
-		mask = report_mask(report, chunk, &there);
-		if (hold && mask) {
-			hold->reported[hold->count] = there;
-			hold->reported_any |= there;
-			hold->chunks[hold->count++] = chunk;
-		} else if (hold) {
-			store_chunk_unpin(chunk);
-		}
-		if (!mask)
-			break;
-		store_chunk_touch(chunk);
-		report_add(report, chunk, mask);
-		if (chunk->tokens < space->tokens)
-			break;
+	if (there)
+		there = remote_hold_pin(hold, chunk);
+	if (!there)
+		return false;
+	mask = lookup_mask(lookup, chunk, &there);
+	if (!mask) {
+		store_chunk_unpin(chunk);
+		return false;
 	}
-	report_run_end(report);
+	hold->reported[hold->count] = there;
+	hold->reported_any |= there;
+	hold->chunks[hold->count++] = chunk;
+	store_chunk_touch(chunk);
+	if (mask != lookup->mask)
+		lookup_run_end(lookup);
+	lookup->mask = mask;
+	lookup->in_run++;
+	lookup->tokens += chunk->tokens;
+	return chunk->tokens == hold->space->tokens;
 }
 
-static int ask_answer(struct remote *remote, uint64_t ask,
-		      struct remote_hold_report *report)
+static bool lookup_step(struct loop_work *work)
+{
+	struct remote_lookup *lookup = container_of(work, struct remote_lookup, work);
+
+	for (unsigned int n = 0; n < STEP; n++)
+		if (lookup->next == lookup->count || !lookup_chunk(lookup))
+			return false;
+	return true;
+}
+
+static int lookup_answer(struct remote_lookup *lookup)
 {
 	uint8_t head[8 + 8 * STORE_CLASSES_MAX + 8];
 	cleanup_free uint8_t *runs = NULL;
-	struct wire_chunk_lookup_ack msg = {.ask = ask, .tokens = report->tokens};
+	struct wire_chunk_lookup_ack msg = {.ask = lookup->hold->ask,
+					    .tokens = lookup->tokens};
 	struct cursor out;
 
+	lookup_run_end(lookup);
 	cursor_write(&out, head, sizeof(head));
-	cursor_put_u32(&out, report->pool_count);
-	for (unsigned int i = 0; i < report->pool_count; i++) {
-		handshake_announce(remote, report->pools[i]);
-		cursor_put_u64(&out, report->pools[i]->id);
-	}
-	cursor_put_u32(&out, report->run_count);
-	runs = mem_alloc(out.pos + report->runs.pos + 1);
+	cursor_put_u32(&out, lookup->pool_count);
+	for (unsigned int i = 0; i < lookup->pool_count; i++)
+		cursor_put_u64(&out, lookup->pools[i]);
+	cursor_put_u32(&out, lookup->run_count);
+	runs = mem_alloc(out.pos + lookup->runs.pos + 1);
 	if (!runs)
 		return err_pass(-ENOMEM);
 	memcpy(runs, head, out.pos);
-	memcpy(runs + out.pos, report->runs.base, report->runs.pos);
+	memcpy(runs + out.pos, lookup->runs.base, lookup->runs.pos);
 	msg.runs.data = runs;
-	msg.runs.len = out.pos + report->runs.pos;
-	return handshake_send_chunk_lookup_ack(remote, &msg);
+	msg.runs.len = out.pos + lookup->runs.pos;
+	return err_pass(handshake_send_chunk_lookup_ack(lookup->hold->remote, &msg));
+}
+
+static void lookup_done(struct loop_work *work)
+{
+	struct remote_lookup *lookup = container_of(work, struct remote_lookup, work);
+	struct remote_hold *hold = lookup->hold;
+	struct err why;
+
+	if (lookup_answer(lookup) < 0) {
+		err_take(&why);
+		remote_hold_close(hold, &why, false);
+		return;
+	}
+	lookup_free(mem_steal(hold->lookup));
+	if (hold->count == 0)
+		remote_hold_close(hold, NULL, false); /* it has no legs */
 }
 
 static int remote_hold_check(const struct store_remote *there,
@@ -332,6 +384,9 @@ static int remote_hold_check(const struct store_remote *there,
 	if (there->hold_count >= REMOTE_HOLDS_MAX)
 		return err_raise(ERR_LIMIT, "%u holds of one peer (limit)",
 				 REMOTE_HOLDS_MAX);
+	if (there->lookups >= LOOKUPS_MAX)
+		return err_raise(ERR_BUSY, "%u queries of one peer in progress (limit)",
+				 LOOKUPS_MAX);
 	if (half_is_pinned(space->tenant->owner))
 		return err_raise(ERR_LIMIT, "pinned bytes exceed half of this user's "
 					    "quota");
@@ -351,21 +406,43 @@ static void lease_set(struct remote_hold *hold, uint64_t lease_ms)
 	loop_timer_start(&hold->lease, ns);
 }
 
-static int remote_hold_alloc(struct store *store, struct remote *remote, uint64_t ask,
-			     uint32_t most, struct remote_hold **hold_p)
+static int lookup_new(struct remote_hold *hold, const struct wire_chunk_lookup *msg)
+{
+	struct remote_lookup *lookup = mem_zalloc(sizeof(*lookup));
+
+	hold->lookup = lookup;
+	if (!lookup)
+		return err_pass(-ENOMEM);
+	lookup->hold = hold;
+	store_remote(hold->remote)->lookups++;
+	lookup->count = (uint32_t)(msg->ids.len / STORE_ID_BYTES);
+	lookup->anywhere = msg->first & CHUNK_LOOKUP_ANYWHERE;
+	lookup->ids = mem_dup(msg->ids.data, msg->ids.len);
+	lookup->run_bytes = mem_alloc(lookup->count * RUN_BYTES);
+	cursor_write(&lookup->runs, lookup->run_bytes, lookup->count * RUN_BYTES);
+	loop_work_init(&lookup->work, hold->store->kvd->loop, lookup_step, lookup_done);
+	return lookup->ids && lookup->run_bytes ? 0 : err_pass(-ENOMEM);
+}
+
+static int remote_hold_alloc(struct store *store, struct remote *remote,
+			     const struct wire_chunk_lookup *msg,
+			     struct remote_hold **hold_p)
 {
 	struct remote_hold *hold = mem_zalloc(sizeof(*hold));
-	int r = 0;
+	uint32_t most = (uint32_t)(msg->ids.len / STORE_ID_BYTES);
+	int r;
 
 	if (!hold)
 		return err_pass(-ENOMEM);
+	hold->store = store;
+	hold->remote = remote;
 	hold->chunks = store_pins_new(most);
 	hold->reported = mem_calloc((size_t)most + 1, sizeof(*hold->reported));
-	if (!hold->chunks || !hold->reported)
-		r = -ENOMEM;
+	r = hold->chunks && hold->reported ? lookup_new(hold, msg) : -ENOMEM;
 	if (r >= 0)
-		r = idmap_put(&store_remote(remote)->asks, ask, hold);
+		r = idmap_put(&store_remote(remote)->asks, msg->ask, hold);
 	if (r < 0) {
+		lookup_free(hold->lookup);
 		store_pins_end(store, hold->chunks, 0);
 		mem_free(hold->reported);
 		mem_free(hold);
@@ -385,12 +462,9 @@ static int remote_hold_open(struct store *store, struct remote *remote,
 	int r = remote_hold_check(there, space, msg->ask);
 
 	if (r >= 0)
-		r = remote_hold_alloc(store, remote, msg->ask,
-				      (uint32_t)(msg->ids.len / STORE_ID_BYTES), &hold);
+		r = remote_hold_alloc(store, remote, msg, &hold);
 	if (r < 0)
 		return err_pass(r);
-	hold->store = store;
-	hold->remote = remote;
 	remote->reaches++;
 	hold->ask = msg->ask;
 	hold->space = space;
@@ -420,42 +494,34 @@ static void remote_hold_renew(const struct remote *remote,
 static int ask_do(struct store *store, struct remote *remote,
 		  const struct wire_chunk_lookup *msg)
 {
+	static const uint8_t none[8]; /* pools, runs */
+	const struct wire_chunk_lookup_ack nothing = {.ask = msg->ask,
+						      .runs = {none, sizeof(none)}};
 	size_t count = msg->ids.len / STORE_ID_BYTES;
-	cleanup_free uint8_t *runs = mem_alloc(count * 12 + 12);
 	struct store_space *space;
-	struct remote_hold *hold = NULL;
-	struct remote_hold_report report = {.mask = 0};
+	struct remote_hold *hold;
 	int r = store_ready(store);
 
-	if (r >= 0 && !runs)
-		r = -ENOMEM;
 	if (r >= 0 && (msg->ids.len % STORE_ID_BYTES || count > STORE_IDS_MAX ||
 		       (msg->first & ~CHUNK_LOOKUP_ANYWHERE) > UINT32_MAX))
 		r = err_raise(ERR_PROTO, "CHUNK_LOOKUP: %zu bytes of ids", msg->ids.len);
 	if (r < 0)
 		return err_pass(r);
-	cursor_write(&report.runs, runs, count * 12 + 12);
 	space = store_space_by_digest(store, msg->space);
-	if (space && msg->lease_ms)
-		r = remote_hold_open(store, remote, space, msg, &hold);
-	if (r >= 0 && space)
-		ask_chunks(hold, space, msg, &report);
-	if (hold && report.chunks == 0) {
-		remote_hold_close(hold, NULL, false); /* it has no legs */
-		hold = NULL;
-	}
-	if (r >= 0)
-		r = ask_answer(remote, msg->ask, &report);
-	if (r < 0 && hold)
-		remote_hold_close(hold, NULL, false); /* a requester that does not know of
-						  it cannot release it */
-	return r < 0 ? err_pass(r) : 0;
+	if (!space)
+		return err_pass(handshake_send_chunk_lookup_ack(remote, &nothing));
+	r = remote_hold_open(store, remote, space, msg, &hold);
+	if (r < 0)
+		return err_pass(r);
+	lookup_order(hold->lookup, space);
+	loop_work_start(&hold->lookup->work);
+	return 0;
 }
 
 static int on_ask(struct store *store, struct remote *remote, struct cursor *body)
 {
 	struct wire_chunk_lookup msg;
-	struct wire_chunk_lookup_ack no = {.code = ERR_OK};
+	struct err why;
 	int r = wire_chunk_lookup_get(body, &msg);
 
 	if (r < 0)
@@ -464,14 +530,10 @@ static int on_ask(struct store *store, struct remote *remote, struct cursor *bod
 		remote_hold_renew(remote, &msg);
 		return 0;
 	}
-	if (ask_do(store, remote, &msg) >= 0)
-		return 0;
-	no.ask = msg.ask;
-	no.code = err_last()->code;
-	snprintf(no.text, sizeof(no.text), "%.300s", err_last()->text);
-	err_clear();
-	if (handshake_send_chunk_lookup_ack(remote, &no) < 0)
-		err_clear(); /* it is going down */
+	if (ask_do(store, remote, &msg) < 0) {
+		err_take(&why);
+		lookup_refuse(remote, msg.ask, &why);
+	}
 	return 0;
 }
 
@@ -509,7 +571,7 @@ int remote_hold_chunks(const struct remote *remote, uint64_t ask, uint64_t pool,
 		       struct store_chunk *const **chunks_p, uint32_t *count_p,
 		       struct store_class **class_p)
 {
-	struct remote_hold *hold = remote_hold_find(remote, ask);
+	struct remote_hold *hold = remote_hold_reported(remote, ask);
 
 	if (!hold)
 		return store_lease_over();
@@ -639,7 +701,7 @@ static void on_leg_part(struct store_waiter *waiter, const struct err *why)
 static int remote_leg_new(const struct remote *remote,
 			  const struct wire_chunk_offer *asked, struct remote_leg **leg_p)
 {
-	struct remote_hold *hold = remote_hold_find(remote, asked->ask);
+	struct remote_hold *hold = remote_hold_reported(remote, asked->ask);
 	struct remote_leg *leg;
 
 	if (!hold)

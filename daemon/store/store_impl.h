@@ -276,7 +276,7 @@ struct store_remote {
 	/* its holds here: remote_hold.c */
 	struct list holds; /* struct remote_hold.link */
 	struct idmap asks; /* the open ones */
-	unsigned int hold_count, legs;
+	unsigned int hold_count, lookups, legs;
 };
 
 static inline struct store_remote *store_remote(const struct remote *remote)

@@ -215,8 +215,8 @@ static uint64_t share(struct world *w)
 
 /* ---- what the peer says ---- */
 
-static void ask(struct world *w, uint64_t number, uint32_t first, uint32_t count,
-		uint64_t lease_ms)
+static void ask_send(struct world *w, uint64_t number, uint32_t first, uint32_t count,
+		     uint64_t lease_ms)
 {
 	static uint8_t ids[STORE_IDS_MAX * STORE_ID_BYTES];
 	struct wire_chunk_lookup msg = {
@@ -229,7 +229,20 @@ static void ask(struct world *w, uint64_t number, uint32_t first, uint32_t count
 		id_of(first + n, ids + (size_t)n * STORE_ID_BYTES);
 	memcpy(msg.space, w->handle->space->digest, sizeof(msg.space));
 	assert_int_equal(handshake_send_chunk_lookup(remote_of(w, 1), &msg), 0);
+}
+
+static void ask(struct world *w, uint64_t number, uint32_t first, uint32_t count,
+		uint64_t lease_ms)
+{
+	ask_send(w, number, first, count, lease_ms);
 	cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
+}
+
+static void release(struct world *w, uint64_t number)
+{
+	const struct wire_chunk_release msg = {.ask = number};
+
+	assert_int_equal(handshake_send_chunk_release(remote_of(w, 1), &msg), 0);
 }
 
 static void leg(struct world *w, uint64_t number, uint64_t pool, uint32_t first,
@@ -307,6 +320,146 @@ static void lease_renewed_is_longer(void **state)
 	assert_int_equal(node_store(w)->remote_holds, 0);
 }
 
+/* ---- look-ups in turns ---- */
+
+#define HALF 64u /* more than a step, and fewer than a user's holds may pin */
+
+static unsigned int lookups(struct world *w)
+{
+	return store_remote(remote_of(w, 0))->lookups;
+}
+
+/* A step a turn, from now on. */
+static void lookup_begins(struct world *w, uint64_t number, uint64_t lease_ms)
+{
+	unsigned int before = lookups(w);
+
+	loop_virtual_parts(w->c.loop, 1);
+	ask_send(w, number, 0, HALF, lease_ms);
+	while (lookups(w) == before)
+		loop_turn(w->c.loop, LOOP_NS_PER_MS);
+	assert_true(pinned(w) > 0);
+}
+
+static void assert_no_hold(struct world *w, uint32_t code)
+{
+	cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
+	loop_virtual_parts(w->c.loop, 0);
+	assert_int_equal(lookups(w), 0);
+	assert_int_equal(node_store(w)->remote_holds, 0);
+	assert_int_equal(pinned(w), 0);
+	assert_int_equal(heard.code, code);
+}
+
+static void lookup_in_turns_reports_the_same(void **state)
+{
+	struct world *w = *state;
+	const unsigned int before = heard.tolds;
+
+	fill(w, HALF);
+	lookup_begins(w, 1, 60000);
+	ask(w, 1, 0, 0, 120000); /* extends it */
+	assert_int_equal(heard.tolds, before + 1);
+	assert_int_equal(heard.code, ERR_OK);
+	assert_int_equal(heard.chunks, HALF);
+	assert_int_equal(lookups(w), 0);
+	cluster_run(&w->c, 90 * LOOP_NS_PER_S);
+	assert_int_equal(node_store(w)->remote_holds, 1);
+	leg(w, 1, heard.pool, 0, HALF);
+	assert_int_equal(heard.naks, 0);
+	release(w, 1);
+	assert_no_hold(w, ERR_LEASE); /* the subtransfer's */
+}
+
+static void lookup_ended_early_is_answered(void **state)
+{
+	struct world *w = *state;
+
+	fill(w, HALF);
+	lookup_begins(w, 1, 60000);
+	release(w, 1);
+	assert_no_hold(w, ERR_LEASE);
+	lookup_begins(w, 2, 0); /* a lease that ends at once */
+	assert_no_hold(w, ERR_LEASE);
+	lookup_begins(w, 3, 60000);
+	remote_holds_close(node_store(w));
+	assert_no_hold(w, ERR_DRAIN);
+	assert_int_equal(heard.tolds, 3);
+}
+
+static void lookup_ends_with_its_peer(void **state)
+{
+	struct world *w = *state;
+
+	fill(w, HALF);
+	lookup_begins(w, 1, 60000);
+	lookup_begins(w, 2, 60000);
+	handshake_close(w->c.nodes[1].kvd.handshake);
+	cluster_run(&w->c, LOOP_NS_PER_S);
+	loop_virtual_parts(w->c.loop, 0);
+	assert_int_equal(node_store(w)->remote_holds, 0);
+	assert_int_equal(pinned(w), 0);
+	assert_int_equal(heard.tolds, 0);
+}
+
+/* A peer that does not wait for its reply gets nothing that was not reported. */
+static void lookup_in_progress_serves_nothing(void **state)
+{
+	struct world *w = *state;
+	uint64_t pool;
+
+	fill(w, HALF);
+	ask(w, 1, 0, 1, 60000);
+	pool = heard.pool;
+	lookup_begins(w, 2, 60000);
+	leg(w, 2, pool, 0, 1);
+	assert_int_equal(heard.naks, 1);
+	lookup_begins(w, 3, 60000);
+	ask_send(w, 3, 0, HALF, 60000);
+	cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
+	loop_virtual_parts(w->c.loop, 0);
+	assert_int_equal(heard.tolds, 4); /* one of them as a duplicate */
+	assert_int_equal(node_store(w)->remote_holds, 3);
+}
+
+/* Chunks leave the store between two steps. */
+static void lookup_skips_no_chunk_dropped_meanwhile(void **state)
+{
+	static uint8_t ids[HALF * STORE_ID_BYTES];
+	const struct store_ids all = {.bytes = ids, .count = HALF};
+	struct world *w = *state;
+
+	for (uint32_t n = 0; n < HALF; n++)
+		id_of(n, ids + (size_t)n * STORE_ID_BYTES);
+	fill(w, HALF);
+	lookup_begins(w, 1, 60000);
+	assert_int_equal(store_drop(w->handle, &all), HALF);
+	cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
+	assert_int_equal(heard.code, ERR_OK);
+	assert_in_range(heard.chunks, 1, HALF - 1); /* those that it had pinned */
+	release(w, 1);
+	assert_no_hold(w, ERR_OK);
+}
+
+static void lookups_at_once_are_bounded(void **state)
+{
+	struct world *w = *state;
+
+	fill(w, HALF);
+	loop_virtual_parts(w->c.loop, 1);
+	for (uint64_t n = 1; n <= 100; n++)
+		ask_send(w, n, 0, HALF, 60000);
+	while (heard.code != ERR_BUSY) {
+		assert_in_range(lookups(w), 0, 64);
+		loop_turn(w->c.loop, LOOP_NS_PER_MS);
+	}
+	assert_int_equal(lookups(w), 64);
+	cluster_run(&w->c, LOOP_NS_PER_S);
+	loop_virtual_parts(w->c.loop, 0);
+	assert_int_equal(heard.tolds, 100);
+	assert_int_equal(lookups(w), 0);
+}
+
 /* ---- legs ---- */
 
 /* Another rank's kind, and whether its pool is there. */
@@ -374,7 +527,6 @@ static void leg_waiting_is_refused_when_hold_ends(void **state)
 /* Of a fetch that was given up before it pulled: nobody will. */
 static void legs_end_when_hold_is_released(void **state)
 {
-	const struct wire_chunk_release msg = {.ask = 1};
 	struct world *w = *state;
 
 	fill(w, 10);
@@ -382,7 +534,7 @@ static void legs_end_when_hold_is_released(void **state)
 	leg(w, 1, heard.pool, 0, 10);
 	assert_int_equal(heard.naks, 0);
 	assert_true(pinned(w) > 0);
-	assert_int_equal(handshake_send_chunk_release(remote_of(w, 1), &msg), 0);
+	release(w, 1);
 	cluster_run(&w->c, 100 * LOOP_NS_PER_MS);
 	assert_int_equal(node_store(w)->remote_holds, 0);
 	assert_int_equal(pinned(w), 0);
@@ -634,10 +786,47 @@ static void holder_s_lease_is_renewed_while_it_is_held(void **state)
 		cache_close(&caches[i]);
 }
 
+static unsigned int asked_of_mute;
+
 static void tell_nothing(struct remote *remote, const struct wire_chunk_lookup *asked)
 {
 	(void)remote;
 	(void)asked;
+	asked_of_mute++;
+}
+
+static void on_closed(void *arg, struct store_hold *hold, const struct err *why)
+{
+	(void)hold;
+	assert_non_null(why);
+	*(uint32_t *)arg = why->code;
+}
+
+/* A query is sent some time after its hold was opened. */
+static void query_of_closed_hold_is_not_sent(void **state)
+{
+	struct world *w = *state;
+	uint8_t id[STORE_ID_BYTES];
+	const struct store_ids asked = {.bytes = id, .count = 1, .first = 0};
+	uint32_t code = ERR_OK;
+	const struct store_hold_args args = {.lease_ns = LOOP_NS_PER_S,
+					     .far_ns = LOOP_NS_PER_S,
+					     .on_done = on_closed,
+					     .arg = &code};
+	struct store_hold *hold;
+
+	liar = tell_nothing;
+	asked_of_mute = 0;
+	id_of(5000, id);
+	assert_int_equal(store_hold_open(w->handle, &asked, &args, &hold), 1);
+	store_hold_close(hold);
+	assert_int_equal(code, ERR_CANCELED);
+	cluster_run(&w->c, LOOP_NS_PER_MS);
+	assert_int_equal(asked_of_mute, 0);
+	assert_int_equal(w->handle->space->tenant->asking, 0);
+	assert_int_equal(far_chunks(w, 1, &hold), 0); /* the next one is */
+	assert_int_equal(asked_of_mute, 1);
+	store_hold_close(hold);
 }
 
 /* A lease shorter than the time that others have to answer begins with their answer. */
@@ -675,6 +864,12 @@ int main(void)
 		CASE(peer_pins_no_more_than_half_of_a_user_s_share),
 		CASE(peer_lost_releases_all_holds),
 		CASE(lease_renewed_is_longer),
+		CASE(lookup_in_turns_reports_the_same),
+		CASE(lookup_ended_early_is_answered),
+		CASE(lookup_ends_with_its_peer),
+		CASE(lookup_in_progress_serves_nothing),
+		CASE(lookup_skips_no_chunk_dropped_meanwhile),
+		CASE(lookups_at_once_are_bounded),
 		CASE(leg_names_reported_pools),
 		CASE(leg_waiting_is_refused_when_hold_ends),
 		CASE(legs_end_when_hold_is_released),
@@ -683,6 +878,7 @@ int main(void)
 		CASE(holder_with_impossible_reply_is_a_miss),
 		CASE(holder_s_lease_is_renewed_while_it_is_held),
 		CASE(lease_begins_with_the_answer),
+		CASE(query_of_closed_hold_is_not_sent),
 	};
 
 	if (getenv("KVD_TEST_ONLY"))
