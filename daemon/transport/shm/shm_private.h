@@ -207,7 +207,7 @@ struct shm_frame {
 	int fd;		/* passed on in every case; only types that carry one */
 };
 
-#define SHM_TAILS 4u
+#define SHM_TAILS 16u
 #define SHM_TAIL_MIN (16u << 10)
 
 struct shm_wire {
