@@ -36,11 +36,39 @@
 #define LEGS_MAX 4096u	       /* of a post */
 #define LEG_SELECT 16384u      /* numbers, unless one query token has more */
 
+/* The common data of all legs of a part at one daemon, and of one source there. */
+struct side {
+	struct list link; /* post->sides, until its last leg is made */
+	/* both in the post's data */
+	const struct kvd_ring_part *part;
+	const uint32_t *select;
+	struct store_kv *kv;   /* here */
+	struct far_hold *far;  /* NULL: here; only until it is in the list */
+	struct remote *remote; /* the far hold's; held in the list */
+	struct wire_attend head;
+	bool among; /* the post has other legs there */
+	uint64_t skip, tokens;
+	uint32_t kv_head, kv_heads; /* of the attend's: those of one source */
+	uint32_t row, left;	    /* rows without a leg */
+	uint32_t most;		    /* of a leg */
+	struct charge charge;
+};
+
+static void side_free(struct side *side)
+{
+	list_remove(&side->link);
+	store_kv_free(side->kv);
+	if (side->remote)
+		handshake_release(side->remote);
+	charge_drop(&side->charge);
+	mem_free(side);
+}
+
 /* ---- ends ---- */
 
 static void post_data_drop(struct attend_post *post)
 {
-	mem_free(mem_steal(post->data));
+	mem_free_large(mem_steal(post->data), post->data_charge.bytes);
 	charge_drop(&post->data_charge);
 }
 
@@ -55,8 +83,11 @@ static void post_end(struct attend_post *post, const struct err *why)
 					    .moved_us = post->figures.attend_us,
 					    .rows = post->remotes,
 					    .first_token = UINT64_MAX};
+	struct side *side;
 	struct leg *leg;
 
+	list_foreach_safe(side, &post->sides, link)
+		side_free(side);
 	list_foreach_safe(leg, &post->legs, link)
 		leg_drop(leg);
 	if (post->merge)
@@ -151,18 +182,6 @@ void post_step(struct attend_post *post, const struct leg *leg,
 
 /* ---- a post ---- */
 
-/* The common data of all legs of a part at one daemon. */
-struct side {
-	const struct kvd_ring_part *part;
-	const uint32_t *select;
-	struct store_kv *kv;  /* here */
-	struct far_hold *far; /* NULL: here */
-	struct wire_attend head;
-	bool among; /* the post has other legs there */
-	uint64_t skip, tokens;
-	uint32_t kv_head, kv_heads; /* of the attend's: those of one source */
-};
-
 /* Query heads of so many of its kv heads. */
 static uint32_t heads_of(const struct attend *attend, uint32_t kv_heads)
 {
@@ -192,7 +211,7 @@ static int leg_new(struct attend_post *post, const struct side *side, uint32_t r
 	list_init(&leg->wait);
 	list_init(&leg->at_remote);
 	list_push_back(&post->legs, &leg->link);
-	post->open++;
+	post->next = leg;
 	r = charge_take(
 		&leg->charge, post->attend->session->account, ACCOUNT_ATTENDS,
 		sizeof(*leg) + values_count(leg->rows, f->shape.dv) * sizeof(float) +
@@ -207,8 +226,8 @@ static int leg_new(struct attend_post *post, const struct side *side, uint32_t r
 		leg->skip = side->skip;
 		leg->tokens = side->tokens;
 	}
-	if (side->far)
-		return err_pass(leg_there(leg, side->far, &side->head));
+	if (side->remote)
+		return err_pass(leg_there(leg, side->remote, &side->head));
 	return err_pass(leg_here(leg, side->kv, side->part, side->tokens));
 }
 
@@ -266,24 +285,52 @@ static int leg_rows(const struct attend *attend, const struct side *side,
 	return 0;
 }
 
-static int side_legs(struct attend_post *post, const struct side *side)
+/* Its legs are made when they start: a post may have thousands. */
+static int side_add(struct attend_post *post, struct side *side)
 {
-	uint32_t most = 0, row = side->part->row, left = side->part->rows;
-	int r = leg_rows(post->attend, side, &most);
+	struct side *own;
+	int r = leg_rows(post->attend, side, &side->most);
 
-	if (r >= 0 && left / most >= LEGS_MAX - post->open)
-		r = err_raise(ERR_TOOBIG,
-			      "post: rows x tokens exceed %u calls or messages of at "
-			      "most %u rows; make several posts",
-			      LEGS_MAX, most);
-	while (left > 0 && r >= 0) {
-		uint32_t rows = left < most ? left : most;
-
-		r = leg_new(post, side, row, rows);
-		row += rows;
-		left -= rows;
+	if (r < 0)
+		return err_pass(r);
+	side->row = side->part->row;
+	side->left = side->part->rows;
+	if (side->left / side->most >= LEGS_MAX - post->open)
+		return err_raise(ERR_TOOBIG,
+				 "post: rows x tokens exceed %u calls or messages of at "
+				 "most %u rows; make several posts",
+				 LEGS_MAX, side->most);
+	own = mem_dup(side, sizeof(*side));
+	if (!own)
+		return err_pass(-ENOMEM);
+	r = charge_take(&own->charge, post->attend->session->account, ACCOUNT_ATTENDS,
+			sizeof(*own));
+	if (r < 0) {
+		mem_free(own);
+		return err_pass(r);
 	}
-	return r < 0 ? err_pass(r) : 0;
+	side->kv = NULL; /* moved */
+	if (own->remote)
+		own->remote->reaches++;
+	own->far = NULL;
+	list_init(&own->link);
+	list_push_back(&post->sides, &own->link);
+	post->open += (own->left + own->most - 1) / own->most;
+	return 0;
+}
+
+/* The next leg of the first side. */
+static int side_leg(struct attend_post *post)
+{
+	struct side *side = list_first(&post->sides, struct side, link);
+	uint32_t rows = side->left < side->most ? side->left : side->most;
+	int r = leg_new(post, side, side->row, rows);
+
+	side->row += rows;
+	side->left -= rows;
+	if (r >= 0 && side->left == 0)
+		side_free(side);
+	return err_pass(r);
 }
 
 /* Its legs share the KV that they read. */
@@ -297,7 +344,7 @@ static int class_legs(struct attend_post *post, struct side *side,
 	if (r >= 0)
 		r = charge_more(&post->charge, store_kv_bytes(side->kv));
 	if (r >= 0)
-		r = side_legs(post, side);
+		r = side_add(post, side);
 	store_kv_free(mem_steal(side->kv));
 	return err_pass(r);
 }
@@ -344,7 +391,7 @@ static int sources_legs(struct attend_post *post, struct side *side,
 		side->kv_heads = (end[best - 1] < last ? end[best - 1] : last) - head;
 		if (side->far)
 			side->head.pool = far_hold_pool(side->far, best - 1);
-		r = side->far ? side_legs(post, side)
+		r = side->far ? side_add(post, side)
 			      : class_legs(post, side, hold, best - 1, count);
 	}
 	return r < 0 ? err_pass(r) : 0;
@@ -364,10 +411,17 @@ static int side_there(struct attend_post *post, struct side *side)
 {
 	const struct wire_attend *head = &side->head;
 	uint64_t pools = ~UINT64_C(0);
-	int r = legs_there(post, side->far, &side->head, &side->among);
+	struct side *other;
+	int r = legs_there(post, side->far, &side->head);
 
 	if (r < 0)
 		return err_pass(r);
+	side->remote = far_hold_remote(side->far);
+	list_foreach(other, &post->sides, link) {
+		if (other->remote == side->remote)
+			other->among = side->among = true;
+	}
+	post->remotes += !side->among;
 	for (uint32_t i = head->first; i < head->first + head->count; i++)
 		pools &= far_hold_sources(side->far, i);
 	if (!pools)
@@ -519,27 +573,30 @@ static int parts_legs(struct attend_post *post, const struct attend_post_args *a
 	return r < 0 ? err_pass(r) : 0;
 }
 
-/* Starts legs, as many as the turn has time for. */
+static bool post_starts(const struct attend_post *post)
+{
+	return post->next || !list_empty(&post->sides);
+}
+
+/* Makes and starts legs, as many as the turn has time for. */
 static void post_begin(struct attend_post *post)
 {
 	struct loop *loop = post->attend->session->kvd->loop;
-	struct leg *leg;
 	struct err why;
 	int r;
 
-	while ((leg = post->next)) {
-		r = leg_begin(leg);
+	while (post_starts(post)) {
+		r = post->next ? 0 : side_leg(post);
+		if (r >= 0)
+			r = leg_begin(post->next);
 		if (r < 0) {
 			err_take(&why);
 			post_fail(post, &why);
 			return;
 		}
 		if (r != LEG_AGAIN)
-			post->next =
-				leg->link.next == &post->legs
-					? NULL
-					: list_entry(leg->link.next, struct leg, link);
-		if (post->next && loop_enough(loop)) {
+			post->next = NULL;
+		if (post_starts(post) && loop_enough(loop)) {
 			loop_defer(loop, &post->begin);
 			return;
 		}
@@ -596,6 +653,7 @@ static int post_new(struct attend *attend, struct attend_post_args *args,
 				     .began_ns = loop_clock_ns(session->kvd->loop),
 				     .on_failed = args->on_failed,
 				     .region = region};
+	list_init(&post->sides);
 	list_init(&post->legs);
 	loop_timer_init(&post->deadline, session->kvd->loop, on_deadline);
 	loop_defer_init(&post->begin, post_on_begin);
@@ -654,7 +712,6 @@ int attend_post(struct attend *attend, struct attend_post_args *args)
 		post_fail(post, &why);
 		return 0;
 	}
-	post->next = list_first(&post->legs, struct leg, link);
 	post_begin(post);
 	return 0;
 }

@@ -13,6 +13,7 @@
 #include "daemon/base/list.h"
 #include "daemon/loop/loop.h"
 #include "daemon/loop/offload.h"
+#include "daemon/loop/work.h"
 #include "daemon/session/session.h"
 #include "proto/wire.h"
 
@@ -64,8 +65,9 @@ static inline struct attend_session *attend_session(const struct session *sessio
 
 /* remote->part[MODULE_ATTEND] */
 struct attend_remote {
-	struct list legs;  /* struct leg.at_remote: all of it */
-	struct list lines; /* of posts, queued for it: leg.c */
+	struct list legs;	  /* struct leg.at_remote: all of it */
+	struct list lines;	  /* of posts, queued for it: leg.c */
+	struct loop_work sending; /* them; stopped without lines */
 	/* of them, sent and not answered */
 	uint32_t sent, sent_rows;
 	uint64_t sent_bytes;
@@ -104,9 +106,10 @@ struct attend_post {
 	uint32_t slot, seat, layer;
 	uint32_t rows; /* up to the last one of a part; those after it are not touched */
 	struct region *region; /* pinned */
+	struct list sides;     /* ask.c: of subtransfers that are not made yet */
 	struct list legs;      /* struct leg.link, in the order of the parts */
-	unsigned int open;     /* incomplete subtransfers */
-	struct leg *next; /* the first that is not started; NULL: all of q was read */
+	unsigned int open;     /* incomplete subtransfers, made or not */
+	struct leg *next;      /* the last one, while it starts; or NULL */
 	struct loop_defer begin;
 	unsigned int remotes;
 	struct post_figures figures; /* the largest of its legs' */
@@ -192,6 +195,7 @@ void post_step(struct attend_post *post, const struct leg *leg,
 uint8_t *post_seat(const struct attend_post *post, uint64_t offset);
 
 /* ---- leg.c ---- */
+void legs_init(struct remote *remote);
 void leg_free(struct leg *leg);
 /* Its post has ended, and drops it. */
 void leg_drop(struct leg *leg);
@@ -199,14 +203,12 @@ void leg_drop(struct leg *leg);
 int leg_here(struct leg *leg, struct store_kv *kv, const struct kvd_ring_part *part,
 	     uint64_t tokens);
 /* The common part of all its messages to that daemon, except the pool: first, count,
- * tokens, delta, per_token are given. *among_p: earlier parts have subtransfers there,
- * too. ERR_PEER, ERR_REQUIRE. */
-int legs_there(struct attend_post *post, const struct far_hold *far,
-	       struct wire_attend *head, bool *among_p);
+ * tokens, delta, per_token are given. ERR_PEER, ERR_REQUIRE. */
+int legs_there(const struct attend_post *post, const struct far_hold *far,
+	       struct wire_attend *head);
 /* Has it all heads of the post? Then its rows are contiguous there. */
 bool leg_has_all_heads(const struct leg *leg);
-int leg_there(struct leg *leg, const struct far_hold *far,
-	      const struct wire_attend *head);
+int leg_there(struct leg *leg, struct remote *remote, const struct wire_attend *head);
 /* It takes its selection and its rows from the seat and is sent. LEG_AGAIN: some were
  * taken, and there are more. */
 enum { LEG_AGAIN = 1 };

@@ -169,7 +169,7 @@ static bool gather_is_plain(const struct attend_post *post)
 
 bool gather_is_of(const struct attend_post *post, const struct leg *leg)
 {
-	return leg->row == 0 && leg->rows == post->rows &&
+	return leg->row == 0 && leg->rows == post->rows && list_empty(&post->sides) &&
 	       post->legs.next == &leg->link && leg->link.next == &post->legs;
 }
 

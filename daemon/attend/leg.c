@@ -95,6 +95,8 @@ static void leg_wait_ends(struct leg *leg)
 		return;
 	list_remove(&line->link);
 	mem_free(line);
+	if (list_empty(&attend_remote(leg->remote)->lines))
+		loop_work_stop(&attend_remote(leg->remote)->sending);
 }
 
 /* Frees all except the record that a reply is due. */
@@ -265,35 +267,35 @@ int leg_here(struct leg *leg, struct store_kv *kv, const struct kvd_ring_part *p
 {
 	const struct attend_post *post = leg->post;
 	const struct attend *attend = post->attend;
-	const struct form *f = &leg->item.form;
 
-	leg->values = mem_alloc(values_count(leg->rows, f->shape.dv) * sizeof(float));
-	if (!leg->values)
-		return err_pass(-ENOMEM);
-	leg->item = (struct compute_item){
-		.kv = store_kv_ref(kv),
-		.form = leg->item.form,
-		.layer = post->layer,
-		.rows = leg->rows,
-		.principal = session_principal(attend->session),
-		.tokens = tokens < kv->tokens ? tokens : kv->tokens,
-		.delta = part->delta,
-		.per_token = part->per_token,
-		.o = leg->values,
-		.m = values_m(leg->values, leg->rows, f->shape.dv),
-		.l = values_m(leg->values, leg->rows, f->shape.dv) + leg->rows,
-		.on_done = leg_on_computed,
-		.owner = leg};
+	leg->item =
+		(struct compute_item){.kv = store_kv_ref(kv),
+				      .form = leg->item.form,
+				      .layer = post->layer,
+				      .rows = leg->rows,
+				      .principal = session_principal(attend->session),
+				      .tokens = tokens < kv->tokens ? tokens : kv->tokens,
+				      .delta = part->delta,
+				      .per_token = part->per_token,
+				      .on_done = leg_on_computed,
+				      .owner = leg};
 	leg->item.form.out_bf16 = false; /* it crosses no wire */
 	return 0;
 }
 
 static int leg_begin_here(struct leg *leg)
 {
+	uint32_t dv = leg->item.form.shape.dv;
 	int r = leg_rows_take(leg);
 
 	if (r)
 		return r < 0 ? err_pass(r) : LEG_AGAIN;
+	leg->values = mem_alloc(values_count(leg->rows, dv) * sizeof(float));
+	if (!leg->values)
+		return err_pass(-ENOMEM);
+	leg->item.o = leg->values;
+	leg->item.m = values_m(leg->values, leg->rows, dv);
+	leg->item.l = leg->item.m + leg->rows;
 	leg->item.q = leg->q;
 	r = compute_submit(leg->attends->compute, &leg->item);
 	if (r < 0)
@@ -356,11 +358,11 @@ static bool leg_has_room(const struct leg *leg)
 }
 
 /* Of the waiting ones, of the session with the fewest in flight; NULL: none. */
-static struct leg *leg_next(const struct remote *remote)
+static struct leg *leg_next(const struct attend_remote *there)
 {
 	struct leg_line *line, *least = NULL;
 
-	list_foreach(line, &attend_remote(remote)->lines, link) {
+	list_foreach(line, &there->lines, link) {
 		if (!least || attend_session(line->session)->legs_sent <
 				      attend_session(least->session)->legs_sent)
 			least = line;
@@ -368,39 +370,35 @@ static struct leg *leg_next(const struct remote *remote)
 	return least ? list_first(&least->legs, struct leg, wait) : NULL;
 }
 
-static void legs_send(struct remote *remote)
+/* One of those that wait: its message is up to 160 KiB. */
+static bool send_step(struct loop_work *work)
 {
-	struct leg *leg;
+	struct leg *leg = leg_next(container_of(work, struct attend_remote, sending));
 	struct err why;
 
-	while ((leg = leg_next(remote)) && leg_has_room(leg)) {
-		leg_wait_ends(leg);
-		if (leg_send(leg, leg->q) >= 0) {
-			mem_free(mem_steal(leg->q));
-			continue;
-		}
-		err_take(&why);
-		post_fail(leg->post, &why);
+	if (!leg || !leg_has_room(leg))
+		return false;
+	leg_wait_ends(leg);
+	if (leg_send(leg, leg->q) >= 0) {
+		mem_free(mem_steal(leg->q));
+		return true;
 	}
+	err_take(&why);
+	post_fail(leg->post, &why);
+	return true;
 }
 
-/* Legs there of earlier parts. */
-static bool legs_join(struct attend_post *post, const struct remote *remote)
+void legs_init(struct remote *remote)
 {
-	struct leg *leg;
-	bool found = false;
+	struct attend_remote *there = attend_remote(remote);
 
-	list_foreach(leg, &post->legs, link) {
-		if (leg->remote != remote)
-			continue;
-		leg->among = true;
-		found = true;
-	}
-	return found;
+	list_init(&there->legs);
+	list_init(&there->lines);
+	loop_work_init(&there->sending, remote->kvd->loop, send_step, NULL);
 }
 
-int legs_there(struct attend_post *post, const struct far_hold *far,
-	       struct wire_attend *head, bool *among_p)
+int legs_there(const struct attend_post *post, const struct far_hold *far,
+	       struct wire_attend *head)
 {
 	const struct remote *remote = far_hold_remote(far);
 
@@ -413,16 +411,13 @@ int legs_there(struct attend_post *post, const struct far_hold *far,
 				 remote->label);
 	head->ask = far_hold_ask(far);
 	head->layer = post->layer;
-	*among_p = legs_join(post, remote);
-	post->remotes += !*among_p;
 	return 0;
 }
 
-int leg_there(struct leg *leg, const struct far_hold *far, const struct wire_attend *head)
+int leg_there(struct leg *leg, struct remote *remote, const struct wire_attend *head)
 {
 	struct attends *attends = leg->attends;
 	const struct form *f = &leg->item.form;
-	struct remote *remote = far_hold_remote(far);
 	int r;
 
 	leg->msg = *head;
@@ -608,7 +603,8 @@ int legs_on_result(struct attends *attends, struct remote *remote, struct cursor
 		leg_answered(leg, &msg);
 	else
 		leg_free(leg);
-	legs_send(remote);
+	if (!list_empty(&attend_remote(remote)->lines))
+		loop_work_start(&attend_remote(remote)->sending);
 	return 0;
 }
 

@@ -293,8 +293,7 @@ static bool attends_part_drained(const void *part, struct err *why_p)
 
 static void attends_remote_init(struct remote *remote)
 {
-	list_init(&attend_remote(remote)->legs);
-	list_init(&attend_remote(remote)->lines);
+	legs_init(remote);
 	list_init(&attend_remote(remote)->serves);
 }
 

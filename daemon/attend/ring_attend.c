@@ -82,7 +82,7 @@ static int reading_post(struct reading *reading)
 static void reading_fini(struct reading *reading)
 {
 	charge_drop(&reading->charge);
-	mem_free(mem_steal(reading->args.data));
+	mem_free_large(mem_steal(reading->args.data), reading->e.bytes);
 }
 
 static void attend_refuse(struct ring *ring, const struct kvd_ring_entry *e)
