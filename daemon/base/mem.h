@@ -36,7 +36,7 @@ void mem_unmap(void *p, size_t size); /* NULL is allowed */
 /* Returning megabytes to the kernel takes milliseconds. For this thread: mem_free_large()
  * passes blocks from MEM_LARGE_BYTES on to `take` (which frees them elsewhere); NULL: are
  * freed at once, as on every other thread. */
-#define MEM_LARGE_BYTES (UINT64_C(512) << 10)
+#define MEM_LARGE_BYTES (UINT64_C(256) << 10)
 void mem_large_to(void (*take)(void *arg, void *owned), void *arg);
 void mem_free_large(void *p, uint64_t size); /* size: about; NULL is allowed */
 
