@@ -242,7 +242,8 @@ static int pong(struct peer_impl *impl)
 	return 0;
 }
 
-/* Until the line is full, or (paced) a part of a long message has been sent. */
+/* Until the line is full, or (paced) a part of a long message has been sent, or the turn
+ * has no more time. */
 static void flush(struct peer_impl *impl, bool paced)
 {
 	struct peer_message *msg;
@@ -261,7 +262,8 @@ static void flush(struct peer_impl *impl, bool paced)
 		}
 		if (!part || r > 0)
 			message_free(queue_pop(impl));
-		if (part && paced && !list_empty(&impl->queue)) {
+		if (paced && !list_empty(&impl->queue) &&
+		    (part || loop_enough(impl->peers->loop))) {
 			loop_defer(impl->peers->loop, &impl->later);
 			return;
 		}
