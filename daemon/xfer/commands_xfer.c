@@ -22,6 +22,7 @@
 #include "proto/kvd_status.h"
 
 #define DESCS_JSON_MAX 1024
+#define DRAIN_BYTES (32u << 10) /* of a reply to notif.drain; JSON and base64 of them */
 #define ROW_BYTES (4 * sizeof(uint64_t)) /* of a descriptor */
 #define ATTACH_MS_DEFAULT 5000
 
@@ -349,17 +350,18 @@ static bool put_notif(struct text *out, const struct notif *notif)
 	return true;
 }
 
-/* Moves as many to `taken` as fit a reply; the others stay for the next call. */
+/* Moves as many to `taken` as a turn encodes, and at least one: each fits a reply alone
+ * (notif_new()). The others stay for the next call. */
 static bool take_notifs(struct xfer_session *xs, struct text *out, struct list *taken)
 {
-	size_t left = notif_answer_max(xs->xfers), bytes;
+	size_t left = DRAIN_BYTES, bytes;
 	struct notif *notif;
 
 	while ((notif = list_first(&xs->notifs, struct notif, link))) {
 		bytes = notif_answer_bytes(notif->from, notif->len);
-		if (bytes > left) /* each of them fits alone: notif_queue() */
+		if (bytes > left && !list_empty(taken))
 			break;
-		left -= bytes;
+		left -= bytes < left ? bytes : left;
 		list_remove(&notif->link);
 		list_push_back(taken, &notif->link);
 		if (!put_notif(out, notif))
