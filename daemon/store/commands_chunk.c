@@ -15,6 +15,7 @@
 #include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
 #include "daemon/request/out.h"
+#include "daemon/request/reply_walk.h"
 #include "daemon/store/commands_chunk.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/loop/loop.h"
@@ -26,6 +27,7 @@
 #include "daemon/session/status.h"
 #include "daemon/store/far.h"
 
+#define FIND_STEP 128u /* ids between checks of the time */
 #define LEASE_MS_PRESET 10000
 
 /* ---- space.open ---- */
@@ -223,23 +225,49 @@ static void put_found(struct text *out, const struct store_found *found)
 	out_number(out, "pages", found->pages);
 }
 
+struct find_walk {
+	struct reply_walk reply;
+	struct store_finding finding;
+	uint8_t *bytes; /* of the ids */
+};
+
+static int find_piece(struct reply_walk *reply)
+{
+	struct find_walk *walk = container_of(reply, struct find_walk, reply);
+
+	if (store_find_some(&walk->finding, FIND_STEP))
+		return 1;
+	put_found(&reply->text, &walk->finding.found);
+	return 0;
+}
+
+static void find_end(struct reply_walk *reply)
+{
+	struct find_walk *walk = container_of(reply, struct find_walk, reply);
+
+	store_handle_unref(walk->finding.handle);
+	mem_free(walk->bytes);
+	mem_free(walk);
+}
+
 static int find_run(struct request *req)
 {
 	const struct find_args *args = request_args(req);
-	cleanup_free uint8_t *bytes = NULL;
+	struct find_walk *walk = mem_zalloc(sizeof(*walk));
 	struct store_handle *handle;
-	struct store_found found;
 	struct store_ids ids;
-	struct reply reply;
-	struct text *out;
-	int r = chunk_ids_begin(req, &args->ids, &handle, &bytes, &ids);
+	int r = walk ? chunk_ids_begin(req, &args->ids, &handle, &walk->bytes, &ids)
+		     : -ENOMEM;
 
-	if (r < 0)
+	if (r < 0) {
+		mem_free(walk);
 		return err_pass(r);
-	store_find(handle, &ids, &found);
-	out = reply_begin(&reply, req);
-	put_found(out, &found);
-	return reply_end(&reply);
+	}
+	store_find_begin(&walk->finding, store_handle_ref(handle), &ids);
+	walk->reply.piece = find_piece;
+	walk->reply.end = find_end;
+	reply_walk_begin(&walk->reply, req);
+	return 0;
 }
 
 static int drop_run(struct request *req)

@@ -497,7 +497,6 @@ struct ahead {
 	const struct store_space *space;
 	const struct store_ids *ids;
 	uint64_t hashes[2 * AHEAD]; /* of the next ids, in turn */
-	unsigned int covers_left;
 };
 
 /* Cache lines that a look-up touches. */
@@ -530,21 +529,24 @@ static void ahead_at(struct ahead *ahead, uint32_t i)
 	}
 }
 
+/* From id `from` on. */
 static void ahead_begin(struct ahead *ahead, const struct store_space *space,
-			const struct store_ids *ids)
+			const struct store_ids *ids, uint32_t from)
 {
-	*ahead = (struct ahead){
-		.space = space, .ids = ids, .covers_left = STORE_COVERS_NEW};
-	for (uint32_t i = 0; i < 2 * AHEAD - 1 && i < ids->count; i++) {
-		ahead->hashes[i] = chunk_hash(space, ids->bytes + i * STORE_ID_BYTES);
-		__builtin_prefetch(chunk_bucket(space->store, ahead->hashes[i]));
+	*ahead = (struct ahead){.space = space, .ids = ids};
+	for (uint32_t i = from; i < from + 2 * AHEAD - 1 && i < ids->count; i++) {
+		uint64_t hash = chunk_hash(space, ids->bytes + i * STORE_ID_BYTES);
+
+		ahead->hashes[i % (2 * AHEAD)] = hash;
+		__builtin_prefetch(chunk_bucket(space->store, hash));
 	}
 }
 
 /* *used_p: the classes that serve. */
-static struct store_chunk *chunk_for(struct store_handle *handle, struct ahead *ahead,
+static struct store_chunk *chunk_for(struct store_finding *finding, struct ahead *ahead,
 				     uint32_t i, uint64_t *used_p)
 {
+	struct store_handle *handle = finding->handle;
 	const struct store_space *space = handle->space;
 	const uint8_t *id = ahead->ids->bytes + i * STORE_ID_BYTES;
 	struct store_chunk *chunk;
@@ -554,39 +556,79 @@ static struct store_chunk *chunk_for(struct store_handle *handle, struct ahead *
 	if (!chunk || chunk->first != store_ids_place(ahead->ids, i))
 		return NULL;
 	*used_p = store_cover_some(handle, store_chunk_ready(chunk) | chunk->filed,
-				   &ahead->covers_left);
+				   &finding->covers_left);
 	return *used_p ? chunk : NULL;
+}
+
+/* False: none serves, or none follows it. */
+static bool find_one(struct store_finding *finding, struct ahead *ahead)
+{
+	const struct store_space *space = finding->handle->space;
+	struct store_found *found = &finding->found;
+	uint64_t used;
+	struct store_chunk *chunk = chunk_for(finding, ahead, found->chunks, &used);
+
+	if (!chunk)
+		return false;
+	chunk_touch(chunk);
+	if (chunk_is_for_files(chunk))
+		finding->unfiled = found->chunks + 1;
+	found->chunks++;
+	found->pages += (used & space->published) != 0;
+	found->tokens += chunk->tokens;
+	return chunk->tokens == space->tokens && found->chunks < finding->ids.count;
+}
+
+/* The first one written is evicted first. */
+static void find_file(struct store_finding *finding)
+{
+	uint32_t i = --finding->unfiled;
+	struct store_chunk *chunk = store_chunk_find(
+		finding->handle->space, finding->ids.bytes + i * STORE_ID_BYTES,
+		store_ids_place(&finding->ids, i));
+
+	if (chunk && chunk_is_for_files(chunk))
+		chunk_file(chunk);
+}
+
+void store_find_begin(struct store_finding *finding, struct store_handle *handle,
+		      const struct store_ids *ids)
+{
+	*finding = (struct store_finding){.handle = handle,
+					  .ids = *ids,
+					  .covers_left = STORE_COVERS_NEW,
+					  .ended = ids->count == 0};
+}
+
+bool store_find_some(struct store_finding *finding, uint32_t most)
+{
+	struct store *store = finding->handle->space->store;
+	struct ahead ahead;
+
+	if (!finding->ended) {
+		ahead_begin(&ahead, finding->handle->space, &finding->ids,
+			    finding->found.chunks);
+		for (uint32_t n = 0; n < most && !finding->ended; n++)
+			finding->ended = !find_one(finding, &ahead);
+		if (!finding->ended)
+			return true;
+		store->found += finding->found.chunks;
+		store->missed += finding->ids.count - finding->found.chunks;
+	}
+	for (uint32_t n = 0; n < most && finding->unfiled > 0; n++)
+		find_file(finding);
+	return finding->unfiled > 0;
 }
 
 void store_find(struct store_handle *handle, const struct store_ids *ids,
 		struct store_found *found_p)
 {
-	struct store *store = handle->space->store;
-	struct store_chunk *unfiled[STORE_IDS_MAX];
-	uint32_t unfiled_count = 0;
-	struct ahead ahead;
-	uint64_t used;
+	struct store_finding finding;
 
-	*found_p = (struct store_found){0};
-	ahead_begin(&ahead, handle->space, ids);
-	for (uint32_t i = 0; i < ids->count; i++) {
-		struct store_chunk *chunk = chunk_for(handle, &ahead, i, &used);
-
-		if (!chunk)
-			break;
-		chunk_touch(chunk);
-		if (chunk_is_for_files(chunk) && unfiled_count < STORE_IDS_MAX)
-			unfiled[unfiled_count++] = chunk;
-		found_p->chunks++;
-		found_p->pages += (used & handle->space->published) != 0;
-		found_p->tokens += chunk->tokens;
-		if (chunk->tokens < handle->space->tokens)
-			break; /* nothing follows a short one */
-	}
-	while (unfiled_count > 0) /* the first one written is evicted first */
-		chunk_file(unfiled[--unfiled_count]);
-	store->found += found_p->chunks;
-	store->missed += ids->count - found_p->chunks;
+	store_find_begin(&finding, handle, ids);
+	while (store_find_some(&finding, ids->count))
+		;
+	*found_p = finding.found;
 }
 
 uint32_t store_drop(struct store_handle *handle, const struct store_ids *ids)

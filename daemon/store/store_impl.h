@@ -343,8 +343,6 @@ uint64_t store_cover_layouts(const struct store_handle *handle,
 			     bool *lack_p);
 
 /* ---- store_space.c ---- */
-struct store_handle *store_handle_ref(struct store_handle *handle);
-void store_handle_unref(struct store_handle *handle);
 struct store_space *store_space_by_digest(const struct store *store,
 					  const uint8_t digest[16]);
 /* Is the pool's layout the handle's? ERR_LAYOUT. */
