@@ -782,9 +782,10 @@ int kvd_notif_send(struct kvd_client *client, uint64_t attach, const void *data,
 		   size_t bytes);
 /* Number of notifications waiting for kvd_notif_drain(), from shared memory. */
 uint64_t kvd_notif_waiting(const struct kvd_client *client);
-/* Fetch received notifications: on_notif for each, oldest first, before it returns.
- * Returns the number, or a negative code: then none was reported, and they follow with
- * the next call. `from` identifies the sender's session. */
+/* Fetch received notifications, some tens of KiB at a time: on_notif for each, oldest
+ * first, before it returns. Returns the number, or a negative code: then none was
+ * reported, and they follow with the next call. `from` identifies the sender's session.
+ */
 int kvd_notif_drain(struct kvd_client *client, int timeout_ms,
 		    void (*on_notif)(void *arg, const char *from, const void *data,
 				     size_t bytes),

@@ -878,17 +878,20 @@ class nixlAgent:
         # existing entries are kept, as with NIXL
         out = {name: list(told) for name, told in notif_map.items()} if notif_map else {}
         try:
-            if _waiting(self._kvd):
-                self._take(out)
+            left = _waiting(self._kvd)  # a reply has some of them
+            while left > 0 and (taken := self._take(out)):
+                left -= taken
         except Error as error:
             raise from_error(error) from error
         return out
 
     def _take(self, notif_map):
-        for name, data in _kvd.notif_drain(self._kvd):
+        told = _kvd.notif_drain(self._kvd)
+        for name, data in told:
             if name.startswith(LONG_NAME) and len(data) >= 2:
                 size = struct.unpack_from("<H", data)[0]
                 name = data[2:2 + size].decode("utf-8", "surrogateescape")
                 data = data[2 + size:]
             notif_map.setdefault(name, []).append(data)
+        return len(told)
 
