@@ -455,7 +455,9 @@ static const struct field submit_fields[] = {
 	F_END,
 };
 const struct command xfer_commands[] = {
-	{"peer.attach", "Attach to another session's exported memory, by its secret",
+	{"peer.attach",
+	 "Attach to another session's exported memory, by its secret. A session that is "
+	 "attached already has its number",
 	 attach_fields, 0, run_attach, "attach"},
 	{"peer.attached", "Check that an attached session still exists", attached_fields,
 	 0, run_attached, "nothing; an error if the session has ended"},

@@ -231,12 +231,29 @@ void attach_unuse(struct attach *attach)
 	attach_let_go(attach);
 }
 
-static void attach_answer(struct attach *attach, const struct err *why)
+static void attach_answer(struct attach *attach, const struct err *why, uint64_t id)
 {
 	if (!attach->waiter.on_end)
 		return;
 	loop_timer_stop(&attach->timer);
-	xfer_waiter_end(&attach->waiter, why, attach->asks ? 0 : attach->id);
+	xfer_waiter_end(&attach->waiter, why, id);
+}
+
+/* An earlier one to the same session; NULL: none. */
+static const struct attach *attach_earlier(const struct attach *attach)
+{
+	struct idmap_cursor at;
+
+	idmap_foreach(&attach->xs->attaches, at) { /* at most 1024: XFER_ATTACHES_MAX */
+		const struct attach *other = at.value;
+
+		if (other != attach && other->remote == attach->remote &&
+		    other->epoch == attach->epoch && other->pool == attach->pool &&
+		    sm_state(&other->sm) == ATTACH_READY && !other->waiter.on_end &&
+		    memcmp(other->secret, attach->secret, sizeof(other->secret)) == 0)
+			return other;
+	}
+	return NULL;
 }
 
 static void attach_free(struct attach *attach)
@@ -279,7 +296,7 @@ static void attach_lost(struct attach *attach, const struct err *why)
 			transfer_cancel(transfer, &e);
 	}
 	if (attach->waiter.on_end) {
-		attach_answer(attach, &e);
+		attach_answer(attach, &e, 0);
 		attach_free(attach); /* its number was never used */
 	} else {
 		attach_let_go(attach);
@@ -328,8 +345,14 @@ static void attach_look(struct attach *attach)
 		why = attach->pool->refused;
 		attach_lost(attach, &why);
 	} else if (attach->pool->ready) {
-		attach_answer(attach, NULL);
-		if (attach->asks)
+		/* its regions are current now; a second number is of no use */
+		const struct attach *same = attach->asks ? NULL : attach_earlier(attach);
+
+		attach_answer(attach, NULL,
+			      attach->asks ? 0
+			      : same	   ? same->id
+					   : attach->id);
+		if (attach->asks || same)
 			attach_free(attach);
 	}
 }

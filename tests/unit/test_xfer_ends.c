@@ -472,19 +472,39 @@ static void attach_refused(struct pair *p)
 			secret);
 }
 
+/* A session that is attached again has its number, and its regions of now. */
+static void session_attached_again_has_one_number(void **state)
+{
+	struct pair *p = *state;
+
+	for (unsigned int i = 0; i < 2 * XFER_ATTACHES_MAX; i++)
+		assert_int_equal(pair_attach(p, p->me, p->you, 1), p->attach);
+	pair_until(p,
+		   pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), NULL),
+		   KVD_SUCCESS);
+	next_engine(p);
+	assert_int_equal(pair_attach(p, p->me, p->you, 1), p->attach);
+	pair_until(p,
+		   pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), NULL),
+		   KVD_SUCCESS);
+}
+
 /* An engine outlives any number of peers. */
 static void lost_attachments_make_room_for_others(void **state)
 {
+	struct session *others[XFER_ATTACHES_MAX];
 	struct pair *p = *state;
 	uint64_t list = pair_grid(p, false);
 
-	for (unsigned int i = 1; i < XFER_ATTACHES_MAX; i++)
-		(void)pair_attach(p, p->me, p->you, 1);
+	for (unsigned int i = 1; i < XFER_ATTACHES_MAX; i++) {
+		others[i] = cluster_engine(&p->c, 1, "other");
+		(void)pair_attach(p, p->me, others[i], 1);
+	}
 	attach_refused(p);
 	fake_link_cut(fake_hub_node(p->c.bytes, 0), fake_hub_node(p->c.bytes, 1));
 	cluster_run(&p->c, LOOP_NS_PER_S);
 	for (unsigned int i = 1; i < XFER_ATTACHES_MAX; i++)
-		(void)pair_attach(p, p->me, p->you, 1);
+		(void)pair_attach(p, p->me, others[i], 1);
 	attach_refused(p);
 	/* that of the list stayed, and reports why it is lost */
 	cluster_refused(&p->c, p->me, "EPEER", "{'cmd':'peer.attached','attach':%llu}",
@@ -541,6 +561,7 @@ int main(void)
 		CASE(list_last_sharing_keys_ends_its_peer_once),
 		CASE(lost_attachment_holds_no_peer),
 		CASE(attach_without_daemon_ends_after_connect_timeout),
+		CASE(session_attached_again_has_one_number),
 		CASE(lost_attachments_make_room_for_others),
 	};
 
