@@ -311,11 +311,12 @@ class Reader:
         return self.client.command("peer.list")["peers"]
 
     def fetch(self, ids, stops):
-        """The hold finds all that there is; what both have is fetched. -> ms"""
+        """What both holders have is fetched. After a stall the first one, which has one more, is
+        left out for a time. -> ms"""
         tokens = (len(ids) - 1) * T
         view = kvd.View(self.cache.pages[:tokens // PAGE], tokens=(0, tokens))
         with self.space.hold(ids, remote=10, timeout=60) as hold:
-            assert hold.remote == len(ids), (hold.remote, len(ids))
+            assert hold.remote >= len(ids) - 1, (hold.remote, len(ids))
 
             def move():
                 moved(hold.fetch({"kv": view}))
