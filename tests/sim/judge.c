@@ -32,6 +32,7 @@
 #include "tests/sim/sim.h"
 
 #define LEARN_NS LOOP_NS_PER_S
+#define ON_ITS_WAY_NS (50 * LOOP_NS_PER_MS) /* messages of a past room */
 #define LEARN_LATE_NS (5 * LOOP_NS_PER_S / 2)
 
 void sim_broken(const struct sim *sim, const char *fmt, ...)
@@ -446,8 +447,8 @@ static bool only_aborts(const struct sim *sim, const struct sim_request *req,
 }
 
 /* A sender that waits for receivers: one of them has met its sources, and will not come.
- * Of a number that is used again, one that had failed before the sender opened may have
- * been another room's. */
+ * Of a number that is used again, one that failed before the sender opened, or by a
+ * message that was sent before, may have been another room's. */
 static void check_start(struct sim *sim, const struct sim_request *req,
 			const struct sim_side *side)
 {
@@ -460,7 +461,7 @@ static void check_start(struct sim *sim, const struct sim_request *req,
 
 		if (!other->engine || !other->met || !other->ended || other->success ||
 		    other->orphaned || !only_aborts(sim, req, other->ended_ns) ||
-		    (side->opened_ns > other->ended_ns && !req->fresh) ||
+		    (side->opened_ns + ON_ITS_WAY_NS > other->ended_ns && !req->fresh) ||
 		    side->opened_ns > other->ended_ns + LEARN_NS)
 			continue;
 		if (now > since + LEARN_NS && getenv("SIM_SHOW"))
