@@ -100,10 +100,10 @@ const struct ctl_command ctl_commands[] = {
 	 "                 over it\n"
 	 "--count N        with --batch or --json: stop after N frames\n"
 	 "--limit N        with --batch or --json: at most N rooms (default 1000)\n\n"
-	 "Keys: p peers only, r rooms only, f failed rooms, / only lines that contain\n"
-	 "a text, a abort a room, q quit. Rooms in progress are shown oldest first.\n"
-	 "p50, p99 and FAIL/min cover the last minute (less after start). Rooms require\n"
-	 "root, the daemon's user or admin_uids. NO_COLOR disables colours.",
+	 "Keys: p peers only, r rooms only, f failed rooms, q quit. Rooms in progress\n"
+	 "are shown oldest first. p50, p99 and FAIL/min cover the last minute (less\n"
+	 "after start). Rooms require root, the daemon's user or admin_uids. NO_COLOR\n"
+	 "disables colours.",
 	 0, 0, "cltI", ctl_run_top},
 	{"doctor", "", "diagnose the daemon and its host",
 	 "--peer ENDPOINT  check that the daemon can connect to ENDPOINT; at most 32\n"

@@ -25,6 +25,7 @@
 /* alternate screen, no cursor, no line wrap */
 #define ENTER "\033[?1049h\033[?25l\033[?7l"
 #define LEAVE "\033[0m\033[?7h\033[?25h\033[?1049l"
+#define ESCAPE 0x1b
 
 static const int ends[] = {SIGHUP,  SIGINT, SIGQUIT, SIGTERM, SIGPIPE, SIGALRM,
 			   SIGABRT, SIGBUS, SIGSEGV, SIGFPE,  SIGILL};
@@ -191,7 +192,7 @@ static size_t key_sequence(const unsigned char *keys, size_t count)
 {
 	size_t n = 2;
 
-	if (count < 2 || keys[0] != TERM_KEY_ESCAPE || (keys[1] != '[' && keys[1] != 'O'))
+	if (count < 2 || keys[0] != ESCAPE || (keys[1] != '[' && keys[1] != 'O'))
 		return 0;
 	while (n < count && (keys[n] < 0x40 || keys[n] > 0x7e))
 		n++;
@@ -221,5 +222,5 @@ int term_key(int timeout_ms)
 	at += (size_t)n;
 	if (n)
 		return TERM_KEY_NONE;
-	return keys[at] == '\b' ? (at++, TERM_KEY_ERASE) : keys[at++];
+	return keys[at++];
 }

@@ -20,11 +20,8 @@ struct term_line {
 	enum term_look look;
 };
 
-#define TERM_KEY_NONE (-1)   /* timeout, or the size changed */
-#define TERM_KEY_END (-2)    /* the terminal was closed */
-#define TERM_KEY_ESCAPE 0x1b /* alone; escape sequences are ignored */
-#define TERM_KEY_ENTER 0x0a
-#define TERM_KEY_ERASE 0x7f
+#define TERM_KEY_NONE (-1) /* timeout, or the size changed */
+#define TERM_KEY_END (-2)  /* the terminal was closed */
 
 /* Whether standard input and output are a terminal other than TERM=dumb. */
 bool term_usable(void);
@@ -34,7 +31,7 @@ void term_close(void); /* idempotent */
 void term_size(unsigned int *rows_p, unsigned int *columns_p);
 /* Draws as many of the lines as fit. */
 void term_draw(const struct term_line *lines, size_t count);
-/* Waits at most so long for a key. */
+/* Waits at most so long for a key; escape sequences are ignored. */
 int term_key(int timeout_ms);
 
 #endif

@@ -4,12 +4,10 @@
  * --batch or --json, successive frames.
  *
  * If the daemon does not respond, the last line shows the error, the last sample stays on
- * the screen, and the query is repeated every interval. A room to abort is entered by its
- * number, since lines would move under a cursor.
+ * the screen, and the query is repeated every interval.
  */
 #include "ctl/top.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -27,18 +25,12 @@
 #define LINES_MAX 512u
 #define FRAME_COLUMNS 110
 #define ROOMS_LIMIT 1000
-#define KEYS "q quit   p peers   r rooms   f failed   / filter   a abort"
-
-enum prompt { PROMPT_NONE, PROMPT_FILTER, PROMPT_ABORT, PROMPT_SURE };
+#define KEYS "q quit   p peers   r rooms   f failed"
 
 struct screen {
 	struct top top;
 	struct top_view view;
 	bool peers, rooms; /* shown */
-	char filter[64];
-	enum prompt prompt;
-	char typed[64];
-	char said[300]; /* result of the last key, until the next one */
 	struct term_line lines[LINES_MAX];
 	size_t line_count;
 	char *texts[3]; /* the lines point into them */
@@ -53,7 +45,7 @@ static int frame_print(struct top *top)
 	char *head, *peers, *rooms;
 	cJSON *json;
 
-	if (top_view_make(top, NULL, &view) < 0)
+	if (top_view_make(top, &view) < 0)
 		return ctl_failed("out of memory");
 	if (top->ctl->json) {
 		json = top_view_json(top, &view);
@@ -143,7 +135,7 @@ static void screen_tables(struct screen *s, unsigned int rows, unsigned int colu
 {
 	size_t left, peers;
 
-	if (top_view_make(&s->top, s->filter, &s->view) < 0)
+	if (top_view_make(&s->top, &s->view) < 0)
 		return;
 	s->texts[0] = top_head_text(&s->top, &s->view, columns);
 	screen_lines(s, s->texts[0], rows, NULL, look_head);
@@ -165,32 +157,6 @@ static void screen_tables(struct screen *s, unsigned int rows, unsigned int colu
 		screen_line(s, top_now(&s->top)->rooms_why, TERM_BAD);
 }
 
-static void last_line(struct screen *s, char *text, size_t size)
-{
-	switch (s->prompt) {
-	case PROMPT_FILTER:
-		snprintf(text, size, "filter: %s_", s->typed);
-		return;
-	case PROMPT_ABORT:
-		snprintf(text, size, "abort room (NUMBER, or NUMBER ROLE): %s_",
-			 s->typed);
-		return;
-	case PROMPT_SURE:
-		snprintf(text, size, "abort room %s on both sides? y, or any other key",
-			 s->typed);
-		return;
-	default:
-		break;
-	}
-	if (*s->said)
-		snprintf(text, size, "%s", s->said);
-	else if (*s->top.why)
-		snprintf(text, size, "no reply, retrying: %s", s->top.why);
-	else
-		snprintf(text, size, "%s%s%s%s", KEYS, s->top.failed ? "   [failed]" : "",
-			 *s->filter ? "   filter: " : "", s->filter);
-}
-
 static void screen_draw(struct screen *s)
 {
 	unsigned int rows, columns;
@@ -204,8 +170,12 @@ static void screen_draw(struct screen *s)
 		s->line_count = rows - 1;
 	while (s->line_count < rows - 1 && s->line_count < LINES_MAX - 1)
 		screen_line(s, "", TERM_PLAIN);
-	last_line(s, last, sizeof(last));
-	screen_line(s, last, *s->top.why && !s->prompt ? TERM_BAD : TERM_PLAIN);
+	if (*s->top.why)
+		snprintf(last, sizeof(last), "no reply, retrying: %s", s->top.why);
+	else
+		snprintf(last, sizeof(last), "%s%s", KEYS,
+			 s->top.failed ? "   [failed]" : "");
+	screen_line(s, last, *s->top.why ? TERM_BAD : TERM_PLAIN);
 	term_draw(s->lines, s->line_count);
 	for (unsigned int i = 0; i < ARRAY_LEN(s->texts); i++) {
 		free(s->texts[i]);
@@ -216,71 +186,9 @@ static void screen_draw(struct screen *s)
 
 /* ---- keys ---- */
 
-static void room_abort(struct screen *s)
-{
-	char *role = strchr(s->typed, ' ');
-	cJSON *args = cJSON_CreateObject(), *reply;
-	int r;
-
-	if (role)
-		*role++ = '\0';
-	cJSON_AddStringToObject(args, "room", s->typed);
-	if (role && *role)
-		cJSON_AddStringToObject(args, "role", role);
-	cJSON_AddStringToObject(args, "reason", "kvd-ctl top");
-	r = ctl_query(s->top.ctl, "room.abort", args, &reply);
-	cJSON_Delete(reply);
-	if (r)
-		snprintf(s->said, sizeof(s->said), "room %s: %s: %.200s", s->typed,
-			 kvd_code_name(s->top.ctl->error.code),
-			 s->top.ctl->error.message);
-	else
-		snprintf(s->said, sizeof(s->said),
-			 "room %s: aborting; it fails when its transfers have ended",
-			 s->typed);
-}
-
-static void prompt_end(struct screen *s, bool given)
-{
-	enum prompt was = s->prompt;
-
-	s->prompt = PROMPT_NONE;
-	if (given && was == PROMPT_FILTER)
-		snprintf(s->filter, sizeof(s->filter), "%s", s->typed);
-	else if (given && was == PROMPT_ABORT && *s->typed)
-		s->prompt = PROMPT_SURE;
-	else if (given && was == PROMPT_SURE)
-		room_abort(s);
-}
-
-static void prompt_key(struct screen *s, int key)
-{
-	size_t len = strlen(s->typed);
-
-	if (s->prompt == PROMPT_SURE)
-		prompt_end(s, key == 'y' || key == 'Y');
-	else if (key == TERM_KEY_ESCAPE || key == TERM_KEY_ENTER)
-		prompt_end(s, key == TERM_KEY_ENTER);
-	else if (key == TERM_KEY_ERASE && len)
-		s->typed[len - 1] = '\0';
-	else if (isprint(key) && len + 1 < sizeof(s->typed))
-		s->typed[len] = (char)key, s->typed[len + 1] = '\0';
-}
-
-static void prompt_begin(struct screen *s, enum prompt prompt)
-{
-	s->prompt = prompt;
-	memset(s->typed, 0, sizeof(s->typed));
-}
-
 /* True: take a new sample at once. */
 static bool screen_key(struct screen *s, int key)
 {
-	*s->said = '\0';
-	if (s->prompt != PROMPT_NONE) {
-		prompt_key(s, key);
-		return false;
-	}
 	switch (key) {
 	case 'p':
 		s->rooms = !s->rooms && s->peers;
@@ -293,12 +201,6 @@ static bool screen_key(struct screen *s, int key)
 	case 'f':
 		s->top.failed = !s->top.failed;
 		return true;
-	case '/':
-		prompt_begin(s, PROMPT_FILTER);
-		return false;
-	case 'a':
-		prompt_begin(s, PROMPT_ABORT);
-		return false;
 	default:
 		return false;
 	}
@@ -321,7 +223,7 @@ static int run_screen(struct screen *s, int interval_ms)
 		now_ns = clock_ns();
 		key = term_key(next_ns > now_ns ? (int)((next_ns - now_ns) / 1000000) + 1
 						: 0);
-		if (key == TERM_KEY_END || (key == 'q' && s->prompt == PROMPT_NONE))
+		if (key == TERM_KEY_END || key == 'q')
 			break;
 		if (key >= 0 && screen_key(s, key))
 			next_ns = 0;

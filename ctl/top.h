@@ -91,8 +91,8 @@ struct top_view {
 	bool rooms_cut; /* the limit was reached */
 };
 
-/* `words`: only lines that contain this text; "" or NULL: all. 0 or -ENOMEM. */
-int top_view_make(const struct top *top, const char *words, struct top_view *view);
+/* 0 or -ENOMEM. */
+int top_view_make(const struct top *top, struct top_view *view);
 void top_view_free(struct top_view *view);
 cJSON *top_view_json(const struct top *top, const struct top_view *view);
 /* Text of the head, the peers and the rooms, each line with a newline; "" when out of

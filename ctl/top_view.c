@@ -139,20 +139,6 @@ static int is_older(const void *a, const void *b)
 	return (x < y) - (x > y);
 }
 
-/* Whether any string of the record, at any depth, contains the text. */
-static bool has_words(const cJSON *json, const char *words)
-{
-	if (!words || !*words)
-		return true;
-	for (const cJSON *one = json->child; one; one = one->next) {
-		if (cJSON_IsString(one) && strcasestr(one->valuestring, words))
-			return true;
-		if (one->child && has_words(one, words))
-			return true;
-	}
-	return false;
-}
-
 static void view_rates(const struct top *top, struct top_view *v)
 {
 	const struct top_sample *b = top_now(top), *a = top_before(top),
@@ -173,7 +159,7 @@ static size_t records(const cJSON *answer, const char *member)
 	return (size_t)cJSON_GetArraySize(ctl_list(answer, member));
 }
 
-int top_view_make(const struct top *top, const char *words, struct top_view *v)
+int top_view_make(const struct top *top, struct top_view *v)
 {
 	static const char *const members[] = {"peers", "lost"};
 	const struct top_sample *now = top_now(top);
@@ -191,14 +177,12 @@ int top_view_make(const struct top *top, const char *words, struct top_view *v)
 	view_rates(top, v);
 	for (unsigned int i = 0; i < ARRAY_LEN(members); i++) {
 		cJSON_ArrayForEach(one, ctl_list(now->peers, members[i]))
-			if (has_words(one, words))
-				view_peer(top, one, &v->peers[v->peer_count++]);
+			view_peer(top, one, &v->peers[v->peer_count++]);
 	}
 	idmap_init(&were);
 	rooms_index(top_before(top), &were);
 	cJSON_ArrayForEach(one, ctl_list(now->rooms, "rooms"))
-		if (has_words(one, words))
-			view_room(top, &were, one, &v->rooms[v->room_count++]);
+		view_room(top, &were, one, &v->rooms[v->room_count++]);
 	idmap_fini(&were);
 	qsort(v->rooms, v->room_count, sizeof(*v->rooms), is_older);
 	v->rooms_cut = records(now->rooms, "rooms") >= top->limit;

@@ -53,7 +53,7 @@ static void rates_of_rooms_are_of_the_room_of_before(void **state)
 		add_room(now, gen, 1000 + 2.0 * gen);
 	add_room(before, 0, 0);
 	add_room(now, 0, 0);
-	assert_int_equal(top_view_make(&top, NULL, &view), 0);
+	assert_int_equal(top_view_make(&top, &view), 0);
 	assert_int_equal(view.room_count, ROOM_LIST_MAX);
 	for (size_t i = 0; i < view.room_count; i++) {
 		double gen = ctl_num(view.rooms[i].json, "generation");
