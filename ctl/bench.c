@@ -13,8 +13,6 @@
  * who reads the ticket can write the memory. Since arguments are visible to every
  * user of the host, the ticket can also be read from standard input. The serving end
  * exits when the reader of its standard output closes it, or on a signal.
- *
- * If both daemons are on this host, --with SOCKET opens the other session here.
  */
 #include "ctl/bench.h"
 
@@ -95,25 +93,6 @@ static int parse_memory(const struct ctl *ctl, uint64_t *bytes_p)
 
 /* ---- the serving end ---- */
 
-static int bench_report(struct kvd_client *client, const char *what)
-{
-	const struct kvd_error *why = kvd_last_error(client);
-
-	return ctl_failed("%s: %s: %s", what, kvd_code_name(why->code), why->message);
-}
-
-static int ticket_make(struct kvd_client *client, const struct bench_memory *memory,
-		       struct bench_ticket *ticket)
-{
-	*ticket = (struct bench_ticket){.address = (uintptr_t)memory->memory.address,
-					.bytes = memory->memory.bytes};
-	snprintf(ticket->endpoint, sizeof(ticket->endpoint), "%s",
-		 kvd_daemon(client)->endpoint);
-	return kvd_session_key(client, 0, &ticket->key) < 0
-		       ? bench_report(client, "session.key")
-		       : CTL_OK;
-}
-
 /* Waits until the ticket's session ends or the reader of our output closes it. */
 static int serve_wait(struct kvd_client *client)
 {
@@ -139,7 +118,7 @@ static int bench_serve(struct ctl *ctl)
 {
 	struct kvd_client *client;
 	struct bench_memory memory;
-	struct bench_ticket t = {0};
+	struct kvd_session_key key;
 	uint64_t bytes;
 	int r = parse_memory(ctl, &bytes);
 
@@ -148,12 +127,14 @@ static int bench_serve(struct ctl *ctl)
 	client = ctl_open(ctl);
 	if (!client)
 		return CTL_NO_DAEMON;
-	if (bench_memory_new(client, bytes, &memory) < 0)
+	if (bench_memory_new(client, bytes, &memory))
 		return CTL_ERROR;
-	r = ticket_make(client, &memory, &t);
-	if (!r) {
-		printf("%s,%" PRIu64 ",%s,%" PRIu64 ",%" PRIu64 "\n", t.endpoint,
-		       t.key.epoch, t.key.secret, t.address, t.bytes);
+	if (kvd_session_key(client, 0, &key) < 0) {
+		r = bench_report(client, "session.key");
+	} else {
+		printf("%s,%" PRIu64 ",%s,%" PRIuPTR ",%zu\n",
+		       kvd_daemon(client)->endpoint, key.epoch, key.secret,
+		       (uintptr_t)memory.memory.address, memory.memory.bytes);
 		fflush(stdout);
 		r = serve_wait(client);
 	}
@@ -293,18 +274,16 @@ static int bench_measure(struct ctl *ctl, struct wanted *w, const struct bench_t
 
 	if (!r && kvd_peer_attach(ctl->client, t->endpoint, &t->key, NULL, &attach) < 0)
 		r = bench_report(ctl->client, t->endpoint);
-	if (!r && bench_memory_new(ctl->client, 2 * t->bytes, &local) < 0)
-		r = CTL_ERROR;
+	if (!r)
+		r = bench_memory_new(ctl->client, 2 * t->bytes, &local);
 	for (unsigned int i = 0; !r && i < w->size_count; i++) {
 		w->c.size = w->sizes[i];
 		w->c.rows = bench_rows_of(w, w->c.size, t->bytes);
 		ctl_progress("rows of %s, %u of %u sizes, %u repetitions each",
 			     ctl_bytes((double)w->c.size), i + 1, w->size_count,
 			     w->c.reps);
-		if (!w->c.rows)
-			r = CTL_USAGE;
-		else if (bench_run(ctl->client, attach, t, &local, &w->c, times) < 0)
-			r = CTL_ERROR;
+		r = w->c.rows ? bench_run(ctl->client, attach, t, &local, &w->c, times)
+			      : CTL_USAGE;
 		for (unsigned int op = 0; !r && op < BENCH_OPS; op++)
 			if (w->c.ops[op])
 				cJSON_AddItemToArray(results, record((enum bench_op)op,
@@ -332,45 +311,19 @@ static int run(struct ctl *ctl, struct wanted *w, const struct bench_ticket *t)
 	return r;
 }
 
-/* Both ends in this process. */
-static int run_with(struct ctl *ctl, struct wanted *w)
-{
-	struct ctl other = {.socket = ctl->bench.with, .timeout_ms = ctl->timeout_ms};
-	struct bench_memory memory;
-	struct bench_ticket t = {0};
-	uint64_t bytes;
-	int r = parse_memory(ctl, &bytes);
-
-	if (r)
-		return r;
-	if (!ctl_open(ctl) || !ctl_open(&other))
-		return CTL_NO_DAEMON;
-	r = bench_memory_new(other.client, bytes, &memory) < 0 ? CTL_ERROR : CTL_OK;
-	if (!r) {
-		r = ticket_make(other.client, &memory, &t);
-		if (!r)
-			r = run(ctl, w, &t);
-		bench_memory_free(&memory);
-	}
-	kvd_close(other.client);
-	return r;
-}
-
 int ctl_run_bench(struct ctl *ctl)
 {
 	struct wanted w = {0};
 	struct bench_ticket t = {0};
 	int r;
 
-	if (ctl->bench.serve + (ctl->bench.with != NULL) + ctl->arg_count != 1)
-		return ctl_usage("bench: one of --serve, --with SOCKET and a ticket");
+	if (ctl->bench.serve + ctl->arg_count != 1)
+		return ctl_usage("bench: either --serve or a ticket");
 	if (ctl->bench.serve)
 		return bench_serve(ctl);
 	r = parse_wanted(ctl, &w);
 	if (r)
 		return r;
-	if (ctl->bench.with)
-		return run_with(ctl, &w);
 	if (ctl->bench.memory)
 		return ctl_usage("--memory: an option of the serving end (--serve)");
 	r = ticket_take(ctl->args[0], &t);

@@ -28,7 +28,10 @@ struct bench_memory {
 	struct kvd_region *region;
 };
 
-/* 0, or -1 after printing the error. */
+/* Prints the last error of the client; returns CTL_ERROR. */
+int bench_report(struct kvd_client *client, const char *what);
+
+/* CTL_OK, or CTL_ERROR after printing the error. */
 int bench_memory_new(struct kvd_client *client, uint64_t bytes,
 		     struct bench_memory *out_p);
 void bench_memory_free(struct bench_memory *memory);
@@ -50,7 +53,7 @@ struct bench_times {
 /*
  * One case against `attach`: push from the first half of `local`, pull into its
  * second half, compare, then repeat alternately. `local` has twice ticket->bytes.
- * 0, or -1 after printing the error.
+ * CTL_OK, or CTL_ERROR after printing the error.
  */
 int bench_run(struct kvd_client *client, uint64_t attach,
 	      const struct bench_ticket *ticket, const struct bench_memory *local,

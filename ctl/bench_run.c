@@ -32,12 +32,11 @@ struct run {
 	double last_s[BENCH_OPS];
 };
 
-static int bench_run_report(struct kvd_client *client, const char *what)
+int bench_report(struct kvd_client *client, const char *what)
 {
 	const struct kvd_error *why = kvd_last_error(client);
 
-	ctl_failed("%s: %s: %s", what, kvd_code_name(why->code), why->message);
-	return -1;
+	return ctl_failed("%s: %s: %s", what, kvd_code_name(why->code), why->message);
 }
 
 /* ---- memory ---- */
@@ -47,10 +46,10 @@ int bench_memory_new(struct kvd_client *client, uint64_t bytes,
 {
 	*out_p = (struct bench_memory){.memory = {.fd = -1}};
 	if (kvd_memory_alloc(bytes, "kvd-ctl-bench", &out_p->memory) < 0)
-		return bench_run_report(NULL, "memory");
+		return bench_report(NULL, "memory");
 	if (kvd_region_memory(client, &out_p->memory, NULL, &out_p->region) < 0) {
 		kvd_memory_free(&out_p->memory);
-		return bench_run_report(client, "region");
+		return bench_report(client, "region");
 	}
 	return 0;
 }
@@ -108,12 +107,10 @@ static int bench_run_compare(const struct run *r)
 {
 	for (uint64_t i = 0; i < r->c->rows; i++)
 		if (memcmp(r->landing + r->near[i], r->source + r->near[i], r->c->size) !=
-		    0) {
-			ctl_failed("row %" PRIu64 " of %" PRIu64
-				   " bytes: the data read back differs",
-				   i, r->c->size);
-			return -1;
-		}
+		    0)
+			return ctl_failed("row %" PRIu64 " of %" PRIu64
+					  " bytes: the data read back differs",
+					  i, r->c->size);
 	return 0;
 }
 
@@ -123,10 +120,8 @@ static int dlist(struct run *r, uint64_t attach, uint64_t base, const uint64_t *
 	struct kvd_desc *descs = calloc(r->c->rows, sizeof(*descs));
 	int e;
 
-	if (!descs) {
-		ctl_failed("out of memory");
-		return -1;
-	}
+	if (!descs)
+		return ctl_failed("out of memory");
 	for (uint64_t i = 0; i < r->c->rows; i++)
 		descs[i] =
 			(struct kvd_desc){.address = base + at[i], .bytes = r->c->size};
@@ -134,7 +129,7 @@ static int dlist(struct run *r, uint64_t attach, uint64_t base, const uint64_t *
 	if (e == 0)
 		e = kvd_dlist_wait(*dlist_p, 0);
 	free(descs);
-	return e < 0 ? bench_run_report(r->client, "dlist.prep") : 0;
+	return e < 0 ? bench_report(r->client, "dlist.prep") : 0;
 }
 
 static int bench_run_prepare(struct run *r, uint64_t attach,
@@ -145,14 +140,12 @@ static int bench_run_prepare(struct run *r, uint64_t attach,
 	r->near = places(r->c, ticket->bytes, 88172645463325252);
 	far.flat |= far.gather;
 	r->far = places(&far, ticket->bytes, 11400714819323198485u);
-	if (!r->near || !r->far) {
-		ctl_failed("out of memory");
-		return -1;
-	}
+	if (!r->near || !r->far)
+		return ctl_failed("out of memory");
 	bench_run_fill(r, ticket->bytes);
-	if (dlist(r, 0, (uintptr_t)r->source, r->near, &r->local[BENCH_PUSH]) < 0 ||
-	    dlist(r, 0, (uintptr_t)r->landing, r->near, &r->local[BENCH_PULL]) < 0)
-		return -1;
+	if (dlist(r, 0, (uintptr_t)r->source, r->near, &r->local[BENCH_PUSH]) ||
+	    dlist(r, 0, (uintptr_t)r->landing, r->near, &r->local[BENCH_PULL]))
+		return CTL_ERROR;
 	return dlist(r, attach, ticket->address, r->far, &r->remote);
 }
 
@@ -167,8 +160,7 @@ static int bench_run_post(struct run *r, enum bench_op op)
 
 	if (e == 0)
 		e = kvd_xfer_post(r->xfer[op], NULL, 0);
-	return e < 0 ? bench_run_report(r->client, op == BENCH_PUSH ? "push" : "pull")
-		     : 0;
+	return e < 0 ? bench_report(r->client, op == BENCH_PUSH ? "push" : "pull") : 0;
 }
 
 static int bench_run_failed(const struct run *r, enum bench_op op,
@@ -178,14 +170,14 @@ static int bench_run_failed(const struct run *r, enum bench_op op,
 
 	if (s->state == KVD_FAILED)
 		kvd_xfer_error(r->xfer[op], 0, &why);
-	ctl_failed("%s: %s after %" PRIu64 " of %" PRIu64 " bytes%s%s",
-		   op == BENCH_PUSH ? "push" : "pull",
-		   s->state == KVD_FAILED ? kvd_code_name(s->error) : "no progress",
-		   s->bytes, r->c->rows * r->c->size, why.code ? ": " : "", why.message);
-	return -1;
+	return ctl_failed(
+		"%s: %s after %" PRIu64 " of %" PRIu64 " bytes%s%s",
+		op == BENCH_PUSH ? "push" : "pull",
+		s->state == KVD_FAILED ? kvd_code_name(s->error) : "no progress",
+		s->bytes, r->c->rows * r->c->size, why.code ? ": " : "", why.message);
 }
 
-/* Waits for success; -1: it failed, or made no progress for timeout_ms. */
+/* Waits for success; CTL_ERROR: it failed, or made no progress for timeout_ms. */
 static int bench_run_finish(struct run *r, enum bench_op op)
 {
 	long ns = (long)(r->last_s[op] * 1e9 / 50);
@@ -199,7 +191,7 @@ static int bench_run_finish(struct run *r, enum bench_op op)
 
 	while ((state = kvd_xfer_state(r->xfer[op])) != KVD_SUCCESS) {
 		if (state < 0 || kvd_xfer_read(r->xfer[op], &s) < 0)
-			return bench_run_report(r->client, "transfer");
+			return bench_report(r->client, "transfer");
 		if (state == KVD_FAILED)
 			return bench_run_failed(r, op, &s);
 		if (s.bytes != moved) {
@@ -217,8 +209,8 @@ static int timed(struct run *r, enum bench_op op, double *seconds_p)
 {
 	double begin = clock_s();
 
-	if (bench_run_post(r, op) < 0 || bench_run_finish(r, op) < 0)
-		return -1;
+	if (bench_run_post(r, op) || bench_run_finish(r, op))
+		return CTL_ERROR;
 	*seconds_p = r->last_s[op] = clock_s() - begin;
 	return 0;
 }
@@ -233,15 +225,14 @@ static int by_value(const void *a, const void *b)
 static int bench_run_measure(struct run *r, struct bench_times times[BENCH_OPS])
 {
 	for (int op = 0; op < BENCH_OPS; op++)
-		if (timed(r, (enum bench_op)op, &times[op].first_s) < 0)
-			return -1;
-	if (bench_run_compare(r) < 0)
-		return -1;
+		if (timed(r, (enum bench_op)op, &times[op].first_s))
+			return CTL_ERROR;
+	if (bench_run_compare(r))
+		return CTL_ERROR;
 	for (unsigned int i = 0; i < r->c->reps; i++)
 		for (int op = 0; op < BENCH_OPS; op++)
-			if (r->c->ops[op] &&
-			    timed(r, (enum bench_op)op, &times[op].s[i]) < 0)
-				return -1;
+			if (r->c->ops[op] && timed(r, (enum bench_op)op, &times[op].s[i]))
+				return CTL_ERROR;
 	for (int op = 0; op < BENCH_OPS; op++)
 		qsort(times[op].s, r->c->reps, sizeof(double), by_value);
 	return 0;

@@ -57,7 +57,7 @@ struct ctl {
 	const char *interval; /* of top */
 	const char *root;     /* of doctor */
 	struct {	      /* of bench */
-		const char *with, *size, *op, *transport, *memory;
+		const char *size, *op, *transport, *memory;
 		unsigned long rows;
 		bool serve, flat, gather;
 	} bench;

@@ -187,7 +187,6 @@ const struct ctl_command ctl_commands[] = {
 	 "--serve           serve memory and print a ticket, until interrupted\n"
 	 "TICKET, -         measure against the end that printed TICKET; - reads it\n"
 	 "                  from standard input\n"
-	 "--with SOCKET     measure against another daemon of this host\n"
 	 "--size LIST       bytes per row (default 64K,4K,256)\n"
 	 "--rows N          rows per transfer (default: half the memory, at most 65536)\n"
 	 "--flat            use contiguous rows instead of scattered ones\n"
@@ -195,7 +194,7 @@ const struct ctl_command ctl_commands[] = {
 	 "--op OP           push, pull or both (default both)\n"
 	 "--transport NAME  fail if the daemons use another transport\n"
 	 "--count N         number of repetitions (default 20)\n"
-	 "--memory SIZE     with --serve or --with: memory to serve (default 256M)\n\n"
+	 "--memory SIZE     with --serve: memory to serve (default 256M)\n\n"
 	 "    ssh HOST kvd-ctl bench --serve | kvd-ctl bench -\n\n"
 	 "Reports GB/s (10^9) from posting a transfer until its polled state is\n"
 	 "success: the median, the 10th and 90th percentile, and the first transfer,\n"
@@ -279,7 +278,6 @@ static const struct command_option {
 	{"join", 'j', OPTION_TEXT, OF(trace.join), 0},
 	{"views", 'g', OPTION_TEXT, OF(views), 0},
 	{"pages", 't', OPTION_FLAG, OF(trace.pages), 0},
-	{"with", 'b', OPTION_TEXT, OF(bench.with), 0},
 	{"size", 'b', OPTION_TEXT, OF(bench.size), 0},
 	{"rows", 'b', OPTION_NUMBER, OF(bench.rows), 1u << 22},
 	{"flat", 'b', OPTION_FLAG, OF(bench.flat), 0},
