@@ -413,12 +413,9 @@ int json_ids(const cJSON *list, const char *name, uint8_t **ids_p, uint32_t *cou
 
 void json_pack_lists(cJSON *tree)
 {
-	static const char *const lists[] = {"local_index", "remote_index"};
 	cJSON *views = cJSON_GetObjectItemCaseSensitive(tree, "views"), *view, *member;
 
 	pack_ids(cJSON_GetObjectItemCaseSensitive(tree, "ids"));
-	for (size_t i = 0; i < ARRAY_LEN(lists); i++)
-		pack(cJSON_GetObjectItemCaseSensitive(tree, lists[i]));
 	cJSON_ArrayForEach(member, tree) {
 		if (cJSON_IsArray(member))
 			member->valueint = (int)list_length(member);

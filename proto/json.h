@@ -57,8 +57,8 @@ int json_pages(const cJSON *list, const char *name, uint32_t page_limit, size_t 
 /* Ids of chunks, JSON_ID_BYTES each, of a list that was read by json_get_array(). */
 enum { JSON_ID_BYTES = 32 };
 int json_ids(const cJSON *list, const char *name, uint8_t **ids_p, uint32_t *count_p);
-/* On a helper thread, for the line of a command: reads long page lists in "views", index
- * lists and "ids", so that json_get_pages() and json_ids() only take them, once; counts
+/* On a helper thread, for the line of a command: reads long page lists in "views", and
+ * "ids", so that json_get_pages() and json_ids() only take them, once; counts
  * the other lists for json_get_array(). The tree must not change afterwards. */
 void json_pack_lists(cJSON *tree);
 /* Refuse members that are not in `names` (NULL-terminated): ERR_INVAL. */
