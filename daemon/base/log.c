@@ -157,13 +157,10 @@ void log_journal_open(const char *path)
 	journal = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 }
 
-static void log_vwrite(struct log_site *site, enum log_level level,
-		       const struct log_field *fields, const char *subsystem,
-		       const char *object, const char *text, const char *fmt, va_list ap)
-	__attribute__((format(printf, 7, 0)));
-static void log_vwrite(struct log_site *site, enum log_level level,
-		       const struct log_field *fields, const char *subsystem,
-		       const char *object, const char *text, const char *fmt, va_list ap)
+__attribute__((format(printf, 7, 0))) static void log_vwrite(
+	struct log_site *site, enum log_level level, const struct log_field *fields,
+	const char *subsystem, const char *object, const char *text, const char *fmt,
+	va_list ap)
 {
 	char line[LINE_MAX_BYTES];
 	size_t n, prefix, cap = sizeof(line) - 40; /* the dropped= tail and '\n' */
@@ -193,21 +190,9 @@ static void log_vwrite(struct log_site *site, enum log_level level,
 	(void)!write(STDERR_FILENO, line, n);
 }
 
-void log_write(struct log_site *site, enum log_level level, const char *subsystem,
-	       const char *object, const char *text, const char *fmt, ...)
-{
-	va_list ap;
-
-	va_start(ap, fmt);
-	pthread_mutex_lock(&lock);
-	log_vwrite(site, level, NULL, subsystem, object, text, fmt, ap);
-	pthread_mutex_unlock(&lock);
-	va_end(ap);
-}
-
-void log_write_fields(struct log_site *site, enum log_level level,
-		      const struct log_field *fields, const char *subsystem,
-		      const char *object, const char *text, const char *fmt, ...)
+void log_write(struct log_site *site, enum log_level level,
+	       const struct log_field *fields, const char *subsystem, const char *object,
+	       const char *text, const char *fmt, ...)
 {
 	va_list ap;
 

@@ -50,27 +50,19 @@ struct log_field {
 	const char *name; /* upper case; NULL behind the last */
 	const char *value;
 };
-void log_write_fields(struct log_site *site, enum log_level level,
-		      const struct log_field *fields, const char *subsystem,
-		      const char *object, const char *text, const char *fmt, ...)
+void log_write(struct log_site *site, enum log_level level,
+	       const struct log_field *fields, const char *subsystem, const char *object,
+	       const char *text, const char *fmt, ...)
 	__attribute__((format(printf, 7, 8)));
-void log_write(struct log_site *site, enum log_level level, const char *subsystem,
-	       const char *object, const char *text, const char *fmt, ...)
-	__attribute__((format(printf, 6, 7)));
 
-#define LOG_AT(level, subsystem, object, text, ...)                                     \
-	do {                                                                            \
-		static struct log_site site_;                                           \
-		if ((int)(level) <= log_threshold)                                      \
-			log_write(&site_, level, subsystem, object, text, __VA_ARGS__); \
+#define LOG_FIELDS_AT(level, fields, subsystem, object, text, ...)                \
+	do {                                                                      \
+		static struct log_site site_;                                     \
+		if ((int)(level) <= log_threshold)                                \
+			log_write(&site_, level, fields, subsystem, object, text, \
+				  __VA_ARGS__);                                   \
 	} while (0)
-#define LOG_FIELDS_AT(level, fields, subsystem, object, text, ...)                       \
-	do {                                                                             \
-		static struct log_site site_;                                            \
-		if ((int)(level) <= log_threshold)                                       \
-			log_write_fields(&site_, level, fields, subsystem, object, text, \
-					 __VA_ARGS__);                                   \
-	} while (0)
+#define LOG_AT(level, ...) LOG_FIELDS_AT(level, NULL, __VA_ARGS__)
 /* object may be NULL; the last argument list is "key=%…" with values, or "" */
 #define log_error(...) LOG_AT(LOG_LEVEL_ERROR, __VA_ARGS__)
 #define log_warn(...) LOG_AT(LOG_LEVEL_WARN, __VA_ARGS__)

@@ -124,10 +124,10 @@ static void site_is_limited_and_reports_dropped_count(void **state)
 	(void)state;
 	log_lines_begin();
 	for (; calls < 300; calls++)
-		log_write(&site, LOG_LEVEL_INFO, "a", NULL, "hit", "n=%u", calls);
+		log_write(&site, LOG_LEVEL_INFO, NULL, "a", NULL, "hit", "n=%u", calls);
 	for (last = coarse_second(); coarse_second() <= last + 1;)
 		;
-	log_write(&site, LOG_LEVEL_INFO, "a", NULL, "hit", "n=%u", calls);
+	log_write(&site, LOG_LEVEL_INFO, NULL, "a", NULL, "hit", "n=%u", calls);
 	text = log_lines_end();
 	for (const char *p = text; *p; p = strchr(p, '\n') + 1) {
 		const char *tail = strstr(p, " dropped=");
