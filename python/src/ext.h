@@ -32,6 +32,7 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <structmember.h> /* T_ULONGLONG … */
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -338,27 +338,23 @@ static Py_ssize_t dlist_length(PyObject *self)
 	return (Py_ssize_t)((struct dlist *)self)->rows.rows;
 }
 
-static PyObject *dlist_entries(PyObject *self, void *Py_UNUSED(closure))
-{
-	return PyLong_FromSize_t(((struct dlist *)self)->rows.count);
-}
-
 static PyObject *dlist_remote(PyObject *self, void *Py_UNUSED(closure))
 {
 	return PyBool_FromLong(((struct dlist *)self)->attach != NULL);
 }
 
+static PyMemberDef dlist_members[] = {
+	{"entries", T_PYSSIZET, offsetof(struct dlist, rows.count), READONLY, NULL},
+	{NULL, 0, 0, 0, NULL},
+};
 static PyGetSetDef dlist_getset[] = {
-	{"entries", dlist_entries, NULL, NULL, NULL},
 	{"remote", dlist_remote, NULL, NULL, NULL},
 	{NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot dlist_slots[] = {
-	{Py_tp_new, dlist_make},
-	{Py_tp_dealloc, dlist_dealloc},
-	{Py_tp_getset, dlist_getset},
-	{Py_sq_length, dlist_length},
-	{0, NULL},
+	{Py_tp_new, dlist_make},	{Py_tp_dealloc, dlist_dealloc},
+	{Py_tp_members, dlist_members}, {Py_tp_getset, dlist_getset},
+	{Py_sq_length, dlist_length},	{0, NULL},
 };
 
 /* ---- tables from Python's own lists

@@ -146,21 +146,12 @@ static void region_dealloc(PyObject *self)
 	handle_dealloc(self, region_shut);
 }
 
-static PyObject *region_get(PyObject *self, void *what)
+static PyObject *region_get_id(PyObject *self, void *Py_UNUSED(closure))
 {
-	struct region *region = (struct region *)self;
+	struct handle *region = (struct handle *)self;
 
-	switch ((int)(intptr_t)what) {
-	case 0:
-		return PyLong_FromUnsignedLongLong(region->address);
-	case 1:
-		return PyLong_FromUnsignedLongLong(region->bytes);
-	case 2:
-		return PyUnicode_FromString(region->kind);
-	default:
-		return PyLong_FromUnsignedLongLong(
-			handle_is_open(&region->h) ? kvd_region_id(region->h.kvd) : 0);
-	}
+	return PyLong_FromUnsignedLongLong(
+		handle_is_open(region) ? kvd_region_id(region->kvd) : 0);
 }
 
 static PyMethodDef region_methods[] = {
@@ -170,13 +161,18 @@ static PyMethodDef region_methods[] = {
 	 "while a pool uses it."},
 	{NULL, NULL, 0, NULL},
 };
+static PyMemberDef region_members[] = {
+	{"address", T_ULONGLONG, offsetof(struct region, address), READONLY,
+	 "Address in this process."},
+	{"bytes", T_ULONGLONG, offsetof(struct region, bytes), READONLY,
+	 "Length in bytes."},
+	{"kind", T_STRING, offsetof(struct region, kind), READONLY,
+	 "Kind of memory: memfd, shm, vm, cuda_ipc or cuda_vmm."},
+	{NULL, 0, 0, 0, NULL},
+};
 static PyGetSetDef region_getset[] = {
-	{"address", region_get, NULL, "Address in this process.", (void *)0},
-	{"bytes", region_get, NULL, "Length in bytes.", (void *)1},
-	{"kind", region_get, NULL,
-	 "Kind of memory: memfd, shm, vm, cuda_ipc or cuda_vmm.", (void *)2},
-	{"id", region_get, NULL, "Region id in the daemon; 0 while it is not registered.",
-	 (void *)3},
+	{"id", region_get_id, NULL,
+	 "Region id in the daemon; 0 while it is not registered.", NULL},
 	{NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot region_slots[] = {
@@ -185,6 +181,7 @@ static PyType_Slot region_slots[] = {
 	{Py_tp_new, region_make},
 	{Py_tp_dealloc, region_dealloc},
 	{Py_tp_methods, region_methods},
+	{Py_tp_members, region_members},
 	{Py_tp_getset, region_getset},
 	{0, NULL},
 };

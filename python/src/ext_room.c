@@ -633,11 +633,6 @@ static PyObject *room_landed(PyObject *self, PyObject *args)
 	return bitmap;
 }
 
-static PyObject *room_number(PyObject *self, void *Py_UNUSED(closure))
-{
-	return PyLong_FromUnsignedLongLong(((struct handle *)self)->number);
-}
-
 #define KEYWORDS(f) (PyCFunction)(void (*)(void))(f), METH_VARARGS | METH_KEYWORDS
 static PyMethodDef methods[] = {
 	{"bind", KEYWORDS(room_bind), NULL},
@@ -651,15 +646,15 @@ static PyMethodDef methods[] = {
 	{"landed", room_landed, METH_VARARGS, NULL},
 	{NULL, NULL, 0, NULL},
 };
-static PyGetSetDef getset[] = {
-	{"number", room_number, NULL, NULL, NULL},
-	{NULL, NULL, NULL, NULL, NULL},
+static PyMemberDef members[] = {
+	{"number", T_ULONGLONG, offsetof(struct handle, number), READONLY, NULL},
+	{NULL, 0, 0, 0, NULL},
 };
 static PyType_Slot slots[] = {
 	{Py_tp_new, room_make},
 	{Py_tp_dealloc, room_dealloc},
 	{Py_tp_methods, methods},
-	{Py_tp_getset, getset},
+	{Py_tp_members, members},
 	{0, NULL},
 };
 

@@ -571,15 +571,6 @@ static PyObject *xfer_error(PyObject *self, PyObject *Py_UNUSED(none))
 			     (int)x->error.retryable);
 }
 
-static PyObject *xfer_get(PyObject *self, void *what)
-{
-	struct xfer *x = (struct xfer *)self;
-
-	if (what)
-		return PyLong_FromUnsignedLongLong(x->bytes);
-	return PyBool_FromLong(x->posted);
-}
-
 static PyMethodDef xfer_methods[] = {
 	{"post", xfer_post, METH_O, NULL},
 	{"poll", xfer_poll_py, METH_NOARGS, NULL},
@@ -590,16 +581,16 @@ static PyMethodDef xfer_methods[] = {
 	{"error", xfer_error, METH_NOARGS, NULL},
 	{NULL, NULL, 0, NULL},
 };
-static PyGetSetDef xfer_getset[] = {
-	{"posted", xfer_get, NULL, NULL, NULL},
-	{"bytes", xfer_get, NULL, NULL, (void *)1},
-	{NULL, NULL, NULL, NULL, NULL},
+static PyMemberDef xfer_members[] = {
+	{"posted", T_BOOL, offsetof(struct xfer, posted), READONLY, NULL},
+	{"bytes", T_ULONGLONG, offsetof(struct xfer, bytes), READONLY, NULL},
+	{NULL, 0, 0, 0, NULL},
 };
 static PyType_Slot xfer_slots[] = {
 	{Py_tp_new, xfer_make},
 	{Py_tp_dealloc, xfer_dealloc},
 	{Py_tp_methods, xfer_methods},
-	{Py_tp_getset, xfer_getset},
+	{Py_tp_members, xfer_members},
 	{0, NULL},
 };
 
