@@ -138,6 +138,7 @@ MUTANTS = [
     ("a-refused-leg-is-an-empty-one", "daemon/attend/leg.c",
      "\t\t\tmsg->text);\n\t\tpost_fail(leg->post, &why);",
      "\t\t\tmsg->text);\n"
+     "\t\tleg->values = mem_zalloc(values_count(leg->rows, dv) * sizeof(float));\n"
      "\t\tpost_step(leg->post, leg, &(struct post_figures){0});"),
     ("dropped-leg-still-counted", "daemon/attend/leg.c",
      "\t\tleg_stop(leg);\n\t\treturn;\n\t}\n\tif (leg->sent)\n\t\tleg_unsend(leg);",
