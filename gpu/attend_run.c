@@ -8,8 +8,9 @@
  * Few tiles would leave most of the device idle, so their tokens are split, as far as
  * the planes of all splits fit.
  *
- * The kernels are loaded by the first job of a context, which waits for it. They go with
- * the context.
+ * The kernels are loaded by the first job of a context, which waits for it: a driver that
+ * has no code for its device in the image compiles the PTX, for up to half a minute. They
+ * go with the context.
  */
 #include "gpu/attend_run.h"
 
@@ -77,10 +78,13 @@ static int attend_want(struct gpu_device *device)
 	unsigned int turn = atomic_load(&device->turn);
 	int r = 0;
 
+	if (atomic_load(&attend->turn) == turn)
+		return 0;
 	pthread_mutex_lock(&load_lock);
-	if (attend->turn != turn) {
+	if (atomic_load(&attend->turn) != turn) {
 		r = attend_load(device, attend);
-		attend->turn = r < 0 ? 0 : turn;
+		if (r >= 0)
+			atomic_store(&attend->turn, turn);
 	}
 	pthread_mutex_unlock(&load_lock);
 	return err_pass(r);
@@ -100,7 +104,7 @@ static struct cu_function *kernel_find(const struct gpu_device *device, const ch
 static uint32_t splits_of(const struct gpu_device *device, const struct attend_job *job,
 			  uint32_t rows)
 {
-	uint32_t tiles = (rows + ATTEND_KERN_ROWS - 1) / ATTEND_KERN_ROWS;
+	uint32_t tiles = rows / ATTEND_KERN_ROWS + 1;
 	uint32_t splits = (uint32_t)device->attend.processors / tiles;
 	uint32_t most = job->kv->tokens / SPLIT_TOKENS;
 

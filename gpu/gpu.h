@@ -44,7 +44,7 @@
 
 /* attend_run.c's */
 struct gpu_attend {
-	unsigned int turn; /* the context that has them; 0: none */
+	atomic_uint turn; /* the context that has them; 0: none */
 	struct cu_function *kernels[GPU_ATTEND_KERNELS];
 	int processors;
 };

@@ -67,14 +67,17 @@ static const struct cudrv *drv_of(const struct gpu_lane *lane)
 
 static void room_free(struct gpu_lane *lane)
 {
-	const struct cudrv *drv = drv_of(lane);
-
 	if (lane->room)
-		(void)drv->host_free(lane->room);
-	if (lane->room_at)
-		(void)drv->mem_free(lane->room_at);
+		(void)drv_of(lane)->host_free(lane->room);
 	lane->room = NULL;
-	lane->room_at = lane->room_bytes = lane->room_at_bytes = 0;
+	lane->room_bytes = 0;
+}
+
+static void room_at_free(struct gpu_lane *lane)
+{
+	if (lane->room_at)
+		(void)drv_of(lane)->mem_free(lane->room_at);
+	lane->room_at = lane->room_at_bytes = 0;
 }
 
 static void lane_free(struct gpu_lane *lane)
@@ -88,6 +91,7 @@ static void lane_free(struct gpu_lane *lane)
 			(void)drv->host_free(lane->lists[i]);
 	}
 	room_free(lane);
+	room_at_free(lane);
 	for (unsigned int i = 0; i < GPU_LANE_MARKS; i++)
 		if (lane->events[i])
 			(void)drv->event_destroy(lane->events[i]);
@@ -426,7 +430,7 @@ int gpu_lane_room(struct gpu_lane *lane, size_t host_bytes, size_t bytes, void *
 	const struct cudrv *drv = drv_of(lane);
 	int result;
 
-	if (lane->room_bytes < host_bytes || lane->room_at_bytes < bytes) {
+	if (lane->room_bytes < host_bytes) {
 		room_free(lane);
 		result = drv->host_alloc(&lane->room, host_bytes,
 					 CU_MEMHOSTALLOC_PORTABLE);
@@ -436,6 +440,9 @@ int gpu_lane_room(struct gpu_lane *lane, size_t host_bytes, size_t bytes, void *
 					 "cuMemHostAlloc");
 		}
 		lane->room_bytes = host_bytes;
+	}
+	if (lane->room_at_bytes < bytes) {
+		room_at_free(lane);
 		result = drv->mem_alloc(&lane->room_at, bytes);
 		if (result != CU_SUCCESS) {
 			lane->room_at = 0;

@@ -291,6 +291,19 @@ static void batch_rate(struct compute *compute, const struct batch *batch)
 	compute->rate = rate;
 }
 
+/* Were all of its products computed? A kernel stops when its pages are withdrawn, or all
+ * of its rows are canceled. */
+static bool batch_is_whole(const struct batch *batch)
+{
+	const struct compute_item *item;
+
+	list_foreach(item, &batch->items, link) { /* at most 256: BATCH_ITEMS */
+		if (!atomic_load(&item->canceled))
+			return batch->job.result >= 0;
+	}
+	return false;
+}
+
 static bool batch_is_small(const struct compute *compute, const struct batch *batch)
 {
 	return !loop_is_virtual(compute->loop) && compute->rate > 0 &&
@@ -332,7 +345,7 @@ static void batch_done(struct offload_job *job)
 	} else if (r < 0) {
 		err_clear();
 	}
-	if (!batch->read.device)
+	if (!batch->read.device && batch_is_whole(batch))
 		batch_rate(compute, batch);
 	compute->busy--;
 	compute->telling++;

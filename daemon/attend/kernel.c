@@ -188,7 +188,7 @@ static int kernel_device(struct kernel *kernel, struct gpu_device *device,
 	scratch = scratch_take(kernel, gpu_attend_scratch(job));
 	if (!scratch)
 		return err_pass(-ENOMEM);
-	r = gpu_attend_run(device, job, scratch->at);
+	r = job->stop(job->stop_arg) ? 0 : gpu_attend_run(device, job, scratch->at);
 	scratch_give(kernel, scratch);
 	return err_pass(r);
 }

@@ -50,7 +50,7 @@ struct etcd_kv {
 };
 
 struct etcd_parser {
-	/* In the order of the text. `message` has the fields read so far. */
+	/* In the order of the text. */
 	void (*on_kv)(struct etcd_parser *parser, const struct etcd_kv *kv);
 	/* Its end. */
 	void (*on_message)(struct etcd_parser *parser,

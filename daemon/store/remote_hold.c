@@ -203,10 +203,19 @@ static struct remote_hold *remote_hold_reported(const struct remote *remote, uin
 
 /* ---- CHUNK_LOOKUP ---- */
 
+/* Has the class's pool a bit? In a later turn it may be another pool, or class. */
+static bool lookup_names(const struct remote_lookup *lookup,
+			 const struct store_class *class)
+{
+	unsigned int bit = lookup->bit_of[class->index];
+
+	return bit && lookup->pools[bit - 1] == class->pool->id;
+}
+
 static unsigned int lookup_bit(struct remote_lookup *lookup,
 			       const struct store_class *class)
 {
-	if (!lookup->bit_of[class->index]) {
+	if (!lookup_names(lookup, class)) {
 		handshake_announce(lookup->hold->remote, class->pool);
 		lookup->pools[lookup->pool_count++] = class->pool->id;
 		lookup->bit_of[class->index] = lookup->pool_count;
@@ -214,8 +223,8 @@ static unsigned int lookup_bit(struct remote_lookup *lookup,
 	return lookup->bit_of[class->index] - 1;
 }
 
-/* A requester takes the first of several: never an engine's pages, which may be withdrawn
- * and do not serve attention. */
+/* A requester takes the first of several: not an engine's pages, which may be withdrawn,
+ * if there are copies. */
 static void lookup_order(struct remote_lookup *lookup, const struct store_space *space)
 {
 	for (unsigned int i = 0; i < STORE_CLASSES_MAX && space->published; i++) {
@@ -243,7 +252,8 @@ static uint64_t lookup_mask(struct remote_lookup *lookup, const struct store_chu
 			*there_p &= ~(UINT64_C(1) << i);
 			continue;
 		}
-		mask |= UINT64_C(1) << lookup_bit(lookup, class);
+		if (lookup->pool_count < STORE_CLASSES_MAX || lookup_names(lookup, class))
+			mask |= UINT64_C(1) << lookup_bit(lookup, class);
 	}
 	return mask;
 }

@@ -157,18 +157,27 @@ void store_pages_ready(struct store_part *part)
 	part->pages->part = part;
 }
 
-/* The calls that read them: each is told once, so all are searched at most once. */
+/* Its pages are not looked for any more: so each search tells one call at least. */
+static void call_stop(struct store_reading *reading)
+{
+	atomic_store(&reading->left, true);
+	for (uint32_t i = 0; i < reading->count; i++) /* at most 1024: of a call */
+		reading->of[i]->calls--;
+}
+
+/* The calls that read these pages; NULL: all. */
 static void calls_stop(const struct store_class *class, const struct store_pages *pages)
 {
 	struct store_reading *reading;
+	uint32_t i;
 
 	list_foreach(reading, &class->readings, link) {
 		if (reading->leg || atomic_load(&reading->left))
 			continue;
-		for (uint32_t i = 0; i < reading->count; i++) { /* at most 4096: ids */
-			if (!pages || reading->of[i] == pages)
-				atomic_store(&reading->left, true);
-		}
+		for (i = 0; i < reading->count && reading->of[i] != pages; i++)
+			continue; /* at most 1024: of a call */
+		if (!pages || i < reading->count)
+			call_stop(reading);
 	}
 }
 
@@ -235,7 +244,7 @@ void store_reading_end(struct store_reading *reading)
 		return;
 	store = reading->class->space->store;
 	for (uint32_t i = 0; i < reading->count; i++) {
-		of[i]->calls -= !reading->leg;
+		of[i]->calls -= !reading->leg && !atomic_load(&reading->left);
 		if (--of[i]->readers || of[i]->part)
 			continue;
 		pages_free(of[i]);
@@ -244,8 +253,9 @@ void store_reading_end(struct store_reading *reading)
 	mem_free(of);
 	list_remove(&reading->link);
 	if (last)
-		store_wake(store); /* a withdrawal waits for it */
-	store_tidy(store);
+		store_wake(store);			   /* a withdrawal waits for it */
+	if (last || reading->leg || !reading->class->pool) /* not behind each call */
+		store_tidy(store);
 }
 
 /* Has a part that it reads been withdrawn by then? */

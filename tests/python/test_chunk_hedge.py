@@ -115,9 +115,11 @@ def test_holder_killed_during_hedge(dies):
 
 
 def test_chunk_without_space_is_not_hedged():
-    ids, near = chain(241, b"room"), chain(100, b"near")
-    with daemons(2, "tcp", holder=PLAIN.replace("64", "256")) as (_, c, (first, _), clients):
-        shape = {"pages": 964, "layers": 4}
+    """Two legs of 128 chunks each: as many as fit the memory, but for those that are held."""
+    ids, near = chain(257, b"room"), chain(50, b"near")
+    with daemons(2, "tcp", holder=PLAIN.replace("64", "256"),
+                 own=PLAIN.replace("64", "32")) as (_, c, (first, _), clients):
+        shape = {"pages": 1028, "layers": 4}
         both, here = put_all(clients, ids, **shape), Rank(c, **shape)
         with here.space() as reader:
             here.put(reader, near)
@@ -127,7 +129,7 @@ def test_chunk_without_space_is_not_hedged():
                 with pytest.raises(kvd.Error):
                     move.wait(timeout=3)
                 assert remote(c)["hedges"] == 0
-                assert reader.find(near).chunks == 100
+                assert reader.find(near).chunks == 50
                 first.proc.send_signal(signal.SIGCONT)
                 move.wait(timeout=60)
                 assert here.holds(pages, both)

@@ -192,7 +192,9 @@ static void attachments_and_secrets_are_charged_to_their_session(void **state)
 	uint64_t held = account->bytes[ACCOUNT_ATTACHES], one = held;
 
 	assert_true(held > 0);
-	p->attach = pair_attach(p, p->me, p->you, 1);
+	assert_int_equal(pair_attach(p, p->me, p->you, 1), p->attach);
+	assert_int_equal(account->bytes[ACCOUNT_ATTACHES], one);
+	(void)pair_attach(p, p->me, cluster_engine(&p->c, 1, "other"), 1);
 	assert_int_equal(account->bytes[ACCOUNT_ATTACHES], 2 * one);
 	account_leave(account, one - 1, &filler);
 	cluster_refused(&p->c, p->me, "ELIMIT", ATTACH, p->c.nodes[1].endpoint,
