@@ -235,6 +235,8 @@ static int find_piece(struct reply_walk *reply)
 {
 	struct find_walk *walk = container_of(reply, struct find_walk, reply);
 
+	if (reply->text.failed) /* no memory: then nothing is touched or filed */
+		return 0;
 	if (store_find_some(&walk->finding, FIND_STEP))
 		return 1;
 	put_found(&reply->text, &walk->finding.found);
@@ -260,6 +262,8 @@ static int find_run(struct request *req)
 		     : -ENOMEM;
 
 	if (r < 0) {
+		if (walk)
+			mem_free(walk->bytes);
 		mem_free(walk);
 		return err_pass(r);
 	}
