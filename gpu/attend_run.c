@@ -19,7 +19,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "daemon/base/mem.h"
 #include "gpu/attend_image.h"
 #include "gpu/attend_plan.h"
 #include "gpu/gpu.h"
@@ -41,21 +40,12 @@ static int attend_load(struct gpu_device *device, struct gpu_attend *attend)
 {
 	const struct cudrv *drv = &device->gpu->drv;
 	struct cu_module *module;
-	const void *image = NULL;
-	void *own = NULL;
 	size_t bytes;
-	int r, result;
+	int r = gpu_module_load(device, attend_image(&bytes), &module);
+	int result = CU_SUCCESS;
 
-	if (!drv->has[CUDRV_KERNELS])
-		return err_raise(ERR_REQUIRE, "the driver has no %s",
-				 drv->missing[CUDRV_KERNELS]);
-	r = gpu_module_image(device->gpu, attend_image(&bytes), &image, &own);
 	if (r < 0)
 		return err_pass(r);
-	result = drv->module_load(&module, image);
-	mem_free(own);
-	if (result != CU_SUCCESS)
-		return gpu_raise(device, result, ERR_REQUIRE, "cuModuleLoadData");
 	for (unsigned int i = 0; i < GPU_ATTEND_KERNELS && result == CU_SUCCESS; i++)
 		result = drv->module_function(&attend->kernels[i], module, names[i]);
 	if (result != CU_SUCCESS) {

@@ -66,8 +66,9 @@ static int file_read(const char *path, void **image_p)
 	return 0;
 }
 
-int gpu_module_image(const struct gpu *gpu, const void *built, const void **image_p,
-		     void **own_p)
+/* *own_p is to be freed. */
+static int image_take(const struct gpu *gpu, const void *built, const void **image_p,
+		      void **own_p)
 {
 	int r;
 
@@ -100,30 +101,36 @@ static int function_get(struct gpu_device *device)
 	return 0;
 }
 
-/* The context is current. */
-static int module_load(struct gpu_device *device)
+int gpu_module_load(struct gpu_device *device, const void *built,
+		    struct cu_module **module_p)
 {
 	const struct cudrv *drv = &device->gpu->drv;
 	const void *image = NULL;
 	void *own = NULL;
-	size_t bytes;
 	int r, result;
 
 	if (!drv->has[CUDRV_KERNELS])
 		return err_raise(ERR_REQUIRE, "the driver has no %s",
 				 drv->missing[CUDRV_KERNELS]);
-	r = gpu_module_image(device->gpu, kernels_image(&bytes), &image, &own);
+	r = image_take(device->gpu, built, &image, &own);
 	if (r < 0)
 		return err_pass(r);
-	result = drv->module_load(&device->module.handle, image);
+	result = drv->module_load(module_p, image);
 	mem_free(own);
-	if (result != CU_SUCCESS) {
-		device->module.handle = NULL;
-		return gpu_raise(device, result, ERR_REQUIRE,
-				 "cuModuleLoadData (compute capability %d.%d)",
-				 device->compute / 10, device->compute % 10);
-	}
-	return err_pass(function_get(device));
+	if (result == CU_SUCCESS)
+		return 0;
+	*module_p = NULL;
+	return gpu_raise(device, result, ERR_REQUIRE,
+			 "cuModuleLoadData (compute capability %d.%d)",
+			 device->compute / 10, device->compute % 10);
+}
+
+static int module_load(struct gpu_device *device)
+{
+	size_t bytes;
+	int r = gpu_module_load(device, kernels_image(&bytes), &device->module.handle);
+
+	return r < 0 ? err_pass(r) : err_pass(function_get(device));
 }
 
 static void *load_main(void *arg)
@@ -259,7 +266,7 @@ void gpu_module_text(struct gpu *gpu, char *text, size_t size)
 			 gpu->drv.missing[CUDRV_KERNELS]);
 		return;
 	}
-	if (gpu_module_image(gpu, kernels_image(&bytes), &image, &own) < 0) {
+	if (image_take(gpu, kernels_image(&bytes), &image, &own) < 0) {
 		snprintf(text, size, "no: %s", err_last()->text);
 		err_clear();
 		return;

@@ -47,10 +47,10 @@ bool gpu_module_ready(const struct gpu_device *device);
 /* No more launches in this context: "<why>", or with this thread's error. */
 void gpu_module_off(struct gpu_device *device);
 
-/* The image to load: the program's own (NULL: built without nvcc), or that of a file that
- * the administrator names; *own_p is to be freed. ERR_REQUIRE: none. */
-int gpu_module_image(const struct gpu *gpu, const void *built, const void **image_p,
-		     void **own_p);
+/* Load an image: the program's own (NULL: built without nvcc), or that of the file that
+ * an administrator names. The context is current. ERR_REQUIRE. */
+int gpu_module_load(struct gpu_device *device, const void *built,
+		    struct cu_module **module_p);
 /* Launch kvd_rows on a list that the device can read until the stream is past it.
  * `host`: some of its rows have an end in host memory. The driver's result. The context
  * is current; the kernels are ready. */

@@ -124,15 +124,19 @@ class Engine:
             key="kv" if model.kind == "mla" else "k",
             value=None if model.kind == "mla" else "v", **more)
 
-    def put(self, ids, first=0):
-        """Chunks of the model's tokens from number `first` on."""
-        flat, at, model = self.memory.array(dtype=self.model.k_bits.dtype), 0, self.model
+    def fill(self, flat):
+        """The model's KV, in an array of its values."""
+        at, model = 0, self.model
         for layer in range(LAYERS):
             for bits in (model.k_bits, model.v_bits):
                 if bits is not None:
                     values = bits[layer].reshape(-1)
                     flat[at:at + values.size] = values
                     at += values.size
+
+    def put(self, ids, first=0):
+        """Chunks of the model's tokens from number `first` on."""
+        self.fill(self.memory.array(dtype=self.model.k_bits.dtype))
         pages = list(range(first, first + len(ids)))
         self.space.put(ids, {"kv": kvd.View(pages, tokens=(0, len(ids) * T))}).wait(timeout=60)
 

@@ -33,15 +33,7 @@ class OnDevice(Engine):
         self.array = Array(gpu, lay["buffers"][0], 4096)
         self.pool = client.pool(lay, [client.register(self.array)])
         self.space = space_of(client, self.pool, model="m", scheme="test", tokens=T)
-
-    def fill(self):
-        flat, at, model = self.array.memory.view(self.model.k_bits.dtype), 0, self.model
-        for layer in range(LAYERS):
-            for bits in (model.k_bits, model.v_bits):
-                if bits is not None:
-                    values = bits[layer].reshape(-1)
-                    flat[at:at + values.size] = values
-                    at += values.size
+        self.fill(self.array.memory.view(model.k_bits.dtype))
 
     def publish(self, ids):
         pages = {"kv": kvd.View(list(range(len(ids))), tokens=(0, len(ids) * T))}
@@ -72,7 +64,6 @@ def test_rows_attend_in_memory_of_a_device(gpu, shape):  # noqa: F811
     ids = ids_of(8, b"vram")
     with two() as (_, far, client):
         there = OnDevice(gpu, far, model, rows=2 * model.heads)
-        there.fill()
         there.publish(ids)
         here = Engine(client, model, rows=2 * model.heads)
         for engine, remote in ((there, None), (here, 10)):
@@ -93,7 +84,6 @@ def test_shapes_without_a_kernel_are_refused(gpu):  # noqa: F811
     ids = ids_of(4, b"96")
     with two() as (_, far, _):
         there = OnDevice(gpu, far, model)
-        there.fill()
         there.publish(ids)
         with there.space.hold(ids) as hold:
             there.ask(0, 0, [kvd.Part(hold)])
@@ -127,7 +117,6 @@ def test_fault_of_the_driver_fails_the_rows_alone(gpu, call):  # noqa: F811
     ids = ids_of(8, b"fault")
     with two(FAKE_CUDA_FAIL=call) as (_, far, client):
         there = OnDevice(gpu, far, model)
-        there.fill()
         there.publish(ids)
         here = Engine(client, model)
         error = asked(here, model, ids)
@@ -141,7 +130,6 @@ def test_fault_of_the_device_ends_no_daemon(gpu):  # noqa: F811
     with two(FAKE_CUDA_FAIL="cuLaunchKernel:1:700") as (holder, far, client):
         holder.expected.append("the device has failed")
         there = OnDevice(gpu, far, model)
-        there.fill()
         there.publish(ids)
         here = Engine(client, model)
         assert asked(here, model, ids).code == "EIO"
@@ -157,7 +145,6 @@ def test_pages_of_a_device_withdrawn_under_a_kernel(gpu):  # noqa: F811
     ids, told, ends = ids_of(8, b"gone"), [], threading.Event()
     with two() as (_, far, client):
         there = OnDevice(gpu, far, model)
-        there.fill()
         there.publish(ids)
         right = there.array.memory.copy()
 
