@@ -125,16 +125,36 @@ int client_attach_again(struct client_object *object)
 static int attach_made(struct client_request *req, int result, const cJSON *reply)
 {
 	struct client_attach *attach = attach_of(req->object);
+	bool again = client_object_phase(req->object) == CLIENT_READY;
 
-	if (req->late || client_object_phase(req->object) != CLIENT_MAKING)
+	if (req->late || (!again && client_object_phase(req->object) != CLIENT_MAKING))
 		return result;
 	if (!result && !client_get_u64(reply, "attach", &attach->object.id))
 		result = client_fail(req->client, KVD_E_PROTO,
 				     "peer.attach: the reply names no attach");
 	if (!result)
 		attach->object.serial = req->client->serial;
-	client_object_enter(req->object, result ? CLIENT_FAILED : CLIENT_READY);
+	if (!again)
+		client_object_enter(req->object, result ? CLIENT_FAILED : CLIENT_READY);
 	return result;
+}
+
+/* An attachment of the session, which is attached again under its number; or NULL. */
+static struct client_attach *attach_same(struct kvd_client *client, const char *endpoint,
+					 const struct kvd_session_key *key)
+{
+	struct client_object *object;
+
+	list_foreach(object, &client->objects[CLIENT_ATTACH], link) {
+		struct client_attach *attach = attach_of(object);
+
+		if (client_object_id(object) && attach->key.epoch == key->epoch &&
+		    strcmp(attach->key.secret, key->secret) == 0 &&
+		    strcmp(attach->endpoint ? attach->endpoint : "",
+			   endpoint ? endpoint : "") == 0)
+			return attach;
+	}
+	return NULL;
 }
 
 static int attach_new(struct kvd_client *client, const char *endpoint,
@@ -161,11 +181,13 @@ int kvd_peer_attach(struct kvd_client *client, const char *endpoint,
 		    const struct kvd_session_key *key, const struct kvd_call *call,
 		    uint64_t *attach_p)
 {
-	struct client_attach *attach = NULL;
+	struct client_attach *attach = NULL, *same = NULL;
 	struct client_op op;
 	int r = client_begin(client, call);
 
 	if (!r)
+		same = attach = attach_same(client, endpoint, key);
+	if (!r && !same)
 		r = attach_new(client, endpoint, key, &attach);
 	if (r)
 		return r;
@@ -173,7 +195,7 @@ int kvd_peer_attach(struct kvd_client *client, const char *endpoint,
 	attach_op(attach, &op, call);
 	op.finish = attach_made;
 	r = client_op_run(client, &op, call);
-	if (r)
+	if (r && !same)
 		client_object_unref(&attach->object);
 	return r;
 }

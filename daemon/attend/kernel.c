@@ -160,35 +160,23 @@ static void scratch_give(struct kernel *kernel, struct kernel_scratch *scratch)
 	pthread_mutex_unlock(&kernel->lock);
 }
 
-int kernel_job(struct kernel *kernel, const struct attend_job *job, uint32_t rows)
+int kernel_job(struct kernel *kernel, struct gpu_device *device,
+	       const struct attend_job *job, uint32_t rows)
 {
 	const char *fault = attend_job_fault(job);
 	struct kernel_scratch *scratch;
+	int r = 0;
 
 	if (fault)
 		return err_raise(ERR_RANGE, "%s", fault);
-	scratch = scratch_take(kernel, attend_scratch_bytes(job->shape, rows));
+	scratch = scratch_take(kernel, device ? gpu_attend_scratch(job)
+					      : attend_scratch_bytes(job->shape, rows));
 	if (!scratch)
 		return err_pass(-ENOMEM);
-	(void)attend_run(kernel->isa, job, scratch->at);
-	scratch_give(kernel, scratch);
-	return 0;
-}
-
-/* On the device that has the KV. */
-static int kernel_device(struct kernel *kernel, struct gpu_device *device,
-			 const struct attend_job *job)
-{
-	const char *fault = attend_job_fault(job);
-	struct kernel_scratch *scratch;
-	int r;
-
-	if (fault)
-		return err_raise(ERR_RANGE, "%s", fault);
-	scratch = scratch_take(kernel, gpu_attend_scratch(job));
-	if (!scratch)
-		return err_pass(-ENOMEM);
-	r = job->stop(job->stop_arg) ? 0 : gpu_attend_run(device, job, scratch->at);
+	if (!device)
+		(void)attend_run(kernel->isa, job, scratch->at);
+	else if (!job->stop(job->stop_arg)) /* asked once: a launch does not stop */
+		r = gpu_attend_run(device, job, scratch->at);
 	scratch_give(kernel, scratch);
 	return err_pass(r);
 }
@@ -230,7 +218,5 @@ int kernel_run(struct kernel *kernel, const struct store_kv_read *read,
 		rows += item->rows;
 	}
 	assert(n == count);
-	if (read->device)
-		return err_pass(kernel_device(kernel, read->device, &job));
-	return err_pass(kernel_job(kernel, &job, rows));
+	return err_pass(kernel_job(kernel, read->device, &job, rows));
 }

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 struct attend_job;
+struct gpu_device;
 struct kernel;
 struct list;
 struct store_kv_read;
@@ -15,8 +16,10 @@ int kernel_new(const char *isa, struct kernel **kernel_p);
 void kernel_free(struct kernel *kernel);
 const char *kernel_isa(const struct kernel *kernel);
 
-/* One call, of at most so many rows. ERR_RANGE: the job has a fault. Any thread. */
-int kernel_job(struct kernel *kernel, const struct attend_job *job, uint32_t rows);
+/* One call, of at most so many rows; `device`: that has the KV, NULL: the host.
+ * ERR_RANGE: the job has a fault. Any thread. */
+int kernel_job(struct kernel *kernel, struct gpu_device *device,
+	       const struct attend_job *job, uint32_t rows);
 /* Items (struct compute_item.link) of one layer of the same chunks. Any thread. Items
  * canceled meanwhile may be skipped, and all of them if the chunks are withdrawn. */
 int kernel_run(struct kernel *kernel, const struct store_kv_read *read,

@@ -148,7 +148,7 @@ static int speed_time(struct kernel *kernel, struct scratch *s, uint32_t rows,
 	s->span.end = tokens;
 	for (unsigned int i = 0; i <= CALLS; i++) {
 		double begin = clock_us();
-		int r = kernel_job(kernel, &s->job, rows);
+		int r = kernel_job(kernel, NULL, &s->job, rows);
 
 		if (r < 0)
 			return err_pass(r);

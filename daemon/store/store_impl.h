@@ -480,6 +480,7 @@ void store_pages_leave(struct store_part *part);
 uint32_t store_pages_of_view(const struct store_class *class, uint32_t view);
 /* View v of the part, to that many pages. */
 void store_pages_copy(const struct store_part *part, uint32_t view, uint32_t *pages);
+int store_pages_gone(void); /* ERR_NOTFOUND: they were withdrawn */
 /* View v of the pool, as the class's layout has it. */
 const struct layout_view *store_pages_view(const struct store_class *class,
 					   uint32_t view);

@@ -159,7 +159,7 @@ static const struct store_part *kv_part(const struct store_class *class,
 	    (class->published ? part->memory == PART_READY : part->slot.slab != NULL))
 		return part;
 	if (class->published)
-		err_raise(ERR_NOTFOUND, "chunks: their engine has withdrawn the pages");
+		store_pages_gone();
 	else
 		err_raise(ERR_NOTFOUND, "a chunk of the hold is missing");
 	return NULL;
@@ -228,10 +228,7 @@ int store_kv_classes(const struct store_hold *hold, uint32_t first, uint32_t cou
 			store_chunk_ready(hold->chunks[i]) | hold->chunks[i]->filed;
 
 		if (!have)
-			return err_raise(ERR_NOTFOUND,
-					 "chunk %u of the hold: its engine "
-					 "has withdrawn the pages",
-					 i);
+			return store_pages_gone();
 		mask &= have;
 	}
 	*classes_p = store_cover(hold->handle, mask); /* copies, if there are any */
@@ -346,10 +343,7 @@ int store_kv_read_end(struct store_kv_read *read)
 	mem_free(mem_steal(read->own));
 	if (read->pool)
 		pool_unuse(mem_steal(read->pool));
-	if (left)
-		return err_raise(ERR_NOTFOUND,
-				 "chunks: their engine has withdrawn the pages");
-	return 0;
+	return left ? store_pages_gone() : 0;
 }
 
 bool store_kv_same(const struct store_kv *a, const struct store_kv *b)

@@ -27,17 +27,14 @@ struct remote;
 struct store_chunk;
 struct store_class;
 struct store_hold;
-
 struct store_pages;
 
 struct store_kv {
 	uint64_t tokens;
 	/* private */
-	uint32_t view; /* of the class's */
-	uint32_t
-		*pages; /* of copies; NULL: published pages are looked up for each call */
-	uint32_t page_count;
-	struct region *region; /* pinned: threads other than the loop's read it */
+	uint32_t view;		     /* of the class's */
+	uint32_t *pages, page_count; /* of copies; NULL: each call looks them up */
+	struct region *region;	     /* pinned: threads other than the loop's read it */
 	struct store_class *class;
 	struct store_chunk **chunks; /* pinned */
 	uint32_t count;

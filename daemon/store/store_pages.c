@@ -211,6 +211,11 @@ void store_pages_copy(const struct store_part *part, uint32_t view, uint32_t *pa
 
 /* ---- readers ---- */
 
+int store_pages_gone(void)
+{
+	return err_raise(ERR_NOTFOUND, "chunks: their engine has withdrawn the pages");
+}
+
 int store_reading_begin(struct store_reading *reading, struct store_class *class,
 			struct store_chunk *const *chunks, uint32_t count,
 			struct room_leg *leg)
@@ -280,7 +285,8 @@ static void readings_fail(struct store_class *class, uint64_t until, bool all)
 	struct store_reading *reading;
 	struct err why;
 
-	err_set(&why, ERR_NOTFOUND, "chunks: their engine has withdrawn the pages");
+	store_pages_gone();
+	err_take(&why);
 	list_foreach(reading, &class->readings, link) {
 		if (reading->leg && reading->leg->room &&
 		    (all || reading_left(reading, until)))

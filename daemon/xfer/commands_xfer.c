@@ -56,8 +56,7 @@ static void on_end(void *arg, const struct err *why, uint64_t id)
 		return;
 	}
 	out = reply_begin(&reply, req);
-	if (id)
-		out_number(out, "attach", id);
+	out_number(out, "attach", id);
 	reply_end(&reply);
 }
 
@@ -101,8 +100,9 @@ static int run_attached(struct request *req)
 	if (!attach)
 		return err_pass(xs ? -ENOENT : -ENOMEM);
 	if (args->fresh)
-		return err_pass(attach_refresh(
-			xs, attach, args->timeout_ms * LOOP_NS_PER_MS, waiter_of(req)));
+		return err_pass(attach_open(
+			xs, attach->remote->peer->endpoint, attach->epoch, attach->secret,
+			args->timeout_ms * LOOP_NS_PER_MS, waiter_of(req)));
 	return request_reply(req);
 }
 
@@ -460,7 +460,7 @@ const struct command xfer_commands[] = {
 	 "attached already has its number",
 	 attach_fields, 0, run_attach, "attach"},
 	{"peer.attached", "Check that an attached session still exists", attached_fields,
-	 0, run_attached, "nothing; an error if the session has ended"},
+	 0, run_attached, "with fresh: attach; an error if the session has ended"},
 	{"dlist.prep", "Prepare a descriptor list", prep_fields, COMMAND_FDS, run_prep,
 	 "dlist, count"},
 	{"dlist.free", "Free a prepared list", dlist_fields, 0, run_dlist_free,

@@ -345,14 +345,12 @@ static void attach_look(struct attach *attach)
 		why = attach->pool->refused;
 		attach_lost(attach, &why);
 	} else if (attach->pool->ready) {
-		/* its regions are current now; a second number is of no use */
-		const struct attach *same = attach->asks ? NULL : attach_earlier(attach);
+		/* the owner has sent its current regions before its answer; a second
+		 * number is of no use */
+		const struct attach *same = attach_earlier(attach);
 
-		attach_answer(attach, NULL,
-			      attach->asks ? 0
-			      : same	   ? same->id
-					   : attach->id);
-		if (attach->asks || same)
+		attach_answer(attach, NULL, same ? same->id : attach->id);
+		if (same)
 			attach_free(attach);
 	}
 }
@@ -412,9 +410,8 @@ static int attach_place(struct xfer_session *xs)
 			 XFER_ATTACHES_MAX);
 }
 
-static int attach_begin(struct xfer_session *xs, const char *endpoint, uint64_t epoch,
-			const uint8_t secret[16], uint64_t timeout_ns, bool asks,
-			struct xfer_waiter waiter)
+int attach_open(struct xfer_session *xs, const char *endpoint, uint64_t epoch,
+		const uint8_t secret[16], uint64_t timeout_ns, struct xfer_waiter waiter)
 {
 	const struct peer_client client = {.uid = xs->session->uid,
 					   .session = xs->session->id};
@@ -442,7 +439,6 @@ static int attach_begin(struct xfer_session *xs, const char *endpoint, uint64_t 
 	while (idmap_get(&xs->xfers->attach_by_cookie, attach->cookie));
 	attach->xs = xs;
 	attach->epoch = epoch;
-	attach->asks = asks;
 	memcpy(attach->secret, secret, sizeof(attach->secret));
 	list_init(&attach->waiting);
 	loop_timer_init(&attach->timer, kvd->loop, on_attach_timer);
@@ -467,21 +463,6 @@ static int attach_begin(struct xfer_session *xs, const char *endpoint, uint64_t 
 	attach->waiter = waiter;
 	attach_look(attach);
 	return 0;
-}
-
-int attach_open(struct xfer_session *xs, const char *endpoint, uint64_t epoch,
-		const uint8_t secret[16], uint64_t timeout_ns, struct xfer_waiter waiter)
-{
-	return attach_begin(xs, endpoint, epoch, secret, timeout_ns, false, waiter);
-}
-
-/* One more attachment to the same session, until it is answered: the owner sends its
- * current regions before the answer. */
-int attach_refresh(struct xfer_session *xs, const struct attach *attach,
-		   uint64_t timeout_ns, struct xfer_waiter waiter)
-{
-	return attach_begin(xs, attach->remote->peer->endpoint, attach->epoch,
-			    attach->secret, timeout_ns, true, waiter);
 }
 
 /* ---- messages ---- */

@@ -130,7 +130,6 @@ struct attach {
 	struct sched_flow flow;
 	struct list waiting;	   /* struct transfer.link, until the share is acked */
 	struct xfer_waiter waiter; /* until it is attached, or fails */
-	bool asks; /* on behalf of another (peer.attached fresh): ends with its waiter */
 	struct loop_timer timer;
 	uint64_t until_ns; /* its time to be answered */
 	struct err why;	   /* of LOST */
@@ -226,12 +225,10 @@ static inline void attach_use(struct attach *attach)
 	attach->users++;
 }
 void attach_unuse(struct attach *attach);
-/* The waiter receives the number of the attachment, or the error. */
+/* The waiter receives the number of the attachment, or the error. A session that is
+ * attached already keeps its number, and has sent its current regions by then. */
 int attach_open(struct xfer_session *xs, const char *endpoint, uint64_t epoch,
 		const uint8_t secret[16], uint64_t timeout_ns, struct xfer_waiter waiter);
-/* Attach the same session again, with its current regions; no number. */
-int attach_refresh(struct xfer_session *xs, const struct attach *attach,
-		   uint64_t timeout_ns, struct xfer_waiter waiter);
 /* Maximum bytes of a notification in an answer; and maximum bytes of an answer:
  * requests are served while half of client_queue is in use. */
 size_t notif_answer_bytes(const char *from, size_t len);

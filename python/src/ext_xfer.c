@@ -619,22 +619,22 @@ static PyObject *notif_send(PyObject *Py_UNUSED(module), PyObject *args)
 	Py_RETURN_NONE;
 }
 
-/* notif_waiting(client): a read of shared memory, and a turn now and then */
+/* notif_waiting(client) -> count: a read of shared memory, and a turn now and then */
 static PyObject *notif_waiting(PyObject *Py_UNUSED(module), PyObject *client)
 {
 	struct client *c = (struct client *)client;
-	bool waiting;
+	uint64_t waiting;
 
 	if (c->forks != ext_forks()) {
 		client_lock(c); /* raises */
 		return NULL;
 	}
 	if (!client_trylock(c)) /* the thread that has it takes turns */
-		Py_RETURN_FALSE;
+		return PyLong_FromLong(0);
 	client_turn(c, false);
-	waiting = kvd_notif_waiting(c->kvd) != 0;
+	waiting = kvd_notif_waiting(c->kvd);
 	client_unlock(c);
-	return PyBool_FromLong(waiting);
+	return PyLong_FromUnsignedLongLong(waiting);
 }
 
 struct arrived {

@@ -68,8 +68,9 @@ static const char *pages_text(unsigned int count)
 	return text;
 }
 
-void attend_world_put(struct attend_world *w, unsigned int node, unsigned int first,
-		      unsigned int count, unsigned int pages_of_each)
+static void chunks_of_pages(struct attend_world *w, const char *cmd, unsigned int node,
+			    unsigned int first, unsigned int count,
+			    unsigned int pages_of_each)
 {
 	uint64_t move;
 
@@ -77,9 +78,10 @@ void attend_world_put(struct attend_world *w, unsigned int node, unsigned int fi
 		cluster_space(&w->c, w->engine[node], w->cache[node].pool, w->chunk);
 	move = cluster_number(
 		cluster_call(&w->c, w->engine[node],
-			     "{'cmd':'chunk.put','space':%llu,'ids':[%s],'pool':%"
-			     "llu,'views':{'kv':{'pages':[%s],'tokens':[0,%u]}}}",
-			     (unsigned long long)w->space[node], ids_text(first, count),
+			     "{'cmd':'%s','space':%llu,'ids':[%s],'pool':%llu,"
+			     "'views':{'kv':{'pages':[%s],'tokens':[0,%u]}}}",
+			     cmd, (unsigned long long)w->space[node],
+			     ids_text(first, count),
 			     (unsigned long long)w->cache[node].pool,
 			     pages_text(count * pages_of_each), count * w->chunk),
 		"move");
@@ -91,6 +93,17 @@ void attend_world_put(struct attend_world *w, unsigned int node, unsigned int fi
 			 KVD_SUCCESS);
 	cluster_ok(&w->c, w->engine[node], "{'cmd':'chunk.close','move':%llu}",
 		   (unsigned long long)move);
+}
+
+void attend_world_put(struct attend_world *w, unsigned int node, unsigned int first,
+		      unsigned int count, unsigned int pages_of_each)
+{
+	chunks_of_pages(w, "chunk.put", node, first, count, pages_of_each);
+}
+
+void attend_world_publish(struct attend_world *w, unsigned int node, unsigned int first)
+{
+	chunks_of_pages(w, "chunk.publish", node, first, AW_CHUNKS, 4);
 }
 
 static void cache_begin(struct attend_world *w, unsigned int node, const char *name,

@@ -61,6 +61,8 @@ int attend_world_teardown(void **state);
 /* The engine of a node opens a space, and puts chunks of the first pages of its cache. */
 void attend_world_put(struct attend_world *w, unsigned int node, unsigned int first,
 		      unsigned int count, unsigned int pages_of_each);
+/* The same pages as AW_CHUNKS chunks that are not copied. */
+void attend_world_publish(struct attend_world *w, unsigned int node, unsigned int first);
 /* The node's engine has one layer of 8192 tokens instead, and puts them in chunks. */
 #define AW_LONG 128u	   /* tokens */
 #define AW_LONG_CHUNKS 64u /* of so many */

@@ -525,8 +525,8 @@ def test_pages_withdrawn_under_a_call_give_no_result(remote):
         assert set(told) <= {"ok", "ENOTFOUND"}, set(told)
 
 
-def test_engine_ending_under_a_call_fails_the_post():
-    """Its memory stays mapped until the call has ended."""
+def test_engine_ending_beside_posts_fails_them_alone():
+    """In any order with the call. (That its memory stays for one: test_attend_posts.c.)"""
     count = 64
     model = Model(count * T)
     ids = ids_of(count, b"ends")

@@ -79,6 +79,22 @@ def test_rows_attend_in_memory_of_a_device(gpu, shape):  # noqa: F811
                 close(engine.got(1), model.attend(1, q, np.arange(2 * T, 4 * T + 5)))
 
 
+def test_few_rows_over_many_tokens_are_split_and_merged(gpu):  # noqa: F811
+    """Behind each other, jobs with more rows and with more tokens: memory of both sizes."""
+    model = Model(40 * T, **SHAPES["gqa64"])
+    ids = ids_of(40, b"split")
+    with two() as (_, far, _):
+        there = OnDevice(gpu, far, model, rows=64)
+        there.publish(ids)
+        with there.space.hold(ids) as hold:
+            for rows, chunks in ((8, 40), (64, 4), (8, 40)):
+                part = kvd.Part(hold, rows=(0, rows), chunks=(0, chunks))
+                q = there.ask(0, 1, [part], deadline=60)[:rows]
+                there.attend.wait(0, timeout=60)
+                got = tuple(a[:rows] for a in there.got(0))
+                close(got, model.attend(1, q, np.arange(chunks * T)))
+
+
 def test_shapes_without_a_kernel_are_refused(gpu):  # noqa: F811
     model = Model(4 * T, kind="gqa", heads=4, kv_heads=1, dqk=96, dv=96)
     ids = ids_of(4, b"96")

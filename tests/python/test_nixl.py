@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from conftest import until
+from kvd import _kvd
 from nixl_peer import Peer, agent_of
 
 ROW, ROWS, GUARD = 256, 512, 4096
@@ -785,6 +786,15 @@ def test_notifications_keep_order_and_bytes(world, B):
         a.send_notif(world.remote, 5)
     with pytest.raises(B.nixlInvalidParamError):
         a.send_notif(world.remote, bytes((1 << 20) + 1))
+
+
+def test_all_notifications_that_wait_are_taken(pair):
+    """More than one reply of the daemon has."""
+    a = agent_of(pair[0].socket_path, name())
+    for i in range(200):
+        a.send_notif(a.name, b"%4d" % i * 256)
+    until(lambda: _kvd.notif_waiting(a.agent._kvd) == 200)
+    assert a.get_new_notifs() == {a.name: [b"%4d" % i * 256 for i in range(200)]}
 
 
 def test_notifications_with_and_without_transfer_are_ordered(world):

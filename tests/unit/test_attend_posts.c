@@ -730,6 +730,35 @@ static void posts_of_a_session_are_bounded(void **state)
 	}
 }
 
+/* A call that has begun keeps the pool, and so its memory mapped, whose engine exits. */
+static void pool_of_published_pages_outlives_its_engine_for_a_call(void **state)
+{
+	struct attend_world *w = *state;
+	struct kvd *holder = &w->c.nodes[AW_HOLDER].kvd;
+	struct kvd_ring_part part;
+	uint64_t pools;
+
+	attend_world_publish(w, AW_HOLDER, 31);
+	part = attend_world_part(
+		attend_world_hold(w, AW_REQUESTER, 31, AW_CHUNKS, 60000));
+	attend_world_rows(w, 0, 5);
+	attend_world_post(w, 0, 0, &part, 1, NULL, 0);
+	soon(w);
+	attend_world_right(w, 0, 0, AW_CHUNKS * AW_CHUNK, NULL, 0);
+	pools = metrics_get(&holder->metrics, METRIC_POOLS);
+	offload_hold(holder->offload, true);
+	attend_world_post(w, 1, 0, &part, 1, NULL, 0);
+	soon(w);
+	cluster_engine_dies(&w->c, w->engine[AW_HOLDER]);
+	w->engine[AW_HOLDER] = NULL;
+	soon(w);
+	assert_int_equal(metrics_get(&holder->metrics, METRIC_POOLS), pools);
+	offload_hold(holder->offload, false);
+	soon(w);
+	failed_with(w, 1, ERR_NOTFOUND);
+	assert_int_equal(metrics_get(&holder->metrics, METRIC_POOLS), pools - 1);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, attend_world_teardown)
 
 int main(void)
@@ -754,6 +783,7 @@ int main(void)
 		CASE(messages_waiting_per_daemon_are_bounded),
 		CASE(rows_waiting_per_daemon_are_bounded),
 		CASE(posts_of_a_session_are_bounded),
+		CASE(pool_of_published_pages_outlives_its_engine_for_a_call),
 	};
 
 	if (getenv("KVD_TEST_ONLY"))

@@ -363,6 +363,27 @@ static void lists_are_made_again_behind_the_session(void **state)
 	assert_int_equal(e.a, 7);
 }
 
+/* An engine that loads another's metadata again and again keeps one record of it. */
+static void session_attached_again_has_one_number(void **state)
+{
+	struct client_fixture *f = *state;
+	const struct kvd_session_key key = {.epoch = 5}, other = {.epoch = 6};
+	uint64_t first, again, third;
+
+	fake_kvd_answer(f->fake, OK ",\"attach\":7}");
+	assert_int_equal(kvd_peer_attach(f->client, "tcp://h:1", &key, NULL, &first), 0);
+	fake_kvd_answer(f->fake, OK ",\"attach\":7}");
+	assert_int_equal(kvd_peer_attach(f->client, "tcp://h:1", &key, NULL, &again), 0);
+	assert_int_equal(again, first);
+	fake_kvd_answer(f->fake, OK ",\"attach\":8}");
+	assert_int_equal(kvd_peer_attach(f->client, "tcp://h:1", &other, NULL, &third),
+			 0);
+	assert_int_not_equal(third, first);
+	fake_kvd_answer(f->fake, OK ",\"attach\":9}");
+	assert_int_equal(kvd_peer_attach(f->client, "tcp://h:2", &key, NULL, &third), 0);
+	assert_int_not_equal(third, first);
+}
+
 static void attachment_gone_removes_its_lists(void **state)
 {
 	struct client_fixture *f = *state;
@@ -515,6 +536,7 @@ int main(void)
 		T(daemon_rejecting_is_retried_with_pauses),
 		T(callbacks_of_the_lost_session_run_once),
 		T(lists_are_made_again_behind_the_session),
+		T(session_attached_again_has_one_number),
 		T(attachment_gone_removes_its_lists),
 		T(attachment_of_absent_peer_is_retried),
 		T(list_released_meanwhile_is_withdrawn),

@@ -13,7 +13,7 @@
 
 #include "daemon/request/commands.h"
 #include "daemon/session/session.h"
-#include "daemon/store/store.h"
+#include "daemon/store/store_impl.h"
 #include "tests/lib/cluster_store.h"
 
 #define MEMORY_BYTES (UINT64_C(64) << 20)
@@ -22,6 +22,7 @@
 #define PAGES 4u /* of a chunk */
 #define PUT 2048u
 #define STEP_EVICTS 33u /* a part of a slab, and one more */
+#define LEG_CHUNKS 256u
 
 struct world {
 	struct cluster c;
@@ -30,6 +31,8 @@ struct world {
 	uint64_t spaces[2];
 	struct loop_prepare each_turn;
 	uint64_t evicted, most_evicted; /* so far, of a turn */
+	const struct store_move *move;	/* being made; or NULL */
+	uint32_t longest;		/* of its legs: chunks */
 };
 
 /* What came of it. */
@@ -47,6 +50,16 @@ static struct store_figures figures_of(const struct world *w)
 	return f;
 }
 
+static void longest_leg(struct world *w)
+{
+	const struct store_leg *leg;
+
+	list_foreach(leg, &w->move->legs, link) {
+		if (leg->count > w->longest)
+			w->longest = leg->count;
+	}
+}
+
 static bool on_each_turn(struct loop_prepare *prepare)
 {
 	struct world *w = container_of(prepare, struct world, each_turn);
@@ -54,6 +67,8 @@ static bool on_each_turn(struct loop_prepare *prepare)
 
 	w->most_evicted = n > w->most_evicted ? n : w->most_evicted;
 	w->evicted = evicted;
+	if (w->move)
+		longest_leg(w);
 	return false;
 }
 
@@ -161,7 +176,10 @@ static struct outcome put_into_full(unsigned int parts)
 	loop_virtual_parts(w.c.loop, parts);
 	move = put(&w, 1, "chunk.put", 0, PUT);
 	assert_non_null(move);
+	w.move = move;
 	cluster_until(&w.c, put_is_over, move, "put");
+	w.move = NULL;
+	assert_in_range(w.longest, 1, LEG_CHUNKS);
 	store_move_facts(move, &outcome.put);
 	assert_int_equal(outcome.put.state, STORE_MOVE_SUCCESS);
 	assert_int_equal(outcome.put.chunks, PUT);

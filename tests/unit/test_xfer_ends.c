@@ -472,7 +472,7 @@ static void attach_refused(struct pair *p)
 			secret);
 }
 
-/* A session that is attached again has its number, and its regions of now. */
+/* Also beyond the number of attachments that a session may have. */
 static void session_attached_again_has_one_number(void **state)
 {
 	struct pair *p = *state;
