@@ -51,14 +51,14 @@ static void peer_put(struct text *out, const struct remote *remote)
 	out_double(out, "rtt_us", (double)peer->rtt_ns / 1e3);
 	out_number(out, "messages_in", peer->messages_in);
 	out_number(out, "messages_out", peer->messages_out);
-	if (*remote->passed)
-		out_text(out, "passed_over", remote->passed);
+	if (*remote->dial.passed)
+		out_text(out, "passed_over", remote->dial.passed);
 	if (remote->why.code != ERR_OK) {
 		out_text(out, "why", remote->why.text);
 		out_text(out, "why_code", err_name(remote->why.code));
 	} else if (!remote->ready && sm_state(&peer->sm) == PEER_UP) {
 		out_text(out, "why", handshake_why_not(remote, why));
-		if (remote->line_why[LINE_HERE].code || remote->line_why[LINE_THERE].code)
+		if (remote->dial.why[LINE_HERE].code || remote->dial.why[LINE_THERE].code)
 			out_text(out, "why_code", err_name(ERR_PEER));
 	}
 }
@@ -195,7 +195,7 @@ static void list_one(struct text *out, const struct remote *remote, uint64_t now
 		     bool admin)
 {
 	const struct peer *peer = remote->peer;
-	uint64_t up_ns = remote->ready ? remote->ready_ns : 0;
+	uint64_t up_ns = remote->ready ? remote->dial.up_ns : 0;
 
 	out_object(out, NULL);
 	peer_put(out, remote);

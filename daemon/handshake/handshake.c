@@ -53,14 +53,14 @@ static struct remote *remote_new(struct handshake *hs, struct peer *peer)
 	peer_hold(peer);
 	remote->figures = METRIC_PEER_OTHER;
 	sched_line_init(&remote->line, hs->sched);
-	list_init(&remote->pools);
-	list_init(&remote->dead_pools);
-	list_init(&remote->announcing);
-	list_init(&remote->express_free);
-	list_init(&remote->express_late);
-	remote->told = -1;
-	remote->lineless_ns = loop_now_ns(hs->kvd->loop);
-	loop_timer_init(&remote->again, hs->kvd->loop, line_on_again);
+	list_init(&remote->pools.list);
+	list_init(&remote->pools.dead);
+	list_init(&remote->announce.link);
+	list_init(&remote->express.free);
+	list_init(&remote->express.late);
+	remote->dial.told = -1;
+	remote->dial.down_ns = loop_now_ns(hs->kvd->loop);
+	loop_timer_init(&remote->dial.again, hs->kvd->loop, line_on_again);
 	list_push_back(&hs->remotes, &remote->link);
 	peer_label(peer, remote->label);
 	MODULES_EACH(hs->kvd, m)
@@ -73,12 +73,12 @@ static struct remote *remote_new(struct handshake *hs, struct peer *peer)
 
 static void remote_free(struct remote *remote)
 {
-	assert(idmap_count(&remote->shares) == 0 && parts_idle(remote));
+	assert(idmap_count(&remote->announce.shares) == 0 && parts_idle(remote));
 	list_remove(&remote->link);
-	list_remove(&remote->announcing);
-	idmap_fini(&remote->shares);
-	loop_timer_stop(&remote->again);
-	idmap_fini(&remote->pools_by_id);
+	list_remove(&remote->announce.link);
+	idmap_fini(&remote->announce.shares);
+	loop_timer_stop(&remote->dial.again);
+	idmap_fini(&remote->pools.by_id);
 	sched_line_fini(&remote->line);
 	account_unref(remote->account);
 	remote->peer->user = NULL;
@@ -88,9 +88,9 @@ static void remote_free(struct remote *remote)
 
 void remote_try_free(struct remote *remote)
 {
-	if (remote->reaches > 0 || remote->xp || remote->closing_xp ||
-	    sm_state(&remote->peer->sm) == PEER_UP || !list_empty(&remote->pools) ||
-	    !list_empty(&remote->dead_pools))
+	if (remote->reaches > 0 || remote->xp || remote->dial.closing ||
+	    sm_state(&remote->peer->sm) == PEER_UP || !list_empty(&remote->pools.list) ||
+	    !list_empty(&remote->pools.dead))
 		return;
 	remote_free(remote);
 }
@@ -104,7 +104,7 @@ static void handshake_on_request(void *owner, struct xp_inbound *in)
 	struct err why;
 
 	in->owner = NULL;
-	if (remote->closing_xp) { /* the peer may be up again: this line is stale */
+	if (remote->dial.closing) { /* the peer may be up again: this line is stale */
 		err_set(&why, ERR_PEER, "%s: the data connection is closing",
 			remote->label);
 		remote->transport->ops->land(in, NULL, &why);
@@ -313,7 +313,7 @@ static void on_up(void *owner, struct peer *peer)
 	figures_begin(remote);
 	hs->events.on_up(hs->events.owner, remote);
 	if (remote->xp) {
-		remote->start_again = true;
+		remote->dial.start_again = true;
 		remote->why.code = ERR_OK; /* current rooms wait for the new line */
 	} else {
 		line_start(remote);
@@ -344,7 +344,7 @@ static void handshake_on_down(void *owner, struct peer *peer)
 	remote->reaches++; /* not freed under our feet */
 	/* Queued ops fail first, then the layers above release pools and lists; only
 	 * then the pools are dead and the line is closed. Ops at the transport end
-	 * during the close: objects that they use stay in dead_pools until then. */
+	 * during the close: objects that they use stay in pools.dead until then. */
 	sched_line_set(&remote->line, NULL, NULL, &peer->why);
 	hs->events.on_down(hs->events.owner, remote, &peer->why);
 	pools_down(remote);
@@ -549,7 +549,7 @@ int handshake_reach(struct handshake *hs, const char *endpoint,
 	}
 	/* the self peer may be up before peers_dial() returned and the remote was
 	 * known */
-	if (sm_state(&peer->sm) == PEER_UP && !remote->xp && !remote->announced &&
+	if (sm_state(&peer->sm) == PEER_UP && !remote->xp && !remote->announce.begun &&
 	    remote->why.code == ERR_OK)
 		line_start(remote);
 	return 0;

@@ -44,7 +44,7 @@ struct remote_region {
 };
 
 struct remote_pool {
-	struct list link; /* in remote.pools */
+	struct list link; /* in remote.pools.list */
 	struct remote *remote;
 	uint64_t id; /* the owner's pool id (kind pool) or session epoch (kind session) */
 	uint64_t session; /* the owner's session epoch */
@@ -70,53 +70,72 @@ struct remote_pool {
 /* Which side dialled. */
 enum { LINE_HERE, LINE_THERE };
 
+/* Opening the data line (handshake_line.c). */
+struct remote_dial {
+	int told;		   /* transport that the other side chose; -1: not yet */
+	char passed[ERR_TEXT_MAX]; /* transports that could not be opened, and why */
+	struct err why[2];	   /* LINE_HERE, LINE_THERE: of the last failure */
+	uint32_t turn;		   /* number of failed attempts to connect */
+	uint64_t turn_ns;	   /* start of the current turn */
+	struct loop_timer again;   /* the next */
+	bool closing;		   /* of the last line has not ended, */
+	bool start_again;	   /* and then a new one is opened */
+	uint64_t down_ns;	   /* since when the data line is down; 0: it is up */
+	uint64_t up_ns;		   /* since when it is, or was, up */
+};
+
+/* The peer's pools, as known here (handshake_pools.c). */
+struct remote_pools {
+	struct list list;   /* of this epoch */
+	struct idmap by_id; /* those that are not going */
+	struct list dead;   /* of earlier epochs */
+	unsigned int count; /* in both lists */
+	bool listed;	    /* all pools at connection time are known (POOLS) */
+};
+
+/* Our pools, as the peer knows them (handshake_announce.c). */
+struct remote_announce {
+	bool begun;		 /* for `transport`, in this peering */
+	bool all;		 /* POOLS was sent */
+	bool refuses;		 /* it has refused a pool */
+	unsigned int unanswered; /* UNREGISTERs whose answer is not needed */
+	uint64_t number;	 /* the last announcement that it knows */
+	struct idmap shares;	 /* struct share by pool: local pools that it knows */
+	struct list link;	 /* in handshake.current or .behind, once begun */
+};
+
+/* Messages on the data line (handshake_express.c). */
+struct remote_express {
+	struct express_in *in; /* NULL: not agreed */
+	struct list free;
+	struct list late; /* accepted here; their acknowledgement is pending */
+	unsigned int late_count;
+	size_t late_bytes;
+	struct loop_timer tell;
+};
+
 /* A peer as the upper layers see it: the control line and the data line. */
 struct remote {
 	struct kvd *kvd;
 	struct peer *peer;
+	struct list link;
 	struct transport *transport; /* chosen; NULL until chosen */
-	int told;		     /* chosen by the other side; -1: not yet */
-	char passed[ERR_TEXT_MAX];   /* transports that could not be opened, and why */
 	unsigned int transport_index;
 	struct xp_peer *xp;
-	bool ready;	  /* data line usable, in this epoch of the peer */
-	bool listed;	  /* `pools` is complete: all pools at connection time are known
-			     (POOLS) */
-	bool announced;	  /* the pools, for `transport`, in this peering */
-	uint32_t turn;	  /* number of failed attempts to connect: handshake_line.c */
-	uint64_t turn_ns; /* start of the current turn */
-	struct loop_timer again; /* the next */
-	struct err line_why[2];	 /* LINE_HERE, LINE_THERE: of the last failure */
-	uint64_t lineless_ns;	 /* since when the data line is down; 0: it is up */
-	uint64_t ready_ns;	 /* since when it is, or was, up */
-	struct err why;		 /* code != OK: no transport / down */
-	uint64_t downs;		 /* number of times its peer was lost, */
-	struct err down;	 /* and the reason of the last loss, */
-	bool down_dead;		 /* for it was silent */
+	bool ready;	 /* data line usable, in this epoch of the peer */
+	bool refused;	 /* BYE answered our HELLO, or the keys do not match: `why` */
+	struct err why;	 /* code != OK: no transport / down */
+	uint64_t downs;	 /* number of times its peer was lost, */
+	struct err down; /* and the reason of the last loss, */
+	bool down_dead;	 /* for it was silent */
+	struct remote_dial dial;
+	struct remote_pools pools;
+	struct remote_announce announce;
+	struct remote_express express;
 	struct sched_line line;
-	struct list pools;	  /* of this epoch */
-	struct idmap pools_by_id; /* those that are not going */
-	struct list dead_pools;
-	struct idmap shares;	 /* struct share by pool: local pools that it knows */
-	struct list announcing;	 /* handshake_pools.c; of a remote with `announced` */
-	uint64_t announced_to;	 /* the last announcement that it knows */
-	bool announced_all;	 /* POOLS was sent */
-	bool refuses;		 /* it has refused a pool */
-	unsigned int unanswered; /* UNREGISTERs whose answer is not needed */
-	unsigned int pool_count; /* in both */
-	struct list link;
 	unsigned int reaches; /* handshake_reach() minus handshake_release() */
-	bool closing_xp, start_again;
-	struct express_in *express; /* handshake_express.c; NULL: not agreed */
-	struct list express_free;
-	/* messages accepted here whose acknowledgement is pending */
-	struct list express_late;
-	unsigned int express_late_count;
-	size_t express_late_bytes;
-	struct loop_timer express_tell;
 	struct account
 		*account; /* set when it is first up; NULL before, and nothing is kept */
-	bool refused;	  /* BYE answered our HELLO, or the keys do not match: `why` */
 	unsigned int figures;	    /* its set in metrics.peers */
 	char label[PEER_LABEL_MAX]; /* peer_label(), for reasons */
 	void *part[MODULES];	    /* each module's own: remote_bytes */

@@ -182,13 +182,14 @@ void handshake_unshare_session(struct remote *remote, const struct session *sess
 
 struct share *share_find(const struct announcement *pub, const struct remote *remote)
 {
-	return idmap_get(&remote->shares, pub->pool->id);
+	return idmap_get(&remote->announce.shares, pub->pool->id);
 }
 
 static int share_with(struct announcement *pub, struct remote *remote)
 {
 	struct share *share = mem_zalloc(sizeof(*share));
-	int r = share ? idmap_put(&remote->shares, pub->pool->id, share) : -ENOMEM;
+	int r = share ? idmap_put(&remote->announce.shares, pub->pool->id, share)
+		      : -ENOMEM;
 
 	if (r < 0) {
 		mem_free(share);
@@ -198,7 +199,7 @@ static int share_with(struct announcement *pub, struct remote *remote)
 	share->remote = remote;
 	r = register_pool(pub->hs, remote, pub->pool);
 	if (r < 0) {
-		idmap_remove(&remote->shares, pub->pool->id);
+		idmap_remove(&remote->announce.shares, pub->pool->id);
 		mem_free(share);
 		return err_pass(r);
 	}
@@ -221,7 +222,7 @@ static void announce_one(struct announcement *pub, struct remote *remote)
 
 void handshake_announce(struct remote *remote, const struct pool *pool)
 {
-	if (pool->handshake && remote->announced)
+	if (pool->handshake && remote->announce.begun)
 		announce_one(pool->handshake, remote);
 }
 
@@ -231,9 +232,9 @@ static void announce_end(struct handshake *hs, struct remote *remote)
 	struct cursor out;
 	struct err why;
 
-	if (remote->announced_all)
+	if (remote->announce.all)
 		return;
-	remote->announced_all = true;
+	remote->announce.all = true;
 	handshake_body(hs, &out);
 	if (wire_pools_put(&out, &msg) >= 0 &&
 	    peer_send_express(remote->peer, WIRE_T_POOLS, hs->scratch, out.pos) >= 0)
@@ -246,21 +247,21 @@ static void announce_end(struct handshake *hs, struct remote *remote)
 static bool announce_step(struct loop_work *work)
 {
 	struct handshake *hs = container_of(work, struct handshake, announcing);
-	struct remote *remote = list_first(&hs->behind, struct remote, announcing);
+	struct remote *remote = list_first(&hs->behind, struct remote, announce.link);
 	struct idmap_cursor at;
 
 	if (!remote)
 		return false;
-	list_remove(&remote->announcing);
-	if (idmap_next_above(&hs->published, remote->announced_to, &at)) {
-		remote->announced_to = at.key;
+	list_remove(&remote->announce.link);
+	if (idmap_next_above(&hs->published, remote->announce.number, &at)) {
+		remote->announce.number = at.key;
 		announce_one(at.value, remote);
 	}
-	if (remote->announced_to < hs->numbers &&
-	    idmap_next_above(&hs->published, remote->announced_to, &at)) {
-		list_push_back(&hs->behind, &remote->announcing);
+	if (remote->announce.number < hs->numbers &&
+	    idmap_next_above(&hs->published, remote->announce.number, &at)) {
+		list_push_back(&hs->behind, &remote->announce.link);
 	} else {
-		list_push_back(&hs->current, &remote->announcing);
+		list_push_back(&hs->current, &remote->announce.link);
 		announce_end(hs, remote);
 	}
 	return !list_empty(&hs->behind);
@@ -277,17 +278,17 @@ void pools_announce(struct remote *remote)
 {
 	struct handshake *hs = remote->kvd->handshake;
 
-	assert(remote->announced);
-	remote->announced_to = 0;
-	list_remove(&remote->announcing);
-	list_push_back(&hs->behind, &remote->announcing);
+	assert(remote->announce.begun);
+	remote->announce.number = 0;
+	list_remove(&remote->announce.link);
+	list_push_back(&hs->behind, &remote->announce.link);
 	loop_work_start(&hs->announcing);
 }
 
 void pools_begin(struct remote *remote)
 {
 	assert(sm_state(&remote->peer->sm) == PEER_UP);
-	remote->announced_all = remote->refuses = false;
+	remote->announce.all = remote->announce.refuses = false;
 	pools_announce(remote);
 }
 
@@ -296,7 +297,7 @@ void share_end(struct share *share)
 	struct announcement *pub = share->pub;
 
 	list_remove(&share->link);
-	idmap_remove(&share->remote->shares, pub->pool->id);
+	idmap_remove(&share->remote->announce.shares, pub->pool->id);
 	mem_free(share);
 	if (pub->going && list_empty(&pub->shares))
 		loop_defer(pub->hs->kvd->loop, &pub->gone);
@@ -324,7 +325,7 @@ static void share_withdraw(struct share *share)
 		err_clear();
 	if (!share_is_ours(share))
 		return;
-	share->remote->unanswered++;
+	share->remote->announce.unanswered++;
 	share_end(share);
 }
 

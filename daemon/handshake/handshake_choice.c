@@ -86,9 +86,9 @@ int handshake_pool(struct remote *remote, const struct pool_wanted *wanted,
 	struct remote_pool *pool, *found = NULL;
 
 	assert(local->layout);
-	if (!remote->listed)
+	if (!remote->pools.listed)
 		return 1;
-	list_foreach(pool, &remote->pools, link) {
+	list_foreach(pool, &remote->pools.list, link) {
 		if (!choice_fits(pool, wanted) ||
 		    (remote->peer->self && pool->id == local->id))
 			continue;

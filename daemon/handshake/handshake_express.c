@@ -31,7 +31,7 @@ struct express_in {
 	struct peer_express_in arrived;
 	struct xp_inbound *in;
 	struct remote *remote;
-	struct list free; /* in remote->express_free, or express_late */
+	struct list free; /* in remote->express.free, or express_late */
 };
 
 /* A message being sent. */
@@ -49,10 +49,10 @@ static void express_tell(struct remote *remote)
 {
 	struct list *link;
 
-	loop_timer_stop(&remote->express_tell);
-	remote->express_late_count = 0;
-	remote->express_late_bytes = 0;
-	while ((link = list_pop_front(&remote->express_late))) {
+	loop_timer_stop(&remote->express.tell);
+	remote->express.late_count = 0;
+	remote->express.late_bytes = 0;
+	while ((link = list_pop_front(&remote->express.late))) {
 		struct express_in *slot = list_entry(link, struct express_in, free);
 		struct xp_sides nothing = {0};
 
@@ -62,7 +62,7 @@ static void express_tell(struct remote *remote)
 
 static void express_on_late(struct loop_timer *timer)
 {
-	express_tell(container_of(timer, struct remote, express_tell));
+	express_tell(container_of(timer, struct remote, express.tell));
 }
 
 static void on_taken(struct peer_express_in *arrived)
@@ -70,12 +70,12 @@ static void on_taken(struct peer_express_in *arrived)
 	struct express_in *slot = container_of(arrived, struct express_in, arrived);
 	struct remote *remote = slot->remote;
 
-	if (remote->express_late_count++ == 0)
-		loop_timer_start(&remote->express_tell, LATE_NS);
-	list_push_back(&remote->express_late, &slot->free);
-	remote->express_late_bytes += slot->in->header_len;
-	if (remote->express_late_count >= LATE_MAX ||
-	    remote->express_late_bytes > LATE_BYTES)
+	if (remote->express.late_count++ == 0)
+		loop_timer_start(&remote->express.tell, LATE_NS);
+	list_push_back(&remote->express.late, &slot->free);
+	remote->express.late_bytes += slot->in->header_len;
+	if (remote->express.late_count >= LATE_MAX ||
+	    remote->express.late_bytes > LATE_BYTES)
 		express_tell(remote);
 }
 
@@ -162,7 +162,7 @@ void express_line_ready(struct remote *remote)
 	struct peer_express express = {
 		.owner = remote, .send = express_send, .send_made = express_send_made};
 
-	if (remote->express)
+	if (remote->express.in)
 		peer_express_open(remote->peer, &express);
 }
 
@@ -187,45 +187,45 @@ static void on_gone(struct inbound_owner *inbound, const struct err *err)
 	(void)err;
 	list_remove(&slot->arrived.link);
 	list_remove(&slot->free); /* not acknowledged yet, and the peer is lost */
-	list_push_back(&slot->remote->express_free, &slot->free);
+	list_push_back(&slot->remote->express.free, &slot->free);
 }
 
 int express_init(struct remote *remote)
 {
-	assert(!remote->express);
+	assert(!remote->express.in);
 	if (remote->peer->self)
 		return 0;
-	remote->express = mem_calloc(PEER_EXPRESS_MAX, sizeof(*remote->express));
-	if (!remote->express)
+	remote->express.in = mem_calloc(PEER_EXPRESS_MAX, sizeof(*remote->express.in));
+	if (!remote->express.in)
 		return err_pass(-ENOMEM);
-	loop_timer_init(&remote->express_tell, remote->kvd->loop, express_on_late);
+	loop_timer_init(&remote->express.tell, remote->kvd->loop, express_on_late);
 	for (unsigned int i = 0; i < PEER_EXPRESS_MAX; i++) {
-		struct express_in *slot = &remote->express[i];
+		struct express_in *slot = &remote->express.in[i];
 
 		slot->inbound.on_done = on_gone;
 		slot->arrived.on_taken = on_taken;
 		list_init(&slot->arrived.link);
 		slot->remote = remote;
-		list_push_back(&remote->express_free, &slot->free);
+		list_push_back(&remote->express.free, &slot->free);
 	}
 	return 0;
 }
 
 void express_fini(struct remote *remote)
 {
-	list_init(&remote->express_free);
-	list_init(&remote->express_late);
-	remote->express_late_count = 0;
-	remote->express_late_bytes = 0;
-	loop_timer_stop(&remote->express_tell);
-	mem_free(remote->express);
-	remote->express = NULL;
+	list_init(&remote->express.free);
+	list_init(&remote->express.late);
+	remote->express.late_count = 0;
+	remote->express.late_bytes = 0;
+	loop_timer_stop(&remote->express.tell);
+	mem_free(remote->express.in);
+	remote->express.in = NULL;
 }
 
 void express_request(struct remote *remote, struct xp_inbound *in)
 {
 	struct express_in *slot =
-		list_first(&remote->express_free, struct express_in, free);
+		list_first(&remote->express.free, struct express_in, free);
 	const uint8_t *frame = (const uint8_t *)in->header + 1;
 	struct err why;
 	int r;

@@ -17,7 +17,7 @@ struct handshake {
 	struct idmap published; /* by announcement.number, ascending */
 	uint64_t numbers;	/* number of announcements so far */
 	/* remotes with complete announcements, and those that lack one or POOLS */
-	struct list current, behind;	  /* struct remote.announcing */
+	struct list current, behind;	  /* struct remote.announce */
 	struct loop_work announcing;	  /* to those behind */
 	struct idmap published_by_id;	  /* by pool */
 	uint8_t *scratch;		  /* one message body */
@@ -53,7 +53,8 @@ struct announcement {
 };
 
 struct share {
-	struct list link; /* in its publication; remote->shares has it by the pool's id */
+	struct list link; /* in its publication; remote->announce.shares has it by the
+			     pool's id */
 	struct announcement *pub;
 	struct remote *remote;
 	enum share_stage stage;

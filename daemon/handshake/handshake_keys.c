@@ -187,7 +187,7 @@ void pools_line_ready(struct remote *remote)
 {
 	struct remote_pool *pool;
 
-	list_foreach(pool, &remote->pools, link) {
+	list_foreach(pool, &remote->pools.list, link) {
 		if (pool->want_later)
 			handshake_want_keys(pool);
 	}

@@ -105,14 +105,14 @@ const struct transport *handshake_transport(const struct remote *remote)
 {
 	if (chooses(remote->peer))
 		return remote->transport;
-	return remote->told < 0 ? NULL : remote->kvd->transports[remote->told];
+	return remote->dial.told < 0 ? NULL : remote->kvd->transports[remote->dial.told];
 }
 
 /* ---- opening ---- */
 
 static bool dials(const struct remote *remote)
 {
-	return remote->peer->lower == (remote->turn % 2 == 0);
+	return remote->peer->lower == (remote->dial.turn % 2 == 0);
 }
 
 static int open_line(struct handshake *hs, struct remote *remote, unsigned int index)
@@ -160,7 +160,7 @@ static int choose_line(struct handshake *hs, struct remote *remote)
 		if (r >= 0 || r != -err_errno(ERR_REQUIRE) || remote->peer->self)
 			return err_pass(r);
 		add_words(why, "%s", err_last()->text);
-		add_words(remote->passed, "%s", err_last()->text);
+		add_words(remote->dial.passed, "%s", err_last()->text);
 		err_clear();
 	}
 	remote->transport = NULL;
@@ -171,8 +171,8 @@ static int choose_line(struct handshake *hs, struct remote *remote)
 /* The other side waits for this message. */
 static void tell_line(struct remote *remote, const struct err *why)
 {
-	struct wire_line msg = {.code = why->code, .turn = remote->turn};
-	const char *text = why->code ? why->text : remote->passed;
+	struct wire_line msg = {.code = why->code, .turn = remote->dial.turn};
+	const char *text = why->code ? why->text : remote->dial.passed;
 	size_t label = strlen(remote->label);
 	struct err e;
 
@@ -182,9 +182,9 @@ static void tell_line(struct remote *remote, const struct err *why)
 		snprintf(msg.transport, sizeof(msg.transport), "%s",
 			 remote->transport->ops->name);
 	snprintf(msg.text, sizeof(msg.text), "%s", text);
-	if (remote->turn % 2 && remote->peer->lower)
+	if (remote->dial.turn % 2 && remote->peer->lower)
 		snprintf(msg.tried, sizeof(msg.tried), "%s",
-			 remote->line_why[LINE_HERE].text);
+			 remote->dial.why[LINE_HERE].text);
 	if (handshake_send_line(remote, &msg) >= 0)
 		return;
 	err_take(&e);
@@ -195,9 +195,9 @@ static void line_on_closed(void *arg);
 
 void line_close(struct remote *remote)
 {
-	if (!remote->xp || remote->closing_xp)
+	if (!remote->xp || remote->dial.closing)
 		return;
-	remote->closing_xp = true;
+	remote->dial.closing = true;
 	remote->transport->ops->peer_close(remote->xp, line_on_closed, remote);
 }
 
@@ -206,7 +206,7 @@ void line_close(struct remote *remote)
 static void note_why(struct remote *remote, unsigned int from, const struct err *why)
 {
 	struct handshake *hs = remote->kvd->handshake;
-	struct err *kept = &remote->line_why[from];
+	struct err *kept = &remote->dial.why[from];
 	bool again = strcmp(kept->text, why->text) == 0;
 	char text[ERR_TEXT_MAX];
 
@@ -221,12 +221,12 @@ static void note_why(struct remote *remote, unsigned int from, const struct err 
 /* The next turn starts when the line of this attempt is closed. */
 static void next_turn(struct remote *remote)
 {
-	uint64_t after_ns = remote->turn_ns + AGAIN_NS,
+	uint64_t after_ns = remote->dial.turn_ns + AGAIN_NS,
 		 now_ns = loop_now_ns(remote->kvd->loop);
 
-	remote->turn++;
+	remote->dial.turn++;
 	line_close(remote);
-	loop_timer_start(&remote->again, after_ns > now_ns ? after_ns - now_ns : 0);
+	loop_timer_start(&remote->dial.again, after_ns > now_ns ? after_ns - now_ns : 0);
 }
 
 /* On this side. */
@@ -235,7 +235,7 @@ static void attempt_failed(struct remote *remote, const struct err *why)
 	bool dialled = dials(remote);
 	uint64_t epoch = remote->peer->epoch;
 
-	if (dialled || remote->line_why[LINE_THERE].code == ERR_OK)
+	if (dialled || remote->dial.why[LINE_THERE].code == ERR_OK)
 		note_why(remote, dialled ? LINE_HERE : LINE_THERE, why);
 	if (sm_state(&remote->peer->sm) != PEER_UP || remote->peer->epoch != epoch)
 		return;
@@ -250,10 +250,10 @@ static void attempt_failed(struct remote *remote, const struct err *why)
 
 void line_on_again(struct loop_timer *timer)
 {
-	struct remote *remote = container_of(timer, struct remote, again);
+	struct remote *remote = container_of(timer, struct remote, dial.again);
 
 	if (remote->xp)
-		remote->start_again = true;
+		remote->dial.start_again = true;
 	else
 		line_start(remote);
 }
@@ -295,32 +295,32 @@ void line_start(struct remote *remote)
 	struct peer *peer = remote->peer;
 	int r;
 
-	remote->start_again = false;
+	remote->dial.start_again = false;
 	remote->refused = false;
 	remote->why.code = ERR_OK;
 	peer_label(peer, remote->label);
-	if (!chooses(peer) && remote->told < 0)
+	if (!chooses(peer) && remote->dial.told < 0)
 		return; /* line_message() */
-	remote->turn_ns = loop_now_ns(hs->kvd->loop);
-	if (remote->announced) {
+	remote->dial.turn_ns = loop_now_ns(hs->kvd->loop);
+	if (remote->announce.begun) {
 		start_turn(remote);
 		return;
 	}
 	r = chooses(peer) ? choose_line(hs, remote)
-			  : open_line(hs, remote, (unsigned int)remote->told);
+			  : open_line(hs, remote, (unsigned int)remote->dial.told);
 	if (r < 0)
 		err_take(&remote->why);
-	else if (*remote->passed)
+	else if (*remote->dial.passed)
 		log_warn("peer", peer->shown, "a preferred transport was skipped",
 			 "transport=%s why=\"%s\"", remote->transport->ops->name,
-			 remote->passed);
+			 remote->dial.passed);
 	if (peer->lower && remote->why.code != ERR_NOMEM)
 		tell_line(remote, &remote->why);
 	if (r < 0) {
 		start_failed(remote);
 		return;
 	}
-	remote->announced = true;
+	remote->announce.begun = true;
 	pools_begin(remote);
 }
 
@@ -337,12 +337,12 @@ static void take_line(struct handshake *hs, struct remote *remote,
 			continue;
 		no = unfit(hs, remote, hs->kvd->transports[i]);
 		if (!no)
-			remote->told = (int)i;
+			remote->dial.told = (int)i;
 	}
 	if (no)
 		err_set(&remote->why, ERR_REQUIRE, "%.100s: no transport: %.32s: %s",
 			remote->label, msg->transport, no);
-	snprintf(remote->passed, sizeof(remote->passed), "%.319s", msg->text);
+	snprintf(remote->dial.passed, sizeof(remote->dial.passed), "%.319s", msg->text);
 }
 
 static int take_choice(struct remote *remote, const struct wire_line *msg)
@@ -369,13 +369,13 @@ static int take_turn(struct remote *remote, const struct wire_line *msg)
 	uint64_t epoch = remote->peer->epoch;
 	struct err why;
 
-	if (remote->why.code != ERR_OK || msg->turn <= remote->turn || msg->code ||
-	    strcmp(msg->transport, remote->kvd->transports[remote->told]->ops->name))
+	if (remote->why.code != ERR_OK || msg->turn <= remote->dial.turn || msg->code ||
+	    strcmp(msg->transport, remote->kvd->transports[remote->dial.told]->ops->name))
 		return err_raise(ERR_PROTO, "LINE: sent twice");
 	if (remote->ready)
 		return err_raise(ERR_PEER, "%.100s: the peer closed the data connection",
 				 remote->label);
-	remote->turn = msg->turn;
+	remote->dial.turn = msg->turn;
 	if (*msg->tried) {
 		err_set(&why, ERR_PEER, "%.*s", ERR_TEXT_MAX - 1, msg->tried);
 		note_why(remote, LINE_THERE, &why);
@@ -384,7 +384,7 @@ static int take_turn(struct remote *remote, const struct wire_line *msg)
 		return 0;
 	line_close(remote);
 	if (remote->xp)
-		remote->start_again = true;
+		remote->dial.start_again = true;
 	else
 		line_start(remote);
 	return 0;
@@ -396,10 +396,10 @@ static int take_failure(struct remote *remote, const struct wire_line *msg)
 	uint64_t epoch = remote->peer->epoch;
 	struct err why;
 
-	if (remote->peer->self || !msg->code || msg->turn > remote->turn ||
+	if (remote->peer->self || !msg->code || msg->turn > remote->dial.turn ||
 	    msg->turn % 2 == 0)
 		return err_raise(ERR_PROTO, "LINE: this side chooses the transport");
-	if (remote->ready || msg->turn < remote->turn)
+	if (remote->ready || msg->turn < remote->dial.turn)
 		return 0; /* the next turn has started meanwhile */
 	err_set(&why, err_from_wire(msg->code), "%.*s", ERR_TEXT_MAX - 1, msg->text);
 	note_why(remote, LINE_THERE, &why);
@@ -417,7 +417,7 @@ int line_message(struct remote *remote, struct cursor *body)
 		return err_pass(r);
 	if (chooses(remote->peer))
 		return err_pass(take_failure(remote, &msg));
-	if (remote->told >= 0 || remote->why.code != ERR_OK)
+	if (remote->dial.told >= 0 || remote->why.code != ERR_OK)
 		return err_pass(take_turn(remote, &msg));
 	return err_pass(take_choice(remote, &msg));
 }
@@ -430,9 +430,9 @@ void line_on_ready(void *owner, struct xp_peer *xp)
 	struct remote *remote = line_remote(xp);
 
 	remote->ready = true;
-	remote->lineless_ns = 0;
-	remote->ready_ns = loop_now_ns(hs->kvd->loop);
-	remote->line_why[LINE_HERE] = remote->line_why[LINE_THERE] =
+	remote->dial.down_ns = 0;
+	remote->dial.up_ns = loop_now_ns(hs->kvd->loop);
+	remote->dial.why[LINE_HERE] = remote->dial.why[LINE_THERE] =
 		(struct err){.code = ERR_OK};
 	log_info("peer", remote->peer->shown, "data connection up",
 		 "transport=%s path=\"%s\"", remote->transport->ops->name,
@@ -448,10 +448,11 @@ static void line_on_closed(void *arg)
 	struct remote *remote = arg;
 	struct handshake *hs = remote->kvd->handshake;
 
-	remote->closing_xp = false;
+	remote->dial.closing = false;
 	remote->xp = NULL;
 	express_fini(remote);
-	if (remote->start_again && sm_state(&remote->peer->sm) == PEER_UP && !hs->closing)
+	if (remote->dial.start_again && sm_state(&remote->peer->sm) == PEER_UP &&
+	    !hs->closing)
 		line_start(remote);
 	else
 		remote_try_free(remote);
@@ -460,7 +461,7 @@ static void line_on_closed(void *arg)
 static void not_ready(struct remote *remote)
 {
 	if (remote->ready)
-		remote->lineless_ns = loop_now_ns(remote->kvd->loop);
+		remote->dial.down_ns = loop_now_ns(remote->kvd->loop);
 	remote->ready = false;
 }
 
@@ -488,13 +489,13 @@ void line_on_lost(void *owner, struct xp_peer *xp, const struct err *why)
 
 void line_forget(struct remote *remote)
 {
-	loop_timer_stop(&remote->again);
+	loop_timer_stop(&remote->dial.again);
 	not_ready(remote);
-	list_remove(&remote->announcing);
-	remote->start_again = remote->announced = false;
-	remote->turn = 0;
-	remote->told = -1;
-	remote->passed[0] = '\0';
+	list_remove(&remote->announce.link);
+	remote->dial.start_again = remote->announce.begun = false;
+	remote->dial.turn = 0;
+	remote->dial.told = -1;
+	remote->dial.passed[0] = '\0';
 }
 
 /* ---- reasons for a missing line ---- */
@@ -504,7 +505,7 @@ uint64_t handshake_patience(const struct remote *remote, uint64_t since_ns)
 	const struct config *config = remote->kvd->config;
 	const struct peer *peer = remote->peer;
 	uint64_t line_ns =
-		remote->lineless_ns > since_ns ? remote->lineless_ns : since_ns;
+		remote->dial.down_ns > since_ns ? remote->dial.down_ns : since_ns;
 	uint64_t away_ns = peer->since_ns > since_ns ? peer->since_ns : since_ns;
 
 	if (remote->ready)
@@ -519,8 +520,8 @@ uint64_t handshake_patience(const struct remote *remote, uint64_t since_ns)
 const char *handshake_why_not(const struct remote *remote, char text[ERR_TEXT_MAX])
 {
 	const struct peer *peer = remote->peer;
-	const char *here = remote->line_why[LINE_HERE].text,
-		   *there = remote->line_why[LINE_THERE].text;
+	const char *here = remote->dial.why[LINE_HERE].text,
+		   *there = remote->dial.why[LINE_THERE].text;
 
 	if (sm_state(&peer->sm) != PEER_UP)
 		snprintf(text, ERR_TEXT_MAX, "%s",

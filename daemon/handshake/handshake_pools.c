@@ -35,7 +35,7 @@
 /* Remove it from the table, unless another list has replaced it there. */
 static void pool_unlist(struct remote_pool *pool)
 {
-	struct idmap *by_id = &pool->remote->pools_by_id;
+	struct idmap *by_id = &pool->remote->pools.by_id;
 
 	if (idmap_get(by_id, pool->id) == pool)
 		idmap_remove(by_id, pool->id);
@@ -48,7 +48,7 @@ static void pool_free(struct remote_pool *pool)
 
 	list_remove(&pool->link);
 	pool_unlist(pool);
-	remote->pool_count--;
+	remote->pools.count--;
 	charge_drop(&pool->charge);
 	if (!pool->dead)
 		keys_drop(pool);
@@ -91,16 +91,16 @@ void pools_down(struct remote *remote)
 	struct remote_pool *pool;
 	struct idmap_cursor at;
 
-	idmap_foreach(&remote->shares, at)
+	idmap_foreach(&remote->announce.shares, at)
 		share_end(at.value);
-	remote->unanswered = 0;
-	remote->listed = false;
-	idmap_fini(&remote->pools_by_id);
-	list_foreach_safe(pool, &remote->pools, link) {
+	remote->announce.unanswered = 0;
+	remote->pools.listed = false;
+	idmap_fini(&remote->pools.by_id);
+	list_foreach_safe(pool, &remote->pools.list, link) {
 		keys_drop(pool);
 		pool->dead = true;
 		list_remove(&pool->link);
-		list_push_back(&remote->dead_pools, &pool->link);
+		list_push_back(&remote->pools.dead, &pool->link);
 		if (pool->uses == 0)
 			pool_free(pool);
 	}
@@ -108,7 +108,7 @@ void pools_down(struct remote *remote)
 
 struct remote_pool *handshake_pool_by_id(struct remote *remote, uint64_t id)
 {
-	return idmap_get(&remote->pools_by_id, id);
+	return idmap_get(&remote->pools.by_id, id);
 }
 
 bool handshake_pool_is_ours(const struct handshake *hs, uint64_t id)
@@ -273,12 +273,12 @@ static int charge_pool(struct remote_pool *pool)
 
 static int handshake_pools_check_cap(const struct remote *remote)
 {
-	if (remote->pool_count < REMOTE_POOLS_MAX)
+	if (remote->pools.count < REMOTE_POOLS_MAX)
 		return 0;
 	return err_raise(ERR_LIMIT,
 			 "REGISTER: too many pools and sessions of one peer: %u (limit "
 			 "%u)",
-			 remote->pool_count, REMOTE_POOLS_MAX);
+			 remote->pools.count, REMOTE_POOLS_MAX);
 }
 
 /* It was never stored. */
@@ -315,14 +315,14 @@ static int on_register(struct handshake *hs, struct remote *remote, struct curso
 	if (!pool)
 		return err_pass(-ENOMEM);
 	pool->remote = remote;
-	remote->pool_count++;
-	list_push_back(&remote->pools, &pool->link);
+	remote->pools.count++;
+	list_push_back(&remote->pools.list, &pool->link);
 	r = build_pool(pool, &msg);
 	if (r >= 0 && charge_pool(pool) < 0)
 		return refuse_pool(remote, pool, msg.object);
 	/* a session shared again: the new list replaces the old one */
-	if (r >= 0 && !idmap_swap(&remote->pools_by_id, pool->id, pool))
-		r = idmap_put(&remote->pools_by_id, pool->id, pool);
+	if (r >= 0 && !idmap_swap(&remote->pools.by_id, pool->id, pool))
+		r = idmap_put(&remote->pools.by_id, pool->id, pool);
 	if (r < 0) {
 		r = err_prefix(r, "REGISTER '%.63s'", msg.name);
 		pool_free(pool);
@@ -371,12 +371,13 @@ static int on_unregister_ack(struct handshake *hs, struct remote *remote,
 	share = pub ? share_find(pub, remote) : NULL;
 	if (share && share->stage != SHARE_ANNOUNCED)
 		share_end(share);
-	else if (!pub && remote->unanswered)
-		remote->unanswered--;
+	else if (!pub && remote->announce.unanswered)
+		remote->announce.unanswered--;
 	else
 		return 0;
-	if (remote->refuses && remote->announced) { /* it may have been at its limit */
-		remote->refuses = false;
+	if (remote->announce.refuses &&
+	    remote->announce.begun) { /* it may have been at its limit */
+		remote->announce.refuses = false;
 		pools_announce(remote);
 	}
 	return 0;
@@ -390,7 +391,7 @@ static void unannounced(struct handshake *hs, struct remote *remote, uint64_t ob
 	struct share *share = pub ? share_find(pub, remote) : NULL;
 
 	if (share) {
-		remote->refuses = true;
+		remote->announce.refuses = true;
 		share_end(share);
 		return;
 	}
@@ -435,9 +436,9 @@ static int on_pools(struct handshake *hs, struct remote *remote, struct cursor *
 
 	if (r < 0)
 		return err_pass(r);
-	if (remote->listed)
+	if (remote->pools.listed)
 		return err_raise(ERR_PROTO, "POOLS: sent twice");
-	remote->listed = true;
+	remote->pools.listed = true;
 	hs->events.on_change(hs->events.owner, remote);
 	return 0;
 }

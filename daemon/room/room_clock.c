@@ -112,7 +112,7 @@ static void look_at_connecting(const struct room *room, uint64_t now, struct err
 	char text[ERR_TEXT_MAX];
 
 	list_foreach(party, &room->parties, link) {
-		uint64_t since = party->remote->lineless_ns;
+		uint64_t since = party->remote->dial.down_ns;
 
 		if (now < party_connected_until(party))
 			continue;

@@ -246,7 +246,7 @@ static void query_free(struct far_query *query);
  * are known (POOLS) would count as having nothing. */
 static bool far_ready(const struct remote *remote)
 {
-	return far_up(remote) && remote->ready && remote->listed;
+	return far_up(remote) && remote->ready && remote->pools.listed;
 }
 
 void far_count(const struct far *far, struct store_remote_figures *figures_p)

@@ -169,7 +169,7 @@ static bool knows(const struct remote *remote, const char *name)
 {
 	const struct remote_pool *pool;
 
-	list_foreach(pool, &remote->pools, link) {
+	list_foreach(pool, &remote->pools.list, link) {
 		if (strcmp(pool->name, name) == 0)
 			return true;
 	}
@@ -399,10 +399,10 @@ static void pool_only_reachable_from_here_is_not_awaited(void **state)
 	assert_int_equal(metrics_get(&p->c.nodes[0].kvd.metrics, METRIC_FENCES_WIDENED),
 			 0);
 	assert_int_equal(sm_state(&remote_at(p, 0)->peer->sm), PEER_UP);
-	assert_int_equal(remote_at(p, 0)->unanswered, 1);
+	assert_int_equal(remote_at(p, 0)->announce.unanswered, 1);
 	handshake_pool_unuse(held); /* it answers now */
 	cluster_run(&p->c, LOOP_NS_PER_S);
-	assert_int_equal(remote_at(p, 0)->unanswered, 0);
+	assert_int_equal(remote_at(p, 0)->announce.unanswered, 0);
 	assert_non_null(handshake_pool_by_id(remote, other));
 }
 

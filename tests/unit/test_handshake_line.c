@@ -127,9 +127,9 @@ static void assert_line(struct pair *p, unsigned int a, unsigned int b,
 		assert_true(remote->ready);
 		assert_string_equal(remote->transport->ops->name, transport);
 		if (!*passed)
-			assert_string_equal(remote->passed, "");
-		else if (!strstr(remote->passed, passed))
-			fail_msg("passed over: '%s'", remote->passed);
+			assert_string_equal(remote->dial.passed, "");
+		else if (!strstr(remote->dial.passed, passed))
+			fail_msg("passed over: '%s'", remote->dial.passed);
 		assert_int_equal(remote->downs, 0);
 	}
 }
@@ -289,7 +289,7 @@ static void line_not_dialable_is_named_on_both_sides(void **state)
 
 		assert_int_equal(sm_state(&remote->peer->sm), PEER_UP);
 		assert_int_equal(remote->downs, 0);
-		assert_int_not_equal(remote->lineless_ns, 0);
+		assert_int_not_equal(remote->dial.down_ns, 0);
 		assert_string_equal(
 			handshake_why_not(remote, text),
 			"fake: nobody answers at the address; reported by the peer: "
@@ -298,7 +298,7 @@ static void line_not_dialable_is_named_on_both_sides(void **state)
 	memset(near_dropped, 0, sizeof(near_dropped)); /* the firewall is mended */
 	connect_peer(p);
 	assert_line(p, 0, 1, "near", "");
-	assert_int_equal(remote_at(p, 0)->lineless_ns, 0);
+	assert_int_equal(remote_at(p, 0)->dial.down_ns, 0);
 }
 
 /* If the chooser cannot start a turn, the other side does not learn of it. */
@@ -335,13 +335,14 @@ static void line_started_in_later_turn_announces_pools(void **state)
 	lower = lower_of(p);
 	near_holds[!lower] = near_dropped[lower] = true;
 	cut_peering(p);
-	for (unsigned int s = 0; s < 20 && remote_at(p, !lower)->turn == 0; s++)
+	for (unsigned int s = 0; s < 20 && remote_at(p, !lower)->dial.turn == 0; s++)
 		cluster_run(&p->c, LOOP_NS_PER_S);
-	assert_int_equal(remote_at(p, !lower)->turn, 1);
+	assert_int_equal(remote_at(p, !lower)->dial.turn, 1);
 	near_holds[!lower] = false;
 	near_held(near_held_arg);
 	cluster_run(&p->c, LOOP_NS_PER_S);
-	assert_true(remote->ready && remote_at(p, 0)->listed && remote_at(p, 1)->listed);
+	assert_true(remote->ready && remote_at(p, 0)->pools.listed &&
+		    remote_at(p, 1)->pools.listed);
 	assert_attaches(p);
 	handshake_release(remote);
 }

@@ -51,7 +51,7 @@ static bool all_known(void *arg)
 	for (unsigned int p = 0; p < POOLS; p++)
 		pools += s->caches[p].pool != 0;
 	for (unsigned int i = 0; i < PEERS; i++)
-		if (!s->remotes[i]->ready || !s->remotes[i]->listed)
+		if (!s->remotes[i]->ready || !s->remotes[i]->pools.listed)
 			return false;
 	return known(s) == pools * PEERS;
 }

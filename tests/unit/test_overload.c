@@ -319,11 +319,11 @@ static void registers_are_bounded(void **state)
 		if (i % 5000 == 0)
 			honest_room_works(p);
 	}
-	assert_int_equal(flooder_of(p)->pool_count, 16384);
+	assert_int_equal(flooder_of(p)->pools.count, 16384);
 	for (uint64_t i = 1; i <= 20000; i++)
 		unregister(p, i << 32);
 	cluster_run(&p->c, 100 * MS);
-	assert_int_equal(flooder_of(p)->pool_count, 0);
+	assert_int_equal(flooder_of(p)->pools.count, 0);
 	assert_int_equal(flooder_of(p)->account->bytes[ACCOUNT_LAYOUTS], 0);
 	honest_room_works(p);
 	holds_nothing_more(p);
@@ -339,7 +339,7 @@ static void registers_are_bounded_in_bytes(void **state)
 		flood(p, WIRE_T_REGISTER, session_list(p, i << 32, 4096));
 	cluster_run(&p->c, 100 * MS);
 	assert_true(accounts->total <= accounts_share(accounts));
-	assert_in_range(flooder_of(p)->pool_count, 300, 1200);
+	assert_in_range(flooder_of(p)->pools.count, 300, 1200);
 	honest_room_works(p);
 	for (uint64_t i = 1; i <= 1300; i++)
 		unregister(p, i << 32);
@@ -395,7 +395,7 @@ static void peer_restarting_repeatedly_leaks_nothing(void **state)
 		const struct remote_pool *pool;
 
 		rooms++;
-		list_foreach(pool, &remote->dead_pools, link)
+		list_foreach(pool, &remote->pools.dead, link)
 			fail_msg("a pool of a dead daemon is kept");
 	}
 	assert_in_range(rooms, 1, 2); /* node 1, and perhaps the endpoint being dialled */

@@ -270,8 +270,8 @@ static void hold_waits_for_holders_pools(void **state)
 	struct remote *remote =
 		list_first(handshake_remotes(kvd->handshake), struct remote, link);
 
-	assert_true(remote->ready && remote->listed);
-	remote->listed = false; /* as before POOLS */
+	assert_true(remote->ready && remote->pools.listed);
+	remote->pools.listed = false; /* as before POOLS */
 	hold(w, SLOT);
 	cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
 	assert_int_equal(state_of(w, SLOT), KVD_BOOTSTRAPPING);
@@ -279,7 +279,7 @@ static void hold_waits_for_holders_pools(void **state)
 	far_on_change(store_of(kvd)->far, remote);
 	cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
 	assert_int_equal(figures(w, 1).remote.holds_total, 0);
-	remote->listed = true;
+	remote->pools.listed = true;
 	far_on_change(store_of(kvd)->far, remote);
 	cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
 	assert_int_equal(state_of(w, SLOT), KVD_SUCCESS);

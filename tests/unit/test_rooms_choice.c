@@ -382,7 +382,7 @@ static void room_does_not_move_to_another_engine_of_a_new_peering(void **state)
 	cluster_engine_dies(&w->c, w->engines[A]);
 	engine_comes(w, B);
 	cluster_run(&w->c, S);
-	assert_true(remote->ready && remote->listed);
+	assert_true(remote->ready && remote->pools.listed);
 	room_failed_with(ended(w, ROOM_RECV), ERR_TIMEOUT, "to register pool 'kv'");
 	world_free(w);
 }

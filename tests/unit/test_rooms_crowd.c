@@ -319,12 +319,12 @@ static void pool_withdrawn_fails_its_rooms_in_turns(void **state)
 	until_some_have_seen(p, 0);
 	/* it is not returned before the last has released it */
 	assert_null(handshake_pool_by_id(remote, p->src.pool));
-	assert_int_equal(remote->pool_count, 1);
+	assert_int_equal(remote->pools.count, 1);
 	until_all_have_seen(p, 0);
 	for (unsigned int n = 0; n < ROOMS; n++)
 		room_failed_with(recv_room(p, n), ERR_SESSION, "withdrew pool 'kv'");
 	cluster_run(&p->c, LOOP_NS_PER_S);
-	assert_int_equal(remote->pool_count, 0);
+	assert_int_equal(remote->pools.count, 0);
 	assert_int_equal(p->c.nodes[1].kvd.session_count, 0);
 }
 
