@@ -95,8 +95,41 @@ static void put_u64(uint8_t *at, uint64_t value)
 	cursor_put_u64(&out, value);
 }
 
-/* As from another daemon. Its answer must not be one, its stop stops nothing, and rows
- * with chunks of another's hold are refused. */
+static void lied(const struct leg *leg)
+{
+	for (unsigned int p = 0; p < SIM_PLACES_MAX; p++) {
+		if (asks.requesters[p].alive &&
+		    asks.requesters[p].session == leg->post->attend->session)
+			asks.requesters[p].posts[leg->post->seat].lied = true;
+	}
+}
+
+/* Rows that this daemon wants, as the daemon of `remote` numbers them: what it stops is
+ * its own. */
+static void stopped_by_itself(struct sim *sim, const struct remote *remote,
+			      const struct sim_kept *kept)
+{
+	struct wire_attention_cancel msg;
+	struct cursor body;
+
+	cursor_read(&body, kept->body, kept->len);
+	if (wire_attention_cancel_get(&body, &msg) < 0)
+		return;
+	for (unsigned int p = 0; p < sim->script->places; p++) {
+		const struct kvd *other = sim_kvd(sim, p);
+		const struct leg *leg = idmap_get(&attends_of(other)->legs, msg.attend);
+
+		if (leg && leg->post &&
+		    memcmp(peers_instance(other->peers), remote->peer->instance, 16) ==
+			    0 &&
+		    memcmp(peers_instance(kept->kvd->peers), leg->remote->peer->instance,
+			   16) == 0)
+			lied(leg);
+	}
+}
+
+/* As from another daemon. Its answer must not be one, its stop stops no rows but its own,
+ * and rows with chunks of another's hold are refused. */
 static bool from_another(struct sim *sim, struct sim_draw *d)
 {
 	const struct sim_kept *kept = any_kept(sim, d, 0);
@@ -108,6 +141,8 @@ static bool from_another(struct sim *sim, struct sim_draw *d)
 	memcpy(body, kept->body, kept->len);
 	if (kept->header.type == WIRE_T_ATTEND)
 		put_u64(body, ASK_STRANGERS + forged++);
+	else if (kept->header.type == WIRE_T_ATTENTION_CANCEL)
+		stopped_by_itself(sim, remote, kept);
 	say(sim, kept->kvd, remote, kept->header.type, body, kept->len);
 	return true;
 }
@@ -185,15 +220,6 @@ static struct leg *any_leg(const struct kvd *kvd, struct sim_draw *d)
 			found = leg;
 	}
 	return found;
-}
-
-static void lied(const struct leg *leg)
-{
-	for (unsigned int p = 0; p < SIM_PLACES_MAX; p++) {
-		if (asks.requesters[p].alive &&
-		    asks.requesters[p].session == leg->post->attend->session)
-			asks.requesters[p].posts[leg->post->seat].lied = true;
-	}
 }
 
 /* Of rows that are under way: by who was asked, who may say anything, or by another. */

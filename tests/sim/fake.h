@@ -112,6 +112,7 @@ struct fake_stats {
 	uint64_t posts, refused_posts, requests, slices, landed_bytes;
 	uint64_t discarded; /* slices that came too late and were thrown away */
 	uint64_t faults;    /* scripted or drawn */
+	uint64_t fault_ns;  /* when the last one was */
 	uint64_t lost;	    /* on_peer_lost calls */
 };
 

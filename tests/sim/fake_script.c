@@ -153,6 +153,12 @@ static bool is_spared(const struct fake_hub *hub, const struct xp_op *op)
 	       *(const uint8_t *)op->header == hub->spared;
 }
 
+static void fault_count(struct fake_hub *hub)
+{
+	hub->stats.faults++;
+	hub->stats.fault_ns = loop_now_ns(hub->loop);
+}
+
 void fake_fault_draw(struct fake_hub *hub, const struct fake_node *from,
 		     const struct fake_node *to, const struct xp_op *op,
 		     struct fake_rule *fault_p)
@@ -175,7 +181,7 @@ void fake_fault_draw(struct fake_hub *hub, const struct fake_node *from,
 		fault_p->extra_ns = LATE_NS;
 	if (!fault_p->factor)
 		fault_p->factor = SLOW_FACTOR;
-	hub->stats.faults++;
+	fault_count(hub);
 }
 
 bool fake_fault_local(struct fake_hub *hub, enum fake_fault fault,
@@ -187,7 +193,7 @@ bool fake_fault_local(struct fake_hub *hub, enum fake_fault fault,
 		if (rule->rule.fault == fault &&
 		    (!rule->rule.from || rule->rule.from == &node->net.base) &&
 		    rule_take(rule)) {
-			hub->stats.faults++;
+			fault_count(hub);
 			return true;
 		}
 	}

@@ -305,8 +305,10 @@ static uint64_t patience(const struct sim *sim, const struct sim_request *req,
 {
 	uint64_t now = loop_now_ns(sim->c.loop);
 
+	/* what it asks may arrive after the end: of a number that is used again, it may
+	 * be for the next room */
 	if (!req->fresh && strcmp(side->role, "recv") == 0 &&
-	    other->ended_ns <= side->last_ns)
+	    other->ended_ns <= side->last_ns + ON_ITS_WAY_NS)
 		return LEARN_LATE_NS;
 
 	/* whoever died before it was asked is missed when the question has waited
@@ -437,11 +439,15 @@ static void check_partners(struct sim *sim, const struct sim_request *req,
 	}
 }
 
-/* Has nothing happened to this request but that engines aborted rooms? */
+/* Has nothing happened to this request but that engines aborted rooms? A fault that was
+ * drawn for a message before it began may have come to it. */
 static bool only_aborts(const struct sim *sim, const struct sim_request *req,
 			uint64_t since_ns)
 {
-	return sim_troubles(sim) - req->troubles == sim->aborts - req->aborts &&
+	uint64_t fault_ns = fake_hub_stats(sim->c.bytes)->fault_ns;
+
+	return (fault_ns == 0 || since_ns > fault_ns + LEARN_NS) &&
+	       sim_troubles(sim) - req->troubles == sim->aborts - req->aborts &&
 	       (sim->trouble_ns == 0 || (sim->trouble_ns != UINT64_MAX &&
 					 since_ns > sim->trouble_ns + LEARN_LATE_NS));
 }
