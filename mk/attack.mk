@@ -2,7 +2,7 @@
 # make attack: what adversaries do, against real daemons (tests/attack/README.md).
 # make test plays the quick ones, without a judgement of times.
 TEST_TARGETS += tests/attack/quick.py
-export TEST_ALONE += tests/attack/quick.py
+export TEST_WEIGHT += tests/attack/quick.py=3
 export TEST_LONG += tests/attack/quick.py=3
 
 # at a fixed address
