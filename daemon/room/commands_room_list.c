@@ -219,7 +219,7 @@ static bool is_stuck(const struct room *room, uint64_t stuck_ns)
 	struct room_waits waits;
 
 	return room_waits(room, &waits) &&
-	       loop_now_ns(rooms_kvd(room->rooms)->loop) - waits.since_ns >= stuck_ns;
+	       loop_now_ns(room->session->kvd->loop) - waits.since_ns >= stuck_ns;
 }
 
 static bool is_listed(const struct room *room, const struct request *req)

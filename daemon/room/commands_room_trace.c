@@ -183,7 +183,7 @@ static void put_common(struct text *out, uint64_t opened_ns, uint64_t digest, bo
 static int open_begin(struct trace_walk *walk, const struct room *room)
 {
 	const struct trace_args *args = request_args(walk->reply.req);
-	uint64_t now = loop_clock_ns(rooms_kvd(walk->rooms)->loop);
+	uint64_t now = loop_clock_ns(walk->rooms->kvd->loop);
 	struct text *out = room_begin(walk, room->gen, room->opened_ns, &room->trace);
 
 	room_record_full(room, out);
@@ -197,7 +197,7 @@ static int open_begin(struct trace_walk *walk, const struct room *room)
 
 static int ended_begin(struct trace_walk *walk, const struct ended_room *e)
 {
-	uint64_t now = loop_now_ns(rooms_kvd(walk->rooms)->loop);
+	uint64_t now = loop_now_ns(walk->rooms->kvd->loop);
 	struct text *out = room_begin(walk, e->gen, e->opened_ns, &e->trace);
 
 	room_history_put(e, now, out);
@@ -262,7 +262,7 @@ static int events_piece(struct trace_walk *walk)
 
 static int trace_over(struct trace_walk *walk)
 {
-	const struct kvd *kvd = rooms_kvd(walk->rooms);
+	const struct kvd *kvd = walk->rooms->kvd;
 	struct text *out = &walk->reply.text;
 
 	out_close(out, ']');

@@ -229,7 +229,7 @@ struct room {
 	};
 };
 
-/* ---- room.c ---- */
+/* ---- room_state.c ---- */
 extern const char *const room_role_names[ROOM_ROLES + 1]; /* the last is NULL */
 extern const char *const room_state_names[ROOM_STATES];
 extern const struct sm_table room_table;
@@ -285,6 +285,10 @@ void room_figures(struct room *room); /* the same for the other fields of its sl
 /* The other side ended it: room_fail(), with that in its flags. */
 void room_fail_remote(struct room *room, const struct err *why, const struct party *but);
 
+/* Has it not processed all losses (rooms_loss.c)? Process them now: this may fail the
+ * room, end its moves and drop its mails. */
+bool rooms_behind(const struct room *room);
+void rooms_catch_up(struct room *room);
 /* Set the timer of the room's next check, as its phase requires. */
 void room_clock_set(struct room *room);
 /* Until when does the room wait for a connection to the party's daemon? UINT64_MAX: it

@@ -30,6 +30,7 @@
 #include "daemon/room/room.h"
 #include "daemon/room/rooms.h"
 #include "daemon/room/room_waits.h"
+#include "daemon/session/session.h"
 
 static unsigned long long ms(uint64_t ns)
 {
@@ -156,7 +157,7 @@ static struct peer *holder(const struct room *room)
 /* The fence took too long: cut all peers that still have operations of the room. */
 static void widen(struct room *room)
 {
-	unsigned long long limit = ms(rooms_kvd(room->rooms)->config->fence_timeout_ns);
+	unsigned long long limit = ms(room->session->kvd->config->fence_timeout_ns);
 	char number[24];
 	struct peer *peer;
 	struct err why;

@@ -26,7 +26,7 @@
 #include "daemon/config/config.h"
 #include "daemon/base/context.h"
 #include "daemon/room/room_wire.h"
-#include "daemon/room/rooms.h"
+#include "daemon/session/session.h"
 
 #define RUN_BYTES 8u
 #define CROWDED_NS (5 * LOOP_NS_PER_MS)
@@ -35,7 +35,7 @@
 /* Pages that a turn writes or reads. */
 static size_t pages_a_turn(const struct room *room)
 {
-	return rooms_kvd(room->rooms)->config->peer_part_bytes / RUN_BYTES;
+	return room->session->kvd->config->peer_part_bytes / RUN_BYTES;
 }
 
 /* ---- life ---- */
@@ -44,7 +44,7 @@ static void on_crowded(struct loop_timer *timer)
 {
 	struct mail *mail = container_of(timer, struct mail, crowded);
 
-	loop_defer(rooms_kvd(mail->room->rooms)->loop, &mail->go);
+	loop_defer(mail->room->session->kvd->loop, &mail->go);
 }
 
 static struct mail *mail_new(struct party *party, void (*run)(struct loop_defer *go))
@@ -56,7 +56,7 @@ static struct mail *mail_new(struct party *party, void (*run)(struct loop_defer 
 	mail->room = party->room;
 	mail->party = party;
 	loop_defer_init(&mail->go, run);
-	loop_timer_init(&mail->crowded, rooms_kvd(party->room->rooms)->loop, on_crowded);
+	loop_timer_init(&mail->crowded, party->room->session->kvd->loop, on_crowded);
 	list_push_back(&party->room->mails, &mail->link);
 	return mail;
 }
@@ -88,7 +88,7 @@ void mails_drop(struct room *room, const struct party *party)
 
 static void room_mail_again(struct mail *mail)
 {
-	loop_defer(rooms_kvd(mail->room->rooms)->loop, &mail->go);
+	loop_defer(mail->room->session->kvd->loop, &mail->go);
 }
 
 /* Its room has not processed a loss yet (rooms_loss.c), which may end this: its step
@@ -245,7 +245,7 @@ int mail_tell(struct party *party, enum wire_type type,
 			 struct wire_blob wants, struct cursor *out))
 {
 	struct room *room = party->room;
-	struct handshake *hs = rooms_kvd(room->rooms)->handshake;
+	struct handshake *hs = room->session->kvd->handshake;
 	struct cursor blobs, out;
 	size_t views_len;
 

@@ -251,7 +251,7 @@ void move_end(struct move *move)
 	mail_drop(move->mail);
 	wait_stop(&move->wait);
 	if (!move->job.submitted ||
-	    offload_cancel(rooms_kvd(move->room->rooms)->offload, &move->job))
+	    offload_cancel(move->room->session->kvd->offload, &move->job))
 		retire(move);
 	/* else a helper reads it: room_move_plan_done() continues */
 }
@@ -299,7 +299,7 @@ static void move_free(struct move *move)
 
 void moves_free_ended(struct room *room)
 {
-	struct loop *loop = rooms_kvd(room->rooms)->loop;
+	struct loop *loop = room->session->kvd->loop;
 
 	while (!list_empty(&room->ended)) {
 		move_free(list_first(&room->ended, struct move, link));
@@ -396,7 +396,7 @@ int move_pair(struct move *move, const struct room_maps *src, const struct room_
 void move_plan(struct move *move, const struct plan_want *wants, size_t want_count,
 	       void (*then)(struct move *move))
 {
-	struct kvd *kvd = rooms_kvd(move->room->rooms);
+	struct kvd *kvd = move->room->session->kvd;
 	const struct layout *here = move->room->pool->layout;
 	const struct layout *there = move->party->pool->layout;
 	bool sends = room_sends(move->room);

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "daemon/room/room.h"
-#include "daemon/room/room_waits.h"
 
 const char *const room_role_names[ROOM_ROLES + 1] = {"send", "recv", "offer", "pull",
 						     NULL};

@@ -17,6 +17,7 @@
 #include "daemon/room/room_mail.h"
 #include "daemon/room/room_wire.h"
 #include "daemon/room/rooms.h"
+#include "daemon/session/session.h"
 
 /* Time until a repeated query of an answered puller gets another answer: doubles each
  * time. */
@@ -44,7 +45,7 @@ static int offer_put(const struct party *party, struct wire_blob views,
  * that repeats its query from time to time gets more, at growing intervals. */
 static bool may_answer(const struct party *party)
 {
-	uint64_t now = loop_now_ns(rooms_kvd(party->room->rooms)->loop);
+	uint64_t now = loop_now_ns(party->room->session->kvd->loop);
 	unsigned int doublings = party->offer.answers < OFFER_AGAIN_DOUBLINGS
 					 ? party->offer.answers
 					 : OFFER_AGAIN_DOUBLINGS;
@@ -70,7 +71,7 @@ static int give_answer(struct party *party)
 	if (party_state(party) == PARTY_NEW)
 		sm_move(&party->sm, PARTY_ANSWERED);
 	party->offer.answers++;
-	party->offer.answered_ns = loop_now_ns(rooms_kvd(party->room->rooms)->loop);
+	party->offer.answered_ns = loop_now_ns(party->room->session->kvd->loop);
 	room_trace(party->room, TRACE_ACK_OUT, party, party->gen);
 	return err_pass(mail_tell(party, WIRE_T_OFFER, offer_put));
 }
@@ -401,7 +402,7 @@ int offer_on_pull_done(struct room *room, struct party *party,
 
 void offer_on_lease(struct room *room, struct party *party, uint64_t lease_epoch)
 {
-	uint64_t now = loop_now_ns(rooms_kvd(room->rooms)->loop);
+	uint64_t now = loop_now_ns(room->session->kvd->loop);
 
 	assert(room->role == ROOM_OFFER);
 	if (party && party_state(party) < PARTY_DONE && room_live(room) &&
@@ -415,7 +416,7 @@ int offer_extend(struct room *room, uint64_t lease_ns)
 	if (!room_live(room))
 		return err_pass(room_refuse_over(room));
 	room->offer.lease_ns = lease_ns;
-	room->offer.lease_end_ns = loop_now_ns(rooms_kvd(room->rooms)->loop) + lease_ns;
+	room->offer.lease_end_ns = loop_now_ns(room->session->kvd->loop) + lease_ns;
 	room_clock_set(room);
 	return 0;
 }
@@ -427,7 +428,7 @@ static void offer_check_lease(struct room *room)
 	struct err why;
 
 	assert(room->role == ROOM_OFFER && room_live(room));
-	if (loop_now_ns(rooms_kvd(room->rooms)->loop) < room->offer.lease_end_ns)
+	if (loop_now_ns(room->session->kvd->loop) < room->offer.lease_end_ns)
 		return;
 	room->offer.lease_epoch++; /* reads are invalid from here on */
 	list_foreach(party, &room->parties, link)

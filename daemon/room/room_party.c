@@ -12,7 +12,6 @@
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
 #include "daemon/room/room.h"
-#include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 
 /* The same names for all roles, and the allowed transitions. */
@@ -116,7 +115,7 @@ struct party *room_party_add(struct room *room, struct remote *remote)
 	party->room_there = room->number;
 	party->remote = remote;
 	party->downs = remote->downs;
-	party->joined_ns = loop_now_ns(rooms_kvd(room->rooms)->loop);
+	party->joined_ns = loop_now_ns(room->session->kvd->loop);
 	party->rank = ROOM_ANY_RANK;
 	party->index = room->trace.parties++;
 	sm_init(&party->sm, party_tables[room->role],

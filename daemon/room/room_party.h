@@ -142,6 +142,8 @@ void party_use_pool(struct party *party, struct remote_pool *pool);
 void party_drop(struct party *party); /* frees it */
 /* "source tcp://… pool 'kv'" for messages. */
 const char *party_label(const struct party *party, char *buf, size_t size);
+/* "peer p0": by its name, once known, else by its endpoint. */
+const char *room_peer_name(const struct remote *remote, char *buf, size_t size);
 /* Release its use of the peer's pool; moves keep their own. */
 void party_release_pool(struct party *party);
 

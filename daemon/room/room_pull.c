@@ -383,7 +383,7 @@ static bool room_pull_without(struct party *party, const struct err *why)
 static void room_pull_init(struct room *room)
 {
 	bind_init(room);
-	loop_timer_init(&room->bind.heartbeat, rooms_kvd(room->rooms)->loop,
+	loop_timer_init(&room->bind.heartbeat, room->session->kvd->loop,
 			pull_on_heartbeat);
 }
 

@@ -189,7 +189,7 @@ static void put_counts(struct text *out, const struct room *room)
 void room_record_full(const struct room *room, struct text *out)
 {
 	const struct layout *layout = room->pool->layout;
-	uint64_t now_ns = loop_now_ns(rooms_kvd(room->rooms)->loop);
+	uint64_t now_ns = loop_now_ns(room->session->kvd->loop);
 	const struct party *party;
 	struct room_waits waits;
 

@@ -61,7 +61,7 @@ static int info_put(const struct party *party, struct wire_blob views,
 /* Send each source its part: a message of many pages takes a turn. */
 static int tell_all(struct room *room)
 {
-	struct loop *loop = rooms_kvd(room->rooms)->loop;
+	struct loop *loop = room->session->kvd->loop;
 	struct party *party;
 	unsigned int told = 0;
 	int r;

@@ -421,7 +421,7 @@ static struct list *first_waiting(const struct room *room)
 /* Many may have waited for the receivers. */
 static void dispatch_all(struct room *room)
 {
-	struct loop *loop = rooms_kvd(room->rooms)->loop;
+	struct loop *loop = room->session->kvd->loop;
 
 	for (struct list *at = first_waiting(room), *next; at != &room->send.chunks;
 	     at = next) {

@@ -63,7 +63,7 @@ static int source_pages(struct room *room, const cJSON *theirs, cJSON **copy_p,
 
 static int source_join(struct room *room, const char *endpoint, struct party **party_p)
 {
-	struct handshake *hs = rooms_kvd(room->rooms)->handshake;
+	struct handshake *hs = room->session->kvd->handshake;
 	const struct peer_client client = {.uid = room->session->uid,
 					   .session = room->session->id};
 	struct remote *remote;
@@ -110,7 +110,7 @@ static int source_at(struct room *room, const struct source_args *args,
 
 static const struct names *room_names(const struct room *room)
 {
-	return rooms_kvd(room->rooms)->names;
+	return room->session->kvd->names;
 }
 
 static void source_free(struct room_source *source)
@@ -215,7 +215,7 @@ static int source_named(struct room *room, const struct source_args *args,
 	const struct names *names;
 	struct room_source *source;
 	size_t bytes = 0;
-	int r = names_get(rooms_kvd(room->rooms), &names);
+	int r = names_get(room->session->kvd, &names);
 
 	if (r < 0)
 		return err_pass(r);
@@ -225,7 +225,7 @@ static int source_named(struct room *room, const struct source_args *args,
 	if (r < 0)
 		return err_pass(r); /* rooms_discard() frees it */
 	source->bytes += bytes;
-	r = names->use(rooms_kvd(room->rooms), args->group, &source->user);
+	r = names->use(room->session->kvd, args->group, &source->user);
 	if (r == 0)
 		r = source_look(source);
 	return r < 0 ? err_pass(r) : 0;
@@ -276,7 +276,7 @@ void room_sources_text(const struct room *room, char *text, size_t size)
 	char words[SOURCE_TEXT_MAX], why[SOURCE_TEXT_MAX];
 
 	source_words(source, words, sizeof(words));
-	if (room_names(room)->away(rooms_kvd(room->rooms), why, sizeof(why)))
+	if (room_names(room)->away(room->session->kvd, why, sizeof(why)))
 		snprintf(text, size, "%s: the directory is unavailable: %.120s", words,
 			 why);
 	else

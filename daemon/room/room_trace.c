@@ -21,7 +21,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/room/room.h"
-#include "daemon/room/rooms_set.h"
+#include "daemon/session/session.h"
 
 const char *const trace_names[TRACE_WHAT_END] = {
 #define TRACE_NAME(name, record, words) record,
@@ -65,7 +65,7 @@ bool trace_is_chunk(enum trace_what what)
 
 static void put_event(struct room *room, const struct trace_event *event)
 {
-	struct trace_ring *ring = &room->rooms->trace;
+	struct trace_ring *ring = room->trace.ring;
 	uint64_t back = room->trace.last ? ring->count - (room->trace.last - 1) : 0;
 	struct trace_event *at = &ring->events[ring->count % TRACE_EVENTS];
 
@@ -77,7 +77,7 @@ static void put_event(struct room *room, const struct trace_event *event)
 static struct trace_event event_of(const struct room *room, enum trace_what what,
 				   const struct party *party)
 {
-	return (struct trace_event){.at_ns = loop_clock_ns(rooms_kvd(room->rooms)->loop),
+	return (struct trace_event){.at_ns = loop_clock_ns(room->session->kvd->loop),
 				    .what = (uint8_t)what,
 				    .has_party = party,
 				    .party = party ? party->index : 0};

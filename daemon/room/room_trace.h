@@ -73,9 +73,10 @@ struct trace_ring {
 };
 int trace_ring_init(struct trace_ring *ring);
 void trace_ring_fini(struct trace_ring *ring);
-/* Part of a room: the position of its latest event, plus one. 0: none. */
+/* Part of a room. */
 struct room_trace {
-	uint64_t last;
+	struct trace_ring *ring; /* the daemon's */
+	uint64_t last;		 /* position of its latest event, plus one. 0: none */
 	uint32_t events;  /* except states; including dropped ones */
 	uint16_t parties; /* that joined */
 };

@@ -340,7 +340,7 @@ bool room_waits(const struct room *room, struct room_waits *w)
 	case ROOM_ABORTING:
 		fence_waits(room, w);
 		w->until_ns =
-			room->state_ns + rooms_kvd(room->rooms)->config->fence_timeout_ns;
+			room->state_ns + room->session->kvd->config->fence_timeout_ns;
 		break;
 	default:
 		return false;

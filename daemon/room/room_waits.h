@@ -20,7 +20,5 @@ struct room_waits {
 
 /* False: it has ended. */
 bool room_waits(const struct room *room, struct room_waits *waits);
-/* "peer p0": by its name, once known, else by its endpoint. */
-const char *room_peer_name(const struct remote *remote, char *buf, size_t size);
 
 #endif

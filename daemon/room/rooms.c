@@ -5,7 +5,6 @@
  * by generation, which is unique for each instance of the daemon.
  */
 #include "daemon/room/rooms.h"
-#include "daemon/room/room_source.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -13,6 +12,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
+#include "daemon/room/room_mail.h"
 #include "daemon/room/rooms_set.h"
 #include "daemon/session/session.h"
 #include "daemon/base/share.h"
@@ -246,6 +246,7 @@ int rooms_open(struct rooms *rooms, const struct room_args *args, struct room **
 	room->leg = args->leg;
 	room->pool = args->pool;
 	room->losses_seen = rooms->losses;
+	room->trace.ring = &rooms->trace;
 	do
 		room->gen = loop_random_u64(rooms->kvd->loop);
 	while (idmap_get(&rooms->by_gen, room->gen));

@@ -82,11 +82,6 @@ struct room *rooms_by_gen(struct rooms *rooms, uint64_t gen);
 /* The open room of a local pool, in any session. */
 struct room *rooms_by_pool(struct rooms *rooms, uint64_t pool, enum room_role role,
 			   uint64_t number);
-/* Are there events that it has not processed? Process them now: this may fail the
- * room, end its moves and drop its mails. */
-bool rooms_behind(const struct room *room);
-void rooms_catch_up(struct room *room);
-struct kvd *rooms_kvd(const struct rooms *rooms);
 struct waits *rooms_waits(const struct rooms *rooms);
 
 /* Requests of peers for rooms that are not open here, oldest first; a struct

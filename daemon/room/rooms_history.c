@@ -5,7 +5,6 @@
 #include <stdio.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/room/room_waits.h"
 #include "daemon/session/session.h"
 
 static uint64_t longest(const struct room_maps *maps)

@@ -22,6 +22,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/base/context.h"
+#include "daemon/room/room_mail.h"
 #include "daemon/room/rooms_set.h"
 #include "daemon/base/share.h"
 

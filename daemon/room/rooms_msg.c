@@ -10,6 +10,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/base/context.h"
+#include "daemon/room/room_mail.h"
 #include "daemon/room/rooms_set.h"
 
 /* A line that cannot take a small message is going down. */

@@ -51,11 +51,6 @@ unsigned int rooms_live(const struct rooms *rooms)
 	return rooms->live;
 }
 
-struct kvd *rooms_kvd(const struct rooms *rooms)
-{
-	return rooms->kvd;
-}
-
 struct waits *rooms_waits(const struct rooms *rooms)
 {
 	return rooms->waits;

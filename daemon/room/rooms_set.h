@@ -13,9 +13,10 @@
 #include "daemon/base/idmap.h"
 #include "daemon/request/ring_ops.h"
 #include "daemon/room/room_cursor.h"
-#include "daemon/room/room_mail.h"
 #include "daemon/room/rooms.h"
 #include "daemon/room/rooms_history.h"
+
+struct room_message;
 
 struct rooms {
 	struct kvd *kvd;

@@ -561,7 +561,7 @@ static void on_leg_room_end(struct room_leg *base, const struct room *room)
 	store_reading_end(&leg->reading);
 	if (room->error->code != ERR_OK) /* its puller may not be connected yet */
 		leg_refuse(leg->hold->remote, &leg->asked, room->error);
-	loop_defer(rooms_kvd(room->rooms)->loop, &leg->gone);
+	loop_defer(room->session->kvd->loop, &leg->gone);
 }
 
 /* Of a reported pool. */

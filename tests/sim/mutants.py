@@ -23,7 +23,7 @@ import tempfile
 # name, file, what stands there, what shall stand there (of each, if they are several), who
 # finds it if not the judge
 MUTANTS = [
-    ("failed-shown-while-aborting", "daemon/room/room.c",
+    ("failed-shown-while-aborting", "daemon/room/room_state.c",
      "[ROOM_ABORTING] = KVD_TRANSFERRING",
      "[ROOM_ABORTING] = KVD_FAILED"),
     ("success-a-chunk-early", "daemon/room/room_recv.c",
@@ -42,18 +42,18 @@ MUTANTS = [
     ("sender-does-not-wait-for-receivers", "daemon/room/room_send.c",
      "first_waiting(room) == &room->send.chunks && room_parties_done(room)",
      "first_waiting(room) == &room->send.chunks"),
-    ("abort-told-to-nobody", "daemon/room/room.c",
+    ("abort-told-to-nobody", "daemon/room/room_state.c",
      "if (party_lost(party) || party_done(party) ||\n\t    (!party_asked(party) && "
      "!party->gen && !early))",
      "if (party)"),
-    ("receiver-that-cannot-start-tells-nobody", "daemon/room/room.c",
+    ("receiver-that-cannot-start-tells-nobody", "daemon/room/room_state.c",
      "return room->role == ROOM_RECV && party->line != PARTY_POOL_GOING &&",
      "return room->role == ROOM_ROLES && party &&"),
-    ("peer-loss-fails-nobody", "daemon/room/room.c",
+    ("peer-loss-fails-nobody", "daemon/room/room_state.c",
      "if (room_live(room) && !room->ops->without(party, why))\n\t\troom_fail(room, why, NULL);",
      "if (room_live(room))\n\t\treturn;"),
     ("lease-never-ends", "daemon/room/room_offer.c",
-     "if (loop_now_ns(rooms_kvd(room->rooms)->loop) < room->offer.lease_end_ns)\n\t\treturn;",
+     "if (loop_now_ns(room->session->kvd->loop) < room->offer.lease_end_ns)\n\t\treturn;",
      "if (room)\n\t\treturn;"),
     ("ticket-of-a-stranger-taken", "daemon/room/room_admit.c",
      "\t    !mem_equal(admit->ticket, ticket, TICKET_BYTES))",
@@ -75,7 +75,7 @@ MUTANTS = [
     ("success-told-to-one-source", "daemon/room/room_recv.c",
      "err_clear(); /* its peer is going down: its room fails there */",
      "err_clear();\n\t\tbreak;"),
-    ("abort-told-to-one", "daemon/room/room.c",
+    ("abort-told-to-one", "daemon/room/room_state.c",
      "if (party != but)\n\t\t\ttell_abort(room, party);",
      "if (party != but && party->link.prev == &room->parties)\n"
      "\t\t\ttell_abort(room, party);"),

@@ -22,9 +22,6 @@
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/base/context.h"
-#include "daemon/room/room_cursor.h"
-#include "daemon/room/room_mail.h"
-#include "daemon/room/room_waits.h"
 #include "daemon/room/rooms.h"
 #include "daemon/room/rooms_set.h"
 #include "daemon/session/session.h"
@@ -114,7 +111,7 @@ static void room_publish(struct room *room)
 
 void room_progress(struct room *room)
 {
-	room->moved_ns = loop_now_ns(rooms_kvd(room->rooms)->loop);
+	room->moved_ns = loop_now_ns(room->session->kvd->loop);
 	room_figures(room);
 }
 
@@ -176,7 +173,7 @@ static bool room_is_fault(const struct room *room)
 /* One line a room. */
 static void log_end(const struct room *room)
 {
-	const struct config *config = rooms_kvd(room->rooms)->config;
+	const struct config *config = room->session->kvd->config;
 	const struct party *first = list_first(&room->parties, struct party, link);
 	const struct transport *transport = first ? first->remote->transport : NULL;
 	bool ok = sm_state(&room->sm) == ROOM_SUCCESS;
@@ -262,7 +259,7 @@ static uint64_t left_of(uint64_t since_ns, uint64_t limit_ns, uint64_t now)
 
 static uint64_t look_at_boot_after(const struct room *room)
 {
-	const struct kvd *kvd = rooms_kvd(room->rooms);
+	const struct kvd *kvd = room->session->kvd;
 	uint64_t now = loop_now_ns(kvd->loop);
 	uint64_t after = left_of(room->opened_ns, room->limits_ns[LIMIT_BOOTSTRAP], now);
 	const struct party *party;
@@ -292,7 +289,7 @@ static uint64_t look_after(const struct room *room)
 			       4 +
 		       1;
 	case ROOM_ABORTING:
-		return rooms_kvd(room->rooms)->config->fence_timeout_ns;
+		return room->session->kvd->config->fence_timeout_ns;
 	default:
 		return 0;
 	}
@@ -311,7 +308,7 @@ void room_clock_set(struct room *room)
 
 void room_move(struct room *room, enum room_state to)
 {
-	uint64_t now = loop_now_ns(rooms_kvd(room->rooms)->loop);
+	uint64_t now = loop_now_ns(room->session->kvd->loop);
 	unsigned int from = sm_state(&room->sm);
 
 	sm_move(&room->sm, to);
@@ -569,12 +566,12 @@ static void on_step(struct loop_defer *defer)
 
 void room_kick(struct room *room)
 {
-	loop_defer(rooms_kvd(room->rooms)->loop, &room->step);
+	loop_defer(room->session->kvd->loop, &room->step);
 }
 
 void room_init(struct room *room)
 {
-	struct loop *loop = rooms_kvd(room->rooms)->loop;
+	struct loop *loop = room->session->kvd->loop;
 
 	sm_init(&room->sm, &room_table, ROOM_BOOT);
 	list_init(&room->session_link);
@@ -612,5 +609,5 @@ void room_open_done(struct room *room)
 
 void room_count(const struct room *room, enum metric metric, uint64_t n)
 {
-	metrics_add(&rooms_kvd(room->rooms)->metrics, metric, n);
+	metrics_add(&room->session->kvd->metrics, metric, n);
 }
