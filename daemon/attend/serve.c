@@ -20,6 +20,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/peer/peer.h"
+#include "daemon/store/remote_hold.h"
 #include "daemon/store/store_kv.h"
 #include "proto/wire.h"
 
@@ -270,9 +271,8 @@ static int serve_new(struct attends *attends, struct remote *remote,
 	if (r >= 0)
 		r = message_check(attends, msg, &item->form);
 	if (r >= 0)
-		r = store_kv_of_remote_hold(remote, msg->ask, msg->pool, msg->first,
-					    msg->count, msg->view[0] ? msg->view : NULL,
-					    &item->kv);
+		r = remote_hold_kv(remote, msg->ask, msg->pool, msg->first, msg->count,
+				   msg->view[0] ? msg->view : NULL, &item->kv);
 	if (r >= 0)
 		r = serve_charge(serve, remote, msg);
 	if (r >= 0)

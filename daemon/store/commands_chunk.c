@@ -26,6 +26,7 @@
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
 #include "daemon/store/far.h"
+#include "daemon/store/store_figures.h"
 
 #define FIND_STEP 128u /* ids between checks of the time */
 #define LEASE_MS_PRESET 10000

@@ -31,6 +31,7 @@
 #include "daemon/store/dial.h"
 #include "daemon/store/far_impl.h"
 #include "daemon/store/homes.h"
+#include "daemon/store/store_figures.h"
 
 #define STORES_MAX 16u
 #define CANDIDATES_MAX 4u /* of those that homes name */

@@ -11,6 +11,7 @@
 #include "daemon/base/context.h"
 #include "daemon/base/log.h"
 #include "daemon/store/files_impl.h"
+#include "daemon/store/store_figures.h"
 #include "daemon/store/store_impl.h"
 
 /* There is no space for a new file: a MAKE has failed, or this query shows it. A quota

@@ -32,6 +32,7 @@
 #include "daemon/store/keep.h"
 #include "daemon/store/remote_hold.h"
 #include "daemon/store/ring_chunk.h"
+#include "daemon/store/store_figures.h"
 #include "daemon/store/store_impl.h"
 #include "daemon/store/store_metrics.h"
 

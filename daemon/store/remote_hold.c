@@ -577,20 +577,20 @@ static struct store_class *remote_hold_class(const struct remote_hold *hold,
 	return NULL;
 }
 
-int remote_hold_chunks(const struct remote *remote, uint64_t ask, uint64_t pool,
-		       struct store_chunk *const **chunks_p, uint32_t *count_p,
-		       struct store_class **class_p)
+int remote_hold_kv(const struct remote *remote, uint64_t ask, uint64_t pool,
+		   uint32_t first, uint32_t count, const char *view,
+		   struct store_kv **kv_p)
 {
 	struct remote_hold *hold = remote_hold_reported(remote, ask);
+	struct store_class *class;
 
 	if (!hold)
 		return store_lease_over();
-	*class_p = remote_hold_class(hold, pool);
-	if (!*class_p)
+	class = remote_hold_class(hold, pool);
+	if (!class)
 		return err_raise(ERR_NOTFOUND, "pool: not in this hold");
-	*chunks_p = hold->chunks;
-	*count_p = hold->count;
-	return 0;
+	return err_pass(store_kv_of_chunks(class, hold->chunks, hold->count, first, count,
+					   view, kv_p));
 }
 
 /* Outcome 1: its parts are in memory, or still in their engine's pages; 0: one is being

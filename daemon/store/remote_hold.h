@@ -12,8 +12,7 @@
 struct cursor;
 struct remote;
 struct store;
-struct store_chunk;
-struct store_class;
+struct store_kv;
 struct wire_header;
 
 /* CHUNK_LOOKUP, CHUNK_OFFER, CHUNK_RELEASE. `store` NULL: this daemon stores no chunks.
@@ -21,12 +20,11 @@ struct wire_header;
 int remote_hold_on_message(struct store *store, struct remote *remote,
 			   const struct wire_header *h, struct cursor *body);
 void remote_holds_on_down(struct remote *remote);
-/* The chunks of the remote's hold `ask`, and the class of the pool. ERR_LEASE,
- * ERR_NOTFOUND.
- */
-int remote_hold_chunks(const struct remote *remote, uint64_t ask, uint64_t pool,
-		       struct store_chunk *const **chunks_p, uint32_t *count_p,
-		       struct store_class **class_p);
+/* As store_kv_of_hold(), of the remote's hold `ask`; `pool`: one that was reported to it.
+ * ERR_NOTFOUND, too: it was not. */
+int remote_hold_kv(const struct remote *remote, uint64_t ask, uint64_t pool,
+		   uint32_t first, uint32_t count, const char *view,
+		   struct store_kv **kv_p);
 void remote_holds_close(struct store *store);
 
 #endif

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/store/store_figures.h"
+
 #include "daemon/base/context.h"
 #include "daemon/config/config.h"
 #include "daemon/store/far.h"
 #include "daemon/store/files.h"
-#include "daemon/store/home.h"
-#include "daemon/store/homes.h"
 #include "daemon/store/store_impl.h"
 #include "daemon/store/store_metrics.h"
 

@@ -15,7 +15,6 @@
 #include "daemon/memory/memory.h"
 #include "daemon/session/pool.h"
 #include "daemon/session/region.h"
-#include "daemon/store/remote_hold.h"
 #include "daemon/store/store_impl.h"
 
 #define CALL_CHUNKS_MAX 1024u /* published ones: each call looks them up */
@@ -251,17 +250,12 @@ int store_kv_of_hold(const struct store_hold *hold, unsigned int bit, uint32_t f
 				count, view, kv_p));
 }
 
-int store_kv_of_remote_hold(const struct remote *remote, uint64_t ask, uint64_t pool,
-			    uint32_t first, uint32_t count, const char *view,
-			    struct store_kv **kv_p)
+int store_kv_of_chunks(struct store_class *class, struct store_chunk *const *chunks,
+		       uint32_t have, uint32_t first, uint32_t count, const char *view,
+		       struct store_kv **kv_p)
 {
-	struct store_chunk *const *chunks;
-	struct store_class *class;
-	uint32_t have;
-	int r = remote_hold_chunks(remote, ask, pool, &chunks, &have, &class);
+	int r = range_check(first, count, have);
 
-	if (r >= 0)
-		r = range_check(first, count, have);
 	if (r < 0)
 		return err_pass(r);
 	return err_pass(kv_make(class, chunks + first, count, view, kv_p));

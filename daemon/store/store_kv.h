@@ -23,7 +23,6 @@ struct layout_view;
 struct pool;
 struct region;
 struct room_leg;
-struct remote;
 struct store_chunk;
 struct store_class;
 struct store_hold;
@@ -74,10 +73,10 @@ const struct layout *store_kv_layout(const struct store_hold *hold, unsigned int
  * some tokens; ERR_BUSY: they are being loaded from a file. */
 int store_kv_of_hold(const struct store_hold *hold, unsigned int bit, uint32_t first,
 		     uint32_t count, const char *view, struct store_kv **kv_p);
-/* The same of the remote's hold `ask`; `pool`: one that was reported to it. */
-int store_kv_of_remote_hold(const struct remote *remote, uint64_t ask, uint64_t pool,
-			    uint32_t first, uint32_t count, const char *view,
-			    struct store_kv **kv_p);
+/* The same of `have` chunks that another kind of hold has. */
+int store_kv_of_chunks(struct store_class *class, struct store_chunk *const *chunks,
+		       uint32_t have, uint32_t first, uint32_t count, const char *view,
+		       struct store_kv **kv_p);
 /* The view as it is now; NULL: the chunks' engine has exited. */
 const struct layout_view *store_kv_view(const struct store_kv *kv);
 /* From here to its end the pages are not their engine's. ERR_NOTFOUND: some have been

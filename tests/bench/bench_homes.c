@@ -21,6 +21,7 @@
 #include "daemon/base/log.h"
 #include "daemon/config/config.h"
 #include "daemon/handshake/handshake.h"
+#include "daemon/store/home.h"
 #include "daemon/store/home_table.h"
 #include "daemon/store/homes_impl.h"
 #include "daemon/store/store_impl.h"

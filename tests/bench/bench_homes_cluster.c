@@ -22,6 +22,7 @@
 
 #include "daemon/handshake/handshake_impl.h"
 #include "daemon/room/rooms_set.h"
+#include "daemon/store/home.h"
 #include "daemon/store/home_table.h"
 #include "daemon/store/homes_impl.h"
 #include "daemon/store/store_impl.h"

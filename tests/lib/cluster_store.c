@@ -12,6 +12,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "daemon/store/files.h"
+#include "daemon/store/store_figures.h"
 #include "daemon/store/store_impl.h"
 #include "tests/lib/disk_sim.h"
 

@@ -21,6 +21,7 @@
 #include "daemon/base/context.h"
 #include "daemon/session/region.h"
 #include "daemon/store/files_impl.h"
+#include "daemon/store/store_figures.h"
 #include "daemon/store/store_impl.h"
 #include "tests/lib/disk_sim.h"
 

@@ -4,6 +4,7 @@
 #ifndef KVD_TESTS_HEDGE_WORLD_H
 #define KVD_TESTS_HEDGE_WORLD_H
 
+#include "daemon/store/store_figures.h"
 #include "daemon/store/store_impl.h"
 #include "tests/lib/cluster_store.h"
 

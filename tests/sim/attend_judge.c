@@ -25,6 +25,7 @@
 #include "daemon/attend/attend_impl.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/math/value.h"
+#include "daemon/store/store_figures.h"
 #include "daemon/store/store_impl.h"
 #include "proto/kvd_status.h"
 #include "tests/lib/ring_entries.h"

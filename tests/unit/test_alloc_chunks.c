@@ -16,6 +16,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/loop/offload.h"
+#include "daemon/store/store_figures.h"
 #include "daemon/store/store_impl.h"
 #include "proto/kvd_status.h"
 #include "tests/lib/cluster_store.h"

@@ -17,6 +17,7 @@
 #include "daemon/loop/offload.h"
 #include "daemon/session/region.h"
 #include "daemon/session/session.h"
+#include "daemon/store/store_figures.h"
 #include "daemon/store/store_impl.h"
 #include "tests/lib/attend_world.h"
 

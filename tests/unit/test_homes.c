@@ -17,6 +17,7 @@
 #include "daemon/store/far.h"
 #include "daemon/store/home_key.h"
 #include "daemon/store/homes_impl.h"
+#include "daemon/store/store_figures.h"
 #include "daemon/store/store_impl.h"
 #include "tests/lib/cluster_store.h"
 

@@ -19,6 +19,7 @@
 #include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 #include "daemon/store/store.h"
+#include "daemon/store/store_figures.h"
 #include "daemon/request/ring.h"
 #include "daemon/request/ring_ops.h"
 #include "tests/lib/cluster_store.h"

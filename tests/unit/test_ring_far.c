@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "daemon/store/far.h"
+#include "daemon/store/store_figures.h"
 #include "daemon/store/store_impl.h"
 #include "tests/lib/cluster_store.h"
 #include "tests/lib/ring_entries.h"

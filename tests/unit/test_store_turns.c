@@ -13,6 +13,7 @@
 
 #include "daemon/request/commands.h"
 #include "daemon/session/session.h"
+#include "daemon/store/store_figures.h"
 #include "daemon/store/store_impl.h"
 #include "tests/lib/cluster_store.h"
 
