@@ -604,16 +604,17 @@ static int facts_reply(struct client_request *req, const cJSON *reply)
 {
 	struct kvd_move_facts *facts = req->out;
 
-	if (!client_get_u64(reply, "chunks", &facts->chunks) ||
-	    !client_get_u64(reply, "done", &facts->done) ||
-	    !client_get_u64(reply, "prefix_tokens", &facts->prefix_tokens))
+	if (cJSON_GetObjectItemCaseSensitive(reply, "error"))
+		client_error_parse(&facts->error, reply);
+	if ((!client_get_u64(reply, "chunks", &facts->chunks) ||
+	     !client_get_u64(reply, "done", &facts->done) ||
+	     !client_get_u64(reply, "prefix_tokens", &facts->prefix_tokens)) &&
+	    !facts->error.code) /* refused: it moved nothing */
 		return client_fail(req->client, KVD_E_PROTO,
 				   "chunk.move: the reply lacks its members");
 	if (!client_get_u64(reply, "there", &facts->there) ||
 	    !client_get_u64(reply, "left_out", &facts->left_out))
 		facts->there = facts->left_out = 0; /* a fetch */
-	if (cJSON_GetObjectItemCaseSensitive(reply, "error"))
-		client_error_parse(&facts->error, reply);
 	return 0;
 }
 

@@ -29,6 +29,7 @@
 #include "daemon/request/out.h"
 #include "daemon/session/session.h"
 #include "proto/json.h"
+#include "proto/kvd_status.h"
 
 const struct command *commands_at(const struct module *const *modules, unsigned int i)
 {
@@ -297,6 +298,16 @@ int request_reply(struct request *req)
 	struct reply reply;
 
 	reply_begin(&reply, req);
+	return reply_end(&reply);
+}
+
+int request_reply_refused(struct request *req, const struct err *why)
+{
+	struct reply reply;
+	struct text *out = reply_begin(&reply, req);
+
+	out_number(out, "state", KVD_FAILED);
+	out_error(out, why);
 	return reply_end(&reply);
 }
 

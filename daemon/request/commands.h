@@ -91,6 +91,8 @@ int reply_end_fds(struct reply *reply, const int *fds, unsigned int fd_count);
  * command undoes its effect. */
 int reply_try(struct reply *reply);
 int request_reply(struct request *req); /* a reply without members; returns 0 */
+/* The state of an object whose entry the ring refused: KVD_FAILED, with the reason. */
+int request_reply_refused(struct request *req, const struct err *why);
 /* A reply that is written in several calls, in a text of its own. ERR_TOOBIG, ERR_NOMEM:
  * not answered. `text` is empty afterwards. */
 void request_text_begin(const struct request *req, struct text *text);

@@ -576,25 +576,12 @@ static int move_run(struct request *req)
 {
 	const struct move_key_args *args = request_args(req);
 	struct store_move *move = store_move_find(req->session, args->move);
-	const struct err *why =
-		move ? NULL : ring_fault_of(ring_of(req->session), args->move);
-	struct reply reply;
-	struct text *out;
+	const struct err *why;
 
-	if (!move && !why)
-		return err_pass(-ENOENT);
-	if (move) {
-		chunk_move_reply(req, move);
-		return 0;
-	}
-	err_clear(); /* the ring rejected the entry; report that as the state */
-	out = reply_begin(&reply, req);
-	out_number(out, "state", KVD_FAILED);
-	out_number(out, "chunks", 0);
-	out_number(out, "done", 0);
-	out_number(out, "prefix_tokens", 0);
-	out_error(out, why);
-	return reply_end(&reply);
+	if (move)
+		return err_pass(chunk_move_reply(req, move));
+	why = ring_fault_of(ring_of(req->session), args->move);
+	return err_pass(why ? request_reply_refused(req, why) : -ENOENT);
 }
 
 static int abort_run(struct request *req)

@@ -278,17 +278,6 @@ static int reply_state(struct request *req, const struct transfer *t)
 	return reply_end(&reply);
 }
 
-/* The text for the error code of a refused entry, by its slot. */
-static int reply_fault(struct request *req, const struct err *err)
-{
-	struct reply reply;
-	struct text *out = reply_begin(&reply, req);
-
-	out_number(out, "state", KVD_FAILED);
-	out_error(out, err);
-	return reply_end(&reply);
-}
-
 static int run_state(struct request *req)
 {
 	const struct xfer_args *args = request_args(req);
@@ -299,7 +288,7 @@ static int run_state(struct request *req)
 	if (t)
 		return reply_state(req, t);
 	fault = ring_fault_of(ring_of(req->session), args->xfer);
-	return fault ? reply_fault(req, fault) : err_pass(-ENOENT);
+	return fault ? request_reply_refused(req, fault) : err_pass(-ENOENT);
 }
 
 /* ---- xfer.submit: ring entries over the socket ---- */
