@@ -156,16 +156,6 @@ bool doctor_exists(const struct doctor *d, const char *fmt, ...)
 
 /* ---- the command ---- */
 
-static void doctor_print_json(struct doctor *d)
-{
-	cJSON *json = cJSON_CreateObject();
-
-	cJSON_AddStringToObject(json, "result", results[d->worst]);
-	cJSON_AddItemToObject(json, "checks", d->lines);
-	display_print_json(json, false, stdout);
-	cJSON_Delete(json);
-}
-
 int ctl_run_doctor(struct ctl *ctl)
 {
 	struct doctor d = {.ctl = ctl, .root = ctl->root ? ctl->root : "", .uid = -1};
@@ -182,8 +172,14 @@ int ctl_run_doctor(struct ctl *ctl)
 		d.check = checks[i].name;
 		checks[i].run(&d);
 	}
-	if (ctl->json)
-		doctor_print_json(&d);
+	if (ctl->json) {
+		cJSON *json = cJSON_CreateObject();
+
+		cJSON_AddStringToObject(json, "result", results[d.worst]);
+		cJSON_AddItemToObject(json, "checks", d.lines);
+		display_print_json(json, false, stdout);
+		cJSON_Delete(json);
+	}
 	cJSON_Delete(d.health);
 	cJSON_Delete(d.settings);
 	cJSON_Delete(d.devices);

@@ -60,22 +60,13 @@ bool ctl_instance_runs(const char *socket)
 
 /* ---- ls ---- */
 
-static void look_state(struct kvd_client *client, struct ctl_seen *seen)
-{
-	cJSON *reply;
-
-	if (ctl_command(client, "health", NULL, 0, &reply) == 0)
-		snprintf(seen->state, sizeof(seen->state), "%s",
-			 ctl_str(reply, "state", "?"));
-	cJSON_Delete(reply);
-}
-
 void ctl_instance_look(const char *socket, struct ctl_seen *seen)
 {
 	const struct kvd_options o = {
 		.client = "kvd-ctl", .timeout_ms = LOOK_MS, .socket = socket};
 	const struct kvd_daemon_info *info;
 	struct kvd_client *client = NULL;
+	cJSON *reply;
 
 	if (!ctl_instance_runs(socket)) {
 		snprintf(seen->state, sizeof(seen->state), "stopped");
@@ -90,7 +81,10 @@ void ctl_instance_look(const char *socket, struct ctl_seen *seen)
 	seen->pid = info->pid;
 	snprintf(seen->version, sizeof(seen->version), "%s", info->daemon);
 	snprintf(seen->endpoint, sizeof(seen->endpoint), "%s", info->endpoint);
-	look_state(client, seen);
+	if (ctl_command(client, "health", NULL, 0, &reply) == 0)
+		snprintf(seen->state, sizeof(seen->state), "%s",
+			 ctl_str(reply, "state", "?"));
+	cJSON_Delete(reply);
 	kvd_close(client);
 }
 

@@ -142,18 +142,10 @@ static void show_put(const char *name, const char *value)
 	printf("%-12s %s\n", name, value);
 }
 
-static void put_transports(const cJSON *health)
-{
-	const cJSON *t;
-
-	printf("%-12s", "transports");
-	cJSON_ArrayForEach(t, ctl_list(health, "transports"))
-		printf(" %s", ctl_str(t, "name", "?"));
-	putchar('\n');
-}
-
 static int put_health(const cJSON *health)
 {
+	const cJSON *one;
+
 	show_put("state", ctl_str(health, "state", "?"));
 	if (*ctl_str(health, "why", ""))
 		show_put("why", ctl_str(health, "why", ""));
@@ -175,7 +167,10 @@ static int put_health(const cJSON *health)
 	printf("%-12s %s, %s staged\n", "rooms' bytes",
 	       ctl_bytes(ctl_num(health, "room_bytes")),
 	       ctl_bytes(ctl_num(health, "staged_bytes")));
-	put_transports(health);
+	printf("%-12s", "transports");
+	cJSON_ArrayForEach(one, ctl_list(health, "transports"))
+		printf(" %s", ctl_str(one, "name", "?"));
+	putchar('\n');
 	return CTL_OK;
 }
 

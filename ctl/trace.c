@@ -206,11 +206,6 @@ static int join_file(const char *path, cJSON *sides)
 
 /* ---- replies as structs ---- */
 
-static uint64_t u64_of(const cJSON *obj, const char *name)
-{
-	return strtoull(ctl_str(obj, name, "0"), NULL, 10);
-}
-
 /* A number or a string of digits; 0: absent, or invalid and recorded in t->bad. */
 static uint64_t figure(struct trace *t, const cJSON *obj, const char *name, uint64_t most)
 {
@@ -297,13 +292,6 @@ static void lane_fill(struct trace *t, unsigned int number)
 	step_add(t, number, lane->opened_ns, "opened");
 }
 
-static void trace_fini(struct trace *t)
-{
-	free(t->sides);
-	free(t->lanes);
-	free(t->steps);
-}
-
 /* The wall clock may have any value, but the difference between sides is bounded. */
 static void side_fill(struct trace *t, struct trace_side *side)
 {
@@ -354,7 +342,7 @@ static bool lane_names(const struct trace *t, unsigned int lane, uint64_t genera
 	if (!generation)
 		return false;
 	cJSON_ArrayForEach(peer, ctl_list(t->lanes[lane].room, "peers")) {
-		if (u64_of(peer, "generation") == generation)
+		if (strtoull(ctl_str(peer, "generation", "0"), NULL, 10) == generation)
 			return true;
 	}
 	for (size_t i = 0; i < t->step_count; i++) {
@@ -807,7 +795,9 @@ static int show(const struct ctl *ctl, const cJSON *result)
 		else
 			r = print_trace(&t, ctl->trace.pages);
 	}
-	trace_fini(&t);
+	free(t.sides);
+	free(t.lanes);
+	free(t.steps);
 	return r;
 }
 

@@ -355,23 +355,15 @@ int gpu_lane_again(struct gpu_lane *lane, const struct gpu_kept *kept)
 					kept->count, false, lane->stream));
 }
 
-/* The stretch is over: its unqueued rows are never queued. */
-static int stretch_end(struct gpu_lane *lane)
-{
-	int r = lane->list.entries ? list_launch(lane, &lane->list) : 0;
-
-	if (r == 0)
-		r = gpu_engines_flush(&lane->engines);
-	stretch_drop(lane);
-	return err_pass(r);
-}
-
 /* ---- marks ---- */
 
 int gpu_lane_mark(struct gpu_lane *lane, uint64_t *mark_p)
 {
-	int r = stretch_end(lane), result;
+	int r = lane->list.entries ? list_launch(lane, &lane->list) : 0, result;
 
+	if (r == 0)
+		r = gpu_engines_flush(&lane->engines);
+	stretch_drop(lane); /* it is over: its unqueued rows are never queued */
 	if (r < 0)
 		return err_pass(r);
 	assert(lane->marks - lane->waited < GPU_LANE_MARKS);

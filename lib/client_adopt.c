@@ -73,17 +73,11 @@ static int client_adopt_failed(int code, const char *what)
 
 /* ---- userfaultfd ------------------------------------------------------------- */
 
-static bool uffd_greet(int fd)
-{
-	struct uffdio_api api = {.api = UFFD_API,
-				 .features = UFFD_FEATURE_PAGEFAULT_FLAG_WP};
-
-	return ioctl(fd, UFFDIO_API, &api) == 0;
-}
-
 /* The full kind if permitted, else the kind for stores of user mode; -1 with errno. */
 static int uffd_open(void)
 {
+	struct uffdio_api api = {.api = UFFD_API,
+				 .features = UFFD_FEATURE_PAGEFAULT_FLAG_WP};
 	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
 
 	if (fd < 0) {
@@ -94,7 +88,7 @@ static int uffd_open(void)
 	}
 	if (fd < 0)
 		fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
-	if (fd >= 0 && !uffd_greet(fd)) {
+	if (fd >= 0 && ioctl(fd, UFFDIO_API, &api) < 0) {
 		close(fd);
 		errno = ENOSYS;
 		fd = -1;
@@ -137,13 +131,6 @@ static int uffd_protect(const struct mover *m, uint64_t begin, uint64_t bytes, b
 		r = ioctl(m->uffd, UFFDIO_WRITEPROTECT, &wp);
 	while (r < 0 && errno == EAGAIN);
 	return r;
-}
-
-static void uffd_wake(const struct mover *m, uint64_t begin, uint64_t bytes)
-{
-	struct uffdio_range range = {.start = begin, .len = bytes};
-
-	(void)ioctl(m->uffd, UFFDIO_WAKE, &range);
 }
 
 /* ---- one slice ----------------------------------------------------------------- */
@@ -193,6 +180,7 @@ static int slice_replace(const struct mover *m, uint64_t begin, uint64_t bytes,
 static int slice_move(struct mover *m, uint64_t begin, uint64_t bytes, uint64_t offset)
 {
 	uint64_t block = offset / ADOPT_HUGE_BYTES * ADOPT_HUGE_BYTES;
+	struct uffdio_range moved = {.start = begin, .len = bytes};
 	size_t huge = 0;
 	int r = client_memory_fill(m->window + block, ADOPT_HUGE_BYTES, &huge);
 
@@ -212,7 +200,7 @@ static int slice_move(struct mover *m, uint64_t begin, uint64_t bytes, uint64_t 
 	}
 	m->range->done += bytes;
 	if (m->uffd >= 0)
-		uffd_wake(m, begin, bytes);
+		(void)ioctl(m->uffd, UFFDIO_WAKE, &moved);
 	m->range->huge += huge > 0;
 	/* a child would share it, and write to its parent's cache */
 	(void)madvise((void *)(uintptr_t)begin, bytes, MADV_DONTFORK);

@@ -81,13 +81,6 @@ static void asked_fini(struct client_object *object)
 	(void)object;
 }
 
-static void asked_begin(struct kvd_client *client, struct client_slot *slot)
-{
-	*slot = (struct client_slot){0};
-	client_object_init(client, &slot->object, CLIENT_MOVE, asked_fini);
-	client_slot_init(slot, 0);
-}
-
 /* A find with a result has freed its slot. */
 static void asked_end(struct client_slot *slot, bool answered)
 {
@@ -180,7 +173,7 @@ int kvd_find(struct kvd_space *space, const struct kvd_chunks *chunks, int timeo
 				       .c = chunks->first,
 				       .n0 = (uint32_t)chunks->count,
 				       .bytes = (uint32_t)part.bytes};
-	struct client_slot slot;
+	struct client_slot slot = {0};
 	uint64_t first;
 	int r = ask_enter(space, timeout_ms);
 
@@ -189,7 +182,8 @@ int kvd_find(struct kvd_space *space, const struct kvd_chunks *chunks, int timeo
 		r = chunks_check(space->object.client, chunks);
 	if (r)
 		return r;
-	asked_begin(space->object.client, &slot);
+	client_object_init(space->object.client, &slot.object, CLIENT_MOVE, asked_fini);
+	client_slot_init(&slot, 0);
 	r = slot_ask(&slot, &entry, &part, 1, timeout_ms);
 	if (!r)
 		r = slot_found(&slot, found_p, &first);

@@ -141,20 +141,6 @@ void client_ring_slot_back(struct kvd_client *client, const struct client_slot *
 	slot_leave(client, slot, atomic_load(&slot->gen));
 }
 
-/* The slot was numbered, but its entry not submitted. */
-static void client_ring_slot_unused(struct client_slot *slot)
-{
-	slot_leave(slot->object.client, slot, 0);
-	slot->numbered = false;
-	slot->object.id = 0;
-}
-
-static void client_slots_fini(struct client_slots *slots)
-{
-	mem_free(slots->queue);
-	*slots = (struct client_slots){0};
-}
-
 /* ---- creation and end ---------------------------------------------------------- */
 
 static void client_ring_free(struct client_ring *ring)
@@ -255,7 +241,8 @@ void client_ring_lost(struct kvd_client *client)
 	client_ring_free(client->ring);
 	client->ring = NULL;
 	client->ring_ops = 0;
-	client_slots_fini(&client->slots);
+	mem_free(client->slots.queue);
+	client->slots = (struct client_slots){0};
 }
 
 int client_ring_begin(struct kvd_client *client)
@@ -436,8 +423,11 @@ int client_slot_make(struct client_slot *slot, struct kvd_ring_entry *entry,
 	entry->gen = atomic_load(&slot->gen);
 	client_object_enter(&slot->object, CLIENT_READY);
 	r = client_ring_put(slot->object.client, entry, parts, count, object);
-	if (r)
-		client_ring_slot_unused(slot);
+	if (r) { /* numbered, but not submitted */
+		slot_leave(slot->object.client, slot, 0);
+		slot->numbered = false;
+		slot->object.id = 0;
+	}
 	return r;
 }
 

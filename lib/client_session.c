@@ -511,15 +511,6 @@ bool kvd_lost(const struct kvd_client *client)
 	return client->again.stage != CLIENT_UP;
 }
 
-/* Has it ended since the last check? Only the socket shows it. */
-static void notice_end(struct kvd_client *client)
-{
-	struct pollfd p = {.fd = client->conn.fd, .events = POLLRDHUP};
-
-	if (client->conn.fd >= 0 && poll(&p, 1, 0) > 0 && p.revents)
-		client_conn_turn(client, 0);
-}
-
 int client_session_check(struct kvd_client *client)
 {
 	const struct kvd_error *why = &client->again.why;
@@ -542,6 +533,7 @@ int client_session_need(struct kvd_client *client)
 
 int client_begin(struct kvd_client *client, const struct kvd_call *call)
 {
+	struct pollfd socket = {.fd = client->conn.fd, .events = POLLRDHUP};
 	int r = client_enter(client, client_blocks(call));
 	struct kvd_error why;
 
@@ -549,7 +541,9 @@ int client_begin(struct kvd_client *client, const struct kvd_call *call)
 		return r;
 	if (!client_blocks(call) || client->again.manual)
 		return client_session_need(client);
-	notice_end(client);
+	/* has it ended since the last check? Only the socket shows it */
+	if (socket.fd >= 0 && poll(&socket, 1, 0) > 0 && socket.revents)
+		client_conn_turn(client, 0);
 	if (!kvd_lost(client))
 		return 0;
 	r = session_wait(client, client_until_ns(client, call ? call->timeout_ms : 0));

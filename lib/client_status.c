@@ -244,13 +244,6 @@ struct health_known {
 	enum client_health health;
 };
 
-static enum client_health health_of(struct client_map *map, struct health_known *known)
-{
-	if (known->map != map)
-		*known = (struct health_known){map, client_map_health(map)};
-	return known->health;
-}
-
 /* The word to show to an engine; false: the slot is another object's. */
 static bool client_status_slot_word(const struct client_slot *slot,
 				    struct health_known *known, uint64_t *word_p)
@@ -272,7 +265,10 @@ static bool client_status_slot_word(const struct client_slot *slot,
 		word = word_of(slot, gen);
 	}
 	if (kvd_word_gen(word) == gen && !word_terminal(word)) {
-		health = health_of(slot->map, known);
+		if (known->map != slot->map)
+			*known = (struct health_known){slot->map,
+						       client_map_health(slot->map)};
+		health = known->health;
 		if (health == CLIENT_DEAD) {
 			/* Once more: the daemon may have stored the end between the
 			 * load and its exit. There are no stores from here on, so this

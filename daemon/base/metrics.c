@@ -44,14 +44,6 @@ uint64_t metrics_sum(const struct metrics *m, unsigned int first, unsigned int l
 	return sum;
 }
 
-/* Counts restart at zero: the set now belongs to another peer. */
-static void peer_clear(struct metrics *m, unsigned int peer)
-{
-	metrics_set(m, METRIC_AT(PEER_BYTES, peer, METRIC_IN), 0);
-	metrics_set(m, METRIC_AT(PEER_BYTES, peer, METRIC_OUT), 0);
-	metrics_set(m, METRIC_AT(PEER_LOST, peer, 0), 0);
-}
-
 unsigned int metrics_peer(struct metrics *m, const char *name, const void *owner)
 {
 	unsigned int at = METRIC_PEER_OTHER;
@@ -73,7 +65,10 @@ unsigned int metrics_peer(struct metrics *m, const char *name, const void *owner
 		return at;
 	}
 	if (strncmp(m->peers[at].name, name, sizeof(m->peers[at].name) - 1) != 0) {
-		peer_clear(m, at);
+		/* the set now belongs to another peer */
+		metrics_set(m, METRIC_AT(PEER_BYTES, at, METRIC_IN), 0);
+		metrics_set(m, METRIC_AT(PEER_BYTES, at, METRIC_OUT), 0);
+		metrics_set(m, METRIC_AT(PEER_LOST, at, 0), 0);
 		snprintf(m->peers[at].name, sizeof(m->peers[at].name), "%s", name);
 	}
 	m->peers[at].owner = owner;

@@ -135,12 +135,6 @@ static void entry_drop(struct etcd_group *group, struct etcd_entry *entry,
 		entry_free(group, entry);
 }
 
-/* Would a new place exceed the limit? */
-static bool group_is_full(const struct etcd *e)
-{
-	return e->entries >= ETCD_ENTRIES_MAX || e->bytes >= ETCD_BYTES_MAX;
-}
-
 static void group_refuse(struct etcd *e, const struct etcd_kv *kv, const char *why)
 {
 	char key[128];
@@ -188,7 +182,8 @@ static void group_put(struct etcd_group *group, enum etcd_side side,
 		entry->mark[side] = half->mark;
 		return;
 	}
-	if (!entry && group_is_full(group->etcd)) {
+	if (!entry && (group->etcd->entries >= ETCD_ENTRIES_MAX ||
+		       group->etcd->bytes >= ETCD_BYTES_MAX)) {
 		group_refuse(group->etcd, kv, "limit of known entries reached");
 		return;
 	}

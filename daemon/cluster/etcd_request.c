@@ -313,16 +313,6 @@ static void request_clear(struct etcd_request *request)
 	mem_free(mem_steal(request->parser));
 }
 
-static void request_finish(struct etcd_request *request, enum etcd_outcome outcome)
-{
-	struct etcd *e = request->etcd;
-
-	if (request->answer.revision > e->revision)
-		e->revision = request->answer.revision;
-	request_clear(request);
-	request->on_done(request, outcome);
-}
-
 static void request_on_timer(struct loop_timer *timer)
 {
 	struct etcd_request *request = container_of(timer, struct etcd_request, timer);
@@ -384,7 +374,10 @@ static void request_end(struct etcd_request *request, CURLcode code)
 			"etcd 3.4 or later, and its client port?",
 			at->host, at->port, http);
 	else {
-		request_finish(request, answer->failed ? ETCD_REFUSED : ETCD_ANSWERED);
+		if (answer->revision > e->revision)
+			e->revision = answer->revision;
+		request_clear(request);
+		request->on_done(request, answer->failed ? ETCD_REFUSED : ETCD_ANSWERED);
 		return;
 	}
 	etcd_link_broken(e, &err);

@@ -47,14 +47,6 @@ struct loads {
 
 /* ---- peers ---- */
 
-static uint64_t loads_peer_bytes(const struct loads *loads, const struct remote *remote)
-{
-	const struct metrics *m = &loads->kvd->metrics;
-
-	return metrics_get(m, METRIC_AT(PEER_BYTES, remote->figures, METRIC_IN)) +
-	       metrics_get(m, METRIC_AT(PEER_BYTES, remote->figures, METRIC_OUT));
-}
-
 /* Among those with most, in order. */
 static void loads_peer_add(struct loads *loads, const struct remote *remote, double gbps)
 {
@@ -77,6 +69,7 @@ static void loads_peer_add(struct loads *loads, const struct remote *remote, dou
 static void loads_peers_look(struct loads *loads, uint64_t now_ns)
 {
 	double seconds = (double)(now_ns - loads->peers_at_ns) / 1e9;
+	const struct metrics *m = &loads->kvd->metrics;
 	const struct remote *remote;
 
 	loads->peer_count = 0;
@@ -85,7 +78,10 @@ static void loads_peers_look(struct loads *loads, uint64_t now_ns)
 
 		if (!remote->ready || remote->figures >= METRIC_PEER_OTHER)
 			continue;
-		bytes = loads_peer_bytes(loads, remote);
+		bytes = metrics_get(m,
+				    METRIC_AT(PEER_BYTES, remote->figures, METRIC_IN)) +
+			metrics_get(m,
+				    METRIC_AT(PEER_BYTES, remote->figures, METRIC_OUT));
 		last = &loads->peer_bytes[remote->figures];
 		if (bytes > *last && loads->peers_at_ns)
 			loads_peer_add(loads, remote,

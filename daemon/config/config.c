@@ -568,15 +568,6 @@ static void (*const checks[])(struct load *load) = {
 	check_gpu,
 };
 
-static int run_checks(struct load *load)
-{
-	for (size_t i = 0; i < ARRAY_LEN(checks); i++)
-		checks[i](load);
-	if (!load->problems)
-		return 0;
-	return err_reraise(&load->first);
-}
-
 /* ---- entry points ---- */
 
 int config_load(struct config *config, const struct config_source *source)
@@ -608,9 +599,10 @@ int config_load(struct config *config, const struct config_source *source)
 				  &load->config) < 0)
 		problem(load, 0, "name '%.64s': %s", name, err_last()->text);
 	config_resolve(load);
-	r = run_checks(load);
-	if (r < 0)
-		return err_pass(r);
+	for (size_t i = 0; i < ARRAY_LEN(checks); i++)
+		checks[i](load);
+	if (load->problems)
+		return err_reraise(&load->first);
 	if (name)
 		load->config.line[config_row_of(load, "name")] = CONFIG_LINE_ARGUMENT;
 	*config = load->config;

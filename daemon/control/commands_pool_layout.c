@@ -49,15 +49,6 @@ static const struct pool *find_any(const struct session *asking, uint64_t id)
 	return NULL;
 }
 
-static void layout_put_head(struct text *out, const struct pool *pool)
-{
-	out_number(out, "pool", pool->id);
-	out_text(out, "name", pool->name);
-	out_number(out, "session", pool->session->id);
-	out_digest(out, "digest", pool->digest);
-	text_puts(out, ",\"layout\":");
-}
-
 static int layout_piece(struct reply_walk *reply)
 {
 	struct layout_walk *walk = container_of(reply, struct layout_walk, reply);
@@ -66,8 +57,13 @@ static int layout_piece(struct reply_walk *reply)
 
 	if (!pool)
 		return err_pass(-ENOENT);
-	if (!walk->writer.begun)
-		layout_put_head(out, pool);
+	if (!walk->writer.begun) {
+		out_number(out, "pool", pool->id);
+		out_text(out, "name", pool->name);
+		out_number(out, "session", pool->session->id);
+		out_digest(out, "digest", pool->digest);
+		text_puts(out, ",\"layout\":");
+	}
 	return layout_write_some(&walk->writer, pool->layout, out);
 }
 

@@ -381,23 +381,18 @@ static void conn_parse_done(struct offload_job *job)
 		loop_defer(conn->timer.loop, &conn->after);
 }
 
-static void line_refuse(struct conn *conn)
-{
-	char space[REPLY_SPACE];
-	struct text text = reply_error(err_last(), space);
-
-	inbox_reset(&conn->in);
-	conn_answer(conn, &text, NULL, 0);
-}
-
 /* A complete line is in the buffer, without its newline. */
 static void conn_line(struct conn *conn)
 {
 	struct request *req =
 		request_new(conn->session, conn->in.len, conn->in.fds, conn->in.fd_count);
+	char space[REPLY_SPACE];
+	struct text refusal;
 
 	if (!req) {
-		line_refuse(conn);
+		refusal = reply_error(err_last(), space);
+		inbox_reset(&conn->in);
+		conn_answer(conn, &refusal, NULL, 0);
 		return;
 	}
 	conn->in.fd_count = 0;

@@ -168,15 +168,6 @@ static int live_tell(struct live *live, struct live_peer *peer)
 
 /* ---- pulls ---- */
 
-/* Like bytes of an echo, with doubt. */
-static void live_pull_unknown(struct cost_link *link)
-{
-	link->pull_probe = link->probe;
-	link->pull_bandwidth = link->bandwidth;
-	link->pull_probe.error = PULL_UNKNOWN_ERROR * link->probe.value;
-	link->pull_bandwidth.error = PULL_UNKNOWN_ERROR * link->bandwidth.value;
-}
-
 static void sums_add(struct line_sums *sums, double bytes, double us)
 {
 	double w = 1 / ((1 + bytes / HALF_BYTES) * (1 + bytes / HALF_BYTES));
@@ -311,8 +302,12 @@ int live_echoes(struct live *live, const struct live_way *way, const struct fit 
 	link->model_error = line.residual;
 	link->congestion = (struct cost_figure){.count = 0};
 	peer->rounds = (struct line_sums){.count = 0};
-	if (peer->pulls.count == 0)
-		live_pull_unknown(link);
+	if (peer->pulls.count == 0) { /* like bytes of an echo, with doubt */
+		link->pull_probe = link->probe;
+		link->pull_bandwidth = link->bandwidth;
+		link->pull_probe.error = PULL_UNKNOWN_ERROR * link->probe.value;
+		link->pull_bandwidth.error = PULL_UNKNOWN_ERROR * link->bandwidth.value;
+	}
 	live_pulls(peer, link, way->now_s);
 	peer->drift = (struct fit_drift){.outside = 0};
 	peer->row.stale = 0;

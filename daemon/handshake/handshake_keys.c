@@ -48,16 +48,6 @@ struct finder {
 	bool mapped;
 };
 
-static void map_all(struct finder *finder)
-{
-	struct remote_pool *pool = finder->pool;
-
-	finder->mapped = true;
-	for (uint32_t i = 0; i < pool->region_count; i++)
-		if (idmap_put(&finder->by_id, pool->regions[i].id, &pool->regions[i]) < 0)
-			err_clear(); /* then its key is requested again */
-}
-
 static struct remote_region *handshake_keys_find(struct finder *finder, uint64_t id)
 {
 	struct remote_pool *pool = finder->pool;
@@ -66,8 +56,11 @@ static struct remote_region *handshake_keys_find(struct finder *finder, uint64_t
 	if (finder->next < pool->region_count)
 		it = &pool->regions[finder->next];
 	if (!it || it->id != id) {
-		if (!finder->mapped)
-			map_all(finder);
+		for (uint32_t i = 0; !finder->mapped && i < pool->region_count; i++)
+			if (idmap_put(&finder->by_id, pool->regions[i].id,
+				      &pool->regions[i]) < 0)
+				err_clear(); /* then its key is requested again */
+		finder->mapped = true;
 		it = idmap_get(&finder->by_id, id);
 	}
 	if (it)
@@ -130,13 +123,6 @@ static bool passing(const struct err *err)
 	return err->code == ERR_NOMEM || err->code == ERR_LIMIT;
 }
 
-static void want_anew(struct remote_pool *pool)
-{
-	keys_drop(pool);
-	pool->refused.code = ERR_OK;
-	pool->wanted = false;
-}
-
 static int unpack(struct remote_pool *pool, struct remote_region *region)
 {
 	struct remote *remote = pool->remote;
@@ -162,8 +148,11 @@ void handshake_want_keys(struct remote_pool *pool)
 {
 	struct remote *remote = pool->remote;
 
-	if (pool->wanted && !pool->dead && passing(&pool->refused) && pool->uses <= 1)
-		want_anew(pool); /* the requester is its only user */
+	if (pool->wanted && !pool->dead && passing(&pool->refused) && pool->uses <= 1) {
+		keys_drop(pool); /* the requester is its only user */
+		pool->refused.code = ERR_OK;
+		pool->wanted = false;
+	}
 	if (pool->wanted || pool->dead)
 		return;
 	pool->want_later = !remote->ready; /* pools_line_ready() asks again */

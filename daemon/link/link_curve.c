@@ -120,16 +120,6 @@ static struct curve_entry *find_key(const struct curve_allow *allow, const char 
 	return strmap_get(&allow->keys, key);
 }
 
-static void link_curve_entry_free(struct curve_entry *entry)
-{
-	struct curve_host *host;
-
-	list_foreach_safe(host, &entry->hosts, link)
-		mem_free(host);
-	list_remove(&entry->link);
-	mem_free(entry);
-}
-
 static int add_host(struct curve_allow *allow, struct curve_entry *entry,
 		    const char *text)
 {
@@ -242,11 +232,15 @@ void curve_allow_each(const struct curve_allow *allow,
 void curve_allow_free(struct curve_allow *allow)
 {
 	struct curve_entry *entry;
+	struct curve_host *host;
 
 	if (!allow)
 		return;
-	list_foreach_safe(entry, &allow->entries, link)
-		link_curve_entry_free(entry);
+	list_foreach_safe(entry, &allow->entries, link) {
+		list_foreach_safe(host, &entry->hosts, link)
+			mem_free(host);
+		mem_free(entry);
+	}
 	strmap_fini(&allow->keys);
 	strmap_fini(&allow->hosts);
 	strmap_fini(&allow->names);

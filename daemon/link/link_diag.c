@@ -195,16 +195,6 @@ static void diag_on_again(struct loop_timer *timer)
 	loop_timer_start(timer, PROBE_EVERY_NS);
 }
 
-/* The other side may have seen only the end of a connection: the probe sends our
- * mechanism. */
-static void on_mismatch(struct link_diag *diag)
-{
-	diag->unlike = true;
-	diag_probe(diag);
-	if (!diag->probe)
-		report_mechanism(diag, !diag->args.curve);
-}
-
 /* ---- events of libzmq ---- */
 
 static void on_protocol(struct link_diag *diag, uint32_t value)
@@ -212,7 +202,12 @@ static void on_protocol(struct link_diag *diag, uint32_t value)
 	char text[80];
 
 	if (value == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH) {
-		on_mismatch(diag);
+		/* the other side may have seen only the end of a connection: the probe
+		 * sends our mechanism */
+		diag->unlike = true;
+		diag_probe(diag);
+		if (!diag->probe)
+			report_mechanism(diag, !diag->args.curve);
 	} else if (value == ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC) {
 		report_other_key(diag);
 	} else {

@@ -467,15 +467,6 @@ static int import_filled(int r, struct memory *memory, struct memory **memory_p)
 	return err_pass(r);
 }
 
-static int import_file(enum memory_kind kind, int owned_fd, uint64_t offset,
-		       uint64_t length, bool writable, struct memory **memory_p)
-{
-	struct memory *memory = NULL;
-	int r = import_map(kind, owned_fd, offset, length, writable, &memory);
-
-	return err_pass(import_filled(r, memory, memory_p));
-}
-
 /* Negative: raised. */
 static int fd_own(int fd)
 {
@@ -509,14 +500,16 @@ static int memfd_seal(int fd)
 static int import_checked(enum memory_kind kind, int fd, uint64_t offset, uint64_t length,
 			  bool writable, uint64_t *fill_p, struct memory **memory_p)
 {
+	struct memory *memory = NULL;
 	int r = file_check_range(fd, offset, length);
 
 	if (r == 0)
 		r = file_check_holes(fd, offset, length, fill_p);
 	if (r == 0)
 		r = fd_own(fd);
-	return err_pass(r < 0 ? r
-			      : import_file(kind, r, offset, length, writable, memory_p));
+	if (r >= 0)
+		r = import_map(kind, r, offset, length, writable, &memory);
+	return err_pass(import_filled(r, memory, memory_p));
 }
 
 int memory_import_sparse(int fd, uint64_t offset, uint64_t length, bool writable,

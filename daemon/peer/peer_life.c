@@ -556,16 +556,6 @@ void peer_on_line(void *owner, void *line_owner, bool connected)
 	peer_flush(impl);
 }
 
-/* It was opened for an unauthenticated peer, which has proven itself since. */
-static void peer_renew_line(struct peer_impl *impl)
-{
-	if (!impl->line_once)
-		return;
-	peer_hang_up(impl);
-	if (peer_open_line(impl) < 0)
-		err_clear(); /* the liveness check decides */
-}
-
 void peer_on_diagnosis(void *owner, void *line_owner, const struct err *why, bool final)
 {
 	struct line_owner *kind = line_owner;
@@ -580,7 +570,12 @@ void peer_on_diagnosis(void *owner, void *line_owner, const struct err *why, boo
 	if (impl->unauthenticated)
 		return; /* it sends HELLO again, or is forgotten */
 	if (sm_state(&impl->peer.sm) == PEER_UP) {
-		peer_renew_line(impl);
+		if (!impl->line_once)
+			return;
+		/* opened for an unauthenticated peer, which has proven itself since */
+		peer_hang_up(impl);
+		if (peer_open_line(impl) < 0)
+			err_clear(); /* the liveness check decides */
 		return;
 	}
 	impl->line_why = *why;

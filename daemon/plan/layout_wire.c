@@ -50,11 +50,6 @@ static bool layers_same(const struct layout_layer *a, const struct layout_layer 
 	return true;
 }
 
-static bool same_as_before(const struct layout_view *view, uint32_t i)
-{
-	return i > 0 && layers_same(&view->layers[i], &view->layers[i - 1]);
-}
-
 static void field_encode(struct cursor *out, const struct layout_field *f)
 {
 	cursor_put_str(out, f->name);
@@ -73,7 +68,7 @@ static void field_encode(struct cursor *out, const struct layout_field *f)
 static void put_layer(struct cursor *out, const struct layout_view *view, uint32_t i)
 {
 	const struct layout_layer *layer = &view->layers[i];
-	bool same = same_as_before(view, i);
+	bool same = i > 0 && layers_same(layer, layer - 1);
 
 	cursor_put_u32(out, layer->layer);
 	cursor_put_u8(out, same);

@@ -77,16 +77,6 @@ static int runs_reserve(struct runs *runs, size_t more)
 	return 0;
 }
 
-static int runs_push(struct runs *runs, const struct plan_run *run)
-{
-	int r = runs_reserve(runs, 1);
-
-	if (r < 0)
-		return err_pass(r);
-	runs->items[runs->count++] = *run;
-	return 0;
-}
-
 /* Does `b` continue `a` at one stride? Then `a` takes its rows. */
 static bool fold(struct plan_run *a, const struct plan_run *b)
 {
@@ -130,25 +120,21 @@ static bool refold(struct runs *runs, const struct plan_run *d)
 
 static int append_folding(struct runs *runs, const struct plan_run *run)
 {
+	int r;
+
 	if (runs->count > 0 &&
 	    (refold(runs, run) || fold(&runs->items[runs->count - 1], run)))
 		return 0;
-	return runs_push(runs, run);
-}
-
-static void drop_last_row(struct runs *runs)
-{
-	struct plan_run *a = &runs->items[runs->count - 1];
-
-	if (--a->count == 0)
-		runs->count--;
-	else if (a->count == 1)
-		a->src_stride = a->dst_stride = 0;
+	r = runs_reserve(runs, 1);
+	if (r < 0)
+		return err_pass(r);
+	runs->items[runs->count++] = *run;
+	return 0;
 }
 
 static int append_merging(struct runs *runs, const struct plan_run *run)
 {
-	const struct plan_run *a = &runs->items[runs->count - 1];
+	struct plan_run *a = &runs->items[runs->count - 1];
 	struct plan_run row = *run, rest = *run;
 	int r;
 
@@ -157,7 +143,10 @@ static int append_merging(struct runs *runs, const struct plan_run *run)
 	row.len += a->len;
 	row.count = 1;
 	row.src_stride = row.dst_stride = 0;
-	drop_last_row(runs);
+	if (--a->count == 0)
+		runs->count--;
+	else if (a->count == 1)
+		a->src_stride = a->dst_stride = 0;
 	r = append_folding(runs, &row);
 	if (r < 0 || rest.count == 1)
 		return r < 0 ? err_pass(r) : 0;

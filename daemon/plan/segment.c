@@ -187,15 +187,6 @@ static int sort_radix(struct segment_list *list, uint32_t page_tokens)
 	return 0;
 }
 
-static int segment_sort(struct segment_list *list, uint32_t page_tokens)
-{
-	if (list->count >= RADIX_MIN && list->count <= UINT32_MAX)
-		return sort_radix(list, page_tokens);
-	qsort(list->segments, list->count, sizeof(*list->segments),
-	      segment_by_destination);
-	return 0;
-}
-
 /* ---- cutting ---- */
 
 static uint64_t min3(uint64_t a, uint64_t b, uint64_t c)
@@ -311,7 +302,6 @@ static int segment_map_cut(struct segment_map *sm, size_t index, const char *vie
 {
 	uint64_t most = cuts_max(src, begin, end) + cuts_max(dst, begin, end);
 	bool sorted;
-	int r;
 
 	if (most > SHARD_CUTS_MAX &&
 	    !(token_shard_is_all(&src->shard) && token_shard_is_all(&dst->shard)))
@@ -325,8 +315,13 @@ static int segment_map_cut(struct segment_map *sm, size_t index, const char *vie
 	if (!sm->cuts.segments)
 		return -err_errno(ERR_NOMEM);
 	sm->cuts.count = segment_cut(sm->cuts.segments, src, dst, begin, end, &sorted);
-	r = sorted ? 0 : segment_sort(&sm->cuts, sm->dst_page_tokens);
-	return r < 0 ? err_pass(r) : 0;
+	if (sorted)
+		return 0;
+	if (sm->cuts.count >= RADIX_MIN && sm->cuts.count <= UINT32_MAX)
+		return err_pass(sort_radix(&sm->cuts, sm->dst_page_tokens));
+	qsort(sm->cuts.segments, sm->cuts.count, sizeof(struct segment),
+	      segment_by_destination);
+	return 0;
 }
 
 int segment_map_init(struct segment_map *sm, const struct plan_map *map, size_t index,

@@ -187,14 +187,6 @@ static const cJSON *request_id(const struct request *req)
 	return cJSON_GetObjectItemCaseSensitive(req->line, "id");
 }
 
-static void request_count(const struct request *req)
-{
-	metrics_add(&req->kvd->metrics,
-		    METRIC_AT(COMMANDS, req->number,
-			      req->failed ? METRIC_COMMAND_ERROR : METRIC_COMMAND_OK),
-		    1);
-}
-
 /* Answer with `text`, which is empty afterwards, and free the request. */
 static void request_answer(struct request *req, struct text *text, const int *fds,
 			   unsigned int fd_count)
@@ -203,7 +195,10 @@ static void request_answer(struct request *req, struct text *text, const int *fd
 
 	assert(!req->answered);
 	req->answered = true;
-	request_count(req);
+	metrics_add(&req->kvd->metrics,
+		    METRIC_AT(COMMANDS, req->number,
+			      req->failed ? METRIC_COMMAND_ERROR : METRIC_COMMAND_OK),
+		    1);
 	if (req->on_answer)
 		req->on_answer(req->on_answer_arg, text->data, text->len);
 	if (session && session->conn)
@@ -343,11 +338,6 @@ int request_list(struct request *req, const char *name,
 
 /* ---- the schema ---- */
 
-static bool is_envelope(const char *name)
-{
-	return strcmp(name, "id") == 0 || strcmp(name, "cmd") == 0;
-}
-
 static int fd_check(const struct request *req, const struct field *f, int fd)
 {
 	if (!req->fd_count)
@@ -394,7 +384,8 @@ int commands_check(struct request *req, const struct command *cmd)
 	int r;
 
 	cJSON_ArrayForEach(it, req->line) {
-		if (!is_envelope(it->string) && !field_find(cmd->fields, it->string))
+		if (strcmp(it->string, "id") != 0 && strcmp(it->string, "cmd") != 0 &&
+		    !field_find(cmd->fields, it->string))
 			return err_raise(ERR_INVAL, "%.64s: unknown field of %s",
 					 it->string, cmd->name);
 	}

@@ -45,13 +45,6 @@ void bind_party_fini(struct party *party)
 
 /* ---- sources ---- */
 
-/* Outcome 1: it is not known yet. */
-static int pool_by_id(const struct party *party, struct remote_pool **pool_p)
-{
-	*pool_p = handshake_pool_by_id(party->remote, party->pool_asked);
-	return !*pool_p || (*pool_p)->is_session || (*pool_p)->going;
-}
-
 static int source_pool(struct party *party, struct remote_pool **pool_p)
 {
 	const struct pool_wanted wanted = {
@@ -60,8 +53,10 @@ static int source_pool(struct party *party, struct remote_pool **pool_p)
 		.session = party->session,
 	};
 
-	if (party->pool_asked)
-		return pool_by_id(party, pool_p);
+	if (party->pool_asked) { /* outcome 1: it is not known yet */
+		*pool_p = handshake_pool_by_id(party->remote, party->pool_asked);
+		return !*pool_p || (*pool_p)->is_session || (*pool_p)->going;
+	}
 	return err_pass(
 		handshake_pool(party->remote, &wanted, party->room->pool, pool_p));
 }

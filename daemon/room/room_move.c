@@ -57,11 +57,6 @@ struct move *move_new(struct room *room, struct party *party)
 
 /* ---- a chunk's life ---- */
 
-static uint64_t seq_of(const struct move *move)
-{
-	return move->chunk ? move->chunk->seq : move->seq;
-}
-
 /* NULL: it belongs to the peer, or is not made yet; a helper may be making it. */
 static const struct plan *plan_of(const struct move *move)
 {
@@ -84,11 +79,12 @@ static uint64_t room_move_rows_of(const struct move *move)
 
 static void move_trace_at(const struct move *move, enum trace_what what, uint64_t at_ns)
 {
-	room_trace_chunk(move->room, what, move->party,
-			 &(struct trace_chunk){.seq = seq_of(move),
-					       .bytes = bytes_of(move),
-					       .rows = room_move_rows_of(move),
-					       .at_ns = at_ns});
+	room_trace_chunk(
+		move->room, what, move->party,
+		&(struct trace_chunk){.seq = move->chunk ? move->chunk->seq : move->seq,
+				      .bytes = bytes_of(move),
+				      .rows = room_move_rows_of(move),
+				      .at_ns = at_ns});
 }
 
 static void move_trace(const struct move *move, enum trace_what what)

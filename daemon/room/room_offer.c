@@ -317,14 +317,6 @@ static bool takes_back(enum err_code code)
 	       code == ERR_STALL || code == ERR_TRANSPORT || code == ERR_FENCE;
 }
 
-/* Its requests are void; those being served end first. */
-static void take_back(struct party *party)
-{
-	sm_move(&party->sm, PARTY_AWAY);
-	party->gen = 0;
-	room_count(party->room, METRIC_PULLS_TAKEN_BACK, 1);
-}
-
 static bool party_moves(const struct party *party)
 {
 	const struct move *move;
@@ -391,10 +383,13 @@ int offer_on_pull_done(struct room *room, struct party *party,
 			sm_move(&party->sm, PARTY_DONE);
 	} else {
 		peer_report(party->remote->peer, done->code, done->text, &why);
-		if (party_state(party) != PARTY_DONE && takes_back(why.code))
-			take_back(party);
-		else
+		if (party_state(party) == PARTY_DONE || !takes_back(why.code)) {
 			gave_up(party, &why);
+		} else { /* its requests are void; those being served end first */
+			sm_move(&party->sm, PARTY_AWAY);
+			party->gen = 0;
+			room_count(room, METRIC_PULLS_TAKEN_BACK, 1);
+		}
 	}
 	room_kick(room);
 	return 0;

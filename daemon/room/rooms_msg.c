@@ -13,13 +13,6 @@
 #include "daemon/room/room_mail.h"
 #include "daemon/room/rooms_set.h"
 
-/* A line that cannot take a small message is going down. */
-static void sent(int r)
-{
-	if (r < 0)
-		err_clear();
-}
-
 /* Rooms named in messages, up to date: a room that has not processed the loss of its
  * peer does so before it gets another message of the peer (rooms_loss.c). */
 static struct room *by_gen(struct rooms *rooms, uint64_t gen)
@@ -341,7 +334,8 @@ static int on_pull_done(struct rooms *rooms, struct remote *remote, struct curso
 	if (code != ERR_OK)
 		snprintf(ack.text, sizeof(ack.text), "the lease of offer %llu expired",
 			 (unsigned long long)m.room);
-	sent(handshake_send_pull_ack(remote, &ack));
+	if (handshake_send_pull_ack(remote, &ack) < 0)
+		err_clear(); /* its line is going down */
 	return 0;
 }
 

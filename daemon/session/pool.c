@@ -44,16 +44,6 @@ static struct making *making_of(struct pool *pool)
 
 /* ---- pins ---- */
 
-static void buffer_pin(struct pool *pool, struct pool_buffer *buffer)
-{
-	struct region *region = buffer->region;
-
-	region_pin(region);
-	buffer->first = region->pool_mark != pool->id;
-	region->pool_mark = pool->id;
-	region->pools += buffer->first;
-}
-
 static void making_free(struct making *m)
 {
 	for (uint32_t i = 0; i < m->buffer_count; i++) {
@@ -96,7 +86,10 @@ static int buffer_read(struct making *m, const cJSON *entry)
 				 "region %ju is a file; a pool consists of memory "
 				 "regions",
 				 (uintmax_t)buffer->region->id);
-	buffer_pin(&m->pool, buffer);
+	region_pin(buffer->region);
+	buffer->first = buffer->region->pool_mark != m->pool.id;
+	buffer->region->pool_mark = m->pool.id;
+	buffer->region->pools += buffer->first;
 	m->buffer_count++;
 	return 0;
 }

@@ -658,14 +658,6 @@ static int holding_new(struct session *session, const struct region_args *args,
 	return 0;
 }
 
-/* Drop a holding that was never submitted; the caller keeps its fd. */
-static void holding_undo(struct holding *h, const struct region_args *args)
-{
-	if (h->fd == args->fd)
-		h->fd = -1;
-	holding_free(h);
-}
-
 /* Untouched small memory is filled at our expense; its amount per user is one account.
  * The unused part is returned. */
 static void fill_reserve(struct holding *h)
@@ -737,7 +729,9 @@ int region_register(struct session *session, const struct region_args *args,
 	if (r == 0)
 		r = idmap_put(&session->regions, h->region.id, &h->region);
 	if (r < 0) {
-		holding_undo(h, args);
+		if (h->fd == args->fd) /* the caller keeps it */
+			h->fd = -1;
+		holding_free(h);
 		return err_pass(r);
 	}
 	session_announce(session);

@@ -237,15 +237,6 @@ void session_drain_end(struct session *session)
 		loop_defer(session->kvd->loop, &session->free_defer);
 }
 
-/* The users of its pools and regions have ended: close them. */
-static void end_rest(struct session *session)
-{
-	assert(session->ending && session->objects_draining > 0);
-	pools_close(session);
-	regions_close(session);
-	session_drain_end(session);
-}
-
 /* From this one on; one that needs time continues by session_end_next(). */
 static void end_modules(struct session *session, const struct module *const *at)
 {
@@ -253,7 +244,11 @@ static void end_modules(struct session *session, const struct module *const *at)
 		if ((*at)->session_end && (*at)->session_end(session) > 0)
 			return;
 	}
-	end_rest(session);
+	/* the users of its pools and regions have ended */
+	assert(session->ending && session->objects_draining > 0);
+	pools_close(session);
+	regions_close(session);
+	session_drain_end(session);
 }
 
 void session_end_next(struct session *session, enum module_id ended)

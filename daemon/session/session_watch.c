@@ -189,16 +189,11 @@ void session_watch_free(struct session_watch *watch)
 
 /* ---- the shared timer ---- */
 
-static bool owns_something(const struct session *session)
-{
-	return idmap_count(&session->regions) > 0;
-}
-
 static void look_at(struct session *session, uint64_t now_ns)
 {
 	if (session->status)
 		status_page_heartbeat(session->status, now_ns);
-	if (session->ending || !session->watch || !owns_something(session))
+	if (session->ending || !session->watch || !idmap_count(&session->regions))
 		return;
 	if (!memory_lives(session->watch->statm_fd))
 		session_end(session, "its memory was freed");

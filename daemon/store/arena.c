@@ -512,12 +512,6 @@ void arena_touch(struct arena_item *item)
 
 /* ---- victims ---- */
 
-static void ghost_add(struct arena_shelf *shelf, uint64_t key)
-{
-	shelf->ghosts[key & shelf->ghost_mask] = key;
-	shelf->has_ghosts = true;
-}
-
 static bool ghost_take(struct arena_shelf *shelf, uint64_t key)
 {
 	uint64_t *at = &shelf->ghosts[key & shelf->ghost_mask];
@@ -550,8 +544,10 @@ static struct arena_item *shelf_victim(struct arena_shelf *shelf)
 static void evict(struct arena *arena, struct arena_item *item)
 {
 	assert(item->pins == 0);
-	if (!item->kept)
-		ghost_add(item->shelf, item->key);
+	if (!item->kept) {
+		item->shelf->ghosts[item->key & item->shelf->ghost_mask] = item->key;
+		item->shelf->has_ghosts = true;
+	}
 	queue_leave(item);
 	arena->evicted++;
 	arena->on_evict(arena->arg, item);

@@ -64,20 +64,15 @@ static void real_destroy(struct disk_real *real)
 
 /* ---- ops that end ---- */
 
-static void real_ended(struct disk_real *real, struct disk_op *op)
-{
-	pthread_mutex_lock(&real->lock);
-	if (!real->abandoned)
-		disk_ended(&real->base, op);
-	pthread_mutex_unlock(&real->lock);
-}
-
 /* Without the lock. */
 static void real_finish(struct disk_real *real, struct disk_op *op)
 {
 	disk_dir_let(&real->dir, op);
 	disk_op_hook(op, op->after);
-	real_ended(real, op);
+	pthread_mutex_lock(&real->lock);
+	if (!real->abandoned)
+		disk_ended(&real->base, op);
+	pthread_mutex_unlock(&real->lock);
 }
 
 /* ---- pieces ---- */

@@ -183,11 +183,6 @@ static struct slab_file *job_slab(const struct files_job *job)
 	return &job->files->slabs[arena_slab_of(&job->part->place)];
 }
 
-static uint8_t *part_memory(const struct store_part *part)
-{
-	return part->chunk->space->store->base + arena_offset(&part->slot);
-}
-
 /* The op's slot; the part's memory after the header unless only the header is meant. */
 static void job_aim(struct files_job *job, enum disk_what what, bool header_only)
 {
@@ -201,7 +196,9 @@ static void job_aim(struct files_job *job, enum disk_what what, bool header_only
 		.iov = {{job->header, SEAL_HEADER_BYTES}},
 	};
 	if (!header_only)
-		job->op.iov[1] = (struct iovec){part_memory(part), (size_t)job->bytes};
+		job->op.iov[1] = (struct iovec){job->files->store->base +
+							arena_offset(&part->slot),
+						(size_t)job->bytes};
 }
 
 /* ---- writing ---- */
@@ -474,12 +471,6 @@ static void slab_step(struct slab_file *slab)
 	}
 }
 
-static void slabs_step(struct files *files)
-{
-	for (uint32_t i = 0; i < ARENA_SLABS; i++)
-		slab_step(&files->slabs[i]);
-}
-
 /* ---- the queue ---- */
 
 static void unqueue(struct files_job *job)
@@ -525,7 +516,8 @@ static void on_go(struct loop_defer *defer)
 		if (write_next(files, job) > 0)
 			break;
 	}
-	slabs_step(files);
+	for (uint32_t i = 0; i < ARENA_SLABS; i++)
+		slab_step(&files->slabs[i]);
 }
 
 static bool may_write(const struct files *files, uint64_t bytes, bool durable)

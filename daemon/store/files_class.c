@@ -117,12 +117,6 @@ static void words_free(struct class_words *words)
 
 static void words_settle(struct class_words *words);
 
-static void words_end(struct class_words *words)
-{
-	strmap_remove(&words->files->words, words->name);
-	words_free(words);
-}
-
 static void on_words_done(struct disk_op *op)
 {
 	struct class_words *words = container_of(op, struct class_words, op);
@@ -166,10 +160,12 @@ static void words_settle(struct class_words *words)
 	if (words->busy)
 		return;
 	if (words->there && files->scanned && !files->closed && !files->readonly &&
-	    !words_wait(words))
+	    !words_wait(words)) {
 		words_submit(words, DISK_NAMED_REMOVE);
-	else
-		words_end(words);
+		return;
+	}
+	strmap_remove(&words->files->words, words->name);
+	words_free(words);
 }
 
 void class_words_leave(struct store_class *class)

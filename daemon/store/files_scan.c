@@ -484,25 +484,18 @@ static void scan_next_slab(struct files_scan *scan)
 	read_headers(scan);
 }
 
-/* The contents are unknown, so nothing is written. */
-static void scan_failed(struct files_scan *scan, const struct err *why)
-{
-	struct files *files = scan->files;
-
-	files_end_writing(files, why);
-	files->scan = NULL;
-	files_scan_free(scan);
-	store_tidy(files->store);
-}
-
 static void on_listed(struct disk_op *op)
 {
 	struct files_scan *scan = container_of(op, struct files_scan, op);
+	struct files *files = scan->files;
 
-	if (scan->files->closed)
+	if (files->closed)
 		return;
-	if (op->result < 0) {
-		scan_failed(scan, &op->err);
+	if (op->result < 0) { /* the contents are unknown, so nothing is written */
+		files_end_writing(files, &op->err);
+		files->scan = NULL;
+		files_scan_free(scan);
+		store_tidy(files->store);
 		return;
 	}
 	scan_next_slab(scan);

@@ -121,17 +121,12 @@ static void peer_forget(struct home *home, struct home_peer *peer)
 	peer->number = 0;
 }
 
-static bool peer_is_swept(const struct home *home, const struct home_peer *peer)
-{
-	return !home_holder_count(home->table, peer->old[0]) &&
-	       !home_holder_count(home->table, peer->old[1]);
-}
-
 /* It resynchronizes. If its entries of the time before last are still being swept out,
  * its notes are ignored until it is asked for all again. */
 static void peer_anew(struct home *home, struct home_peer *peer)
 {
-	bool swept = peer_is_swept(home, peer);
+	bool swept = !home_holder_count(home->table, peer->old[0]) &&
+		     !home_holder_count(home->table, peer->old[1]);
 
 	peer_forget(home, peer);
 	peer->count = peer->sum = peer->refused = 0;

@@ -141,13 +141,6 @@ static uint64_t table_slot_of(const struct home_table *table, const struct home_
 	return (uint64_t)((unsigned __int128)hash * table->slots >> 64);
 }
 
-static struct home_key key_of(const struct home_entry *entry)
-{
-	return (struct home_key){.id = entry->id,
-				 .space = (uint64_t)entry->space_high << 32 |
-					  entry->space_low};
-}
-
 static uint64_t slot_next(const struct home_table *table, uint64_t at)
 {
 	return at + 1 == table->slots ? 0 : at + 1;
@@ -162,12 +155,6 @@ static bool is_key(const struct home_entry *entry, const struct home_key *key)
 {
 	return entry->id == key->id && entry->space_low == (uint32_t)key->space &&
 	       entry->space_high == (uint16_t)(key->space >> 32);
-}
-
-static bool has_room(const struct home_table *table, const struct home_holder *holder)
-{
-	return holder->count < table->most / 2 &&
-	       share_allows(table->most, table->used, holder->count);
 }
 
 enum home_put home_table_put(struct home_table *table, unsigned int holder,
@@ -193,7 +180,8 @@ enum home_put home_table_put(struct home_table *table, unsigned int holder,
 		if (same == HOME_SAME_MAX)
 			return HOME_CROWDED;
 	}
-	if (!has_room(table, h))
+	if (h->count >= table->most / 2 ||
+	    !share_allows(table->most, table->used, h->count))
 		return HOME_FULL;
 	*entry = (struct home_entry){.id = key->id,
 				     .space_low = (uint32_t)key->space,
@@ -222,7 +210,9 @@ static void slot_free(struct home_table *table, uint64_t hole)
 		table->steps++;
 		if (!entry->holder)
 			break;
-		key = key_of(entry);
+		key = (struct home_key){.id = entry->id,
+					.space = (uint64_t)entry->space_high << 32 |
+						 entry->space_low};
 		if (slot_distance(table, table_slot_of(table, &key), at) <
 		    slot_distance(table, hole, at))
 			continue;

@@ -329,16 +329,6 @@ static int on_sum_ack(struct homes *homes, const struct remote *remote,
 
 /* ---- life ---- */
 
-static void ones_close(struct homes *homes)
-{
-	while (homes->count > 0) {
-		struct homes_one *one = &homes->ones[--homes->count];
-
-		one->up = false;
-		dial_end(&one->dial);
-	}
-}
-
 static void on_members(void *arg)
 {
 	struct homes *homes = arg;
@@ -401,7 +391,12 @@ void homes_close(struct homes *homes)
 	loop_defer_cancel(&homes->walk);
 	loop_timer_stop(&homes->flush);
 	loop_timer_stop(&homes->sums);
-	ones_close(homes);
+	while (homes->count > 0) {
+		struct homes_one *one = &homes->ones[--homes->count];
+
+		one->up = false;
+		dial_end(&one->dial);
+	}
 }
 
 void homes_free(struct homes *homes)

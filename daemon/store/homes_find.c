@@ -150,16 +150,6 @@ unsigned int homes_probes(uint32_t count, uint32_t at[HOMES_PROBES_MAX])
 	return probes;
 }
 
-static void probes_make(struct homes_query *query, const struct store_space *space,
-			const uint8_t *ids, uint32_t count)
-{
-	uint32_t at[HOMES_PROBES_MAX];
-	unsigned int probes = homes_probes(count, at);
-
-	for (unsigned int i = 0; i < probes; i++)
-		probe_add(query, space, ids, at[i]);
-}
-
 static int ask_send(struct homes_query *query, struct homes_ask *ask,
 		    struct remote *remote)
 {
@@ -227,7 +217,9 @@ int homes_find(struct homes *homes, const struct store_space *space, const uint8
 	       uint32_t count, uint64_t wait_ns, void (*on_done)(void *arg), void *arg,
 	       struct homes_query **query_p)
 {
+	uint32_t at[HOMES_PROBES_MAX];
 	struct homes_query *query;
+	unsigned int probes;
 
 	*query_p = NULL;
 	if (!homes->count || !count)
@@ -240,7 +232,9 @@ int homes_find(struct homes *homes, const struct store_space *space, const uint8
 	query->arg = arg;
 	loop_timer_init(&query->timer, homes->store->kvd->loop, on_find_late);
 	loop_defer_init(&query->done, on_find_done);
-	probes_make(query, space, ids, count);
+	probes = homes_probes(count, at);
+	for (unsigned int i = 0; i < probes; i++)
+		probe_add(query, space, ids, at[i]);
 	asks_make(query);
 	if (!query->open) {
 		homes_query_end(query);

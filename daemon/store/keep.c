@@ -292,25 +292,17 @@ static int classes_in(const struct list *spaces, struct idmap *known)
 	return r < 0 ? err_pass(r) : 0;
 }
 
-/* Those that the store knows: others have no valid records, and may be reused. */
-static int classes_known(const struct keep *keep, struct idmap *known)
-{
-	int r = classes_in(&keep->store->spaces, known);
-
-	if (r >= 0) /* they may have records yet */
-		r = classes_in(&keep->store->going, known);
-	return r < 0 ? err_pass(r) : 0;
-}
-
-/* Space for `len` in place of unknown classes. The remainder becomes one without a sum,
- * before the first one's length is changed. */
+/* Space for `len` in place of classes that the store does not know: these have no valid
+ * records. The remainder becomes one without a sum, before the first one's length is
+ * changed. */
 static uint64_t class_reuse(const struct keep *keep, size_t len)
 {
 	uint64_t from = 0, at = 0, end;
 	struct idmap known = {0};
 	struct keep_class *class, *rest;
 
-	if (classes_known(keep, &known) < 0) {
+	if (classes_in(&keep->store->spaces, &known) < 0 ||
+	    classes_in(&keep->store->going, &known) < 0) { /* they may have records yet */
 		err_clear();
 		idmap_fini(&known);
 		return NO_CLASS;

@@ -272,11 +272,6 @@ static void sizes_look(struct store *store, const struct arena *arena)
 		store_tidy(store);
 }
 
-static uint64_t part_bit(const struct store_part *part)
-{
-	return UINT64_C(1) << part->class->index;
-}
-
 static void part_mask(uint64_t *mask, uint64_t bit, bool is)
 {
 	*mask = is ? *mask | bit : *mask & ~bit;
@@ -287,7 +282,7 @@ static void part_set(struct store_part *part, enum part_memory memory,
 		     enum part_file file)
 {
 	struct store_chunk *chunk = part->chunk;
-	uint64_t bit = part_bit(part);
+	uint64_t bit = UINT64_C(1) << part->class->index;
 
 	part->memory = (uint8_t)memory;
 	part->file = (uint8_t)file;

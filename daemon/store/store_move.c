@@ -58,16 +58,6 @@ static const struct sm_table store_move_table = {.name = "chunk move",
 						 .count = STORE_MOVE_STATES,
 						 .invariant = store_move_invariant};
 
-static bool store_move_live(const struct store_move *move)
-{
-	return store_move_state(move) < STORE_MOVE_ABORTING;
-}
-
-static bool store_move_terminal(const struct store_move *move)
-{
-	return store_move_state(move) >= STORE_MOVE_FAILED;
-}
-
 static unsigned int store_move_poll_state(const struct store_move *move)
 {
 	static const unsigned int poll[STORE_MOVE_STATES] = {
@@ -188,7 +178,7 @@ void store_move_abort(struct store_move *move, const struct err *why)
 	struct store_leg *leg;
 
 	assert(why->code != ERR_OK);
-	if (!store_move_live(move))
+	if (store_move_state(move) >= STORE_MOVE_ABORTING)
 		return;
 	move->error = *why;
 	sm_move(&move->sm, STORE_MOVE_ABORTING);
@@ -582,7 +572,7 @@ static void on_move_step(struct loop_defer *defer)
 		else if (move->kind == STORE_WITHDRAW)
 			store_move_park(move);
 	}
-	if (store_move_terminal(move) && move->dropped)
+	if (store_move_state(move) >= STORE_MOVE_FAILED && move->dropped)
 		store_move_free(move);
 }
 
@@ -723,17 +713,6 @@ void store_move_begin(struct store_move *move, uint64_t deadline_ns)
 	store_move_kick(move);
 }
 
-/* Piece i is chunk k of the hold. */
-static void fetch_entry(struct store_move *move, uint32_t i, uint32_t k)
-{
-	const struct store_hold *hold = move->hold;
-	uint64_t tokens = move->handle->space->tokens;
-	uint64_t left = hold->tokens + far_hold_tokens(hold->far) - k * tokens;
-
-	move->entries[i].chunk = k < hold->count ? hold->chunks[k] : NULL;
-	move->entries[i].tokens = (uint32_t)(left < tokens ? left : tokens);
-}
-
 static int fetch_begin(struct store_hold *hold, struct store_move_args *args,
 		       struct store_move **move_p)
 {
@@ -768,8 +747,13 @@ static int fetch_begin(struct store_hold *hold, struct store_move_args *args,
 	move->begin = begin;
 	move->end = end;
 	move->count = count;
-	for (uint32_t i = 0; i < count; i++)
-		fetch_entry(move, i, skip + i);
+	for (uint32_t i = 0; i < count; i++) {
+		uint32_t k = skip + i; /* in the hold */
+		uint64_t left = held - k * tokens;
+
+		move->entries[i].chunk = k < hold->count ? hold->chunks[k] : NULL;
+		move->entries[i].tokens = (uint32_t)(left < tokens ? left : tokens);
+	}
 	store_move_begin(move, args->deadline_ns);
 	*move_p = move;
 	return 0;

@@ -157,15 +157,8 @@ void store_pages_ready(struct store_part *part)
 	part->pages->part = part;
 }
 
-/* Its pages are not looked for any more: so each search tells one call at least. */
-static void call_stop(struct store_reading *reading)
-{
-	atomic_store(&reading->left, true);
-	for (uint32_t i = 0; i < reading->count; i++) /* at most 1024: of a call */
-		reading->of[i]->calls--;
-}
-
-/* The calls that read these pages; NULL: all. */
+/* The calls that read these pages; NULL: all. The pages of a call that was stopped are
+ * not looked for any more: so each search tells one call at least. */
 static void calls_stop(const struct store_class *class, const struct store_pages *pages)
 {
 	struct store_reading *reading;
@@ -176,8 +169,11 @@ static void calls_stop(const struct store_class *class, const struct store_pages
 			continue;
 		for (i = 0; i < reading->count && reading->of[i] != pages; i++)
 			continue; /* at most 1024: of a call */
-		if (!pages || i < reading->count)
-			call_stop(reading);
+		if (pages && i == reading->count)
+			continue;
+		atomic_store(&reading->left, true);
+		for (i = 0; i < reading->count; i++) /* at most 1024: of a call */
+			reading->of[i]->calls--;
 	}
 }
 

@@ -372,13 +372,6 @@ int store_class_get(struct store_space *space, const struct canon *canon,
 	return err_pass(class_new(space, canon, generation, class_p));
 }
 
-/* One whose engine has exited, and all of its parts are freed, can be reused. */
-static bool class_is_free(const struct store_class *class)
-{
-	return !class->pool && !class->parts && list_empty(&class->readings) &&
-	       list_empty(&class->leave_link);
-}
-
 int store_class_published(struct store_space *space, const struct canon *canon,
 			  struct pool *pool, struct store_class **class_p)
 {
@@ -395,7 +388,9 @@ int store_class_published(struct store_space *space, const struct canon *canon,
 			*class_p = class;
 			return 0;
 		}
-		if (class_is_free(class))
+		/* one whose engine has exited, without parts, is used again */
+		if (!class->pool && !class->parts && list_empty(&class->readings) &&
+		    list_empty(&class->leave_link))
 			free = class;
 	}
 	if (!free)
@@ -438,13 +433,6 @@ struct store_handle *store_handle_ref(struct store_handle *handle)
 	return handle;
 }
 
-static void views_free(struct store_handle *handle)
-{
-	for (uint32_t i = 0; handle->views && i < handle->view_count; i++)
-		mem_free(handle->views[i]);
-	mem_free(handle->views);
-}
-
 void store_handle_unref(struct store_handle *handle)
 {
 	struct store_space *space = handle->space;
@@ -454,7 +442,9 @@ void store_handle_unref(struct store_handle *handle)
 	if (space)
 		store_space_let_go(space);
 	canon_free(handle->canon);
-	views_free(handle);
+	for (uint32_t i = 0; handle->views && i < handle->view_count; i++)
+		mem_free(handle->views[i]);
+	mem_free(handle->views);
 	charge_drop(&handle->charge);
 	mem_free(handle);
 }
@@ -643,18 +633,13 @@ int store_maps_check(const struct store_handle *handle, const struct room_maps *
 
 /* ---- the end, lists ---- */
 
-static bool class_idle(const struct store_class *class)
-{
-	return class->parts == 0 && !class->layout && list_empty(&class->waiting) &&
-	       list_empty(&class->readings);
-}
-
 static void space_tidy(struct store_space *space)
 {
 	for (unsigned int i = 0; i < STORE_CLASSES_MAX; i++) {
 		struct store_class *class = space->classes[i];
 
-		if (class && class_idle(class) && !space->handles)
+		if (class && !class->parts && !class->layout && !space->handles &&
+		    list_empty(&class->waiting) && list_empty(&class->readings))
 			store_class_drop(class);
 	}
 	if (!space->handles && !space->chunks && !space->class_count)

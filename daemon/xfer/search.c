@@ -98,14 +98,6 @@ struct places *search_known_local(const struct dlist *dlist,
 		       : NULL;
 }
 
-static struct places *search_known_remote(const struct dlist *dlist,
-					  const struct remote_pool *pool)
-{
-	struct places *places = dlist->places;
-
-	return places && places->pool == pool ? places_ref(places) : NULL;
-}
-
 /* ---- begin ---- */
 
 static int numbers_new(struct search *search)
@@ -393,9 +385,10 @@ int locate_local(struct located *at, struct session *session,
 
 int locate_remote(struct located *at, struct remote_pool *pool)
 {
+	struct places *known = at->dlist->places;
 	int r;
 
-	at->places = search_known_remote(at->dlist, pool);
+	at->places = known && known->pool == pool ? places_ref(known) : NULL;
 	if (at->places)
 		return 0;
 	r = search_begin_remote(pool, &at->search);

@@ -456,15 +456,6 @@ static uint64_t index_bytes(const struct serve *s)
 	return bytes;
 }
 
-/* A small list may expand to 256 MiB: kept no longer than planning takes. */
-static void drop_indices(struct serve *s)
-{
-	for (int i = FROM; i <= TO; i++) {
-		mem_free(s->index[i]);
-		s->index[i] = NULL;
-	}
-}
-
 static void xfer_serve_plan_work(struct offload_job *job)
 {
 	struct serve *s = container_of(job, struct serve, job);
@@ -472,7 +463,9 @@ static void xfer_serve_plan_work(struct offload_job *job)
 	job->result = xfer_serve_work(s);
 	if (job->result < 0)
 		err_take(&job->err);
-	drop_indices(s);
+	/* a small list may expand to 256 MiB: kept no longer than planning takes */
+	for (int i = FROM; i <= TO; i++)
+		mem_free(mem_steal(s->index[i]));
 }
 
 /* It lives until the other side has taken its bytes, which may never happen. */

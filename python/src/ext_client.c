@@ -284,21 +284,13 @@ void client_flush(struct client *c)
 /* ---- the type ------------------------------------------------------------------------
  */
 
-static int client_open(struct client *c, const struct kvd_options *options)
-{
-	int r;
-
-	Py_BEGIN_ALLOW_THREADS r = kvd_open(options, &c->kvd);
-	Py_END_ALLOW_THREADS if (r < 0) ext_raise(kvd_last_error(NULL));
-	return r;
-}
-
 static PyObject *client_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = {"socket", "name", "client", "role", "timeout", NULL};
 	struct kvd_options options = {0};
 	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
 	struct client *c;
+	int r;
 
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|zzzzO&", names, &options.socket,
 					 &options.name, &options.client, &options.role,
@@ -313,7 +305,10 @@ static PyObject *client_make(PyTypeObject *type, PyObject *args, PyObject *kwarg
 	list_init(&c->ops);
 	pthread_mutex_init(&c->lock, NULL);
 	pthread_cond_init(&c->turned, NULL);
-	if (client_open(c, &options) < 0) {
+	Py_BEGIN_ALLOW_THREADS r = kvd_open(&options, &c->kvd);
+	Py_END_ALLOW_THREADS if (r < 0)
+	{
+		ext_raise(kvd_last_error(NULL));
 		Py_DECREF(c);
 		return NULL;
 	}

@@ -53,13 +53,6 @@ static int xfer_shut(void *handle, const struct kvd_call *call)
 	return r < 0 ? r : 1;
 }
 
-static void xfer_drop(struct xfer *x)
-{
-	if (x->kvd && x->client->kvd)
-		client_close_later(x->client, xfer_shut, x->kvd, NULL);
-	x->kvd = NULL;
-}
-
 static int xfer_tell(struct xfer *x)
 {
 	struct kvd_xfer_args a = {.op = x->op,
@@ -405,7 +398,8 @@ static void xfer_dealloc(PyObject *self)
 {
 	struct xfer *x = (struct xfer *)self;
 
-	xfer_drop(x);
+	if (x->kvd && x->client->kvd)
+		client_close_later(x->client, xfer_shut, x->kvd, NULL);
 	mem_free(x->local_index);
 	mem_free(x->remote_index);
 	Py_XDECREF(x->notif);

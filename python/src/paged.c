@@ -360,13 +360,6 @@ static struct block *block_take(size_t bytes)
 	return block;
 }
 
-static void block_give(struct block *block)
-{
-	if (block->bytes <= KEPT_BYTES)
-		block = atomic_exchange(&kept, block);
-	mem_free(block);
-}
-
 int paged_run(const struct paged *paged)
 {
 	struct lane lanes[PAGED_THREADS_MAX] = {0};
@@ -397,6 +390,8 @@ int paged_run(const struct paged *paged)
 	lane_work(&lanes[0]);
 	for (i = 1; i < started; i++)
 		pthread_join(lanes[i].thread, NULL);
-	block_give(block);
+	if (block->bytes <= KEPT_BYTES)
+		block = atomic_exchange(&kept, block);
+	mem_free(block);
 	return 0;
 }

@@ -82,15 +82,6 @@ void shm_wire_fini(struct shm_wire *wire)
 
 /* ---- sending ---- */
 
-static void frame_head(struct cursor *c, const struct shm_frame *f)
-{
-	cursor_put_u32(c, (uint32_t)(f->body_len + f->tail_len));
-	cursor_put_u8(c, (uint8_t)f->type);
-	cursor_put_u8(c, f->flags);
-	cursor_put_u16(c, 0);
-	cursor_put_u64(c, f->id);
-}
-
 static int out_reserve(struct shm_wire *wire, size_t more)
 {
 	size_t unsent = wire->out_len - wire->out_pos, size = wire->out_size;
@@ -167,13 +158,6 @@ static bool tail_add(struct shm_peer *peer, const struct shm_frame *f)
 	return true;
 }
 
-static void shm_wire_frame_drop(const struct shm_frame *f)
-{
-	if (rows[f->type].fd)
-		close(f->fd);
-	mem_free(f->owned);
-}
-
 void shm_send(struct shm_peer *peer, const struct shm_frame *f)
 {
 	struct shm_wire *wire = &peer->wire;
@@ -182,7 +166,9 @@ void shm_send(struct shm_peer *peer, const struct shm_frame *f)
 	int r;
 
 	if (!shm_peer_speaks(peer)) {
-		shm_wire_frame_drop(f);
+		if (rows[f->type].fd)
+			close(f->fd);
+		mem_free(f->owned);
 		return;
 	}
 	if (f->owned && !peer->self && wire->tail_count < SHM_TAILS)
@@ -200,7 +186,11 @@ void shm_send(struct shm_peer *peer, const struct shm_frame *f)
 		return;
 	}
 	cursor_write(&c, wire->out + wire->out_len, len);
-	frame_head(&c, f);
+	cursor_put_u32(&c, (uint32_t)(f->body_len + f->tail_len));
+	cursor_put_u8(&c, (uint8_t)f->type);
+	cursor_put_u8(&c, f->flags);
+	cursor_put_u16(&c, 0);
+	cursor_put_u64(&c, f->id);
 	cursor_put_bytes(&c, f->body, f->body_len);
 	wire->out_len += len;
 	if (!tail_add(peer, f)) {
@@ -316,14 +306,6 @@ static size_t out_part(const struct shm_wire *wire, int *fd_p)
 	return end - wire->out_pos;
 }
 
-static void out_fd_drop(struct shm_wire *wire)
-{
-	close(wire->out_fds[0].fd);
-	wire->out_fd_count--;
-	memmove(&wire->out_fds[0], &wire->out_fds[1],
-		wire->out_fd_count * sizeof(wire->out_fds[0]));
-}
-
 static ssize_t out_write(struct shm_peer *peer, size_t len, int fd)
 {
 	struct shm_wire *wire = &peer->wire;
@@ -380,8 +362,12 @@ static ssize_t out_some(struct shm_peer *peer)
 	n = out_write(peer, len, fd);
 	if (n < 0)
 		return n;
-	if (fd >= 0)
-		out_fd_drop(wire);
+	if (fd >= 0) {
+		close(wire->out_fds[0].fd);
+		wire->out_fd_count--;
+		memmove(&wire->out_fds[0], &wire->out_fds[1],
+			wire->out_fd_count * sizeof(wire->out_fds[0]));
+	}
 	wire->out_pos += (size_t)n;
 	return n;
 }

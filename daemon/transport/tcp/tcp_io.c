@@ -104,12 +104,6 @@ static struct tcp_bounce *bounce_new(struct tcp_thread *thread)
 	return bounce;
 }
 
-static void bounce_free(struct tcp_bounce *bounce)
-{
-	gpu_pin_free(bounce->pin);
-	mem_free(bounce);
-}
-
 struct tcp_bounce *tcp_bounce_take(struct tcp_thread *thread)
 {
 	struct tcp_bounce *bounce = thread->bounces;
@@ -318,7 +312,8 @@ static void thread_end(struct tcp_thread *thread)
 	}
 	while ((bounce = thread->bounces)) {
 		thread->bounces = bounce->next;
-		bounce_free(bounce);
+		gpu_pin_free(bounce->pin);
+		mem_free(bounce);
 	}
 	copy_hand_free(thread->hand);
 	mem_closep(&thread->epoll_fd);

@@ -163,14 +163,6 @@ static void tcp_tx_end_frame(struct tcp_stream *stream)
 	tcp_bounce_give(stream->thread, &tx->bounce);
 }
 
-/* A frame that lost its flow before the head was out has none. */
-static void void_frame(struct tcp_half *tx)
-{
-	if (tx->pos == 0)
-		tcp_head_put(&tx->head, tx->head_bytes);
-	tcp_trailer_put(false, tx->trailer_bytes);
-}
-
 static ssize_t tcp_tx_send(struct tcp_stream *stream, struct msghdr *msg)
 {
 	struct tcp_half *tx = &stream->tx;
@@ -204,8 +196,11 @@ static enum outcome tcp_tx_push(struct tcp_stream *stream)
 	pthread_mutex_lock(&peer->lock);
 	held = tcp_half_hold(tx, true);
 	pthread_mutex_unlock(&peer->lock);
-	if (tx->over)
-		void_frame(tx);
+	if (tx->over) { /* it lost its flow; before its head was out it has no head */
+		if (tx->pos == 0)
+			tcp_head_put(&tx->head, tx->head_bytes);
+		tcp_trailer_put(false, tx->trailer_bytes);
+	}
 	if (held && !tx->bounce)
 		dead = tcp_flow_dead(tx->flow);
 	if (!dead) {

@@ -201,16 +201,6 @@ static int ucx_choose(const struct config *config, struct choice *choice)
 
 /* ---- the library's context ---- */
 
-static int ucx_configure(const struct ucx_lib *lib, const struct choice *choice,
-			 ucp_config_t *config)
-{
-	ucs_status_t status = lib->ucp_config_modify(config, "TLS", choice->tls);
-
-	if (status == UCS_OK)
-		status = lib->ucp_config_modify(config, "NET_DEVICES", choice->devices);
-	return status == UCS_OK ? 0 : ucx_fault(lib, "configure", status);
-}
-
 static int context_new(const struct ucx_lib *lib, const struct choice *choice,
 		       ucp_context_h *context_p)
 {
@@ -228,7 +218,10 @@ static int context_new(const struct ucx_lib *lib, const struct choice *choice,
 	status = lib->ucp_config_read(NULL, NULL, &config);
 	if (status != UCS_OK)
 		return ucx_fault(lib, "read configuration", status);
-	r = ucx_configure(lib, choice, config);
+	status = lib->ucp_config_modify(config, "TLS", choice->tls);
+	if (status == UCS_OK)
+		status = lib->ucp_config_modify(config, "NET_DEVICES", choice->devices);
+	r = status == UCS_OK ? 0 : ucx_fault(lib, "configure", status);
 	if (r == 0) {
 		status = lib->ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &params,
 					       config, context_p);

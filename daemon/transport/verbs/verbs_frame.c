@@ -126,16 +126,6 @@ static bool post_message(struct verbs_peer *peer, struct verbs_out *out)
 	return true;
 }
 
-static void verbs_frame_return_credits(struct verbs_peer *peer)
-{
-	struct verbs_frame frame = {.type = VERBS_CREDIT};
-	struct verbs_out credit = {.frame = frame};
-
-	if (peer->credits_due >= VERBS_DEPTH / 2 && peer->credits && peer->send_free &&
-	    peer->qps[0].sq_free)
-		post_message(peer, &credit);
-}
-
 /* The last credit, and this much of the send queue, are for frames alone. */
 static bool may_send(const struct verbs_peer *peer)
 {
@@ -145,7 +135,7 @@ static bool may_send(const struct verbs_peer *peer)
 
 void verbs_frame_pump(struct verbs_peer *peer)
 {
-	struct verbs_out *out;
+	struct verbs_out credit = {.frame = {.type = VERBS_CREDIT}}, *out;
 
 	while ((out = list_first(&peer->out, struct verbs_out, link)) && may_send(peer)) {
 		bool bye = out->frame.type == VERBS_BYE;
@@ -157,8 +147,10 @@ void verbs_frame_pump(struct verbs_peer *peer)
 		peer->bye_out |= bye;
 		out_done(out);
 	}
-	if (sm_state(&peer->qps[0].sm) == VERBS_QP_UP)
-		verbs_frame_return_credits(peer);
+	if (sm_state(&peer->qps[0].sm) == VERBS_QP_UP &&
+	    peer->credits_due >= VERBS_DEPTH / 2 && peer->credits && peer->send_free &&
+	    peer->qps[0].sq_free)
+		post_message(peer, &credit);
 }
 
 void verbs_frames_drop(struct verbs_peer *peer)

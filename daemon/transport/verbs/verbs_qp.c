@@ -110,16 +110,6 @@ static int verbs_qp_recv(struct verbs_qp *qp, uint32_t buffer)
 	return 0;
 }
 
-/* Receives: of frames, with a buffer each; or of marks, without. */
-static int fill_receives(struct verbs_qp *qp)
-{
-	int r = 0;
-
-	while (qp->rq_posted < qp->rq_depth && r == 0)
-		r = verbs_qp_recv(qp, qp->rq_posted);
-	return err_pass(r);
-}
-
 static int verbs_qp_make_queues(struct verbs_qp *qp)
 {
 	const struct verbs_lib *lib = verbs_qp_lib_of(qp);
@@ -192,8 +182,8 @@ int verbs_qp_make(struct verbs_qp *qp)
 	r = qp->index == 0 ? verbs_peer_buffers(qp->peer, qp->rail->device) : 0;
 	if (r == 0)
 		r = verbs_qp_make_queues(qp);
-	if (r == 0)
-		r = fill_receives(qp);
+	while (r == 0 && qp->rq_posted < qp->rq_depth) /* marks' have no buffer */
+		r = verbs_qp_recv(qp, qp->rq_posted);
 	if (r == 0 && verbs_qp_lib_of(qp)->req_notify_cq(qp->cq, 0) != 0)
 		r = err_raise_errno(errno, "verbs: %s: arm", qp->rail->name);
 	qp->armed = true;

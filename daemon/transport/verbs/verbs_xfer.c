@@ -191,15 +191,6 @@ static void say_stop(struct verbs_xfer *xfer)
 	verbs_xfer_say(xfer, VERBS_SPARE_STOP, &frame, &xfer->net.err);
 }
 
-static void say_fin(struct verbs_xfer *xfer)
-{
-	struct verbs_frame frame = {.type = VERBS_FIN, .id = xfer->net.id};
-
-	xfer->ended = true;
-	verbs_xfer_say(xfer, VERBS_SPARE_LAST, &frame,
-		       xfer->net.err.code == ERR_OK ? NULL : &xfer->net.err);
-}
-
 /* Rails that may have written for it; as the peer's marks state, once they have arrived.
  * One that was lost meanwhile may have writes in flight to the GPU like any other. */
 static uint32_t rails_used(const struct verbs_xfer *xfer)
@@ -279,13 +270,17 @@ static void verbs_xfer_speak(struct net_xfer *net)
 {
 	struct verbs_xfer *xfer = verbs_xfer_of(net);
 	bool stopping = sm_state(&net->sm) == NET_XFER_STOPPING;
+	struct verbs_frame fin = {.type = VERBS_FIN, .id = net->id};
 
 	if (stopping)
 		say_stop(xfer);
 	if (net->ours && net->kind == XP_READ && xfer->go && !xfer->ended &&
 	    xfer->busy == 0 && !(xfer->used & verbs_rail_open(xfer->peer)) &&
-	    (stopping || xfer->done_bytes == net->bytes) && is_landed(xfer))
-		say_fin(xfer);
+	    (stopping || xfer->done_bytes == net->bytes) && is_landed(xfer)) {
+		xfer->ended = true;
+		verbs_xfer_say(xfer, VERBS_SPARE_LAST, &fin,
+			       net->err.code == ERR_OK ? NULL : &net->err);
+	}
 }
 
 static void verbs_xfer_halt(struct net_xfer *net)
