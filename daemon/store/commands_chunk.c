@@ -27,6 +27,7 @@
 #include "daemon/session/status.h"
 #include "daemon/store/far.h"
 #include "daemon/store/store_figures.h"
+#include "daemon/store/store_impl.h"
 
 #define FIND_STEP 128u /* ids between checks of the time */
 #define LEASE_MS_PRESET 10000
@@ -89,7 +90,6 @@ static int space_open(struct request *req, const struct layout *layout)
 					 .tokens = args->tokens,
 					 .layout = layout,
 					 .views = args->views ? views : NULL};
-	struct store_handle_facts facts;
 	struct store_handle *handle;
 	struct reply reply;
 	struct text *out;
@@ -99,13 +99,12 @@ static int space_open(struct request *req, const struct layout *layout)
 		r = store_open(req->session, &space, &handle);
 	if (r < 0)
 		return err_pass(r);
-	store_handle_facts(handle, &facts);
 	out = reply_begin(&reply, req);
-	out_number(out, "space", facts.id);
-	out_number(out, "tokens", facts.tokens);
-	out_number(out, "part_bytes", facts.part_bytes);
-	out_text(out, "tenant", facts.tenant);
-	out_hex(out, "digest", facts.digest, 16);
+	out_number(out, "space", handle->id);
+	out_number(out, "tokens", handle->space->tokens);
+	out_number(out, "part_bytes", handle->canon->slot_bytes);
+	out_text(out, "tenant", handle->space->tenant->account->name);
+	out_hex(out, "digest", handle->space->digest, 16);
 	return reply_end(&reply);
 }
 
@@ -613,22 +612,24 @@ static int close_run(struct request *req)
 
 static void put_spaces(struct text *out, const struct session *session, bool all)
 {
-	struct store_space_facts facts;
+	const struct store_space *space;
 
 	out_array(out, "spaces");
-	for (unsigned int i = 0; store_space_at(session, all, i, &facts); i++) {
+	list_foreach(space, &store_of(session->kvd)->spaces, link) { /* at most 256 */
+		if (!all && space->tenant->account != session->account)
+			continue;
 		out_object(out, NULL);
-		out_text(out, "tenant", facts.tenant);
-		out_hex(out, "digest", facts.digest, 16);
-		out_text(out, "model", facts.model);
-		out_text(out, "revision", facts.revision);
-		out_text(out, "scheme", facts.scheme);
-		out_text(out, "rope", facts.rope);
-		out_number(out, "tokens", facts.tokens);
-		out_number(out, "chunks", facts.chunks);
-		out_number(out, "bytes", facts.bytes);
-		out_number(out, "classes", facts.classes);
-		out_number(out, "handles", facts.handles);
+		out_text(out, "tenant", space->tenant->account->name);
+		out_hex(out, "digest", space->digest, 16);
+		out_text(out, "model", space->model);
+		out_text(out, "revision", space->revision);
+		out_text(out, "scheme", space->scheme);
+		out_text(out, "rope", space->rope);
+		out_number(out, "tokens", space->tokens);
+		out_number(out, "chunks", space->chunks);
+		out_number(out, "bytes", space->bytes);
+		out_number(out, "classes", space->class_count);
+		out_number(out, "handles", space->handles);
 		out_close(out, '}');
 	}
 	out_close(out, ']');

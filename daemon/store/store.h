@@ -79,15 +79,6 @@ void store_close(struct store_handle *handle);
 /* NULL + ERR_NOTFOUND */
 struct store_handle *store_handle_find(struct session *session, uint64_t id);
 
-struct store_handle_facts {
-	uint64_t id, part_bytes; /* of a rank's part of a chunk, as it is kept */
-	uint32_t tokens;
-	const char *tenant;
-	const uint8_t *digest; /* of the space, 16 bytes: as in events */
-};
-void store_handle_facts(const struct store_handle *handle,
-			struct store_handle_facts *facts_p);
-
 /* ---- chunks ---- */
 
 /* Names of chunks that follow each other: chunk i holds the tokens from (first + i) *
@@ -241,18 +232,5 @@ struct store_move_facts {
 };
 void store_move_facts(const struct store_move *move, struct store_move_facts *facts_p);
 extern const char *const store_kind_names[];
-
-/* ---- records ---- */
-
-/* A space as lists show it. */
-struct store_space_facts {
-	const char *tenant, *model, *revision, *scheme, *rope;
-	const uint8_t *digest;
-	uint32_t tokens, handles, classes;
-	uint64_t chunks, bytes;
-};
-/* Those of the session's tenant, or (all) of all: i = 0, 1, …; false: no more. */
-bool store_space_at(const struct session *session, bool all, unsigned int i,
-		    struct store_space_facts *facts_p);
 
 #endif

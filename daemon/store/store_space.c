@@ -563,18 +563,6 @@ struct store_handle *store_handle_find(struct session *session, uint64_t id)
 	return handle;
 }
 
-void store_handle_facts(const struct store_handle *handle,
-			struct store_handle_facts *facts_p)
-{
-	*facts_p = (struct store_handle_facts){
-		.id = handle->id,
-		.part_bytes = handle->canon->slot_bytes,
-		.tokens = handle->space->tokens,
-		.tenant = handle->space->tenant->account->name,
-		.digest = handle->space->digest,
-	};
-}
-
 int store_handle_fits(struct store_handle *handle, const struct pool *pool)
 {
 	struct canon *canon mem_cleanup(canon_freep) = NULL;
@@ -631,7 +619,7 @@ int store_maps_check(const struct store_handle *handle, const struct room_maps *
 	return 0;
 }
 
-/* ---- the end, lists ---- */
+/* ---- the end ---- */
 
 static void space_tidy(struct store_space *space)
 {
@@ -652,33 +640,4 @@ void store_spaces_tidy(struct store *store)
 
 	list_foreach_safe(space, &store->spaces, link)
 		space_tidy(space);
-}
-
-bool store_space_at(const struct session *session, bool all, unsigned int i,
-		    struct store_space_facts *facts_p)
-{
-	const struct store *store = store_of(session->kvd);
-	const struct store_space *space;
-
-	if (!store)
-		return false;
-	list_foreach(space, &store->spaces, link) {
-		if ((!all && space->tenant->account != session->account) || i--)
-			continue;
-		*facts_p = (struct store_space_facts){
-			.tenant = space->tenant->account->name,
-			.digest = space->digest,
-			.model = space->model,
-			.revision = space->revision,
-			.scheme = space->scheme,
-			.rope = space->rope,
-			.tokens = space->tokens,
-			.handles = space->handles,
-			.classes = space->class_count,
-			.chunks = space->chunks,
-			.bytes = space->bytes,
-		};
-		return true;
-	}
-	return false;
 }
