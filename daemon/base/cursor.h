@@ -54,4 +54,10 @@ uint8_t *cursor_put_room(struct cursor *c, size_t len);
 void cursor_put_str(struct cursor *c, const char *s); /* bad over 65535 bytes */
 void cursor_put_blob(struct cursor *c, const void *p, size_t len);
 
+/* One list of the members of a struct serves both directions, so that their orders cannot
+ * differ: #define LIST(F) F(64, room) F(8, last) … Its users name the cursor `c`, and the
+ * struct `m`. */
+#define CURSOR_PUT(bits, member) cursor_put_u##bits(c, (uint##bits##_t)m->member);
+#define CURSOR_GET(bits, member) m->member = cursor_get_u##bits(c);
+
 #endif

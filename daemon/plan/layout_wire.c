@@ -31,6 +31,12 @@
 #define FIELD_SAME (4 + 8)
 #define VIEW_MIN (2 + 1 + 6 * 4)
 #define LAYER_MIN (4 + 1)
+/* clang-format off */
+#define FIELD(F) \
+	F(32, buffer) F(64, offset) F(64, page_stride) F(64, token_stride) \
+	F(64, unit_stride) F(64, unit_bytes) F(32, first_unit) F(32, units) \
+	F(32, total_units)
+/* clang-format on */
 
 /* Equal in everything but the position. */
 static bool layers_same(const struct layout_layer *a, const struct layout_layer *b)
@@ -50,19 +56,11 @@ static bool layers_same(const struct layout_layer *a, const struct layout_layer 
 	return true;
 }
 
-static void field_encode(struct cursor *out, const struct layout_field *f)
+static void field_encode(struct cursor *c, const struct layout_field *m)
 {
-	cursor_put_str(out, f->name);
-	cursor_put_str(out, f->format);
-	cursor_put_u32(out, f->buffer);
-	cursor_put_u64(out, f->offset);
-	cursor_put_u64(out, f->page_stride);
-	cursor_put_u64(out, f->token_stride);
-	cursor_put_u64(out, f->unit_stride);
-	cursor_put_u64(out, f->unit_bytes);
-	cursor_put_u32(out, f->first_unit);
-	cursor_put_u32(out, f->units);
-	cursor_put_u32(out, f->total_units);
+	cursor_put_str(c, m->name);
+	cursor_put_str(c, m->format);
+	FIELD(CURSOR_PUT);
 }
 
 static void put_layer(struct cursor *out, const struct layout_view *view, uint32_t i)
@@ -113,19 +111,11 @@ int layout_encode(const struct layout *layout, struct cursor *out)
 	return 0;
 }
 
-static void get_field(struct cursor *in, struct layout_field *f)
+static void get_field(struct cursor *c, struct layout_field *m)
 {
-	cursor_get_str(in, f->name, sizeof(f->name));
-	cursor_get_str(in, f->format, sizeof(f->format));
-	f->buffer = cursor_get_u32(in);
-	f->offset = cursor_get_u64(in);
-	f->page_stride = cursor_get_u64(in);
-	f->token_stride = cursor_get_u64(in);
-	f->unit_stride = cursor_get_u64(in);
-	f->unit_bytes = cursor_get_u64(in);
-	f->first_unit = cursor_get_u32(in);
-	f->units = cursor_get_u32(in);
-	f->total_units = cursor_get_u32(in);
+	cursor_get_str(c, m->name, sizeof(m->name));
+	cursor_get_str(c, m->format, sizeof(m->format));
+	FIELD(CURSOR_GET);
 }
 
 static int get_layer(struct cursor *in, const struct layout_view *view, uint32_t index)

@@ -77,8 +77,8 @@ void trace_ring_fini(struct trace_ring *ring);
 struct room_trace {
 	struct trace_ring *ring; /* the daemon's */
 	uint64_t last;		 /* position of its latest event, plus one. 0: none */
-	uint32_t events;  /* except states; including dropped ones */
-	uint16_t parties; /* that joined */
+	uint32_t events;	 /* except states; including dropped ones */
+	uint16_t parties;	 /* that joined */
 };
 /* The event at `place`; NULL: overwritten. */
 const struct trace_event *trace_at(const struct trace_ring *ring, uint64_t place);

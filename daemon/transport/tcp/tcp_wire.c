@@ -21,6 +21,9 @@
 #define WIRE_VERSION 3u
 #define CHECK_BYTES 8u
 
+#define HELLO(F) F(8, role) F(8, crypto) F(16, streams) F(16, number)
+#define HEAD(F) F(8, type) F(16, flags) F(64, id) F(64, at) F(32, code) F(32, length)
+
 static uint64_t check_of(const uint8_t *buf, size_t size)
 {
 	return XXH3_64bits(buf, size - CHECK_BYTES);
@@ -28,21 +31,18 @@ static uint64_t check_of(const uint8_t *buf, size_t size)
 
 /* ---- hello ---- */
 
-void tcp_hello_put(const struct tcp_hello *hello, uint8_t buf[TCP_HELLO_BYTES])
+void tcp_hello_put(const struct tcp_hello *m, uint8_t buf[TCP_HELLO_BYTES])
 {
-	struct cursor c;
+	struct cursor out, *c = &out;
 
-	cursor_write(&c, buf, TCP_HELLO_BYTES);
-	cursor_put_u32(&c, HELLO_MAGIC);
-	cursor_put_u16(&c, WIRE_VERSION);
-	cursor_put_u8(&c, (uint8_t)hello->role);
-	cursor_put_u8(&c, (uint8_t)hello->crypto);
-	cursor_put_u16(&c, hello->streams);
-	cursor_put_u16(&c, hello->number);
-	cursor_put_u32(&c, 0); /* spare */
-	cursor_put_bytes(&c, hello->id, TCP_ID_BYTES);
-	cursor_put_bytes(&c, hello->nonce, TCP_NONCE_BYTES);
-	cursor_put_bytes(&c, hello->proof, TCP_PROOF_BYTES);
+	cursor_write(c, buf, TCP_HELLO_BYTES);
+	cursor_put_u32(c, HELLO_MAGIC);
+	cursor_put_u16(c, WIRE_VERSION);
+	HELLO(CURSOR_PUT);
+	cursor_put_u32(c, 0); /* spare */
+	cursor_put_bytes(c, m->id, TCP_ID_BYTES);
+	cursor_put_bytes(c, m->nonce, TCP_NONCE_BYTES);
+	cursor_put_bytes(c, m->proof, TCP_PROOF_BYTES);
 }
 
 static int hello_check(const struct tcp_hello *h)
@@ -61,29 +61,26 @@ static int hello_check(const struct tcp_hello *h)
 
 int tcp_hello_get(const uint8_t buf[TCP_HELLO_BYTES], struct tcp_hello *hello_p)
 {
-	struct tcp_hello *h = hello_p;
+	struct tcp_hello *m = hello_p;
+	struct cursor in, *c = &in;
 	uint16_t version;
-	struct cursor c;
 	uint32_t magic;
 
-	cursor_read(&c, buf, TCP_HELLO_BYTES);
-	magic = cursor_get_u32(&c);
-	version = cursor_get_u16(&c);
-	h->role = (enum tcp_role)cursor_get_u8(&c);
-	h->crypto = (enum tcp_crypto)cursor_get_u8(&c);
-	h->streams = cursor_get_u16(&c);
-	h->number = cursor_get_u16(&c);
-	(void)cursor_get_u32(&c);
-	memcpy(h->id, cursor_get_bytes(&c, TCP_ID_BYTES), TCP_ID_BYTES);
-	memcpy(h->nonce, cursor_get_bytes(&c, TCP_NONCE_BYTES), TCP_NONCE_BYTES);
-	memcpy(h->proof, cursor_get_bytes(&c, TCP_PROOF_BYTES), TCP_PROOF_BYTES);
+	cursor_read(c, buf, TCP_HELLO_BYTES);
+	magic = cursor_get_u32(c);
+	version = cursor_get_u16(c);
+	HELLO(CURSOR_GET);
+	(void)cursor_get_u32(c);
+	memcpy(m->id, cursor_get_bytes(c, TCP_ID_BYTES), TCP_ID_BYTES);
+	memcpy(m->nonce, cursor_get_bytes(c, TCP_NONCE_BYTES), TCP_NONCE_BYTES);
+	memcpy(m->proof, cursor_get_bytes(c, TCP_PROOF_BYTES), TCP_PROOF_BYTES);
 	if (magic != HELLO_MAGIC)
 		return err_raise(ERR_PROTO, "tcp: not kvd's protocol");
 	if (version != WIRE_VERSION)
 		return err_raise(ERR_VERSION,
 				 "tcp: the peer's version %u, this daemon's %u", version,
 				 WIRE_VERSION);
-	return err_pass(hello_check(h));
+	return err_pass(hello_check(m));
 }
 
 /* ---- heads ---- */
@@ -106,20 +103,15 @@ static uint32_t length_max(uint8_t type)
 	}
 }
 
-void tcp_head_put(const struct tcp_head *head, uint8_t buf[TCP_HEAD_BYTES])
+void tcp_head_put(const struct tcp_head *m, uint8_t buf[TCP_HEAD_BYTES])
 {
-	struct cursor c;
+	struct cursor out, *c = &out;
 
-	cursor_write(&c, buf, TCP_HEAD_BYTES);
-	cursor_put_u32(&c, FRAME_MAGIC);
-	cursor_put_u8(&c, WIRE_VERSION);
-	cursor_put_u8(&c, head->type);
-	cursor_put_u16(&c, head->flags);
-	cursor_put_u64(&c, head->id);
-	cursor_put_u64(&c, head->at);
-	cursor_put_u32(&c, head->code);
-	cursor_put_u32(&c, head->length);
-	cursor_put_u64(&c, check_of(buf, TCP_HEAD_BYTES));
+	cursor_write(c, buf, TCP_HEAD_BYTES);
+	cursor_put_u32(c, FRAME_MAGIC);
+	cursor_put_u8(c, WIRE_VERSION);
+	HEAD(CURSOR_PUT);
+	cursor_put_u64(c, check_of(buf, TCP_HEAD_BYTES));
 }
 
 static int head_check(const struct tcp_head *h, bool data)
@@ -157,26 +149,21 @@ static int head_check(const struct tcp_head *h, bool data)
 
 int tcp_head_get(const uint8_t buf[TCP_HEAD_BYTES], bool data, struct tcp_head *head_p)
 {
-	struct tcp_head *h = head_p;
-	struct cursor c;
+	struct tcp_head *m = head_p;
+	struct cursor in, *c = &in;
 	uint32_t magic;
 	uint8_t version;
 
-	cursor_read(&c, buf, TCP_HEAD_BYTES);
-	magic = cursor_get_u32(&c);
-	version = cursor_get_u8(&c);
-	h->type = cursor_get_u8(&c);
-	h->flags = cursor_get_u16(&c);
-	h->id = cursor_get_u64(&c);
-	h->at = cursor_get_u64(&c);
-	h->code = cursor_get_u32(&c);
-	h->length = cursor_get_u32(&c);
+	cursor_read(c, buf, TCP_HEAD_BYTES);
+	magic = cursor_get_u32(c);
+	version = cursor_get_u8(c);
+	HEAD(CURSOR_GET);
 	if (magic != FRAME_MAGIC || version != WIRE_VERSION)
 		return err_raise(ERR_PROTO, "tcp frame: magic %08x version %u", magic,
 				 version);
-	if (cursor_get_u64(&c) != check_of(buf, TCP_HEAD_BYTES))
+	if (cursor_get_u64(c) != check_of(buf, TCP_HEAD_BYTES))
 		return err_raise(ERR_PROTO, "tcp frame: header checksum mismatch");
-	return err_pass(head_check(h, data));
+	return err_pass(head_check(m, data));
 }
 
 /* ---- trailers ---- */

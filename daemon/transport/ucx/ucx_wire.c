@@ -10,62 +10,53 @@
 #define ADDRESS_MAGIC UINT32_C(0x4144564b) /* "KVDA" */
 #define WIRE_VERSION 1
 #define CHECK_BYTES 8u
+#define FRAME(F) F(64, seq) F(64, id) F(64, offset) F(64, length) F(32, code)
 
 static uint64_t checksum(const void *buf)
 {
 	return XXH3_64bits(buf, UCX_FRAME_BYTES - CHECK_BYTES);
 }
 
-void ucx_frame_put(const struct ucx_frame *frame, uint8_t buf[UCX_FRAME_BYTES])
+void ucx_frame_put(const struct ucx_frame *m, uint8_t buf[UCX_FRAME_BYTES])
 {
-	struct cursor c;
+	struct cursor out, *c = &out;
 
-	cursor_write(&c, buf, UCX_FRAME_BYTES);
-	cursor_put_u32(&c, FRAME_MAGIC);
-	cursor_put_u8(&c, WIRE_VERSION);
-	cursor_put_u8(&c, frame->type);
-	cursor_put_u16(&c, frame->flags);
-	cursor_put_bytes(&c, frame->token, sizeof(frame->token));
-	cursor_put_u64(&c, frame->seq);
-	cursor_put_u64(&c, frame->id);
-	cursor_put_u64(&c, frame->offset);
-	cursor_put_u64(&c, frame->length);
-	cursor_put_u32(&c, frame->code);
-	cursor_put_u32(&c, 0); /* spare */
-	cursor_put_u64(&c, checksum(buf));
+	cursor_write(c, buf, UCX_FRAME_BYTES);
+	cursor_put_u32(c, FRAME_MAGIC);
+	cursor_put_u8(c, WIRE_VERSION);
+	cursor_put_u8(c, m->type);
+	cursor_put_u16(c, m->flags);
+	cursor_put_bytes(c, m->token, sizeof(m->token));
+	FRAME(CURSOR_PUT);
+	cursor_put_u32(c, 0); /* spare */
+	cursor_put_u64(c, checksum(buf));
 }
 
 int ucx_frame_get(const void *buf, size_t len, struct ucx_frame *frame_p)
 {
-	struct ucx_frame *f = frame_p;
-	const void *token;
-	struct cursor c;
+	struct ucx_frame *m = frame_p;
+	struct cursor in, *c = &in;
 	uint32_t magic;
 	uint8_t version;
 
 	if (len < UCX_FRAME_BYTES)
 		return err_raise(ERR_PROTO, "ucx frame: %zu bytes, %u expected", len,
 				 UCX_FRAME_BYTES);
-	cursor_read(&c, buf, UCX_FRAME_BYTES);
-	magic = cursor_get_u32(&c);
-	version = cursor_get_u8(&c);
-	f->type = cursor_get_u8(&c);
-	f->flags = cursor_get_u16(&c);
-	token = cursor_get_bytes(&c, sizeof(f->token));
-	memcpy(f->token, token, sizeof(f->token));
-	f->seq = cursor_get_u64(&c);
-	f->id = cursor_get_u64(&c);
-	f->offset = cursor_get_u64(&c);
-	f->length = cursor_get_u64(&c);
-	f->code = cursor_get_u32(&c);
-	(void)cursor_get_u32(&c);
+	cursor_read(c, buf, UCX_FRAME_BYTES);
+	magic = cursor_get_u32(c);
+	version = cursor_get_u8(c);
+	m->type = cursor_get_u8(c);
+	m->flags = cursor_get_u16(c);
+	memcpy(m->token, cursor_get_bytes(c, sizeof(m->token)), sizeof(m->token));
+	FRAME(CURSOR_GET);
+	(void)cursor_get_u32(c);
 	if (magic != FRAME_MAGIC || version != WIRE_VERSION)
 		return err_raise(ERR_PROTO, "ucx frame: magic %08x version %u", magic,
 				 version);
-	if (cursor_get_u64(&c) != checksum(buf))
+	if (cursor_get_u64(c) != checksum(buf))
 		return err_raise(ERR_PROTO, "ucx frame: checksum mismatch");
-	if (f->type == 0 || f->type >= UCX_TYPE_END)
-		return err_raise(ERR_PROTO, "ucx frame: type %u", f->type);
+	if (m->type == 0 || m->type >= UCX_TYPE_END)
+		return err_raise(ERR_PROTO, "ucx frame: type %u", m->type);
 	return 0;
 }
 

@@ -18,63 +18,53 @@
 #define SHIFT_MIN 12u
 #define SHIFT_MAX 48u
 
+/* clang-format off */
+/* with a spare word between them */
+#define FRAME_FIRST(F) F(8, type) F(8, kind) F(8, pack) F(16, flags) F(16, credits)
+#define FRAME_LAST(F) \
+	F(32, code) F(32, slot) F(32, total) F(64, id) F(64, bytes) F(64, digest) \
+	F(32, length)
+#define REMOTE(F) \
+	F(8, rails) F(8, pieces) F(8, shift) F(64, id) F(64, address) F(64, length)
+/* clang-format on */
+
 /* ---- frames ---- */
 
-void verbs_frame_put(const struct verbs_frame *frame, uint8_t buf[VERBS_FRAME_BYTES])
+void verbs_frame_put(const struct verbs_frame *m, uint8_t buf[VERBS_FRAME_BYTES])
 {
-	struct cursor c;
+	struct cursor out, *c = &out;
 
-	cursor_write(&c, buf, VERBS_FRAME_BYTES);
-	cursor_put_u32(&c, FRAME_MAGIC);
-	cursor_put_u8(&c, WIRE_VERSION);
-	cursor_put_u8(&c, frame->type);
-	cursor_put_u8(&c, frame->kind);
-	cursor_put_u8(&c, frame->pack);
-	cursor_put_u16(&c, frame->flags);
-	cursor_put_u16(&c, frame->credits);
-	cursor_put_u32(&c, 0); /* spare */
-	cursor_put_u32(&c, frame->code);
-	cursor_put_u32(&c, frame->slot);
-	cursor_put_u32(&c, frame->total);
-	cursor_put_u64(&c, frame->id);
-	cursor_put_u64(&c, frame->bytes);
-	cursor_put_u64(&c, frame->digest);
-	cursor_put_u32(&c, frame->length);
+	cursor_write(c, buf, VERBS_FRAME_BYTES);
+	cursor_put_u32(c, FRAME_MAGIC);
+	cursor_put_u8(c, WIRE_VERSION);
+	FRAME_FIRST(CURSOR_PUT);
+	cursor_put_u32(c, 0);
+	FRAME_LAST(CURSOR_PUT);
 }
 
 int verbs_frame_get(const void *buf, size_t len, struct verbs_frame *frame_p)
 {
-	struct verbs_frame *f = frame_p;
-	struct cursor c;
+	struct verbs_frame *m = frame_p;
+	struct cursor in, *c = &in;
 	uint32_t magic;
 	uint8_t version;
 
-	cursor_read(&c, buf, len);
-	magic = cursor_get_u32(&c);
-	version = cursor_get_u8(&c);
-	f->type = cursor_get_u8(&c);
-	f->kind = cursor_get_u8(&c);
-	f->pack = cursor_get_u8(&c);
-	f->flags = cursor_get_u16(&c);
-	f->credits = cursor_get_u16(&c);
-	(void)cursor_get_u32(&c);
-	f->code = cursor_get_u32(&c);
-	f->slot = cursor_get_u32(&c);
-	f->total = cursor_get_u32(&c);
-	f->id = cursor_get_u64(&c);
-	f->bytes = cursor_get_u64(&c);
-	f->digest = cursor_get_u64(&c);
-	f->length = cursor_get_u32(&c);
-	if (c.bad || magic != FRAME_MAGIC || version != WIRE_VERSION)
+	cursor_read(c, buf, len);
+	magic = cursor_get_u32(c);
+	version = cursor_get_u8(c);
+	FRAME_FIRST(CURSOR_GET);
+	(void)cursor_get_u32(c);
+	FRAME_LAST(CURSOR_GET);
+	if (c->bad || magic != FRAME_MAGIC || version != WIRE_VERSION)
 		return err_raise(ERR_PROTO,
 				 "verbs frame: %zu bytes, magic %08x, version %u", len,
 				 magic, version);
-	if (f->length != cursor_left(&c))
+	if (m->length != cursor_left(c))
 		return err_raise(ERR_PROTO,
 				 "verbs frame: %zu bytes of body, %u announced",
-				 cursor_left(&c), f->length);
-	if (f->type == 0 || f->type >= VERBS_TYPE_END)
-		return err_raise(ERR_PROTO, "verbs frame: type %u", f->type);
+				 cursor_left(c), m->length);
+	if (m->type == 0 || m->type >= VERBS_TYPE_END)
+		return err_raise(ERR_PROTO, "verbs frame: type %u", m->type);
 	return 0;
 }
 
@@ -215,53 +205,43 @@ static int verbs_wire_remote_check(const struct verbs_remote *r)
 	return 0;
 }
 
-int verbs_remote_put(const struct verbs_remote *remote, void *buf, size_t size,
-		     size_t *len_p)
+int verbs_remote_put(const struct verbs_remote *m, void *buf, size_t size, size_t *len_p)
 {
-	struct cursor c;
+	struct cursor out, *c = &out;
 
-	cursor_write(&c, buf, size);
-	cursor_put_u32(&c, KEY_MAGIC);
-	cursor_put_u8(&c, WIRE_VERSION);
-	cursor_put_u8(&c, (uint8_t)remote->rails);
-	cursor_put_u8(&c, (uint8_t)remote->pieces);
-	cursor_put_u8(&c, remote->shift);
-	cursor_put_u64(&c, remote->id);
-	cursor_put_u64(&c, remote->address);
-	cursor_put_u64(&c, remote->length);
-	for (uint32_t i = 0; i < remote->rails; i++)
-		for (uint32_t j = 0; j < remote->pieces; j++)
-			cursor_put_u32(&c, remote->rkey[i][j]);
-	*len_p = c.pos;
-	return err_pass(cursor_check(&c, "verbs key"));
+	cursor_write(c, buf, size);
+	cursor_put_u32(c, KEY_MAGIC);
+	cursor_put_u8(c, WIRE_VERSION);
+	REMOTE(CURSOR_PUT);
+	for (uint32_t i = 0; i < m->rails; i++)
+		for (uint32_t j = 0; j < m->pieces; j++)
+			cursor_put_u32(c, m->rkey[i][j]);
+	*len_p = c->pos;
+	return err_pass(cursor_check(c, "verbs key"));
 }
 
 int verbs_remote_get(const void *buf, size_t len, struct verbs_remote *remote_p)
 {
-	struct cursor c;
+	struct verbs_remote *m = remote_p;
+	struct cursor in, *c = &in;
 	uint32_t magic;
 	uint8_t version;
 	int r;
 
-	memset(remote_p, 0, sizeof(*remote_p));
-	cursor_read(&c, buf, len);
-	magic = cursor_get_u32(&c);
-	version = cursor_get_u8(&c);
-	remote_p->rails = cursor_get_u8(&c);
-	remote_p->pieces = cursor_get_u8(&c);
-	remote_p->shift = cursor_get_u8(&c);
-	remote_p->id = cursor_get_u64(&c);
-	remote_p->address = cursor_get_u64(&c);
-	remote_p->length = cursor_get_u64(&c);
-	if (c.bad || magic != KEY_MAGIC || version != WIRE_VERSION)
+	memset(m, 0, sizeof(*m));
+	cursor_read(c, buf, len);
+	magic = cursor_get_u32(c);
+	version = cursor_get_u8(c);
+	REMOTE(CURSOR_GET);
+	if (c->bad || magic != KEY_MAGIC || version != WIRE_VERSION)
 		return err_raise(ERR_PROTO, "verbs key: malformed");
-	r = verbs_wire_remote_check(remote_p);
+	r = verbs_wire_remote_check(m);
 	if (r < 0)
 		return err_pass(r);
-	for (uint32_t i = 0; i < remote_p->rails; i++)
-		for (uint32_t j = 0; j < remote_p->pieces; j++)
-			remote_p->rkey[i][j] = cursor_get_u32(&c);
-	if (c.bad || cursor_left(&c))
+	for (uint32_t i = 0; i < m->rails; i++)
+		for (uint32_t j = 0; j < m->pieces; j++)
+			m->rkey[i][j] = cursor_get_u32(c);
+	if (c->bad || cursor_left(c))
 		return err_raise(ERR_PROTO, "verbs key: %zu bytes", len);
 	return 0;
 }
