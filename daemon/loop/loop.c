@@ -15,11 +15,11 @@
  * belong to the next turn, which then does not wait. So nothing in one turn can starve
  * the poll.
  *
- * Time. Each part of a turn (calls, fds, timers) may take PART_NS; the rest runs first in
- * the next turn, after a poll that does not wait. Each part runs one callback at least,
- * so none can starve another. Ready fds that were not served are queued: libev's order
- * must not decide which are served. A callback with many small steps calls loop_enough()
- * between them.
+ * Time. Each part of a turn (calls, fds, timers) may take PART_NS, less the time by which
+ * earlier parts exceeded theirs; the rest runs first in the next turn, after a poll that
+ * does not wait. Each part runs one callback at least, so none can starve another. Ready
+ * fds that were not served are queued: libev's order must not decide which are served. A
+ * callback with many small steps calls loop_enough() between them.
  *
  * Lag. A daemon that was kept from its poll (a long callback, a stopped
  * process, a starved core) must not declare its peers dead. Two kinds of stall are
@@ -80,6 +80,7 @@ struct loop {
 	struct list prepares;
 	struct list late;     /* struct io.late: ready, not served yet */
 	uint64_t part_end_ns; /* of the part of the turn that runs; NEVER: virtual */
+	unsigned int part;    /* its number in this turn, from 1 */
 	unsigned int part_asks, asks_left; /* loop_virtual_parts() */
 
 	uint64_t polled_ns; /* the poll last returned */
@@ -151,8 +152,13 @@ uint64_t loop_lag_ns(const struct loop *loop, uint64_t since_ns)
 
 static void part_begin(struct loop *loop)
 {
-	loop->part_end_ns = loop->ev ? loop_clock_ns(loop) + PART_NS : NEVER;
 	loop->asks_left = loop->part_asks;
+	if (!loop->ev)
+		return;
+	uint64_t end_ns = loop_clock_ns(loop) + PART_NS;
+	uint64_t due_ns = loop->polled_ns + ++loop->part * PART_NS;
+
+	loop->part_end_ns = end_ns < due_ns ? end_ns : due_ns;
 }
 
 bool loop_enough(struct loop *loop)
@@ -517,7 +523,8 @@ static void on_poll_end(struct ev_loop *ev) EV_NOEXCEPT
 
 	loop->now_ns = loop_clock_ns(loop);
 	loop->polled_ns = loop->now_ns;
-	loop->part_end_ns = loop->now_ns + PART_NS;
+	loop->part = 0;
+	part_begin(loop);
 	stall_note(loop, loop->now_ns, sub_sat(loop->now_ns, loop->due_ns));
 	if (loop->now_ns >= loop->due_ns)
 		histogram_add(&loop->stats.late, loop->now_ns - loop->due_ns);
