@@ -27,6 +27,9 @@ static void on_request(void *owner, struct xp_inbound *in)
 	if (in->header_len >= 4)
 		memcpy(&n->seen[i].mark, in->header, 4);
 	in->owner = &n->seen[i];
+	for (uint64_t end_ns = loop_clock_ns(n->test->loop) + n->slow_ns;
+	     loop_clock_ns(n->test->loop) < end_ns;)
+		;
 	if (n->answer == DUO_HOLD)
 		return;
 	n->test->in_call = true;

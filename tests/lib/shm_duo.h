@@ -36,6 +36,7 @@ struct duo_node {
 	unsigned int ready, lost, closed, keys_ok, keys_bad;
 	struct err why, key_err;
 	enum duo_answer answer;
+	uint64_t slow_ns;      /* that a request takes */
 	struct xp_sides sides; /* what DUO_LAND answers */
 	unsigned int requests;
 	struct {

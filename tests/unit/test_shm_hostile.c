@@ -346,6 +346,110 @@ static void frames_in_pieces_are_put_together(void **state)
 	duo_end(t);
 }
 
+/* ---- more frames at once than a turn handles ---- */
+
+#define AT_ONCE 7u
+
+/* Requests that take a turn's time each, and behind them a frame, arrive at once. */
+static int flood(struct duo *t, uint8_t last_type)
+{
+	uint8_t body[SHM_REQUEST_BYTES + 4] = {XP_WRITE, [9] = 4};
+	struct raw raw = {.len = 0};
+	int fd = hostile(t);
+
+	for (uint32_t i = 1; i <= AT_ONCE; i++) {
+		memcpy(body + SHM_REQUEST_BYTES, &i, 4);
+		raw_frame(&raw, i < AT_ONCE ? SHM_REQUEST : last_type, 0, i, body,
+			  i < AT_ONCE || last_type == SHM_REQUEST ? sizeof(body) : 0);
+	}
+	t->b.answer = DUO_HOLD;
+	t->b.slow_ns = LOOP_TURN_NS;
+	raw_send(fd, &raw, NULL, 0);
+	return fd;
+}
+
+/* Runs turns until so many requests were handed up: one per turn. */
+static void flood_turns(struct duo *t, unsigned int until)
+{
+	uint64_t end_ns = loop_clock_ns(t->loop) + DUO_WAIT_NS;
+
+	while (t->b.requests < until) {
+		unsigned int before = t->b.requests;
+
+		assert_true(loop_clock_ns(t->loop) < end_ns);
+		loop_turn(t->loop, 20 * LOOP_NS_PER_MS);
+		assert_in_range(t->b.requests, before, before + 1);
+	}
+}
+
+/* No further byte arrives: the rest is not announced by the socket. */
+static void frames_at_once_are_handled_some_per_turn(void **state)
+{
+	struct duo *t = duo_new();
+	int fd = flood(t, SHM_REQUEST);
+
+	(void)state;
+	flood_turns(t, AT_ONCE);
+	for (uint32_t i = 0; i < AT_ONCE; i++)
+		assert_int_equal(t->b.seen[i].mark, i + 1);
+	t->b.slow_ns = 0;
+	close(fd);
+	DUO_WAIT(t, t->b.lost);
+	assert_int_equal(t->b.why.code, ERR_PEER);
+	duo_end(t);
+}
+
+/* Frames sent before the end of the connection precede it, also if answers cannot be
+ * sent any more. */
+static void frames_precede_the_end(enum duo_answer answer)
+{
+	struct duo *t = duo_new();
+	int fd = flood(t, SHM_REQUEST);
+
+	flood_turns(t, 2);
+	t->b.answer = answer;
+	close(fd);
+	DUO_WAIT(t, t->b.lost);
+	assert_int_equal(t->b.requests, AT_ONCE);
+	duo_end(t);
+}
+
+static void frames_at_once_precede_the_end(void **state)
+{
+	(void)state;
+	frames_precede_the_end(DUO_HOLD);
+	frames_precede_the_end(DUO_REFUSE);
+}
+
+static void bad_frame_among_many_loses_the_peer(void **state)
+{
+	struct duo *t = duo_new();
+	int fd = flood(t, SHM_CONFIRM);
+
+	(void)state;
+	DUO_WAIT(t, t->b.lost);
+	assert_int_equal(t->b.why.code, ERR_PROTO);
+	assert_int_equal(t->b.requests, AT_ONCE - 1);
+	close(fd);
+	duo_end(t);
+}
+
+static void peer_closed_between_frames_gets_no_more(void **state)
+{
+	struct duo *t = duo_new();
+	int fd = flood(t, SHM_REQUEST);
+
+	(void)state;
+	flood_turns(t, 2);
+	shm_transport.peer_close(t->b.peer, duo_on_closed, &t->b);
+	DUO_WAIT(t, t->b.closed);
+	t->b.peer = NULL;
+	assert_int_equal(t->b.requests, 2);
+	assert_int_equal(t->b.inbound_dones, 2);
+	close(fd);
+	duo_end(t);
+}
+
 /* It asks and never reads: bounded, and the loop stays free. */
 static void peer_never_reading_is_lost(void **state)
 {
@@ -626,6 +730,10 @@ int main(void)
 		cmocka_unit_test(address_of_another_machine_is_refused),
 		cmocka_unit_test(frames_hostile_lose_their_peer_only),
 		cmocka_unit_test(frames_in_pieces_are_put_together),
+		cmocka_unit_test(frames_at_once_are_handled_some_per_turn),
+		cmocka_unit_test(frames_at_once_precede_the_end),
+		cmocka_unit_test(bad_frame_among_many_loses_the_peer),
+		cmocka_unit_test(peer_closed_between_frames_gets_no_more),
 		cmocka_unit_test(peer_never_reading_is_lost),
 		cmocka_unit_test(requests_over_the_limit_lose_the_peer),
 		cmocka_unit_test(headers_over_the_limit_lose_the_peer),

@@ -274,8 +274,7 @@ static void peer_send(struct shm_peer *peer)
 	bool blocked;
 
 	if (peer->self) {
-		if (shm_wire_loop_back(peer))
-			net_peer_kick(&peer->net);
+		shm_wire_loop_back(peer);
 	} else if (shm_peer_speaks(peer)) {
 		blocked = shm_wire_flush(peer);
 		if (net_peer_live(&peer->net) &&
@@ -289,6 +288,7 @@ static void peer_send(struct shm_peer *peer)
 static void shm_peer_begin_end(struct shm_peer *peer)
 {
 	net_peer_end(&peer->net);
+	loop_work_stop(&peer->frames);
 	if (peer->fd < 0)
 		return;
 	loop_fd_stop(&peer->watch);
@@ -362,6 +362,7 @@ static void shm_peer_init(struct shm_peer *peer, struct shm *shm,
 	list_init(&peer->orphans);
 	shm_ring_init(peer);
 	shm_wire_init(&peer->wire);
+	shm_wire_frames_init(peer);
 }
 
 static int peer_begin(struct shm_peer *peer)

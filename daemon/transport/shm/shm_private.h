@@ -21,6 +21,7 @@
 #include "daemon/base/cursor.h"
 #include "daemon/loop/loop.h"
 #include "daemon/loop/offload.h"
+#include "daemon/loop/work.h"
 #include "daemon/gate/gate.h"
 #include "daemon/memory/copy.h"
 #include "daemon/memory/release.h"
@@ -227,7 +228,7 @@ struct shm_wire {
 	size_t tail_bytes; /* unsent ones of all */
 	bool urgent; /* an error is queued in `out`: sent before anything is returned */
 	uint8_t *in;
-	size_t in_len, in_size;
+	size_t in_pos, in_len, in_size; /* the next frame to handle is at in_pos */
 	int in_fds[8]; /* arrived, for frames not yet parsed; -1: out of descriptors
 			*/
 	unsigned int in_fd_count;
@@ -243,7 +244,8 @@ struct shm_peer {
 	struct loop_fd watch;
 	struct gate_client gate; /* receives messages with fds */
 	struct shm_wire wire;
-	uint64_t held_bytes; /* headers of the peer's requests */
+	struct loop_work frames; /* handles received ones; then more are read */
+	uint64_t held_bytes;	 /* headers of the peer's requests */
 
 	struct list keys;    /* to be asked for */
 	struct list asked;   /* in this order */
@@ -345,12 +347,13 @@ static inline size_t shm_unsent(const struct shm_peer *peer)
 {
 	return peer->wire.out_len - peer->wire.out_pos + peer->wire.tail_bytes;
 }
-/* Write until the socket is full / read and handle available frames. The peer may be
- * failed afterwards. False: nothing more to do now. */
+/* Write until the socket is full / read, and handle frames in this turn and later ones.
+ * The peer may be failed afterwards. False: nothing more to do now. */
 bool shm_wire_flush(struct shm_peer *peer);
 void shm_wire_receive(struct shm_peer *peer);
 void shm_wire_on_parcel(struct gate_client *client, struct gate_parcel *parcel);
-bool shm_wire_loop_back(struct shm_peer *peer); /* self: deliver sent frames */
+void shm_wire_frames_init(struct shm_peer *peer);
+void shm_wire_loop_back(struct shm_peer *peer); /* self: deliver sent frames */
 int shm_wire_take_fd(struct shm_peer *peer);	/* of the frame at hand */
 /* The memory of the frame at hand, if it is long and has its own buffer: then owned by
  * the caller. NULL: it must be copied. */

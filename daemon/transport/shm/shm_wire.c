@@ -9,6 +9,9 @@
  * arrived, and fds that are left over when no frame is unfinished were sent in violation
  * of the protocol.
  *
+ * Received frames are handled some per turn. The rest waits in the buffer, where no poll
+ * sees it: a deferred call continues, and the socket is read again after the last one.
+ *
  * Frames are appended to one buffer and written when the turn ends. Requests wait at
  * their caller while the buffer is over SHM_OUT_SOFT; all other frames are few for each
  * request; a peer that never reads meets SHM_OUT_HARD and is lost. The loop never waits
@@ -28,6 +31,7 @@
 
 #define IN_BYTES (64u << 10)
 #define CALL_BYTES (64u << 10) /* of a long frame; unmapped memory costs it 50 us */
+#define READ_BYTES (16u << 10) /* of short ones: about a turn's share */
 #define ERR_WIRE_TEXT 256u
 
 struct row {
@@ -385,7 +389,8 @@ bool shm_wire_flush(struct shm_peer *peer)
 		}
 		if (errno == EINTR)
 			continue;
-		if (errno == EAGAIN)
+		/* frames that it sent before its end come first */
+		if (errno == EAGAIN || loop_work_running(&peer->frames))
 			return true;
 		err_raise(ERR_PEER, "shm: sending to the peer: %s", strerror(errno));
 		net_peer_fail_last(&peer->net);
@@ -462,24 +467,55 @@ static int frame_length(const uint8_t *p, size_t have, size_t *body_p)
 	return 0;
 }
 
-/* Handle the complete frames of [p, p + len); how many bytes that were. */
-static int frames_handle(struct shm_peer *peer, const uint8_t *p, size_t len,
-			 size_t *used_p)
+/* Handles the next frame. 1: done; 0: none is complete. */
+static int frame_next(struct shm_peer *peer)
 {
-	size_t used = 0, body;
-	int r = 0;
+	struct shm_wire *wire = &peer->wire;
+	const uint8_t *p = wire->in + wire->in_pos;
+	size_t have = wire->in_len - wire->in_pos, body;
+	int r;
 
-	while (shm_peer_speaks(peer) && len - used >= SHM_FRAME_BYTES) {
-		r = frame_length(p + used, SHM_FRAME_BYTES, &body);
-		if (r < 0 || len - used < SHM_FRAME_BYTES + body)
-			break;
-		r = frame_handle(peer, p + used, body);
-		if (r < 0)
-			break;
-		used += SHM_FRAME_BYTES + body;
+	if (!shm_peer_speaks(peer) || have < SHM_FRAME_BYTES)
+		return 0;
+	r = frame_length(p, SHM_FRAME_BYTES, &body);
+	if (r < 0 || have < SHM_FRAME_BYTES + body)
+		return err_pass(r);
+	r = frame_handle(peer, p, body);
+	if (wire->in_len > 0) /* else it was taken */
+		wire->in_pos += SHM_FRAME_BYTES + body;
+	return r < 0 ? err_pass(r) : 1;
+}
+
+static bool frames_step(struct loop_work *work)
+{
+	struct shm_peer *peer = container_of(work, struct shm_peer, frames);
+	int r = frame_next(peer);
+
+	if (r < 0)
+		net_peer_fail_last(&peer->net);
+	net_peer_kick(&peer->net); /* sends the answers of handlers */
+	return r > 0;
+}
+
+/* Only a part of a frame is left, if anything. */
+static void frames_done(struct loop_work *work)
+{
+	struct shm_peer *peer = container_of(work, struct shm_peer, frames);
+	struct shm_wire *wire = &peer->wire;
+
+	wire->in_len -= wire->in_pos;
+	memmove(wire->in, wire->in + wire->in_pos, wire->in_len);
+	wire->in_pos = 0;
+	if (shm_peer_speaks(peer) && wire->in_len == 0 && wire->in_fd_count > 0) {
+		err_raise(ERR_PROTO, "shm: an fd that no frame carries");
+		net_peer_fail_last(&peer->net);
 	}
-	*used_p = used;
-	return err_pass(r);
+}
+
+void shm_wire_frames_init(struct shm_peer *peer)
+{
+	loop_work_init(&peer->frames, peer->shm->net.base.env.loop, frames_step,
+		       frames_done);
 }
 
 /* Space for the frame that is arriving. */
@@ -556,12 +592,13 @@ static int in_put(struct shm_wire *wire, struct gate_parcel *parcel)
 static int in_read(struct shm_peer *peer)
 {
 	struct shm_wire *wire = &peer->wire;
+	const size_t most = wire->in_size > IN_BYTES ? CALL_BYTES : READ_BYTES;
 	size_t want = wire->in_size - wire->in_len;
 	bool with = false;
 	ssize_t n;
 
-	if (want > CALL_BYTES)
-		want = CALL_BYTES;
+	if (want > most)
+		want = most;
 	n = gate_peek(peer->fd, wire->in + wire->in_len, want, &with);
 	if (n > 0 && with) {
 		gate_receive(&peer->gate, GATE_STREAM, (size_t)n,
@@ -581,81 +618,51 @@ static int in_read(struct shm_peer *peer)
 	return 1;
 }
 
-/* Handle the received frames. */
-static int in_handle(struct shm_peer *peer)
-{
-	struct shm_wire *wire = &peer->wire;
-	size_t used = 0;
-	int r = frames_handle(peer, wire->in, wire->in_len, &used);
-
-	if (!shm_peer_speaks(peer))
-		return 0;	/* a handler failed or closed it */
-	if (wire->in_len > 0) { /* else it was taken */
-		memmove(wire->in, wire->in + used, wire->in_len - used);
-		wire->in_len -= used;
-	}
-	if (r == 0 && wire->in_len == 0 && wire->in_fd_count > 0)
-		r = err_raise(ERR_PROTO, "shm: an fd that no frame carries");
-	return err_pass(r);
-}
-
 /* One read per call: the loop calls again while there is more, and serves the other peers
  * in between. */
 void shm_wire_receive(struct shm_peer *peer)
 {
 	int r;
 
-	if (gate_receiving(&peer->gate))
+	if (gate_receiving(&peer->gate) || loop_work_running(&peer->frames))
 		return;
 	r = shm_wire_reserve(peer);
 	if (r == 0)
 		r = in_read(peer);
-	if (r > 0)
-		r = in_handle(peer);
 	if (r < 0)
 		net_peer_fail_last(&peer->net);
+	else if (r > 0)
+		loop_work_start(&peer->frames);
 }
 
 void shm_wire_on_parcel(struct gate_client *client, struct gate_parcel *parcel)
 {
 	struct shm_peer *peer = container_of(client, struct shm_peer, gate);
-	int r;
 
 	if (!shm_peer_speaks(peer))
 		return;
-	r = in_put(&peer->wire, parcel);
-	if (r == 0)
-		r = in_handle(peer);
-	if (r < 0)
+	if (in_put(&peer->wire, parcel) < 0)
 		net_peer_fail_last(&peer->net);
+	else
+		loop_work_start(&peer->frames);
 	net_peer_kick(&peer->net); /* watches again */
 }
 
-bool shm_wire_loop_back(struct shm_peer *peer)
+void shm_wire_loop_back(struct shm_peer *peer)
 {
 	struct shm_wire *wire = &peer->wire, sent = *wire;
-	size_t used = 0;
-	int r = 0;
 
-	if (wire->out_len == 0)
-		return false;
-	/* frames that handlers send meanwhile belong to the next turn, in the other
-	 * buffer: frames need no memory but for their own length */
+	if (sent.out_len == 0 || loop_work_running(&peer->frames))
+		return;
+	/* The buffers change places, so frames need no memory but for their own length.
+	 * Those that handlers send meanwhile belong to the next round. */
 	shm_wire_init(wire);
+	wire->in = sent.out;
+	wire->in_len = sent.out_len;
+	wire->in_size = sent.out_size;
 	wire->out = sent.in;
 	wire->out_size = sent.in_size;
-	for (unsigned int i = 0; i < sent.out_fd_count; i++) {
+	for (unsigned int i = 0; i < sent.out_fd_count; i++)
 		wire->in_fds[wire->in_fd_count++] = sent.out_fds[i].fd;
-	}
-	sent.out_fd_count = 0;
-	r = frames_handle(peer, sent.out, sent.out_len, &used);
-	if (r < 0)
-		net_peer_fail_last(&peer->net);
-	if (!shm_peer_speaks(peer)) { /* a handler failed or closed it */
-		mem_free(sent.out);
-		return false;
-	}
-	wire->in = sent.out;
-	wire->in_size = sent.out_size;
-	return wire->out_len > 0;
+	loop_work_start(&peer->frames);
 }
