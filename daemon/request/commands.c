@@ -144,6 +144,36 @@ void requests_detach(struct session *session)
 		request_leave(req);
 }
 
+/* ---- helpers ---- */
+
+static void request_work(struct offload_job *job)
+{
+	struct request *req = container_of(job, struct request, job);
+
+	req->work(req);
+}
+
+static void request_worked(struct offload_job *job)
+{
+	struct request *req = container_of(job, struct request, job);
+	struct session *session = mem_steal(req->held);
+
+	session->walking--;
+	req->done(req);
+	session_drain_end(session);
+}
+
+void request_offload(struct request *req)
+{
+	req->held = req->session;
+	req->held->walking++;
+	session_drain_begin(req->held);
+	req->job = (struct offload_job){.work = request_work,
+					.done = request_worked,
+					.principal = session_principal(req->held)};
+	offload_submit(req->kvd->offload, &req->job);
+}
+
 /* ---- replies ---- */
 
 #define REPLY_LARGE_BYTES (64u << 10)

@@ -44,7 +44,10 @@ struct request {
 		     * of them */
 	unsigned int number;	/* of its command, from 1; 0: none */
 	size_t bytes;		/* of the line, charged to the session */
-	struct offload_job job; /* private: deletes a large tree off the loop */
+	struct offload_job job; /* private: of request_offload(), or of a large tree */
+	void (*work)(struct request *req), (*done)(struct request *req);
+	void *state;	      /* the command's, for both */
+	struct session *held; /* private: while a helper works */
 	/* callers without a connection (simulation, tests) receive the reply here */
 	void (*on_answer)(void *arg, const char *text, size_t len);
 	void *on_answer_arg;
@@ -109,6 +112,11 @@ struct request_list_args {
 int request_list(struct request *req, const char *name,
 		 void (*put)(struct text *out, const struct session *session,
 			     const struct request *req));
+
+/* A helper runs req->work, which touches only the request's own memory. Then req->done
+ * answers on the loop, or drops the request if its session has ended. The session's next
+ * line waits. */
+void request_offload(struct request *req);
 
 /* For control: a request of one line, not parsed yet; takes the line's fds. It counts
  * as open until it is answered. NULL: ERR_NOMEM. */

@@ -13,6 +13,7 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/hex.h"
+#include "proto/base64.h"
 #include "proto/json.h"
 
 /* `,"name":` in one piece, as far as that fits and has nothing to escape. */
@@ -129,6 +130,20 @@ void out_hex(struct text *out, const char *name, const uint8_t *bytes, size_t le
 		n = len - at < 32 ? len - at : 32;
 		hex_write(bytes + at, n, digits);
 		text_puts(out, digits);
+	}
+	text_puts(out, "\"");
+}
+
+void out_base64(struct text *out, const char *name, const uint8_t *bytes, size_t len)
+{
+	char digits[BASE64_CHARS(768) + 1];
+
+	out_name(out, name);
+	text_puts(out, "\"");
+	for (size_t at = 0, n; at < len; at += n) { /* whole groups of three */
+		n = len - at < 768 ? len - at : 768;
+		base64_encode(bytes + at, n, digits);
+		text_put(out, digits, BASE64_CHARS(n));
 	}
 	text_puts(out, "\"");
 }

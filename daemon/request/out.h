@@ -23,6 +23,7 @@ void out_null(struct text *out, const char *name);
 /* A decimal string: a number of 64 bits, which many JSON readers would round. */
 void out_id(struct text *out, const char *name, uint64_t value);
 void out_hex(struct text *out, const char *name, const uint8_t *bytes, size_t len);
+void out_base64(struct text *out, const char *name, const uint8_t *bytes, size_t len);
 void out_pair(struct text *out, const char *name, uint64_t a, uint64_t b); /* [a, b] */
 /* A digest of 64 bits: 16 hex digits. */
 void out_digest(struct text *out, const char *name, uint64_t digest);

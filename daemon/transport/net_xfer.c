@@ -437,6 +437,7 @@ void net_request(struct net_xfer *xfer, const void *header, size_t header_len)
 		.kind = xfer->kind,
 		.header = header,
 		.header_len = header_len,
+		.owned = xfer->in.owned,
 		.bytes = xfer->bytes,
 	};
 	up->on_request(up->owner, &xfer->in);

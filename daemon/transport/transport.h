@@ -164,6 +164,9 @@ struct xp_inbound {
 	enum xp_kind kind;
 	const void *header; /* valid until on_inbound_done */
 	size_t header_len;
+	/* The memory that the header lies in, or NULL. The answerer may take it (sets
+	 * NULL, mem_free()) instead of copying. */
+	uint8_t *owned;
 	uint64_t bytes; /* the initiator's claim; land() checks it against the plan */
 	uint64_t moved; /* progress */
 	/* as an op's; set before land() */

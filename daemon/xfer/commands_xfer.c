@@ -22,7 +22,7 @@
 #include "proto/kvd_status.h"
 
 #define DESCS_JSON_MAX 1024
-#define DRAIN_BYTES (32u << 10) /* of a reply to notif.drain; JSON and base64 of them */
+#define INLINE_BYTES (32u << 10) /* of base64 that the loop reads or writes at once */
 #define ROW_BYTES (4 * sizeof(uint64_t)) /* of a descriptor */
 #define ATTACH_MS_DEFAULT 5000
 
@@ -297,100 +297,166 @@ struct submit_args {
 	const char *entry, *data;
 };
 
+struct submit {
+	struct kvd_ring_entry entry;
+	struct ring_payload payload;
+	struct err why; /* code != OK: the payload is not base64 */
+};
+
+static void submit_work(struct request *req)
+{
+	const struct submit_args *args = request_args(req);
+	struct submit *submit = req->state;
+	size_t len = 0;
+
+	if (parse_bytes(args->data, "data", &submit->payload.data, &len) < 0)
+		err_take(&submit->why);
+	submit->payload.bytes = len;
+}
+
+static int submit_run(struct request *req)
+{
+	struct submit *submit = req->state;
+	struct ring *ring = ring_of(req->session);
+
+	if (submit->why.code)
+		return err_reraise(&submit->why);
+	if (ring->work) /* the line did not wait for it */
+		return err_raise(ERR_BUSY, "an earlier entry is not complete");
+	return ring_op(ring, &submit->entry, &submit->payload);
+}
+
+static void submit_done(struct request *req)
+{
+	struct submit *submit = req->state;
+
+	if (!req->session)
+		request_drop(req);
+	else if (submit_run(req) < 0)
+		request_fail_last(req);
+	else
+		request_reply(req);
+	mem_free_large(submit->payload.data, submit->payload.bytes);
+	mem_free(submit);
+}
+
+/* Short ones take no noticeable time on the loop. */
+static int run_work(struct request *req, bool is_long)
+{
+	if (is_long) {
+		request_offload(req);
+		return 0;
+	}
+	req->work(req);
+	req->done(req);
+	return 0;
+}
+
 static int run_submit(struct request *req)
 {
 	const struct submit_args *args = request_args(req);
 	struct ring *ring = ring_need(req->session);
 	cleanup_free uint8_t *raw = NULL;
-	struct ring_payload data = {.fd = -1};
-	struct kvd_ring_entry entry;
+	struct submit *submit;
 	size_t len = 0;
 	int r = ring ? parse_bytes(args->entry, "entry", &raw, &len) : -ENOMEM;
 
-	if (r >= 0 && len != sizeof(entry))
+	if (r >= 0 && len != sizeof(submit->entry))
 		r = err_raise(ERR_INVAL, "entry: %zu bytes; must be %zu", len,
-			      sizeof(entry));
-	if (r >= 0)
-		r = parse_bytes(args->data, "data", &data.data, &len);
-	if (r < 0)
-		return err_pass(r);
-	data.bytes = len;
-	memcpy(&entry, raw, sizeof(entry));
-	r = ring_op(ring, &entry, &data);
-	mem_free(data.data);
-	if (r < 0)
-		return err_pass(r);
-	return request_reply(req);
+			      sizeof(submit->entry));
+	submit = r >= 0 ? mem_zalloc(sizeof(*submit)) : NULL;
+	if (!submit)
+		return r < 0 ? err_pass(r) : err_pass(-ENOMEM);
+	memcpy(&submit->entry, raw, sizeof(submit->entry));
+	submit->payload.fd = -1;
+	req->state = submit;
+	req->work = submit_work;
+	req->done = submit_done;
+	return run_work(req, req->bytes > INLINE_BYTES);
 }
 
 /* ---- notifications ---- */
 
-static bool put_notif(struct text *out, const struct notif *notif)
-{
-	cleanup_free char *text = mem_zalloc(BASE64_CHARS(notif->len) + 1);
+struct drain {
+	struct list taken; /* struct notif.link */
+	size_t bytes;	   /* of these, in xs->notif_bytes */
+	bool more;
+	struct text text;
+};
 
-	if (!text)
-		return false;
-	base64_encode(notif->data, notif->len, text);
-	out_object(out, NULL);
-	out_text(out, "from", notif->from);
-	out_text(out, "data", text);
-	out_close(out, '}');
-	return true;
-}
-
-/* Moves as many to `taken` as a turn encodes, and at least one: each fits a reply alone
- * (notif_new()). The others stay for the next call. */
-static bool take_notifs(struct xfer_session *xs, struct text *out, struct list *taken)
+/* As many as one reply takes, and at least one: each fits a reply alone (notif_new()).
+ * The others stay for the next call. Returns the size of the reply. */
+static size_t drain_take(struct drain *drain, struct xfer_session *xs)
 {
-	size_t left = DRAIN_BYTES, bytes;
+	size_t total = 0, bytes;
 	struct notif *notif;
 
+	list_init(&drain->taken);
 	while ((notif = list_first(&xs->notifs, struct notif, link))) {
 		bytes = notif_answer_bytes(notif->from, notif->len);
-		if (bytes > left && !list_empty(taken))
+		if (total && total + bytes > INLINE_BYTES)
 			break;
-		left -= bytes < left ? bytes : left;
+		total += bytes;
+		drain->bytes += notif->len + sizeof(*notif);
 		list_remove(&notif->link);
-		list_push_back(taken, &notif->link);
-		if (!put_notif(out, notif))
-			return false;
+		list_push_back(&drain->taken, &notif->link);
 	}
-	return true;
+	drain->more = notif;
+	return total;
+}
+
+static void drain_work(struct request *req)
+{
+	struct drain *drain = req->state;
+	struct text *out = &drain->text;
+	const struct notif *notif;
+
+	request_text_begin(req, out);
+	out_array(out, "notifs");
+	list_foreach(notif, &drain->taken, link) {
+		out_object(out, NULL);
+		out_text(out, "from", notif->from);
+		out_base64(out, "data", notif->data, notif->len);
+		out_close(out, '}');
+	}
+	out_close(out, ']');
+	out_bool(out, "more", drain->more);
 }
 
 /* If the reply fails, the engine calls again: nothing may be lost. */
+static void drain_done(struct request *req)
+{
+	struct xfer_session *xs = req->session ? session_of(req) : NULL;
+	struct drain *drain = req->state;
+	struct notif *notif;
+
+	req->frees = true;
+	if (!xs) {
+		request_drop(req);
+	} else if (request_text_reply(req, &drain->text) < 0) {
+		list_append(&drain->taken, &xs->notifs);
+		list_append(&xs->notifs, &drain->taken);
+		request_fail_last(req);
+	} else {
+		xs->notif_bytes -= drain->bytes;
+	}
+	list_foreach_safe(notif, &drain->taken, link)
+		notif_free(notif);
+	text_fini(&drain->text);
+	mem_free(drain);
+}
+
 static int run_notif_drain(struct request *req)
 {
 	struct xfer_session *xs = session_of(req);
-	struct list taken = LIST_INIT(taken), *at;
-	struct reply reply;
-	struct notif *notif;
-	struct text *out;
-	size_t bytes = 0;
-	int r;
+	struct drain *drain = xs ? mem_zalloc(sizeof(*drain)) : NULL;
 
-	if (!xs)
+	if (!drain)
 		return err_pass(-ENOMEM);
-	out = reply_begin(&reply, req);
-	out_array(out, "notifs");
-	out->failed = !take_notifs(xs, out, &taken);
-	out_close(out, ']');
-	out_bool(out, "more", !list_empty(&xs->notifs));
-	list_foreach(notif, &taken, link)
-		bytes += notif->len + sizeof(*notif);
-	xs->notif_bytes -= bytes;
-	req->frees = true;
-	r = reply_try(&reply);
-	if (r < 0)
-		xs->notif_bytes += bytes;
-	while (r < 0 && (at = taken.prev) != &taken) {
-		list_remove(at);
-		list_push_front(&xs->notifs, at);
-	}
-	list_foreach_safe(notif, &taken, link)
-		notif_free(notif);
-	return r < 0 ? err_pass(r) : 0;
+	req->state = drain;
+	req->work = drain_work;
+	req->done = drain_done;
+	return run_work(req, drain_take(drain, xs) > INLINE_BYTES);
 }
 
 #define F_ATTACH_MS(s, text)                                                             \

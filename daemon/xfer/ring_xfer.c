@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lists, transfers and notifications by the submission ring. Lists and transfers are ops
- * (xfer_op.h). The number of notifications being sent is limited, and beyond the limit
- * the ring waits until some have been sent.
+ * Lists, transfers and notifications by the submission ring are ops (xfer_op.h). The
+ * number of notifications being sent is limited, and beyond the limit the ring waits
+ * until some have been sent.
  */
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
@@ -154,14 +154,28 @@ static int op_post(struct ring *ring, const struct kvd_ring_entry *e,
 	return 0;
 }
 
+/* Errors have no receiver: they are counted. */
+static void note_dropped(struct ring *ring)
+{
+	metrics_add(&ring->session->kvd->metrics,
+		    METRIC_AT(NOTIFS, METRIC_OUT, METRIC_NOTIF_DROPPED), 1);
+	err_clear();
+}
+
+static void ring_note_on_done(struct xfer_op *op, int r)
+{
+	if (r < 0)
+		note_dropped(op->owner);
+	if (op->later)
+		ring_work_end(op->owner, !op->payload.data);
+}
+
 /* Beyond the limit the ring waits; xfer.submit returns an error. */
 static int op_notify(struct ring *ring, const struct kvd_ring_entry *e,
 		     struct ring_payload *arena)
 {
 	struct xfer_session *xs = ring->session->part[MODULE_XFER];
-	struct attach *attach = NULL;
-	uint8_t *data = NULL;
-	int r;
+	struct xfer_op *op = NULL;
 
 	if (xs &&
 	    (xs->notes >= XFER_NOTES_MAX || xs->note_bytes >= XFER_NOTE_BYTES_MAX)) {
@@ -172,18 +186,18 @@ static int op_notify(struct ring *ring, const struct kvd_ring_entry *e,
 		xs->ring_waits = true;
 		return RING_OP_LATER;
 	}
-	r = payload_notif(arena, e->offset, e->bytes, &data);
-	if (r >= 0 && xs)
-		attach = attach_find(xs, e->a);
-	if (attach)
-		r = notif_post(attach, data, e->bytes);
-	if (r < 0 || !attach) { /* no receiver for the error: it is counted */
-		metrics_add(&ring->session->kvd->metrics,
-			    METRIC_AT(NOTIFS, METRIC_OUT, METRIC_NOTIF_DROPPED), 1);
-		err_clear();
+	if (xs)
+		op = xfer_op_new(xs, XFER_OP_NOTE, ring_note_on_done, ring);
+	if (!op) {
+		note_dropped(ring);
+		return 0;
 	}
-	mem_free(data);
-	return 0;
+	op->attach = e->a;
+	op->notif_len = e->bytes;
+	op->payload = *arena;
+	op->offset = e->offset;
+	arena->data = NULL;
+	return op_run(ring, op);
 }
 
 const struct ring_verb xfer_verbs[] = {

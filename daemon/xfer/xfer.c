@@ -142,8 +142,9 @@ size_t notif_answer_max(const struct xfers *xfers)
 }
 
 int notif_new(const struct remote *remote, struct session *session, const char *from,
-	      const void *data, size_t len, struct notif **notif_p)
+	      const void *data, size_t len, uint8_t **owned_p, struct notif **notif_p)
 {
+	const bool take = owned_p && *owned_p && len > NOTIF_COPY_MAX;
 	struct xfer_session *xs = xfer_session_of(session);
 	struct xfers *xfers = xs ? xs->xfers : NULL;
 	struct notif *notif;
@@ -167,7 +168,7 @@ int notif_new(const struct remote *remote, struct session *session, const char *
 			"%u)",
 			session->client, xs->notif_bytes, XFER_NOTIFS_BYTES_MAX);
 	}
-	notif = mem_zalloc(sizeof(*notif) + len);
+	notif = mem_zalloc(sizeof(*notif) + (take ? 0 : len));
 	if (!notif)
 		return err_pass(-ENOMEM);
 	if (charge_take(&notif->charge, remote->account, ACCOUNT_NOTIFS,
@@ -179,7 +180,11 @@ int notif_new(const struct remote *remote, struct session *session, const char *
 	}
 	snprintf(notif->from, sizeof(notif->from), "%s", from);
 	notif->len = len;
-	memcpy(notif->data, data, len);
+	notif->data = take ? data : notif->bytes;
+	if (take)
+		notif->owned = mem_steal(*owned_p);
+	else
+		memcpy(notif->bytes, data, len);
 	xs->notif_bytes += len + sizeof(*notif);
 	*notif_p = notif;
 	return 0;
@@ -207,6 +212,7 @@ void notif_drop(struct session *session, struct notif *notif)
 void notif_free(struct notif *notif)
 {
 	charge_drop(&notif->charge);
+	mem_free_large(notif->owned, notif->len);
 	mem_free(notif);
 }
 

@@ -25,7 +25,9 @@
 #define XFER_NOTIF_MAX ((1u << 20) + (64u << 10) + 16u)
 #define XFER_NOTIFS_BYTES_MAX (8u << 20) /* waiting for one session */
 #define NOTIF_ANSWER_FRAME 256u		 /* size of the other fields of that answer */
-#define XFER_NOTES_MAX 4096u		 /* of a session, being sent */
+#define NOTIF_COPY_MAX \
+	(16u << 10) /* bytes of one; longer ones keep the memory they arrived in */
+#define XFER_NOTES_MAX 4096u /* of a session, being sent */
 #define XFER_NOTE_BYTES_MAX (8u << 20)
 #define XFER_EAGER_REGIONS 64u /* of a session; more are sent on demand */
 #define XFER_PLAN_INLINE 2048u /* rows planned on the loop */
@@ -59,7 +61,9 @@ struct notif {
 	struct charge charge; /* to the daemon that sent it */
 	char from[POOL_NAME_MAX];
 	size_t len;
-	uint8_t data[];
+	const uint8_t *data;
+	uint8_t *owned; /* it lies there, or (NULL) here: */
+	uint8_t bytes[];
 };
 
 /* session->part[MODULE_XFER] */
@@ -205,7 +209,7 @@ struct note {
 	bool notif;
 	uint64_t dlist, serial; /* a part of this list, of that transmission; else 0 */
 	size_t bytes;
-	uint8_t header[];
+	uint8_t *tail; /* of a notification: its own bytes */
 };
 
 /* ---- xfer.c ---- */
@@ -234,9 +238,11 @@ int attach_open(struct xfer_session *xs, const char *endpoint, uint64_t epoch,
 size_t notif_answer_bytes(const char *from, size_t len);
 size_t notif_answer_max(const struct xfers *xfers);
 /* A notification with a reserved place in the session's queue; then queue it, or drop
- * it (session NULL: it has ended), or, once it is off the queue, free it. ERR_LIMIT. */
+ * it (session NULL: it has ended), or, once it is off the queue, free it. ERR_LIMIT. Of a
+ * long one, the memory that `data` lies in is taken instead of copied, if owned_p has it.
+ */
 int notif_new(const struct remote *remote, struct session *session, const char *from,
-	      const void *data, size_t len, struct notif **notif_p);
+	      const void *data, size_t len, uint8_t **owned_p, struct notif **notif_p);
 void notif_queue(struct xfers *xfers, struct session *session, struct notif *notif);
 void notif_drop(struct session *session, struct notif *notif);
 void notif_free(struct notif *notif);
@@ -255,6 +261,10 @@ void shares_regrant(struct xfer_session *xs, const struct grant *grant);
 
 /* ---- xfer_list.c ---- */
 int notif_post(struct attach *attach, const void *data, size_t len);
+/* The same in steps: fill `len` bytes at (*note_p)->tail, then post or free it. */
+int note_begin(struct attach *attach, size_t len, struct note **note_p);
+void note_post(struct note *note, struct attach *attach);
+void note_free(struct note *note); /* NULL is allowed */
 /* Memory for a list and its search result, for so many entries. */
 uint64_t xfer_list_bytes(uint64_t entries);
 bool list_is_sent(const struct prepared *prepared, const struct attach *attach);

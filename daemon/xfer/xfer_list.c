@@ -55,7 +55,7 @@ static void on_note_done(struct sched_op *op)
 		metrics_add(&xs->xfers->kvd->metrics,
 			    METRIC_AT(NOTIFS, METRIC_OUT, METRIC_NOTIF_PASSED), 1);
 	xs->note_bytes -= note->bytes;
-	mem_free(note);
+	note_free(note);
 	attach_unuse(attach);
 	xs->notes--;
 	if (xs->ring_waits && !xs->draining) {
@@ -66,41 +66,49 @@ static void on_note_done(struct sched_op *op)
 		xfer_session_try_free(xs);
 }
 
+void note_free(struct note *note)
+{
+	if (note)
+		mem_free_large(note->op.xp.owned, note->bytes);
+	mem_free(note);
+}
+
 static struct note *note_new(size_t header_len, struct cursor *out)
 {
-	struct note *note = mem_zalloc(sizeof(*note) + header_len);
+	struct note *note = mem_zalloc(sizeof(*note));
+	uint8_t *header = note ? mem_alloc(header_len) : NULL;
 
-	if (!note)
+	if (!header) {
+		mem_free(note);
 		return NULL;
+	}
 	list_init(&note->link);
 	list_init(&note->op.link);
-	cursor_write(out, note->header, header_len);
+	note->op.xp.header = note->op.xp.owned = header;
+	cursor_write(out, header, header_len);
 	return note;
 }
 
-static void note_post(struct note *note, struct attach *attach, size_t len)
+void note_post(struct note *note, struct attach *attach)
 {
 	note->xs = attach->xs;
 	note->xs->notes++;
 	note->attach = attach; /* its flow lives there */
 	attach_use(attach);
-	note->bytes = len;
-	note->xs->note_bytes += len;
+	note->xs->note_bytes += note->bytes;
 	note->op.xp.kind = XP_WRITE;
-	note->op.xp.header = note->header;
-	note->op.xp.header_len = len;
+	note->op.xp.header_len = note->bytes;
 	note->op.owner = note;
 	note->op.on_done = on_note_done;
 	sched_submit(&attach->flow, &note->op);
 }
 
-int notif_post(struct attach *attach, const void *data, size_t len)
+int note_begin(struct attach *attach, size_t len, struct note **note_p)
 {
 	struct session *session = attach->xs->session;
 	struct cursor out;
 	struct note *note;
 
-	assert(data || len == 0);
 	if (len > XFER_NOTIF_MAX)
 		return err_raise(ERR_TOOBIG, "notification of %zu bytes (limit %u)", len,
 				 XFER_NOTIF_MAX);
@@ -111,9 +119,25 @@ int notif_post(struct attach *attach, const void *data, size_t len)
 	cursor_put_u64(&out, attach->epoch);
 	cursor_put_bytes(&out, attach->secret, sizeof(attach->secret));
 	cursor_put_str(&out, session->client);
-	cursor_put_blob(&out, data, len);
+	cursor_put_u32(&out, (uint32_t)len);
+	note->tail = note->op.xp.owned + out.pos;
+	note->bytes = out.pos + len;
 	note->notif = true;
-	note_post(note, attach, out.pos);
+	*note_p = note;
+	return 0;
+}
+
+int notif_post(struct attach *attach, const void *data, size_t len)
+{
+	struct note *note;
+	int r = note_begin(attach, len, &note);
+
+	assert(data || len == 0);
+	if (r < 0)
+		return err_pass(r);
+	if (len)
+		memcpy(note->tail, data, len);
+	note_post(note, attach);
 	return 0;
 }
 
@@ -202,7 +226,8 @@ static void tell_free(struct prepared *prepared, struct remote *remote)
 		}
 		cursor_put_u8(&out, REQUEST_DLIST_FREE);
 		cursor_put_u64(&out, prepared->dlist->gid);
-		note_post(note, attach, out.pos);
+		note->bytes = out.pos;
+		note_post(note, attach);
 		return;
 	}
 }
@@ -320,7 +345,7 @@ void parts_free(struct list *parts)
 
 	list_foreach_safe(note, parts, link) {
 		list_remove(&note->link);
-		mem_free(note);
+		note_free(note);
 	}
 }
 
@@ -353,7 +378,7 @@ int list_send(struct prepared *prepared, struct attach *attach, struct list *par
 
 		note->dlist = prepared->id;
 		note->serial = prepared->xs->sendings;
-		note_post(note, attach, note->bytes);
+		note_post(note, attach);
 	}
 	return 0;
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lists and transfers are made in three steps: begin (on the loop: named objects are
- * found and held), work (the long part: rows and indices are read from the payload and
- * checked), end (on the loop: the object gets its number). Small ops take all three at
- * once; for large ones a helper does the work, and the reader of the entry keeps its
- * engine's next request waiting meanwhile, so that an engine that prepares a list and
+ * Lists, transfers and notifications are made in three steps: begin (on the loop: named
+ * objects are found and held), work (the long part: rows and indices are read from the
+ * payload and checked), end (on the loop: the object gets its number). Small ops take all
+ * three at once; for large ones a helper does the work, and the reader of the entry keeps
+ * its engine's next request waiting meanwhile, so that an engine that prepares a list and
  * posts on it need not wait in between.
  *
  * Bounds: memory for lists, indices and notifications of a session is charged to it
@@ -215,13 +215,51 @@ static int xfer_move_end(struct xfer_op *op)
 	return err_pass(r);
 }
 
-/* ---- both ---- */
+/* ---- notifications ---- */
+
+static int note_op_begin(struct xfer_op *op)
+{
+	struct attach *attach = attach_find(op->xs, op->attach);
+
+	return attach ? err_pass(note_begin(attach, op->notif_len, &op->note))
+		      : err_pass(-ENOENT);
+}
+
+static int note_op_work(struct xfer_op *op)
+{
+	return err_pass(ring_payload_read(&op->payload, op->offset, op->note->tail,
+					  op->notif_len));
+}
+
+static int note_op_end(struct xfer_op *op)
+{
+	struct attach *attach = attach_find(op->xs, op->attach);
+
+	if (!attach)
+		return err_pass(-ENOENT);
+	note_post(mem_steal(op->note), attach);
+	return 0;
+}
+
+/* ---- all ---- */
+
+static const struct {
+	int (*begin)(struct xfer_op *op);
+	int (*work)(struct xfer_op *op); /* on a helper, if it is long */
+	int (*end)(struct xfer_op *op);
+} steps[] = {
+	[XFER_OP_LIST] = {list_begin, list_work, xfer_op_list_end},
+	[XFER_OP_MOVE] = {move_begin, move_work, xfer_move_end},
+	[XFER_OP_NOTE] = {note_op_begin, note_op_work, note_op_end},
+};
 
 /* Upper limit of memory for reading the payload; a list's rows are not squeezed yet. */
 static uint64_t xfer_op_bytes(const struct xfer_op *op)
 {
 	if (op->kind == XFER_OP_LIST)
 		return op->rows * (uint64_t)sizeof(struct dlist_entry);
+	if (op->kind == XFER_OP_NOTE)
+		return 0; /* XFER_NOTE_BYTES_MAX */
 	return ((uint64_t)op->reads[LOCAL] + op->reads[REMOTE]) * sizeof(*op->index[0]) +
 	       op->notif_len;
 }
@@ -233,7 +271,7 @@ static int op_begin(struct xfer_op *op)
 
 	if (r < 0)
 		return err_pass(r);
-	return err_pass(op->kind == XFER_OP_LIST ? list_begin(op) : move_begin(op));
+	return err_pass(steps[op->kind].begin(op));
 }
 
 void xfer_op_drop(struct xfer_op *op)
@@ -249,7 +287,8 @@ void xfer_op_drop(struct xfer_op *op)
 	search_free(op->search);
 	dlist_free(op->dlist);
 	mem_free(op->notif);
-	mem_free(op->payload.data);
+	note_free(op->note);
+	mem_free_large(op->payload.data, op->payload.bytes);
 	mem_free(op);
 	xs->notes--;
 	if (xs->draining)
@@ -280,15 +319,14 @@ static int op_end(struct xfer_op *op)
 		return err_reraise(&op->job.err);
 	if (op->xs->draining)
 		return err_raise(ERR_SESSION, "the session has ended");
-	return err_pass(op->kind == XFER_OP_LIST ? xfer_op_list_end(op)
-						 : xfer_move_end(op));
+	return err_pass(steps[op->kind].end(op));
 }
 
 static void on_work(struct offload_job *job)
 {
 	struct xfer_op *op = container_of(job, struct xfer_op, job);
 
-	job->result = op->kind == XFER_OP_LIST ? list_work(op) : move_work(op);
+	job->result = steps[op->kind].work(op);
 	if (job->result < 0)
 		err_take(&job->err);
 }
@@ -305,7 +343,8 @@ static bool is_long(const struct xfer_op *op)
 {
 	uint64_t rows = op->kind == XFER_OP_LIST ? op->rows : op->count[LOCAL];
 
-	return rows > INLINE_ROWS || op->charge.bytes > INLINE_BYTES;
+	return rows > INLINE_ROWS || op->charge.bytes > INLINE_BYTES ||
+	       op->notif_len > INLINE_BYTES;
 }
 
 int xfer_op_run(struct xfer_op *op)

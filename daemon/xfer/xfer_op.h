@@ -16,6 +16,7 @@ int payload_notif(const struct ring_payload *payload, uint64_t offset, uint32_t 
 enum xfer_op_kind {
 	XFER_OP_LIST, /* prepare a list */
 	XFER_OP_MOVE, /* make a transfer of two lists, and optionally post it */
+	XFER_OP_NOTE, /* send a notification */
 };
 
 struct xfer_op {
@@ -33,7 +34,7 @@ struct xfer_op {
 	uint64_t offset;
 
 	/* LIST: rows of u64 in the payload, 2 … 4 columns as in proto/kvd_ring.h */
-	uint64_t attach; /* 0: own memory */
+	uint64_t attach; /* 0: own memory; NOTE: the receiver */
 	uint32_t rows, columns;
 
 	/* MOVE */
@@ -41,7 +42,7 @@ struct xfer_op {
 	uint64_t lists[2];
 	uint32_t reads[2]; /* u32 in the payload for each index list; 0: all rows */
 	bool posts, has_notif;
-	size_t notif_len; /* behind the indices */
+	size_t notif_len; /* behind the indices; NOTE: the payload */
 
 	/* result */
 	struct prepared *list;
@@ -58,6 +59,7 @@ struct xfer_op {
 	uint32_t *index[2];	   /* heap; NULL: all rows */
 	uint64_t count[2];
 	uint8_t *notif; /* heap */
+	struct note *note;
 };
 
 enum { XFER_OP_LATER = RING_OP_LATER };

@@ -270,7 +270,8 @@ static int on_dlist_free(struct xfers *xfers, struct remote *remote, struct curs
 	return cursor_check(in, "DLIST_FREE");
 }
 
-static int on_notif(struct xfers *xfers, struct remote *remote, struct cursor *in)
+static int on_notif(struct xfers *xfers, struct remote *remote,
+		    struct xp_inbound *inbound, struct cursor *in)
 {
 	uint64_t target = cursor_get_u64(in);
 	const uint8_t *secret = cursor_get_bytes(in, 16);
@@ -280,17 +281,21 @@ static int on_notif(struct xfers *xfers, struct remote *remote, struct cursor *i
 	struct session *session;
 	struct notif *notif;
 	struct grant *grant;
+	bool whole;
 	int r;
 
 	cursor_get_str(in, from, sizeof(from));
 	data = cursor_get_blob(in, XFER_NOTIF_MAX, &len);
+	whole = cursor_left(in) == 0;
 	r = cursor_check(in, "NOTIF");
 	if (r < 0)
 		return err_pass(r);
 	session = xfer_admit(xfers, remote, target, secret, &grant);
 	if (!session)
 		return err_pass(-err_errno(err_last()->code));
-	r = notif_new(remote, session, from, data, len, &notif);
+	/* a frame with more bytes than the notification's would be kept uncharged */
+	r = notif_new(remote, session, from, data, len, whole ? &inbound->owned : NULL,
+		      &notif);
 	if (r < 0)
 		return err_pass(r);
 	notif_queue(xfers, session, notif);
@@ -650,7 +655,7 @@ static int take_notif(struct serve *s, struct cursor *in)
 	r = cursor_check(in, "XFER");
 	if (r >= 0 && given)
 		r = notif_new(s->remote, xfer_session_by_epoch(s->xfers, s->target), from,
-			      data, len, &s->notif);
+			      data, len, NULL, &s->notif);
 	return r < 0 ? err_pass(r) : 0;
 }
 
@@ -733,7 +738,7 @@ void xfers_on_request(struct remote *remote, struct xp_inbound *in, unsigned int
 	} else if (kind == REQUEST_DLIST_FREE) {
 		r = on_dlist_free(xfers, remote, header);
 	} else {
-		r = on_notif(xfers, remote, header);
+		r = on_notif(xfers, remote, in, header);
 	}
 	if (r >= 0) {
 		remote->transport->ops->land(in, &(struct xp_sides){0}, NULL);

@@ -13,8 +13,10 @@
 #include <string.h>
 
 #include "daemon/base/hex.h"
+#include "daemon/request/commands.h"
 #include "daemon/session/region.h"
 #include "daemon/xfer/xfer_impl.h"
+#include "proto/base64.h"
 #include "proto/kvd_status.h"
 #include "tests/lib/accounts.h"
 #include "tests/lib/xfer_pair.h"
@@ -171,6 +173,151 @@ static void end_with_notifications_in_flight_leaks_nothing(void **state)
 	cluster_engine_dies(&p->c, p->me);
 	cluster_run(&p->c, LOOP_NS_PER_S);
 	assert_int_equal(p->c.nodes[0].kvd.session_count, 0);
+}
+
+/* ---- long notifications: helpers encode and decode them ---- */
+
+#define LONG_BYTES (300u << 10)
+static const size_t note_bytes[] = {4, 40000, 5, LONG_BYTES, 6};
+
+static void notify_all(struct pair *p)
+{
+	uint8_t *data = malloc(LONG_BYTES);
+
+	for (unsigned int i = 0; i < ARRAY_LEN(note_bytes); i++) {
+		memset(data, (int)i + 1, note_bytes[i]);
+		pair_notify(p, data, note_bytes[i]);
+	}
+	free(data);
+	cluster_run(&p->c, 100 * LOOP_NS_PER_MS);
+}
+
+static void expect_note(const cJSON *note, unsigned int i)
+{
+	const char *text = cJSON_GetStringValue(cJSON_GetObjectItem(note, "data"));
+	uint8_t *data = malloc(strlen(text));
+	size_t len;
+
+	assert_true(base64_decode(text, strlen(text), data, &len));
+	assert_int_equal(len, note_bytes[i]);
+	for (size_t at = 0; at < len; at++)
+		assert_int_equal(data[at], i + 1);
+	free(data);
+}
+
+static void notifications_short_and_long_keep_their_order(void **state)
+{
+	struct pair *p = *state;
+	unsigned int got = 0;
+	bool more = true;
+
+	notify_all(p);
+	while (more) {
+		cJSON *answer = cluster_call(&p->c, p->you, "{'cmd':'notif.drain'}"),
+		      *one;
+
+		cJSON_ArrayForEach(one, cJSON_GetObjectItem(answer, "notifs"))
+			expect_note(one, got++);
+		more = cJSON_IsTrue(cJSON_GetObjectItem(answer, "more"));
+		cJSON_Delete(answer);
+	}
+	assert_int_equal(got, ARRAY_LEN(note_bytes));
+}
+
+/* A line whose answer is not waited for. */
+static void say(struct session *session, const char *line)
+{
+	struct request *req = request_new(session, strlen(line), NULL, 0);
+
+	req->line = cJSON_Parse(line);
+	assert_non_null(req->line);
+	commands_dispatch(req);
+}
+
+static void end_while_a_helper_encodes_leaks_nothing(void **state)
+{
+	struct pair *p = *state;
+	struct offload *helpers = p->c.nodes[1].kvd.offload;
+
+	notify_all(p);
+	say(p->you, "{\"cmd\":\"notif.drain\"}"); /* the short one */
+	offload_hold(helpers, true);
+	say(p->you, "{\"cmd\":\"notif.drain\"}");
+	cluster_engine_dies(&p->c, p->you);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_int_equal(p->c.nodes[1].kvd.session_count, 1); /* held */
+	offload_hold(helpers, false);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_int_equal(p->c.nodes[1].kvd.session_count, 0);
+}
+
+static char *long_line(const struct pair *p)
+{
+	const struct kvd_ring_entry e = {
+		.op = KVD_RING_NOTIFY, .a = p->attach, .bytes = LONG_BYTES};
+	uint8_t *data = calloc(1, LONG_BYTES);
+	char *line = pair_line(&e, data, LONG_BYTES);
+
+	free(data);
+	return line;
+}
+
+static void end_while_a_helper_decodes_leaks_nothing(void **state)
+{
+	struct pair *p = *state;
+	struct offload *helpers = p->c.nodes[0].kvd.offload;
+	char *line = long_line(p);
+
+	offload_hold(helpers, true);
+	say(p->me, line);
+	cluster_engine_dies(&p->c, p->me);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	offload_hold(helpers, false);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_int_equal(p->c.nodes[0].kvd.session_count, 0);
+	free(line);
+}
+
+/* It was decoded, and is with a helper that does not end. */
+static void copying_begins(struct pair *p, const char *line)
+{
+	say(p->me, line);
+	loop_turn(p->c.loop, 0);
+	offload_hold(p->c.nodes[0].kvd.offload, true);
+	assert_non_null(ring_of(p->me)->work);
+}
+
+static void end_while_a_helper_copies_leaks_nothing(void **state)
+{
+	struct pair *p = *state;
+	struct offload *helpers = p->c.nodes[0].kvd.offload;
+	char *line = long_line(p);
+
+	copying_begins(p, line);
+	cluster_engine_dies(&p->c, p->me);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	offload_hold(helpers, false);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_int_equal(p->c.nodes[0].kvd.session_count, 0);
+	free(line);
+}
+
+/* Only an engine that uses ring and socket at once sends it: entries keep their order. */
+static void entry_behind_one_in_work_is_refused(void **state)
+{
+	struct pair *p = *state;
+	struct offload *helpers = p->c.nodes[0].kvd.offload;
+	char *line = long_line(p);
+
+	copying_begins(p, line);
+	free(line);
+	line = pair_line(&(struct kvd_ring_entry){.op = KVD_RING_NOTIFY, .a = p->attach},
+			 NULL, 0);
+	cluster_refused(&p->c, p->me, "EBUSY", "%s", line);
+	offload_hold(helpers, false);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	cluster_ok(&p->c, p->me, "%s", line);
+	free(line);
 }
 
 /* Blocks of memory, on both sides, of a transfer that has been taken there. */
@@ -551,6 +698,11 @@ int main(void)
 		CASE(initiator_end_leaves_no_lists_there),
 		CASE(initiator_end_in_flight_leaks_nothing),
 		CASE(end_with_notifications_in_flight_leaks_nothing),
+		CASE(notifications_short_and_long_keep_their_order),
+		CASE(end_while_a_helper_encodes_leaks_nothing),
+		CASE(end_while_a_helper_decodes_leaks_nothing),
+		CASE(end_while_a_helper_copies_leaks_nothing),
+		CASE(entry_behind_one_in_work_is_refused),
 		CASE(indices_are_kept_by_sender_only),
 		CASE(lost_peer_fails_transfers),
 		CASE(region_of_attached_session_is_sent_at_once),

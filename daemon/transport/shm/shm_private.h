@@ -153,9 +153,9 @@ enum shm_way {
 struct shm_xfer {
 	struct net_xfer net;
 	struct shm_peer *peer;
-	uint8_t *header; /* theirs: memory that net.in.header lies in */
-	bool copied;	 /* their WRITE: COPIED is sent */
-	bool confirmed;	 /* a WRITE: the source reports that its bytes count */
+	size_t held;	/* theirs: bytes of the header, in peer->held_bytes */
+	bool copied;	/* their WRITE: COPIED is sent */
+	bool confirmed; /* a WRITE: the source reports that its bytes count */
 	/* the bytes */
 	enum shm_way way;
 	const struct plan *plan;

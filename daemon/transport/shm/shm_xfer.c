@@ -72,9 +72,8 @@ static void shm_xfer_free(struct net_xfer *net)
 {
 	struct shm_xfer *xfer = shm_xfer_of(net);
 
-	if (xfer->header)
-		xfer->peer->held_bytes -= net->in.header_len;
-	mem_free_large(xfer->header, net->in.header_len);
+	xfer->peer->held_bytes -= xfer->held;
+	mem_free_large(net->in.owned, xfer->held);
 	mem_free(xfer);
 }
 
@@ -350,7 +349,8 @@ int shm_on_request(struct shm_peer *peer, const struct shm_frame *f, struct curs
 	if (r < 0 || !net)
 		return err_pass(r);
 	peer->held_bytes += len;
-	shm_xfer_of(net)->header = mem_steal(memory);
+	shm_xfer_of(net)->held = len;
+	net->in.owned = mem_steal(memory);
 	if (kind == XP_CHECK)
 		net->used.path = "read by the peer";
 	net_request(net, header, len);
