@@ -3,9 +3,13 @@
  * Entries lie in one dense array in the order of insertion; an index of 32-bit numbers,
  * open addressing with linear probing, leads to them. Removal leaves a hole in the array
  * and closes the gap in the index at once (backward shift), so look-ups never wade
- * through tombstones, and a walk over the array is not disturbed. When the array is full
- * it is compacted if at least half of it are holes, else doubled: so creating and
- * removing rooms does not grow memory.
+ * through tombstones, and a walk over the array is not disturbed.
+ *
+ * No put takes long, since 10^5 entries cannot be moved in a turn of the loop. The array
+ * grows without a copy: from some size on it has a map of its own. When half of it are
+ * holes, puts compact it, some entries each: so creating and removing rooms does not grow
+ * memory. A larger index takes the entries of the old one over likewise. Until then the
+ * old one is searched, too; there, a removed entry leaves GONE behind.
  *
  * uthash was the other choice: a handle and six pointers inside each object, also walks
  * in order, but one object can then be in a map once per handle, and its out-of-memory
@@ -27,6 +31,12 @@
 
 #define CAP_MIN 16u
 #define CAP_MAX (UINT32_C(1) << 30)
+/* An array of this length has its own map next (mem_tune()), which grows without a copy
+ */
+#define LONG_BYTES (64u << 10)
+#define MAP_BYTES (1u << 20)
+#define GONE UINT32_MAX
+#define STEPS 8u /* of either work in a put: it ends long before the next begins */
 
 static uint64_t hash_seed(void)
 {
@@ -67,20 +77,26 @@ static bool entry_is(const struct idmap_entry *e, const struct probe *probe)
 	return !probe->bytes || memcmp(e->bytes, probe->bytes, probe->len) == 0;
 }
 
-/* The index slot of the probe's entry, or of the gap where its search ended. */
-static size_t find_slot(const struct idmap *map, const struct probe *probe)
+/* The slot of the probe's entry, or of the gap where its search ended. */
+static size_t find_slot(const struct idmap *map, const uint32_t *index, size_t cap,
+			const struct probe *probe)
 {
-	size_t mask = map->index_cap - 1, slot = probe->hash & mask;
+	size_t mask = cap - 1, slot = probe->hash & mask;
 
-	while (map->index[slot] && !entry_is(&map->entries[map->index[slot] - 1], probe))
+	while (index[slot] &&
+	       (index[slot] == GONE || !entry_is(&map->entries[index[slot] - 1], probe)))
 		slot = (slot + 1) & mask;
 	return slot;
 }
 
 static struct idmap_entry *idmap_find(const struct idmap *map, const struct probe *probe)
 {
-	uint32_t n = map->index_cap ? map->index[find_slot(map, probe)] : 0;
+	uint32_t n = 0;
 
+	if (map->index_cap)
+		n = map->index[find_slot(map, map->index, map->index_cap, probe)];
+	if (!n && map->old)
+		n = map->old[find_slot(map, map->old, map->old_cap, probe)];
 	return n ? &map->entries[n - 1] : NULL;
 }
 
@@ -93,48 +109,125 @@ static void index_add(struct idmap *map, size_t number)
 	map->index[slot] = (uint32_t)number + 1;
 }
 
-static void compact(struct idmap *map)
-{
-	size_t to = 0;
+/* ---- growth and compaction, some steps in each put ---- */
 
-	for (size_t from = 0; from < map->used; from++) {
-		if (map->entries[from].value)
-			map->entries[to++] = map->entries[from];
+/* A large index is mapped: to clear its pages at once takes longer than a turn. */
+static uint32_t *index_new(size_t cap)
+{
+	const size_t bytes = cap * sizeof(uint32_t);
+
+	return bytes < LONG_BYTES ? mem_zalloc(bytes) : mem_map(bytes);
+}
+
+static void index_free(uint32_t *index, size_t cap)
+{
+	const size_t bytes = cap * sizeof(*index);
+
+	if (bytes < LONG_BYTES)
+		mem_free(index);
+	else
+		mem_unmap(index, bytes);
+}
+
+static void old_step(struct idmap *map)
+{
+	for (unsigned int i = 0; i < STEPS && map->old_at < map->old_cap; i++) {
+		uint32_t n = map->old[map->old_at++];
+
+		if (n && n != GONE)
+			index_add(map, n - 1);
 	}
-	map->used = to;
-	memset(map->index, 0, map->index_cap * sizeof(map->index[0]));
-	for (size_t i = 0; i < map->used; i++)
-		index_add(map, i);
+	if (map->old && map->old_at == map->old_cap) {
+		index_free(mem_steal(map->old), map->old_cap);
+		map->old_cap = 0;
+	}
+}
+
+static void renumber(uint32_t *index, size_t cap, uint32_t hash, size_t from, size_t to)
+{
+	size_t mask = cap - 1, slot = hash & mask;
+
+	while (index && index[slot] && index[slot] != from + 1)
+		slot = (slot + 1) & mask;
+	if (index && index[slot])
+		index[slot] = (uint32_t)to + 1;
+}
+
+/* A hole keeps its key, for idmap_next_above(). */
+static void entry_clear(struct idmap_entry *e)
+{
+	*e = (struct idmap_entry){.key = e->key};
+}
+
+static void pack_step(struct idmap *map)
+{
+	if (map->pack_from == 0 && map->used - map->count <= map->used / 2)
+		return;
+	for (unsigned int i = 0; i < STEPS && map->pack_from < map->used; i++) {
+		size_t from = map->pack_from++, to = map->pack_to;
+		struct idmap_entry *e = &map->entries[from];
+
+		if (!e->value)
+			continue;
+		map->pack_to++;
+		if (from == to)
+			continue;
+		map->entries[to] = *e;
+		renumber(map->index, map->index_cap, e->hash, from, to);
+		renumber(map->old, map->old_cap, e->hash, from, to);
+		entry_clear(e);
+	}
+	if (map->pack_from == map->used) {
+		map->used = map->pack_to;
+		map->pack_to = map->pack_from = 0;
+	}
+}
+
+static int index_grow(struct idmap *map)
+{
+	size_t cap = map->index_cap ? 2 * map->index_cap : 2 * CAP_MIN;
+	uint32_t *index = index_new(cap);
+
+	if (!index)
+		return err_pass(-ENOMEM);
+	assert(!map->old);
+	map->old = map->index;
+	map->old_cap = map->index_cap;
+	map->old_at = 0;
+	map->index = index;
+	map->index_cap = cap;
+	return 0;
+}
+
+static int entries_grow(struct idmap *map)
+{
+	size_t cap = map->cap ? 2 * map->cap : CAP_MIN;
+	struct idmap_entry *entries;
+
+	if (cap > CAP_MAX)
+		return err_raise(ERR_LIMIT, "map: over %u entries", CAP_MAX);
+	if (cap * sizeof(*entries) > LONG_BYTES && cap * sizeof(*entries) < MAP_BYTES)
+		cap = MAP_BYTES / sizeof(*entries) + 1;
+	entries = mem_regrow(map->entries, cap, sizeof(*entries));
+	if (!entries)
+		return err_pass(-ENOMEM);
+	map->entries = entries;
+	map->cap = cap;
+	return 0;
 }
 
 /* Room for one more entry. */
 static int idmap_reserve(struct idmap *map)
 {
-	size_t cap = map->cap ? 2 * map->cap : CAP_MIN;
-	cleanup_free uint32_t *index = NULL;
-	struct idmap_entry *entries;
+	int r = 0;
 
-	if (map->used < map->cap)
-		return 0;
-	if (map->cap && map->count <= map->cap / 2) {
-		compact(map);
-		return 0;
-	}
-	if (cap > CAP_MAX)
-		return err_raise(ERR_LIMIT, "map: over %u entries", CAP_MAX);
-	index = mem_calloc(2 * cap, sizeof(*index));
-	if (!index)
-		return err_pass(-ENOMEM);
-	entries = mem_regrow(map->entries, cap, sizeof(*entries));
-	if (!entries)
-		return err_pass(-ENOMEM);
-	mem_free(map->index);
-	map->entries = entries;
-	map->cap = cap;
-	map->index = mem_steal(index);
-	map->index_cap = 2 * cap;
-	compact(map);
-	return 0;
+	old_step(map);
+	pack_step(map);
+	if (map->used == map->cap)
+		r = entries_grow(map);
+	if (r == 0 && 2 * map->count >= map->index_cap)
+		r = index_grow(map);
+	return err_pass(r);
 }
 
 static int idmap_do_put(struct idmap *map, const struct probe *probe, void *value)
@@ -185,23 +278,28 @@ static void index_close(struct idmap *map, size_t gap)
 
 static void *idmap_take(struct idmap *map, const struct probe *probe)
 {
-	struct idmap_entry *e;
+	struct idmap_entry *e = idmap_find(map, probe);
 	size_t slot;
 	void *value;
 
-	if (!map->index_cap)
+	if (!e)
 		return NULL;
-	slot = find_slot(map, probe);
-	if (!map->index[slot])
-		return NULL;
-	e = &map->entries[map->index[slot] - 1];
+	if (map->old) {
+		slot = find_slot(map, map->old, map->old_cap, probe);
+		if (map->old[slot])
+			map->old[slot] = GONE;
+	}
+	slot = find_slot(map, map->index, map->index_cap, probe);
+	if (map->index[slot])
+		index_close(map, slot);
 	value = e->value;
-	index_close(map, slot);
 	mem_free(e->bytes);
-	*e = (struct idmap_entry){.key = e->key}; /* for idmap_next_above() */
+	entry_clear(e);
 	map->count--;
 	while (map->used && !map->entries[map->used - 1].value)
 		map->used--;
+	if (map->pack_from > map->used) /* nothing is left to compact */
+		map->pack_to = map->pack_from = 0;
 	return value;
 }
 
@@ -215,7 +313,8 @@ void idmap_fini(struct idmap *map)
 	for (size_t i = 0; i < map->used; i++)
 		mem_free(map->entries[i].bytes);
 	mem_free(map->entries);
-	mem_free(map->index);
+	index_free(map->index, map->index_cap);
+	index_free(map->old, map->old_cap);
 	idmap_init(map);
 }
 
@@ -239,6 +338,10 @@ bool idmap_next_above(const struct idmap *map, uint64_t key, struct idmap_cursor
 {
 	size_t low = 0, high = map->used;
 
+	if (map->pack_to > 0 && map->entries[map->pack_to - 1].key > key)
+		high = map->pack_to;
+	else
+		low = map->pack_from;
 	while (low < high) {
 		size_t middle = low + (high - low) / 2;
 

@@ -26,6 +26,9 @@ struct idmap {
 	size_t used, cap, count;
 	uint32_t *index;  /* open addressing: 0 or entry number + 1 */
 	size_t index_cap; /* a power of two */
+	uint32_t *old;	  /* the smaller index before it: still has some entries alone */
+	size_t old_cap, old_at;	   /* its slots below old_at are in `index`, too */
+	size_t pack_to, pack_from; /* all between them are holes */
 };
 
 struct idmap_cursor {

@@ -91,6 +91,95 @@ static void idmap_random_matches_a_model(void **state)
 	idmap_fini(&map);
 }
 
+/* The first present key above, or `end`. */
+static uint64_t model_above(const char *present, uint64_t key, uint64_t end)
+{
+	while (++key < end && !present[key])
+		;
+	return key < end ? key : end;
+}
+
+static void expect_above(const struct idmap *map, const char *present, uint64_t key,
+			 uint64_t end)
+{
+	struct idmap_cursor cur;
+
+	assert_int_equal(idmap_next_above(map, key, &cur) ? cur.key : end,
+			 model_above(present, key, end));
+}
+
+/* Rising keys, of which the oldest are removed: look-ups and walks agree with a model at
+ * any moment, while puts move entries and change the index, also both at once. */
+static void idmap_moved_in_steps_matches_a_model(void **state)
+{
+	enum { KEYS = 60000 };
+	static char present[KEYS];
+	struct idmap_cursor cur;
+	struct idmap map;
+	uint64_t first = 1, window = 8000;
+	bool both = false;
+
+	(void)state;
+	idmap_init(&map);
+	for (uint64_t k = 1; k < KEYS; k++) {
+		uint64_t probe = first + k * 7919 % (k - first + 1);
+
+		assert_int_equal(idmap_put(&map, k, &present[k]), 0);
+		present[k] = 1;
+		both |= map.old && map.pack_from;
+		window = map.pack_from && !both ? 20000 : window;
+		for (; k - first > window; first++) {
+			if (first % 100 == 0)
+				continue; /* it stays */
+			assert_ptr_equal(idmap_remove(&map, first),
+					 present[first] ? &present[first] : NULL);
+			present[first] = 0;
+		}
+		if (k % 40 == 0 && present[probe]) {
+			assert_ptr_equal(idmap_remove(&map, probe), &present[probe]);
+			present[probe] = 0;
+		}
+		assert_ptr_equal(idmap_get(&map, k), present[k] ? &present[k] : NULL);
+		assert_ptr_equal(idmap_get(&map, probe),
+				 present[probe] ? &present[probe] : NULL);
+		if (k % 61)
+			continue;
+		expect_above(&map, present, probe, k + 1);
+		expect_above(&map, present, k * 31 % k, k + 1);
+		expect_above(&map, present, k / 2, k + 1);
+	}
+	assert_true(both);
+	first = 0;
+	idmap_foreach(&map, cur) {
+		assert_int_equal(cur.key, model_above(present, first, KEYS));
+		first = cur.key;
+	}
+	assert_int_equal(model_above(present, first, KEYS), KEYS);
+	idmap_fini(&map);
+}
+
+/* No put moves more than some entries: it does not take longer in a large map. */
+static void idmap_put_moves_few_entries(void **state)
+{
+	struct idmap map;
+	size_t old_at = 0, pack_from = 0;
+	int cell;
+
+	(void)state;
+	idmap_init(&map);
+	for (uint64_t k = 1; k < 100000; k++) {
+		assert_int_equal(idmap_put(&map, k, &cell), 0);
+		assert_true(!map.old || map.old_at <= old_at + 8);
+		assert_true(map.pack_from <= pack_from + 8);
+		assert_true(map.used <= 2 * map.count + map.count / 2 + 16);
+		old_at = map.old ? map.old_at : 0;
+		pack_from = map.pack_from;
+		if (k > 30000)
+			assert_non_null(idmap_remove(&map, k - 30000));
+	}
+	idmap_fini(&map);
+}
+
 static void idmap_churn_does_not_grow(void **state)
 {
 	struct idmap map;
@@ -238,6 +327,8 @@ int main(void)
 		cmocka_unit_test(idmap_put_get_remove_agree),
 		cmocka_unit_test(idmap_swap_changes_only_present_entries),
 		cmocka_unit_test(idmap_random_matches_a_model),
+		cmocka_unit_test(idmap_moved_in_steps_matches_a_model),
+		cmocka_unit_test(idmap_put_moves_few_entries),
 		cmocka_unit_test(idmap_churn_does_not_grow),
 		cmocka_unit_test(foreach_follows_insertion_order_and_survives_removal),
 		cmocka_unit_test(idmap_without_memory_is_unchanged),
