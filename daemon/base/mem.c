@@ -193,6 +193,8 @@ void mem_tune(void)
 	/* a room's page lists, messages of them: mapped each time, each page would cost
 	 * the loop a fault, and again when freed */
 	mallopt(M_MMAP_THRESHOLD, 1 << 20);
-	mallopt(M_TRIM_THRESHOLD, 2 << 20);
+	/* returning 2 MiB at once takes longer than a turn */
+	mallopt(M_TRIM_THRESHOLD, 768 << 10);
+	mallopt(M_TOP_PAD, 256 << 10);
 	mallopt(M_MXFAST, 0);
 }

@@ -212,7 +212,8 @@ void notif_drop(struct session *session, struct notif *notif)
 void notif_free(struct notif *notif)
 {
 	charge_drop(&notif->charge);
-	mem_free_large(notif->owned, notif->len);
+	/* whatever its length: the last of many returns the memory of all */
+	mem_free_large(notif->owned, MEM_LARGE_BYTES);
 	mem_free(notif);
 }
 
