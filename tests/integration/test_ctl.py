@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import pwd
+import re
 import shutil
 import socket
 import stat
@@ -50,6 +51,18 @@ def help_exists_for_every_command():
         status, out, err = ctl("help", name)
         assert status == 0 and out.startswith("Usage: kvd-ctl [OPTIONS] " + name), (out, err)
         assert ctl(name, "--help")[1] == out, name
+
+
+def manual_has_the_options_of_the_help():
+    """No option is left out of kvd-ctl(1), and none that was removed is left in it."""
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "man",
+                           "kvd-ctl.1")) as page:
+        manual = set(re.findall(r"--[a-z-]+", page.read().replace("\\-", "-")))
+    general = ctl("--help")[1]
+    names = re.findall(r"^  ([a-z]+) ", general.split("Options:")[0], re.M)
+    assert len(names) > 30, names
+    helps = [general] + [ctl("help", name)[1] for name in names]
+    assert manual == set(re.findall(r"--[a-z-]+", "\n".join(helps)))
 
 
 def missing_daemon_exits_with_3_and_names_the_path():
@@ -485,6 +498,7 @@ def keys_of_keygen_connect_two_daemons():
 
 if __name__ == "__main__":
     run([invalid_command_line_exits_with_2, help_exists_for_every_command,
+         manual_has_the_options_of_the_help,
          missing_daemon_exits_with_3_and_names_the_path,
          socket_is_found_by_environment_name_and_alone, several_daemons_are_named_and_listed,
          other_version_exits_with_4_and_names_both, configuration_is_shown_compared_and_reloaded,
