@@ -9,7 +9,7 @@
  * grows without a copy: from some size on it has a map of its own. When half of it are
  * holes, puts compact it, some entries each: so creating and removing rooms does not grow
  * memory. A larger index takes the entries of the old one over likewise. Until then the
- * old one is searched, too; there, a removed entry leaves GONE behind.
+ * old one is searched, too; there, a removed entry leaves REMOVED behind.
  *
  * uthash was the other choice: a handle and six pointers inside each object, also walks
  * in order, but one object can then be in a map once per handle, and its out-of-memory
@@ -35,7 +35,8 @@
  */
 #define LONG_BYTES (64u << 10)
 #define MAP_BYTES (1u << 20)
-#define GONE UINT32_MAX
+#define REMOVED UINT32_MAX
+#define SMALL_INDEX 4096u /* is replaced at once: some 20 us */
 #define STEPS 8u /* of either work in a put: it ends long before the next begins */
 
 static uint64_t hash_seed(void)
@@ -83,8 +84,8 @@ static size_t find_slot(const struct idmap *map, const uint32_t *index, size_t c
 {
 	size_t mask = cap - 1, slot = probe->hash & mask;
 
-	while (index[slot] &&
-	       (index[slot] == GONE || !entry_is(&map->entries[index[slot] - 1], probe)))
+	while (index[slot] && (index[slot] == REMOVED ||
+			       !entry_is(&map->entries[index[slot] - 1], probe)))
 		slot = (slot + 1) & mask;
 	return slot;
 }
@@ -134,7 +135,7 @@ static void old_step(struct idmap *map)
 	for (unsigned int i = 0; i < STEPS && map->old_at < map->old_cap; i++) {
 		uint32_t n = map->old[map->old_at++];
 
-		if (n && n != GONE)
+		if (n && n != REMOVED)
 			index_add(map, n - 1);
 	}
 	if (map->old && map->old_at == map->old_cap) {
@@ -196,6 +197,8 @@ static int index_grow(struct idmap *map)
 	map->old_at = 0;
 	map->index = index;
 	map->index_cap = cap;
+	while (map->old && map->old_cap <= SMALL_INDEX)
+		old_step(map);
 	return 0;
 }
 
@@ -227,6 +230,8 @@ static int idmap_reserve(struct idmap *map)
 		r = entries_grow(map);
 	if (r == 0 && 2 * map->count >= map->index_cap)
 		r = index_grow(map);
+	if (r < 0 && map->used == 0)
+		idmap_fini(map); /* no half of one stays */
 	return err_pass(r);
 }
 
@@ -287,7 +292,7 @@ static void *idmap_take(struct idmap *map, const struct probe *probe)
 	if (map->old) {
 		slot = find_slot(map, map->old, map->old_cap, probe);
 		if (map->old[slot])
-			map->old[slot] = GONE;
+			map->old[slot] = REMOVED;
 	}
 	slot = find_slot(map, map->index, map->index_cap, probe);
 	if (map->index[slot])

@@ -64,6 +64,20 @@ void *mem_zalloc(size_t size)
 	return mem_calloc(1, size);
 }
 
+void *mem_zalloc_quiet(size_t size)
+{
+	struct err kept;
+	void *p;
+
+	err_take(&kept);
+	p = mem_zalloc(size);
+	if (kept.code != ERR_OK)
+		(void)err_reraise(&kept);
+	else
+		err_clear();
+	return p;
+}
+
 void *mem_regrow(void *old, size_t count, size_t size)
 {
 	bool grown = old != NULL;

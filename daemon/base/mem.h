@@ -16,6 +16,7 @@
 /* Zeroed. count * size is overflow-checked; a count of 0 gives a valid pointer. */
 void *mem_alloc(size_t size); /* not zeroed: for bytes that are written, then read */
 void *mem_zalloc(size_t size);
+void *mem_zalloc_quiet(size_t size); /* leaves the error record as it is */
 void *mem_calloc(size_t count, size_t size);
 /* Like reallocarray; on failure the old block stays. New bytes are not zeroed. */
 void *mem_regrow(void *old, size_t count, size_t size);

@@ -40,25 +40,33 @@ static const char *const size_names[PLACE_AXES] = {"tp_size", "pp_size", "dp_siz
 
 /* ---- the ranks of an answer: made piece by piece, of copies ---- */
 
+/* One block has them all, their texts behind them: memory that is touched for the first
+ * time takes most of the time. */
 struct reply_rank {
-	struct place place;
-	char *record; /* NULL: removed; the load follows the record, or "" */
+	uint32_t rank[PLACE_AXES];
+	const char *worker;
+	const char *record; /* NULL: removed */
+	const char *load;   /* or "" */
 };
 
 struct ranks_walk {
 	struct reply_walk reply;
-	struct reply_rank *ranks; /* present ranks first, then removed ones */
+	struct roster roster;	       /* of a query of its own: not copied */
+	const struct roster_entry *at; /* in it; NULL: in */
+	struct reply_rank *ranks;      /* present ranks first, then removed ones */
+	size_t bytes;
 	unsigned int count, gone, next;
 	uint64_t revision;
 	bool complete, synced, whole;
 	struct record record; /* of the entry being written */
 };
 
-static void put_place(struct text *text, const struct place *place)
+static void put_place(struct text *text, const char *worker,
+		      const uint32_t rank[PLACE_AXES])
 {
-	out_text(text, "worker", place->worker);
+	out_text(text, "worker", worker);
 	for (unsigned int i = 0; i < PLACE_AXES; i++)
-		out_number(text, rank_names[i], place->rank[i]);
+		out_number(text, rank_names[i], rank[i]);
 }
 
 static void put_record(struct text *text, const struct record *record)
@@ -99,23 +107,46 @@ static int put_rank(struct ranks_walk *walk, const struct reply_rank *rank)
 	int r;
 
 	out_object(text, NULL);
-	put_place(text, &rank->place);
+	put_place(text, rank->worker, rank->rank);
 	if (rank->record) {
 		r = record_read(rank->record, &walk->record); /* checked when it was
 							       * copied */
 		if (r < 0)
 			return err_pass(r);
 		put_record(text, &walk->record);
-		put_load(text, rank->record + strlen(rank->record) + 1);
+		put_load(text, rank->load);
 	}
 	out_close(text, '}');
 	return 0;
+}
+
+static void walk_skip_removed(struct ranks_walk *walk)
+{
+	while (walk->at && !walk->at->record) /* at most 256: ROSTER_GONE_MAX */
+		walk->at = roster_next(&walk->roster, walk->at);
+}
+
+static struct reply_rank walk_rank(struct ranks_walk *walk)
+{
+	const struct roster_entry *entry = walk->at;
+	struct reply_rank rank;
+
+	if (!entry)
+		return walk->ranks[walk->next];
+	rank = (struct reply_rank){.worker = entry->place.worker,
+				   .record = entry->record,
+				   .load = entry->load ? entry->load : ""};
+	memcpy(rank.rank, entry->place.rank, sizeof(rank.rank));
+	walk->at = roster_next(&walk->roster, entry);
+	walk_skip_removed(walk);
+	return rank;
 }
 
 static int ranks_piece(struct reply_walk *reply)
 {
 	struct ranks_walk *walk = container_of(reply, struct ranks_walk, reply);
 	struct text *text = &reply->text;
+	struct reply_rank rank;
 	int r;
 
 	if (walk->next == 0) {
@@ -133,16 +164,16 @@ static int ranks_piece(struct reply_walk *reply)
 		out_close(text, ']');
 		return 0;
 	}
-	r = put_rank(walk, &walk->ranks[walk->next++]);
+	rank = walk_rank(walk);
+	walk->next++;
+	r = put_rank(walk, &rank);
 	return r < 0 ? err_pass(r) : 1;
 }
 
 static void walk_free(struct ranks_walk *walk)
 {
-	for (unsigned int i = 0; walk->ranks && i < walk->count + walk->gone; i++)
-		mem_free(walk->ranks[i].record);
-	mem_free_large(walk->ranks,
-		       (walk->count + walk->gone) * (uint64_t)sizeof(*walk->ranks));
+	roster_discard(&walk->roster, walk->reply.req->kvd->offload);
+	mem_free_large(walk->ranks, walk->bytes);
 	mem_free(walk);
 }
 
@@ -165,20 +196,27 @@ static bool is_new(const struct roster_entry *entry, const struct since *since)
 	       (since->loads && entry->load_rev > since->revision);
 }
 
-/* A copy of an entry: its record, followed by its load. */
-static bool rank_copy(const struct roster_entry *entry, bool loads,
-		      struct reply_rank *rank)
+static const char *load_of(const struct roster_entry *entry, const struct since *since)
 {
-	size_t record = strlen(entry->record) + 1;
-	const char *load = loads && entry->load ? entry->load : "";
+	return since->loads && entry->load ? entry->load : "";
+}
 
-	rank->place = entry->place;
-	rank->record = mem_alloc(record + strlen(load) + 1);
-	if (!rank->record)
-		return false;
-	memcpy(rank->record, entry->record, record);
-	memcpy(rank->record + record, load, strlen(load) + 1);
-	return true;
+static const char *text_copy(char **at_p, const char *text)
+{
+	char *copy = *at_p;
+
+	*at_p = stpcpy(copy, text) + 1;
+	return copy;
+}
+
+/* Copies an entry, its texts to *at_p. */
+static void rank_copy(const struct roster_entry *entry, const struct since *since,
+		      struct reply_rank *rank, char **at_p)
+{
+	memcpy(rank->rank, entry->place.rank, sizeof(rank->rank));
+	rank->worker = text_copy(at_p, entry->place.worker);
+	rank->record = entry->record ? text_copy(at_p, entry->record) : NULL;
+	rank->load = entry->record ? text_copy(at_p, load_of(entry, since)) : "";
 }
 
 static int walk_fill(struct ranks_walk *walk, const struct roster *roster,
@@ -186,44 +224,63 @@ static int walk_fill(struct ranks_walk *walk, const struct roster *roster,
 {
 	const struct roster_entry *entry;
 	unsigned int at = 0, gone = 0;
+	char *texts;
 
 	for (entry = roster_after(roster, since->revision); entry;
 	     entry = roster_next(roster, entry)) {
-		if (!is_new(entry, since))
+		if (!is_new(entry, since) || (!entry->record && walk->whole))
 			continue;
 		walk->count += entry->record != NULL;
-		walk->gone += !entry->record && !walk->whole;
+		walk->gone += !entry->record;
+		walk->bytes += sizeof(*walk->ranks) + strlen(entry->place.worker) + 1;
+		if (entry->record)
+			walk->bytes += strlen(entry->record) + 1 +
+				       strlen(load_of(entry, since)) + 1;
 	}
-	walk->ranks = mem_calloc(walk->count + walk->gone, sizeof(*walk->ranks));
+	walk->ranks = mem_alloc(walk->bytes);
 	if (!walk->ranks)
 		return err_pass(-ENOMEM);
+	texts = (char *)(walk->ranks + walk->count + walk->gone);
 	for (entry = roster_after(roster, since->revision); entry;
 	     entry = roster_next(roster, entry)) {
-		if (!is_new(entry, since))
+		if (!is_new(entry, since) || (!entry->record && walk->whole))
 			continue;
-		if (!entry->record && !walk->whole)
-			walk->ranks[walk->count + gone++].place = entry->place;
-		else if (entry->record &&
-			 !rank_copy(entry, since->loads, &walk->ranks[at++]))
-			return err_pass(-ENOMEM);
+		rank_copy(entry, since,
+			  &walk->ranks[entry->record ? at++ : walk->count + gone++],
+			  &texts);
 	}
 	return 0;
 }
 
+/* own: the roster, if it may be moved; it has no loads that are not wanted. */
+static int walk_begin(struct ranks_walk *walk, const struct roster *roster,
+		      struct roster *own, const struct since *since)
+{
+	if (!own)
+		return err_pass(walk_fill(walk, roster, since));
+	roster_move(&walk->roster, own);
+	walk->count = walk->roster.count;
+	walk->at = roster_after(&walk->roster, 0);
+	walk_skip_removed(walk);
+	return 0;
+}
+
 static void answer_ranks(struct request *req, const struct roster *roster,
-			 const struct since *since, bool synced)
+			 struct roster *own, const struct since *since, bool synced)
 {
 	struct ranks_walk *walk = mem_zalloc(sizeof(*walk));
 	struct since from = *since;
 
 	if (walk) {
+		walk->reply.req = req;
+		roster_init(&walk->roster, 0);
 		walk->whole = !since->revision || !roster_knows(roster, since->revision);
 		from.revision = walk->whole ? 0 : since->revision;
 		walk->revision = roster->rev;
 		walk->complete = groups_complete(roster);
 		walk->synced = synced;
 	}
-	if (!walk || walk_fill(walk, roster, &from) < 0) {
+	if (!walk || walk_begin(walk, roster, own, &from) < 0) {
 		if (walk)
 			walk_free(walk);
 		request_fail_last(req);
@@ -247,7 +304,7 @@ static void commands_group_on_done(struct groups_call *call, const struct err *e
 	else if (!gc->req->session)
 		request_drop(gc->req);
 	else if (roster)
-		answer_ranks(gc->req, roster, &all, call->fresh);
+		answer_ranks(gc->req, roster, call->own, &all, call->fresh);
 	else
 		request_reply(gc->req);
 	mem_free(gc);
@@ -331,7 +388,8 @@ static int query_since(struct request *req, const struct query_args *args, bool 
 		return err_pass(r);
 	*done_p = groups_known(&user);
 	if (*done_p)
-		answer_ranks(req, groups_roster(&user), &since, groups_synced(&user));
+		answer_ranks(req, groups_roster(&user), NULL, &since,
+			     groups_synced(&user));
 	groups_unuse(&user);
 	return 0;
 }
@@ -376,7 +434,7 @@ static bool put_shown(void *arg, uint64_t session, const struct place *place,
 		return false;
 	out_object(out, NULL);
 	out_text(out, "group", place->group);
-	put_place(out, place);
+	put_place(out, place->worker, place->rank);
 	out_number(out, "session", session);
 	out_bool(out, "taken", taken);
 	out_close(out, '}');

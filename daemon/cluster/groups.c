@@ -143,7 +143,8 @@ static int directory_open(struct groups *groups)
 		return err_pass(r);
 	if (*groups->where && !cluster_file_is(groups->where))
 		return err_pass(etcd_open(groups));
-	r = local_new(groups->loop, groups->endpoint, &groups->directory);
+	r = local_new(groups->loop, groups->kvd->offload, groups->endpoint,
+		      &groups->directory);
 	if (r == 0 && *groups->where)
 		r = file_read(groups->where, groups->directory);
 	return err_pass(r);
@@ -179,6 +180,7 @@ void groups_call_finish(struct groups_call *call, const struct err *err,
 	if (cache)
 		cache->call = NULL;
 	call->cache = NULL;
+	call->own = cache && roster == &cache->roster ? &cache->roster : NULL;
 	groups_cancel(call);
 	call->on_done(call, err, err ? NULL : roster);
 	if (cache)

@@ -50,9 +50,11 @@ void groups_free(struct groups *groups);
 /* A publication or query that waits; lives in its owner. */
 struct groups_call {
 	/* Called once, from the loop, never inside the call that made it. `roster`: of a
-	 * query, the result, valid during the call. */
+	 * query, the result, valid during the call; `own` is the same one if it may be
+	 * moved away. */
 	void (*on_done)(struct groups_call *call, const struct err *err,
 			const struct roster *roster);
+	struct roster *own;
 	/* private */
 	struct list link;
 	struct groups *groups;

@@ -192,7 +192,7 @@ void group_cache_free(struct group_cache *cache)
 	}
 	cache->groups->directory->ops->unwatch(&cache->watch);
 	list_remove(&cache->link);
-	roster_fini(&cache->roster);
+	roster_discard(&cache->roster, cache->groups->kvd->offload);
 	mem_free(cache);
 }
 

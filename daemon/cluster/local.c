@@ -55,6 +55,7 @@ struct local_reader {
 struct local {
 	struct directory base;
 	struct loop *loop;
+	struct offload *offload;
 	char own[LINK_ENDPOINT_MAX];
 	struct strmap groups; /* by name */
 	struct list list;     /* the same */
@@ -306,7 +307,7 @@ static void reader_free(struct local_reader *reader)
 	list_remove(&reader->of_group);
 	list_remove(&reader->link);
 	group_idle(local, reader->group);
-	roster_fini(&reader->roster);
+	roster_discard(&reader->roster, local->offload);
 	mem_free(reader);
 }
 
@@ -541,7 +542,8 @@ static const struct directory_ops local_ops = {
 	.free = local_free,
 };
 
-int local_new(struct loop *loop, const char *own, struct directory **directory_p)
+int local_new(struct loop *loop, struct offload *offload, const char *own,
+	      struct directory **directory_p)
 {
 	struct local *local = mem_zalloc(sizeof(*local));
 
@@ -550,6 +552,7 @@ int local_new(struct loop *loop, const char *own, struct directory **directory_p
 		return err_pass(-ENOMEM);
 	local->base.ops = &local_ops;
 	local->loop = loop;
+	local->offload = offload;
 	snprintf(local->own, sizeof(local->own), "%s", own);
 	strmap_init(&local->groups);
 	list_init(&local->list);

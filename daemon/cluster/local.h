@@ -13,10 +13,12 @@
 
 struct cluster_file;
 struct loop;
+struct offload;
 
 /* `own`: this daemon's endpoint, with its key if it has one; of the length of
- * LINK_ENDPOINT_MAX at most. */
-int local_new(struct loop *loop, const char *own, struct directory **directory_p);
+ * LINK_ENDPOINT_MAX at most. offload NULL: all is freed on the loop. */
+int local_new(struct loop *loop, struct offload *offload, const char *own,
+	      struct directory **directory_p);
 /* Replaces the lines of an earlier file. ERR_NOMEM: some are unchanged; another call
  * repairs that. */
 int local_lines(struct directory *directory, const struct cluster_file *file);

@@ -15,6 +15,9 @@
 #include "daemon/base/sanitize.h"
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
+#include "daemon/loop/offload.h"
+
+#define FEW_ENTRIES 64u /* are freed at once */
 
 const char *const place_axis_names[PLACE_AXES] = {"tp", "pp", "dp", "cp"};
 
@@ -98,6 +101,46 @@ void roster_fini(struct roster *roster)
 	strmap_fini(&roster->places);
 	strmap_fini(&roster->workers);
 	roster->count = roster->gone_count = 0;
+}
+
+void roster_move(struct roster *roster, struct roster *from)
+{
+	*roster = *from;
+	list_init(&roster->order);
+	list_init(&roster->gone);
+	list_append(&roster->order, &from->order);
+	list_append(&roster->gone, &from->gone);
+	roster_init(from, from->rev);
+}
+
+struct roster_rest {
+	struct offload_job job;
+	struct roster roster;
+};
+
+static void rest_work(struct offload_job *job)
+{
+	roster_fini(&container_of(job, struct roster_rest, job)->roster);
+}
+
+static void rest_done(struct offload_job *job)
+{
+	mem_free(container_of(job, struct roster_rest, job));
+}
+
+void roster_discard(struct roster *roster, struct offload *offload)
+{
+	struct roster_rest *rest = NULL;
+
+	if (offload && roster->count > FEW_ENTRIES)
+		rest = mem_zalloc_quiet(sizeof(*rest));
+	if (!rest) {
+		roster_fini(roster);
+		return;
+	}
+	roster_move(&rest->roster, roster);
+	rest->job = (struct offload_job){.work = rest_work, .done = rest_done};
+	offload_submit(offload, &rest->job);
 }
 
 static struct roster_entry *roster_look(const struct roster *roster,

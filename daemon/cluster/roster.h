@@ -17,6 +17,7 @@
 
 #define ROSTER_GONE_MAX 256u
 
+struct offload;
 struct roster_worker;
 
 struct roster_entry {
@@ -47,6 +48,10 @@ struct roster {
 /* `first`: a revision that no earlier roster of this group has had. */
 void roster_init(struct roster *roster, uint64_t first);
 void roster_fini(struct roster *roster);
+/* Into an uninitialised one; `from` is empty afterwards. */
+void roster_move(struct roster *roster, struct roster *from);
+/* roster_fini() on a helper, which a thousand entries need; offload NULL: here. */
+void roster_discard(struct roster *roster, struct offload *offload);
 /* NULL: not present. */
 struct roster_entry *roster_find(const struct roster *roster, const struct place *place);
 /* NULL: unchanged. 1: it changed; 0: it did not. ERR_NOMEM: nothing changed. A new entry

@@ -328,15 +328,8 @@ static void discard_done(struct offload_job *job)
 
 void offload_discard(void *arg, void *owned)
 {
-	struct discard *discard;
-	struct err kept;
+	struct discard *discard = mem_zalloc_quiet(sizeof(*discard));
 
-	err_take(&kept); /* freeing disturbs no record */
-	discard = mem_zalloc(sizeof(*discard));
-	if (kept.code != ERR_OK)
-		(void)err_reraise(&kept);
-	else
-		err_clear();
 	if (!discard) {
 		mem_free(owned);
 		return;

@@ -177,6 +177,7 @@ def names_and_loads_are_published_by_etcd():
         assert "prefill" in ctl(d1, "group")
         message = decode.refused("EEXIST", "group.publish", group="prefill", worker="w/0")
         assert "another member" in message, message
+        decode.refused("EINVAL", "group.query", group="a\tb")
         # the end of a session and of a daemon are told at once
         first = decode.cmd("group.query", group="prefill", since=0)["revision"]
         prefill.close()

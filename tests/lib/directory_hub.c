@@ -313,7 +313,7 @@ struct directory_hub *directory_hub_new(struct loop *loop, uint64_t lease_ns)
 	list_init(&hub->said);
 	list_init(&hub->members);
 	loop_timer_init(&hub->tick, loop, on_tick);
-	assert_int_equal(local_new(loop, "", &hub->table), 0);
+	assert_int_equal(local_new(loop, NULL, "", &hub->table), 0);
 	table_unwatch = hub->table->ops->unwatch;
 	loop_timer_start(&hub->tick, lease_ns / 8);
 	return hub;

@@ -129,6 +129,16 @@ static void post_of_many_rows_is_several_messages(void **state)
 	attend_world_right(w, 0, 0, 0, few, 2);
 }
 
+struct hold {
+	struct loop_timer timer;
+	struct offload *helpers;
+};
+
+static void on_hold(struct loop_timer *timer)
+{
+	offload_hold(container_of(timer, struct hold, timer)->helpers, true);
+}
+
 /* A long one is read and looked at by a helper; its engine may end meanwhile. */
 static void long_selection_is_read_by_a_helper(void **state)
 {
@@ -137,6 +147,7 @@ static void long_selection_is_read_by_a_helper(void **state)
 	enum { ROWS = 4096, TOKENS = ROWS / AW_HEADS, CHOSEN = 256 };
 	struct kvd_ring_part part = attend_world_part(w->hold);
 	static uint32_t select[TOKENS * CHOSEN];
+	struct hold hold;
 
 	w->rows = ROWS;
 	w->attend = attend_world_open(w, "");
@@ -153,7 +164,9 @@ static void long_selection_is_read_by_a_helper(void **state)
 	soon(w);
 	assert_int_equal(attend_world_state(w, 0), KVD_SUCCESS);
 	loop_virtual_parts(w->c.loop, 0);
-	offload_hold(helpers, true);
+	hold.helpers = helpers;
+	loop_timer_init(&hold.timer, w->c.loop, on_hold);
+	loop_timer_start(&hold.timer, 0); /* after a helper has decoded the line */
 	attend_world_post(w, 0, 0, &part, 1, select, TOKENS * CHOSEN);
 	soon(w);
 	assert_int_equal(tapped.count[WIRE_T_ATTEND] > 0, true);

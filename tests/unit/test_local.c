@@ -39,7 +39,7 @@ static struct directory *rig_member(struct directory_rig *rig, unsigned int i)
 	if (!t.members[i] && t.hub)
 		t.members[i] = directory_hub_member(t.hub);
 	if (!t.members[i])
-		assert_int_equal(local_new(t.loop, OWN, &t.members[i]), 0);
+		assert_int_equal(local_new(t.loop, NULL, OWN, &t.members[i]), 0);
 	return t.members[i];
 }
 
