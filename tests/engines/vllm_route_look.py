@@ -103,12 +103,12 @@ def nothing(rank, words, pieces, blocks, begin, end):
 
 RULES = {
     # all is routed first, and each document is fetched after its first steps
-    "rents": [(choice.Prices, "choose", lambda *args, **kw: choice.ROUTE),
-              (choice.Prices, "turned", lambda *args: True)],
-    "routes": [(choice.Prices, "choose", lambda *args, **kw: choice.ROUTE),
-               (choice.Prices, "turned", lambda *args: False)],
-    "fetches": [(choice.Prices, "choose", lambda *args, **kw: choice.FETCH)],
-    "computes": [(choice.Prices, "choose", lambda *args, **kw: choice.LOCAL)],
+    "rents": [(choice.Ways, "choose", lambda *args, **kw: choice.ROUTE),
+              (choice.Ways, "turned", lambda *args: True)],
+    "routes": [(choice.Ways, "choose", lambda *args, **kw: choice.ROUTE),
+               (choice.Ways, "turned", lambda *args: False)],
+    "fetches": [(choice.Ways, "choose", lambda *args, **kw: choice.FETCH)],
+    "computes": [(choice.Ways, "choose", lambda *args, **kw: choice.LOCAL)],
     # blocks count as loaded to which nothing was
     "loads": [(store_worker.Rank, "_load", nothing)],
     # zeros count as an answer

@@ -11,7 +11,8 @@ import kvd
 from conftest import until
 from kvd.cost import SELF, Model
 from kvd.errors import error_make
-from kvd.vllm.choice import FETCH, HOLDERS_MAX, LOCAL, ROUTE, TIMED_TOKENS, Prices, model_of
+from kvd.stores.choice import HOLDERS_MAX, TIMED_TOKENS, model_of
+from kvd.vllm.choice import FETCH, LOCAL, ROUTE, Ways
 from kvd.vllm.route import RENT_AGAIN_S, RENT_STEPS, Routes
 from kvd.vllm.store_plan import Step
 from kvd_daemon import Daemon
@@ -25,13 +26,13 @@ CHEAP, DEAR = 0.001, 1000.0  # to compute a token in a layer, µs
 
 
 def prices(token_us=0.0, model=LLAMA, timed=True):
-    made = Prices(timed)
+    made = Ways(timed)
     made.model, made.token_us = model, token_us
     return made
 
 
 def choose(made, tokens=32768, steps=1, page=PAGE, **more):
-    given = dict(query_tokens=16, routable=True, no_pages=False)
+    given = dict(query_tokens=16, no_pages=False)
     given.update(more)
     return made.choose(page, {SELF: tokens} if tokens else {}, steps, **given)
 
@@ -42,12 +43,17 @@ def choose(made, tokens=32768, steps=1, page=PAGE, **more):
     (DEAR, {}, ROUTE), (DEAR, dict(steps=2000), FETCH), (DEAR, dict(tokens=64), FETCH),
     (DEAR, dict(query_tokens=16384), FETCH), (CHEAP, dict(tokens=64), LOCAL),
     (CHEAP, dict(query_tokens=16384), LOCAL), (0.0, dict(tokens=64), FETCH),
-    (DEAR, dict(routable=False), FETCH), (CHEAP, dict(routable=False), LOCAL),
-    (0.0, dict(routable=False), FETCH), (CHEAP, dict(no_pages=True), ROUTE),
-    (DEAR, dict(steps=2000, no_pages=True), ROUTE),
-    (CHEAP, dict(routable=False, no_pages=True), LOCAL), (CHEAP, dict(tokens=0), FETCH)])
+    (CHEAP, dict(no_pages=True), ROUTE), (DEAR, dict(steps=2000, no_pages=True), ROUTE),
+    (CHEAP, dict(tokens=0), FETCH)])
 def test_the_cheapest_way_is_chosen(token_us, more, way):
     assert choose(prices(token_us), **more) == way
+
+
+@pytest.mark.parametrize("token_us, tokens, computes", [
+    (DEAR, 32768, False), (CHEAP, 32768, True), (0.0, 32768, False), (CHEAP, 0, False)])
+def test_an_engine_that_cannot_route_computes_what_is_cheaper_to_compute(token_us, tokens, computes):
+    holders = {SELF: tokens} if tokens else {}
+    assert prices(token_us).computes(PAGE, holders) == computes
 
 
 def test_the_choice_changes_where_the_sum_of_prices_does():
@@ -73,14 +79,15 @@ def test_without_prices_it_is_fetched(code):
     def decide(*args, **kw):
         raise error_make(5, code, code == "EBUSY", "op", "no")
     made, page = prices(CHEAP), types.SimpleNamespace(decide=decide)
-    assert choose(made, page=page) == FETCH
+    assert choose(made, page=page) == FETCH and not made.computes(page, {SELF: 1})
     assert not made.turned(page, {SELF: 1}, 10 ** 6) and made.steps_of(page, {SELF: 1}, 8) == 0
 
 
 def test_more_holders_than_a_decision_takes_are_fetched_from():
     many = {bytes([i]) * 16: 64 for i in range(HOLDERS_MAX + 1)}
     made = prices(CHEAP)
-    assert made.choose(PAGE, many, 1, query_tokens=1, routable=True, no_pages=False) == FETCH
+    assert made.choose(PAGE, many, 1, query_tokens=1, no_pages=False) == FETCH
+    assert not made.computes(PAGE, many)
     assert not made.turned(PAGE, many, 10 ** 6) and made.steps_of(PAGE, many, 4) == 0
 
 
@@ -160,7 +167,7 @@ class Pool:
 
 
 def auto(*pieces, token_us=DEAR, **kw):
-    plan, _, clock = plan_of(routes=Routes(BLOCK), remote=0.3, prices=Prices(True), **kw)
+    plan, _, clock = plan_of(routes=Routes(BLOCK), remote=0.3, prices=Ways(True), **kw)
     plan.prices.model, plan.prices.token_us = LLAMA, token_us
     plan.spaces, plan.routes.pool = Stores(*pieces), Pool()
     return plan, plan.spaces, clock

@@ -4,4 +4,6 @@ here.
 
 space_client  a session that is opened on first use, and again after a restart of the daemon
 names         names of spaces: weights, positions
-hicache       pages of a pool in host memory as chunks, by their hashes"""
+choice        fetch chunks of other daemons, or compute them, by their prices
+hicache       pages of a pool in host memory as chunks, by their hashes
+metrics       of a store"""

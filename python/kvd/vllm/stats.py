@@ -4,26 +4,17 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (KVConnectorPro
                                                                   KVConnectorStats)
 from vllm.v1.metrics.utils import create_metric_per_engine
 
-SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
-BYTES = tuple(4 ** i for i in range(6, 18))
+from ..stores import metrics
+
 ROWS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 HISTOGRAMS = {"seconds": ("xfer_time_seconds", "Time from the first to the last byte of a request.",
-                          SECONDS),
-              "bytes": ("bytes_transferred", "Bytes of a request, on this rank.", BYTES),
+                          metrics.SECONDS),
+              "bytes": ("bytes_transferred", "Bytes of a request, on this rank.", metrics.BYTES),
               "rows": ("num_rows", "Rows of the plan of a request, on this rank.", ROWS)}
 COUNTERS = {"failed": ("num_failed_transfers", "Requests whose room failed."),
             "expired": ("num_kv_expired_reqs", "Requests that were not fetched within the lease.")}
-STORE_HISTOGRAMS = {
-    "seconds": ("store_load_seconds", "Time of loading a request's chunks to its blocks.", SECONDS),
-    "bytes": ("store_load_bytes", "Bytes of chunks loaded for a request, on this rank.", BYTES)}
 STORE_COUNTERS = {
-    "asked": ("store_num_chunks_asked", "Chunks of prompts that were missing in the engine's "
-                                        "cache."),
-    "found": ("store_num_chunks_found", "Missing chunks that were found in the store."),
-    "saved_bytes": ("store_saved_bytes", "Bytes of chunks put into the store."),
-    "failed_loads": ("store_num_failed_loads", "Loads that failed, on a rank; their tokens are "
-                                               "computed."),
-    "failed_saves": ("store_num_failed_saves", "Puts that failed, on a rank."),
+    **metrics.COUNTERS,
     "routed_posts": ("store_routed_posts", "Requests for attention sent to holders of chunks, one "
                                            "for each layer, document and step."),
     "routed_rows": ("store_routed_rows", "Query rows in these requests."),
@@ -68,7 +59,7 @@ class KvdStats(KVConnectorStats):
 
 class StoreStats(KvdStats):
     """Of KvdStoreConnector, on either side."""
-    HISTOGRAMS, COUNTERS = STORE_HISTOGRAMS, STORE_COUNTERS
+    HISTOGRAMS, COUNTERS = metrics.HISTOGRAMS, STORE_COUNTERS
 
     def reduce(self):
         sums = {name: sum(values) for name, values in self.data.items()}

@@ -30,7 +30,7 @@ from ..cost import Model
 from ..stores.space_client import CALL_S, SpaceClient
 from ..stores.names import weights_of
 from . import releases, sleep
-from .choice import Prices
+from .choice import Ways
 from .identity import names
 from .marks import Marks
 from .plugin import routes
@@ -213,7 +213,7 @@ def plan(config, caches, hashed, block, tokens):
                 saves=transfer.is_kv_producer and named.revision is not None, step=StoreStep,
                 adapters=Adapters(weights_of, logger) if extra("revision", None) is None else None,
                 routes=Routes(block) if routes(transfer) else None,
-                prices=Prices(not config.scheduler_config.async_scheduling)
+                prices=Ways(not config.scheduler_config.async_scheduling)
                 if way != "always" and extra("remote", 0) else None)
 
 

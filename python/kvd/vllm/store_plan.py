@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from ..chunks import ID_BYTES, IDS_MAX, holders_of
 from ..cost import FETCH, LOCAL, ROUTE
 from ..layout import Layout
+from ..stores.choice import model_of
 from ..stores.space_client import AWAY_S, CALL_S, hold_most
 from ..stores.jobs import Jobs
 from ..stores.names import word
-from .choice import model_of
 from .route import NULL
 
 CHUNK_TOKENS = 256
@@ -210,7 +210,7 @@ class Plan:
     group: of the block table; lease: of holds, seconds; remote: seconds to query other daemons,
     or None; adapters: Adapters, or None if the user's revision covers them; ranks: number of
     workers; loads, saves: whether it does; routes: a route.Routes, or None: it only loads;
-    prices: a choice.Prices, or None: all that is held is loaded, or routed."""
+    prices: a choice.Ways, or None: all that is held is loaded, or routed."""
 
     def __init__(self, spaces, ids, words, block, tokens, *, group=0, ranks=1, lease=LEASE_S,
                  remote=None, loads=True, saves=True, adapters=None, step=Step, routes=None,
@@ -362,14 +362,15 @@ class Plan:
         page = self._page()
         if page is None:
             return FETCH
-        steps, lacks = request.max_tokens - (request.num_tokens - request.num_prompt_tokens), False
-        if self.routes is not None:
-            lacks = self.routes.free() < (known.end - computed) // self.block
-            if self.routes.rents_are_possible:  # it may be fetched after any step
-                steps = 1
-        return self.prices.choose(page, self._holders(known.pieces, document), max(1, steps),
+        holders = self._holders(known.pieces, document)
+        if document is None:
+            return LOCAL if self.prices.computes(page, holders) else FETCH
+        steps = request.max_tokens - (request.num_tokens - request.num_prompt_tokens)
+        if self.routes.rents_are_possible:  # it may be fetched after any step
+            steps = 1
+        return self.prices.choose(page, holders, max(1, steps),
                                   query_tokens=request.num_tokens - known.end,
-                                  routable=document is not None, no_pages=lacks)
+                                  no_pages=self.routes.free() < (known.end - computed) // self.block)
 
     def _page(self):
         return self.spaces.ask((self.layout, self.words),
