@@ -69,6 +69,7 @@ NATIVE = {
     "sglang-store": ["sglang_store.py", "lives"],
     "sglang-store-ranks": ["sglang_store.py", "ranks"],
     "sglang-store-ends": ["sglang_store.py", "ends"],
+    "sglang-store-prices": ["sglang_store.py", "prices"],
 }
 BACKENDS = {"native": NATIVE, "kvd": RUNS, "nixl": RUNS}
 

@@ -3,12 +3,13 @@
 """Real SGLang servers with HiCache on the daemon's chunks: prompts that one has computed are loaded
 by itself, by the next one, and from another daemon.
 
-sglang_store.py lives|ranks|ends [--nixl native] [--name NAME]
+sglang_store.py lives|ranks|ends|prices [--nixl native] [--name NAME]
 
     lives   a server that forgets, one that is killed and its successor with another memory layout,
             one at another daemon
     ranks   one rank writes and two read, and the other way round
     ends    the daemon dies, stands still, is empty again; new weights; SGLang's admin API
+    prices  pages of another daemon that are dear to compute, and cheap
 
 SGLang's servers, tree, host pools, storage threads and hashes are its own; its CUDA kernels that
 copy between a device and the host are stand-ins (shim/). Greedy tokens must be those of a server
@@ -34,6 +35,7 @@ SHARED = 100  # tokens of len200 that branch begins with
 PROMPTS = {"len15": 15, "len16": 16, "len33": 33, "len200": 200, "len777": 777, "len1900": 1900}
 EXTRA = {"backend_name": "kvd", "module_path": "kvd.sglang.store", "class_name": "KvdStore",
          "interface_v1": 1, "prefetch_threshold": PAGE}
+METRIC = "sglang:kvd_store_"
 DIRECT = {"layer_first": "layer_first", "page_first": "page_first_direct"}
 
 
@@ -58,9 +60,9 @@ class StoreNode(Node):
 
 class Engine(sglang_pd.Engine):
     def __init__(self, case, name, node, extra=None, layout="layer_first", tp=1, store=True,
-                 policy="wait_complete"):
-        self.node = node
-        more = ["--tp", str(tp)]
+                 policy="wait_complete", more=(), env=()):
+        self.node, self.env = node, dict(env)
+        more = ["--tp", str(tp), *more]
         if store:
             more += ["--enable-hierarchical-cache", "--hicache-ratio", "2",
                      "--hicache-io-backend", "direct", "--hicache-mem-layout", layout,
@@ -71,7 +73,7 @@ class Engine(sglang_pd.Engine):
         super().__init__(case.args, name, node, *more)
 
     def environment(self, args, node):
-        return dict(super().environment(args, node), KVD_ENGINES_HICACHE="1")
+        return dict(super().environment(args, node), KVD_ENGINES_HICACHE="1", **self.env)
 
     def call(self, method, path, body=None, seconds=60, head=None):
         head = dict(head or {}, Authorization="Bearer " + ADMIN)
@@ -83,6 +85,15 @@ class Engine(sglang_pd.Engine):
             status, said = self.call("POST", "/flush_cache")
             return status == 200 and b"flushed" in said
         assert until(flushed, 20), "the cache is not flushed"
+
+    def metrics(self):
+        """The store's, without their prefix."""
+        out = {}
+        for line in self.call("GET", "/metrics")[1].decode().splitlines():
+            name = line.partition("{")[0]
+            if name.startswith(METRIC):
+                out[name[len(METRIC):]] = float(line.rsplit(" ", 1)[-1])
+        return out
 
     def said(self, words):
         with open(self.log, errors="replace") as f:
@@ -180,15 +191,20 @@ def lives(case):
         tally.check("B loads %s of A" % name, case.fresh, B, name, case.found(name), 0)
     tally.check("B loads what follows its own pages", behind, case, B)
     B.stop()
-    endpoint = node.call("status")["endpoint"]
-    away = case.node("away", [endpoint])
-    assert until(lambda: any(p["state"] == "up" for p in away.call("peers")["peers"]), 20)
+    away = beside(case, "away", node)
     C = case.engine("C", away, extra={"remote": 5})
     for name in PROMPTS:
         tally.check("C loads %s of A from the other daemon" % name, remote, case, C, name)
     D = case.engine("D", away, extra={"revision": "another"})
     tally.check("D has other weights, and finds nothing", case.fresh, D, "len777", 0,
                 case.saved("len777"))
+
+
+def beside(case, name, node):
+    """A daemon that reads chunks of this one."""
+    away = case.node(name, [node.call("status")["endpoint"]])
+    assert until(lambda: any(p["state"] == "up" for p in away.call("peers")["peers"]), 20)
+    return away
 
 
 def behind(case, engine):
@@ -321,7 +337,65 @@ def attached(case, E):
     return case.fresh(E, "len777", case.found("len777"), 0)
 
 
-CASES = {"lives": lives, "ranks": ranks, "ends": ends}
+# ---- prices ------------------------------------------------------------------------------
+
+STEPS = ("--disable-overlap-schedule", "--enable-metrics")  # so that a token's time is known
+
+
+def prices(case):
+    tally, node = case.tally, case.node("store")
+    case.plain()
+    names = [name for name in case.prompts if case.found(name)]
+    A = case.engine("A", node)
+    for name in names:
+        tally.check("A computes and stores %s" % name, fresh_branch, case, A, name)
+    A.stop()
+    E = case.engine("E", beside(case, "dear", node), extra={"remote": 5}, more=STEPS)
+    case.ask(E, "len15")
+    for name in names:
+        tally.check("tokens take their time: E loads %s" % name, case.fresh, E, name,
+                    case.found(name))
+    tally.check("metrics of E", told, case, E, names)
+    E.stop()
+    F = case.engine("F", beside(case, "cheap", node), extra={"remote": 5}, more=STEPS,
+                    env={"KVD_ENGINES_TOKEN_US": "1e-6"})
+    tally.check("a token takes no time: once pulls are measured, F computes len777", turned, case, F)
+    for name in ("len200", "len1900"):
+        tally.check("F computes and stores %s" % name, case.fresh, F, name, 0, case.saved(name))
+    shared = SHARED // PAGE * PAGE
+    tally.check("F loads its own pages of a prompt, and computes the rest", case.fresh, F, "branch",
+                shared, case.saved("branch") - shared // PAGE)
+    for name in ("len200", "len777", "len1900", "branch"):
+        tally.check("F loads %s, which it has computed" % name, case.fresh, F, name,
+                    case.found(name), 0)
+
+
+def fresh_branch(case, engine, name):
+    """It begins as another prompt, whose pages are stored."""
+    shared = SHARED // PAGE if name == "branch" else 0
+    return case.fresh(engine, name, shared * PAGE, case.saved(name) - shared)
+
+
+def turned(case, F):
+    """Unmeasured pages are fetched, and are not kept by the own daemon."""
+    def computes():
+        F.forget()
+        storage = case.ask(F, "len777")["storage"]
+        assert storage in (0, case.found("len777")), "%d tokens are loaded" % storage
+        return not storage
+    assert until(computes, 120, 0), "it is always fetched"
+    assert until(lambda: case.figures(F.node)["chunks"] == case.saved("len777"), 10)
+
+
+def told(case, E, names):
+    got, loaded = E.metrics(), sum(map(case.found, names))
+    equal(got["load_bytes_sum"], loaded * TOKEN, "bytes")
+    assert got["num_chunks_found_total"] >= loaded // PAGE and got["load_seconds_sum"] > 0, got
+    assert got["num_chunks_asked_total"] >= got["num_chunks_found_total"], got
+    return str(got["num_chunks_found_total"])
+
+
+CASES = {"lives": lives, "ranks": ranks, "ends": ends, "prices": prices}
 
 
 def main():

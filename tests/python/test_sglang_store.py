@@ -12,6 +12,7 @@ import pytest
 import kvd
 from conftest import Stopwatch, judging_deaths, until
 from kvd.sglang.store_pools import DRAFT, Ranks, build
+from kvd.stores.choice import Prices, model_of
 from kvd.stores.space_client import CALL_S, SpaceClient
 from kvd.stores.hicache import HiCache, ids_of, pages_of, trailing
 from kvd_daemon import Daemon
@@ -530,3 +531,107 @@ def test_pages_of_another_daemon():
             assert reader.exists(keys) == reader.get(keys[:7]) == 7, "own ones, then others'"
             reader.cache.remote = None
             assert reader.exists(keys) == 2
+
+
+class Told:
+    """Prices, and a log of what was asked."""
+
+    def __init__(self, computes):
+        self.way, self.asked = computes, []
+
+    def page(self, client):
+        return client.cost_page(CALL_S)
+
+    def computes(self, page, holders):
+        self.asked.append(list(holders.values()))
+        return self.way
+
+
+@contextlib.contextmanager
+def away(keys, **kw):
+    """Pages at another daemon -> the engine of this one"""
+    with Daemon(CHUNKS) as there, kvd.Client(there.socket_path) as c:
+        with Daemon(CHUNKS + "chunk_peers = %s\n" % c.endpoint) as here, \
+                kvd.Client(here.socket_path) as own, Engine(there, pool_of(MHA)) as writer, \
+                Engine(here, pool_of(MHA, layout="page_first"), remote=5, **kw) as reader:
+            until(lambda: own.command("peer.list")["peers"][0]["state"] == "up")
+            assert writer.put(keys) == [True] * len(keys)
+            yield reader
+
+
+def fetched(engine):
+    return engine.clients[0].command("chunk.list")["fetched_bytes"]
+
+
+def test_pages_cheaper_to_compute_are_not_promised():
+    keys, told = keys_of(8, "dear"), Told(True)
+    with away(keys, prices=told) as reader:
+        def priced(some):
+            return reader.cache.exists(reader.key, some, priced=True)
+        assert priced(keys) == 0 and told.asked == [[8 * PAGE]]
+        assert not reader.cache.holds._held, "nothing is to be read"
+        assert reader.put(keys[:3], seed=2) == [True] * 3
+        assert priced(keys) == 3 and told.asked[1:] == [[5 * PAGE]]
+        assert reader.get(keys[:3]) == 3 and not reader.cache.holds._held
+        assert priced(keys[:3]) == 3 and len(told.asked) == 2, "own pages have no price"
+        begin = fetched(reader)
+        assert reader.exists(keys) == 8 and len(told.asked) == 2, "a pool that follows another"
+        told.way = False
+        assert priced(keys) == 8
+        told.way = True
+        assert reader.get(keys, seed=3) == 8, "what was promised is read"
+        until(lambda: fetched(reader) > begin)
+        assert len(told.asked) == 3
+
+
+def test_without_an_answer_of_prices_pages_are_fetched():
+    keys, told = keys_of(4, "priceless"), Told(True)
+    with away(keys, prices=told) as reader:
+        told.page = lambda client: client.command("no such command")
+        assert reader.cache.exists(reader.key, keys, priced=True) == 4 and not told.asked
+        reader.cache.finder.until = 0
+        assert reader.get(keys) == 4
+
+
+class Published(Prices):
+    """Of a fabric whose one peer has all pages."""
+
+    def page(self, client):
+        return kvd.cost.preset("h100-ibgda")
+
+    def computes(self, page, holders):
+        return super().computes(page, {kvd.cost.SELF: sum(holders.values())})
+
+
+@pytest.mark.parametrize("token_us, found", [(0.0, 24), (1000.0, 24), (1e-6, 0)])
+def test_prices_of_a_fabric_decide(token_us, found):
+    """The time of a token is unknown, long, or short."""
+    keys, prices = keys_of(24, "fabric"), Published(timed=True)
+    with away(keys, prices=prices) as reader:
+        prices.model, prices.token_us = model_of(reader.made.layout.text()), token_us
+        assert reader.cache.exists(reader.key, keys, priced=True) == found
+        assert reader.get(keys[:found]) == found if found else not reader.cache.holds._held
+
+
+def test_loads_and_puts_are_counted():
+    counts = {}
+
+    def count(**values):
+        for name, value in values.items():
+            counts[name] = counts.get(name, 0) + value
+    keys = keys_of(6, "counted")
+    with away(keys, prices=Told(True), count=count) as reader:
+        page = PAGE * HEADS * LAYERS * 2 * 2 * DIM
+        assert reader.cache.exists(reader.key, keys, priced=True) == 0
+        assert counts == {"asked": 6, "found": 6}
+        assert reader.exists(keys + keys_of(2, "none")) == 6
+        assert reader.get(keys + keys_of(2, "none")) == 6
+        assert (counts["asked"], counts["found"], counts["bytes"]) == (14, 12, 6 * page)
+        assert counts["seconds"] > 0 and counts["failed_loads"] == 1
+        assert reader.put(keys_of(5, "own")) == [True] * 5
+        assert counts["saved_bytes"] == 5 * page and "failed_saves" not in counts
+        reader.cache.mover.until = float("inf")
+        assert reader.put(keys_of(2, "lost")) == [False] * 2
+        reader.cache.stop("a test")
+        assert reader.put(keys_of(2, "lost")) == [False] * 2
+        assert counts["failed_saves"] == 1 and counts["failed_loads"] == 1

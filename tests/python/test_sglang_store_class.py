@@ -13,11 +13,12 @@ import pytest
 
 import kvd
 from conftest import until
+from kvd.stores.choice import TIMED_TOKENS
 from test_sglang_store import MHA, PAGE, content, keys_of, pool_of
 from kvd_daemon import Daemon
 
 CONFIG = dict(tp_rank=0, tp_size=1, pp_size=1, attn_cp_size=1, dcp_size=1,
-              should_split_heads=False)
+              should_split_heads=False, enable_storage_metrics=False, dp_rank=0)
 GIVEN = {"backend_name": "kvd", "module_path": "kvd.sglang.store", "class_name": "KvdStore",
          "interface_v1": 1}
 Result = namedtuple("Result", "kv_hit_pages extra_pool_hit_pages restorable_prefix_pages")
@@ -95,7 +96,8 @@ def model_config(**kw):
 def sglang(monkeypatch):
     """kvd.sglang.store, and what it sees."""
     seen = types.SimpleNamespace(args=server_args(), model=model_config(), hooks=Hooks(),
-                                 serving=types.SimpleNamespace(weight_version="default"))
+                                 serving=types.SimpleNamespace(weight_version="default"),
+                                 schedule=types.SimpleNamespace(disable_overlap_schedule=True))
     made = {"": {}, ".srt": {}, ".srt.configs": {},
             ".srt.configs.model_config": {"ModelConfig": types.SimpleNamespace(
                 from_server_args=lambda args: seen.model)},
@@ -103,8 +105,9 @@ def sglang(monkeypatch):
                 "HiCacheStorage": Storage, "PoolHitPolicy": PoolHitPolicy, "PoolName": PoolName,
                 "PoolTransferResult": Result},
             ".srt.plugins": {}, ".srt.plugins.hook_registry": {
-                "HookRegistry": seen.hooks, "HookType": types.SimpleNamespace(BEFORE="before")},
+                "HookRegistry": seen.hooks, "HookType": types.SimpleNamespace(BEFORE="before", AFTER="after")},
             ".srt.runtime_context": {"get_server_args": lambda: seen.args,
+                                     "get_schedule": lambda: seen.schedule,
                                      "get_serving": lambda: seen.serving}}
     for name, words in made.items():
         module = types.ModuleType("sglang" + name)
@@ -381,6 +384,99 @@ def test_failure_is_a_miss_and_logged_once(sglang, daemon, caplog):
             assert one.store.batch_get_v1(keys, Slots([0, 1, 2])) == [False] * 3
             assert one.store.batch_set_v1(keys, Slots([0, 1, 2])) == [False] * 3
         assert caplog.text.count("the store has failed: ZeroDivisionError") == 1
+
+
+# ---- prices --------------------------------------------------------------------------------
+
+def hooked(sglang, name):
+    (hook,) = {h for t, h in sglang.hooks.hooks.items() if t.endswith("." + name)}
+    return hook
+
+
+def step(sglang, tokens):
+    """SGLang's scheduler runs a batch, and processes its result."""
+    batch = types.SimpleNamespace(extend_num_tokens=tokens)
+    assert hooked(sglang, "run_batch")("scheduler", batch) is None, "its arguments stay"
+    assert hooked(sglang, "process_batch_result")(None, "scheduler", batch, "result") is None
+
+
+def test_time_of_a_token_is_measured_in_the_schedulers_steps(sglang, daemon):
+    with Engine(sglang, daemon, {"kv": pool_of(MHA)}) as one:
+        assert one.store.cache.prices is None, "nothing is fetched from other daemons"
+        assert not [t for t in sglang.hooks.hooks if t.endswith(".run_batch")]
+    with Engine(sglang, daemon, {"kv": pool_of(MHA)}, remote=1) as one:
+        prices = one.store.cache.prices
+        assert prices.model.layers == 3 and prices.model.token_bytes == 2 * 4 * 16
+        for tokens in (0, None, TIMED_TOKENS - 1):
+            step(sglang, tokens)
+        assert prices.token_us == 0
+        step(sglang, TIMED_TOKENS)
+        assert prices.token_us > 0
+    sglang.schedule.disable_overlap_schedule = False
+    with Engine(sglang, daemon, {"kv": pool_of(MHA)}, remote=1) as one:
+        step(sglang, TIMED_TOKENS)
+        assert one.store.cache.prices.token_us == 0, "the steps overlap"
+
+
+def test_pages_of_kv_have_a_price_and_others_follow_them(sglang, daemon):
+    keys, asked = keys_of(4, "priced"), []
+    with Engine(sglang, daemon, {"kv": pool_of(MHA), "draft": pool_of(MHA, layers=1)}) as one:
+        exists = one.store.cache.exists
+
+        def recorded(named, keys, priced=False):
+            asked.append((named.pool, priced))
+            return exists(named, keys, priced)
+        one.store.cache.exists = recorded
+        for name in ("kv", "draft"):
+            one.fill(name, keys, [0, 1, 2, 3])
+        one.store.batch_set_v1(keys, Slots([0, 1, 2, 3]))
+        one.store.batch_set_v2([Transfer(PoolName.DRAFT, keys, [0, 1, 2, 3])])
+        assert one.store.batch_exists_v2(keys, [Transfer(PoolName.DRAFT, keys)]).kv_hit_pages == 4
+        assert asked == [("kv", True), ("draft", False)]
+
+
+# ---- metrics -------------------------------------------------------------------------------
+
+class Metric:
+    made = []
+
+    def __init__(self, name, text, labelnames, buckets=None):
+        assert name not in [one.name for one in self.made], "a process has one of each"
+        self.name, self.names, self.values, self.given = name, labelnames, [], None
+        self.made.append(self)
+
+    def labels(self, **given):
+        assert set(given) == set(self.names)
+        self.given = given
+        return self
+
+    def observe(self, value):
+        self.values.append(value)
+
+    inc = observe
+
+
+def test_metrics_of_the_store_are_those_of_vllms(sglang, daemon, monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", types.SimpleNamespace(
+        Counter=Metric, Histogram=Metric))
+    monkeypatch.setitem(CONFIG, "enable_storage_metrics", True)
+    monkeypatch.setattr(Metric, "made", [])
+    sglang.module.metrics.made.cache_clear()
+    keys, pages = keys_of(3, "metrics"), [0, 1, 2]
+    for _ in range(2):  # attached again
+        with Engine(sglang, daemon, {"kv": pool_of(MHA)}) as one:
+            one.store.batch_set_v1(keys, Slots(pages))
+            one.store.batch_exists(keys)
+            one.store.batch_get_v1(keys, Slots(pages))
+    sglang.module.metrics.made.cache_clear()
+    values = {one.name: one.values for one in Metric.made}
+    assert set(values) == {"sglang:kvd_store_" + name for name in (
+        "load_seconds", "load_bytes", "num_chunks_asked", "num_chunks_found", "saved_bytes",
+        "num_failed_loads", "num_failed_saves")}
+    nbytes = 3 * PAGE * 3 * 2 * 4 * 16
+    assert values["sglang:kvd_store_load_bytes"] == [nbytes] * 2
+    assert values["sglang:kvd_store_num_chunks_found"] == [3, 3]
+    assert {str(one.given) for one in Metric.made} == {"{'tp_rank': 0, 'dp_rank': 0}"}
 
 
 # ---- the allocator `shm` -------------------------------------------------------------------

@@ -112,7 +112,7 @@ sglang.srt.mem_cache.hicache_storage
     HiCacheStorage < batch_get_v2(transfers, extra_info)
     HiCacheStorage < batch_set_v2(transfers, extra_info)
     HiCacheStorageConfig: tp_rank tp_size pp_size attn_cp_size dcp_size should_split_heads
-    HiCacheStorageConfig: extra_config
+    HiCacheStorageConfig: extra_config enable_storage_metrics dp_rank
     PoolHitPolicy: ALL_PAGES TRAILING_PAGES
     PoolName: KV
     PoolTransfer: name keys host_indices hit_policy
@@ -123,6 +123,12 @@ sglang.srt.managers.scheduler_components.weight_updater
     SchedulerWeightUpdaterManager: update_weights_from_disk update_weights_from_distributed
     SchedulerWeightUpdaterManager: update_weights_from_tensor update_weights_from_ipc
     SchedulerWeightUpdaterManager: begin_weight_update
+sglang.srt.runtime_context
+    get_schedule()
+sglang.srt.managers.scheduler
+    Scheduler: run_batch process_batch_result
+sglang.srt.managers.schedule_batch
+    ScheduleBatch: extend_num_tokens
 sglang.srt.managers.tp_worker
     BaseTpWorker: load_lora_adapter load_lora_adapter_from_tensors
 sglang.srt.mem_cache.pool_host.mha

@@ -23,15 +23,16 @@ from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.mem_cache.hicache_storage import (HiCacheStorage, PoolHitPolicy, PoolName,
                                                   PoolTransferResult)
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-from sglang.srt.runtime_context import get_server_args, get_serving
+from sglang.srt.runtime_context import get_schedule, get_server_args, get_serving
 
 from ..client import Client
 from ..errors import Error
 from ..layout import format_of
+from ..stores.choice import Prices, model_of
 from ..stores.space_client import CALL_S, SpaceClient
 from ..stores.names import commit_of, rope_of, weights_of, word
 from ..stores.hicache import LEASE_S, HiCache, pages_of, trailing
-from . import store_pools
+from . import metrics, store_pools
 
 logger = logging.getLogger("kvd.sglang")
 OPTIONS = ("kvd_socket", "model", "revision", "remote", "lease")
@@ -48,6 +49,7 @@ UPDATER = "sglang.srt.managers.scheduler_components.weight_updater." \
     "SchedulerWeightUpdaterManager."
 ADAPTERS = ("load_lora_adapter", "load_lora_adapter_from_tensors")
 WORKER = "sglang.srt.managers.tp_worker.BaseTpWorker."
+SCHEDULER = "sglang.srt.managers.scheduler.Scheduler."
 
 Named = namedtuple("Named", "pool model revision scheme rope tokens")
 Named.__doc__ = "Names of a space; pool: SGLang's name of the host pool."
@@ -219,6 +221,29 @@ def on_update(*args, **kwargs):
         store.on_new_weights()
 
 
+# ---- the time of a step ----------------------------------------------------------------
+
+def follow_steps():
+    """For prices: how long the engine takes to compute a token."""
+    for name, hook, kind in (("run_batch", on_step, HookType.BEFORE),
+                             ("process_batch_result", on_result, HookType.AFTER)):
+        if SCHEDULER + name not in HookRegistry._patched:
+            HookRegistry.register(SCHEDULER + name, hook, kind)
+    HookRegistry.apply_hooks()
+
+
+def on_step(scheduler, batch, *args, **kwargs):
+    for store in list(_stores):
+        if store.cache.prices is not None:
+            store.cache.prices.began(batch.extend_num_tokens or 0)
+
+
+def on_result(result, *args, **kwargs):
+    for store in list(_stores):
+        if store.cache.prices is not None:
+            store.cache.prices.ended()
+
+
 # ---- the backend -----------------------------------------------------------------------
 
 class KvdStore(HiCacheStorage):
@@ -241,8 +266,13 @@ class KvdStore(HiCacheStorage):
             lambda: Client(given.get("kvd_socket"), client="sglang", timeout=CALL_S),
             self._asking, log=logger)
         mover = SpaceClient(connect, self._moving, log=logger)
+        prices = None
+        if given.get("remote"):
+            prices = Prices(timed=bool(get_schedule().disable_overlap_schedule))
+            follow_steps()
         self.cache = HiCache(finder, mover, lease=given.get("lease", LEASE_S),
-                           remote=given.get("remote"))
+                             remote=given.get("remote"), prices=prices,
+                             count=metrics.counting(storage_config))
         follow_updates()
         follow_adapters(get_server_args(), given)
         _stores.add(self)
@@ -266,6 +296,8 @@ class KvdStore(HiCacheStorage):
         made = store_pools.build(pool, self.ranks, heads)
         named = self.names.of(name, made)
         self.pools[name] = made, named, pool
+        if name == PoolName.KV.value and self.cache.prices is not None:
+            self.cache.prices.model = model_of(made.layout.text())
         if named.revision is None:
             self.cache.stop("the weights have no name")
             return
@@ -319,7 +351,8 @@ class KvdStore(HiCacheStorage):
     # ---- one pool ----
 
     def batch_exists(self, keys, extra_info=None):
-        return self._safe(0, lambda: self.cache.exists(self.pools[PoolName.KV.value][1], keys))
+        return self._safe(0, lambda: self.cache.exists(self.pools[PoolName.KV.value][1], keys,
+                                                       priced=True))
 
     def batch_get_v1(self, keys, host_indices, extra_info=None):
         return self._get(PoolName.KV, keys, host_indices)
@@ -343,7 +376,7 @@ class KvdStore(HiCacheStorage):
 
     def batch_exists_v2(self, keys, pool_transfers=None, extra_info=None):
         """The lengths at which all pools have the pages they need. A pool that needs only its last
-        pages is searched in this daemon alone."""
+        pages is searched in this daemon alone. Prices are those of the KV: other pools follow it."""
         return self._safe(PoolTransferResult.empty(), self._lengths, keys, pool_transfers)
 
     def _lengths(self, keys, pool_transfers):

@@ -4,7 +4,9 @@ in hex is its id.
 
 Engines do not pass the position of such pages in their prompt: they have none
 (kvd.chunks.ANYWHERE). Pages that exists() finds are held until they are read, for at most the
-lease, so no page is evicted between the two, and another daemon is queried once.
+lease, so no page is evicted between the two, and another daemon is queried once. Whether pages of
+other daemons are fetched is decided by exists() alone: it does not count those that are cheaper to
+compute, and get() fetches all that it is asked for.
 
 A call returns when the daemon no longer accesses the pool, because the engine reuses its pages at
 once. So a daemon that stops during a call blocks the engine's storage thread, not its scheduler."""
@@ -14,7 +16,7 @@ from collections import OrderedDict
 
 import numpy as np
 
-from ..chunks import ANYWHERE, IDS_MAX
+from ..chunks import ANYWHERE, IDS_MAX, holders_of
 from ..errors import Error
 from ..rooms import FAILED, SUCCESS, View
 from .space_client import CALL_S, FETCH_S, hold_most
@@ -62,6 +64,14 @@ def trailing(there, count):
         if run >= min(count, i + 1):
             lengths.add(i + 1)
     return lengths
+
+
+def bytes_of(move):
+    """Of a move that has ended. 0: unknown."""
+    try:
+        return move.read().bytes
+    except Error:  # its slot was reused
+        return 0
 
 
 class Held:
@@ -130,39 +140,48 @@ class Holds:
 
 class HiCache:
     """finder: a SpaceClient whose spaces have layouts alone; mover: one whose spaces have memory.
-    key: name of a pool's space for both. remote: seconds, or None."""
+    key: name of a pool's space for both. remote: seconds, or None; prices: a choice.Prices, None:
+    all that is found is fetched; count(name=value): statistics, by the names of metrics.py."""
 
-    def __init__(self, finder, mover, *, lease=LEASE_S, remote=None, clock=time.monotonic):
+    def __init__(self, finder, mover, *, lease=LEASE_S, remote=None, prices=None,
+                 count=lambda **values: None, clock=time.monotonic):
         self.finder, self.mover, self.lease, self.remote = finder, mover, lease, remote
+        self.prices, self.count = prices, count
         self.clock, self.holds = clock, Holds(clock)
         self.stopped = None  # reason why no page is found or put any more
-        self.found = self.missed = self.got = self.put_pages = 0
 
     # ---- lookups ----
 
-    def exists(self, key, keys, hold=True):
-        """Number of pages that are stored, from the first on."""
-        ids, count = ids_of(keys), 0
+    def exists(self, key, keys, priced=False):
+        """Number of pages that are stored, from the first on. priced: without those of other
+        daemons that are cheaper to compute."""
+        ids, count, found = ids_of(keys), 0, 0
         while self.stopped is None and count < len(ids):
             part = ids[count:count + IDS_MAX]
-            there = self._there(key, part, hold)
-            count += there
-            if there < len(part):
+            there, some = self._there(key, part, priced)
+            count, found = count + some, found + there
+            if some < len(part):
                 break
-        self.found += count
-        self.missed += len(keys) - count
+        self.count(asked=len(keys), found=found)
         return count
 
-    def _there(self, key, ids, hold):
-        if not hold:
-            told = self.finder.ask(key, lambda s: s.find(ids, ANYWHERE, timeout=CALL_S))
-            return told.chunks if told else 0
+    def _there(self, key, ids, priced):
+        """(pages found, pages of them to fetch), from the first on. The latter are held."""
         held = self._hold(key, ids)
-        if held is None:
-            return 0
-        if held.chunks:
-            self.holds.add(key, held, ids[:held.chunks], self.lease / 2)
-        return held.chunks
+        if held is None or not held.chunks:
+            return 0, 0
+        count = held.chunks
+        if priced and held.remote and self._computes(key, held):
+            count -= held.remote  # the own daemon's are the first ones
+        if count:
+            self.holds.add(key, held, ids[:count], self.lease / 2)
+        return held.chunks, count
+
+    def _computes(self, key, held):
+        """Whether the other daemons' pages are cheaper to compute."""
+        told = self.prices and self.finder.ask(key, lambda space: (
+            self.prices.page(space.client), holders_of([held], CALL_S)))
+        return bool(told) and self.prices.computes(*told)
 
     def _hold(self, key, ids):
         """None: unknown. Holds of this cache are released if all holds together exceed the
@@ -205,7 +224,8 @@ class HiCache:
             count += read
             if not read or read < asked:
                 break
-        self.got += count
+        if self.stopped is None and count < len(keys):
+            self.count(failed_loads=1)
         return [i < count for i in range(len(keys))]
 
     def _get(self, key, ids, pages):
@@ -244,10 +264,12 @@ class HiCache:
                 if error.code in OVER:
                     return None
                 raise
+        begin = self.clock()
         move = self.mover.ask(key, call)
         if move is None:
             return 0
         if self._still(move) == SUCCESS:
+            self.count(bytes=bytes_of(move), seconds=self.clock() - begin)
             return count
         facts = self._facts(move)
         return min(count, facts.prefix_tokens // page) if facts else 0
@@ -261,7 +283,8 @@ class HiCache:
             count += there
             if there < len(part):
                 break
-        self.put_pages += count
+        if self.stopped is None and count < len(keys):
+            self.count(failed_saves=1)
         return [i < count for i in range(len(keys))]
 
     def _put(self, key, ids, pages):
@@ -272,6 +295,7 @@ class HiCache:
         if self._still(move) != SUCCESS:
             self._facts(move)
             return 0
+        self.count(saved_bytes=bytes_of(move))
         facts = self._facts(move)
         return min(len(ids), facts.chunks) if facts else 0
 

@@ -5,7 +5,9 @@ plugins in every process. Its files stay as they are.
 - The early send of a cached prefix records a CUDA event; here work is done when the call
   returns, so the event has always happened.
 - Its NIXL backend calls all memory VRAM, and both nixls refuse host memory as VRAM.
-- HiCache copies between a device and the host by CUDA kernels (KVD_ENGINES_HICACHE=1)."""
+- HiCache copies between a device and the host by CUDA kernels (KVD_ENGINES_HICACHE=1).
+
+KVD_ENGINES_TOKEN_US is the time to compute a token in a layer, instead of the measured one."""
 import importlib
 import os
 
@@ -27,12 +29,22 @@ def load():
     import torch
     if not torch.cuda.is_available():
         torch.cuda.Event = HostEvent
+    if os.environ.get("KVD_ENGINES_TOKEN_US"):
+        token_takes(float(os.environ["KVD_ENGINES_TOKEN_US"]))
     if os.environ.get("KVD_ENGINES_HICACHE"):
         host_copies()
         return
     import nixl._api as api
     if not hasattr(api.nixl_agent, "host_only"):
         api.nixl_agent = host_agent(api.nixl_agent)
+
+
+def token_takes(us):
+    from kvd.stores.choice import Prices
+
+    def ended(prices):
+        prices.token_us = us
+    Prices.ended = ended
 
 
 def host(kind):
