@@ -2,15 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real vLLM engines that attend to prompts where they are: KvdStoreConnector with "route".
 
-vllm_route.py gqa|mla|many|many-mla|auto|ends|load [--nixl native] [--prompts N] [--transport NAME]
-              [--name NAME]
+vllm_route.py CASE [--nixl native] [--prompts N] [--transport NAME] [--name NAME]
 
     gqa, mla  one holder, prompts alone and up to 16 at once
     many      documents at 1 to 7 holders; many-mla: of a model with MLA
+    scattered the same, each chunk at another holder than the one before
+    two       two engines with one holder
+    ranks     chunks that two ranks have stored
+    cross     chunks that SGLang has stored
+    bf16      tokens of an engine that routes, and of the same one before there were chunks
     auto      each prompt by the way that is cheapest, or by a given one; documents that are fetched
               while they are routed to
-    load      200 prompts while one of two holders is killed, or stands still, each second; the engine's own
-              daemon is killed before every 20
+    load      200 prompts while one of two holders is killed, or stands still, each second; the engine's
+              own daemon is killed before every 20
     ends      a holder stands still or dies between any two layers; controls, which must be wrong
 
 Engine A computes documents and stores them in its daemon. Engine B, with another daemon, gets
@@ -32,6 +36,8 @@ import tempfile
 import threading
 import time
 
+import sglang_pd
+import sglang_store
 import vllm_layouts
 import vllm_store
 from rig import FOLDER, Tally, equal, free_ports, until
@@ -39,7 +45,7 @@ from vllm_ends import ctl
 from vllm_pd import Engine as Plain
 
 T = 64
-LAYERS, HEADS = 4, 8
+LAYERS, HEADS = 4, {"llama": 8, "yarn": 8, "bytes": 4}
 COUNTERS = {"posts": "kvd_store_routed_posts_total", "rows": "kvd_store_routed_rows_total",
             "steps": "kvd_store_routed_steps_total", "lost": "kvd_store_lost_steps_total",
             "rents": "kvd_store_rents_total"}
@@ -47,10 +53,14 @@ SERVED = ("attention_served_rows_total", "attention_requests_total",
           "attention_requests_failed_total")
 LLAMA = "llama", ("--block-size", "32")
 YARN = "yarn", ("--attention-backend", "CPU_MLA", "--block-size", "16")
-KINDS = {"gqa": LLAMA, "ends": LLAMA, "auto": LLAMA, "many": LLAMA, "mla": YARN, "many-mla": YARN,
-         "load": LLAMA}
+BF16 = "llama", (*LLAMA[1], "--dtype", "bfloat16", "--logprobs-mode", "raw_logits")
+BYTES = os.path.join(FOLDER, "sglang", "bytes")  # SGLang's model
+KINDS = {"mla": YARN, "many-mla": YARN, "bf16": BF16,
+         "cross": ("bytes", ("--model", BYTES, "--block-size", "32"))}  # of the others: LLAMA
 HOLDERS = 7
+PIECES = 9  # holds of a document
 ROUNDS, EACH, KILL_S = 10, 20, 1.0  # of the load; prompts of a round; between kills
+CLOSE = 2e-2  # of logits in bf16, by the largest
 ANSWER_S = 40  # a step that is lost twice, each with its deadline, and vLLM's queue
 
 
@@ -69,6 +79,7 @@ class Prompts:
             document = rng.randrange(documents)
             own = some(rng.choice((1, 2, 17, 40, 63, 64, 65, 100, 257, 400)))
             self.asked.append((document, own, rng.choice((1, 2, 8, 24, 48))))
+        self.near = {}  # tokens of a document that are routed, if not all are
 
     def prompt(self, i):
         document, own, _ = self.asked[i]
@@ -76,11 +87,16 @@ class Prompts:
 
     def routed(self, i):
         """Tokens of its document: whole chunks."""
-        return len(self.documents[self.asked[i][0]])
+        document = self.asked[i][0]
+        return self.near.get(document, len(self.documents[document]))
+
+    def own(self, i):
+        """Its other tokens."""
+        return len(self.prompt(i)) - self.routed(i)
 
     def computed(self, i):
         """Tokens that attend to the document: its own, and its answer but the last one."""
-        return len(self.asked[i][1]) + self.asked[i][2] - 1
+        return self.own(i) + self.asked[i][2] - 1
 
 
 class Engine(vllm_store.Engine):
@@ -105,16 +121,21 @@ class Engine(vllm_store.Engine):
 class Case(vllm_store.Case):
     def __init__(self, args, tally):
         self.count, self.transport = args.prompts, args.transport
-        self.kind, self.more = KINDS[args.case]
+        self.kind, self.more = KINDS.get(args.case, LLAMA)
+        self.heads = HEADS.get(self.kind)
         self.told_prompts = Prompts(args.prompts)
-        vllm_layouts.model(self.kind)
+        if self.kind != "bytes":
+            vllm_layouts.model(self.kind)
         super().__init__(args, tally)
         self.args.kind = self.kind
 
     def reference(self):
         """Tokens of a plain engine; kept by what they depend on."""
         asked = self.told_prompts
-        with open(os.path.join(FOLDER, "vllm", self.kind, "model.safetensors"), "rb") as f:
+        if (self.kind, self.more) == BF16:
+            return []
+        folder = BYTES if self.kind == "bytes" else os.path.join(FOLDER, "vllm", self.kind)
+        with open(os.path.join(folder, "model.safetensors"), "rb") as f:
             mark = hashlib.sha256(f.read() + json.dumps(
                 [asked.documents, asked.asked]).encode()).hexdigest()
         kept = os.path.join(FOLDER, "vllm", "route-%s-%s.json" % (self.kind, mark[:16]))
@@ -174,15 +195,15 @@ class Case(vllm_store.Case):
             out.update(("%s_%s" % (who, k), v) for k, v in attention(node).items())
         return out
 
-    def routed(self, engine, there, what, some):
-        """These prompts have all attended at their holder's."""
+    def routed(self, engine, there, what, some, engines=1):
+        """These prompts have all attended at their holder's, where so many engines have done so."""
         begin, asked = self.figures(engine, there), self.told_prompts
         what()
-        rows = sum(map(asked.computed, some)) * HEADS * LAYERS
+        rows = sum(map(asked.computed, some)) * self.heads * LAYERS
         wanted = {"external_kv_transfer": sum(map(asked.routed, some)), "fetched": 0, "loaded": 0,
-                  "local_compute": sum(len(asked.asked[i][1]) for i in some), "rows": rows,
+                  "local_compute": sum(map(asked.own, some)), "rows": rows,
                   "lost": 0, "own_attention_requests_failed_total": 0,
-                  "there_attention_served_rows_total": rows}
+                  "there_attention_served_rows_total": engines * rows}
 
         def came():
             end = self.figures(engine, there)
@@ -224,15 +245,20 @@ def connected(here, count=1):
 
 
 def sides(case, route="always"):
-    """A's daemon, which has the documents, and B. B only loads: what it stored it would find at its
-    own daemon, and A's would have less to do."""
+    """A's daemon, which has the documents, and B."""
     there = case.node("there", "attention_threads = 1\n")
     A = case.engine("A", there)
     case.tally.check("A computes and stores documents", case.store, A)
     A.stop()
-    here = case.node("here", "chunk_peers = %s\n" % endpoint(there))
+    return there, asker(case, "B", there, route)
+
+
+def asker(case, name, there, route="always"):
+    """An engine at another daemon. It only loads: what it stored it would find at its own daemon,
+    and the other one would have less to do."""
+    here = case.node("of" + name, "chunk_peers = %s\n" % endpoint(there))
     connected(here)
-    return there, case.engine("B", here, {"remote": 0.3, "route": route}, role="kv_consumer", more=(
+    return case.engine(name, here, {"remote": 0.3, "route": route}, role="kv_consumer", more=(
         "--max-num-batched-tokens", "256") if case.kind == "llama" else ())
 
 
@@ -245,9 +271,141 @@ def always(case):
     tally.check("nothing is kept", B.idle)
 
 
+# ---- two engines ----------------------------------------------------------------------------
+
+def two(case):
+    tally = case.tally
+    there, B = sides(case)
+    engines = B, asker(case, "C", there)
+    tally.check("both attend to the documents at the same time", both, case, engines, there)
+    for engine in engines:
+        tally.check("%s keeps nothing" % engine.name, engine.idle)
+
+
+def both(case, engines, there):
+    """Neither looks at figures while the other one asks."""
+    gate, some = threading.Barrier(len(engines), timeout=600), range(case.count)
+
+    def asks(engine):
+        def ask():
+            gate.wait()
+            case.at_once(engine, some, 8)
+            gate.wait()
+        try:
+            return case.routed(engine, there, ask, some, len(engines))
+        except BaseException:
+            gate.abort()
+            raise
+    for engine in engines:
+        engine.forget()
+    with concurrent.futures.ThreadPoolExecutor(len(engines)) as pool:
+        got = list(pool.map(asks, engines))
+    return "%s requests for attention" % " and ".join("%d" % one["posts"] for one in got)
+
+
+# ---- chunks of two ranks --------------------------------------------------------------------
+
+def ranks(case):
+    """The holder has two parts of each chunk. Engines with several ranks cannot route, so these have
+    the cache of vLLM's GPU backends by vllm_plain."""
+    tally, there = case.tally, case.node("there", "attention_threads = 1\n")
+    A = vllm_store.Engine(case, "A", there, {"chunk_tokens": T}, tp=2, more=case.more)
+    case.stack.callback(A.stop)
+    A.wait()
+    tally.check("two ranks compute and store documents", case.store, A)
+    A.stop()
+    B = asker(case, "B", there)
+    for i in range(min(case.count, 10)):
+        tally.check("prompt %d attends to the parts of two ranks" % i, case.one, B, there, i)
+    tally.check("all, up to 16 at once", case.many, B, there, 16)
+    tally.check("nothing is kept", B.idle)
+
+
+# ---- chunks of SGLang -------------------------------------------------------------------------
+
+def cross(case):
+    """The engines have other ids and names. vLLM's scheduler gets SGLang's, to see that its rows can
+    attend to SGLang's pages as they are."""
+    tally, there = case.tally, case.node("there", "attention_threads = 1\n")
+    A = sglang_store.Engine(case, "A", there, more=("--page-size", str(T)))
+    case.stack.callback(A.stop)
+    A.wait()
+    tally.check("SGLang computes and stores documents", pages, case, A)
+    A.stop()
+    B = asker(case, "B", there)
+    B.complete([5] * T, 1)  # the workers have told of their layout
+    (space,) = there.chunks()["spaces"]
+    B.look("sglang", [space[word] for word in ("model", "revision", "scheme", "rope", "tokens")])
+    for i in range(min(case.count, 10)):
+        tally.check("prompt %d attends to SGLang's pages" % i, case.one, B, there, i)
+    tally.check("all, up to 16 at once", case.many, B, there, 16)
+    tally.check("nothing is kept", B.idle)
+
+
+def pages(case, A):
+    documents = case.told_prompts.documents
+    for document in documents:
+        A.generate(sglang_pd.request(document, 1))
+    count = sum(map(len, documents)) // T
+    assert until(lambda: A.node.chunks()["chunks"] == count, 20), A.node.chunks()["chunks"]
+    return "%d pages" % count
+
+
+# ---- bf16 -----------------------------------------------------------------------------------
+
+def bf16(case):
+    """Rounding changes a token where another one is about as good, and with it all that follow: up
+    to there they are compared."""
+    tally, there = case.tally, case.node("there", "attention_threads = 1\n")
+    B = asker(case, "B", there)
+    truth = [best_two(case, B, i) for i in range(case.count)]
+    A = case.engine("A", there)
+    tally.check("A computes and stores documents", case.store, A)
+    A.stop()
+    B.forget()
+    tally.check("tokens are those of the engine without chunks", rounded, case, B, there, truth)
+    tally.check("nothing is kept", B.idle)
+
+
+def best_two(case, engine, i):
+    """The tokens of an answer, and the two largest logits of each."""
+    asked = case.told_prompts
+    status, said = engine.call("POST", "/v1/completions", {
+        "model": "tiny", "prompt": asked.prompt(i), "max_tokens": asked.asked[i][2], "logprobs": 2,
+        "temperature": 0, "ignore_eos": True, "return_token_ids": True,
+        "return_tokens_as_token_ids": True}, 120)
+    equal(status, 200, said[:300])
+    (choice,) = json.loads(said)["choices"]
+    return choice["token_ids"], [sorted(one.values(), reverse=True)[:2]
+                                 for one in choice["logprobs"]["top_logprobs"]]
+
+
+def rounded(case, B, there, truth):
+    figures = {"compared": 0, "ended": 0, "worst": 0.0}
+
+    def judge(i):
+        tokens, logits = best_two(case, B, i)
+        for token, (best, _), wanted, (first, second) in zip(tokens, logits, *truth[i]):
+            size = abs(first)
+            figures["compared"] += 1
+            figures["worst"] = max(figures["worst"], abs(best - first) / size)
+            if token != wanted:
+                assert first - second <= 4 * CLOSE * size, "prompt %d: token %d instead of %d" % (
+                    i, token, wanted)
+                figures["ended"] += 1
+                break
+
+    def ask():
+        for i in range(case.count):
+            judge(i)
+    case.routed(B, there, ask, range(case.count))
+    assert figures["worst"] <= CLOSE, figures
+    return "%(compared)d tokens, logits within %(worst).1e, %(ended)d answers go on otherwise" % figures
+
+
 # ---- several holders ------------------------------------------------------------------------
 
-def many(case):
+def many(case, scattered=False):
     tally, asked = case.tally, case.told_prompts
     there = [case.node("there%d" % i, "attention_threads = 1\n") for i in range(HOLDERS)]
     A = case.engine("A", there[0])
@@ -255,9 +413,14 @@ def many(case):
     by_length = sorted(range(len(held)), key=lambda i: len(asked.documents[i]))
     for rank, i in enumerate(by_length):  # a long one at more of them
         chunks = len(asked.documents[i]) // T
-        run = -(-chunks // (1 + rank * HOLDERS // len(held)))
-        held[i] = there[:-(-chunks // run)]
-        A.look("scatter", [node.daemon.socket_path for node in held[i]], run)
+        count = 1 + rank * HOLDERS // len(held)
+        run = 1 if scattered else -(-chunks // count)
+        nodes = there[:min(count, -(-chunks // run))]
+        held[i] = nodes  # a node for each hold
+        if scattered and count > 1:
+            asked.near[i] = min(chunks, PIECES) * T
+            held[i] = [nodes[c % count] for c in range(min(chunks, PIECES))]
+        A.look("scatter", [node.daemon.socket_path for node in nodes], run)
         case.store(A, [asked.documents[i]])
     A.stop()
     here = case.node("here", "chunk_peers = %s\n" % " ".join(map(endpoint, there)))
@@ -265,23 +428,24 @@ def many(case):
     B = case.engine("B", here, {"remote": 0.5}, role="kv_consumer")
     for document in by_length[::2]:
         some = [i for i in range(case.count) if asked.asked[i][0] == document][:2]
-        tally.check("prompts attend to a document at %d daemons" % len(held[document]),
+        tally.check("prompts attend to a document at %d daemons" % len(set(held[document])),
                     pieces, case, B, there, held, some, 1)
     tally.check("all, up to 16 at once", pieces, case, B, there, held, range(case.count), 16)
     tally.check("nothing is kept", B.idle)
 
 
 def pieces(case, B, there, held, some, width):
-    """Each holder attends for the rows of its documents, whatever part of them it has."""
+    """Each holder attends for the rows of its documents, whatever part of them it has, once for each
+    hold."""
     B.forget()
     asked = case.told_prompts
     wanted = {"external_kv_transfer": sum(map(asked.routed, some)), "fetched": 0, "loaded": 0,
-              "local_compute": sum(len(asked.asked[i][1]) for i in some), "lost": 0,
-              "rows": sum(map(asked.computed, some)) * HEADS * LAYERS,
+              "local_compute": sum(map(asked.own, some)), "lost": 0,
+              "rows": sum(map(asked.computed, some)) * case.heads * LAYERS,
               "own_attention_requests_failed_total": 0}
     for node in there:
-        wanted[node.daemon.name] = HEADS * LAYERS * sum(
-            asked.computed(i) for i in some if node in held[asked.asked[i][0]])
+        wanted[node.daemon.name] = case.heads * LAYERS * sum(
+            asked.computed(i) * held[asked.asked[i][0]].count(node) for i in some)
 
     def figures():
         out = case.figures(B, there[0])
@@ -388,16 +552,22 @@ def rent_wrong(case, B):
     try:
         routes_again(case, B)
         B.forget()
-        try:
-            case.at_once(B, range(case.count), 16)
-        except AssertionError as error:
-            assert "tokens of prompt" in str(error), error
-            return str(error)[:60]
-        raise AssertionError("its tokens are right")
+        return are_wrong(lambda: case.at_once(B, range(case.count), 16))
     finally:
         B.look("mend")
         B.settled()
         B.forget()
+
+
+def are_wrong(*calls):
+    """One of these calls has wrong tokens."""
+    for i, call in enumerate(calls):
+        try:
+            call()
+        except AssertionError as error:
+            assert "tokens of prompt" in str(error), error
+            return "%d: %s" % (i, str(error)[:60])
+    raise AssertionError("its tokens are right")
 
 
 # ---- a holder that stands still, or dies -----------------------------------------------------
@@ -463,16 +633,12 @@ def stops(case, B, there, some, sends):
 
 def wrong(case, B, there, rule, some):
     """Such an engine gives wrong tokens, at once or from its cache."""
+    def ask(sends):
+        stopped(case, B, there, some, sends)
+        case.at_once(B, some, len(some))
     B.look("break", rule)
     try:
-        for sends in (2, 7, 30):
-            try:
-                stopped(case, B, there, some, sends)
-                case.at_once(B, some, len(some))
-            except AssertionError as error:
-                assert "tokens of prompt" in str(error), error
-                return "%d: %s" % (sends, str(error)[:60])
-        raise AssertionError("its tokens are right")
+        return are_wrong(*(lambda n=sends: ask(n) for sends in (2, 7, 30)))
     finally:
         B.look("mend")
         B.settled()
@@ -587,7 +753,9 @@ def around(case, B, there, rng, counts):
         len(ended), got["lost"], got["posts"], max(times))
 
 
-CASES = {"load": load, "gqa": always, "mla": always, "many": many, "many-mla": many, "auto": auto, "ends": ends}
+CASES = {"gqa": always, "mla": always, "many": many, "many-mla": many, "two": two, "ranks": ranks, "cross": cross,
+         "scattered": lambda case: many(case, True), "bf16": bf16, "auto": auto, "ends": ends,
+         "load": load}
 
 
 def main():

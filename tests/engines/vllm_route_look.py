@@ -3,10 +3,12 @@
 a daemon between two layers of a step, tells what routing keeps, and breaks one of its rules, so
 that a run can show that it would notice."""
 import gc
+import hashlib
 import os
 import signal
+import struct
 
-from kvd.chunks import ID_BYTES
+from kvd.chunks import ANYWHERE, ID_BYTES, Space
 from kvd.vllm import choice, route, route_scheduler, route_worker, store, store_plan, store_worker
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm_store_look import Look as StoreLook
@@ -21,6 +23,23 @@ def remembered(worker, kv_caches):
 
 
 store.Worker.register = remembered
+
+
+def ids_of_pages(plan, known, count):
+    """SGLang's: hashes of a page's tokens and of the page before."""
+    ids, tokens = [], known.request.all_token_ids
+    for at in range(0, count * plan.tokens, plan.tokens):
+        page = struct.pack("<%dI" % plan.tokens, *tokens[at:at + plan.tokens])
+        ids.append(hashlib.sha256((ids[-1] if ids else b"") + page).digest())
+    return ids
+
+
+def the(cls):
+    """The engine's one object of a class."""
+    gc.unfreeze()  # vLLM's engine hides what it has made at its start
+    gc.collect()
+    (one,) = (one for one in gc.get_objects() if isinstance(one, cls))
+    return one
 
 
 class Look(StoreLook):
@@ -69,11 +88,20 @@ class Look(StoreLook):
 
     def kvd_kept(self):
         """(routed requests, documents, holds of the worker)"""
-        gc.unfreeze()  # vLLM's engine hides what it has made at its start
-        gc.collect()
-        (routes,) = (one for one in gc.get_objects() if isinstance(one, route.Routes))
+        routes = the(route.Routes)
         return len(routes.ways) + len(routes.away) + len(routes.rents), len(routes.documents), \
             len(self.kvd_worker.router.holds)
+
+    def kvd_rename(self, names):
+        plan = the(store_plan.Plan)
+        plan.named = store_plan.Words(*names)
+        plan.words = plan.named._replace(tokens=plan.words.tokens)
+
+    def kvd_sglang(self, names):
+        """From now on it has the ids and names of SGLang's store, whose pages have no position."""
+        self.kvd_rename(names)
+        store_plan.Plan._ids, hold = ids_of_pages, Space.hold
+        Space.hold = lambda space, ids, first=0, **kw: hold(space, ids, ANYWHERE, **kw)
 
     def kvd_break(self, rule):
         """Until mend()."""
@@ -107,7 +135,8 @@ RULES = {
               (choice.Ways, "turned", lambda *args: True)],
     "routes": [(choice.Ways, "choose", lambda *args, **kw: choice.ROUTE),
                (choice.Ways, "turned", lambda *args: False)],
-    "fetches": [(choice.Ways, "choose", lambda *args, **kw: choice.FETCH)],
+    "fetches": [(choice.Ways, "choose", lambda *args, **kw: choice.FETCH),
+                (choice.Ways, "computes", lambda *args: False)],
     "computes": [(choice.Ways, "choose", lambda *args, **kw: choice.LOCAL)],
     # blocks count as loaded to which nothing was
     "loads": [(store_worker.Rank, "_load", nothing)],
