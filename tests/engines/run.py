@@ -57,6 +57,7 @@ NATIVE = {
     "vllm-route-ranks": ["vllm_route.py", "ranks"],
     "cross-sglang-vllm-route": ["vllm_route.py", "cross"],
     "vllm-route-bf16": ["vllm_route.py", "bf16"],
+    "vllm-route-controls": ["vllm_route.py", "controls"],
     "vllm-route-load": ["vllm_route.py", "load"],
     "vllm-route-auto": ["vllm_route.py", "auto"],
     "vllm-route-ends": ["vllm_route.py", "ends"],

@@ -16,6 +16,7 @@ vllm_route.py CASE [--nixl native] [--prompts N] [--transport NAME] [--name NAME
     load      200 prompts while one of two holders is killed, or stands still, each second; the engine's
               own daemon is killed before every 20
     ends      a holder stands still or dies between any two layers; controls, which must be wrong
+    controls  more of them: what null blocks, other documents, other weights and lost steps would do
 
 Engine A computes documents and stores them in its daemon. Engine B, with another daemon, gets
 prompts that begin with these documents, has no copy of them, and must answer with the greedy tokens
@@ -65,7 +66,8 @@ ANSWER_S = 40  # a step that is lost twice, each with its deadline, and vLLM's q
 
 
 class Prompts:
-    """Documents, and prompts that begin with one: (document, own tokens, length of the answer)."""
+    """Documents, and prompts that begin with one: (document, own tokens, length of the answer). The
+    last two differ in their documents alone, which have one length."""
 
     def __init__(self, count, seed=5, documents=12):
         rng = random.Random(seed)
@@ -80,6 +82,10 @@ class Prompts:
             own = some(rng.choice((1, 2, 17, 40, 63, 64, 65, 100, 257, 400)))
             self.asked.append((document, own, rng.choice((1, 2, 8, 24, 48))))
         self.near = {}  # tokens of a document that are routed, if not all are
+        one, other = next((i, j) for j in range(documents) for i in range(j)
+                          if len(self.documents[i]) == len(self.documents[j]))
+        own = some(100)
+        self.asked[-2:] = [(one, own, 24), (other, own, 24)][:count]
 
     def prompt(self, i):
         document, own, _ = self.asked[i]
@@ -659,6 +665,119 @@ def killed(case, B, there, some, sends):
     return "%d lost" % (B.counters()["lost"] - begin)
 
 
+# ---- controls -------------------------------------------------------------------------------
+
+def controls(case):
+    tally = case.tally
+    there, B = sides(case)
+    tally.check("blocks that nothing was written to are not numbers", poisoned, case, B, there)
+    tally.check("control: with null blocks among its own, tokens are wrong", nulls, case, B)
+    tally.check("another document's chunks under the same hold give its tokens", swap, case, B, there)
+    tally.check("nothing is kept", B.idle)
+    R = case.engine("R", B.node, {"remote": 0.3}, role="kv_consumer", more=(
+        "--hf-overrides", json.dumps({"rope_parameters": ROPE})))
+    tally.check("with other positions no chunk is found", other_rope, case, R, False)
+    R.look("rename", *B.look("names"))
+    tally.check("control: with B's names they are, and tokens are wrong", other_rope, case, R, True)
+    R.stop()
+    B.stop()
+    S = case.engine("S", B.node, {"remote": 0.3})
+    C = case.engine("C", B.node, {"remote": 0.3, "route": "auto"}, role="kv_consumer")
+    C.look("break", "fetches")
+    some, others = ([i for i, (document, own, _) in enumerate(case.told_prompts.asked)
+                     if document % 2 == odd and len(own) > T] for odd in (0, 1))
+    tally.check("a lost step leaves no chunk", left_out, case, S, C, there, some)
+    S.look("break", "saves")
+    tally.check("control: if its chunks are stored, tokens are wrong",
+                lambda: are_wrong(lambda: left_out(case, S, C, there, others)))
+
+
+ROPE = {"rope_type": "default", "rope_theta": 300000.0}
+
+
+def poisoned(case, B, there):
+    B.forget()
+    B.settled()
+    B.look("poison")
+    return case.many(B, there, 16)
+
+
+def nulls(case, B):
+    B.look("break", "nulls")
+    try:
+        B.forget()
+        return are_wrong(lambda: case.at_once(B, range(case.count), 16))
+    finally:
+        B.look("mend")
+        B.settled()
+        B.forget()
+
+
+def swap(case, B, there):
+    """The last but one prompt is asked with the chunks of the last one's document."""
+    asked, one, other = case.told_prompts, case.count - 2, case.count - 1
+    assert case.wanted[one] != case.wanted[other], "the documents make no difference"
+    B.forget()
+    case.ask(B, one)
+    document = asked.documents[asked.asked[other][0]]
+    B.complete(document + [5], 1)
+    B.look("swap", len(document) // T)
+    try:
+        B.forget()
+
+        def ask():
+            got = B.complete(asked.prompt(one), asked.asked[one][2])
+            equal(got["tokens"], case.wanted[other], got["error"] or "tokens of the other document")
+        case.routed(B, there, ask, [one])
+    finally:
+        B.look("mend")
+        B.settled()
+        B.forget()
+
+
+def other_rope(case, R, found):
+    """Its own tokens are those without chunks."""
+    prompt = case.told_prompts.prompt(case.count - 1)
+    begin = R.counters()
+    R.forget()
+    tokens = R.complete(prompt, 24)["tokens"]
+    R.settled()
+    until(lambda: R.counters()["asked"] > begin["asked"], 5)
+    got = {k: R.counters()[k] - begin[k] for k in ("asked", "found", "posts")}
+    assert got["asked"] > 0 and bool(got["found"]) == bool(got["posts"]) == found, got
+    if not found:
+        case.rope = tokens
+    else:
+        assert tokens != case.rope, "its tokens are right"
+    return str(got)
+
+
+def left_out(case, S, C, there, some):
+    """Steps of S are lost, then C has its chunks. S may have stored their documents afterwards, and
+    does not route to them any more."""
+    assert until(lambda: loads(case, C, some[:1]), 100, 0.5), "the holder is not used"
+    begin = S.counters()["lost"]
+    S.forget()
+    S.look("tap", signal.SIGSTOP, there.daemon.proc.pid, 3)
+    try:
+        case.at_once(S, some, len(some))
+    finally:
+        there.daemon.thaw()
+        connected(S.node)
+        S.settled()
+    assert until(lambda: S.counters()["lost"] > begin, 10), "no step was lost"
+    assert loads(case, C, some), "nothing is loaded"
+    return "%d lost steps" % (S.counters()["lost"] - begin)
+
+
+def loads(case, C, some):
+    C.forget()
+    begin = C.counters()["loaded"]
+    case.at_once(C, some, 8)
+    C.settled()
+    return until(lambda: C.counters()["loaded"] > begin, 2)
+
+
 # ---- many prompts, and holders that end all the time -----------------------------------------
 
 def load(case):
@@ -755,7 +874,7 @@ def around(case, B, there, rng, counts):
 
 CASES = {"gqa": always, "mla": always, "many": many, "many-mla": many, "two": two, "ranks": ranks, "cross": cross,
          "scattered": lambda case: many(case, True), "bf16": bf16, "auto": auto, "ends": ends,
-         "load": load}
+         "controls": controls, "load": load}
 
 
 def main():

@@ -4,6 +4,7 @@ a daemon between two layers of a step, tells what routing keeps, and breaks one 
 that a run can show that it would notice."""
 import gc
 import hashlib
+import inspect
 import os
 import signal
 import struct
@@ -14,7 +15,9 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm_store_look import Look as StoreLook
 
 
-REGISTER = store.Worker.register
+REGISTER, IDS = store.Worker.register, store_plan.Plan._ids
+TAKE, OWN_BLOCKS = store_plan.Plan.take, route.own_blocks
+ids_seen, scheduled = [], {}
 
 
 def remembered(worker, kv_caches):
@@ -22,7 +25,12 @@ def remembered(worker, kv_caches):
     REGISTER(worker, kv_caches)
 
 
-store.Worker.register = remembered
+def seen(plan, known, count):
+    ids_seen[:] = IDS(plan, known, count)
+    return list(ids_seen)
+
+
+store.Worker.register, store_plan.Plan._ids = remembered, seen
 
 
 def ids_of_pages(plan, known, count):
@@ -92,6 +100,15 @@ class Look(StoreLook):
         return len(routes.ways) + len(routes.away) + len(routes.rents), len(routes.documents), \
             len(self.kvd_worker.router.holds)
 
+    def kvd_poison(self):
+        """No value of its cache is a number."""
+        for tensor in self.kvd_worker.kvd_caches.values():
+            tensor.fill_(float("nan"))
+
+    def kvd_names(self):
+        """Of its space."""
+        return list(the(store_plan.Plan).named)
+
     def kvd_rename(self, names):
         plan = the(store_plan.Plan)
         plan.named = store_plan.Words(*names)
@@ -103,13 +120,22 @@ class Look(StoreLook):
         store_plan.Plan._ids, hold = ids_of_pages, Space.hold
         Space.hold = lambda space, ids, first=0, **kw: hold(space, ids, ANYWHERE, **kw)
 
+    def kvd_swap(self, count):
+        """Until mend(), so many chunks of each prompt are those of the last prompt."""
+        others = ids_seen[:count]
+        self.kvd_replace(store_plan.Plan, "_ids", lambda plan, known, most: others[:most] + IDS(
+            plan, known, most)[count:])
+
     def kvd_break(self, rule):
         """Until mend()."""
+        for one in RULES[rule]:
+            self.kvd_replace(*one)
+
+    def kvd_replace(self, cls, name, broken):
         if not hasattr(self, "kvd_whole"):
             self.kvd_whole = []
-        for cls, name, broken in RULES[rule]:
-            self.kvd_whole.append((cls, name, getattr(cls, name)))
-            setattr(cls, name, broken)
+        self.kvd_whole.append((cls, name, inspect.getattr_static(cls, name)))
+        setattr(cls, name, broken)
 
     def kvd_mend(self):
         for cls, name, whole in reversed(self.kvd_whole):
@@ -129,6 +155,25 @@ def nothing(rank, words, pieces, blocks, begin, end):
     return load
 
 
+def nulls_kept(table, block, routes):
+    return table, 0, OWN_BLOCKS(table, block, routes)[2]
+
+
+def taken(plan, output):
+    scheduled.update(output.num_scheduled_tokens)
+    try:
+        return TAKE(plan, output)
+    finally:
+        scheduled.clear()
+
+
+def over_at_once(plan, known):
+    """A step's tokens, whether it will have a result or not."""
+    request = known.request
+    return min(request.num_computed_tokens + scheduled.get(request.request_id, 0),
+               request.num_tokens)
+
+
 RULES = {
     # all is routed first, and each document is fetched after its first steps
     "rents": [(choice.Ways, "choose", lambda *args, **kw: choice.ROUTE),
@@ -144,6 +189,10 @@ RULES = {
     "lost": [(route_worker.Router, "end", unnoticed)],
     # blocks that a lost step has written are found by the next request
     "evict": [(KVCacheManager, "evict_blocks", lambda own, blocks: None)],
+    # chunks of a step are stored before its result is there
+    "saves": [(store_plan.Plan, "take", taken), (store_plan.Plan, "_over", over_at_once)],
+    # own attention covers tokens that are elsewhere
+    "nulls": [(route_worker, "own_blocks", nulls_kept)],
     # the rest of the batch is not looked at
     "spoiled": [(route_scheduler, "spoiled", lambda lost, rows: (list(lost), set().union(
         *(rows[name][1] for name in lost if name in rows))))],
