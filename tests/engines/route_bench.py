@@ -36,7 +36,7 @@ class Bench(vllm_route.Case):
     """Without prompts of its own."""
 
     def __init__(self, args, tally):
-        args = Some(case="gqa", prompts=0, transport=args.transport, name="route-bench",
+        args = Some(case="gqa", prompts=0, requests=0, transport=args.transport, name="route-bench",
                     reps=args.reps, tokens=args.tokens)
         self.reps, self.tokens = args.reps, args.tokens
         super().__init__(args, tally)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real vLLM engines that attend to prompts where they are: KvdStoreConnector with "route".
 
-vllm_route.py CASE [--nixl native] [--prompts N] [--transport NAME] [--name NAME]
+vllm_route.py CASE [--nixl native] [--prompts N] [--requests N] [--transport NAME] [--name NAME]
 
     gqa, mla  one holder, prompts alone and up to 16 at once
     many      documents at 1 to 7 holders; many-mla: of a model with MLA
@@ -14,7 +14,7 @@ vllm_route.py CASE [--nixl native] [--prompts N] [--transport NAME] [--name NAME
     auto      each prompt by the way that is cheapest, or by a given one; documents that are fetched
               while they are routed to
     load      200 prompts while one of two holders is killed, or stands still, each second; the engine's
-              own daemon is killed before every 20
+              own daemon is killed before every 20; soak: as many as --requests
     ends      a holder stands still or dies between any two layers; controls, which must be wrong
     controls  more of them: what null blocks, other documents, other weights and lost steps would do
 
@@ -60,7 +60,8 @@ KINDS = {"mla": YARN, "many-mla": YARN, "bf16": BF16,
          "cross": ("bytes", ("--model", BYTES, "--block-size", "32"))}  # of the others: LLAMA
 HOLDERS = 7
 PIECES = 9  # holds of a document
-ROUNDS, EACH, KILL_S = 10, 20, 1.0  # of the load; prompts of a round; between kills
+EACH, KILL_S = 20, 1.0  # prompts of a round of the load; between kills
+LOAD = 200  # prompts
 CLOSE = 2e-2  # of logits in bf16, by the largest
 ANSWER_S = 40  # a step that is lost twice, each with its deadline, and vLLM's queue
 
@@ -126,7 +127,7 @@ class Engine(vllm_store.Engine):
 
 class Case(vllm_store.Case):
     def __init__(self, args, tally):
-        self.count, self.transport = args.prompts, args.transport
+        self.count, self.transport, self.requests = args.prompts, args.transport, args.requests
         self.kind, self.more = KINDS.get(args.case, LLAMA)
         self.heads = HEADS.get(self.kind)
         self.told_prompts = Prompts(args.prompts)
@@ -796,13 +797,18 @@ def load(case):
     connected(here, 2)
     B = case.engine("B", here, {"remote": 0.3})
     counts = dict.fromkeys(("posts", "lost"), 0)
-    for number in range(ROUNDS):
+    begin = time.monotonic()
+    for number in range(case.requests // EACH):
         tally.check("round %d: %d prompts, a holder ends each second" % (number, EACH), around,
                     case, B, there, rng, counts)
+    took = time.monotonic() - begin
+    tally.note("requests", "%d in %.0f s, %.2f a second" % (case.requests, took, case.requests / took))
     tally.check("steps were routed and lost", lambda: (equal(
         {k: v > 0 for k, v in counts.items()}, dict.fromkeys(counts, True), counts),
         str(counts))[1])
     tally.check("nothing is kept", B.idle)
+    for node in (here, *there):
+        tally.check("nothing is held at %s" % node.daemon.name, nothing_held, node)
     B.stop()
     C = case.engine("C", here)
     C.look("break", "fetches")
@@ -811,6 +817,13 @@ def load(case):
 
 
 FILES = "chunk_dir = %s\nchunk_dir_size = 1 GiB\n[peer]\nlisten = tcp://127.0.0.1:%d\n"
+
+
+def nothing_held(node):
+    def figures():
+        told = node.chunks()
+        return {"holds": told["holds"], "moves": told["moves"], "of others": told["remote"]["holds"]}
+    assert until(lambda: not any(figures().values()), 20), figures()
 
 
 def again(node):
@@ -874,7 +887,7 @@ def around(case, B, there, rng, counts):
 
 CASES = {"gqa": always, "mla": always, "many": many, "many-mla": many, "two": two, "ranks": ranks, "cross": cross,
          "scattered": lambda case: many(case, True), "bf16": bf16, "auto": auto, "ends": ends,
-         "controls": controls, "load": load}
+         "controls": controls, "load": load, "soak": load}
 
 
 def main():
@@ -882,6 +895,7 @@ def main():
     parser.add_argument("case", choices=sorted(CASES))
     parser.add_argument("--nixl", default="native", choices=["native"])
     parser.add_argument("--prompts", type=int, default=60)
+    parser.add_argument("--requests", type=int, default=LOAD, help="of load and soak")
     parser.add_argument("--transport", choices=["shm", "tcp"], help="between the daemons")
     parser.add_argument("--name", default="vllm-route")
     args = parser.parse_args()
