@@ -555,9 +555,9 @@ def rent_stops(case, B, there, sends):
 
 def rent_wrong(case, B):
     B.look("break", "rents")
-    B.look("break", "loads")
     try:
         routes_again(case, B)
+        B.look("break", "loads")
         B.forget()
         return are_wrong(lambda: case.at_once(B, range(case.count), 16))
     finally:
