@@ -234,14 +234,19 @@ void ask_rows_back(struct requester *a, unsigned int seat)
 	memset(ask_shadow(a, seat, a->q), 0xff, sizeof(post->q));
 }
 
+/* Not before all parts have come. */
 static void results_change(const struct requester *a, unsigned int seat)
 {
+	const struct attend_session *part = attend_session(a->session);
+	const struct attend_post *post =
+		part ? idmap_get(&part->posts, KVD_RING_IDS + SESSION_SLOTS + seat)
+		     : NULL;
 	unsigned int rows = rows_of(&a->posts[seat]);
 	const size_t bytes[] = {rows * ASK_DIMS * sizeof(float), rows * sizeof(float),
 				rows * sizeof(float)};
 	const uint64_t at[] = {a->o, a->m, a->l};
 
-	for (unsigned int i = 0; i < ARRAY_LEN(at); i++)
+	for (unsigned int i = 0; i < ARRAY_LEN(at) && (!post || post->merge); i++)
 		memcpy(ask_shadow(a, seat, at[i]), ask_seat(a, seat, at[i]), bytes[i]);
 }
 

@@ -179,9 +179,10 @@ MUTANTS = [
      "list_foreach_safe(serve, &attends->serving, link) {\n\t\tif"),
     ("hold-without-its-key", "daemon/store/remote_hold.c",
      "return idmap_get(&store_remote(remote)->asks, ask);",
-     "struct remote_hold *hold = NULL;\n\n"
-     "\tlist_foreach(remote, handshake_remotes(remote->kvd->handshake), link)\n"
-     "\t\thold = hold ? hold : idmap_get(&store_remote(remote)->asks, ask);\n"
+     "struct remote_hold *hold = NULL;\n"
+     "\tstruct remote *other;\n\n"
+     "\tlist_foreach(other, handshake_remotes(remote->kvd->handshake), link)\n"
+     "\t\thold = hold ? hold : idmap_get(&store_remote(other)->asks, ask);\n"
      "\treturn hold;"),
     ("pin-gone-before-the-kernel", "daemon/store/store_kv.c",
      ("\tstore_chunk_pin(chunk);\n", "store_chunk_unpin(kv->chunks[--kv->count]);"),
