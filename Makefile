@@ -15,7 +15,8 @@ DAEMON_SRC := $(filter-out daemon/main.c $(WITHOUT),\
 		$(wildcard daemon/*.c daemon/*/*.c daemon/*/*/*.c gpu/*.c proto/*.c lib/*.c))
 CTL_SRC    := $(wildcard ctl/*.c)
 # libkvd: libc, libm and cJSON are all it may need
-LIB_SRC    := $(wildcard lib/*.c) proto/base64.c $(addprefix daemon/base/,err.c hex.c mem.c text.c) \
+LIB_SRC    := $(wildcard lib/*.c) $(addprefix proto/,base64.c out.c) \
+	      $(addprefix daemon/base/,err.c hex.c mem.c text.c) \
 	      $(addprefix daemon/cost/,cost.c page.c preset.c)
 UNIT_SRC   := $(wildcard tests/unit/test_*.c)
 # the simulation's transport and link serve other tests too

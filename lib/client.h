@@ -25,7 +25,7 @@
 #include <sys/types.h>
 
 #include "daemon/base/list.h"
-#include "daemon/base/text.h"
+#include "proto/out.h"
 #include "lib/kvd.h"
 
 #define CLIENT_LINE_MAX (1u << 20)  /* bytes of a request, newline included */
@@ -38,26 +38,16 @@
 
 /* ---- text of a JSON line (client_text.c) ------------------------------------- */
 
-void client_text_printf(struct text *text, const char *fmt, ...)
-	__attribute__((format(printf, 2, 3)));
-/* ,"name":… members of an object that has at least one. Nothing for NULL. */
-void client_text_str(struct text *text, const char *name, const char *value);
-void client_text_int(struct text *text, const char *name, uint64_t value);
-void client_text_some(struct text *text, const char *name, uint64_t value); /* not 0 */
 void client_text_names(struct text *text, const char *name, const char *const *names,
 		       size_t count);
-void client_text_u64(struct text *text, const char *name, uint64_t value);
-/* ,"wait":{…}; nothing if there is no condition */
-void client_text_wait(struct text *text, const struct kvd_wait *wait);
-/* The object alone. */
-void client_text_wait_object(struct text *text, const struct kvd_wait *wait);
+/* "wait":{…}; nothing if there is no condition */
+void client_text_wait(struct text *text, const char *name, const struct kvd_wait *wait);
 /* -KVD_E_INVAL, -KVD_E_STATE */
 int client_wait_check(struct kvd_client *client, const struct kvd_wait *wait);
 /* It is a JSON object: -KVD_E_INVAL. */
 int client_layout_check(struct kvd_client *client, const char *text);
-/* "views":{…}, after a comma unless it is its object's first member */
-void client_text_views(struct text *text, bool first, const struct kvd_view *views,
-		       size_t count);
+/* "views":{…} */
+void client_text_views(struct text *text, const struct kvd_view *views, size_t count);
 
 /* ---- memory in huge pages (client_memory.c) -------------------------------- */
 

@@ -64,57 +64,40 @@ static struct kvd_attend *attend_new(struct kvd_client *client, uint32_t seats)
 
 /* ---- opening ---------------------------------------------------------------------- */
 
-/* Independent of the decimal point of the program's locale. */
-static void text_real(struct text *text, const char *name, double value)
-{
-	char number[40], *comma;
-
-	snprintf(number, sizeof(number), "%.17g", value);
-	comma = strchr(number, ',');
-	if (comma)
-		*comma = '.';
-	if (name)
-		client_text_printf(text, ",\"%s\":%s", name, number);
-	else
-		client_text_printf(text, "%s", number);
-}
-
 static void text_rope(struct text *text, const struct kvd_rope *rope)
 {
-	client_text_printf(text,
-			   ",\"rope\":{\"first\":%u,\"dims\":%u,\"pairs\":\"%s\","
-			   "\"inv_freq\":[",
-			   rope->first, rope->dims,
-			   rope->pairs == KVD_HALVES ? "halves" : "interleaved");
-	for (uint32_t i = 0; i < rope->dims / 2; i++) {
-		client_text_printf(text, "%s", i ? "," : "");
-		text_real(text, NULL, rope->inv_freq[i]);
-	}
-	client_text_printf(text, "]}");
+	out_object(text, "rope");
+	out_number(text, "first", rope->first);
+	out_number(text, "dims", rope->dims);
+	out_text(text, "pairs", rope->pairs == KVD_HALVES ? "halves" : "interleaved");
+	out_array(text, "inv_freq");
+	for (uint32_t i = 0; i < rope->dims / 2; i++)
+		out_double(text, NULL, rope->inv_freq[i]);
+	text_puts(text, "]}");
 }
 
 static void attend_text(struct text *text, const struct kvd_attend_args *a)
 {
 	static const char *const types[] = {"bf16", "fp16", "fp32", "fp8_e4m3"};
 
-	client_text_int(text, "region", kvd_region_id(a->region));
-	client_text_int(text, "offset", a->offset);
-	client_text_int(text, "rows", a->rows);
-	client_text_int(text, "seats", a->seats);
-	client_text_str(text, "kind", a->kind == KVD_MLA ? "mla" : "gqa");
-	client_text_str(text, "q_type", types[a->q_type]);
-	client_text_str(text, "kv_type", types[a->kv_type]);
-	client_text_str(text, "out_type", a->out_bf16 ? "bf16" : "fp32");
-	client_text_int(text, "heads", a->heads);
-	client_text_int(text, "kv_heads", a->kv_heads);
-	client_text_int(text, "first_head", a->first_head);
-	client_text_int(text, "dqk", a->dqk);
-	client_text_int(text, "dv", a->dv);
-	text_real(text, "scale", a->scale);
-	text_real(text, "softcap", a->softcap);
-	client_text_str(text, "view", a->view);
-	client_text_str(text, "key", a->key);
-	client_text_str(text, "value", a->value);
+	out_number(text, "region", kvd_region_id(a->region));
+	out_number(text, "offset", a->offset);
+	out_number(text, "rows", a->rows);
+	out_number(text, "seats", a->seats);
+	out_text(text, "kind", a->kind == KVD_MLA ? "mla" : "gqa");
+	out_text(text, "q_type", types[a->q_type]);
+	out_text(text, "kv_type", types[a->kv_type]);
+	out_text(text, "out_type", a->out_bf16 ? "bf16" : "fp32");
+	out_number(text, "heads", a->heads);
+	out_number(text, "kv_heads", a->kv_heads);
+	out_number(text, "first_head", a->first_head);
+	out_number(text, "dqk", a->dqk);
+	out_number(text, "dv", a->dv);
+	out_double(text, "scale", a->scale);
+	out_double(text, "softcap", a->softcap);
+	out_text(text, "view", a->view);
+	out_text(text, "key", a->key);
+	out_text(text, "value", a->value);
 	if (a->rope.dims)
 		text_rope(text, &a->rope);
 }

@@ -21,9 +21,9 @@
 void client_op_begin(struct kvd_client *client, struct client_op *op, const char *cmd)
 {
 	*op = (struct client_op){.id = ++client->next_request};
-	client_text_printf(&op->text,
-			   "{\"id\":%llu,\"cmd\":", (unsigned long long)op->id);
-	text_json(&op->text, cmd);
+	out_object(&op->text, NULL);
+	out_number(&op->text, "id", op->id);
+	out_text(&op->text, "cmd", cmd);
 }
 
 static int op_check(struct kvd_client *client, struct client_op *op)

@@ -58,19 +58,13 @@ static void text_chunks(struct text *text, const struct kvd_space *space,
 			const struct kvd_chunks *chunks)
 {
 	const uint8_t *ids = chunks->ids;
-	char hex[2 + HEX_CHARS(KVD_CHUNK_ID_BYTES) + 2];
 
-	client_text_int(text, "space", space->object.id);
-	client_text_printf(text, ",\"ids\":[");
-	for (size_t i = 0; i < chunks->count; i++) {
-		hex[0] = '"';
-		hex_write(ids + i * KVD_CHUNK_ID_BYTES, KVD_CHUNK_ID_BYTES, hex + 1);
-		hex[sizeof(hex) - 3] = '"';
-		hex[sizeof(hex) - 2] = ',';
-		text_put(text, hex, sizeof(hex) - 1 - (i + 1 == chunks->count));
-	}
-	text_put(text, "]", 1);
-	client_text_some(text, "first", chunks->first);
+	out_number(text, "space", space->object.id);
+	out_array(text, "ids");
+	for (size_t i = 0; i < chunks->count; i++)
+		out_hex(text, NULL, ids + i * KVD_CHUNK_ID_BYTES, KVD_CHUNK_ID_BYTES);
+	out_close(text, ']');
+	out_some(text, "first", chunks->first);
 }
 
 /* ---- finding ---------------------------------------------------------------------- */
@@ -359,7 +353,7 @@ int kvd_hold_holders(struct kvd_hold *hold, struct kvd_holder holders[KVD_HOLDER
 	if (r || !hold->found.remote)
 		return r;
 	client_op_begin(client, &op, "chunk.holders");
-	client_text_int(&op.text, "hold", object->id);
+	out_number(&op.text, "hold", object->id);
 	r = client_op_ask(client, &op, &call, holders_reply, &out);
 	return r < 0 ? r : out.count;
 }
@@ -389,7 +383,7 @@ static void chunk_move_undo(struct client_slot *slot)
 	struct client_op op;
 
 	client_op_begin(slot->object.client, &op, "chunk.close");
-	client_text_int(&op.text, "move", slot->object.id);
+	out_number(&op.text, "move", slot->object.id);
 	op.forced = true;
 	client_op_run(slot->object.client, &op, NULL);
 }
@@ -431,7 +425,7 @@ static int chunk_move_post(struct kvd_client *client, struct kvd_ring_entry *ent
 		return client_fail_nomem(client);
 	client_object_init(client, &move->slot.object, CLIENT_MOVE, chunk_move_fini);
 	client_slot_init(&move->slot, entry->a);
-	client_text_wait_object(&text, &args->wait);
+	client_text_wait(&text, NULL, &args->wait);
 	entry->b = kvd_pool_id(args->pool);
 	r = client_post_views(&move->slot, entry, ids, args->views, args->view_count,
 			      &text);
@@ -472,10 +466,10 @@ static int chunk_move_ask(struct kvd_client *client, struct client_op *op,
 			  const struct kvd_move_args *args, const struct kvd_call *call,
 			  struct kvd_move **move_p)
 {
-	client_text_int(&op->text, "pool", kvd_pool_id(args->pool));
-	client_text_views(&op->text, false, args->views, args->view_count);
-	client_text_wait(&op->text, &args->wait);
-	client_text_some(&op->text, "deadline_ms", args->deadline_ms);
+	out_number(&op->text, "pool", kvd_pool_id(args->pool));
+	client_text_views(&op->text, args->views, args->view_count);
+	client_text_wait(&op->text, "wait", &args->wait);
+	out_some(&op->text, "deadline_ms", args->deadline_ms);
 	return chunk_move_send(client, op, call, move_p);
 }
 
@@ -509,7 +503,7 @@ static int chunk_give(struct kvd_space *space, const struct kvd_chunks *chunks,
 	client_op_begin(client, &op, command);
 	text_chunks(&op.text, space, chunks);
 	if (args->durable)
-		client_text_printf(&op.text, ",\"durable\":true");
+		out_bool(&op.text, "durable", true);
 	return chunk_move_ask(client, &op, args, call, move_p);
 }
 
@@ -547,7 +541,7 @@ int kvd_withdraw(struct kvd_space *space, const struct kvd_chunks *chunks,
 		return r;
 	client_op_begin(client, &op, "chunk.withdraw");
 	text_chunks(&op.text, space, chunks);
-	client_text_int(&op.text, "grace_ms", grace_ms);
+	out_number(&op.text, "grace_ms", grace_ms);
 	return chunk_move_send(client, &op, call, move_p);
 }
 
@@ -575,7 +569,7 @@ int kvd_fetch(struct kvd_hold *hold, const struct kvd_move_args *args,
 		return chunk_move_post(client, &entry, NULL, args, move_p);
 	}
 	client_op_begin(client, &op, "chunk.fetch");
-	client_text_int(&op.text, "hold", hold->slot.object.id);
+	out_number(&op.text, "hold", hold->slot.object.id);
 	return chunk_move_ask(client, &op, args, call, move_p);
 }
 
@@ -626,7 +620,7 @@ int kvd_move_show(struct kvd_move *move, int timeout_ms, struct kvd_move_facts *
 	if (r)
 		return r;
 	client_op_begin(client, &op, "chunk.move");
-	client_text_int(&op.text, "move", object->id);
+	out_number(&op.text, "move", object->id);
 	return client_op_ask(client, &op, &call, facts_reply, facts_p);
 }
 
@@ -662,7 +656,7 @@ static int move_stop(struct kvd_move *move, enum kvd_ring_op what,
 		return closes ? client_object_forget(object, call)
 			      : client_op_local(client, call);
 	client_op_begin(client, &op, closes ? "chunk.close" : "chunk.abort");
-	client_text_int(&op.text, "move", object->id);
+	out_number(&op.text, "move", object->id);
 	if (closes) {
 		op.object = object;
 		op.finish = chunk_move_closed;

@@ -98,9 +98,9 @@ static int dlist_op(struct kvd_dlist *dlist, uint64_t attach, struct client_op *
 		return client_fail(client, KVD_E_NOMEM, "a memfd for %zu descriptors: %s",
 				   dlist->count, strerror(errno));
 	client_op_begin(client, op, "dlist.prep");
-	client_text_some(&op->text, "peer", attach);
-	client_text_int(&op->text, "fd", 0);
-	client_text_int(&op->text, "count", dlist->count);
+	out_some(&op->text, "peer", attach);
+	out_number(&op->text, "fd", 0);
+	out_number(&op->text, "count", dlist->count);
 	op->fds = fd_p;
 	op->fd_count = 1;
 	op->object = &dlist->slot.object;

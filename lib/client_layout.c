@@ -209,22 +209,19 @@ static void part_text(struct text *t, const struct layout_part *part)
 {
 	const struct kvd_field *f = &part->field;
 
-	client_text_printf(t, "{\"name\":");
-	text_json(t, part->name);
-	client_text_int(t, "buffer", f->buffer);
-	client_text_int(t, "offset", f->offset);
-	client_text_int(t, "page_stride", f->page_stride);
-	client_text_int(t, "token_stride", f->token_stride);
-	client_text_int(t, "unit_stride", f->unit_stride);
-	client_text_int(t, "unit_bytes", f->unit_bytes);
-	client_text_int(t, "first_unit", f->first_unit);
-	client_text_int(t, "units", f->units);
-	client_text_int(t, "total_units", f->total_units);
-	if (part->format[0]) {
-		client_text_printf(t, ",\"format\":");
-		text_json(t, part->format);
-	}
-	text_put(t, "}", 1);
+	out_object(t, NULL);
+	out_text(t, "name", part->name);
+	out_number(t, "buffer", f->buffer);
+	out_number(t, "offset", f->offset);
+	out_number(t, "page_stride", f->page_stride);
+	out_number(t, "token_stride", f->token_stride);
+	out_number(t, "unit_stride", f->unit_stride);
+	out_number(t, "unit_bytes", f->unit_bytes);
+	out_number(t, "first_unit", f->first_unit);
+	out_number(t, "units", f->units);
+	out_number(t, "total_units", f->total_units);
+	out_filled(t, "format", part->format);
+	out_close(t, '}');
 }
 
 static void view_text(struct kvd_layout *layout, uint32_t view)
@@ -233,27 +230,32 @@ static void view_text(struct kvd_layout *layout, uint32_t view)
 	const struct layout_part *part, *before = NULL;
 	struct text *t = &layout->text;
 
-	client_text_printf(t, "%s", view ? "," : "");
-	text_json(t, v->name);
-	client_text_printf(t, ":{\"page_tokens\":%u,\"pages\":%u,", v->page_tokens,
-			   v->pages);
-	if (v->shard_size)
-		client_text_printf(t, "\"shard\":{\"size\":%u,\"rank\":%u,\"run\":%u},",
-				   v->shard_size, v->shard_rank, v->shard_run);
-	client_text_printf(t, "\"layers\":[");
+	out_object(t, v->name);
+	out_number(t, "page_tokens", v->page_tokens);
+	out_number(t, "pages", v->pages);
+	if (v->shard_size) {
+		out_object(t, "shard");
+		out_number(t, "size", v->shard_size);
+		out_number(t, "rank", v->shard_rank);
+		out_number(t, "run", v->shard_run);
+		out_close(t, '}');
+	}
+	out_array(t, "layers");
 	for (uint32_t i = 0; i < layout->part_count; i++) {
 		part = &layout->parts[i];
 		if (part->view != view)
 			continue;
-		if (!before || before->layer != part->layer)
-			client_text_printf(t, "%s{\"layer\":%u,\"fields\":[",
-					   before ? "]}," : "", part->layer);
-		else
-			text_put(t, ",", 1);
+		if (before && before->layer != part->layer)
+			text_puts(t, "]}");
+		if (!before || before->layer != part->layer) {
+			out_object(t, NULL);
+			out_number(t, "layer", part->layer);
+			out_array(t, "fields");
+		}
 		part_text(t, part);
 		before = part;
 	}
-	client_text_printf(t, "%s]}", before ? "]}" : "");
+	text_puts(t, before ? "]}]}" : "]}");
 }
 
 int kvd_layout_text(struct kvd_layout *layout, const char **text_p)
@@ -265,14 +267,16 @@ int kvd_layout_text(struct kvd_layout *layout, const char **text_p)
 	if (layout->part_count)
 		qsort(layout->parts, layout->part_count, sizeof(*layout->parts),
 		      part_cmp);
-	client_text_printf(t, "{\"rank\":%u,\"buffers\":[", layout->rank);
+	out_object(t, NULL);
+	out_number(t, "rank", layout->rank);
+	out_array(t, "buffers");
 	for (uint32_t i = 0; i < layout->buffer_count; i++)
-		client_text_printf(t, "%s%llu", i ? "," : "",
-				   (unsigned long long)layout->buffers[i]);
-	client_text_printf(t, "],\"views\":{");
+		out_number(t, NULL, layout->buffers[i]);
+	out_close(t, ']');
+	out_object(t, "views");
 	for (uint32_t i = 0; i < layout->view_count; i++)
 		view_text(layout, i);
-	client_text_printf(t, "}}");
+	text_puts(t, "}}");
 	if (t->failed)
 		layout_fail(layout, KVD_E_NOMEM, "out of memory");
 	if (layout->error.code) {

@@ -91,7 +91,7 @@ static void object_undo(struct client_object *object, uint64_t id)
 	struct client_op op;
 
 	client_op_begin(object->client, &op, kinds[object->kind].close);
-	client_text_int(&op.text, kinds[object->kind].noun, id);
+	out_number(&op.text, kinds[object->kind].noun, id);
 	op.forced = true;
 	client_op_run(object->client, &op, NULL);
 }
@@ -185,7 +185,7 @@ int client_object_close(struct client_object *object, const struct kvd_call *cal
 	if (r)
 		return r;
 	client_op_begin(client, &op, kinds[object->kind].close);
-	client_text_int(&op.text, kinds[object->kind].noun, object->id);
+	out_number(&op.text, kinds[object->kind].noun, object->id);
 	op.object = object;
 	op.finish = client_object_gone;
 	return client_op_run(client, &op, call);

@@ -36,8 +36,7 @@ static void text_timeout(const struct kvd_client *client, struct text *text,
 {
 	int ms = call && call->timeout_ms ? call->timeout_ms : client->timeout_ms;
 
-	client_text_int(text, "timeout_ms",
-			ms > 0 && ms < 600000 ? (uint64_t)ms : 600000);
+	out_number(text, "timeout_ms", ms > 0 && ms < 600000 ? (uint64_t)ms : 600000);
 }
 
 static int key_reply(struct client_request *req, const cJSON *reply)
@@ -106,10 +105,10 @@ static void attach_op(struct client_attach *attach, struct client_op *op,
 	struct kvd_client *client = attach->object.client;
 
 	client_op_begin(client, op, "peer.attach");
-	client_text_str(&op->text, "endpoint",
-			attach->endpoint ? attach->endpoint : client->info.endpoint);
-	client_text_u64(&op->text, "session", attach->key.epoch);
-	client_text_str(&op->text, "secret", attach->key.secret);
+	out_text(&op->text, "endpoint",
+		 attach->endpoint ? attach->endpoint : client->info.endpoint);
+	out_id(&op->text, "session", attach->key.epoch);
+	out_text(&op->text, "secret", attach->key.secret);
 	text_timeout(client, &op->text, call);
 	op->object = &attach->object;
 }
@@ -269,9 +268,9 @@ static int attached(struct kvd_client *client, uint64_t attach, bool fresh,
 	if (r)
 		return r;
 	client_op_begin(client, &op, "peer.attached");
-	client_text_int(&op.text, "attach", attach);
+	out_number(&op.text, "attach", attach);
 	if (fresh)
-		client_text_printf(&op.text, ",\"fresh\":true");
+		out_bool(&op.text, "fresh", true);
 	return client_op_run(client, &op, call);
 }
 

@@ -31,10 +31,9 @@ static int pool_op(struct kvd_pool *pool, struct client_op *op)
 	struct kvd_client *client = pool->object.client;
 
 	client_op_begin(client, op, "pool.register");
-	client_text_str(&op->text, "name", pool->name);
-	client_text_printf(&op->text, ",\"layout\":");
-	text_put(&op->text, pool->layout, strlen(pool->layout));
-	client_text_printf(&op->text, ",\"regions\":[");
+	out_text(&op->text, "name", pool->name);
+	out_json(&op->text, "layout", pool->layout);
+	out_array(&op->text, "regions");
 	for (size_t i = 0; i < pool->region_count; i++) {
 		uint64_t id = kvd_region_id(pool->parts[i].region);
 
@@ -43,12 +42,12 @@ static int pool_op(struct kvd_pool *pool, struct client_op *op)
 			return client_fail(client, KVD_E_STATE,
 					   "regions[%zu]: not registered", i);
 		}
-		client_text_printf(&op->text, "%s{\"region\":%llu", i ? "," : "",
-				   (unsigned long long)id);
-		client_text_some(&op->text, "offset", pool->parts[i].offset);
-		text_put(&op->text, "}", 1);
+		out_object(&op->text, NULL);
+		out_number(&op->text, "region", id);
+		out_some(&op->text, "offset", pool->parts[i].offset);
+		out_close(&op->text, '}');
 	}
-	text_put(&op->text, "]", 1);
+	out_close(&op->text, ']');
 	op->object = &pool->object;
 	return 0;
 }

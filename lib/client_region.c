@@ -50,7 +50,7 @@ static void op_fd(struct client_op *op, const char *name, int fd, int fds[REGION
 {
 	if (fd < 0)
 		return;
-	client_text_int(&op->text, name, op->fd_count);
+	out_number(&op->text, name, op->fd_count);
 	fds[op->fd_count++] = fd;
 	op->fds = fds;
 }
@@ -63,23 +63,19 @@ static void region_op(struct kvd_region *region, struct client_op *op,
 					    "cuda_vmm", "dmabuf", "file"};
 
 	client_op_begin(region->object.client, op, "region.register");
-	client_text_str(&op->text, "kind", kinds[region->kind]);
-	client_text_u64(&op->text, "length", region->bytes);
+	out_text(&op->text, "kind", kinds[region->kind]);
+	out_id(&op->text, "length", region->bytes);
 	op_fd(op, "fd", region->fd, fds);
 	op_fd(op, "statm", region->statm, fds);
-	if (*region->shm_name)
-		client_text_str(&op->text, "shm_name", region->shm_name);
-	if (*region->device)
-		client_text_str(&op->text, "device", region->device);
-	if (*region->ipc_handle)
-		client_text_str(&op->text, "handle", region->ipc_handle);
+	out_filled(&op->text, "shm_name", region->shm_name);
+	out_filled(&op->text, "device", region->device);
+	out_filled(&op->text, "handle", region->ipc_handle);
 	if (region->allocation)
-		client_text_u64(&op->text, "allocation", region->allocation);
-	client_text_some(&op->text, "offset", region->offset);
+		out_id(&op->text, "allocation", region->allocation);
+	out_some(&op->text, "offset", region->offset);
 	if (region->address)
-		client_text_u64(&op->text, "address", region->address);
-	if (*region->name)
-		client_text_str(&op->text, "name", region->name);
+		out_id(&op->text, "address", region->address);
+	out_filled(&op->text, "name", region->name);
 	op->object = &region->object;
 }
 

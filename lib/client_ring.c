@@ -383,8 +383,8 @@ static int client_ring_socket_put(struct kvd_client *client,
 	base64_encode(raw, bytes, text);
 	base64_encode(entry, sizeof(*entry), words);
 	client_op_begin(client, &op, "xfer.submit");
-	client_text_str(&op.text, "entry", words);
-	client_text_str(&op.text, "data", text);
+	out_text(&op.text, "entry", words);
+	out_text(&op.text, "data", text);
 	op.object = object;
 	op.finish = submitted;
 	op.forced = true;
@@ -504,6 +504,6 @@ int client_slot_error(const struct client_slot *slot, int timeout_ms,
 	if (r)
 		return r;
 	client_op_begin(client, &op, "xfer.state");
-	client_text_int(&op.text, "xfer", slot->object.id);
+	out_number(&op.text, "xfer", slot->object.id);
 	return client_op_ask(client, &op, &call, error_reply, error_p);
 }

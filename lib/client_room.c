@@ -33,8 +33,8 @@ static void room_fini(struct client_object *object)
 
 static void text_name(struct text *text, const struct kvd_room *room)
 {
-	client_text_u64(text, "room", room->slot.number);
-	client_text_str(text, "role", role_names[room->role]);
+	out_id(text, "room", room->slot.number);
+	out_text(text, "role", role_names[room->role]);
 }
 
 static void room_begin(struct kvd_room *room, struct client_op *op, const char *cmd)
@@ -50,51 +50,45 @@ static void show_begin(struct kvd_room *room, struct client_op *op)
 {
 	room_begin(room, op, "room.show");
 	if (room->slot.numbered)
-		client_text_int(&op->text, "slot", room->slot.slot);
+		out_number(&op->text, "slot", room->slot.slot);
 }
 
 /* ---- opening --------------------------------------------------------------- */
 
-void client_text_wait_object(struct text *text, const struct kvd_wait *wait)
+void client_text_wait(struct text *text, const char *name, const struct kvd_wait *wait)
 {
 	if (!wait->region)
 		return;
-	client_text_printf(text, "{\"kind\":\"seq\"");
-	client_text_int(text, "region", kvd_region_id(wait->region));
-	client_text_int(text, "offset", wait->offset);
-	client_text_u64(text, "value", wait->value);
-	text_put(text, "}", 1);
-}
-
-void client_text_wait(struct text *text, const struct kvd_wait *wait)
-{
-	if (wait->region)
-		client_text_printf(text, ",\"wait\":");
-	client_text_wait_object(text, wait);
+	out_object(text, name);
+	out_text(text, "kind", "seq");
+	out_number(text, "region", kvd_region_id(wait->region));
+	out_number(text, "offset", wait->offset);
+	out_id(text, "value", wait->value);
+	out_close(text, '}');
 }
 
 static void text_source(struct text *text, const struct kvd_client *client,
 			const struct kvd_source *source)
 {
-	client_text_printf(text, "{\"%s\":", source->group ? "group" : "endpoint");
-	text_json(text, source->group	   ? source->group
-			: source->endpoint ? source->endpoint
-					   : client->info.endpoint);
-	if (source->group && source->endpoint)
-		client_text_str(text, "endpoint", source->endpoint); /* refused by name */
-	client_text_str(text, "worker", source->worker);
-	client_text_some(text, "tp_rank", source->tp_rank);
-	client_text_some(text, "pp_rank", source->pp_rank);
-	client_text_some(text, "dp_rank", source->dp_rank);
-	client_text_some(text, "cp_rank", source->cp_rank);
-	client_text_str(text, "pool", source->pool);
+	out_object(text, NULL);
+	out_text(text, "group", source->group);
+	if (!source->group && !source->endpoint)
+		out_text(text, "endpoint", client->info.endpoint);
+	out_text(text, "endpoint",
+		 source->endpoint); /* beside a group: refused by name */
+	out_text(text, "worker", source->worker);
+	out_some(text, "tp_rank", source->tp_rank);
+	out_some(text, "pp_rank", source->pp_rank);
+	out_some(text, "dp_rank", source->dp_rank);
+	out_some(text, "cp_rank", source->cp_rank);
+	out_text(text, "pool", source->pool);
 	if (source->session)
-		client_text_u64(text, "session", source->session);
+		out_id(text, "session", source->session);
 	if (source->has_rank)
-		client_text_int(text, "rank", source->rank);
+		out_number(text, "rank", source->rank);
 	if (source->another_room)
-		client_text_u64(text, "room", source->room);
-	text_put(text, "}", 1);
+		out_id(text, "room", source->room);
+	out_close(text, '}');
 }
 
 static void text_sources(struct text *text, const struct kvd_client *client,
@@ -102,45 +96,33 @@ static void text_sources(struct text *text, const struct kvd_client *client,
 {
 	if (!a->source_count)
 		return;
-	client_text_printf(text, ",\"sources\":[");
-	for (size_t i = 0; i < a->source_count; i++) {
-		client_text_printf(text, "%s", i ? "," : "");
+	out_array(text, "sources");
+	for (size_t i = 0; i < a->source_count; i++)
 		text_source(text, client, &a->sources[i]);
-	}
-	text_put(text, "]", 1);
+	out_close(text, ']');
 	if (a->role != KVD_PULL)
 		return;
 	/* the engine knows the pages, or uses those of the offer */
 	if (!a->sources[0].view_count)
 		return;
-	client_text_printf(text, ",\"remote\":[");
+	out_array(text, "remote");
 	for (size_t i = 0; i < a->source_count; i++) {
-		client_text_printf(text, "%s{", i ? "," : "");
-		client_text_views(text, true, a->sources[i].views,
-				  a->sources[i].view_count);
-		text_put(text, "}", 1);
+		out_object(text, NULL);
+		client_text_views(text, a->sources[i].views, a->sources[i].view_count);
+		out_close(text, '}');
 	}
-	text_put(text, "]", 1);
+	out_close(text, ']');
 }
 
 static void text_timeouts(struct text *text, const struct kvd_room_args *a)
 {
-	const char *comma = "";
-
 	if (!a->bootstrap_ms && !a->waiting_ms && !a->stall_ms)
 		return;
-	client_text_printf(text, ",\"timeouts\":{");
-	if (a->bootstrap_ms) {
-		client_text_printf(text, "\"bootstrap_ms\":%u", a->bootstrap_ms);
-		comma = ",";
-	}
-	if (a->waiting_ms) {
-		client_text_printf(text, "%s\"waiting_ms\":%u", comma, a->waiting_ms);
-		comma = ",";
-	}
-	if (a->stall_ms)
-		client_text_printf(text, "%s\"stall_ms\":%u", comma, a->stall_ms);
-	text_put(text, "}", 1);
+	out_object(text, "timeouts");
+	out_some(text, "bootstrap_ms", a->bootstrap_ms);
+	out_some(text, "waiting_ms", a->waiting_ms);
+	out_some(text, "stall_ms", a->stall_ms);
+	out_close(text, '}');
 }
 
 /* Members of room.open after room and role; includes its views unless they are passed
@@ -148,21 +130,21 @@ static void text_timeouts(struct text *text, const struct kvd_room_args *a)
 static void text_open(struct text *text, const struct kvd_room *room,
 		      const struct kvd_room_args *a, bool with_views)
 {
-	client_text_int(text, "pool", kvd_pool_id(a->pool));
+	out_number(text, "pool", kvd_pool_id(a->pool));
 	text_sources(text, room->slot.object.client, a);
-	client_text_some(text, "receivers", a->receivers);
+	out_some(text, "receivers", a->receivers);
 	if (a->receivers_from_pullers)
-		client_text_printf(text, ",\"receivers_from_pullers\":true");
+		out_bool(text, "receivers_from_pullers", true);
 	if (a->view_count && with_views)
-		client_text_views(text, false, a->views, a->view_count);
+		client_text_views(text, a->views, a->view_count);
 	if (a->has_aux)
-		client_text_int(text, "aux", a->aux);
-	client_text_wait(text, &a->wait);
-	client_text_some(text, "lease_ms", a->lease_ms);
+		out_number(text, "aux", a->aux);
+	client_text_wait(text, "wait", &a->wait);
+	out_some(text, "lease_ms", a->lease_ms);
 	text_timeouts(text, a);
-	client_text_str(text, "request_id", a->request_id);
-	client_text_str(text, "traceparent", a->traceparent);
-	client_text_str(text, "ticket", a->ticket);
+	out_text(text, "request_id", a->request_id);
+	out_text(text, "traceparent", a->traceparent);
+	out_text(text, "ticket", a->ticket);
 	if (a->peer_count)
 		client_text_names(text, "peers", a->peers, a->peer_count);
 }
@@ -173,7 +155,7 @@ static void room_undo(struct client_slot *slot)
 	struct client_op op;
 
 	room_begin(room, &op, "room.abort");
-	client_text_str(&op.text, "reason", "its opening was canceled");
+	out_text(&op.text, "reason", "its opening was canceled");
 	op.forced = true;
 	client_op_run(slot->object.client, &op, NULL);
 }
@@ -220,11 +202,10 @@ static int open_post(struct kvd_room *room, const struct kvd_room_args *args)
 				       .b = (uint64_t)kvd_pool_id(args->pool)};
 	struct text text = {0};
 
+	out_object(&text, NULL);
 	text_name(&text, room);
 	text_open(&text, room, args, false);
-	text_put(&text, "}", 1);
-	if (text.len)
-		text.data[0] = '{'; /* for the first comma */
+	out_close(&text, '}');
 	return client_post_pages(room, &entry, args->views, args->view_count, &text);
 }
 
@@ -347,7 +328,7 @@ static int pages_post(struct kvd_room *room, struct kvd_ring_entry *entry,
 
 	if (r)
 		return r;
-	client_text_wait_object(&text, &args->wait);
+	client_text_wait(&text, NULL, &args->wait);
 	return client_post_pages(room, entry, args->views, args->view_count, &text);
 }
 
@@ -363,7 +344,7 @@ int kvd_room_extend(struct kvd_room *room, uint32_t lease_ms, const struct kvd_c
 	if (call && call->post)
 		return pages_post(room, &entry, &none);
 	room_begin(room, &op, "room.extend");
-	client_text_int(&op.text, "lease_ms", lease_ms);
+	out_number(&op.text, "lease_ms", lease_ms);
 	return client_op_run(room->slot.object.client, &op, call);
 }
 
@@ -384,13 +365,13 @@ static int pages_send(struct kvd_room *room, bool binds,
 		return pages_post(room, &entry, args);
 	room_begin(room, &op, binds ? "room.bind" : "room.send");
 	if (!binds)
-		client_text_int(&op.text, "seq", args->seq);
-	client_text_views(&op.text, false, args->views, args->view_count);
+		out_number(&op.text, "seq", args->seq);
+	client_text_views(&op.text, args->views, args->view_count);
 	if (args->last)
-		client_text_printf(&op.text, ",\"last\":true");
+		out_bool(&op.text, "last", true);
 	if (args->has_aux)
-		client_text_int(&op.text, "aux", args->aux);
-	client_text_wait(&op.text, &args->wait);
+		out_number(&op.text, "aux", args->aux);
+	client_text_wait(&op.text, "wait", &args->wait);
 	return client_op_run(room->slot.object.client, &op, call);
 }
 
@@ -432,7 +413,7 @@ int kvd_room_abort(struct kvd_room *room, const char *reason, const struct kvd_c
 		return r ? r : client_op_local(object->client, call);
 	}
 	room_begin(room, &op, "room.abort");
-	client_text_str(&op.text, "reason", reason);
+	out_text(&op.text, "reason", reason);
 	return client_op_run(object->client, &op, call);
 }
 

@@ -233,10 +233,9 @@ static int session_hello(struct kvd_client *client)
 
 	client->again.hello_ns = clock_ns();
 	client_op_begin(client, &op, "hello");
-	client_text_int(&op.text, "proto", 1);
-	client_text_str(&op.text, "client", client->name);
-	if (*client->role)
-		client_text_str(&op.text, "role", client->role);
+	out_number(&op.text, "proto", 1);
+	out_text(&op.text, "client", client->name);
+	out_filled(&op.text, "role", client->role);
 	op.finish = hello_finish;
 	op.forced = true;
 	return client_op_run(client, &op, &call);

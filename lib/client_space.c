@@ -13,21 +13,20 @@ static void space_fini(struct client_object *object)
 static int space_text(struct text *text, const struct kvd_space_args *a)
 {
 	if (a->pool) {
-		client_text_int(text, "pool", kvd_pool_id(a->pool));
+		out_number(text, "pool", kvd_pool_id(a->pool));
 	} else {
 		cleanup_free char *layout = mem_strdup(a->layout);
 
 		if (!layout)
 			return -1;
 		cJSON_Minify(layout); /* a newline would end the line */
-		client_text_printf(text, ",\"layout\":");
-		text_put(text, layout, strlen(layout));
+		out_json(text, "layout", layout);
 	}
-	client_text_str(text, "model", a->model);
-	client_text_str(text, "scheme", a->scheme);
-	client_text_str(text, "revision", a->revision);
-	client_text_str(text, "rope", a->rope);
-	client_text_int(text, "tokens", a->tokens);
+	out_text(text, "model", a->model);
+	out_text(text, "scheme", a->scheme);
+	out_text(text, "revision", a->revision);
+	out_text(text, "rope", a->rope);
+	out_number(text, "tokens", a->tokens);
 	if (a->views)
 		client_text_names(text, "views", a->views, a->view_count);
 	return 0;

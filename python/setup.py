@@ -30,8 +30,8 @@ PROGRAMS = os.environ.get("KVD_PROGRAMS")
 def sources():
     own = ["python/src/" + f for f in os.listdir(os.path.join(HERE, "src"))]
     lib = ["lib/" + f for f in os.listdir(os.path.join(ROOT, "lib"))]
-    more = ["proto/base64.c", "daemon/base/err.c", "daemon/base/hex.c", "daemon/base/mem.c",
-            "daemon/base/text.c", "daemon/base/thread.c"]
+    more = ["proto/base64.c", "proto/out.c", "daemon/base/err.c", "daemon/base/hex.c",
+            "daemon/base/mem.c", "daemon/base/text.c", "daemon/base/thread.c"]
     more += ["daemon/cost/%s.c" % f for f in ("cost", "page", "preset")]
     more += ["daemon/math/%s.c" % f for f in ("attend", "attend_ref", "attend_vec", "pick", "value")]
     return sorted(f for f in own + lib + more if f.endswith(".c"))

@@ -13,7 +13,7 @@
 #include "daemon/attend/attend.h"
 #include "daemon/attend/commands_attend.h"
 #include "daemon/base/context.h"
-#include "daemon/request/out.h"
+#include "proto/out.h"
 #include "daemon/session/session.h"
 
 static const char *const kinds[] = {"mla", "gqa", NULL};

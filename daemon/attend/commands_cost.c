@@ -15,7 +15,7 @@
 #include "daemon/attend/commands_attend.h"
 #include "daemon/base/context.h"
 #include "daemon/request/commands.h"
-#include "daemon/request/out.h"
+#include "proto/out.h"
 #include "daemon/cost/live.h"
 #include "daemon/store/store.h"
 #include "daemon/handshake/handshake.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * text: JSON put together piece by piece, where there is so much of it that a tree of
- * cJSON costs more than the work (rooms by the thousand). A failure is kept until the
- * end; later text is dropped.
+ * text: a growing buffer, into which proto/out.h writes JSON where there is so much of it
+ * that a tree of cJSON costs more than the work (rooms by the thousand). A failure is
+ * kept until the end; later text is dropped.
  */
 #ifndef KVD_BASE_TEXT_H
 #define KVD_BASE_TEXT_H
@@ -28,17 +28,6 @@ void text_json(struct text *text, const char *s); /* a JSON string, quoted */
 static inline void text_puts(struct text *text, const char *s)
 {
 	text_put(text, s, strlen(s));
-}
-/* `before`, which is copied unchanged, and the number; and the JSON string. */
-static inline void text_number(struct text *text, const char *before, uint64_t value)
-{
-	text_puts(text, before);
-	text_u64(text, value);
-}
-static inline void text_string(struct text *text, const char *before, const char *value)
-{
-	text_puts(text, before);
-	text_json(text, value);
 }
 
 #endif

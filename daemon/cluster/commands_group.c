@@ -20,7 +20,7 @@
 #include "daemon/cluster/groups.h"
 #include "daemon/cluster/loads.h"
 #include "daemon/cluster/record.h"
-#include "daemon/request/out.h"
+#include "proto/out.h"
 #include "daemon/request/reply_walk.h"
 #include "daemon/session/session.h"
 #include "proto/json.h"
@@ -81,10 +81,8 @@ static void put_record(struct text *text, const struct record *record)
 	out_text(text, "pool", record->pool_count ? record->pools[0].name : "");
 	out_text(text, "summary", record->summary);
 	out_array(text, "pools");
-	for (unsigned int i = 0; i < record->pool_count; i++) {
-		text_puts(text, i ? "," : "");
+	for (unsigned int i = 0; i < record->pool_count; i++)
 		record_put_pool(text, &record->pools[i]);
-	}
 	out_close(text, ']');
 }
 
@@ -97,8 +95,7 @@ static void put_load(struct text *text, const char *load)
 		err_clear();
 		return;
 	}
-	text_puts(text, ",\"load\":");
-	text_puts(text, load);
+	out_json(text, "load", load);
 }
 
 static int put_rank(struct ranks_walk *walk, const struct reply_rank *rank)

@@ -49,16 +49,16 @@ static void half_range_text(struct etcd *e, struct etcd_half *half, struct text 
 	char key[ETCD_NAME_MAX];
 
 	half_prefix(e, half, key);
-	text_puts(body, "{\"key\":");
+	out_object(body, NULL);
 	if (half->from_len)
-		etcd_put_base64(body, half->from, half->from_len);
+		out_base64(body, "key", half->from, half->from_len);
 	else
-		etcd_put_base64(body, key, strlen(key));
+		etcd_put_key(body, "key", key);
 	key[strlen(key) - 1]++; /* '/' */
-	etcd_put_key(body, ",\"range_end\":", key);
-	text_number(body, ",\"limit\":\"", half->limit);
-	text_number(body, "\",\"revision\":\"", half->revision);
-	text_puts(body, "\"}");
+	etcd_put_key(body, "range_end", key);
+	out_id(body, "limit", half->limit);
+	out_id(body, "revision", half->revision);
+	out_close(body, '}');
 }
 
 static void half_range_start(struct etcd *e, struct etcd_half *half)
@@ -301,12 +301,15 @@ static void stream_watch_text(struct etcd *e, struct etcd_half *half, struct tex
 	half->watch_id = ++e->stream.watch_ids;
 	half->seen = half->next - 1;
 	e->stream.awaited++;
-	etcd_put_key(body, "{\"create_request\":{\"key\":", key);
+	text_puts(body, "{"); /* a sequence of objects, without commas */
+	out_object(body, "create_request");
+	etcd_put_key(body, "key", key);
 	key[strlen(key) - 1]++;
-	etcd_put_key(body, ",\"range_end\":", key);
-	text_number(body, ",\"start_revision\":\"", half->next);
-	text_number(body, "\",\"watch_id\":\"", (uint64_t)half->watch_id);
-	text_puts(body, "\",\"progress_notify\":true}}");
+	etcd_put_key(body, "range_end", key);
+	out_id(body, "start_revision", half->next);
+	out_id(body, "watch_id", (uint64_t)half->watch_id);
+	out_bool(body, "progress_notify", true);
+	text_puts(body, "}}");
 }
 
 static void stream_start(struct etcd *e)

@@ -19,7 +19,7 @@
 
 #include "daemon/base/idmap.h"
 #include "daemon/base/sm.h"
-#include "daemon/base/text.h"
+#include "proto/out.h"
 #include "daemon/cluster/etcd.h"
 #include "daemon/cluster/etcd_key.h"
 #include "daemon/cluster/etcd_lib.h"
@@ -86,8 +86,7 @@ void etcd_requests_init(struct etcd *e);
 void etcd_curl_fini(struct etcd *e);
 /* Waits for requests in flight, at most so long. */
 void etcd_curl_wait(struct etcd *e, const struct etcd_request *request, uint64_t most_ns);
-void etcd_put_base64(struct text *text, const void *bytes, size_t len);
-void etcd_put_key(struct text *text, const char *before, const char *key);
+void etcd_put_key(struct text *text, const char *name, const char *key);
 
 /* ---- the link ---- */
 

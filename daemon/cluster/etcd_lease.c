@@ -164,12 +164,12 @@ static int lease_ask(struct etcd *e)
 	struct etcd_lease *lease = &e->lease;
 	struct text body = {NULL};
 
+	out_object(&body, NULL);
 	if (lease->op == LEASE_GRANT)
-		text_number(&body, "{\"TTL\":\"", e->lease_s);
+		out_id(&body, "TTL", e->lease_s);
 	else
-		text_number(&body, "{\"ID\":\"",
-			    lease->op == LEASE_KEEP ? lease->id : lease->old);
-	text_puts(&body, "\"}");
+		out_id(&body, "ID", lease->op == LEASE_KEEP ? lease->id : lease->old);
+	out_close(&body, '}');
 	return err_pass(etcd_request_start(&lease->request, paths[lease->op], &body));
 }
 

@@ -85,11 +85,10 @@ static void link_log_in(struct etcd *e)
 		return;
 	}
 	sm_move(&link->sm, LINK_LOGS_IN);
-	text_puts(&body, "{\"name\":");
-	text_json(&body, e->user);
-	text_puts(&body, ",\"password\":");
-	text_json(&body, e->password);
-	text_puts(&body, "}");
+	out_object(&body, NULL);
+	out_text(&body, "name", e->user);
+	out_text(&body, "password", e->password);
+	out_close(&body, '}');
 	if (etcd_request_start(&link->request, "auth/authenticate", &body) < 0)
 		link_fail(e);
 }
@@ -109,8 +108,9 @@ static void link_ask(struct etcd *e)
 		sm_move(&link->sm, LINK_ASKS);
 	link_store_key(e, key);
 	link->asked[0] = '\0';
-	etcd_put_key(&body, "{\"key\":", key);
-	text_puts(&body, "}");
+	out_object(&body, NULL);
+	etcd_put_key(&body, "key", key);
+	out_close(&body, '}');
 	if (etcd_request_start(&link->request, "kv/range", &body) < 0)
 		link_fail(e);
 }
@@ -127,12 +127,12 @@ static void link_make_store(struct etcd *e)
 	loop_random(e->loop, bytes, sizeof(bytes));
 	hex_write(bytes, sizeof(bytes), number);
 	link_store_key(e, key);
-	etcd_put_key(&body, "{\"compare\":[{\"target\":\"CREATE\",\"key\":", key);
-	etcd_put_key(&body,
-		     ",\"create_revision\":\"0\"}],\"success\":[{\"request_put\":"
-		     "{\"key\":",
-		     key);
-	etcd_put_key(&body, ",\"value\":", number);
+	text_puts(&body,
+		  "{\"compare\":[{\"target\":\"CREATE\",\"create_revision\":\"0\"");
+	etcd_put_key(&body, "key", key);
+	text_puts(&body, "}],\"success\":[{\"request_put\":{");
+	etcd_put_key(&body, "key", key);
+	etcd_put_key(&body, "value", number);
 	text_puts(&body, "}}]}");
 	if (etcd_request_start(&link->request, "kv/txn", &body) < 0)
 		link_fail(e);

@@ -62,39 +62,33 @@ static const struct sm_table own_table = {.name = "own",
 
 /* ---- transactions ---- */
 
-static void own_text_put(struct text *body, const struct etcd_own *own,
-			 enum etcd_side side, bool *first)
-{
-	text_puts(body, *first ? "" : ",");
-	*first = false;
-	etcd_put_key(body, "{\"request_put\":{\"key\":", own->key[side]);
-	etcd_put_key(body, ",\"value\":", own->text[side]);
-	text_number(body, ",\"lease\":\"", own->etcd->lease.id);
-	text_puts(body, "\"}}");
-}
-
 static void own_text_puts(struct text *body, const struct etcd_own *own, bool all)
 {
-	bool first = true;
-
-	for (int side = 0; side < ETCD_SIDES; side++)
-		if (own->text[side] && (all || own->dirty & OWN_DIRTY(side)))
-			own_text_put(body, own, (enum etcd_side)side, &first);
+	for (int side = 0; side < ETCD_SIDES; side++) {
+		if (!own->text[side] || !(all || own->dirty & OWN_DIRTY(side)))
+			continue;
+		out_object(body, NULL);
+		out_object(body, "request_put");
+		etcd_put_key(body, "key", own->key[side]);
+		etcd_put_key(body, "value", own->text[side]);
+		out_id(body, "lease", own->etcd->lease.id);
+		text_puts(body, "}}");
+	}
 }
 
 static void own_text_if_ours(struct text *body, const struct etcd_own *own)
 {
-	etcd_put_key(body, "{\"compare\":[{\"target\":\"LEASE\",\"key\":",
-		     own->key[ETCD_RECORDS]);
-	text_number(body, ",\"lease\":\"", own->etcd->lease.id);
-	text_puts(body, "\"}],\"success\":[");
+	text_puts(body, "{\"compare\":[{\"target\":\"LEASE\"");
+	etcd_put_key(body, "key", own->key[ETCD_RECORDS]);
+	out_id(body, "lease", own->etcd->lease.id);
+	text_puts(body, "}],\"success\":[");
 }
 
 static void own_text_claim(struct text *body, const struct etcd_own *own)
 {
-	etcd_put_key(body, "{\"compare\":[{\"target\":\"CREATE\",\"key\":",
-		     own->key[ETCD_RECORDS]);
-	text_puts(body, ",\"create_revision\":\"0\"}],\"success\":[");
+	text_puts(body, "{\"compare\":[{\"target\":\"CREATE\",\"create_revision\":\"0\"");
+	etcd_put_key(body, "key", own->key[ETCD_RECORDS]);
+	text_puts(body, "}],\"success\":[");
 	own_text_puts(body, own, true);
 	text_puts(body, "],\"failure\":[{\"request_txn\":");
 	own_text_if_ours(body, own);
@@ -106,10 +100,9 @@ static void own_text_delete(struct text *body, const struct etcd_own *own)
 {
 	own_text_if_ours(body, own);
 	for (int side = 0; side < ETCD_SIDES; side++) {
-		etcd_put_key(body,
-			     side ? ",{\"request_delete_range\":{\"key\":"
-				  : "{\"request_delete_range\":{\"key\":",
-			     own->key[side]);
+		out_object(body, NULL);
+		out_object(body, "request_delete_range");
+		etcd_put_key(body, "key", own->key[side]);
 		text_puts(body, "}}");
 	}
 	text_puts(body, "]}");

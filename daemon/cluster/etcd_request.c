@@ -208,24 +208,9 @@ void etcd_curl_wait(struct etcd *e, const struct etcd_request *request, uint64_t
 
 /* ---- texts ---- */
 
-void etcd_put_base64(struct text *text, const void *bytes, size_t len)
+void etcd_put_key(struct text *text, const char *name, const char *key)
 {
-	const uint8_t *at = bytes;
-	char out[BASE64_CHARS(768) + 1];
-
-	text_puts(text, "\"");
-	for (size_t n; len; at += n, len -= n) {
-		n = len < 768 ? len : 768;
-		base64_encode(at, n, out);
-		text_puts(text, out);
-	}
-	text_puts(text, "\"");
-}
-
-void etcd_put_key(struct text *text, const char *before, const char *key)
-{
-	text_puts(text, before);
-	etcd_put_base64(text, key, strlen(key));
+	out_base64(text, name, (const uint8_t *)key, strlen(key));
 }
 
 /* ---- the answer ---- */

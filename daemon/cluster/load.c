@@ -14,6 +14,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "proto/out.h"
+
 #define SECOND_NS UINT64_C(1000000000)
 #define FORGET 0.25
 #define STEP 8u
@@ -148,49 +150,55 @@ bool load_gate_pass(struct load_gate *gate, struct load_budget *budget,
 
 /* ---- text ---- */
 
-static void load_real(struct text *out, const char *before, double value)
+static void load_real(struct text *out, const char *name, double value)
 {
 	char word[32];
 
 	snprintf(word, sizeof(word), "%.3f", value);
-	text_puts(out, before);
-	text_puts(out, word);
+	out_json(out, name, word);
 }
 
 static void load_engine_text(const struct engine_load *engine, struct text *out)
 {
-	bool some = false;
+	size_t begin = out->len, first;
 
-#define ENGINE_LOAD_TEXT(name, help)                                                  \
-	if (engine->name >= 0) {                                                      \
-		text_number(out,                                                      \
-			    some ? ",\"" #name "\":" : ",\"engine\":{\"" #name "\":", \
-			    (uint64_t)engine->name);                                  \
-		some = true;                                                          \
-	}
+	out_object(out, "engine");
+	first = out->len;
+#define ENGINE_LOAD_TEXT(name, help) \
+	if (engine->name >= 0)       \
+		out_number(out, #name, engine->name);
 	ENGINE_LOADS(ENGINE_LOAD_TEXT)
 #undef ENGINE_LOAD_TEXT
-	if (some)
-		text_puts(out, "}");
+	if (out->len > first)
+		out_close(out, '}');
+	else
+		out->len = begin;
 }
 
 void load_text(const struct load *load, uint64_t seq, struct text *out)
 {
-	text_number(out, "{\"v\":1,\"seq\":", seq);
-	text_number(out, ",\"rooms\":{\"waiting\":", load->waiting);
-	text_number(out, ",\"running\":", load->running);
-	text_number(out, "},\"bytes\":{\"queued\":", load->queued);
-	text_number(out, ",\"moving\":", load->moving);
-	load_real(out, "},\"gbps\":", load->gbps);
-	if (load->ttfb_us)
-		text_number(out, ",\"ttfb_us\":", load->ttfb_us);
-	text_number(out, ",\"failed\":", load->failed);
+	out_object(out, NULL);
+	out_number(out, "v", 1);
+	out_number(out, "seq", seq);
+	out_object(out, "rooms");
+	out_number(out, "waiting", load->waiting);
+	out_number(out, "running", load->running);
+	out_close(out, '}');
+	out_object(out, "bytes");
+	out_number(out, "queued", load->queued);
+	out_number(out, "moving", load->moving);
+	out_close(out, '}');
+	load_real(out, "gbps", load->gbps);
+	out_some(out, "ttfb_us", load->ttfb_us);
+	out_number(out, "failed", load->failed);
 	load_engine_text(&load->engine, out);
 	for (unsigned int i = 0; i < load->peer_count; i++) {
-		text_puts(out, i ? ",{\"instance\":" : ",\"peers\":[{\"instance\":");
-		text_json(out, load->peers[i].instance);
-		load_real(out, ",\"gbps\":", load->peers[i].gbps);
-		text_puts(out, "}");
+		if (i == 0)
+			out_array(out, "peers");
+		out_object(out, NULL);
+		out_text(out, "instance", load->peers[i].instance);
+		load_real(out, "gbps", load->peers[i].gbps);
+		out_close(out, '}');
 	}
 	text_puts(out, load->peer_count ? "]}" : "}");
 }

@@ -16,10 +16,10 @@
 #include "daemon/base/err.h"
 #include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
-#include "daemon/base/text.h"
 #include "daemon/cluster/roster.h"
 #include "proto/fields.h"
 #include "proto/json.h"
+#include "proto/out.h"
 
 #define RECORD_DEPTH_MAX 4u
 #define DIGEST_CHARS 16u
@@ -128,42 +128,33 @@ int record_check(const struct record *record, const struct place *place)
 
 /* ---- writing ---- */
 
-static void put_some(struct text *text, const char *before, const char *value)
-{
-	if (*value)
-		text_string(text, before, value);
-}
-
 void record_put_pool(struct text *text, const struct record_pool *pool)
 {
-	text_string(text, "{\"name\":", pool->name);
-	put_some(text, ",\"model\":", pool->model);
-	put_some(text, ",\"digest\":", pool->digest);
-	text_number(text, ",\"pages\":", pool->pages);
-	text_number(text, ",\"page_tokens\":", pool->page_tokens);
-	text_puts(text, "}");
+	out_object(text, NULL);
+	out_text(text, "name", pool->name);
+	out_filled(text, "model", pool->model);
+	out_filled(text, "digest", pool->digest);
+	out_number(text, "pages", pool->pages);
+	out_number(text, "page_tokens", pool->page_tokens);
+	out_close(text, '}');
 }
 
 void record_put(struct text *text, const struct record *record)
 {
-	put_some(text, ",\"instance\":", record->instance);
-	put_some(text, ",\"name\":", record->name);
-	put_some(text, ",\"key\":", record->key);
-	put_some(text, ",\"version\":", record->version);
-	text_puts(text, ",\"transports\":[");
+	out_filled(text, "instance", record->instance);
+	out_filled(text, "name", record->name);
+	out_filled(text, "key", record->key);
+	out_filled(text, "version", record->version);
+	out_array(text, "transports");
 	for (unsigned int i = 0; i < record->transport_count; i++)
-		text_string(text, i ? "," : "", record->transports[i]);
-	text_string(text, "],\"state\":", record->draining ? "draining" : "serving");
-	if (record->session) {
-		char session[24];
-
-		snprintf(session, sizeof(session), "%llu",
-			 (unsigned long long)record->session);
-		text_string(text, ",\"session\":", session);
-	}
-	put_some(text, ",\"url\":", record->url);
-	put_some(text, ",\"engine\":", record->engine);
-	put_some(text, ",\"bootstrap\":", record->bootstrap);
+		out_text(text, NULL, record->transports[i]);
+	out_close(text, ']');
+	out_text(text, "state", record->draining ? "draining" : "serving");
+	if (record->session)
+		out_id(text, "session", record->session);
+	out_filled(text, "url", record->url);
+	out_filled(text, "engine", record->engine);
+	out_filled(text, "bootstrap", record->bootstrap);
 }
 
 /* As many as fit: of a daemon with hundreds the first are included. */
@@ -172,30 +163,31 @@ static void put_pools(struct text *text, const struct record *record)
 	for (unsigned int i = 0; i < record->pool_count; i++) {
 		size_t before = text->len;
 
-		text_puts(text, i ? "," : ",\"pools\":[");
+		if (i == 0)
+			out_array(text, "pools");
 		record_put_pool(text, &record->pools[i]);
 		if (text->len + sizeof("]}") > DIRECTORY_RECORD_MAX && !text->failed) {
 			text->len = before;
-			if (i)
-				text_puts(text, "]");
-			return;
+			if (i == 0)
+				return;
+			break;
 		}
 	}
 	if (record->pool_count)
-		text_puts(text, "]");
+		out_close(text, ']');
 }
 
 static void put_head(struct text *text, const struct record *record)
 {
-	text_puts(text, "{\"v\":1");
+	out_object(text, NULL);
+	out_number(text, "v", RECORD_VERSION);
 	record_put(text, record);
-	text_string(text, ",\"endpoint\":", record->endpoint);
-	for (unsigned int i = 0; i < PLACE_AXES; i++) {
-		text_string(text, i ? "," : ",\"size\":{", place_axis_names[i]);
-		text_number(text, ":", record->size[i]);
-	}
-	text_puts(text, "}");
-	put_some(text, ",\"summary\":", record->summary);
+	out_text(text, "endpoint", record->endpoint);
+	out_object(text, "size");
+	for (unsigned int i = 0; i < PLACE_AXES; i++)
+		out_number(text, place_axis_names[i], record->size[i]);
+	out_close(text, '}');
+	out_filled(text, "summary", record->summary);
 }
 
 int record_make(const struct record *record, char text_p[DIRECTORY_RECORD_MAX])
@@ -207,7 +199,7 @@ int record_make(const struct record *record, char text_p[DIRECTORY_RECORD_MAX])
 		return err_pass(r);
 	put_head(&text, record);
 	put_pools(&text, record);
-	text_puts(&text, "}");
+	out_close(&text, '}');
 	if (text.failed)
 		r = err_raise(ERR_NOMEM, "out of memory for a record");
 	else if (text.len >= DIRECTORY_RECORD_MAX)

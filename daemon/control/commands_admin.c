@@ -11,7 +11,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/control/commands.h"
-#include "daemon/request/out.h"
+#include "proto/out.h"
 #include "daemon/control/control.h"
 #include "daemon/control/health.h"
 #include "daemon/config/config.h"
@@ -38,8 +38,7 @@ static void put_transports(struct text *out, const struct kvd *kvd)
 		out_object(out, NULL);
 		out_text(out, "name", transport->ops->name);
 		out_bool(out, "rdma", transport->caps & XP_CAP_RDMA);
-		if (transport->about[0])
-			out_text(out, "about", transport->about);
+		out_filled(out, "about", transport->about);
 		out_close(out, '}');
 	}
 	out_close(out, ']');
@@ -111,8 +110,7 @@ static int health_run(struct request *req)
 	out_number(out, "plain_peers",
 		   kvd->handshake ? handshake_plain_peers(kvd->handshake) : 0);
 	out_text(out, "sandbox", sandbox_words());
-	if (*sandbox_lacks())
-		out_text(out, "sandbox_lacks", sandbox_lacks());
+	out_filled(out, "sandbox_lacks", sandbox_lacks());
 	put_about(out, kvd);
 	put_transports(out, kvd);
 	return reply_end(&reply);

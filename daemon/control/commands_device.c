@@ -11,7 +11,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/control/commands.h"
 #include "daemon/request/commands.h"
-#include "daemon/request/out.h"
+#include "proto/out.h"
 #include "daemon/base/context.h"
 #include "daemon/session/session.h"
 #include "daemon/loop/offload.h"

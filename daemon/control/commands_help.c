@@ -2,7 +2,7 @@
 /* The command tables in the form of `help`. */
 #include "daemon/request/commands.h"
 
-#include "daemon/request/out.h"
+#include "proto/out.h"
 
 const char *field_type_name(enum field_type type)
 {

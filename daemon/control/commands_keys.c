@@ -6,7 +6,7 @@
 #include "daemon/base/context.h"
 #include "daemon/control/commands.h"
 #include "daemon/request/commands.h"
-#include "daemon/request/out.h"
+#include "proto/out.h"
 #include "daemon/link/link.h"
 #include "daemon/link/link_curve.h"
 #include "daemon/link/link_keydir.h"

@@ -8,7 +8,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/control/commands.h"
-#include "daemon/request/out.h"
+#include "proto/out.h"
 #include "daemon/request/commands.h"
 #include "daemon/control/commands_peer.h"
 #include "daemon/handshake/handshake.h"
@@ -51,8 +51,7 @@ static void peer_put(struct text *out, const struct remote *remote)
 	out_double(out, "rtt_us", (double)peer->rtt_ns / 1e3);
 	out_number(out, "messages_in", peer->messages_in);
 	out_number(out, "messages_out", peer->messages_out);
-	if (*remote->dial.passed)
-		out_text(out, "passed_over", remote->dial.passed);
+	out_filled(out, "passed_over", remote->dial.passed);
 	if (remote->why.code != ERR_OK) {
 		out_text(out, "why", remote->why.text);
 		out_text(out, "why_code", err_name(remote->why.code));

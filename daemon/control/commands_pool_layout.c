@@ -10,7 +10,7 @@
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
 #include "daemon/request/commands.h"
-#include "daemon/request/out.h"
+#include "proto/out.h"
 #include "daemon/control/commands_pool.h"
 #include "daemon/plan/layout_text.h"
 #include "daemon/request/reply_walk.h"
@@ -62,7 +62,6 @@ static int layout_piece(struct reply_walk *reply)
 		out_text(out, "name", pool->name);
 		out_number(out, "session", pool->session->id);
 		out_digest(out, "digest", pool->digest);
-		text_puts(out, ",\"layout\":");
 	}
 	return layout_write_some(&walk->writer, pool->layout, out);
 }
@@ -78,6 +77,7 @@ int pool_layout_run(struct request *req)
 	if (!walk)
 		return err_pass(-ENOMEM);
 	walk->pool = args->pool;
+	walk->writer.name = "layout";
 	walk->reply.piece = layout_piece;
 	reply_walk_begin(&walk->reply, req);
 	return 0;

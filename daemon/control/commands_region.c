@@ -14,7 +14,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/control/commands.h"
-#include "daemon/request/out.h"
+#include "proto/out.h"
 #include "daemon/config/config.h"
 #include "daemon/base/context.h"
 #include "daemon/session/pool.h"

@@ -8,7 +8,7 @@
  * not to administrators.
  */
 #include "daemon/request/commands.h"
-#include "daemon/request/out.h"
+#include "proto/out.h"
 
 #include <errno.h>
 #include <string.h>

@@ -13,7 +13,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/control/commands.h"
 #include "daemon/request/commands.h"
-#include "daemon/request/out.h"
+#include "proto/out.h"
 #include "daemon/loop/offload.h"
 #include "daemon/metrics/figures.h"
 #include "daemon/session/session.h"

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "daemon/metrics/figures.h"
-#include "daemon/request/out.h"
+#include "proto/out.h"
 
 #define NS_PER_S UINT64_C(1000000000)
 #define NUMBER_MAX 40u
@@ -303,8 +303,7 @@ static void json_family(void *arg, const struct figures_family *family)
 	out_object(out, NULL);
 	out_text(out, "name", row->name);
 	out_text(out, "type", type_names[row->type]);
-	if (unit_names[row->unit])
-		out_text(out, "unit", unit_names[row->unit]);
+	out_text(out, "unit", unit_names[row->unit]);
 	each_series(e->f, family, add_series, &sum);
 	out_value(out, "value", value_unit(row), sum);
 	if (row->count[0] * row->count[1] > 1 || row->type == METRIC_HISTOGRAM) {

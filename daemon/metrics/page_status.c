@@ -16,6 +16,7 @@
 #include "daemon/link/link_curve.h"
 #include "daemon/request/commands.h"
 #include "daemon/session/session.h"
+#include "proto/out.h"
 
 #define ITEMS_MAX 20 /* of a list */
 
@@ -147,7 +148,8 @@ static void keep_members(cJSON *json)
 
 void page_status_json(const struct page_status *status, struct text *out)
 {
-	text_puts(out, status->shown ? "{\"shown\":true" : "{\"shown\":false");
+	out_object(out, NULL);
+	out_bool(out, "shown", status->shown);
 	for (size_t i = 0; i < PAGE_STATUS_REPLIES; i++) {
 		cJSON *reply = cJSON_ParseWithLength(status->reply[i].data,
 						     status->reply[i].len);
@@ -157,11 +159,8 @@ void page_status_json(const struct page_status *status, struct text *out)
 			keep_members(reply);
 			text = cJSON_PrintUnformatted(reply);
 		}
-		if (text) {
-			text_string(out, ",", lists[i].name);
-			text_puts(out, ":");
-			text_puts(out, text);
-		}
+		if (text)
+			out_json(out, lists[i].name, text);
 		cJSON_free(text);
 		cJSON_Delete(reply);
 	}

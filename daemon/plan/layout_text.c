@@ -1,62 +1,48 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/plan/layout_text.h"
 
-static void layout_put_field(struct text *out, const struct layout_field *f)
+#include "proto/out.h"
+
+static void put_field(struct text *out, const struct layout_field *f)
 {
-	text_puts(out, "{\"name\":");
-	text_json(out, f->name);
-	text_number(out, ",\"buffer\":", f->buffer);
-	text_number(out, ",\"offset\":", f->offset);
-	text_number(out, ",\"page_stride\":", f->page_stride);
-	text_number(out, ",\"token_stride\":", f->token_stride);
-	text_number(out, ",\"unit_stride\":", f->unit_stride);
-	text_number(out, ",\"unit_bytes\":", f->unit_bytes);
-	text_number(out, ",\"first_unit\":", f->first_unit);
-	text_number(out, ",\"units\":", f->units);
-	text_number(out, ",\"total_units\":", f->total_units);
-	if (f->format[0]) {
-		text_puts(out, ",\"format\":");
-		text_json(out, f->format);
-	}
-	text_puts(out, "}");
+	out_object(out, NULL);
+	out_text(out, "name", f->name);
+	out_number(out, "buffer", f->buffer);
+	out_number(out, "offset", f->offset);
+	out_number(out, "page_stride", f->page_stride);
+	out_number(out, "token_stride", f->token_stride);
+	out_number(out, "unit_stride", f->unit_stride);
+	out_number(out, "unit_bytes", f->unit_bytes);
+	out_number(out, "first_unit", f->first_unit);
+	out_number(out, "units", f->units);
+	out_number(out, "total_units", f->total_units);
+	out_filled(out, "format", f->format);
+	out_close(out, '}');
 }
 
-static void put_layer(struct text *out, const struct layout_layer *layer, bool first)
+static void put_layer(struct text *out, const struct layout_layer *layer)
 {
-	text_number(out, first ? "{\"layer\":" : ",{\"layer\":", layer->layer);
-	text_puts(out, ",\"fields\":[");
-	for (uint32_t i = 0; i < layer->field_count; i++) {
-		text_puts(out, i ? "," : "");
-		layout_put_field(out, &layer->fields[i]);
-	}
+	out_object(out, NULL);
+	out_number(out, "layer", layer->layer);
+	out_array(out, "fields");
+	for (uint32_t i = 0; i < layer->field_count; i++)
+		put_field(out, &layer->fields[i]);
 	text_puts(out, "]}");
 }
 
-static void put_view(struct text *out, const struct layout_view *view, bool first)
+static void put_view(struct text *out, const struct layout_view *view)
 {
-	text_puts(out, first ? "" : ",");
-	text_json(out, view->name);
-	text_number(out, ":{\"page_tokens\":", view->page_tokens);
-	text_number(out, ",\"pages\":", view->pages);
+	out_object(out, view->name);
+	out_number(out, "page_tokens", view->page_tokens);
+	out_number(out, "pages", view->pages);
 	if (!token_shard_is_all(&view->shard)) {
-		text_number(out, ",\"shard\":{\"size\":", view->shard.size);
-		text_number(out, ",\"rank\":", view->shard.rank);
-		text_number(out, ",\"run\":", view->shard.run);
-		text_puts(out, "}");
+		out_object(out, "shard");
+		out_number(out, "size", view->shard.size);
+		out_number(out, "rank", view->shard.rank);
+		out_number(out, "run", view->shard.run);
+		out_close(out, '}');
 	}
-	text_puts(out, ",\"layers\":[");
-}
-
-static void put_layout_head(struct text *out, const struct layout *layout)
-{
-	text_number(out, "{\"rank\":", layout->rank);
-	if (!layout->unbounded) {
-		text_puts(out, ",\"buffers\":[");
-		for (uint32_t i = 0; i < layout->buffer_count; i++)
-			text_number(out, i ? "," : "", layout->buffers[i]);
-		text_puts(out, "]");
-	}
-	text_puts(out, ",\"views\":{");
+	out_array(out, "layers");
 }
 
 bool layout_write_some(struct layout_writer *writer, const struct layout *layout,
@@ -66,7 +52,15 @@ bool layout_write_some(struct layout_writer *writer, const struct layout *layout
 
 	if (!writer->begun) {
 		writer->begun = true;
-		put_layout_head(out, layout);
+		out_object(out, writer->name);
+		out_number(out, "rank", layout->rank);
+		if (!layout->unbounded) {
+			out_array(out, "buffers");
+			for (uint32_t i = 0; i < layout->buffer_count; i++)
+				out_number(out, NULL, layout->buffers[i]);
+			out_close(out, ']');
+		}
+		out_object(out, "views");
 		return true;
 	}
 	if (writer->view >= layout->view_count) {
@@ -75,9 +69,9 @@ bool layout_write_some(struct layout_writer *writer, const struct layout *layout
 	}
 	view = &layout->views[writer->view];
 	if (writer->layer == 0)
-		put_view(out, view, writer->view == 0);
+		put_view(out, view);
 	if (writer->layer < view->layer_count) {
-		put_layer(out, &view->layers[writer->layer], writer->layer == 0);
+		put_layer(out, &view->layers[writer->layer]);
 		writer->layer++;
 	}
 	if (writer->layer >= view->layer_count) {

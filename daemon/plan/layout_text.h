@@ -9,8 +9,9 @@
 #include "daemon/base/text.h"
 #include "daemon/plan/layout.h"
 
-/* Zeroed at first. */
 struct layout_writer {
+	const char *name; /* of the member; NULL: the layout is the whole text */
+	/* zeroed at first */
 	uint32_t view, layer; /* next */
 	bool begun;
 };

@@ -26,7 +26,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/base/context.h"
-#include "daemon/request/out.h"
+#include "proto/out.h"
 #include "daemon/session/session.h"
 #include "proto/json.h"
 #include "proto/kvd_status.h"
@@ -193,6 +193,20 @@ static void reply_head(struct text *text, const cJSON *id)
 		out_number(text, "id", number);
 	else
 		out_null(text, "id");
+}
+
+void out_error(struct text *out, const struct err *err)
+{
+	char message[ERR_TEXT_MAX];
+
+	snprintf(message, sizeof(message), "%s", err->text);
+	json_sanitize(message);
+	out_object(out, "error");
+	out_text(out, "code", err_name(err->code));
+	out_text(out, "message", message);
+	out_bool(out, "retryable", err->retryable);
+	out_text(out, "scope", err_scope_name(err->scope));
+	out_close(out, '}');
 }
 
 static struct text error_text(const cJSON *id, const struct err *err,

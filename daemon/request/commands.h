@@ -100,6 +100,7 @@ int request_reply_refused(struct request *req, const struct err *why);
  * not answered. `text` is empty afterwards. */
 void request_text_begin(const struct request *req, struct text *text);
 int request_text_reply(struct request *req, struct text *text);
+void out_error(struct text *out, const struct err *err); /* the member of replies */
 void request_fail(struct request *req, const struct err *err);
 /* Fail with err_last(). */
 void request_fail_last(struct request *req);

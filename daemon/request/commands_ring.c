@@ -3,7 +3,7 @@
 #include <errno.h>
 
 #include "daemon/request/commands.h"
-#include "daemon/request/out.h"
+#include "proto/out.h"
 #include "daemon/request/ring.h"
 #include "daemon/session/session.h"
 

@@ -5,7 +5,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/request/commands.h"
-#include "daemon/request/out.h"
+#include "proto/out.h"
 #include "daemon/config/config.h"
 #include "daemon/base/context.h"
 #include "daemon/session/session.h"

@@ -6,7 +6,7 @@
  */
 #include <errno.h>
 
-#include "daemon/request/out.h"
+#include "proto/out.h"
 #include "daemon/request/commands.h"
 #include "daemon/request/ring_ops.h"
 #include "daemon/room/commands.h"

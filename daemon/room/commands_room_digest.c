@@ -27,7 +27,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/base/text.h"
 #include "daemon/request/commands.h"
-#include "daemon/request/out.h"
+#include "proto/out.h"
 #include "daemon/room/commands_room.h"
 #include "daemon/loop/loop.h"
 #include "daemon/memory/copy.h"

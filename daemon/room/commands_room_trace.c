@@ -13,7 +13,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/request/commands.h"
-#include "daemon/request/out.h"
+#include "proto/out.h"
 #include "daemon/room/commands_room.h"
 #include "daemon/request/reply_walk.h"
 #include "daemon/room/room_record.h"

@@ -8,7 +8,7 @@
 #include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
 #include "daemon/peer/peer.h"
-#include "daemon/request/out.h"
+#include "proto/out.h"
 
 static const uint8_t no_ticket[TICKET_BYTES];
 

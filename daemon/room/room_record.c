@@ -10,7 +10,8 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/base/context.h"
-#include "daemon/request/out.h"
+#include "daemon/request/commands.h"
+#include "proto/out.h"
 #include "daemon/room/room_cover.h"
 #include "daemon/room/room_waits.h"
 #include "daemon/room/rooms.h"
@@ -21,10 +22,8 @@ void room_record_names(const struct room_names *names, struct text *out)
 {
 	if (!names)
 		return;
-	if (names->request_id[0])
-		out_text(out, "request_id", names->request_id);
-	if (names->traceparent[0])
-		out_text(out, "traceparent", names->traceparent);
+	out_filled(out, "request_id", names->request_id);
+	out_filled(out, "traceparent", names->traceparent);
 	out_bool(out, "named_by_peer", names->from_peer);
 }
 
@@ -52,8 +51,7 @@ void room_record_missing(const cJSON *asked, const struct err *why, struct text 
 	char *text = number ? cJSON_PrintUnformatted(number) : NULL;
 
 	out_object(out, NULL);
-	text_puts(out, "\"room\":");
-	text_puts(out, text ? text : "null");
+	out_json(out, "room", text ? text : "null");
 	out_error(out, why);
 	out_close(out, '}');
 	out->failed |= number && !text;
@@ -70,8 +68,7 @@ static void put_way(struct text *out, const struct xp_way *way)
 	out_bool(out, "packed", way->packed);
 	out_bool(out, "staged", way->staged);
 	out_number(out, "row_bytes", way->row_bytes);
-	if (way->request_ns)
-		out_number(out, "request_ns", way->request_ns);
+	out_some(out, "request_ns", way->request_ns);
 	out_number(out, "copy_ns", way->copy_ns);
 	out_close(out, '}');
 }

@@ -14,7 +14,7 @@
 #include "daemon/base/context.h"
 #include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
-#include "daemon/request/out.h"
+#include "proto/out.h"
 #include "daemon/request/reply_walk.h"
 #include "daemon/store/commands_chunk.h"
 #include "daemon/handshake/handshake.h"

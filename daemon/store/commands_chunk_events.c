@@ -9,7 +9,7 @@
 
 #include "daemon/base/hex.h"
 #include "daemon/request/commands.h"
-#include "daemon/request/out.h"
+#include "proto/out.h"
 #include "daemon/session/session.h"
 #include "daemon/store/commands_chunk.h"
 #include "daemon/store/events.h"

@@ -12,7 +12,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/request/commands.h"
-#include "daemon/request/out.h"
+#include "proto/out.h"
 #include "daemon/session/region.h"
 #include "daemon/session/session.h"
 #include "daemon/xfer/commands_xfer.h"

@@ -11,7 +11,7 @@
 
 #include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
-#include "daemon/request/out.h"
+#include "proto/out.h"
 #include "daemon/base/context.h"
 #include "daemon/xfer/commands_xfer.h"
 #include "daemon/request/ring_ops.h"

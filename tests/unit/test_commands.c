@@ -22,7 +22,7 @@
 #include "daemon/base/hex.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/request/out.h"
+#include "proto/out.h"
 #include "daemon/control/control.h"
 #include "daemon/modules.h"
 #include "daemon/session/session.h"

@@ -4,17 +4,15 @@
  * so no depth is kept, and members of an object and elements of an array are alike.
  * Names are mostly literals and short: they are put with their comma and colon at once.
  */
-#include "daemon/request/out.h"
+#include "proto/out.h"
 
 #include <endian.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "daemon/base/err.h"
 #include "daemon/base/hex.h"
 #include "proto/base64.h"
-#include "proto/json.h"
 
 /* `,"name":` in one piece, as far as that fits and has nothing to escape. */
 static size_t name_short(char *piece, size_t size, bool comma, const char *name)
@@ -71,10 +69,24 @@ void out_close(struct text *out, char bracket)
 	text_put(out, &bracket, 1);
 }
 
-void out_text(struct text *out, const char *name, const char *value)
+void out_json(struct text *out, const char *name, const char *json)
 {
 	out_name(out, name);
+	text_puts(out, json);
+}
+
+void out_text(struct text *out, const char *name, const char *value)
+{
+	if (!value)
+		return;
+	out_name(out, name);
 	text_json(out, value);
+}
+
+void out_filled(struct text *out, const char *name, const char *value)
+{
+	if (*value)
+		out_text(out, name, value);
 }
 
 void out_number(struct text *out, const char *name, int64_t value)
@@ -85,9 +97,15 @@ void out_number(struct text *out, const char *name, int64_t value)
 	text_u64(out, value < 0 ? 0 - (uint64_t)value : (uint64_t)value);
 }
 
+void out_some(struct text *out, const char *name, uint64_t value)
+{
+	if (value)
+		out_number(out, name, value);
+}
+
 void out_double(struct text *out, const char *name, double value)
 {
-	char digits[32];
+	char digits[32], *point;
 
 	if (!isfinite(value)) {
 		out_null(out, name);
@@ -96,20 +114,20 @@ void out_double(struct text *out, const char *name, double value)
 	snprintf(digits, sizeof(digits), "%.15g", value);
 	if (strtod(digits, NULL) < value || strtod(digits, NULL) > value)
 		snprintf(digits, sizeof(digits), "%.17g", value);
-	out_name(out, name);
-	text_puts(out, digits);
+	point = strchr(digits, ','); /* of the program's locale */
+	if (point)
+		*point = '.';
+	out_json(out, name, digits);
 }
 
 void out_bool(struct text *out, const char *name, bool value)
 {
-	out_name(out, name);
-	text_puts(out, value ? "true" : "false");
+	out_json(out, name, value ? "true" : "false");
 }
 
 void out_null(struct text *out, const char *name)
 {
-	out_name(out, name);
-	text_puts(out, "null");
+	out_json(out, name, "null");
 }
 
 void out_id(struct text *out, const char *name, uint64_t value)
@@ -160,18 +178,4 @@ void out_digest(struct text *out, const char *name, uint64_t digest)
 {
 	digest = htobe64(digest);
 	out_hex(out, name, (const uint8_t *)&digest, sizeof(digest));
-}
-
-void out_error(struct text *out, const struct err *err)
-{
-	char message[ERR_TEXT_MAX];
-
-	snprintf(message, sizeof(message), "%s", err->text);
-	json_sanitize(message);
-	out_object(out, "error");
-	out_text(out, "code", err_name(err->code));
-	out_text(out, "message", message);
-	out_bool(out, "retryable", err->retryable);
-	out_text(out, "scope", err_scope_name(err->scope));
-	out_close(out, '}');
 }
