@@ -489,13 +489,6 @@ struct kvd_client *ctl_open(struct ctl *ctl)
 	return NULL;
 }
 
-static int error_exit(int r)
-{
-	return r == -KVD_E_LOST || r == -KVD_E_NOREPLY || r == -KVD_E_NODAEMON
-		       ? CTL_NO_DAEMON
-		       : CTL_ERROR;
-}
-
 int ctl_command(struct kvd_client *client, const char *cmd, const cJSON *args,
 		int timeout_ms, cJSON **reply_p)
 {
@@ -517,7 +510,9 @@ static int send_command(struct ctl *ctl, const char *cmd, const cJSON *args,
 		display_sanitize_json(*reply_p);
 	if (r < 0) {
 		keep_error(ctl, kvd_last_error(ctl->client));
-		return error_exit(r);
+		return r == -KVD_E_LOST || r == -KVD_E_NOREPLY || r == -KVD_E_NODAEMON
+			       ? CTL_NO_DAEMON
+			       : CTL_ERROR;
 	}
 	if (*reply_p)
 		return CTL_OK;

@@ -335,15 +335,6 @@ static int print_room(const cJSON *room)
 		party_row);
 }
 
-/* Requested by a peer, not opened by an engine. */
-static void print_unopened(const cJSON *room)
-{
-	printf("%-12s %s (%s)\n", "room", ctl_str(room, "room", "?"),
-	       ctl_str(room, "role", "?"));
-	printf("%-12s unopened\n", "state");
-	put_waits(room);
-}
-
 static int print_found(const cJSON *rooms)
 {
 	const cJSON *room;
@@ -352,10 +343,15 @@ static int print_found(const cJSON *rooms)
 	cJSON_ArrayForEach(room, rooms) {
 		if (room->prev && room != rooms->child)
 			putchar('\n');
-		if (!strcmp(ctl_str(room, "state_name", ""), "unopened"))
-			print_unopened(room);
-		else
+		if (strcmp(ctl_str(room, "state_name", ""), "unopened") != 0) {
 			r = print_room(room);
+			continue;
+		}
+		/* requested by a peer, not opened by an engine */
+		printf("%-12s %s (%s)\n", "room", ctl_str(room, "room", "?"),
+		       ctl_str(room, "role", "?"));
+		printf("%-12s unopened\n", "state");
+		put_waits(room);
 	}
 	return r;
 }

@@ -352,12 +352,6 @@ static bool lane_names(const struct trace *t, unsigned int lane, uint64_t genera
 	return false;
 }
 
-static bool lanes_meet(const struct trace *t, unsigned int a, unsigned int b)
-{
-	return lane_names(t, a, t->lanes[b].generation) ||
-	       lane_names(t, b, t->lanes[a].generation);
-}
-
 /* Selects the first room of the queried daemon, and the rooms that belong to it. */
 static bool choose(struct trace *t, const char *role)
 {
@@ -375,7 +369,8 @@ static bool choose(struct trace *t, const char *role)
 		for (unsigned int a = 0; a < t->lane_count; a++) {
 			for (unsigned int b = 0; b < t->lane_count; b++) {
 				if (!t->lanes[a].shown || t->lanes[b].shown ||
-				    !lanes_meet(t, a, b))
+				    !(lane_names(t, a, t->lanes[b].generation) ||
+				      lane_names(t, b, t->lanes[a].generation)))
 					continue;
 				t->lanes[b].shown = more = true;
 			}

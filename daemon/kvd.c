@@ -69,12 +69,6 @@ static struct kvd_impl *kvd_impl_of(const struct kvd *kvd)
 
 /* ---- the end ---- */
 
-/* All operations of engines have ended, and the messages of their success are sent. */
-static bool is_quiet(const struct kvd *kvd)
-{
-	return modules_live(kvd) == 0 && handshake_quiet(kvd->handshake);
-}
-
 /* What delays the drain: open rooms count, too. */
 static void drain_words(const struct kvd_impl *impl, char *text, size_t size)
 {
@@ -107,7 +101,9 @@ static void on_drain_timer(struct loop_timer *timer)
 	struct kvd_impl *impl = container_of(timer, struct kvd_impl, drain);
 	struct kvd *kvd = impl->kvd;
 
-	if (is_quiet(kvd)) {
+	/* All operations of engines have ended, and the messages of their success are
+	 * sent. */
+	if (modules_live(kvd) == 0 && handshake_quiet(kvd->handshake)) {
 		kvd_stop(kvd);
 	} else if (loop_now_ns(kvd->loop) >= impl->drain_until_ns) {
 		log_warn("daemon", impl->config.name, "drain deadline passed",
@@ -286,13 +282,6 @@ static int start_signals(struct kvd_impl *impl)
 	return err_pass(r);
 }
 
-static void start_watchdog(struct kvd_impl *impl)
-{
-	impl->watchdog_ns = notify_watchdog_ns();
-	if (impl->watchdog_ns)
-		loop_timer_start(&impl->watchdog, impl->watchdog_ns / 2);
-}
-
 /* The kernel's id of this boot: daemons with the same one share a host. */
 static int read_boot_id(uint8_t id[16])
 {
@@ -400,7 +389,9 @@ static int kvd_init(struct kvd *kvd, const struct config *config,
 	if (r == 0)
 		r = build(kvd);
 	kvd->sockets = NULL;
-	start_watchdog(impl);
+	impl->watchdog_ns = notify_watchdog_ns();
+	if (impl->watchdog_ns)
+		loop_timer_start(&impl->watchdog, impl->watchdog_ns / 2);
 	return err_pass(r);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Descriptor lists: rows of memory that transfers name. A list goes through the
+ * Descriptor lists: rows of memory that transfers name. A list is sent by the
  * submission ring in its memory layout, and later entries of the ring can name it at
  * once. A list that does not fit (too long for the arena, all numbers in use) is sent
  * over the socket, in a memfd; the daemon numbers it, so transfers can name it after the

@@ -123,13 +123,6 @@ void kvd_layout_shard(struct kvd_layout *layout, uint32_t view, uint32_t size,
 	part->shard_run = run;
 }
 
-static bool field_fits(const struct kvd_field *f)
-{
-	return f->offset <= NUMBER_MAX && f->page_stride <= NUMBER_MAX &&
-	       f->token_stride <= NUMBER_MAX && f->unit_stride <= NUMBER_MAX &&
-	       f->unit_bytes <= NUMBER_MAX;
-}
-
 void kvd_layout_field(struct kvd_layout *layout, uint32_t view, uint32_t layer,
 		      const struct kvd_field *field)
 {
@@ -140,7 +133,9 @@ void kvd_layout_field(struct kvd_layout *layout, uint32_t view, uint32_t layer,
 		layout_fail(layout, KVD_E_INVAL, "field: no such view or buffer");
 		return;
 	}
-	if (!field_fits(field)) {
+	if (field->offset > NUMBER_MAX || field->page_stride > NUMBER_MAX ||
+	    field->token_stride > NUMBER_MAX || field->unit_stride > NUMBER_MAX ||
+	    field->unit_bytes > NUMBER_MAX) {
 		layout_fail(layout, KVD_E_RANGE, "field: a value over 2^53 - 1");
 		return;
 	}

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Cache memory in huge pages, whatever the machine's shmem_enabled is. The first touch of
+ * Cache memory in huge pages, with any shmem_enabled of the machine. The first touch of
  * a memfd by another process costs 1 µs per 4 KiB page, so the pages are created here,
  * where they are charged to the engine that needs them.
  *

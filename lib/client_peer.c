@@ -30,15 +30,6 @@ struct client_attach {
 	struct kvd_session_key key;
 };
 
-/* The daemon waits for the peer as long as the caller waits for the daemon. */
-static void text_timeout(const struct kvd_client *client, struct text *text,
-			 const struct kvd_call *call)
-{
-	int ms = call && call->timeout_ms ? call->timeout_ms : client->timeout_ms;
-
-	out_number(text, "timeout_ms", ms > 0 && ms < 600000 ? (uint64_t)ms : 600000);
-}
-
 static int key_reply(struct client_request *req, const cJSON *reply)
 {
 	const cJSON *sessions = cJSON_GetObjectItemCaseSensitive(reply, "sessions"), *s;
@@ -103,13 +94,15 @@ static void attach_op(struct client_attach *attach, struct client_op *op,
 		      const struct kvd_call *call)
 {
 	struct kvd_client *client = attach->object.client;
+	int ms = call && call->timeout_ms ? call->timeout_ms : client->timeout_ms;
 
 	client_op_begin(client, op, "peer.attach");
 	out_text(&op->text, "endpoint",
 		 attach->endpoint ? attach->endpoint : client->info.endpoint);
 	out_id(&op->text, "session", attach->key.epoch);
 	out_text(&op->text, "secret", attach->key.secret);
-	text_timeout(client, &op->text, call);
+	/* The daemon waits for the peer as long as the caller waits for the daemon. */
+	out_number(&op->text, "timeout_ms", ms > 0 && ms < 600000 ? ms : 600000);
 	op->object = &attach->object;
 }
 

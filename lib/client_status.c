@@ -412,18 +412,11 @@ static const uint32_t *slot_state_at(const struct client_slot *slot)
 	return (const uint32_t *)(const void *)&slot->map->slots[slot->slot].word + 1;
 }
 
-/* The daemon ends it early if it signals waiters (status_slot_call()). */
-static void slot_pause(const struct client_slot *slot, uint32_t seen, uint64_t *pause_ns)
-{
-	struct timespec pause = pause_next(slot->object.client, pause_ns);
-
-	syscall(SYS_futex, slot_state_at(slot), FUTEX_WAIT, seen, &pause, NULL, 0);
-}
-
 int client_slot_wait(struct client_slot *slot, int state, int timeout_ms)
 {
 	struct kvd_client *client = slot->object.client;
 	uint64_t until = client_until_ns(client, timeout_ms), pause_ns = 0;
+	struct timespec pause;
 	int r = client_enter(client, true);
 	char silence[CLIENT_SILENCE_MAX];
 
@@ -442,7 +435,10 @@ int client_slot_wait(struct client_slot *slot, int state, int timeout_ms)
 					   kvd_state_name(r), silent ? ": " : "",
 					   silence);
 		}
-		slot_pause(slot, seen, &pause_ns);
+		/* The daemon ends it early if it signals waiters (status_slot_call()). */
+		pause = pause_next(client, &pause_ns);
+		syscall(SYS_futex, slot_state_at(slot), FUTEX_WAIT, seen, &pause, NULL,
+			0);
 	}
 }
 

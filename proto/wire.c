@@ -258,11 +258,6 @@ void wire_frame_put(uint8_t *frame, const struct wire_header *h, const void *bod
 		       frame_checksum(frame, WIRE_HEADER_BYTES + h->body_len, h->flags));
 }
 
-static bool carries_versions(unsigned int type)
-{
-	return type == WIRE_T_HELLO || type == WIRE_T_WELCOME || type == WIRE_T_BYE;
-}
-
 static int frame_judge(const struct wire_header *h, size_t len)
 {
 	static const uint8_t nobody[sizeof(h->sender)]; /* target of a HELLO */
@@ -278,7 +273,8 @@ static int frame_judge(const struct wire_header *h, size_t len)
 		return err_raise(ERR_PROTO, "%s: body of %u bytes; at most %u", row->name,
 				 h->body_len, row->cap);
 	if (h->version < 1 ||
-	    (!carries_versions(h->type) &&
+	    (h->type != WIRE_T_HELLO && h->type != WIRE_T_WELCOME &&
+	     h->type != WIRE_T_BYE &&
 	     (h->version < WIRE_VERSION_MIN || h->version > WIRE_VERSION_MAX)))
 		return err_raise(ERR_VERSION,
 				 "%s: version %u, this daemon speaks %u to %u", row->name,

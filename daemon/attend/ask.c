@@ -349,12 +349,6 @@ static int class_legs(struct attend_post *post, struct side *side,
 	return err_pass(r);
 }
 
-static const struct layout *source_layout(const struct side *side,
-					  const struct store_hold *hold, unsigned int bit)
-{
-	return side->far ? far_hold_layout(side->far, bit) : store_kv_layout(hold, bit);
-}
-
 /* Each head is read from one of the sources, which are ranks: classes here, pools there.
  * Of those that have the next head, the one with the most after it; ranges of heads are
  * disjoint, so nothing is merged between them. */
@@ -367,8 +361,9 @@ static int sources_legs(struct attend_post *post, struct side *side,
 	int r = 0;
 
 	for (unsigned int i = 0; i < 64; i++) {
-		const struct layout *layout =
-			sources >> i & 1 ? source_layout(side, hold, i) : NULL;
+		const struct layout *layout = !(sources >> i & 1) ? NULL
+					      : side->far ? far_hold_layout(side->far, i)
+							  : store_kv_layout(hold, i);
 
 		begin[i] = end[i] = 0;
 		if (sources >> i == 1 && !(sources & (sources - 1)))

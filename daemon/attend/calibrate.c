@@ -163,14 +163,6 @@ static uint32_t calibrate_now_s(const struct attends *attends)
 	return (uint32_t)(loop_now_ns(attends->kvd->loop) / LOOP_NS_PER_S);
 }
 
-static struct live_way calibration_way(const struct calibration *c)
-{
-	return (struct live_way){
-		.key = c->remote->peer->instance,
-		.transport = c->remote->transport ? c->remote->transport->ops->name : "",
-		.now_s = calibrate_now_s(c->attends)};
-}
-
 /* ---- echoes ---- */
 
 /* Of an echo in one message, request and reply: both carry the same bytes. */
@@ -190,19 +182,13 @@ static const uint8_t *echo_bytes(struct attends *attends)
 	return attends->echo_bytes;
 }
 
-static uint64_t calibration_bytes(const struct calibration *c)
-{
-	uint32_t rows = c->args.rows ? c->args.rows : usual_rows[c->size];
-
-	return (uint64_t)rows * CALIBRATE_ROW_BYTES;
-}
-
 /* All parts of one echo at once, like the legs of many rows. */
 static void echo_send(struct calibration *c)
 {
 	const uint8_t *bytes = echo_bytes(c->attends);
 	uint64_t most = part_bytes(c->attends);
-	uint64_t left = calibration_bytes(c);
+	uint32_t rows = c->args.rows ? c->args.rows : usual_rows[c->size];
+	uint64_t left = (uint64_t)rows * CALIBRATE_ROW_BYTES;
 	int r = bytes ? 0 : -ENOMEM;
 
 	c->number = CALIBRATE_FIRST | ++c->attends->next_leg;
@@ -254,7 +240,10 @@ static bool echo_next(struct calibration *c)
 
 static int echoes_done(struct calibration *c)
 {
-	const struct live_way way = calibration_way(c);
+	const struct live_way way = {
+		.key = c->remote->peer->instance,
+		.transport = c->remote->transport ? c->remote->transport->ops->name : "",
+		.now_s = calibrate_now_s(c->attends)};
 
 	for (uint32_t i = 0; i < c->fit.count; i++) {
 		struct fit_size *size = &c->fit.sizes[i];

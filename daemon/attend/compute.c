@@ -136,14 +136,6 @@ static void queue_use(struct compute *compute, struct compute_queue *queue)
 	queues_tidy(compute);
 }
 
-static void queue_unuse(struct compute *compute, struct compute_queue *queue)
-{
-	if (--queue->used > 0)
-		return;
-	list_remove(&queue->link);
-	list_push_back(&compute->idle, &queue->link);
-}
-
 /* Of those with waiting items, the one with the least service; NULL: none. */
 static struct compute_queue *queue_next(struct compute *compute)
 {
@@ -223,7 +215,10 @@ static void item_take(struct compute *compute, struct compute_item *item)
 /* Nothing of it is here any more. */
 static void item_leave(struct compute *compute, struct compute_item *item)
 {
-	queue_unuse(compute, item->queue);
+	if (--item->queue->used == 0) {
+		list_remove(&item->queue->link);
+		list_push_back(&compute->idle, &item->queue->link);
+	}
 	item->queue = NULL;
 	store_kv_free(item->kv);
 	item->kv = NULL;
@@ -246,16 +241,6 @@ static bool item_joins(const struct compute_item *a, const struct compute_item *
 
 /* ---- batches ---- */
 
-/* In place: a reply's buffer is the kernel's. */
-static void item_narrow(struct compute_item *item)
-{
-	size_t count = (size_t)item->rows * item->form.shape.dv;
-
-	value_narrow(VALUE_BF16, item->o, item->o, count);
-	memmove((uint8_t *)item->o + count * value_bytes(VALUE_BF16), item->m,
-		2 * item->rows * sizeof(float));
-}
-
 static void batch_work(struct offload_job *job)
 {
 	struct batch *batch = container_of(job, struct batch, job);
@@ -265,8 +250,14 @@ static void batch_work(struct offload_job *job)
 	job->result = kernel_run(batch->compute->kernel, &batch->read, &batch->items,
 				 batch->count);
 	list_foreach(item, &batch->items, link) { /* at most 512: BATCH_ITEMS */
-		if (job->result >= 0 && item->form.out_bf16)
-			item_narrow(item);
+		size_t count = (size_t)item->rows * item->form.shape.dv;
+
+		if (job->result < 0 || !item->form.out_bf16)
+			continue;
+		/* in place: a reply's buffer is the kernel's */
+		value_narrow(VALUE_BF16, item->o, item->o, count);
+		memmove((uint8_t *)item->o + count * value_bytes(VALUE_BF16), item->m,
+			2 * item->rows * sizeof(float));
 	}
 	batch->ended_ns = loop_clock_ns(batch->compute->loop);
 	if (job->result < 0)
@@ -302,13 +293,6 @@ static bool batch_is_whole(const struct batch *batch)
 			return batch->job.result >= 0;
 	}
 	return false;
-}
-
-static bool batch_is_small(const struct compute *compute, const struct batch *batch)
-{
-	return !loop_is_virtual(compute->loop) && compute->rate > 0 &&
-	       !batch->read.device && /* its kernel is waited for */
-	       batch->products < SMALL_US * compute->rate;
 }
 
 /* An item's end sends up to a message of values: as many a turn as there is time for. */
@@ -369,12 +353,6 @@ static void batch_take(struct batch *batch, struct compute_item *item)
 		(double)item_work(item) * (item->form.shape.dqk + item->form.shape.dv);
 }
 
-static bool batch_has_room(const struct batch *batch, const struct compute_item *item)
-{
-	return batch->count < BATCH_ITEMS && batch->rows + item->rows <= BATCH_ROWS &&
-	       batch->work + item_work(item) <= COMPUTE_WORK;
-}
-
 static void batch_fill(struct batch *batch, struct compute_item *first)
 {
 	struct compute *compute = batch->compute;
@@ -394,7 +372,9 @@ static void batch_fill(struct batch *batch, struct compute_item *first)
 		/* even if its rows have to wait for the next call */
 		batch->requesters += item->queue->asked != batch->number;
 		item->queue->asked = batch->number;
-		if (batch_has_room(batch, item))
+		if (batch->count < BATCH_ITEMS &&
+		    batch->rows + item->rows <= BATCH_ROWS &&
+		    batch->work + item_work(item) <= COMPUTE_WORK)
 			batch_take(batch, item);
 	}
 	group_tidy(compute, group);
@@ -434,7 +414,9 @@ static void on_next(struct loop_defer *defer)
 			err_take(&batch->job.err);
 			batch->began_ns = batch->ended_ns = loop_clock_ns(compute->loop);
 			batch_done(&batch->job);
-		} else if (batch_is_small(compute, batch)) {
+		} else if (!loop_is_virtual(compute->loop) && compute->rate > 0 &&
+			   !batch->read.device && /* its kernel is waited for */
+			   batch->products < SMALL_US * compute->rate) {
 			batch_work(&batch->job);
 			batch_done(&batch->job);
 		} else {

@@ -153,13 +153,6 @@ static struct kernel_scratch *scratch_take(struct kernel *kernel, size_t bytes)
 	return scratch;
 }
 
-static void scratch_give(struct kernel *kernel, struct kernel_scratch *scratch)
-{
-	pthread_mutex_lock(&kernel->lock);
-	list_push_front(&kernel->idle, &scratch->link);
-	pthread_mutex_unlock(&kernel->lock);
-}
-
 int kernel_job(struct kernel *kernel, struct gpu_device *device,
 	       const struct attend_job *job, uint32_t rows)
 {
@@ -177,7 +170,9 @@ int kernel_job(struct kernel *kernel, struct gpu_device *device,
 		(void)attend_run(kernel->isa, job, scratch->at);
 	else if (!job->stop(job->stop_arg)) /* asked once: a launch does not stop */
 		r = gpu_attend_run(device, job, scratch->at);
-	scratch_give(kernel, scratch);
+	pthread_mutex_lock(&kernel->lock);
+	list_push_front(&kernel->idle, &scratch->link);
+	pthread_mutex_unlock(&kernel->lock);
 	return err_pass(r);
 }
 

@@ -3,7 +3,7 @@
  * A leg: a part's rows with the chunks that one daemon has. A local one is an item of the
  * compute queue, a remote one a message and its reply.
  *
- * Each ATTEND has one reply, whatever its result, even if it was canceled. So the rows
+ * Each ATTEND has one reply, with any result, even if it was canceled. So the rows
  * and bytes in flight at one daemon are known, and bounded: otherwise an engine's large
  * post would fill the connection to a daemon, which fails all other engines' requests
  * there. Legs over the bound wait, with a copy of their rows; those of the session with
@@ -502,14 +502,6 @@ static struct live_round leg_round(const struct leg *leg,
 		.requesters = msg->together > 1 ? (double)msg->together : 1};
 }
 
-/* For a post of one message: all of its time here, from reading the seat to writing it. A
- * leg that waited for others' replies, or is merged with others, counts from its sending.
- */
-static uint64_t leg_since_ns(const struct leg *leg)
-{
-	return leg->received && leg->q_taken == 0 ? leg->post->began_ns : leg->sent_ns;
-}
-
 /* Compares the time of the round with its prediction. */
 static void leg_price(struct attends *attends, struct remote *remote,
 		      struct live_round *round, uint64_t since_ns)
@@ -527,13 +519,6 @@ static void leg_price(struct attends *attends, struct remote *remote,
 	}
 	if (live_stale(store_costs(attends->kvd), way.key))
 		calibrate_soon(attends, remote);
-}
-
-/* Legs of a post at the same daemon wait for each other's bytes and kernels: their times
- * are valid for this post only. */
-static bool leg_is_priced(const struct leg *leg)
-{
-	return store_costs(leg->attends->kvd) && leg->remote->ready && !leg->among;
 }
 
 static void leg_answered(struct leg *leg, const struct wire_attention_result *msg)
@@ -571,9 +556,15 @@ static void leg_answered(struct leg *leg, const struct wire_attention_result *ms
 			      values_m(leg->values, leg->rows, dv),
 			      values_m(leg->values, leg->rows, dv) + leg->rows);
 	}
-	priced = leg_is_priced(leg);
+	/* Legs of a post at the same daemon wait for each other's bytes and kernels:
+	 * their times are valid for this post only. */
+	priced = store_costs(leg->attends->kvd) && leg->remote->ready && !leg->among;
 	round = leg_round(leg, msg);
-	since_ns = leg_since_ns(leg);
+	/* For a post of one message: all of its time here, from reading the seat to
+	 * writing it. A leg that waited for others' replies, or is merged with others,
+	 * counts from its sending. */
+	since_ns =
+		leg->received && leg->q_taken == 0 ? leg->post->began_ns : leg->sent_ns;
 	if (priced && !told)
 		leg_price(attends, remote, &round, since_ns);
 	post_step(leg->post, leg, &figures); /* which may end the leg */

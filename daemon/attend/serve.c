@@ -110,13 +110,6 @@ static void serve_stop(struct serve *serve, const struct err *why)
 	serve_free(serve);
 }
 
-/* No reply is sent. */
-static void serve_lose(struct serve *serve, const struct err *why)
-{
-	serve_unbind(serve);
-	serve_stop(serve, why);
-}
-
 static void serve_tell(struct serve *serve)
 {
 	const struct compute_item *item = &serve->item;
@@ -351,8 +344,10 @@ void serve_on_down(const struct remote *remote)
 	struct err why;
 
 	err_set(&why, ERR_PEER, "the requester's connection is lost");
-	list_foreach_safe(serve, &attend_remote(remote)->serves, peer)
-		serve_lose(serve, &why);
+	list_foreach_safe(serve, &attend_remote(remote)->serves, peer) {
+		serve_unbind(serve); /* no reply is sent */
+		serve_stop(serve, &why);
+	}
 }
 
 void serves_close(struct attends *attends)

@@ -268,19 +268,17 @@ static void speed_done(struct offload_job *job)
 	speed->known = true; /* not before: it could be forgotten */
 }
 
-static bool speed_same(const struct form *a, const struct form *b)
-{
-	const struct attend_shape *x = &a->shape, *y = &b->shape;
-
-	return x->kind == y->kind && x->q_type == y->q_type && x->kv_type == y->kv_type &&
-	       x->heads == y->heads && x->kv_heads == y->kv_heads && x->dqk == y->dqk &&
-	       x->dv == y->dv && !x->softcap == !y->softcap;
-}
-
 static struct speed *speed_find(const struct speeds *speeds, const struct form *form)
 {
+	const struct attend_shape *y = &form->shape;
+
 	for (unsigned int i = 0; i < speeds->count; i++) {
-		if (speed_same(&speeds->all[i]->form, form))
+		const struct attend_shape *x = &speeds->all[i]->form.shape;
+
+		if (x->kind == y->kind && x->q_type == y->q_type &&
+		    x->kv_type == y->kv_type && x->heads == y->heads &&
+		    x->kv_heads == y->kv_heads && x->dqk == y->dqk && x->dv == y->dv &&
+		    !x->softcap == !y->softcap)
 			return speeds->all[i];
 	}
 	return NULL;

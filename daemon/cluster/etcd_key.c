@@ -14,16 +14,11 @@ static const char *const sides[ETCD_SIDES] = {
 	[ETCD_LOADS] = "/load/",
 };
 
-static bool key_plain(char c)
-{
-	return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') ||
-	       (c >= 'a' && c <= 'z') || c == '.' || c == '-' || c == '_';
-}
-
 static char *key_encode(char *at, const char *text)
 {
 	for (; *text; text++) {
-		if (key_plain(*text)) {
+		if ((*text >= '0' && *text <= '9') || (*text >= 'A' && *text <= 'Z') ||
+		    (*text >= 'a' && *text <= 'z') || strchr(".-_", *text)) {
 			*at++ = *text;
 		} else {
 			*at++ = '%';

@@ -59,9 +59,9 @@ struct etcd_parser {
 	struct etcd_kv kv;
 	uint8_t depth, escape;		   /* characters of an escape to come */
 	bool arrays[ETCD_DEPTH_MAX + 1];   /* the containers: is it an array, */
-	size_t begins[ETCD_DEPTH_MAX + 1]; /* and where it begins */
+	size_t begins[ETCD_DEPTH_MAX + 1]; /* and where it starts */
 	bool failed, in_string, cut;
-	size_t string;	  /* where the current one begins */
+	size_t string;	  /* where the current one starts */
 	unsigned int kvs; /* of the current message */
 	uint64_t messages;
 	size_t len; /* of buf: the current message, without its keys */

@@ -20,12 +20,6 @@
 #define FORGET 0.25
 #define STEP 8u
 
-static bool load_counts_fell(const struct load_counts *from, const struct load_counts *to)
-{
-	return to->moved < from->moved || to->failed < from->failed ||
-	       to->firsts < from->firsts || to->first_ns < from->first_ns;
-}
-
 /* Clears the minute's seconds up to `second`. */
 static void load_minute_move(struct load_meter *meter, uint64_t second)
 {
@@ -37,15 +31,6 @@ static void load_minute_move(struct load_meter *meter, uint64_t second)
 		for (uint64_t s = meter->second + 1; s <= second; s++)
 			meter->failed[s % LOAD_MINUTE] = 0;
 	meter->second = second;
-}
-
-static uint64_t load_minute_sum(const struct load_meter *meter)
-{
-	uint64_t sum = 0;
-
-	for (unsigned int i = 0; i < LOAD_MINUTE; i++)
-		sum += meter->failed[i];
-	return sum;
 }
 
 static void load_meter_rates(struct load_meter *meter, const struct load_counts *counts,
@@ -74,7 +59,9 @@ void load_meter_take(struct load_meter *meter, const struct load_counts *counts,
 		     uint64_t now_ns, struct load *load_p)
 {
 	load_minute_move(meter, now_ns / SECOND_NS);
-	if (!meter->begun || load_counts_fell(&meter->last, counts)) {
+	if (!meter->begun || counts->moved < meter->last.moved ||
+	    counts->failed < meter->last.failed || counts->firsts < meter->last.firsts ||
+	    counts->first_ns < meter->last.first_ns) {
 		meter->begun = true;
 		meter->at_ns = now_ns;
 		meter->last = *counts;
@@ -89,7 +76,9 @@ void load_meter_take(struct load_meter *meter, const struct load_counts *counts,
 	load_p->moving = counts->moving;
 	load_p->gbps = meter->gbps;
 	load_p->ttfb_us = (uint64_t)meter->ttfb_us;
-	load_p->failed = load_minute_sum(meter);
+	load_p->failed = 0;
+	for (unsigned int i = 0; i < LOAD_MINUTE; i++)
+		load_p->failed += meter->failed[i];
 }
 
 /* ---- published loads ---- */

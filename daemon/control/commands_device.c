@@ -28,15 +28,6 @@ struct looking {
 	char kernels[192];
 };
 
-/* Both may block while a context is being created. */
-static void look_at_gpus(struct looking *looking, struct gpu *gpu)
-{
-	gpu_module_text(gpu, looking->kernels, sizeof(looking->kernels));
-	for (unsigned int i = 0; i < gpu->device_count; i++)
-		if (gpu_device_used(&gpu->devices[i]))
-			looking->gpus_used |= UINT32_C(1) << i;
-}
-
 static void look_work(struct offload_job *job)
 {
 	struct looking *looking = container_of(job, struct looking, job);
@@ -46,10 +37,15 @@ static void look_work(struct offload_job *job)
 	/* starts the driver, which is slow; without a context it uses no GPU memory */
 	if (!gpu)
 		err_set(&looking->gpu, ERR_REQUIRE, "this daemon does not use GPUs");
-	else if (gpu_start(gpu) < 0)
+	else if (gpu_start(gpu) < 0) {
 		err_take(&looking->gpu);
-	else
-		look_at_gpus(looking, gpu);
+	} else {
+		/* both may block while a context is being created */
+		gpu_module_text(gpu, looking->kernels, sizeof(looking->kernels));
+		for (unsigned int i = 0; i < gpu->device_count; i++)
+			if (gpu_device_used(&gpu->devices[i]))
+				looking->gpus_used |= UINT32_C(1) << i;
+	}
 }
 
 static const struct transport *verbs_of(const struct kvd *kvd)

@@ -317,15 +317,6 @@ static void cost_pulls(const struct cost_case *c, struct cost_price *once_p,
 		*once_p = price_add(sum, cost_splice(&c->home, c->layers, tokens));
 }
 
-static double cost_context_tokens(const struct cost_case *c)
-{
-	double tokens = 0;
-
-	for (unsigned int i = 0; i < c->holder_count; i++)
-		tokens += c->holders[i].tokens;
-	return tokens;
-}
-
 /* A constant is missing, although the method is possible. */
 static bool cost_unknown(const struct cost_case *c, const struct cost_holder *holder)
 {
@@ -351,7 +342,7 @@ static double cost_even_steps(const struct cost_prices *prices, double layers,
 
 void cost_all(const struct cost_case *c, struct cost_prices *prices)
 {
-	double turns = c->steps * c->layers;
+	double turns = c->steps * c->layers, tokens = 0;
 	struct cost_price round, each, local = price_never;
 
 	*prices = (struct cost_prices){0};
@@ -368,9 +359,10 @@ void cost_all(const struct cost_case *c, struct cost_prices *prices)
 	cost_pulls(c, &prices->once, &each);
 	if (c->no_pages)
 		prices->once = price_never;
+	for (unsigned int i = 0; i < c->holder_count; i++)
+		tokens += c->holders[i].tokens;
 	if (c->recompute > 0 && !c->no_pages)
-		local = (struct cost_price){
-			c->recompute * c->layers * cost_context_tokens(c), 0};
+		local = (struct cost_price){c->recompute * c->layers * tokens, 0};
 	round = prices->round;
 	round.us = round.us > c->hidden ? round.us - c->hidden : 0;
 	prices->route = price_scale(round, turns);
@@ -384,24 +376,19 @@ void cost_all(const struct cost_case *c, struct cost_prices *prices)
 
 /* ---- the choice ---- */
 
-/* The common variance of the two methods. */
-static double cost_shared(const struct cost_prices *prices, enum cost_way a,
-			  enum cost_way b)
-{
-	return a == COST_ROUTE || b == COST_ROUTE ? prices->shared_route
-						  : prices->shared_home;
-}
-
 /* Is b cheaper than a by more than twice the error of the difference? */
 static bool cost_below(const struct cost_prices *prices, enum cost_way b, enum cost_way a)
 {
 	const struct cost_price way[] = {price_never, prices->route, prices->fetch,
 					 prices->local};
-	double gap = way[a].us - way[b].us, variance;
+	double gap = way[a].us - way[b].us, variance, shared;
 
 	if (isinf(way[a].us))
 		return !isinf(way[b].us);
-	variance = way[a].variance + way[b].variance - 2 * cost_shared(prices, a, b);
+	/* less the common variance of the two methods */
+	shared = a == COST_ROUTE || b == COST_ROUTE ? prices->shared_route
+						    : prices->shared_home;
+	variance = way[a].variance + way[b].variance - 2 * shared;
 	return gap > 0 && gap >= 2 * sqrt(variance > 0 ? variance : 0);
 }
 

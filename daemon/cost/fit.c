@@ -122,11 +122,6 @@ bool fit_add(struct fit *fit, double amount, double us)
 	return true;
 }
 
-static uint32_t fit_size_kept(const struct fit_size *size)
-{
-	return size->taken < FIT_SAMPLES_MAX ? size->taken : FIT_SAMPLES_MAX;
-}
-
 /* Weighted sums over the medians, x: amount, y: µs. */
 struct sums {
 	double w, x, y, xx, xy;
@@ -147,7 +142,9 @@ static void fit_sums_make(const struct fit *fit, uint32_t now_s, struct sums *su
 	*sums = (struct sums){0};
 	for (uint32_t i = 0; i < fit->count; i++) {
 		const struct fit_size *size = &fit->sizes[i];
-		struct cost_figure m = fit_figure(size->us, fit_size_kept(size), now_s);
+		uint32_t kept =
+			size->taken < FIT_SAMPLES_MAX ? size->taken : FIT_SAMPLES_MAX;
+		struct cost_figure m = fit_figure(size->us, kept, now_s);
 		double w = fit_weight(&m);
 
 		sums->median[i] = m;

@@ -218,13 +218,6 @@ static bool answer_fits(const struct gate_client *client,
 	       (answer->bytes > 0 || answer->fault == GATE_NOTHING);
 }
 
-/* A whole record; `n` is the number of bytes read. */
-static bool answer_whole(const struct gate_answer *answer, ssize_t n)
-{
-	return n >= (ssize_t)sizeof(*answer) && answer->bytes <= GATE_BYTES &&
-	       (size_t)n == sizeof(*answer) + answer->bytes;
-}
-
 /* One record; false: there is none. */
 static bool gate_read(struct gate *gate)
 {
@@ -237,7 +230,9 @@ static bool gate_read(struct gate *gate)
 	unsigned int count = 0;
 	ssize_t n = record_receive_now(gate->watch.fd, &record, sizeof(record), fds,
 				       GATE_FDS_MAX, &count);
-	bool whole = answer_whole(&record.answer, n);
+	bool whole = n >= (ssize_t)sizeof(record.answer) &&
+		     record.answer.bytes <= GATE_BYTES &&
+		     (size_t)n == sizeof(record.answer) + record.answer.bytes;
 
 	if (n < 0 && errno == EAGAIN)
 		return false;

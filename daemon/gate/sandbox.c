@@ -57,14 +57,6 @@ static struct {
 
 /* ---- filters ---- */
 
-/* Bits of processes with calls that pass the filter of `kind`. */
-static unsigned int kinds_under(enum sandbox_kind kind)
-{
-	return kind == SANDBOX_WARDEN ? 1u << SANDBOX_WARDEN | 1u << SANDBOX_GATE |
-						1u << SANDBOX_VM | 1u << SANDBOX_OPEN
-				      : 1u << kind;
-}
-
 static int filter_allow(scmp_filter_ctx filter, const struct sandbox_call *call)
 {
 	char name[32];
@@ -86,7 +78,11 @@ static int filter_allow(scmp_filter_ctx filter, const struct sandbox_call *call)
 
 static int filter_fill(scmp_filter_ctx filter, enum sandbox_kind kind)
 {
-	unsigned int kinds = kinds_under(kind);
+	/* bits of processes with calls that pass the filter of `kind` */
+	unsigned int kinds = kind != SANDBOX_WARDEN
+				     ? 1u << kind
+				     : 1u << SANDBOX_WARDEN | 1u << SANDBOX_GATE |
+					       1u << SANDBOX_VM | 1u << SANDBOX_OPEN;
 	int r = 0;
 
 	for (size_t i = 0; r == 0 && i < sandbox_calls_count; i++)

@@ -101,13 +101,6 @@ static void keeper_signals(void)
 	signal(SIGBUS, SIG_DFL);
 }
 
-static void keeper_end(const struct keeper *keeper)
-{
-	for (size_t i = 0; i < keeper->count; i++)
-		kill(keeper->children[i].pid, SIGKILL);
-	_exit(0);
-}
-
 static _Noreturn void child_run(int socket, const struct order *order)
 {
 	static const struct {
@@ -185,8 +178,11 @@ static void keeper_obey(struct keeper *keeper)
 	int fd = -1;
 	ssize_t n = record_receive(keeper->socket, &order, sizeof(order), &fd, 1, NULL);
 
-	if (n != sizeof(order))
-		keeper_end(keeper);
+	if (n != sizeof(order)) {
+		for (size_t i = 0; i < keeper->count; i++)
+			kill(keeper->children[i].pid, SIGKILL);
+		_exit(0);
+	}
 	if (order.op == ORDER_KEEP)
 		return; /* until the end */
 	if (order.op == ORDER_SPAWN && fd >= 0)

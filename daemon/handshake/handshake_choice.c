@@ -72,14 +72,6 @@ static int choice_several(const struct remote *remote, const struct remote_pool 
 			 b->layout->rank, choice_remedy(fields, words));
 }
 
-static bool choice_fits(const struct remote_pool *pool, const struct pool_wanted *wanted)
-{
-	return !pool->is_session && !pool->own && !pool->going &&
-	       (!wanted->name || strcmp(pool->name, wanted->name) == 0) &&
-	       (wanted->rank < 0 || pool->layout->rank == (uint64_t)wanted->rank) &&
-	       (!wanted->session || pool->session == wanted->session);
-}
-
 int handshake_pool(struct remote *remote, const struct pool_wanted *wanted,
 		   const struct pool *local, struct remote_pool **pool_p)
 {
@@ -89,7 +81,10 @@ int handshake_pool(struct remote *remote, const struct pool_wanted *wanted,
 	if (!remote->pools.listed)
 		return 1;
 	list_foreach(pool, &remote->pools.list, link) {
-		if (!choice_fits(pool, wanted) ||
+		if (pool->is_session || pool->own || pool->going ||
+		    (wanted->name && strcmp(pool->name, wanted->name) != 0) ||
+		    (wanted->rank >= 0 && pool->layout->rank != (uint64_t)wanted->rank) ||
+		    (wanted->session && pool->session != wanted->session) ||
 		    (remote->peer->self && pool->id == local->id))
 			continue;
 		if (found)

@@ -81,13 +81,6 @@ static void on_taken(struct peer_express_in *arrived)
 
 /* ---- out ---- */
 
-/* Does its line still carry its peering? */
-static bool handshake_express_serves(const struct express_out *out)
-{
-	return out->remote->ready && sm_state(&out->remote->peer->sm) == PEER_UP &&
-	       out->remote->peer->epoch == out->epoch;
-}
-
 static void handshake_express_on_sent(struct xp_op *op)
 {
 	struct express_out *out = container_of(op, struct express_out, op);
@@ -97,7 +90,9 @@ static void handshake_express_on_sent(struct xp_op *op)
 	if (op->result < 0) /* as in on_peer_lost(): a room reports its first error */
 		err_set(&why, op->err.code, "%.100s: data connection lost: %s",
 			remote->label, op->err.text);
-	if (handshake_express_serves(out))
+	/* its line still carries its peering */
+	if (remote->ready && sm_state(&remote->peer->sm) == PEER_UP &&
+	    remote->peer->epoch == out->epoch)
 		peer_express_done(remote->peer, out->frame_len,
 				  op->result < 0 ? &why : NULL);
 	mem_free_large(op->owned, op->header_len);

@@ -33,12 +33,6 @@ void keys_drop(struct remote_pool *pool)
 	pool->ready = false;
 }
 
-static bool is_same(const struct remote_region *a, const struct remote_region *b)
-{
-	return a->packed_len == b->packed_len && a->length == b->length &&
-	       memcmp(a->packed, b->packed, a->packed_len) == 0;
-}
-
 /* The regions of a list sorted by id, for many look-ups. */
 struct finder {
 	struct remote_pool *pool;
@@ -79,7 +73,10 @@ void keys_carry(struct remote_pool *old, struct remote_pool *pool)
 		struct remote_region *region = &pool->regions[i];
 		struct remote_region *from = handshake_keys_find(&finder, region->id);
 
-		if (!from || !from->key || from->borrowed || !is_same(from, region))
+		if (!from || !from->key || from->borrowed ||
+		    from->packed_len != region->packed_len ||
+		    from->length != region->length ||
+		    memcmp(from->packed, region->packed, region->packed_len) != 0)
 			continue;
 		region->key = from->key;
 		region->ready = from->ready;
@@ -117,12 +114,6 @@ static void keys_settle(struct remote_pool *pool)
 	hs->events.on_change(hs->events.owner, pool->remote);
 }
 
-/* Lack of memory or descriptors, on either side: temporary. */
-static bool passing(const struct err *err)
-{
-	return err->code == ERR_NOMEM || err->code == ERR_LIMIT;
-}
-
 static int unpack(struct remote_pool *pool, struct remote_region *region)
 {
 	struct remote *remote = pool->remote;
@@ -148,7 +139,9 @@ void handshake_want_keys(struct remote_pool *pool)
 {
 	struct remote *remote = pool->remote;
 
-	if (pool->wanted && !pool->dead && passing(&pool->refused) && pool->uses <= 1) {
+	/* Lack of memory or descriptors, on either side, is temporary. */
+	if (pool->wanted && !pool->dead && pool->uses <= 1 &&
+	    (pool->refused.code == ERR_NOMEM || pool->refused.code == ERR_LIMIT)) {
 		keys_drop(pool); /* the requester is its only user */
 		pool->refused.code = ERR_OK;
 		pool->wanted = false;

@@ -342,23 +342,13 @@ static void place_check(struct link_keydir *dir, struct place *place)
 
 /* ---- look-up ---- */
 
-/* Its daemon has ended. The next one with the same key may have the name already. */
-static void shown_remove(struct place *place, const char *file, const struct stat *looked)
-{
-	struct stat now;
-
-	if (fstatat(place->dir, file, &now, AT_SYMLINK_NOFOLLOW) == 0 &&
-	    now.st_ino == looked->st_ino)
-		unlinkat(place->dir, file, 0);
-}
-
 /* The line of the file as a list; NULL: none, or its daemon has ended. */
 static struct curve_allow *shown_read(struct place *place, const char *file)
 {
 	cleanup_close int fd = -1;
 	struct curve_allow *allow = NULL;
 	char text[LINE_BYTES];
-	struct stat st;
+	struct stat st, now;
 	ssize_t n;
 
 	if (place->dir < 0)
@@ -368,7 +358,11 @@ static struct curve_allow *shown_read(struct place *place, const char *file)
 	    st.st_uid != geteuid())
 		return NULL;
 	if (flock(fd, LOCK_SH | LOCK_NB) == 0) {
-		shown_remove(place, file, &st);
+		/* Its daemon has ended. The next one with the same key may have the name
+		 * already. */
+		if (fstatat(place->dir, file, &now, AT_SYMLINK_NOFOLLOW) == 0 &&
+		    now.st_ino == st.st_ino)
+			unlinkat(place->dir, file, 0);
 		return NULL;
 	}
 	n = read(fd, text, sizeof(text) - 1);

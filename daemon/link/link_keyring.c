@@ -29,14 +29,6 @@
 
 /* ---- opening ---- */
 
-/* Without a hand-made file the pair is in keys_dir, or is created there. */
-static int keys_open(struct link_keyring *ring, const struct config *config)
-{
-	if (*config->curve_secret_file)
-		return err_pass(curve_keys_load(config->curve_secret_file, &ring->keys));
-	return err_pass(link_keydir_new(config, &ring->keys, &ring->keydir));
-}
-
 /* `path` "": an empty one. */
 static int allow_open(const char *path, struct curve_allow **allow_p)
 {
@@ -67,7 +59,10 @@ int link_keyring_open(struct link_keyring *ring, const struct config *config)
 	if (!zmq_has("curve"))
 		return err_raise(ERR_CONFIG, "this libzmq was built without CURVE; set "
 					     "insecure = yes to run without keys");
-	r = keys_open(ring, config);
+	/* Without a hand-made file the pair is in keys_dir, or is created there. */
+	r = *config->curve_secret_file
+		    ? curve_keys_load(config->curve_secret_file, &ring->keys)
+		    : link_keydir_new(config, &ring->keys, &ring->keydir);
 	if (r == 0)
 		r = allow_open(config->curve_allow_file, &ring->allow);
 	ring->curve = r == 0;

@@ -72,15 +72,6 @@ static bool holder_is_dying(int fd)
 	return process_is_dying(pid);
 }
 
-static int busy(int fd, const char *path)
-{
-	char text[32];
-
-	holder_read(fd, text);
-	return err_raise(ERR_BUSY, "%s: held by the kvd of this name, pid %s", path,
-			 *text ? text : "unknown");
-}
-
 /* Does the path name the locked file? */
 static int check_same(int fd, const char *path)
 {
@@ -101,6 +92,7 @@ static int try_take(const char *path, bool patient, int *fd_p)
 {
 	cleanup_close int fd = -1;
 	int r, tries = 0;
+	char pid[32];
 
 	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
 	if (fd < 0 && errno == ENOENT)
@@ -117,8 +109,12 @@ static int try_take(const char *path, bool patient, int *fd_p)
 	while (flock(fd, LOCK_EX | LOCK_NB) < 0) {
 		if (errno != EWOULDBLOCK)
 			return err_raise_errno(errno, "flock %s", path);
-		if (!patient || tries++ >= DYING_TRIES || !holder_is_dying(fd))
-			return busy(fd, path);
+		if (!patient || tries++ >= DYING_TRIES || !holder_is_dying(fd)) {
+			holder_read(fd, pid);
+			return err_raise(ERR_BUSY,
+					 "%s: held by the kvd of this name, pid %s", path,
+					 *pid ? pid : "unknown");
+		}
 		pause_a_moment();
 	}
 	r = check_same(fd, path);

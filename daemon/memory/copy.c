@@ -311,15 +311,6 @@ static void job_run_at_once(struct copier *copier, struct copy_job *job)
 	mailbox_post(&copier->done.jobs, &job->link);
 }
 
-static int submit_to_files(struct copier *copier, struct copy_job *job)
-{
-	int r = 0;
-
-	if (!copier->file)
-		r = copy_file_new(copier->loop, copier->slice_bytes, &copier->file);
-	return err_pass(r < 0 ? r : copy_file_submit(copier->file, job));
-}
-
 int copier_submit(struct copier *copier, struct copy_job *job)
 {
 	int r = copy_job_check(job);
@@ -339,8 +330,10 @@ int copier_submit(struct copier *copier, struct copy_job *job)
 	job->result = 0;
 	job->on_file = job->begin < job->end && file_rows_of(job);
 	job->on_gpu = !job->on_file && job->begin < job->end && copy_gpu_device(job);
+	if (job->on_file && !copier->file)
+		r = copy_file_new(copier->loop, copier->slice_bytes, &copier->file);
 	if (job->on_file)
-		return err_pass(submit_to_files(copier, job));
+		return err_pass(r < 0 ? r : copy_file_submit(copier->file, job));
 	if (job->on_gpu && !copier->gpu)
 		r = copy_gpu_new(copier->loop, copier->slice_bytes, &copier->gpu);
 	if (job->on_gpu)

@@ -143,20 +143,15 @@ static void user_drop(struct file_user *user)
 
 /* ---- slices ---- */
 
-static bool job_over(const struct copy_job *job)
-{
-	return atomic_load(&job->slices_running) == 0 &&
-	       (job->next_byte == job->end || job->result < 0 ||
-		atomic_load(&job->canceled));
-}
-
 /* The lock is held. A job passed on by copy_done_settle() no longer counts for its
  * user. */
 static void job_settle(struct copy_file *file, struct copy_job *job)
 {
 	struct file_user *user = job->file_user;
 
-	if (job_over(job))
+	if (atomic_load(&job->slices_running) == 0 &&
+	    (job->next_byte == job->end || job->result < 0 ||
+	     atomic_load(&job->canceled)))
 		job->file_user = NULL;
 	copy_done_settle(&file->done, job);
 	if (!job->file_user)
@@ -304,21 +299,16 @@ void copy_file_free(struct copy_file *file)
 	mem_free(file);
 }
 
-static uint64_t file_job_slice(const struct copy_file *file, const struct copy_job *job)
-{
-	uint64_t row = job->plan->row_median;
-
-	return row > 0 && row < file->slice_bytes / SLICE_ROWS ? row * SLICE_ROWS
-							       : file->slice_bytes;
-}
-
 int copy_file_submit(struct copy_file *file, struct copy_job *job)
 {
 	struct file_user *user = NULL;
+	uint64_t row = job->plan->row_median;
 	int r;
 
 	assert(job->on_done && job->begin < job->end);
-	job->slice_bytes = file_job_slice(file, job);
+	job->slice_bytes = row > 0 && row < file->slice_bytes / SLICE_ROWS
+				   ? row * SLICE_ROWS
+				   : file->slice_bytes;
 	pthread_mutex_lock(&file->done.lock);
 	r = user_take(file, file_rows_of(job)->owner.uid, &user);
 	if (r == 0) {

@@ -211,12 +211,6 @@ static struct spot spot_of(const struct copy_end *end, uint64_t origin, uint32_t
 	return (struct spot){b->memory, b->offset + offset};
 }
 
-static uint8_t *spot_address(const struct spot *spot)
-{
-	return spot->memory ? spot->memory->base + spot->offset
-			    : (uint8_t *)(uintptr_t)spot->offset;
-}
-
 /* Between files of the one end and plain memory of the other; `origin` as for spot_of().
  */
 static int stretch_direct(struct file_hand *hand, const struct copy_job *job,
@@ -239,7 +233,9 @@ static int stretch_direct(struct file_hand *hand, const struct copy_job *job,
 		memory = reading ? dst : src;
 		assert(file.memory && file.memory->kind == MEMORY_FILE);
 		r = extent_add(&x, file.memory, file.memory->address + file.offset,
-			       spot_address(&memory), span.len);
+			       memory.memory ? memory.memory->base + memory.offset
+					     : (uint8_t *)(uintptr_t)memory.offset,
+			       span.len);
 	}
 	if (r == 0 && x.pieces > 0)
 		r = extent_move(&x);
@@ -262,12 +258,6 @@ static struct way way_of(const struct copy_job *job, const struct plan_span *spa
 	return (struct way){.src_file = is_file(src),
 			    .dst_file = is_file(dst),
 			    .plain = !other || memory_is_plain(other)};
-}
-
-static bool same_way(const struct way *a, const struct way *b)
-{
-	return a->src_file == b->src_file && a->dst_file == b->dst_file &&
-	       a->plain == b->plain;
 }
 
 /* One half of a path through the buffer, whose first byte is `begin` of the stream. */
@@ -340,7 +330,9 @@ int file_rows_move(struct file_hand *hand, const struct copy_job *job, uint64_t 
 			return err_raise(ERR_INTERNAL, "the plan ends at %ju",
 					 (uintmax_t)pos);
 		next = way_of(job, &span);
-		if (from < pos && !same_way(&way, &next)) {
+		if (from < pos &&
+		    (way.src_file != next.src_file || way.dst_file != next.dst_file ||
+		     way.plain != next.plain)) {
 			r = stretch_move(hand, job, &way, from, pos, bounced_p);
 			from = pos;
 		}

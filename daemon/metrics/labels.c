@@ -37,25 +37,11 @@ static const char *const *const labels[METRIC_BY_END] = {
 	[METRIC_BY_ACCOUNT_CLASS] = account_class_names,
 };
 
-static const char *peer_label_value(const struct figures *f, unsigned int value)
-{
-	if (value == METRIC_PEER_OTHER)
-		return f->metrics.peers_other ? "other" : NULL;
-	return f->metrics.peers[value].name[0] ? f->metrics.peers[value].name : NULL;
-}
-
 static const char *command_label_value(const struct figures *f, unsigned int number)
 {
 	const struct command *cmd = number ? commands_at(f->modules, number - 1) : NULL;
 
 	return !number ? "unknown" : cmd ? cmd->name : NULL;
-}
-
-static const char *end_label_value(unsigned int which, unsigned int code)
-{
-	if (which == 0)
-		return code == ERR_OK ? "success" : "failed";
-	return code == ERR_OK ? "OK" : err_name((enum err_code)code);
 }
 
 const char *figures_label(const struct figures *f, enum metric_label label,
@@ -67,11 +53,16 @@ const char *figures_label(const struct figures *f, enum metric_label label,
 	case METRIC_BY_VERSION:
 		return which ? f->name : KVD_VERSION;
 	case METRIC_BY_ROOM_END:
-		return end_label_value(which, value);
+		if (which == 0)
+			return value == ERR_OK ? "success" : "failed";
+		return value == ERR_OK ? "OK" : err_name((enum err_code)value);
 	case METRIC_BY_TRANSPORT:
 		return f->transports[value];
 	case METRIC_BY_PEER:
-		return peer_label_value(f, value);
+		if (value == METRIC_PEER_OTHER)
+			return f->metrics.peers_other ? "other" : NULL;
+		return f->metrics.peers[value].name[0] ? f->metrics.peers[value].name
+						       : NULL;
 	case METRIC_BY_REGION_KIND:
 		return region_kind_name((enum region_kind)value);
 	case METRIC_BY_COMMAND:

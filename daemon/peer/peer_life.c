@@ -362,7 +362,7 @@ static void declare_dead(struct peer_impl *impl, const char *how, uint64_t silen
 	peer_bring_down(impl, &why, true);
 }
 
-/* True when it went down. Else *left_p is the time until it is declared dead. */
+/* True when it is down. Else *left_p is the time until it is declared dead. */
 static bool check_alive(struct peer_impl *impl, uint64_t *left_p)
 {
 	const struct peers *peers = impl->peers;
@@ -417,12 +417,6 @@ static bool check_answers(struct peer_impl *impl, uint64_t *left_p)
 	return false;
 }
 
-static bool is_idle(const struct peer_impl *impl, uint64_t now_ns)
-{
-	return impl->dialled && !impl->peer.holds &&
-	       now_ns - impl->used_ns >= impl->peers->options.idle_after_ns;
-}
-
 static void tick_up(struct peer_impl *impl)
 {
 	const struct peers_options *o = &impl->peers->options;
@@ -432,7 +426,8 @@ static void tick_up(struct peer_impl *impl)
 
 	if (check_alive(impl, &left_ns) || check_answers(impl, &left_ns))
 		return;
-	if (is_idle(impl, now_ns)) {
+	if (impl->dialled && !impl->peer.holds &&
+	    now_ns - impl->used_ns >= impl->peers->options.idle_after_ns) {
 		err_set(&why, ERR_CANCELED, "idle on this side");
 		peer_bring_down(impl, &why, true);
 		return;

@@ -314,13 +314,6 @@ static int by_text(const void *a, const void *b)
 	return strcmp(a, b);
 }
 
-static void put_kind(char *kind, const struct layout_view *view,
-		     const struct layout_field *f)
-{
-	snprintf(kind, KIND_MAX, "%s %s %llu %u %s\n", view->name, f->name,
-		 (unsigned long long)f->unit_bytes, f->total_units, f->format);
-}
-
 char *canon_identity(const struct canon *canon)
 {
 	cleanup_free char *kinds = NULL;
@@ -339,9 +332,14 @@ char *canon_identity(const struct canon *canon)
 		const struct layout_view *view = &canon->layout->views[v];
 
 		for (uint32_t i = 0; i < view->layer_count; i++) {
-			for (uint32_t k = 0; k < view->layers[i].field_count; k++)
-				put_kind(kinds + n++ * KIND_MAX, view,
-					 &view->layers[i].fields[k]);
+			for (uint32_t k = 0; k < view->layers[i].field_count; k++) {
+				const struct layout_field *f = &view->layers[i].fields[k];
+
+				snprintf(kinds + n++ * KIND_MAX, KIND_MAX,
+					 "%s %s %llu %u %s\n", view->name, f->name,
+					 (unsigned long long)f->unit_bytes,
+					 f->total_units, f->format);
+			}
 		}
 	}
 	qsort(kinds, n, KIND_MAX, by_text);

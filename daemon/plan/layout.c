@@ -22,21 +22,19 @@
 #include "daemon/base/mem.h"
 #include "daemon/plan/layout_private.h"
 
-static void view_fini(struct layout_view *view)
-{
-	if (view->layers)
-		for (uint32_t i = 0; i < view->layer_count; i++)
-			mem_free(view->layers[i].fields);
-	mem_free(view->layers);
-}
-
 void layout_free(struct layout *layout)
 {
 	if (!layout)
 		return;
 	if (layout->views)
-		for (uint32_t i = 0; i < layout->view_count; i++)
-			view_fini(&layout->views[i]);
+		for (uint32_t i = 0; i < layout->view_count; i++) {
+			const struct layout_view *view = &layout->views[i];
+
+			if (view->layers)
+				for (uint32_t k = 0; k < view->layer_count; k++)
+					mem_free(view->layers[k].fields);
+			mem_free(view->layers);
+		}
 	mem_free(layout->views);
 	mem_free(layout->buffers);
 	mem_free(layout);

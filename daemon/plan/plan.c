@@ -165,19 +165,15 @@ static bool side_alike(const struct strip_side *a, const struct strip_side *b)
 	       a->token_stride == b->token_stride && a->unit_stride == b->unit_stride;
 }
 
-/* Do two strips differ only in their position? */
-static bool strips_alike(const struct strip *a, const struct strip *b)
-{
-	return a->list == b->list && a->units == b->units &&
-	       a->unit_bytes == b->unit_bytes && side_alike(&a->src, &b->src) &&
-	       side_alike(&a->dst, &b->dst);
-}
-
 static int make_single(struct planner *p, const struct strip *strip)
 {
+	const struct strip *of = p->cast_of;
 	struct runs_shift shift;
 
-	if (!p->cast_of || !strips_alike(p->cast_of, strip)) {
+	/* unless the two strips differ only in their position */
+	if (!of || of->list != strip->list || of->units != strip->units ||
+	    of->unit_bytes != strip->unit_bytes || !side_alike(&of->src, &strip->src) ||
+	    !side_alike(&of->dst, &strip->dst)) {
 		int r;
 
 		p->cast.count = 0;
@@ -279,16 +275,6 @@ static bool moves_as_one(const struct strip *s, size_t count)
 	return true;
 }
 
-static struct runs_shift segment_shift(const struct strip *s, const struct segment *from,
-				       const struct segment *to)
-{
-	struct nest_box a, b;
-
-	strip_box_move(s, from, &a);
-	strip_box_move(s, to, &b);
-	return (struct runs_shift){.src = b.src - a.src, .dst = b.dst - a.dst};
-}
-
 static int page_make(const struct planner *p, size_t begin, size_t end, size_t segment,
 		     struct page *page)
 {
@@ -316,7 +302,7 @@ static int pages_append(struct planner *p, size_t begin, size_t end, struct page
 
 	for (size_t i = 0; i < s->list->count; i++) {
 		const struct segment *seg = &s->list->segments[i];
-		struct nest_box first, last;
+		struct nest_box first, last, from, to;
 		struct runs_shift shift;
 		int r = 0;
 
@@ -325,7 +311,10 @@ static int pages_append(struct planner *p, size_t begin, size_t end, struct page
 			r = page_make(p, begin, end, i, page);
 		if (r < 0)
 			return err_pass(r);
-		shift = segment_shift(s, page->segment, seg);
+		strip_box_move(s, page->segment, &from);
+		strip_box_move(s, seg, &to);
+		shift = (struct runs_shift){.src = to.src - from.src,
+					    .dst = to.dst - from.dst};
 		first = page->boxes.items[0];
 		last = page->boxes.items[page->boxes.count - 1];
 		first.src += shift.src;

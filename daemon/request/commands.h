@@ -76,7 +76,7 @@ static inline const void *request_args(const struct request *req)
 }
 
 /*
- * A reply. Its members are written by request/out.h into the text of reply_begin(), then
+ * A reply. Its members are written by proto/out.h into the text of reply_begin(), then
  * it is sent. A short one needs no memory.
  */
 #define REPLY_SPACE 4096u

@@ -159,7 +159,7 @@ static void put_views(struct text *out, const struct room *room, bool pages)
 
 /* ---- rooms ---- */
 
-/* Begins its object, which the last of its events ends. */
+/* Opens its object, which the last of its events ends. */
 static struct text *room_begin(struct trace_walk *walk, uint64_t gen, uint64_t opened_ns,
 			       const struct room_trace *trace)
 {

@@ -156,14 +156,6 @@ bool room_booted(struct room *room)
 	return all == 0;
 }
 
-/* A restart of the daemon invalidates the request: a pool by its id; an offer, when
- * the process is known to have ended. */
-static bool of_one_instance(const struct party *party)
-{
-	return party->pool_asked || (party->room->role == ROOM_PULL &&
-				     party->remote->down.code == ERR_RESTART);
-}
-
 bool room_source_lost(struct party *party)
 {
 	assert(party->room->role == ROOM_RECV || party->room->role == ROOM_PULL);
@@ -176,7 +168,10 @@ bool room_source_lost(struct party *party)
 	if (party->pool)
 		handshake_pool_unuse(party->pool);
 	party->pool = NULL;
-	if (party->remote->down_dead || of_one_instance(party))
+	/* A restart of the daemon invalidates the request: a pool by its id; an offer,
+	 * when the process is known to have ended. */
+	if (party->remote->down_dead || party->pool_asked ||
+	    (party->room->role == ROOM_PULL && party->remote->down.code == ERR_RESTART))
 		return false;
 	/* else the engine was notified that all sources are ready */
 	return sm_state(&party->room->sm) == ROOM_BOOT;

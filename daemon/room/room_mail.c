@@ -231,15 +231,6 @@ static int letter_begin(struct party *party, enum wire_type type,
 	return 0;
 }
 
-static size_t pages_of(const struct room_maps *maps)
-{
-	size_t pages = 0;
-
-	for (size_t i = 0; i < maps->count; i++)
-		pages += maps->maps[i].page_count;
-	return pages;
-}
-
 int mail_tell(struct party *party, enum wire_type type,
 	      int (*put)(const struct party *party, struct wire_blob views,
 			 struct wire_blob wants, struct cursor *out))
@@ -247,10 +238,12 @@ int mail_tell(struct party *party, enum wire_type type,
 	struct room *room = party->room;
 	struct handshake *hs = room->session->kvd->handshake;
 	struct cursor blobs, out;
-	size_t views_len;
+	size_t views_len, pages = 0;
 
 	assert(room_live(room));
-	if (pages_of(&room->pages.maps) > pages_a_turn(room))
+	for (size_t i = 0; i < room->pages.maps.count; i++)
+		pages += room->pages.maps.maps[i].page_count;
+	if (pages > pages_a_turn(room))
 		return err_pass(letter_begin(party, type, put));
 	handshake_blob(hs, &blobs);
 	room_maps_put(&blobs, &room->pages.maps);

@@ -229,15 +229,6 @@ static int parse_aux(int64_t aux, const struct layout *layout, struct room_map *
 	return err_pass(room_map_check_ranges(map, view, "aux"));
 }
 
-static uint64_t room_maps_bytes(const struct room_maps *maps)
-{
-	uint64_t bytes = maps->count * sizeof(*maps->maps);
-
-	for (size_t i = 0; i < maps->count; i++)
-		bytes += maps->maps[i].page_count * sizeof(*maps->maps[i].pages);
-	return bytes;
-}
-
 int room_maps_begin(struct room_maps *maps, size_t views)
 {
 	*maps = (struct room_maps){0};
@@ -260,10 +251,13 @@ int room_maps_aux(struct room_maps *maps, int64_t aux, const struct layout *layo
 
 int room_maps_charge(struct room_maps *maps, struct account *account)
 {
+	uint64_t bytes = maps->count * sizeof(*maps->maps);
+
 	if (!maps->count)
 		return 0;
-	return err_pass(charge_take(&maps->charge, account, ACCOUNT_PAGES,
-				    room_maps_bytes(maps)));
+	for (size_t i = 0; i < maps->count; i++)
+		bytes += maps->maps[i].page_count * sizeof(*maps->maps[i].pages);
+	return err_pass(charge_take(&maps->charge, account, ACCOUNT_PAGES, bytes));
 }
 
 int room_maps_parse(const cJSON *views, int64_t aux, const struct layout *layout,

@@ -54,16 +54,12 @@ static bool may_answer(const struct party *party)
 	       now - party->offer.answered_ns >= OFFER_AGAIN_NS << (doublings - 1);
 }
 
-/* Its pages are computed. */
-static bool may_be_read(const struct room *room)
-{
-	return sm_state(&room->sm) != ROOM_BOOT && !room->pages.wait.region;
-}
-
 static int give_answer(struct party *party)
 {
-	if (!may_be_read(party->room) || mail_telling(party))
-		return 0; /* its offer is not computed yet, or is being written */
+	if (sm_state(&party->room->sm) == ROOM_BOOT || party->room->pages.wait.region ||
+	    mail_telling(party))
+		return 0; /* its pages are not computed yet, or its offer is being written
+			   */
 	if (!may_answer(party)) {
 		room_count(party->room, METRIC_ROOM_REFUSED, 1);
 		return 0;
@@ -309,14 +305,6 @@ void offer_on_request(struct room *room, struct remote *remote, struct xp_inboun
 	remote->transport->ops->land(in, NULL, &why);
 }
 
-/* Retryable errors of the puller's daemon or a transport. A puller that was lost or
- * aborted, that timed out or lost its connection does not retry. */
-static bool takes_back(enum err_code code)
-{
-	return code == ERR_BUSY || code == ERR_LIMIT || code == ERR_NOMEM ||
-	       code == ERR_STALL || code == ERR_TRANSPORT || code == ERR_FENCE;
-}
-
 static bool party_moves(const struct party *party)
 {
 	const struct move *move;
@@ -368,6 +356,7 @@ int offer_on_pull_done(struct room *room, struct party *party,
 		       const struct wire_pull_done *done, enum err_code *answer_p)
 {
 	struct err why;
+	bool again;
 
 	assert(room->role == ROOM_OFFER);
 	*answer_p = ERR_OK;
@@ -383,7 +372,13 @@ int offer_on_pull_done(struct room *room, struct party *party,
 			sm_move(&party->sm, PARTY_DONE);
 	} else {
 		peer_report(party->remote->peer, done->code, done->text, &why);
-		if (party_state(party) == PARTY_DONE || !takes_back(why.code)) {
+		/* Retryable errors of the puller's daemon or a transport. A puller that
+		 * was lost or aborted, that timed out or lost its connection does not
+		 * retry. */
+		again = why.code == ERR_BUSY || why.code == ERR_LIMIT ||
+			why.code == ERR_NOMEM || why.code == ERR_STALL ||
+			why.code == ERR_TRANSPORT || why.code == ERR_FENCE;
+		if (party_state(party) == PARTY_DONE || !again) {
 			gave_up(party, &why);
 		} else { /* its requests are void; those being served end first */
 			sm_move(&party->sm, PARTY_AWAY);

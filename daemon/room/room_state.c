@@ -162,14 +162,6 @@ static void log_end_line(const struct room *room, enum log_level level,
 			      room->error->text);
 }
 
-/* A room that an engine gave up, for example because its client disconnected, is not a
- * fault. */
-static bool room_is_fault(const struct room *room)
-{
-	return sm_state(&room->sm) != ROOM_SUCCESS && room->error->code != ERR_ABORTED &&
-	       room->error->code != ERR_CANCELED;
-}
-
 /* One line a room. */
 static void log_end(const struct room *room)
 {
@@ -181,9 +173,14 @@ static void log_end(const struct room *room)
 	bool told = !room->leg && /* else its owner logs it */
 		    (!ok || config->log_rooms == LOG_ROOMS_ALL ||
 		     (config->log_rooms == LOG_ROOMS_SLOW && took >= SLOW_NS));
-	enum log_level level = !told		     ? LOG_LEVEL_DEBUG
-			       : room_is_fault(room) ? LOG_LEVEL_WARN
-						     : LOG_LEVEL_INFO;
+	/* A room that an engine gave up, for example because its client disconnected, is
+	 * not a fault. */
+	bool fault = sm_state(&room->sm) != ROOM_SUCCESS &&
+		     room->error->code != ERR_ABORTED &&
+		     room->error->code != ERR_CANCELED;
+	enum log_level level = !told   ? LOG_LEVEL_DEBUG
+			       : fault ? LOG_LEVEL_WARN
+				       : LOG_LEVEL_INFO;
 	const struct room_names *names = room->names;
 	char number[24], peer[96] = "none", about[560];
 
@@ -424,19 +421,6 @@ static const struct err error_lost = {.code = ERR_NOMEM,
 				      .retryable = true,
 				      .text = "failed; no memory for the reason"};
 
-static const struct err *error_keep(const struct err *why)
-{
-	const struct err *copy = mem_dup(why, sizeof(*why));
-
-	return copy ? copy : &error_lost;
-}
-
-static void error_drop(const struct err *error)
-{
-	if (error != &no_error && error != &error_lost)
-		mem_free((void *)(uintptr_t)error);
-}
-
 void room_fail(struct room *room, const struct err *why, const struct party *but)
 {
 	struct party *party;
@@ -444,7 +428,9 @@ void room_fail(struct room *room, const struct err *why, const struct party *but
 	assert(why->code != ERR_OK);
 	if (!room_live(room))
 		return;
-	room->error = error_keep(why);
+	room->error = mem_dup(why, sizeof(*why));
+	if (!room->error)
+		room->error = &error_lost;
 	room_move(room, ROOM_ABORTING);
 	list_foreach(party, &room->parties, link) {
 		if (party != but)
@@ -597,7 +583,8 @@ void room_fini(struct room *room)
 	list_foreach_safe(party, &room->parties, link)
 		party_drop(party);
 	room->ops->fini(room);
-	error_drop(room->error);
+	if (room->error != &no_error && room->error != &error_lost)
+		mem_free((void *)(uintptr_t)room->error);
 }
 
 void room_open_done(struct room *room)

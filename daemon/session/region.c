@@ -102,13 +102,6 @@ static void release_memory(struct region *region)
 	region->memory = NULL;
 }
 
-/* Without a descriptor of the client: only if the client itself may do it, and no
- * other user may. */
-static bool vm_by_pid(const struct session *session)
-{
-	return session->pid > 0 && session->uid == geteuid();
-}
-
 static int import_vm(struct holding *h)
 {
 	struct region *region = &h->region;
@@ -358,23 +351,19 @@ static bool same_object(const struct holding *known, const struct holding *asked
 	}
 }
 
-static bool same_memory(const struct holding *a, const struct holding *b)
-{
-	return a->region.kind == b->region.kind && same_object(a, b) &&
-	       a->offset == b->offset && a->region.length == b->region.length &&
-	       a->region.address == b->region.address && a->writable == b->writable;
-}
-
 static struct region *find_same(const struct holding *h)
 {
 	struct idmap_cursor it;
 
 	idmap_foreach(&h->region.session->regions, it) {
 		struct region *other = it.value;
+		const struct holding *with = holding_of(other);
 
 		if (sm_state(&other->sm) == REGION_READY &&
-		    !atomic_load(&other->memory->dead) &&
-		    same_memory(holding_of(other), h))
+		    !atomic_load(&other->memory->dead) && other->kind == h->region.kind &&
+		    same_object(with, h) && with->offset == h->offset &&
+		    other->length == h->region.length &&
+		    other->address == h->region.address && with->writable == h->writable)
 			return other;
 	}
 	return NULL;
@@ -475,7 +464,9 @@ static int vm_take(struct holding *h, int fd)
 					 .uid = session->uid,
 					 .pid = session->pid,
 					 .pidfd = session_watch_pidfd(session->watch)};
-	if (fd >= 0 || vm_by_pid(session))
+	/* Without a descriptor of the client: only if the client itself may do it, and
+	 * no other user may. */
+	if (fd >= 0 || (session->pid > 0 && session->uid == geteuid()))
 		return 0;
 	if (session->pid <= 0)
 		return err_raise(ERR_IMPORT,

@@ -222,17 +222,13 @@ static int dir_open_slab(const struct disk_dir *dir, const struct disk_op *op, i
 	return 0;
 }
 
-static bool dir_same_file(const struct disk_file *a, const struct disk_file *b)
-{
-	return a->number == b->number && a->slot_bytes == b->slot_bytes;
-}
-
 static struct disk_fd *dir_fd_find(struct disk_dir *dir, const struct disk_file *file)
 {
 	for (unsigned int i = 0; i < DISK_FDS; i++) {
 		struct disk_fd *at = &dir->fds[i];
 
-		if (at->fd >= 0 && !at->gone && dir_same_file(&at->file, file))
+		if (at->fd >= 0 && !at->gone && at->file.number == file->number &&
+		    at->file.slot_bytes == file->slot_bytes)
 			return at;
 	}
 	return NULL;

@@ -218,13 +218,6 @@ static int grant_runs(struct far_grant *grant, const struct wire_chunk_lookup_ac
 	return cursor_check(&in, "CHUNK_LOOKUP_ACK.runs");
 }
 
-/* Only the last chunk may be short: is this number of tokens possible? */
-static bool tokens_fit(const struct far_grant *grant, uint64_t tokens, uint32_t chunk)
-{
-	return grant->chunks == 0 || (tokens > (grant->chunks - 1) * (uint64_t)chunk &&
-				      tokens <= grant->chunks * (uint64_t)chunk);
-}
-
 int far_grant_new(const struct far_asked *asked, const struct wire_chunk_lookup_ack *msg,
 		  struct far_grant **grant_p)
 {
@@ -246,7 +239,10 @@ int far_grant_new(const struct far_asked *asked, const struct wire_chunk_lookup_
 	loop_timer_init(&grant->renew, space->store->kvd->loop, on_renew);
 	loop_timer_start(&grant->renew, (asked->lease_ms - RENEW_MS) * LOOP_NS_PER_MS);
 	r = grant_runs(grant, msg, asked->chunks);
-	if (r >= 0 && !tokens_fit(grant, msg->tokens, space->tokens))
+	/* only the last chunk may be short */
+	if (r >= 0 && grant->chunks > 0 &&
+	    (msg->tokens <= (grant->chunks - 1) * (uint64_t)space->tokens ||
+	     msg->tokens > grant->chunks * (uint64_t)space->tokens))
 		r = err_raise(ERR_PROTO, "CHUNK_LOOKUP_ACK: %llu tokens of %u chunks",
 			      (unsigned long long)msg->tokens, grant->chunks);
 	if (r < 0) {

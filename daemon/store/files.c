@@ -632,19 +632,16 @@ static void check_after(struct disk_op *op)
 				       op->file.number);
 }
 
-/* Is the part missing or corrupt? Otherwise it could only not be read now. */
-static bool is_lost(const struct err *why)
-{
-	return why->code == ERR_IO || why->code == ERR_PLAN || why->code == ERR_NOTFOUND;
-}
-
 static void on_loaded(struct disk_op *op)
 {
 	struct files_job *job = container_of(op, struct files_job, op);
 	struct files *files = job->files;
 	struct store_part *part = job->part;
 	struct store_chunk *chunk = part->chunk;
-	bool ok = op->result >= 0, lost = !ok && is_lost(&op->err);
+	bool ok = op->result >= 0;
+	/* missing or corrupt; otherwise it could only not be read now */
+	bool lost = !ok && (op->err.code == ERR_IO || op->err.code == ERR_PLAN ||
+			    op->err.code == ERR_NOTFOUND);
 
 	if (ok) {
 		files->loaded++;

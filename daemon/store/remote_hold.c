@@ -96,14 +96,6 @@ static void leg_refuse(struct remote *remote, const struct wire_chunk_offer *ask
 
 /* ---- life ---- */
 
-static void remote_step(struct store_remote *there)
-{
-	if (there->hold_count)
-		return;
-	idmap_fini(&there->asks);
-	idmap_init(&there->asks);
-}
-
 static void remote_hold_step(struct remote_hold *hold)
 {
 	if (!hold->closed || hold->leg_count)
@@ -114,7 +106,10 @@ static void remote_hold_step(struct remote_hold *hold)
 	store_space_let_go(hold->space);
 	hold->store->remote_holds--;
 	store_remote(hold->remote)->hold_count--;
-	remote_step(store_remote(hold->remote));
+	if (!store_remote(hold->remote)->hold_count) {
+		idmap_fini(&store_remote(hold->remote)->asks);
+		idmap_init(&store_remote(hold->remote)->asks);
+	}
 	handshake_release(hold->remote);
 	mem_free(hold->reported);
 	mem_free(hold);
@@ -491,16 +486,6 @@ static int remote_hold_open(struct store *store, struct remote *remote,
 	return 0;
 }
 
-/* Extends the lease of the hold with this number. */
-static void remote_hold_renew(const struct remote *remote,
-			      const struct wire_chunk_lookup *msg)
-{
-	struct remote_hold *hold = remote_hold_find(remote, msg->ask);
-
-	if (hold)
-		lease_set(hold, msg->lease_ms);
-}
-
 static int ask_do(struct store *store, struct remote *remote,
 		  const struct wire_chunk_lookup *msg)
 {
@@ -537,7 +522,10 @@ static int on_ask(struct store *store, struct remote *remote, struct cursor *bod
 	if (r < 0)
 		return err_pass(r);
 	if (store && !msg.ids.len) {
-		remote_hold_renew(remote, &msg);
+		struct remote_hold *hold = remote_hold_find(remote, msg.ask);
+
+		if (hold)
+			lease_set(hold, msg.lease_ms);
 		return 0;
 	}
 	if (ask_do(store, remote, &msg) < 0) {

@@ -296,15 +296,6 @@ static struct store_sources entry_sources(const struct store_move *move, uint32_
 	return sources;
 }
 
-static uint32_t leg_chunks_max(const struct store_move *move)
-{
-	uint32_t count = LEG_TOKENS / move->handle->space->tokens;
-
-	if (count == 0)
-		return 1;
-	return count < LEG_CHUNKS ? count : LEG_CHUNKS;
-}
-
 /* For a leg. */
 static bool entry_waits(const struct store_move *move, uint32_t i)
 {
@@ -316,9 +307,10 @@ static bool entry_waits(const struct store_move *move, uint32_t i)
 static int next_leg(struct store_move *move, struct store_sources *sources_p,
 		    uint32_t *count_p)
 {
-	uint32_t most = leg_chunks_max(move), n = 0;
+	uint32_t most = LEG_TOKENS / move->handle->space->tokens, n = 0;
 	uint64_t bytes = 0;
 
+	most = most == 0 ? 1 : most < LEG_CHUNKS ? most : LEG_CHUNKS;
 	*count_p = 0;
 	while (move->next < move->count && !entry_waits(move, move->next))
 		move->next++;
@@ -392,11 +384,6 @@ static int store_move_run(struct store_move *move)
 	return 0;
 }
 
-static bool entry_goes_on(const struct store_move *move, uint32_t i)
-{
-	return entry_sources(move, i).used || entry_loads(move, i);
-}
-
 /* Its holder has failed, or is slower than another: that one continues. So do the rest of
  * the chunks where an engine has withdrawn pages. */
 static void leg_failed(struct store_move *move, const struct store_leg *leg)
@@ -413,9 +400,10 @@ static void leg_failed(struct store_move *move, const struct store_leg *leg)
 				     : leg->error.text);
 	if (failed && move->kind == STORE_FETCH)
 		far_hold_fail(leg->far);
-	if (!running ||
-	    !(leg->left || leg->beaten ||
-	      (failed && move->kind == STORE_FETCH && entry_goes_on(move, leg->first)))) {
+	if (!running || !(leg->left || leg->beaten ||
+			  (failed && move->kind == STORE_FETCH &&
+			   (entry_sources(move, leg->first).used ||
+			    entry_loads(move, leg->first))))) {
 		store_move_abort(move, &leg->error);
 		return;
 	}

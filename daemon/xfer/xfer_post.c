@@ -356,12 +356,6 @@ static int xfer_post_look(struct transfer *t)
 	return r < 0 ? err_pass(r) : 0;
 }
 
-static bool part_wanted(const struct transfer *t, const struct prepared *prepared)
-{
-	return !t->files && prepared->dlist->entry_count > SEARCH_INLINE &&
-	       !list_is_sent(prepared, t->attach);
-}
-
 /* Each post has its own generation: values of the last one can never be taken for
  * those of this one. */
 static void renew(struct transfer *t)
@@ -396,7 +390,9 @@ int transfer_post(struct transfer *t)
 	if (r < 0)
 		return err_pass(r);
 	for (int i = LOCAL; i <= REMOTE; i++) {
-		t->parts_wanted[i] = part_wanted(t, t->lists[i]);
+		t->parts_wanted[i] = !t->files &&
+				     t->lists[i]->dlist->entry_count > SEARCH_INLINE &&
+				     !list_is_sent(t->lists[i], t->attach);
 		late = late || t->parts_wanted[i] || t->at[i].search;
 	}
 	renew(t);

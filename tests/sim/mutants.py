@@ -59,9 +59,9 @@ MUTANTS = [
      "\t    !mem_equal(admit->ticket, ticket, TICKET_BYTES))",
      "\t    !mem_equal(ticket, ticket, TICKET_BYTES))"),
     ("source-of-another-engine-taken", "daemon/handshake/handshake_choice.c",
-     ("(!wanted->session || pool->session == wanted->session);",
+     ("(wanted->session && pool->session != wanted->session) ||",
       "return err_pass(choice_several(remote, found, pool));"),
-     ("(!wanted->session || pool);", "break;")),
+     ("(wanted->session && !pool) ||", "break;")),
     ("early-message-lost", "daemon/room/rooms_late.c",
      "void orphans_take(struct rooms *rooms, struct room *room)\n{",
      "void orphans_take(struct rooms *rooms, struct room *room)\n{\n"

@@ -214,17 +214,11 @@ static void tcp_flow_tell(struct tcp_flow *flow)
 	tcp_io_notify(flow->peer);
 }
 
-/* The frame's bytes lie in the stream's past: nothing can change them. */
-static bool payload_passed(const struct tcp_half *half, bool sending)
-{
-	return half->pos >= half->head.length + (sending ? TCP_HEAD_BYTES : 0u);
-}
-
 static void tcp_flow_let_go(struct tcp_half *half, bool sending)
 {
 	if (!sending) {
 		half->over = true;
-	} else if (!payload_passed(half, sending)) {
+	} else if (half->pos < half->head.length + TCP_HEAD_BYTES) {
 		half->over = true;
 		half->flow->spoiled = true;
 	}

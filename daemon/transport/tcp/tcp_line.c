@@ -225,13 +225,6 @@ void tcp_line_flush(struct tcp_peer *peer)
 
 /* ---- in ---- */
 
-/* REQUESTs and eager answers keep their payload; the payloads of others are read
- * where they lie. */
-static bool keeps_payload(const struct tcp_head *head)
-{
-	return head->type == TCP_REQUEST || (head->flags & TCP_FLAG_EAGER);
-}
-
 /* `part`: of its payload that is here. */
 static int tcp_line_entry_new(struct tcp_peer *peer, const struct tcp_head *head,
 			      size_t part, struct tcp_entry **entry_p)
@@ -275,7 +268,9 @@ static ssize_t tcp_line_take_frame(struct tcp_peer *peer, const uint8_t *bytes,
 	bytes += TCP_HEAD_BYTES;
 	len -= TCP_HEAD_BYTES;
 	part = head.length < len ? head.length : len;
-	if (!keeps_payload(&head)) {
+	/* REQUESTs and eager answers keep their payload; the payloads of others are read
+	 * where they lie. */
+	if (head.type != TCP_REQUEST && !(head.flags & TCP_FLAG_EAGER)) {
 		if (part < head.length)
 			return 0;
 		tcp_xfer_frame(peer, &head, bytes, NULL);

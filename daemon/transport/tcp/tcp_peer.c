@@ -220,18 +220,6 @@ void tcp_peer_joined(struct tcp_peer *peer)
 	net_peer_kick(&peer->net);
 }
 
-/* After calls deferred by the done callbacks: an engine sees its bytes some microseconds
- * earlier, and the peer's daemon, which they did not wake, is woken when no local thread
- * waits for a core. */
-static void flush_soon(struct tcp_peer *peer)
-{
-	struct tcp_transport *transport = peer->transport;
-
-	if (list_empty(&peer->flush_link))
-		list_push_back(&transport->unflushed, &peer->flush_link);
-	loop_defer(transport->net.base.env.loop, &transport->flush);
-}
-
 void tcp_peer_step(struct net_peer *net)
 {
 	struct tcp_peer *peer = tcp_peer_of(net);
@@ -250,10 +238,16 @@ void tcp_peer_step(struct net_peer *net)
 		tcp_line_resume(peer);
 	if (net_peer_live(net))
 		net_xfer_pump(net);
-	if (told)
-		flush_soon(peer);
-	else
+	if (told) {
+		/* After calls deferred by the done callbacks: an engine sees its bytes
+		 * some microseconds earlier, and the peer's daemon, which they did not
+		 * wake, is woken when no local thread waits for a core. */
+		if (list_empty(&peer->flush_link))
+			list_push_back(&peer->transport->unflushed, &peer->flush_link);
+		loop_defer(peer->transport->net.base.env.loop, &peer->transport->flush);
+	} else {
 		tcp_line_flush(peer);
+	}
 	if (sm_state(&net->sm) == NET_PEER_FLUSHING)
 		flush_step(peer);
 	if (sm_state(&net->sm) == NET_PEER_ENDING && streams_gone(peer)) {

@@ -140,12 +140,6 @@ void tcp_xfer_progress(struct tcp_xfer *xfer)
 	net_xfer_moved(&xfer->net, view.moved, view.first_ns);
 }
 
-/* Can a WRITE that is being stopped not succeed at the other side any more? */
-static bool cannot_count(const struct tcp_xfer *xfer, const struct tcp_flow_view *view)
-{
-	return xfer->net.bytes > 0 && !xfer->eager && (!xfer->flows || view->spoiled);
-}
-
 static bool tcp_xfer_is_over(struct net_xfer *net)
 {
 	struct tcp_xfer *xfer = tcp_xfer_of(net);
@@ -159,7 +153,9 @@ static bool tcp_xfer_is_over(struct net_xfer *net)
 		return view.quiesced &&
 		       (!net->ours || !net->asked || net->answered ||
 			net->kind == XP_READ || !net_peer_live(net->peer) ||
-			cannot_count(xfer, &view));
+			/* stopped, it cannot succeed at the other side any more */
+			(net->bytes > 0 && !xfer->eager &&
+			 (!xfer->flows || view.spoiled)));
 	case NET_XFER_ASKED:
 		return net->ours && net->answered;
 	case NET_XFER_MOVING:

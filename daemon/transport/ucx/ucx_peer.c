@@ -209,17 +209,6 @@ void ucx_peer_hello(struct ucx_peer *peer, const struct ucx_frame *frame)
 	net_peer_kick(&peer->net);
 }
 
-/* This side was answered, and the other side, which is not ready, has a new endpoint.
- * Numbers only grow, and the peer becomes ready only with this side's number: a higher
- * one is not a late message. */
-static int follow(struct ucx_peer *peer)
-{
-	if (peer->out_seq > 0 || !list_empty(&peer->net.xfers))
-		return err_raise(ERR_PEER, "ucx: %s reconnects", peer->net.name);
-	climb(peer, peer->hello_number, false);
-	return 0;
-}
-
 /* If the other side's hello arrived over the endpoint that pairs with this side's,
  * answer. Else move up to its number, or past it, and send hello over the new one. */
 static void answer_hello(struct ucx_peer *peer)
@@ -237,8 +226,15 @@ static void answer_hello(struct ucx_peer *peer)
 		return;
 	}
 	if (!opening && peer->ep_number < peer->hello_number) {
-		if (follow(peer) < 0)
-			net_peer_fail_last(&peer->net);
+		/* This side was answered, and the other side, which is not ready, has a
+		 * new endpoint. Numbers only grow, and the peer becomes ready only with
+		 * this side's number: a higher one is not a late message. */
+		if (peer->out_seq == 0 && list_empty(&peer->net.xfers)) {
+			climb(peer, peer->hello_number, false);
+			return;
+		}
+		err_raise(ERR_PEER, "ucx: %s reconnects", peer->net.name);
+		net_peer_fail_last(&peer->net);
 		return;
 	}
 	if (paired)
@@ -349,13 +345,6 @@ void ucx_peer_free(struct net_peer *net)
 	mem_free(peer);
 }
 
-static bool ucx_peer_is_flushed(const struct ucx_peer *peer)
-{
-	return peer->net.broken ||
-	       (peer->flushed && peer->busy == 0 && list_empty(&peer->net.xfers)) ||
-	       loop_now_ns(peer->net.timer.loop) >= peer->net.flush_deadline_ns;
-}
-
 /* ---- the step ---- */
 
 static void ucx_peer_take_entries(struct ucx_peer *peer)
@@ -403,7 +392,10 @@ void ucx_peer_step(struct net_peer *net)
 		net_xfer_pump(net);
 		ucx_source_pump(peer);
 	}
-	if (sm_state(&net->sm) == NET_PEER_FLUSHING && ucx_peer_is_flushed(peer)) {
+	if (sm_state(&net->sm) == NET_PEER_FLUSHING &&
+	    (net->broken ||
+	     (peer->flushed && peer->busy == 0 && list_empty(&net->xfers)) ||
+	     loop_now_ns(net->timer.loop) >= net->flush_deadline_ns)) {
 		ucx_peer_begin_end(peer);
 		net_peer_kick(net);
 		return;

@@ -126,18 +126,14 @@ static bool post_message(struct verbs_peer *peer, struct verbs_out *out)
 	return true;
 }
 
-/* The last credit, and this much of the send queue, are for frames alone. */
-static bool may_send(const struct verbs_peer *peer)
-{
-	return peer->credits > 1 && peer->send_free && peer->qps[0].sq_free &&
-	       sm_state(&peer->qps[0].sm) == VERBS_QP_UP;
-}
-
 void verbs_frame_pump(struct verbs_peer *peer)
 {
 	struct verbs_out credit = {.frame = {.type = VERBS_CREDIT}}, *out;
 
-	while ((out = list_first(&peer->out, struct verbs_out, link)) && may_send(peer)) {
+	/* the last credit, and this much of the send queue, are for frames alone */
+	while ((out = list_first(&peer->out, struct verbs_out, link)) &&
+	       peer->credits > 1 && peer->send_free && peer->qps[0].sq_free &&
+	       sm_state(&peer->qps[0].sm) == VERBS_QP_UP) {
 		bool bye = out->frame.type == VERBS_BYE;
 
 		if (!post_message(peer, out))

@@ -17,13 +17,6 @@
 #include "daemon/config/config.h"
 #include "daemon/transport/verbs/verbs_impl.h"
 
-static const char *link_text(uint8_t link)
-{
-	return link == IBV_LINK_LAYER_ETHERNET	   ? "Ethernet"
-	       : link == IBV_LINK_LAYER_INFINIBAND ? "InfiniBand"
-						   : "unknown";
-}
-
 static const char *state_text(enum ibv_port_state state)
 {
 	switch (state) {
@@ -40,16 +33,11 @@ static const char *state_text(enum ibv_port_state state)
 	}
 }
 
-static bool is_link_local(const char *address)
-{
-	return !strncmp(address, "[fe80", 5);
-}
-
 /* The interface with this GID as address; a routed address before a link-local one. */
 static void find_address(const struct ifaddrs *list, const union ibv_gid *gid,
 			 struct verbs_look_port *port)
 {
-	for (; list && (!port->address[0] || is_link_local(port->address));
+	for (; list && (!port->address[0] || !strncmp(port->address, "[fe80", 5));
 	     list = list->ifa_next) {
 		struct sockaddr_storage address = {0};
 		int family = list->ifa_addr ? list->ifa_addr->sa_family : AF_UNSPEC;
@@ -103,7 +91,10 @@ static void look_port(const struct verbs_lib *lib, struct ibv_context *context,
 	if (lib->query_port(context, number, &attr) != 0)
 		attr.state = IBV_PORT_NOP;
 	snprintf(port->state, sizeof(port->state), "%s", state_text(attr.state));
-	snprintf(port->link, sizeof(port->link), "%s", link_text(attr.link_layer));
+	snprintf(port->link, sizeof(port->link), "%s",
+		 attr.link_layer == IBV_LINK_LAYER_ETHERNET	? "Ethernet"
+		 : attr.link_layer == IBV_LINK_LAYER_INFINIBAND ? "InfiniBand"
+								: "unknown");
 	port->mtu = attr.active_mtu ? 128u << attr.active_mtu : 0;
 	port->node = verbs_topo_node(lib, port->device);
 	snprintf(file, sizeof(file), "ports/%u/rate", number);

@@ -524,24 +524,17 @@ static void note_run(struct verbs_flushes *all, const struct verbs_place *at,
 	flush->at = at->offset + run->dst + run->len - 1;
 }
 
-static uint32_t most_regs(const struct verbs_places *places)
-{
-	uint32_t most = 0;
-
-	for (uint32_t i = 0; i < places->count; i++)
-		most += wants_flush(places->at[i].reg);
-	return most;
-}
-
 int verbs_flush_plan(struct verbs_xfer *xfer)
 {
 	const struct verbs_places *places = &xfer->local;
 	struct verbs_flushes *all;
-	uint32_t last = UINT32_MAX, count;
+	uint32_t last = UINT32_MAX, count = 0;
 
 	if (net_is_source(&xfer->net) || !places->device)
 		return 0;
-	count = most_regs(places) * xfer->peer->transport->rail_count;
+	for (uint32_t i = 0; i < places->count; i++)
+		count += wants_flush(places->at[i].reg);
+	count *= xfer->peer->transport->rail_count;
 	if (!count)
 		return 0;
 	all = mem_zalloc(sizeof(*all) + count * sizeof(all->flush[0]));

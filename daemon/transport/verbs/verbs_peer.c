@@ -243,14 +243,6 @@ void verbs_peer_free(struct net_peer *net)
 	mem_free(peer);
 }
 
-/* BYE has left when its buffer is back: the peer's adapter has it. */
-static bool verbs_peer_is_flushed(const struct verbs_peer *peer)
-{
-	return (peer->bye_out && peer->qps[0].sent_count == 0) ||
-	       loop_now_ns(peer->net.timer.loop) >= peer->net.flush_deadline_ns ||
-	       sm_state(&peer->qps[0].sm) != VERBS_QP_UP;
-}
-
 /* ---- the step ---- */
 
 static void end_quiet(struct verbs_peer *peer)
@@ -297,7 +289,11 @@ void verbs_peer_step(struct net_peer *net)
 		pump(peer);
 	else if (sm_state(&net->sm) == NET_PEER_FLUSHING)
 		verbs_frame_pump(peer);
-	if (sm_state(&net->sm) == NET_PEER_FLUSHING && verbs_peer_is_flushed(peer)) {
+	/* BYE has left when its buffer is back: the peer's adapter has it. */
+	if (sm_state(&net->sm) == NET_PEER_FLUSHING &&
+	    ((peer->bye_out && peer->qps[0].sent_count == 0) ||
+	     loop_now_ns(net->timer.loop) >= net->flush_deadline_ns ||
+	     sm_state(&peer->qps[0].sm) != VERBS_QP_UP)) {
 		verbs_peer_begin_end(peer);
 		return;
 	}

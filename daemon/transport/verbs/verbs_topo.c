@@ -105,22 +105,13 @@ unsigned int verbs_topo_pci(const struct verbs_lib *lib, const char *pci,
 
 /* ---- rails ---- */
 
-static unsigned int distance(const struct verbs_rail *rail, int node)
-{
-	return node < 0 || rail->node < 0 ? 0 : rail->node != node;
-}
-
-/* Of a GPU that the driver knows; memory known only as a dma-buf has no location. */
-static const char *pci_of(const struct memory *memory)
-{
-	return memory->kind == MEMORY_DEVICE && memory->gpu ? memory->gpu->device->pci
-							    : NULL;
-}
-
 uint32_t verbs_topo_near(const struct verbs_transport *transport,
 			 const struct memory *memory)
 {
-	const char *pci = pci_of(memory);
+	/* memory known only as a dma-buf has no location */
+	const char *pci = memory->kind == MEMORY_DEVICE && memory->gpu
+				  ? memory->gpu->device->pci
+				  : NULL;
 	unsigned int best = UINT_MAX;
 	uint32_t near = 0;
 	int node = -1;
@@ -133,7 +124,7 @@ uint32_t verbs_topo_near(const struct verbs_transport *transport,
 		const struct verbs_rail *rail = &transport->rails[i];
 		unsigned int far =
 			pci ? verbs_topo_pci(transport->lib, pci, rail->device->name)
-			    : distance(rail, node);
+			    : node >= 0 && rail->node >= 0 && rail->node != node;
 
 		if (far < best)
 			near = 0;
