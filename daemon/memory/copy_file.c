@@ -143,18 +143,19 @@ static void user_drop(struct file_user *user)
 
 /* ---- slices ---- */
 
-/* The lock is held. A job passed on by copy_done_settle() no longer counts for its
- * user. */
+/* The lock is held. A job passed on by copy_done_settle() no longer counts for its user,
+ * and may be freed at once. */
 static void job_settle(struct copy_file *file, struct copy_job *job)
 {
 	struct file_user *user = job->file_user;
+	bool over = atomic_load(&job->slices_running) == 0 &&
+		    (job->next_byte == job->end || job->result < 0 ||
+		     atomic_load(&job->canceled));
 
-	if (atomic_load(&job->slices_running) == 0 &&
-	    (job->next_byte == job->end || job->result < 0 ||
-	     atomic_load(&job->canceled)))
+	if (over)
 		job->file_user = NULL;
 	copy_done_settle(&file->done, job);
-	if (!job->file_user)
+	if (over)
 		user_drop(user);
 }
 
