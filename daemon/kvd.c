@@ -475,7 +475,7 @@ int kvd_run(struct kvd *kvd)
 	log_info("daemon", kvd->config->name, "ready", "version=%s config=%s",
 		 KVD_VERSION, *kvd->config->path ? kvd->config->path : "defaults");
 	say_ready(kvd);
-	mem_large_to(offload_discard, kvd->offload);
+	mem_large_to(offload_discard_block, kvd->offload);
 	loop_run(kvd->loop);
 	mem_large_to(NULL, NULL);
 	notify_stopping("stopping");

@@ -151,7 +151,7 @@ check_format()
 # Only what is known to change nothing may be called.
 check_asserts()
 {
-	local pure=' token_shard_nests list_empty sm_state idmap_count atomic_load memcmp strcmp strlen
+	local pure=' token_shard_nests list_empty loop_work_running sm_state idmap_count atomic_load memcmp strcmp strlen
 		sizeof ARRAY_LEN copy_pipe_full verbs_flush_begun gpu_module_ready
 		fake_event_queued move_phase party_state room_live room_terminal parts_idle session_busy express_is copy_gpu_device atomic_load_explicit '
 

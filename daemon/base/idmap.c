@@ -31,10 +31,7 @@
 
 #define CAP_MIN 16u
 #define CAP_MAX (UINT32_C(1) << 30)
-/* An array of this length has its own map next (mem_tune()), which grows without a copy
- */
 #define LONG_BYTES (64u << 10)
-#define MAP_BYTES (1u << 20)
 #define REMOVED UINT32_MAX
 #define SMALL_INDEX 4096u /* is replaced at once: some 20 us */
 #define STEPS 8u /* of either work in a put: it ends long before the next begins */
@@ -204,13 +201,14 @@ static int index_grow(struct idmap *map)
 
 static int entries_grow(struct idmap *map)
 {
-	size_t cap = map->cap ? 2 * map->cap : CAP_MIN;
+	const size_t bytes = map->cap * sizeof(*map->entries);
 	struct idmap_entry *entries;
+	size_t cap = CAP_MIN;
 
+	if (bytes) /* rounded up: enough for a map */
+		cap = (mem_grown(bytes) + sizeof(*entries) - 1) / sizeof(*entries);
 	if (cap > CAP_MAX)
 		return err_raise(ERR_LIMIT, "map: over %u entries", CAP_MAX);
-	if (cap * sizeof(*entries) > LONG_BYTES && cap * sizeof(*entries) < MAP_BYTES)
-		cap = MAP_BYTES / sizeof(*entries) + 1;
 	entries = mem_regrow(map->entries, cap, sizeof(*entries));
 	if (!entries)
 		return err_pass(-ENOMEM);

@@ -26,6 +26,9 @@
 
 #include "daemon/base/err.h"
 
+#define GROWS_BYTES (64u << 10) /* not doubled any more, but mapped */
+#define MAP_BYTES (1u << 20)
+
 static _Thread_local uint64_t fail_at, fail_end;
 static _Thread_local uint64_t counted;
 static _Thread_local int64_t live;
@@ -62,6 +65,11 @@ void *mem_alloc(size_t size)
 void *mem_zalloc(size_t size)
 {
 	return mem_calloc(1, size);
+}
+
+size_t mem_grown(size_t bytes)
+{
+	return bytes < GROWS_BYTES || bytes >= MAP_BYTES ? 2 * bytes : MAP_BYTES;
 }
 
 void *mem_zalloc_quiet(size_t size)
@@ -206,7 +214,7 @@ void mem_tune(void)
 {
 	/* a room's page lists, messages of them: mapped each time, each page would cost
 	 * the loop a fault, and again when freed */
-	mallopt(M_MMAP_THRESHOLD, 1 << 20);
+	mallopt(M_MMAP_THRESHOLD, MAP_BYTES);
 	/* returning 2 MiB at once takes longer than a turn */
 	mallopt(M_TRIM_THRESHOLD, 768 << 10);
 	mallopt(M_TOP_PAD, 256 << 10);

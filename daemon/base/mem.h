@@ -16,6 +16,9 @@
 /* Zeroed. count * size is overflow-checked; a count of 0 gives a valid pointer. */
 void *mem_alloc(size_t size); /* not zeroed: for bytes that are written, then read */
 void *mem_zalloc(size_t size);
+/* The next size of memory that grows by doubling: from some size on it has a map of its
+ * own (mem_tune()), which grows without a copy. */
+size_t mem_grown(size_t bytes);
 void *mem_zalloc_quiet(size_t size); /* leaves the error record as it is */
 void *mem_calloc(size_t count, size_t size);
 /* Like reallocarray; on failure the old block stays. New bytes are not zeroed. */

@@ -4,9 +4,6 @@
 #include "daemon/base/mem.h"
 
 #define DIGITS_MAX 20u /* of 2^64 - 1 */
-/* A text of this length has its own map next (mem_tune()), which grows without a copy. */
-#define LONG_BYTES (64u << 10)
-#define MAP_BYTES (1u << 20)
 
 struct text text_on(char *space, size_t size)
 {
@@ -26,7 +23,7 @@ static bool grow(struct text *text, size_t more)
 	char *data;
 
 	while (cap - text->len <= more)
-		cap = cap < LONG_BYTES || cap >= MAP_BYTES ? 2 * cap : MAP_BYTES;
+		cap = mem_grown(cap);
 	data = mem_regrow(text->borrowed ? NULL : text->data, cap, 1);
 	if (!data) {
 		text->failed = true;

@@ -113,24 +113,15 @@ void roster_move(struct roster *roster, struct roster *from)
 	roster_init(from, from->rev);
 }
 
-struct roster_rest {
-	struct offload_job job;
-	struct roster roster;
-};
-
-static void rest_work(struct offload_job *job)
+static void roster_free(void *owned)
 {
-	roster_fini(&container_of(job, struct roster_rest, job)->roster);
-}
-
-static void rest_done(struct offload_job *job)
-{
-	mem_free(container_of(job, struct roster_rest, job));
+	roster_fini(owned);
+	mem_free(owned);
 }
 
 void roster_discard(struct roster *roster, struct offload *offload)
 {
-	struct roster_rest *rest = NULL;
+	struct roster *rest = NULL;
 
 	if (offload && roster->count > FEW_ENTRIES)
 		rest = mem_zalloc_quiet(sizeof(*rest));
@@ -138,9 +129,8 @@ void roster_discard(struct roster *roster, struct offload *offload)
 		roster_fini(roster);
 		return;
 	}
-	roster_move(&rest->roster, roster);
-	rest->job = (struct offload_job){.work = rest_work, .done = rest_done};
-	offload_submit(offload, &rest->job);
+	roster_move(rest, roster);
+	offload_discard(offload, roster_free, rest);
 }
 
 static struct roster_entry *roster_look(const struct roster *roster,

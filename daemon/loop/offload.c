@@ -313,12 +313,15 @@ bool offload_cancel(struct offload *o, struct offload_job *job)
 
 struct discard {
 	struct offload_job job;
+	void (*free)(void *owned);
 	void *owned;
 };
 
 static void discard_work(struct offload_job *job)
 {
-	mem_free(container_of(job, struct discard, job)->owned);
+	struct discard *discard = container_of(job, struct discard, job);
+
+	discard->free(discard->owned);
 }
 
 static void discard_done(struct offload_job *job)
@@ -326,17 +329,23 @@ static void discard_done(struct offload_job *job)
 	mem_free(container_of(job, struct discard, job));
 }
 
-void offload_discard(void *arg, void *owned)
+void offload_discard(struct offload *offload, void (*free)(void *owned), void *owned)
 {
 	struct discard *discard = mem_zalloc_quiet(sizeof(*discard));
 
 	if (!discard) {
-		mem_free(owned);
+		free(owned);
 		return;
 	}
 	discard->job = (struct offload_job){.work = discard_work, .done = discard_done};
+	discard->free = free;
 	discard->owned = owned;
-	offload_submit(arg, &discard->job);
+	offload_submit(offload, &discard->job);
+}
+
+void offload_discard_block(void *arg, void *owned)
+{
+	offload_discard(arg, mem_free, owned);
 }
 
 unsigned int offload_pending(const struct offload *o)

@@ -61,8 +61,11 @@ void offload_submit(struct offload *offload, struct offload_job *job);
 /* True: it had not started and never will; `done` is not called. False: it has started
  * (or is not submitted); `done` will be called. */
 bool offload_cancel(struct offload *offload, struct offload_job *job);
-/* Free a block on a helper (mem_large_to(); arg: the offload). */
-void offload_discard(void *arg, void *owned);
+/* free(owned) on a helper; here, if there is no memory to tell one. Leaves the error
+ * record as it is. */
+void offload_discard(struct offload *offload, void (*free)(void *owned), void *owned);
+/* A block, for mem_large_to(); arg: the offload. */
+void offload_discard_block(void *arg, void *owned);
 unsigned int offload_pending(const struct offload *offload);
 
 #endif

@@ -38,7 +38,7 @@
 static void session_free(struct session *session)
 {
 	session_watch_free(session->watch);
-	status_page_discard(session->status, session->kvd->offload);
+	offload_discard(session->kvd->offload, status_page_free, session->status);
 	region_map_free(session->region_map);
 	idmap_fini(&session->regions);
 	idmap_fini(&session->pools);

@@ -32,7 +32,6 @@
 #include "daemon/base/account.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/mem.h"
-#include "daemon/loop/offload.h"
 #include "proto/kvd_ring.h"
 
 #define REUSE_DEPTH 1024u
@@ -55,7 +54,6 @@ struct status_page {
 	uint32_t *next, head, tail, waiting;
 	struct charge *charge; /* the session's; NULL: none */
 	uint8_t *charged;      /* a bit for each PART_SLOTS */
-	struct offload_job discard;
 };
 
 _Static_assert(sizeof(struct kvd_status_slot) == KVD_STATUS_SLOT_BYTES, "slot size");
@@ -137,42 +135,18 @@ int status_page_new(uint32_t slots, const uint8_t instance[16],
 	return 0;
 }
 
-/* The memory is freed with the last mapping and descriptor. */
-static void status_page_unmap(struct status_page *page)
+void status_page_free(void *owned)
 {
-	if (page->header)
-		munmap(page->header, page->bytes);
-	page->header = NULL;
-	mem_closep(&page->read_fd);
-}
+	struct status_page *page = owned;
 
-void status_page_free(struct status_page *page)
-{
 	if (!page)
 		return;
-	status_page_unmap(page);
+	if (page->header)
+		munmap(page->header, page->bytes);
+	mem_closep(&page->read_fd);
 	mem_unmap(page->next, page->slots * sizeof(*page->next));
 	mem_free(page->charged);
 	mem_free(page);
-}
-
-static void status_page_on_discard(struct offload_job *job)
-{
-	status_page_unmap(container_of(job, struct status_page, discard));
-}
-
-static void status_page_discarded(struct offload_job *job)
-{
-	status_page_free(container_of(job, struct status_page, discard));
-}
-
-void status_page_discard(struct status_page *page, struct offload *offload)
-{
-	if (!page)
-		return;
-	page->discard = (struct offload_job){.work = status_page_on_discard,
-					     .done = status_page_discarded};
-	offload_submit(offload, &page->discard);
 }
 
 int status_page_fd(const struct status_page *page)

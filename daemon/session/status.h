@@ -15,7 +15,6 @@
 #include "proto/kvd_status.h"
 
 struct charge;
-struct offload;
 struct status_page;
 
 /* Values of a room; first_token UINT64_MAX: not known. */
@@ -29,9 +28,8 @@ struct status_room {
 /* A sealed memfd with `slots` slots; its size is fixed. */
 int status_page_new(uint32_t slots, const uint8_t instance[16],
 		    struct status_page **page_p);
-void status_page_free(struct status_page *page);
-/* The same on a helper: freeing the memory of 10^4 slots takes longer than a turn. */
-void status_page_discard(struct status_page *page, struct offload *offload);
+/* Any thread. Of 10^4 slots it takes longer than a turn: offload_discard(). */
+void status_page_free(void *page);
 /* A read-only fd of the page; owned by the page. */
 int status_page_fd(const struct status_page *page);
 uint32_t status_page_slots(const struct status_page *page);

@@ -330,14 +330,14 @@ static void discarded_block_is_freed_by_a_helper(void **state)
 	assert_int_equal(offload_new(loop, 1, &offload), 0);
 	live = mem_live(); /* counts what this thread gets and gives */
 	err_raise(ERR_FAULT, "kept");
-	offload_discard(offload, mem_alloc(MEM_LARGE_BYTES));
+	offload_discard_block(offload, mem_alloc(MEM_LARGE_BYTES));
 	assert_string_equal(err_last()->text, "kept");
 	assert_int_equal(offload_pending(offload), 1);
 	while (offload_pending(offload))
 		loop_turn(loop, LOOP_NS_PER_S);
 	assert_int_equal(mem_live(), live + 1); /* the block went elsewhere */
 	/* without memory to tell a helper it goes here */
-	offload_discard(offload, (mem_fail_at(2), mem_alloc(MEM_LARGE_BYTES)));
+	offload_discard_block(offload, (mem_fail_at(2), mem_alloc(MEM_LARGE_BYTES)));
 	mem_fail_at(0);
 	assert_int_equal(offload_pending(offload), 0);
 	assert_int_equal(mem_live(), live + 1);

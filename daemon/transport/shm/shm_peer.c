@@ -17,6 +17,7 @@
  */
 #include "daemon/transport/shm/shm_private.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -345,6 +346,7 @@ void shm_peer_free(struct net_peer *net)
 	shm_keys_detach(peer);
 	shm_wire_fini(&peer->wire);
 	net_peer_fini(net);
+	assert(!loop_work_running(&peer->frames));
 	mem_free(peer);
 }
 
