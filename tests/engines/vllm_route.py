@@ -44,6 +44,7 @@ import vllm_store
 from rig import FOLDER, Tally, equal, free_ports, until
 from vllm_ends import ctl
 from vllm_pd import Engine as Plain
+from vllm_route_prompts import Prompts
 
 T = 64
 LAYERS, HEADS = 4, {"llama": 8, "yarn": 8, "bytes": 4}
@@ -64,46 +65,6 @@ EACH, KILL_S = 20, 1.0  # prompts of a round of the load; between kills
 LOAD = 200  # prompts
 CLOSE = 2e-2  # of logits in bf16, by the largest
 ANSWER_S = 40  # a step that is lost twice, each with its deadline, and vLLM's queue
-
-
-class Prompts:
-    """Documents, and prompts that begin with one: (document, own tokens, length of the answer). The
-    last two differ in their documents alone, which have one length."""
-
-    def __init__(self, count, seed=5, documents=12):
-        rng = random.Random(seed)
-
-        def some(n):
-            return [rng.randrange(3, 512) for _ in range(n)]
-        self.documents = [some(rng.choice((256, 320, 640, 1024, 1344)))
-                          for _ in range(documents)]
-        self.asked = []
-        for i in range(count):
-            document = rng.randrange(documents)
-            own = some(rng.choice((1, 2, 17, 40, 63, 64, 65, 100, 257, 400)))
-            self.asked.append((document, own, rng.choice((1, 2, 8, 24, 48))))
-        self.near = {}  # tokens of a document that are routed, if not all are
-        one, other = next((i, j) for j in range(documents) for i in range(j)
-                          if len(self.documents[i]) == len(self.documents[j]))
-        own = some(100)
-        self.asked[-2:] = [(one, own, 24), (other, own, 24)][:count]
-
-    def prompt(self, i):
-        document, own, _ = self.asked[i]
-        return self.documents[document] + own
-
-    def routed(self, i):
-        """Tokens of its document: whole chunks."""
-        document = self.asked[i][0]
-        return self.near.get(document, len(self.documents[document]))
-
-    def own(self, i):
-        """Its other tokens."""
-        return len(self.prompt(i)) - self.routed(i)
-
-    def computed(self, i):
-        """Tokens that attend to the document: its own, and its answer but the last one."""
-        return self.own(i) + self.asked[i][2] - 1
 
 
 class Engine(vllm_store.Engine):
@@ -553,17 +514,24 @@ def rent_stops(case, B, there, sends):
     B.idle()
 
 
-def rent_wrong(case, B):
-    B.look("break", "rents")
+@contextlib.contextmanager
+def broken(B, *words):
+    """A rule of the engine is broken, or its chunks are exchanged; then it is as before."""
+    B.look(*words)
     try:
-        routes_again(case, B)
-        B.look("break", "loads")
-        B.forget()
-        return are_wrong(lambda: case.at_once(B, range(case.count), 16))
+        yield
     finally:
         B.look("mend")
         B.settled()
         B.forget()
+
+
+def rent_wrong(case, B):
+    with broken(B, "break", "rents"):
+        routes_again(case, B)
+        B.look("break", "loads")
+        B.forget()
+        return are_wrong(lambda: case.at_once(B, range(case.count), 16))
 
 
 def are_wrong(*calls):
@@ -704,14 +672,9 @@ def poisoned(case, B, there):
 
 
 def nulls(case, B):
-    B.look("break", "nulls")
-    try:
+    with broken(B, "break", "nulls"):
         B.forget()
         return are_wrong(lambda: case.at_once(B, range(case.count), 16))
-    finally:
-        B.look("mend")
-        B.settled()
-        B.forget()
 
 
 def swap(case, B, there):
@@ -722,18 +685,13 @@ def swap(case, B, there):
     case.ask(B, one)
     document = asked.documents[asked.asked[other][0]]
     B.complete(document + [5], 1)
-    B.look("swap", len(document) // T)
-    try:
-        B.forget()
 
-        def ask():
-            got = B.complete(asked.prompt(one), asked.asked[one][2])
-            equal(got["tokens"], case.wanted[other], got["error"] or "tokens of the other document")
-        case.routed(B, there, ask, [one])
-    finally:
-        B.look("mend")
-        B.settled()
+    def ask():
+        got = B.complete(asked.prompt(one), asked.asked[one][2])
+        equal(got["tokens"], case.wanted[other], got["error"] or "tokens of the other document")
+    with broken(B, "swap", len(document) // T):
         B.forget()
+        case.routed(B, there, ask, [one])
 
 
 def other_rope(case, R, found):
