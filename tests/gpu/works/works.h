@@ -169,6 +169,7 @@ void attend_test(void);
 void attend_bench(void);
 void attend_daemon_test(void);
 void attend_daemon_bench(void);
+void streams_bench(void);
 /* Best seconds of one copy between the device and pinned memory. */
 double plain_pinned(uint64_t bytes, bool to_device);
 /* Roles of test.c and bench.c. */
