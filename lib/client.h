@@ -13,6 +13,7 @@
  *   client_ring.c    the submission ring
  *   client_dlist.c client_xfer.c client_notif.c   operations through the ring
  *   client_space.c   spaces of chunks
+ *   client_order.c   ends what a GPU's stream waits for
  *   client_chunk.c   holds, puts, fetches and other operations on chunks
  *   client_adopt*.c client_maps.c   memory moved behind a memfd (client_adopt.h)
  *   client_memory.c client_layout.c client_text.c client_error.c   helpers
@@ -93,6 +94,7 @@ bool client_map_silence(struct client_map *map, char text[CLIENT_SILENCE_MAX]);
 
 /* ---- requests and the connection ----------------------------------------- */
 
+struct client_guard;
 struct client_object;
 struct client_request;
 
@@ -152,6 +154,36 @@ struct client_conn {
 };
 
 #define KVD_IPC_BYTES 64u /* of a handle of CUDA IPC */
+
+/* ---- ordered requests of attention (client_order.c) ----------------------- */
+
+/* Of a seat. Written by the engine's thread, except `lost`. */
+struct client_order {
+	uint64_t last;		/* value of the last request */
+	_Atomic uint64_t value; /* the same, 0: it was not sent */
+	_Atomic uint64_t until_ns;
+	_Atomic uint64_t lost; /* the value that the guard stored */
+	_Atomic uint64_t *done;
+};
+
+/* From here on until client_guard_free(), each word `done` gets the value of its request
+ * at the latest half a second after until_ns, or when the process of pidfd ends (-1:
+ * unknown). Takes `orders`, also if it fails: -KVD_E_NOMEM. */
+int client_guard_new(struct client_order *orders, uint32_t count, int pidfd,
+		     struct client_guard **guard_p);
+/* Requests without a result get their values now; in a forked child, whose they are not,
+ * nothing is stored. NULL is fine. */
+void client_guard_free(struct client_guard *guard);
+/* The session has ended: no request gets a result any more. NULL is fine. */
+void client_guard_lose(struct client_guard *guard);
+/* The next request of a seat: its value. */
+uint64_t client_order_next(struct client_guard *guard, uint32_t seat, uint64_t until_ns);
+/* It was not sent, or the seat's next request is not ordered. Both are for a seat whose
+ * last request has ended. */
+void client_order_none(struct client_guard *guard, uint32_t seat);
+/* Has the guard ended the last request? Then its results are not used, whichever state
+ * the status word shows. */
+bool client_order_lost(const struct client_guard *guard, uint32_t seat);
 
 /* a request under construction */
 struct client_op {
@@ -395,6 +427,9 @@ int client_post_views(struct client_slot *slot, struct kvd_ring_entry *entry,
 int client_post_abort(struct kvd_room *room, const char *reason);
 int client_post_close(struct kvd_room *room);	    /* frees the handle on success */
 int client_post_close_entry(struct kvd_room *room); /* the handle stays */
+
+/* The session has ended: streams that wait for its requests go on. */
+void client_attends_lost(struct kvd_client *client);
 
 /* ---- sessions ------------------------------------------------------------ */
 

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "daemon/base/clock.h"
 #include "lib/kvd_attend.h"
 #include "proto/kvd_ring.h"
 
@@ -16,12 +17,15 @@
 #define SEATS_MAX 256u
 #define SELECT_MAX (1u << 20) /* of a request; also the daemon's limit */
 #define REPLICATE_FROM 8u
+#define DEADLINE_US 1000000u /* unless the caller gives one */
 
 struct kvd_attend {
 	struct client_object object;
 	struct kvd_seat seat;
 	uint32_t seats, rows, heads;
 	struct client_slot *slots; /* of each seat */
+	uint8_t *address;	   /* of the first seat; NULL: no ordered requests */
+	struct client_guard *guard;
 };
 
 static void seat_fini(struct client_object *object)
@@ -33,6 +37,7 @@ static void client_attend_fini(struct client_object *object)
 {
 	struct kvd_attend *attend = container_of(object, struct kvd_attend, object);
 
+	client_guard_free(attend->guard);
 	for (uint32_t i = 0; i < attend->seats; i++) {
 		client_slot_fini(&attend->slots[i]);
 		client_object_unref(&attend->slots[i].object);
@@ -60,6 +65,14 @@ static struct kvd_attend *attend_new(struct kvd_client *client, uint32_t seats)
 		client_slot_init(slot, 0);
 	}
 	return attend;
+}
+
+void client_attends_lost(struct kvd_client *client)
+{
+	struct client_object *object;
+
+	list_foreach(object, &client->objects[CLIENT_ATTEND], link)
+		client_guard_lose(container_of(object, struct kvd_attend, object)->guard);
 }
 
 /* ---- opening ---------------------------------------------------------------------- */
@@ -102,6 +115,25 @@ static void attend_text(struct text *text, const struct kvd_attend_args *a)
 		text_rope(text, &a->rope);
 }
 
+/* No request is in progress, and no stream waits for one. */
+static int guard_make(struct kvd_attend *attend)
+{
+	struct kvd_client *client = attend->object.client;
+	struct client_order *orders = mem_calloc(attend->seats, sizeof(*orders));
+
+	for (uint32_t i = 0; orders && i < attend->seats; i++) {
+		uint8_t *seat = attend->address + i * attend->seat.bytes;
+
+		orders[i].done = (void *)(seat + attend->seat.done);
+		atomic_store(orders[i].done, 0);
+		atomic_store((_Atomic uint64_t *)(void *)(seat + attend->seat.ready), 0);
+	}
+	if (!orders || client_guard_new(orders, attend->seats, client->map->pidfd,
+					&attend->guard) < 0)
+		return client_fail_nomem(client);
+	return 0;
+}
+
 static int attend_made(struct client_request *req, int result, const cJSON *reply)
 {
 	struct kvd_attend *attend = container_of(req->object, struct kvd_attend, object);
@@ -110,9 +142,13 @@ static int attend_made(struct client_request *req, int result, const cJSON *repl
 	if (!result &&
 	    (!client_get_u64(reply, "seat_bytes", &s->bytes) ||
 	     !client_get_u64(reply, "q", &s->q) || !client_get_u64(reply, "o", &s->o) ||
-	     !client_get_u64(reply, "m", &s->m) || !client_get_u64(reply, "l", &s->l)))
+	     !client_get_u64(reply, "m", &s->m) || !client_get_u64(reply, "l", &s->l) ||
+	     !client_get_u64(reply, "ready", &s->ready) ||
+	     !client_get_u64(reply, "done", &s->done)))
 		result = client_fail(req->client, KVD_E_PROTO,
 				     "attention.open: the reply lacks its members");
+	if (!result && attend->address && !attend->guard)
+		result = guard_make(attend);
 	return client_object_made(req, result, reply);
 }
 
@@ -151,6 +187,7 @@ int kvd_attend_open(struct kvd_client *client, const struct kvd_attend_args *arg
 		return client_fail_nomem(client);
 	attend->rows = args->rows;
 	attend->heads = args->heads;
+	attend->address = args->address;
 	client_op_begin(client, &op, "attention.open");
 	attend_text(&op.text, args);
 	op.object = &attend->object;
@@ -185,6 +222,20 @@ int kvd_attend_close(struct kvd_attend *attend, const struct kvd_call *call)
 }
 
 /* ---- posts ------------------------------------------------------------------------ */
+
+/* Of the daemon. */
+static int seat_state(const struct client_slot *slot)
+{
+	int state = slot->numbered ? client_slot_state(slot) : KVD_BOOTSTRAPPING;
+
+	return slot->numbered && state == KVD_BOOTSTRAPPING ? KVD_WAITING_FOR_INPUT
+							    : state;
+}
+
+static bool seat_lost(const struct kvd_attend *attend, uint32_t seat)
+{
+	return attend->guard && client_order_lost(attend->guard, seat);
+}
 
 static struct client_slot *seat_slot(const struct kvd_attend *attend, uint32_t seat)
 {
@@ -243,66 +294,115 @@ static void seat_reset(struct kvd_client *client, struct client_slot *slot)
 	slot->object.serial = client->serial;
 }
 
-int kvd_attend_post(struct kvd_attend *attend, uint32_t seat, uint32_t layer,
-		    const struct kvd_part *parts, size_t part_count, uint32_t deadline_us)
+/* `ordered`: entry->c is set. A refusal changes nothing of the seat's last request, but a
+ * full ring, which comes last, makes the seat one without a request. */
+static int attend_post(struct kvd_attend *attend, struct kvd_ring_entry *entry,
+		       const struct kvd_part *parts, size_t part_count, bool ordered)
 {
 	struct kvd_client *client = attend->object.client;
-	struct client_slot *slot = seat_slot(attend, seat);
-	struct kvd_ring_entry entry = {.op = KVD_RING_ATTEND,
-				       .a = attend->object.id,
-				       .b = layer,
-				       .c = deadline_us,
-				       .n0 = seat,
-				       .n1 = (uint32_t)part_count};
+	struct client_slot *slot = &attend->slots[entry->n0];
 	struct kvd_ring_part out[PARTS_MAX];
 	struct client_part pieces[PARTS_MAX + 1] = {{NULL, 0}};
+	int r = parts_fill(attend, parts, part_count, out, pieces);
+
+	if (r)
+		return r;
+	seat_reset(client, slot);
+	for (size_t i = 0; i <= part_count; i++)
+		entry->bytes += (uint32_t)pieces[i].bytes;
+	if (ordered)
+		entry->c = client_order_next(attend->guard, entry->n0,
+					     clock_ns() + entry->n2 * UINT64_C(1000));
+	else if (attend->guard)
+		client_order_none(attend->guard, entry->n0);
+	r = client_slot_make(slot, entry, pieces, part_count + 1, NULL);
+	if (!r)
+		slot->number = slot->object.id;
+	else if (ordered)
+		client_order_none(attend->guard, entry->n0);
+	return r;
+}
+
+static int attend_begin(struct kvd_attend *attend, uint32_t seat, size_t part_count)
+{
+	struct kvd_client *client = attend->object.client;
+	const struct client_slot *slot = seat_slot(attend, seat);
 	int state, r = client_post_begin(client, KVD_RING_ATTEND);
 
 	if (!r)
 		r = client_object_usable(&attend->object, "attend");
-	if (!r && (!slot || part_count == 0 || part_count > PARTS_MAX))
-		r = client_fail(client, KVD_E_RANGE,
-				"seat %u of %u, %zu parts; 1 to %u parts at a time", seat,
-				attend->seats, part_count, PARTS_MAX);
-	if (!r)
-		r = parts_fill(attend, parts, part_count, out, pieces);
 	if (r)
 		return r;
-	state = kvd_attend_state(attend, seat);
+	if (!slot || part_count == 0 || part_count > PARTS_MAX)
+		return client_fail(client, KVD_E_RANGE,
+				   "seat %u of %u, %zu parts; 1 to %u parts at a time",
+				   seat, attend->seats, part_count, PARTS_MAX);
+	state = seat_state(slot);
 	if (state == KVD_TRANSFERRING || state == KVD_WAITING_FOR_INPUT)
 		return client_fail(client, KVD_E_BUSY,
 				   "seat %u: in use; wait for its terminal state", seat);
-	seat_reset(client, slot);
-	for (size_t i = 0; i <= part_count; i++)
-		entry.bytes += (uint32_t)pieces[i].bytes;
-	r = client_slot_make(slot, &entry, pieces, part_count + 1, NULL);
+	return 0;
+}
+
+int kvd_attend_post(struct kvd_attend *attend, uint32_t seat, uint32_t layer,
+		    const struct kvd_part *parts, size_t part_count, uint32_t deadline_us)
+{
+	struct kvd_ring_entry entry = {.op = KVD_RING_ATTEND,
+				       .a = attend->object.id,
+				       .b = layer,
+				       .n0 = seat,
+				       .n1 = (uint32_t)part_count,
+				       .n2 = deadline_us};
+	int r = attend_begin(attend, seat, part_count);
+
+	return r ? r : attend_post(attend, &entry, parts, part_count, false);
+}
+
+int kvd_attend_order(struct kvd_attend *attend, uint32_t seat, uint32_t layer,
+		     const struct kvd_part *parts, size_t part_count,
+		     uint32_t deadline_us, uint64_t *value_p)
+{
+	struct kvd_client *client = attend->object.client;
+	struct kvd_ring_entry entry = {.op = KVD_RING_ATTEND,
+				       .a = attend->object.id,
+				       .b = layer,
+				       .n0 = seat,
+				       .n1 = (uint32_t)part_count,
+				       .n2 = deadline_us ? deadline_us : DEADLINE_US};
+	int r = attend_begin(attend, seat, part_count);
+
+	*value_p = 0;
+	if (r)
+		return r;
+	if (!attend->guard)
+		return client_fail(client, KVD_E_STATE,
+				   "attend: opened without the address of its seats");
+	r = attend_post(attend, &entry, parts, part_count, true);
 	if (!r)
-		slot->number = slot->object.id;
+		*value_p = entry.c;
 	return r;
 }
 
 int kvd_attend_state(const struct kvd_attend *attend, uint32_t seat)
 {
 	const struct client_slot *slot = seat_slot(attend, seat);
-	int state;
 
-	if (!slot)
-		return -KVD_E_RANGE;
-	if (!slot->numbered)
-		return KVD_BOOTSTRAPPING;
-	state = client_slot_state(slot);
-	return state == KVD_BOOTSTRAPPING ? KVD_WAITING_FOR_INPUT : state;
+	return !slot			 ? -KVD_E_RANGE
+	       : seat_lost(attend, seat) ? KVD_FAILED
+					 : seat_state(slot);
 }
 
 int kvd_attend_wait(struct kvd_attend *attend, uint32_t seat, int timeout_ms)
 {
 	struct client_slot *slot = seat_slot(attend, seat);
+	int state = KVD_BOOTSTRAPPING;
 
 	if (!slot)
 		return client_fail(attend->object.client, KVD_E_RANGE, "seat %u of %u",
 				   seat, attend->seats);
-	return slot->numbered ? client_slot_wait(slot, KVD_SUCCESS, timeout_ms)
-			      : KVD_BOOTSTRAPPING;
+	if (slot->numbered)
+		state = client_slot_wait(slot, KVD_SUCCESS, timeout_ms);
+	return seat_lost(attend, seat) ? KVD_FAILED : state;
 }
 
 int kvd_attend_read(const struct kvd_attend *attend, uint32_t seat,
@@ -323,6 +423,10 @@ int kvd_attend_read(const struct kvd_attend *attend, uint32_t seat,
 	facts_p->replicate = st.total > REPLICATE_FROM;
 	facts_p->error = st.state == KVD_FAILED ? st.error : 0;
 	facts_p->retryable = facts_p->error && st.retryable;
+	if (seat_lost(attend, seat)) {
+		facts_p->error = KVD_E_NOREPLY;
+		facts_p->retryable = true;
+	}
 	return 0;
 }
 
@@ -334,7 +438,11 @@ int kvd_attend_error(const struct kvd_attend *attend, uint32_t seat, int timeout
 	*error_p = (struct kvd_error){0};
 	if (!slot || !slot->numbered)
 		return -KVD_E_STATE;
-	return client_slot_error(slot, timeout_ms, error_p);
+	if (!seat_lost(attend, seat))
+		return client_slot_error(slot, timeout_ms, error_p);
+	client_error_set(error_p, KVD_E_NOREPLY,
+			 "seat %u: the daemon did not end the request in time", seat);
+	return 0;
 }
 
 int kvd_attend_stop(struct kvd_attend *attend, uint32_t seat)

@@ -407,6 +407,7 @@ void client_session_lost(struct kvd_client *client)
 	again->retry_ns = was_up && !again->tries ? now : now + pause;
 	again->tries++;
 	client_ring_lost(client);
+	client_attends_lost(client);
 	again->stage = CLIENT_DOWN;
 	again->failed = false;
 	again->open = 0;

@@ -58,11 +58,14 @@ struct kvd_attend_args {
 	const char *view;	 /* view of the chunks; NULL: the only one */
 	const char *key, *value; /* fields of the layout; MLA: key only */
 	struct kvd_rope rope;
+	void *address; /* of the first seat in this process, for ordered requests; NULL:
+			* without them */
 };
 struct kvd_attend;
 /* Offsets within a seat; seat n starts at offset + n * bytes. */
 struct kvd_seat {
 	uint64_t bytes, q, o, m, l;
+	uint64_t ready, done; /* 64-bit words: kvd_attend_order() */
 };
 /* -KVD_E_STATE: the chunk store of the daemon is off. */
 int kvd_attend_open(struct kvd_client *client, const struct kvd_attend_args *args,
@@ -103,6 +106,27 @@ struct kvd_part {
 int kvd_attend_post(struct kvd_attend *attend, uint32_t seat, uint32_t layer,
 		    const struct kvd_part *parts, size_t part_count,
 		    uint32_t deadline_us);
+/*
+ * An ordered request, for queries that a GPU's stream computes: it is posted before q is
+ * there, and neither the engine's threads nor the daemon wait for the stream. The
+ * seats are in a memfd that is mapped at args.address and registered with the driver
+ * (cuMemHostRegister). The stream then
+ *     writes q,
+ *     stores *value_p in the seat's word `ready` (cuStreamWriteValue64),
+ *     works on other tokens,
+ *     waits until the word `done` is at least *value_p (cuStreamWaitValue64, GEQ), and
+ *     reads o, m and l.
+ * Its wait always ends: with the request, successful or not; when the daemon's process
+ * has ended; and half a second after the deadline, even if the daemon hangs. A stream
+ * cannot see a failure: when it has passed the word, and before results are used, call
+ * kvd_attend_state() for each seat. Only those of KVD_SUCCESS are results.
+ *
+ * Layers that the engine posts ahead of its stream need a seat each. The deadline counts
+ * from this call on. -KVD_E_STATE: no args.address.
+ */
+int kvd_attend_order(struct kvd_attend *attend, uint32_t seat, uint32_t layer,
+		     const struct kvd_part *parts, size_t part_count,
+		     uint32_t deadline_us, uint64_t *value_p);
 /* Reads only shared memory; terminal means that the engine may reuse the seat.
  * KVD_BOOTSTRAPPING: never posted; KVD_WAITING_FOR_INPUT: q has not been read yet. */
 int kvd_attend_state(const struct kvd_attend *attend, uint32_t seat);

@@ -106,10 +106,12 @@ enum kvd_ring_op {
 	KVD_RING_PUT = 19,
 	/* As HOLD, with at least one id; n1: remote_ms. */
 	KVD_RING_HOLD_REMOTE = 21,
-	/* a: attention context (attention.open); b: layer; c: deadline_us; n0: seat;
-	 * payload: n1 parts (struct kvd_ring_part), then their selections in the same
-	 * order. Word: TRANSFERRING when the engine may reuse q; SUCCESS: o, m and l
-	 * are in the seat. */
+	/* a: attention context (attention.open); b: layer; c: 0, or the value of an
+	 * ordered request: the daemon reads q when the seat's word `ready` is at least
+	 * that, and stores it in the word `done` when the request has ended, after the
+	 * status word; n0: seat; n2: deadline_us; payload: n1 parts (struct
+	 * kvd_ring_part), then their selections in the same order. Word: TRANSFERRING
+	 * when the engine may reuse q; SUCCESS: o, m and l are in the seat. */
 	KVD_RING_ATTEND = 24,
 };
 

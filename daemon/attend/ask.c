@@ -10,6 +10,9 @@
  * has one reply, with all of its rows or an error, and one error fails the post: partial
  * results of fewer chunks would be plausible, and wrong.
  *
+ * An ordered post starts when its word says that q is there. Until then it has a deadline
+ * and can be canceled, as any other.
+ *
  * A failed post ends at once. Remote legs in progress are canceled, and their replies
  * find no post; a local leg in a kernel keeps its own memory until it is done. The
  * results of all legs are merged (gather.c), and after that the loop writes the seat:
@@ -23,6 +26,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/memory/memory.h"
+#include "daemon/room/rooms.h"
 #include "daemon/session/region.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
@@ -72,6 +76,35 @@ static void post_data_drop(struct attend_post *post)
 	charge_drop(&post->data_charge);
 }
 
+static uint64_t seat_place(const struct attend *attend, uint32_t seat)
+{
+	return attend->offset + seat * attend->facts.seat_bytes;
+}
+
+/* The last store to a seat: a stream that sees it reads o, m, l, and an engine that reads
+ * the status word after it finds the result. */
+static void seat_done(const struct attend *attend, const struct region *region,
+		      uint32_t seat, uint64_t value)
+{
+	uint64_t *word = (void *)(region->memory->base + seat_place(attend, seat) +
+				  attend->facts.done);
+
+	__atomic_store_n(word, htole64(value), __ATOMIC_RELEASE);
+}
+
+void attend_pass(struct session *session, uint64_t id, uint32_t seat, uint64_t value)
+{
+	const struct attend_session *part = attend_session(session);
+	const struct attend *attend = part ? idmap_get(&part->attends, id) : NULL;
+	const struct region *region;
+
+	if (!attend || seat >= attend->seats || attend->taken[seat])
+		return;
+	region = region_find(session, attend->region);
+	if (region)
+		seat_done(attend, region, seat, value);
+}
+
 /* No work that could touch the seat is in progress any more. `why` NULL: success. */
 static void post_end(struct attend_post *post, const struct err *why)
 {
@@ -92,9 +125,9 @@ static void post_end(struct attend_post *post, const struct err *why)
 		leg_drop(leg);
 	if (post->merge)
 		gather_forget(post->merge);
+	wait_stop(&post->wait);
 	loop_timer_stop(&post->deadline);
 	loop_defer_cancel(&post->begin);
-	region_unpin(post->region);
 	attend->taken[post->seat] = NULL;
 	idmap_remove(&part->posts, post->id);
 	list_remove(&post->link);
@@ -105,6 +138,9 @@ static void post_end(struct attend_post *post, const struct err *why)
 	else
 		status_slot_set(session->status, post->slot, KVD_SUCCESS, 0, ERR_OK);
 	status_slot_release(session->status, post->slot);
+	if (post->point.region)
+		seat_done(attend, post->region, post->seat, post->point.value);
+	region_unpin(post->region);
 	post_data_drop(post);
 	charge_drop(&post->charge);
 	mem_free(post);
@@ -125,10 +161,7 @@ void post_succeed(struct attend_post *post)
 
 uint8_t *post_seat(const struct attend_post *post, uint64_t offset)
 {
-	const struct attend *attend = post->attend;
-
-	return post->region->memory->base + attend->offset +
-	       post->seat * attend->facts.seat_bytes + offset;
+	return post->region->memory->base + seat_place(post->attend, post->seat) + offset;
 }
 
 static void on_deadline(struct loop_timer *timer)
@@ -602,6 +635,15 @@ static void post_begin(struct attend_post *post)
 			ERR_OK);
 }
 
+/* q is there. Times are from here on. */
+static void post_on_point(struct wait *wait)
+{
+	struct attend_post *post = container_of(wait, struct attend_post, wait);
+
+	post->began_ns = loop_clock_ns(post->attend->session->kvd->loop);
+	post_begin(post);
+}
+
 static void post_on_begin(struct loop_defer *defer)
 {
 	post_begin(container_of(defer, struct attend_post, begin));
@@ -648,6 +690,12 @@ static int post_new(struct attend *attend, struct attend_post_args *args,
 				     .began_ns = loop_clock_ns(session->kvd->loop),
 				     .on_failed = args->on_failed,
 				     .region = region};
+	if (args->value)
+		post->point = (struct wait_spec){
+			.region = region,
+			.offset = seat_place(attend, args->seat) + attend->facts.ready,
+			.value = args->value};
+	list_init(&post->wait.link);
 	list_init(&post->sides);
 	list_init(&post->legs);
 	loop_timer_init(&post->deadline, session->kvd->loop, on_deadline);
@@ -707,6 +755,10 @@ int attend_post(struct attend *attend, struct attend_post_args *args)
 		post_fail(post, &why);
 		return 0;
 	}
-	post_begin(post);
+	if (wait_passed(&post->point))
+		post_begin(post);
+	else
+		wait_start(rooms_waits(rooms_of(attends->kvd)), &post->wait, &post->point,
+			   post_on_point);
 	return 0;
 }

@@ -49,7 +49,7 @@ static uint64_t round_up(uint64_t bytes)
 	return (bytes + SEAT_ALIGN - 1) / SEAT_ALIGN * SEAT_ALIGN;
 }
 
-/* q, o, m, l, each at a multiple of 64 bytes. */
+/* q, o, m, l, and two words, each at a multiple of 64 bytes. */
 static void seat_lay(struct attend *attend)
 {
 	const struct form *form = &attend->form;
@@ -59,7 +59,9 @@ static void seat_lay(struct attend *attend)
 	f->o = round_up(form_q_bytes(form, attend->rows));
 	f->m = f->o + round_up((uint64_t)attend->rows * form->shape.dv * sizeof(float));
 	f->l = f->m + round_up(attend->rows * sizeof(float));
-	f->seat_bytes = f->l + round_up(attend->rows * sizeof(float));
+	f->ready = f->l + round_up(attend->rows * sizeof(float));
+	f->done = f->ready + SEAT_ALIGN;
+	f->seat_bytes = f->done + SEAT_ALIGN;
 }
 
 static int attend_args_check(const struct attend_args *args)

@@ -11,6 +11,10 @@
  * An engine posts, and the requested daemon serves; both put rows into one queue
  * (compute.h). Only the engine's own daemon writes to a seat, when all subtransfers are
  * complete: so a post that ends has ended, even if work continues elsewhere. Loop thread.
+ *
+ * An engine on a GPU posts a layer before its stream has written q (ordered): the stream
+ * stores a value in the seat's word `ready` behind q, and waits for the same value in
+ * `done`, which each end of the post stores.
  */
 #ifndef KVD_ATTEND_H
 #define KVD_ATTEND_H
@@ -52,7 +56,7 @@ struct attend_args {
 struct attend_facts {
 	uint64_t id, seat_bytes; /* from one seat to the next */
 	/* in a seat, from its start on */
-	uint64_t q, o, m, l;
+	uint64_t q, o, m, l, ready, done;
 };
 /* ERR_INVAL, ERR_RANGE, ERR_NOTFOUND, ERR_LIMIT. */
 int attend_open(struct session *session, const struct attend_args *args,
@@ -66,7 +70,8 @@ struct attend_post_args {
 	uint32_t slot;
 	uint32_t seat, layer;
 	uint64_t deadline_ns;
-	uint8_t *data; /* parts, then the selections of all: attend_post() takes it */
+	uint64_t value; /* of the seat's words ready and done; 0: not ordered */
+	uint8_t *data;	/* parts, then the selections of all: attend_post() takes it */
 	uint32_t part_count, select_count;
 	/* the highest of each part's numbers, plus one: attend_post_scan() */
 	uint32_t bounds[ATTEND_PARTS_MAX];
@@ -78,6 +83,9 @@ struct attend_post_args {
  * ERR_RANGE, ERR_NOTFOUND, ERR_BUSY, ERR_LEASE, ERR_REQUIRE (that daemon cannot compute
  * it), … */
 int attend_post(struct attend *attend, struct attend_post_args *args);
+/* An ordered request was refused before it had a post: sets the seat's word `done`,
+ * unless the seat is in use. */
+void attend_pass(struct session *session, uint64_t id, uint32_t seat, uint64_t value);
 /* Scans all selections; any thread. */
 void attend_post_scan(uint32_t heads, struct attend_post_args *args);
 uint32_t attend_heads(const struct attend *attend);

@@ -15,6 +15,7 @@
 #include "daemon/loop/offload.h"
 #include "daemon/loop/work.h"
 #include "daemon/session/session.h"
+#include "daemon/session/wait.h"
 #include "proto/wire.h"
 
 struct far_hold;
@@ -106,10 +107,13 @@ struct attend_post {
 	uint32_t slot, seat, layer;
 	uint32_t rows; /* up to the last one of a part; those after it are not touched */
 	struct region *region; /* pinned */
-	struct list sides;     /* ask.c: of subtransfers that are not made yet */
-	struct list legs;      /* struct leg.link, in the order of the parts */
-	unsigned int open;     /* incomplete subtransfers, made or not */
-	struct leg *next;      /* the last one, while it starts; or NULL */
+	/* ordered: the word `ready` and its value; without a region: not ordered */
+	struct wait_spec point;
+	struct wait wait;
+	struct list sides; /* ask.c: of subtransfers that are not made yet */
+	struct list legs;  /* struct leg.link, in the order of the parts */
+	unsigned int open; /* incomplete subtransfers, made or not */
+	struct leg *next;  /* the last one, while it starts; or NULL */
 	struct loop_defer begin;
 	unsigned int remotes;
 	struct post_figures figures; /* the largest of its legs' */

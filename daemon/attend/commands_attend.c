@@ -165,6 +165,8 @@ static int open_run(struct request *req)
 	out_number(out, "o", facts.o);
 	out_number(out, "m", facts.m);
 	out_number(out, "l", facts.l);
+	out_number(out, "ready", facts.ready);
+	out_number(out, "done", facts.done);
 	return reply_end(&reply);
 }
 
@@ -193,8 +195,9 @@ const struct command attend_commands[] = {
 	{"attention.open",
 	 "Open an attention context with buffers (seats) for query rows", open_fields, 0,
 	 open_run,
-	 "attend: the context; seat_bytes: distance between seats; q, o, m, l: byte "
-	 "offsets within a seat. o, m and l are fp32"},
+	 "attend: the context; seat_bytes: distance between seats; q, o, m, l, ready, "
+	 "done: byte offsets within a seat. o, m and l are fp32, ready and done the "
+	 "64-bit words of ordered requests"},
 	{"attention.close", "Close an attention context; its requests end", key_fields, 0,
 	 close_run, "nothing"},
 	{.name = NULL},

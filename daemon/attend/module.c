@@ -22,6 +22,7 @@
 #include "daemon/config/config.h"
 #include "daemon/cost/live.h"
 #include "daemon/session/region.h"
+#include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 #include "daemon/store/store.h"
 
@@ -38,6 +39,7 @@ static bool attends_on_prepare(struct loop_prepare *prepare)
 
 	if (loop_clock_ns(attends->kvd->loop) < attends->awake_ns) {
 		attends->looks++;
+		waits_look(rooms_waits(rooms_of(attends->kvd)));
 		return true;
 	}
 	loop_prepare_remove(prepare);

@@ -73,7 +73,8 @@ static int reading_post(struct reading *reading)
 	args->slot = e->slot;
 	args->seat = e->n0;
 	args->layer = (uint32_t)e->b;
-	args->deadline_ns = (e->c ? e->c : DEADLINE_US_PRESET) * 1000;
+	args->deadline_ns = (e->n2 ? e->n2 : DEADLINE_US_PRESET) * UINT64_C(1000);
+	args->value = e->c;
 	args->on_failed = on_failed;
 	charge_drop(&reading->charge); /* the post charges itself */
 	return err_pass(attend_post(attend, args));
@@ -89,6 +90,8 @@ static void attend_refuse(struct ring *ring, const struct kvd_ring_entry *e)
 {
 	ring_refuse(ring, e->slot, KVD_RING_IDS + e->slot);
 	status_slot_release(ring->session->status, e->slot);
+	if (e->c)
+		attend_pass(ring->session, e->a, e->n0, e->c);
 }
 
 static void reading_done(struct offload_job *job)
@@ -141,12 +144,11 @@ static int attend_do(struct ring *ring, const struct kvd_ring_entry *e,
 
 	if (!attend)
 		return err_pass(-ENOENT);
-	if (e->b > UINT32_MAX || e->c > DEADLINE_US_MAX)
+	if (e->b > UINT32_MAX || e->n2 > DEADLINE_US_MAX)
 		return err_raise(ERR_RANGE,
-				 "layer %llu or deadline_us %llu is out of "
-				 "range (deadline_us at most %u)",
-				 (unsigned long long)e->b, (unsigned long long)e->c,
-				 DEADLINE_US_MAX);
+				 "layer %llu or deadline_us %u is out of range "
+				 "(deadline_us at most %u)",
+				 (unsigned long long)e->b, e->n2, DEADLINE_US_MAX);
 	reading.heads = attend_heads(attend);
 	if (e->bytes > READ_INLINE)
 		return err_pass(reading_begin(&reading, arena));

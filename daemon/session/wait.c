@@ -143,6 +143,12 @@ static void wait_on_timer(struct loop_timer *timer)
 	wait_next(waits);
 }
 
+void waits_look(struct waits *waits)
+{
+	if (waits->words)
+		wait_on_timer(&waits->timer);
+}
+
 int waits_new(struct loop *loop, struct waits **waits_p)
 {
 	struct waits *waits = mem_zalloc(sizeof(*waits));

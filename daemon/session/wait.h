@@ -54,5 +54,7 @@ bool wait_passed(const struct wait_spec *spec);
 void wait_start(struct waits *waits, struct wait *wait, const struct wait_spec *spec,
 		void (*on_over)(struct wait *wait));
 void wait_stop(struct wait *wait); /* idempotent */
+/* Poll now: in each turn of a loop that does not sleep. */
+void waits_look(struct waits *waits);
 
 #endif

@@ -32,7 +32,7 @@ from .errors import (AbortedError, BusyError, CanceledError, ConnectionError, Da
 _kvd.set_error_maker(error_make)
 
 from .aio import AsyncClient, AsyncRoom  # noqa: E402
-from .attend import Attend, AttendFacts, Part, Rope  # noqa: E402
+from .attend import Attend, AttendFacts, AttendStream, Part, Rope  # noqa: E402
 from .chunks import (ChunkEvent, ChunkEvents, Facts, Found, Hold, Move,  # noqa: E402
                      Space)
 from .client import Client, Pool  # noqa: E402
@@ -47,7 +47,7 @@ __version__ = _kvd.version()
 logging.getLogger("kvd").addHandler(logging.NullHandler())
 
 __all__ = [
-    "Attend", "AttendFacts", "Part", "Rope",
+    "Attend", "AttendFacts", "AttendStream", "Part", "Rope",
     "AbortedError", "AsyncClient", "AsyncRoom", "BOOTSTRAPPING", "BusyError", "CLOSED",
     "CanceledError", "ChunkEvent", "ChunkEvents", "Client", "ConnectionError", "DaemonError", "Error",
     "FAILED", "Facts", "Found", "HND", "Hold", "InvalidError", "Layout", "LimitError", "Memory",

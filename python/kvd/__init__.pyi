@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from .aio import AsyncClient as AsyncClient, AsyncRoom as AsyncRoom
-from .attend import Attend as Attend, AttendFacts as AttendFacts, Part as Part, Rope as Rope
+from .attend import (Attend as Attend, AttendFacts as AttendFacts, AttendStream as AttendStream,
+                     Part as Part, Rope as Rope)
 from .chunks import (
     ChunkEvent as ChunkEvent, ChunkEvents as ChunkEvents, Facts as Facts, Found as Found,
     Hold as Hold, Move as Move, Space as Space)

@@ -27,8 +27,8 @@ from collections import namedtuple
 
 import numpy as np
 
-from . import _check, _kvd
-from .errors import Error, TimeoutError, error_make
+from . import _check, _kvd, cuda
+from .errors import BusyError, Error, StateError, TimeoutError, error_make
 from .memory import Memory
 from .rooms import BOOTSTRAPPING, FAILED, SUCCESS
 
@@ -39,6 +39,7 @@ OUTS = {"fp32": False, "bf16": True}
 PAIRS = {"halves": 0, "interleaved": 1}
 ALIGN = 64
 ROWS_MAX = 4096
+_open = set()  # a stream may use the seats until AttendStream.close()
 WHY_S = 5  # timeout of the query for a failed request's message, in seconds
 
 Rope = namedtuple("Rope", "first dims pairs inv_freq")
@@ -116,12 +117,13 @@ class Attend:
         self.seats = _check.integer("seats", seats, 1, 256)
         _choice("q_type", q_type, TYPES)
         self.heads, self.dqk, self.dv, self.q_type = heads, dqk, dv, q_type
-        seat = (_up(rows * dqk * TYPE_BYTES[q_type]) + _up(rows * dv * 4) + 2 * _up(rows * 4))
+        seat = (_up(rows * dqk * TYPE_BYTES[q_type]) + _up(rows * dv * 4) + 2 * _up(rows * 4)
+                + 2 * ALIGN)
         self._memory = Memory(seat * seats)
         self._region = client.register(self._memory, name="seats")
         try:
             self._attend = _kvd.Attend(
-                client._kvd, self._region, 0, self.rows, self.seats,
+                client._kvd, self._region, 0, self._memory.address, self.rows, self.seats,
                 _choice("kind", kind, KINDS), _choice("q_type", q_type, TYPES),
                 _choice("kv_type", kv_type, TYPES), heads, kv_heads, first_head, dqk, dv,
                 float(scale), float(softcap), view, key, value, _rope_pack(rope),
@@ -180,6 +182,11 @@ class Attend:
         self._attend.post(seat, _check.integer("layer", layer, 0, _check.U32), parts,
                           round(deadline * 1e6))
 
+    def on_stream(self, stream):
+        """For queries that a GPU computes. stream: a CUstream as int, or a torch.cuda.Stream.
+        -> AttendStream"""
+        return AttendStream(self, stream)
+
     def state(self, seat):
         """The state: a read of shared memory. WAITING_FOR_INPUT: q has not been read yet."""
         return self._attend.state(seat)
@@ -225,3 +232,99 @@ class Attend:
 
     def __exit__(self, *exc):
         self.close()
+
+
+Addresses = namedtuple("Addresses", "q o m l")
+Addresses.__doc__ = """Of a seat on the device: q of q_type, rows x dqk; o, rows x dv floats; m and l,
+rows floats."""
+
+
+class AttendStream:
+    """Requests in the order of a CUDA stream: Attend.on_stream(). No thread waits for the stream. In
+    a step, for each layer, with a seat for each:
+
+        queries = on.at(seat).q         # the engine's kernels write there, in the stream
+        on.post(seat, layer, packed)
+        ...                             # the engine's own attention, in the stream
+        on.join(seat)                   # the stream waits for the results
+        ...                             # kernels that read on.at(seat).o, .m, .l and merge
+    and at the end of the step, when the stream has passed:
+
+        failed = on.failed()            # seats without a valid result
+
+    The seats are memory of the host that the driver has registered: the device reads and writes it
+    directly. A request that fails, and a daemon that dies or hangs, let the stream go on, at the latest
+    half a second after the deadline. So results are valid only for seats that failed() does not name.
+
+    The stream's context must be current in the thread of these calls, and the stream must not be
+    capturing a graph. Close it before the Attend, when the stream has passed."""
+
+    def __init__(self, attend, stream):
+        self._attend, self._stream = attend, cuda._stream(stream)
+        self._values, self._lost = {}, []  # of the step: of each seat; seats used again
+        self._page = cuda.Pinned(attend._memory, "attend")
+        _open.add(self)
+        begin = self._page.address
+        bytes_, q, o, m, l, self._ready, self._done = attend._at
+        self._bytes = bytes_
+        self._at = [Addresses(*(begin + seat * bytes_ + piece for piece in (q, o, m, l)))
+                    for seat in range(attend.seats)]
+
+    def _usable(self):
+        if self._page is None:
+            raise StateError("attend: the stream's view is closed", "ESTATE", 11)
+
+    def at(self, seat):
+        """-> Addresses"""
+        return self._at[_check.integer("seat", seat, 0, self._attend.seats - 1)]
+
+    def post(self, seat, layer, parts, *, deadline=0.0):
+        """As Attend.post(), for rows that the stream has been told to write: they are sent when it
+        has written them. deadline: seconds from now on. Error: a call of the driver failed; nothing
+        is in progress."""
+        self._usable()
+        attend = self._attend
+        if not isinstance(parts, Packed):
+            parts = attend.pack(parts)
+        layer, before = _check.integer("layer", layer, 0, _check.U32), attend.state(seat)
+        try:
+            value = attend._attend.order(seat, layer, parts, round(deadline * 1e6))
+        except BusyError:  # the seat's last request is in progress
+            raise
+        except Error:
+            self._ended(seat, before)
+            raise
+        self._ended(seat, before)
+        self._values[seat] = value
+        try:
+            self._page.store(self._stream, seat * self._bytes + self._ready, value)
+        except Error:
+            attend.stop(seat)
+            raise
+
+    def _ended(self, seat, state):
+        """Its last request, which may be another step's, is followed by another."""
+        if self._values.pop(seat, None) and state != SUCCESS:
+            self._lost.append(seat)
+
+    def join(self, seat):
+        """The stream's later work waits for the seat's last request, whether it succeeds or not."""
+        self._usable()
+        if seat not in self._values:
+            raise StateError("seat %s: no request" % (seat,), "ESTATE", 11)
+        self._page.await_word(self._stream, seat * self._bytes + self._done, self._values[seat])
+
+    def failed(self):
+        """Of the requests since the last call: the seats with one that has no result. The stream must
+        have passed the last join(). A read of shared memory. The reason of a seat's last request:
+        Attend.error(). -> sorted list"""
+        lost = [seat for seat in self._values if self._attend.state(seat) != SUCCESS]
+        lost, self._values, self._lost = sorted({*lost, *self._lost}), {}, []
+        return lost
+
+    def close(self):
+        """Release the driver's registration. The stream must have passed the last join()."""
+        if self._page is not None:
+            self._page.close()
+            self._page = None
+            _open.discard(self)

@@ -9,7 +9,7 @@ import ctypes
 import os
 import threading
 
-from .errors import MemoryImportError
+from .errors import Error, MemoryImportError
 
 _DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _lock = threading.Lock()
@@ -104,3 +104,49 @@ def describe(address, nbytes):
             raise _refused("GPU memory [%#x, +%d) exceeds its allocation [%#x, +%d)"
                            % (address, nbytes, base.value, size.value))
         return Piece(driver.uuid(ordinal.value), _handle(driver, base), offset)
+
+
+_PORTABLE_MAPPED = 3  # CU_MEMHOSTREGISTER_PORTABLE, _DEVICEMAP
+_UNTIL_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
+
+
+def _stream(thing):
+    """A driver's handle of a stream, of that or torch's object."""
+    return ctypes.c_void_p(int(getattr(thing, "cuda_stream", thing)))
+
+
+class Pinned:
+    """Memory of this process that the driver has registered, and words in it that streams store
+    and wait for. The context of the stream must be current in the thread of each call. name: in
+    errors."""
+
+    def __init__(self, memory, name):
+        self._cuda, self._name, self._base = _driver(), name, ctypes.c_void_p(memory.address)
+        self._memory, address = memory, ctypes.c_uint64()  # keeps the mapping
+        self.call("cuMemHostRegister_v2", self._base, ctypes.c_size_t(memory.nbytes),
+                  _PORTABLE_MAPPED)
+        try:
+            self.call("cuMemHostGetDevicePointer_v2", ctypes.byref(address), self._base, 0)
+        except Error:
+            self.close()
+            raise
+        self.address = address.value  # of the memory, on the device
+
+    def call(self, function, *args):
+        code = self._cuda.code(function, *args)
+        if code:
+            raise Error("%s: %s: %s; the stream's context must be current in this thread"
+                        % (self._name, function, self._cuda.word(code)), "EIO", 36)
+
+    def store(self, stream, offset, value):
+        """The stream stores a 64-bit word after its earlier work."""
+        self.call("cuStreamWriteValue64_v2", stream, ctypes.c_uint64(self.address + offset),
+                  ctypes.c_uint64(value), 0)
+
+    def await_word(self, stream, offset, value):
+        """The stream's later work waits until the word is at least `value`."""
+        self.call("cuStreamWaitValue64_v2", stream, ctypes.c_uint64(self.address + offset),
+                  ctypes.c_uint64(value), _UNTIL_AT_LEAST)
+
+    def close(self):
+        self._cuda.code("cuMemHostUnregister", self._base)

@@ -14,14 +14,8 @@ from . import cuda
 from .errors import BusyError, Error, StateError
 from .memory import Memory
 
-_PORTABLE_MAPPED = 3  # CU_MEMHOSTREGISTER_PORTABLE, _DEVICEMAP
 _NON_BLOCKING = 1
 _open = set()  # a stream may write to the page until close()
-
-
-def _handle(thing, name):
-    """A driver's handle, or torch's object that has one."""
-    return ctypes.c_void_p(int(getattr(thing, name, thing)))
 
 
 class Timeline:
@@ -30,8 +24,7 @@ class Timeline:
     must not be capturing a graph. Close the timeline before the client."""
 
     def __init__(self, client, stream=None, *, timeout=None):
-        self._cuda, self._lock = cuda._driver(), threading.Lock()
-        self._client, self._marks, self._undo = client, 0, None
+        self._lock, self._client, self._marks, self._undo = threading.Lock(), client, 0, None
         memory = Memory(mmap.PAGESIZE, "kvd-timeline")
         self._region = client.register(memory, name="timeline", timeout=timeout)
         try:
@@ -42,35 +35,22 @@ class Timeline:
         _open.add(self)
 
     def _begin(self, stream, memory):
-        base, address = ctypes.c_void_p(memory.address), ctypes.c_uint64()
         with contextlib.ExitStack() as undo:
-            self._call("cuMemHostRegister_v2", base, ctypes.c_size_t(memory.nbytes),
-                       _PORTABLE_MAPPED)
-            undo.callback(self._cuda.code, "cuMemHostUnregister", base)
-            self._call("cuMemHostGetDevicePointer_v2", ctypes.byref(address), base, 0)
-            self._stream = ctypes.c_void_p()
+            self._page = cuda.Pinned(memory, "timeline")
+            undo.callback(self._page.close)
             if stream is None:
-                self._call("cuStreamCreateWithPriority", ctypes.byref(self._stream),
-                           _NON_BLOCKING, 0)
-                undo.callback(self._cuda.code, "cuStreamDestroy_v2", self._stream)
+                self._stream = ctypes.c_void_p()
+                self._page.call("cuStreamCreateWithPriority", ctypes.byref(self._stream),
+                                _NON_BLOCKING, 0)
+                undo.callback(cuda._driver().code, "cuStreamDestroy_v2", self._stream)
             else:
-                self._stream = _handle(stream, "cuda_stream")
-            self._address, self._word = address, memory.array(dtype=np.uint64)
-            self._write(0)  # fails here if the device does not support it
+                self._stream = cuda._stream(stream)
+            self._word = memory.array(dtype=np.uint64)
+            self._page.store(self._stream, 0, 0)  # fails here if the device does not support it
             self._undo = undo.pop_all()
 
-    def _call(self, name, *args):
-        code = self._cuda.code(name, *args)
-        if code:
-            raise Error("timeline: %s: %s; the stream's context must be current in this "
-                        "thread" % (name, self._cuda.word(code)), "EIO", 36)
-
-    def _write(self, value):
-        self._call("cuStreamWriteValue64_v2", self._stream, self._address,
-                   ctypes.c_uint64(value), 0)
-
     def _mark(self):
-        self._write(self._marks + 1)
+        self._page.store(self._stream, 0, self._marks + 1)
         self._marks += 1
         return self._region, 0, self._marks
 
@@ -90,7 +70,8 @@ class Timeline:
         int, or a torch.cuda.Event."""
         with self._lock:
             self._usable()
-            self._call("cuStreamWaitEvent", self._stream, _handle(event, "cuda_event"), 0)
+            self._page.call("cuStreamWaitEvent", self._stream,
+                            ctypes.c_void_p(int(getattr(event, "cuda_event", event))), 0)
             return self._mark()
 
     @property

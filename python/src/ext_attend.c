@@ -63,8 +63,9 @@ static bool rope_parse(PyObject *rope, struct kvd_rope *out)
 	return true;
 }
 
-/* Attend(client, region, offset, rows, seats, kind, q_type, kv_type, heads, kv_heads,
- * first_head, dqk, dv, scale, softcap, view, key, value, rope, out_bf16, timeout) */
+/* Attend(client, region, offset, address, rows, seats, kind, q_type, kv_type, heads,
+ * kv_heads, first_head, dqk, dv, scale, softcap, view, key, value, rope, out_bf16,
+ * timeout) */
 static PyObject *attend_make(PyTypeObject *type, PyObject *args,
 			     PyObject *Py_UNUSED(kwargs))
 {
@@ -74,20 +75,21 @@ static PyObject *attend_make(PyTypeObject *type, PyObject *args,
 	struct use use = {.to = &a->region};
 	struct run run = {.start = attend_begin, .ctx = &s, .uses = &use, .use_count = 1};
 	struct attend_object *object;
-	unsigned long long offset;
+	unsigned long long offset, address;
 	int kind, q_type, kv_type, out_bf16, r;
 
-	if (!PyArg_ParseTuple(args, "O!O!KIIiiiIIIIIffzzzOpO&", client_type, &client,
-			      region_type, &region, &offset, &a->rows, &a->seats, &kind,
-			      &q_type, &kv_type, &a->heads, &a->kv_heads, &a->first_head,
-			      &a->dqk, &a->dv, &a->scale, &a->softcap, &a->view, &a->key,
-			      &a->value, &rope, &out_bf16, ext_timeout,
-			      &run.timeout_ms) ||
+	if (!PyArg_ParseTuple(args, "O!O!KKIIiiiIIIIIffzzzOpO&", client_type, &client,
+			      region_type, &region, &offset, &address, &a->rows,
+			      &a->seats, &kind, &q_type, &kv_type, &a->heads,
+			      &a->kv_heads, &a->first_head, &a->dqk, &a->dv, &a->scale,
+			      &a->softcap, &a->view, &a->key, &a->value, &rope, &out_bf16,
+			      ext_timeout, &run.timeout_ms) ||
 	    !rope_parse(rope, &a->rope) ||
 	    !region_usable((struct region *)region, (struct client *)client, "region", 0))
 		return NULL;
 	use.of = (struct handle *)region;
 	a->offset = offset;
+	a->address = (void *)(uintptr_t)address;
 	a->out_bf16 = out_bf16;
 	a->kind = (enum kvd_attend_kind)kind;
 	a->q_type = (enum kvd_value_type)q_type;
@@ -101,7 +103,7 @@ static PyObject *attend_make(PyTypeObject *type, PyObject *args,
 	return handle_made(&object->h, s.made, r);
 }
 
-/* (bytes, q, o, m, l) of a seat */
+/* (bytes, q, o, m, l, ready, done) of a seat */
 static PyObject *attend_seat(PyObject *self, PyObject *Py_UNUSED(none))
 {
 	struct handle *object = (struct handle *)self;
@@ -111,9 +113,11 @@ static PyObject *attend_seat(PyObject *self, PyObject *Py_UNUSED(none))
 		return NULL;
 	if (kvd_attend_seat(object->kvd, &seat) < 0)
 		return ext_raise_code(KVD_E_STATE, "attend: no answer so far");
-	return Py_BuildValue("(KKKKK)", (unsigned long long)seat.bytes,
+	return Py_BuildValue("(KKKKKKK)", (unsigned long long)seat.bytes,
 			     (unsigned long long)seat.q, (unsigned long long)seat.o,
-			     (unsigned long long)seat.m, (unsigned long long)seat.l);
+			     (unsigned long long)seat.m, (unsigned long long)seat.l,
+			     (unsigned long long)seat.ready,
+			     (unsigned long long)seat.done);
 }
 
 /* (hold, row, rows, first, count, tokens, delta, per_token, select as bytes or None) */
@@ -147,6 +151,8 @@ struct post_start {
 	struct kvd_part parts[PARTS_MAX];
 	unsigned int seat, layer, deadline_us;
 	size_t count;
+	bool ordered;
+	uint64_t value;
 };
 
 static int post_begin(void *ctx, const struct kvd_call *call)
@@ -154,16 +160,18 @@ static int post_begin(void *ctx, const struct kvd_call *call)
 	struct post_start *s = ctx;
 
 	(void)call;
+	if (s->ordered)
+		return kvd_attend_order(s->kvd, s->seat, s->layer, s->parts, s->count,
+					s->deadline_us, &s->value);
 	return kvd_attend_post(s->kvd, s->seat, s->layer, s->parts, s->count,
 			       s->deadline_us);
 }
 
-/* post(seat, layer, parts, deadline_us) */
-static PyObject *attend_post(PyObject *self, PyObject *args)
+static PyObject *post_any(PyObject *self, PyObject *args, bool ordered)
 {
 	struct attend_object *object = (struct attend_object *)self;
 	struct use uses[PARTS_MAX + 1];
-	struct post_start s = {0};
+	struct post_start s = {.ordered = ordered};
 	struct run run = {.client = object->h.client,
 			  .start = post_begin,
 			  .ctx = &s,
@@ -190,7 +198,19 @@ static PyObject *attend_post(PyObject *self, PyObject *args)
 	run.use_count = s.count + 1;
 	if (client_run(&run, NULL) < 0)
 		return NULL;
-	Py_RETURN_NONE;
+	return PyLong_FromUnsignedLongLong(s.value);
+}
+
+/* post(seat, layer, parts, deadline_us) -> 0 */
+static PyObject *attend_post(PyObject *self, PyObject *args)
+{
+	return post_any(self, args, false);
+}
+
+/* order(seat, layer, parts, deadline_us) -> the value of the seat's words */
+static PyObject *attend_order(PyObject *self, PyObject *args)
+{
+	return post_any(self, args, true);
 }
 
 static PyObject *attend_state(PyObject *self, PyObject *args)
@@ -280,6 +300,7 @@ static PyObject *attend_close(PyObject *self, PyObject *args)
 static PyMethodDef attend_methods[] = {
 	{"seat", attend_seat, METH_NOARGS, NULL},
 	{"post", attend_post, METH_VARARGS, NULL},
+	{"order", attend_order, METH_VARARGS, NULL},
 	{"state", attend_state, METH_VARARGS, NULL},
 	{"wait", attend_wait, METH_VARARGS, NULL},
 	{"read", attend_read, METH_VARARGS, NULL},

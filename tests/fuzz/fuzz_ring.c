@@ -489,7 +489,8 @@ static void give_attend(struct cursor *in)
 				       .gen = w.gen,
 				       .a = w.attend,
 				       .b = more & 1,
-				       .c = more & 2 ? 1 : 0,
+				       .c = more >> 4 & 1,
+				       .n2 = more & 2 ? 1 : 0,
 				       .offset = ROOM_AT,
 				       .n0 = more >> 2 & 3,
 				       .n1 = count};

@@ -28,6 +28,9 @@
 	  (uint64_t * address_p, void *host, unsigned int flags))                    \
 	X(stream_write, cuStreamWriteValue64_v2,                                     \
 	  (struct cu_stream * stream, uint64_t address, uint64_t value,              \
+	   unsigned int flags))                                                      \
+	X(stream_wait, cuStreamWaitValue64_v2,                                       \
+	  (struct cu_stream * stream, uint64_t address, uint64_t value,              \
 	   unsigned int flags))
 
 #endif

@@ -31,7 +31,8 @@ enum kind {
 	WORK_FILL,
 	WORK_HOST,
 	WORK_RECORD,
-	WORK_WAIT
+	WORK_WAIT,
+	WORK_AWAIT_WORD
 };
 
 /* of an event */
@@ -186,6 +187,25 @@ static int write_word(const struct work *w)
 	return word ? CU_SUCCESS : CU_ERROR_ILLEGAL_ADDRESS;
 }
 
+/* Until somebody has stored at least the value: on a device, too, nothing else ends it.
+ */
+static int await_word(const struct cu_stream *stream, const struct work *w)
+{
+	for (;; pause_ns(20000)) {
+		const uint64_t *word;
+		bool there;
+
+		fake_memory_lock();
+		word = (const void *)fake_reach(w->dst, sizeof(*word), false);
+		there = word && __atomic_load_n(word, __ATOMIC_ACQUIRE) >= w->value;
+		fake_memory_unlock();
+		if (!word)
+			return CU_ERROR_ILLEGAL_ADDRESS;
+		if (there || fake_sticky(stream->ctx))
+			return CU_SUCCESS;
+	}
+}
+
 static int fill(const struct work *w)
 {
 	uint8_t *to;
@@ -244,6 +264,8 @@ static int work_do(struct cu_stream *stream, const struct work *w)
 		while (!point_reached(w->point, w->value) && !fake_sticky(stream->ctx))
 			pause_ns(20000);
 		break;
+	case WORK_AWAIT_WORD:
+		return await_word(stream, w);
 	}
 	return CU_SUCCESS;
 }
@@ -563,24 +585,38 @@ int cuMemcpyBatchAsync_v2(uint64_t *dsts, uint64_t *srcs, size_t *sizes, size_t 
 
 /* ---- what engines put into streams ---- */
 
-int cuStreamWriteValue64_v2(struct cu_stream *stream, uint64_t address, uint64_t value,
-			    unsigned int flags)
+static int queue_word(struct cu_stream *stream, enum kind kind, uint64_t address,
+		      uint64_t value, unsigned int flags)
 {
 	struct work *w;
 	bool there;
 
-	ENTER(cuStreamWriteValue64_v2);
 	fake_memory_lock();
 	there = fake_is_device(address) || fake_is_mapped(address, sizeof(value), true);
 	fake_memory_unlock();
 	if (!there || address % sizeof(value) || flags)
 		return CU_ERROR_INVALID_VALUE;
-	w = work_new(WORK_WRITE);
+	w = work_new(kind);
 	if (w) {
 		w->dst = address;
 		w->value = value;
 	}
 	return queue(stream, w);
+}
+
+int cuStreamWriteValue64_v2(struct cu_stream *stream, uint64_t address, uint64_t value,
+			    unsigned int flags)
+{
+	ENTER(cuStreamWriteValue64_v2);
+	return queue_word(stream, WORK_WRITE, address, value, flags);
+}
+
+/* flags 0: CU_STREAM_WAIT_VALUE_GEQ */
+int cuStreamWaitValue64_v2(struct cu_stream *stream, uint64_t address, uint64_t value,
+			   unsigned int flags)
+{
+	ENTER(cuStreamWaitValue64_v2);
+	return queue_word(stream, WORK_AWAIT_WORD, address, value, flags);
 }
 
 int cuMemsetD8Async(uint64_t address, unsigned char byte, size_t bytes,

@@ -174,8 +174,10 @@ uint64_t attend_world_open(struct attend_world *w, const char *more)
 		"'dv':%u,'scale':0.25,'key':'k','value':'v'%s}",
 		(unsigned long long)w->region, w->rows, w->seat_count, AW_HEADS, AW_HEADS,
 		AW_DIMS, AW_DIMS, more);
-	static const char *const names[] = {"seat_bytes", "q", "o", "m", "l"};
-	uint64_t *const to[] = {&w->seat_bytes, &w->q, &w->o, &w->m, &w->l};
+	static const char *const names[] = {"seat_bytes", "q",	   "o",	  "m",
+					    "l",	  "ready", "done"};
+	uint64_t *const to[] = {&w->seat_bytes, &w->q,	   &w->o,   &w->m,
+				&w->l,		&w->ready, &w->done};
 
 	for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
 		const cJSON *n = cJSON_GetObjectItem(answer, names[i]);
@@ -351,8 +353,23 @@ void attend_world_post_for(struct attend_world *w, unsigned int seat,
 {
 	struct kvd_ring_entry e = attend_world_entry(w, seat, 0);
 
-	e.c = deadline_us;
+	e.n2 = deadline_us;
 	give(w, e, part, 1, NULL, 0);
+}
+
+void attend_world_order(struct attend_world *w, unsigned int seat, uint64_t value,
+			const struct kvd_ring_part *part, unsigned int deadline_us)
+{
+	struct kvd_ring_entry e = attend_world_entry(w, seat, 0);
+
+	e.c = value;
+	e.n2 = deadline_us;
+	give(w, e, part, 1, NULL, 0);
+}
+
+uint64_t *attend_world_word(const struct attend_world *w, unsigned int seat, uint64_t at)
+{
+	return (uint64_t *)(void *)(w->seats + seat * w->seat_bytes + at);
 }
 
 unsigned int attend_world_state(const struct attend_world *w, unsigned int seat)

@@ -29,7 +29,7 @@ struct attend_world {
 	uint64_t space[3];
 	uint64_t hold,
 		near; /* of the requester: chunks at the holder, chunks of its own */
-	uint64_t attend, region, seat_bytes, q, o, m, l;
+	uint64_t attend, region, seat_bytes, q, o, m, l, ready, done;
 	uint8_t *seats;
 	uint64_t bytes;
 	int fd;
@@ -83,6 +83,11 @@ void attend_world_post(struct attend_world *w, unsigned int seat, unsigned int l
 		       const uint32_t *select, unsigned int select_count);
 void attend_world_post_for(struct attend_world *w, unsigned int seat,
 			   const struct kvd_ring_part *part, unsigned int deadline_us);
+/* Ordered by this value. */
+void attend_world_order(struct attend_world *w, unsigned int seat, uint64_t value,
+			const struct kvd_ring_part *part, unsigned int deadline_us);
+/* The word of a seat at w->ready or w->done. */
+uint64_t *attend_world_word(const struct attend_world *w, unsigned int seat, uint64_t at);
 unsigned int attend_world_state(const struct attend_world *w, unsigned int seat);
 unsigned int attend_world_error(const struct attend_world *w, unsigned int seat);
 /* It has succeeded, and the seat has attention over tokens [0, tokens) of the chunks, or

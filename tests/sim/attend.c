@@ -126,8 +126,10 @@ static void seats_register(struct sim *sim, struct requester *a)
 
 static void seats_open(struct sim *sim, struct requester *a)
 {
-	static const char *const names[] = {"attend", "seat_bytes", "q", "o", "m", "l"};
-	uint64_t *const to[] = {&a->attend, &a->seat_bytes, &a->q, &a->o, &a->m, &a->l};
+	static const char *const names[] = {"attend", "seat_bytes", "q",     "o",
+					    "m",      "l",	    "ready", "done"};
+	uint64_t *const to[] = {&a->attend, &a->seat_bytes, &a->q,     &a->o,
+				&a->m,	    &a->l,	    &a->ready, &a->done};
 	cJSON *answer = cluster_call(
 		&sim->c, a->session,
 		"{'cmd':'attention.open','region':%llu,'rows':%u,'seats':%u,'kind':'gqa',"
@@ -204,6 +206,10 @@ static void requester_leaves(struct sim *sim, struct requester *a)
 {
 	ask_judge_seats(sim, &a->seats, "a requester");
 	a->alive = false;
+	for (unsigned int s = 0; s < ASK_SEATS; s++) {
+		a->seats.told[s].at = s * a->seat_bytes + a->done;
+		a->seats.told[s].value = a->posts[s].live ? a->posts[s].value : 0;
+	}
 	assert_true(asks.grave_count < ASK_GRAVES);
 	asks.caches[asks.grave_count] = a->cache;
 	asks.graves[asks.grave_count++] = a->seats;
@@ -436,35 +442,55 @@ static void seat_fill(const struct requester *a, unsigned int seat, struct ask_p
 		post->q[i] = value_to_bf16(value_draw(d));
 	memcpy(ask_seat(a, seat, a->q), post->q, sizeof(post->q));
 	memset(ask_seat(a, seat, a->o), 0x5a, a->seat_bytes - a->o);
+	if (post->value) { /* its rows come later */
+		memset(ask_seat(a, seat, a->q), 0xff, sizeof(post->q));
+		memset(ask_seat(a, seat, a->ready), 0, a->seat_bytes - a->ready);
+	}
 	memcpy(ask_shadow(a, seat, 0), ask_seat(a, seat, 0), a->seat_bytes);
+}
+
+/* The engine's stream has got there. */
+static void seat_ready(struct requester *a, unsigned int seat)
+{
+	struct ask_post *post = &a->posts[seat];
+
+	post->ready = true;
+	memcpy(ask_seat(a, seat, a->q), post->q, sizeof(post->q));
+	memcpy(ask_shadow(a, seat, a->q), post->q, sizeof(post->q));
+	memcpy(ask_seat(a, seat, a->ready), &post->value, sizeof(post->value));
+	memcpy(ask_shadow(a, seat, a->ready), &post->value, sizeof(post->value));
 }
 
 static void seat_post(struct sim *sim, struct requester *a, unsigned int seat,
 		      struct sim_draw *d)
 {
 	struct ask_post *post = &a->posts[seat];
-	uint64_t us = sim->script->calm ? 3000000 : 3000 + sim_below(d, 1500000);
+	uint32_t us = sim->script->calm ? 3000000 : 3000 + sim_below(d, 1500000);
 	struct kvd_ring_entry e = {.op = KVD_RING_ATTEND,
 				   .slot = SESSION_SLOTS + seat,
 				   .gen = ++a->gens[seat],
 				   .a = a->attend,
 				   .n0 = seat,
-				   .c = us};
+				   .n2 = us};
 	struct payload p = {0};
 	unsigned int parts = 1 + sim_below(d, ASK_PARTS);
 
 	*post = (struct ask_post){.gen = e.gen};
+	if (sim_chance(d, 30))
+		e.c = post->value = e.gen;
 	e.b = post->layer = sim_below(d, ASK_LAYERS);
 	while (parts-- > 0)
 		(void)part_draw(a, d, post);
 	if (!post->part_count)
 		return;
 	seat_fill(a, seat, post, d);
+	if (post->value && (sim->script->calm || sim_chance(d, 30)))
+		seat_ready(a, seat);
 	payload_add(&p, post->parts, post->part_count * sizeof(*post->parts));
 	payload_add(&p, post->select, post->select_count * sizeof(*post->select));
 	p.views = p.len;
 	p.count = post->part_count;
-	post->deadline_ns = now_of(sim) + us * 1000;
+	post->deadline_ns = now_of(sim) + us * UINT64_C(1000);
 	cJSON_Delete(entry_say(&sim->c, a->session, &e, &p));
 	post->word = slot_read(a->session, e.slot).word;
 	/* with no memory for the command it was not even read */
@@ -484,6 +510,8 @@ static void rows_post(struct sim *sim, struct requester *a, struct sim_draw *d)
 		sim_ask_observe(sim);
 		if (!a->posts[seat].live)
 			seat_post(sim, a, seat, d);
+		else if (a->posts[seat].value && !a->posts[seat].ready)
+			seat_ready(a, seat);
 	}
 }
 

@@ -41,6 +41,8 @@ struct ask_post {
 	bool back; /* its rows are the engine's again, and were scribbled over */
 	bool lied; /* a holder lied: the numbers may be wrong, and how it ends */
 	uint32_t gen, layer;
+	uint64_t value; /* ordered; 0: not */
+	bool ready;	/* and its rows are in the seat, as its word says */
 	uint64_t deadline_ns, word;
 	struct kvd_ring_part parts[ASK_PARTS];
 	unsigned int first[ASK_PARTS], part_count; /* first: the hold's first chunk */
@@ -49,8 +51,12 @@ struct ask_post {
 	uint16_t q[ASK_ROWS * ASK_DIMS]; /* as they were when it was posted */
 };
 
-/* Memory of seats, and what it must hold. */
+/* Memory of seats, and what it must hold. `told`: of a requester that died, words of its
+ * ordered posts, which its daemon may store when it ends them. */
 struct ask_seats {
+	struct {
+		uint64_t at, value;
+	} told[ASK_SEATS];
 	uint8_t *base, *shadow;
 	uint64_t bytes;
 	int fd;
@@ -62,7 +68,7 @@ struct requester {
 	struct session *session;
 	struct cache cache;
 	uint64_t space, region, attend;
-	uint64_t seat_bytes, q, o, m, l;
+	uint64_t seat_bytes, q, o, m, l, ready, done;
 	struct ask_seats seats;
 	struct ask_hold holds[ASK_HOLDS];
 	uint64_t moves[ASK_MOVES];

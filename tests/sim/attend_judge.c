@@ -200,6 +200,13 @@ void ask_judge_seats(struct sim *sim, const struct ask_seats *seats, const char 
 		if (a->posts[s].live)
 			ask_judge_post(sim, &asks.requesters[a->place], s);
 	}
+	for (unsigned int s = 0; !a && s < ASK_SEATS; s++) {
+		if (seats->told[s].value &&
+		    memcmp(seats->base + seats->told[s].at, &seats->told[s].value,
+			   sizeof(uint64_t)) == 0)
+			memcpy(seats->shadow + seats->told[s].at, &seats->told[s].value,
+			       sizeof(uint64_t));
+	}
 	if (memcmp(seats->base, seats->shadow, seats->bytes) != 0)
 		sim_broken(sim, "still: a seat of %s changed, and no post succeeded",
 			   whose);
@@ -263,6 +270,12 @@ void ask_judge_post(struct sim *sim, struct requester *a, unsigned int seat)
 	if (state == KVD_SUCCESS && !post->lied)
 		judge_numbers(sim, a, seat);
 	results_change(a, seat); /* in pieces; nothing else may */
+	if (post->value && (state == KVD_SUCCESS || state == KVD_FAILED))
+		memcpy(ask_shadow(a, seat, a->done), &post->value, sizeof(post->value));
+	if (post->value && !post->ready && state >= KVD_TRANSFERRING)
+		sim_broken(sim,
+			   "order: rows at place %u were read before they were there",
+			   a->place);
 	if (memcmp(ask_shadow(a, seat, 0), ask_seat(a, seat, 0), a->seat_bytes) != 0)
 		sim_broken(sim, "still: the seat of a post %s at place %u was written",
 			   state == KVD_FAILED ? "that failed" : "under way", a->place);

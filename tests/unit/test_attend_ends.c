@@ -160,7 +160,7 @@ static void enter(struct attend_world *w, enum phase phase, unsigned int deadlin
 		cluster_run(&w->c, SOON);
 	}
 	e = attend_world_entry(w, 0, 0);
-	e.c = deadline_us;
+	e.n2 = deadline_us;
 	payload_add(&p, parts, sizeof(parts));
 	p.views = p.len;
 	p.count = 2;
