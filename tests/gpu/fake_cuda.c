@@ -183,14 +183,11 @@ static bool deadly(int code)
 	return false;
 }
 
-int fake_enter(const char *name, bool needs_context)
+void fake_drag(const char *name)
 {
-	struct cu_ctx *ctx = depth ? stack[depth - 1] : NULL;
 	struct timespec pause = {0};
-	int code;
 
 	pthread_mutex_lock(&lock);
-	code = strike_locked(name);
 	if (strcmp(slow.name, name) == 0) {
 		pause.tv_sec = slow.ms / 1000;
 		pause.tv_nsec = slow.ms % 1000 * 1000000L;
@@ -198,6 +195,14 @@ int fake_enter(const char *name, bool needs_context)
 	pthread_mutex_unlock(&lock);
 	if (pause.tv_sec || pause.tv_nsec)
 		(void)nanosleep(&pause, NULL);
+}
+
+int fake_enter(const char *name, bool needs_context)
+{
+	struct cu_ctx *ctx = depth ? stack[depth - 1] : NULL;
+	int code = fake_strike(name);
+
+	fake_drag(name);
 	pthread_mutex_lock(&lock);
 	if (code && ctx && deadly(code))
 		ctx->sticky = code;

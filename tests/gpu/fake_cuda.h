@@ -13,7 +13,8 @@
  * the next one; code 2, out of memory, when not told). The name "execute" is a
  * queued copy: it fails where the device does the work, and the context with it.
  * A code after which a context is dead makes it so.
- * FAKE_CUDA_SLOW=name:ms: calls of a function take so long.
+ * FAKE_CUDA_SLOW=name:ms: calls of a function take so long; "attend": kernels of
+ * attention, on the device.
  * FAKE_CUDA_CONTROL=path: a file of struct fake_control, through which another
  * process plans faults and sees what this one holds.
  */
@@ -102,6 +103,9 @@ int fake_enter(const char *name, bool needs_context);
 	} while (0)
 /* Does a planned fault strike now? Its code or 0. */
 int fake_strike(const char *name);
+
+/* Sleeps as long as FAKE_CUDA_SLOW says of this name. */
+void fake_drag(const char *name);
 
 struct cu_ctx *fake_current(void);
 struct cu_ctx *fake_ctx(int device);

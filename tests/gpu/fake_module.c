@@ -204,6 +204,7 @@ static int attend_run(void *arg)
 	const struct kernels_reach by = {.at = reach, .arg = (void *)(uintptr_t)l->ctx};
 	const char *fault;
 
+	fake_drag("attend");
 	fake_memory_lock();
 	fault = attend_fiber_run(l->name, l->x, l->y, &l->arg, &by);
 	fake_memory_unlock();
