@@ -49,7 +49,7 @@ static int print_links(const cJSON *reply)
 	const cJSON *peer, *link;
 	struct table *table =
 		table_new("PEER TRANSPORT >PROBE_US >TURN_US >GB/s >FETCH_US >FETCH_GB/s "
-			  ">CONGESTION >WAIT_US >REQUESTERS STATE");
+			  ">CONGESTION >WAIT_US >GPU_WAIT_US >REQUESTERS STATE");
 
 	cJSON_ArrayForEach(peer, ctl_list(reply, "peers")) {
 		cJSON_ArrayForEach(link, ctl_list(peer, "links")) {
@@ -62,6 +62,7 @@ static int print_links(const cJSON *reply)
 			cell_figure(table, link, "pull_bytes_per_us", 1e-3);
 			cell_figure(table, link, "congestion", 1);
 			cell_figure(table, peer, "wait_us", 1);
+			cell_figure(table, peer, "gpu_wait_us", 1);
 			ctl_cells(table, peer, "requesters:1");
 			table_cell(table, ctl_true(peer, "stale") ? "stale" : "good");
 		}
@@ -73,12 +74,13 @@ static int print_speeds(const cJSON *reply)
 {
 	const cJSON *speed;
 	struct table *table = table_new(
-		"PEER >HEADS >KV_HEADS >DQK >DV >FIXED_US >ROW_US >GB/s >GFLOP/s "
+		"PEER MEMORY >HEADS >KV_HEADS >DQK >DV >FIXED_US >ROW_US >GB/s >GFLOP/s "
 		">MEAS/PRED");
 
 	cJSON_ArrayForEach(speed, ctl_list(reply, "speeds")) {
 		ctl_endpoint_cell(table,
 				  shown_peer(reply, ctl_str(speed, "instance", "")));
+		table_cell(table, ctl_true(speed, "gpu") ? "GPU" : "host");
 		ctl_cells(table, speed, "heads kv_heads dqk dv");
 		cell_figure(table, speed, "fixed_us", 1);
 		cell_figure(table, speed, "row_us", 1);

@@ -209,9 +209,11 @@ const struct ctl_command ctl_commands[] = {
 	 1, 1, "", ctl_run_calibrate},
 	{"cost", "", "show the measured costs of routing and fetching KV",
 	 "Each cost with its standard error. PROBE US, TURN US and GB/s: query rows and\n"
-	 "replies. FETCH US and FETCH GB/s: pulls. REQUESTERS: requesters active at the\n"
-	 "peer. MEAS/PRED: recently measured over predicted attention time. Prices on\n"
-	 "published fabrics: python -m kvd.prices.",
+	 "replies. FETCH US and FETCH GB/s: pulls. WAIT US, GPU WAIT US: of query rows\n"
+	 "at the peer, for KV in host memory and in GPU memory. REQUESTERS: requesters\n"
+	 "active at the peer. MEMORY: that has the KV. MEAS/PRED: recently measured\n"
+	 "over predicted attention time. Prices on published fabrics: python -m\n"
+	 "kvd.prices.",
 	 0, 0, "", ctl_run_cost},
 	{"keygen", "[--owner USER] [FILE]", "generate a CURVE key pair for a daemon",
 	 "With FILE: writes the secret key to FILE for `curve_secret_file` (mode 0600;\n"

@@ -8,17 +8,21 @@
  * Few tiles would leave most of the device idle, so their tokens are split, as far as
  * the planes of all splits fit.
  *
- * The kernels are loaded by the first job of a context, which waits for it: a driver that
- * has no code for its device in the image compiles the PTX, for up to half a minute. They
- * go with the context.
+ * The kernels are loaded behind the copies' by module.c's thread, when memory of the
+ * device is first imported: a driver that has no code for its device in the image
+ * compiles the PTX, for up to half a minute. A job waits for them for a second; then it
+ * is refused, and may be tried again. They are unloaded with the context.
  */
 #include "gpu/attend_run.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
+#include <time.h>
 
+#include "daemon/base/log.h"
+#include "daemon/math/attend.h"
 #include "gpu/attend_image.h"
 #include "gpu/attend_plan.h"
 #include "gpu/gpu.h"
@@ -28,15 +32,15 @@
 #define SPLIT_TOKENS 256u /* a split has at least so many */
 #define COMPUTE_MIN 80	  /* products of bf16 */
 #define ALIGN 64u
+#define LOAD_TRIES 1000u
+#define LOAD_PAUSE_NS 1000000
 
 static const char *const names[GPU_ATTEND_KERNELS] = {
 	"kvd_attend_mla", "kvd_attend_gqa64", "kvd_attend_gqa128", "kvd_merge"};
 
 /* ---- loading ---- */
 
-static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
-
-static int attend_load(struct gpu_device *device, struct gpu_attend *attend)
+static int attend_functions(struct gpu_device *device, struct gpu_attend *attend)
 {
 	const struct cudrv *drv = &device->gpu->drv;
 	struct cu_module *module;
@@ -61,23 +65,72 @@ static int attend_load(struct gpu_device *device, struct gpu_attend *attend)
 	return 0;
 }
 
-/* The context is current. */
-static int attend_want(struct gpu_device *device)
+static void attend_load(struct gpu_device *device, bool entered)
 {
 	struct gpu_attend *attend = &device->attend;
-	unsigned int turn = atomic_load(&device->turn);
-	int r = 0;
+	int r = entered ? 0 : -EIO;
 
-	if (atomic_load(&attend->turn) == turn)
-		return 0;
-	pthread_mutex_lock(&load_lock);
-	if (atomic_load(&attend->turn) != turn) {
-		r = attend_load(device, attend);
-		if (r >= 0)
-			atomic_store(&attend->turn, turn);
+	if (r >= 0 && device->compute < COMPUTE_MIN)
+		r = err_raise(ERR_REQUIRE,
+			      "compute capability %d.%d: kernels of attention need 8.0",
+			      device->compute / 10, device->compute % 10);
+	if (r >= 0)
+		r = attend_functions(device, attend);
+	if (r >= 0) {
+		atomic_store(&attend->state, GPU_MODULE_READY);
+		return;
 	}
-	pthread_mutex_unlock(&load_lock);
-	return err_pass(r);
+	snprintf(attend->why, sizeof(attend->why), "%.150s", err_last()->text);
+	atomic_store(&attend->state, GPU_MODULE_OFF);
+	log_info("gpu", device->id, "no attention in its memory", "why=\"%s\"",
+		 err_last()->text);
+	err_clear();
+}
+
+void gpu_attends(struct gpu *gpu)
+{
+	gpu->attends = attend_load;
+}
+
+int gpu_attend_ready(struct gpu_device *device, bool (*stop)(void *arg), void *arg)
+{
+	const struct timespec pause = {.tv_nsec = LOAD_PAUSE_NS};
+	size_t bytes;
+	int r;
+
+	for (unsigned int i = 0; i < LOAD_TRIES; i++) {
+		switch (atomic_load(&device->attend.state)) {
+		case GPU_MODULE_READY:
+			return 0;
+		case GPU_MODULE_OFF:
+			return err_raise(ERR_REQUIRE, "%s; use fetch",
+					 device->attend.why);
+		case GPU_MODULE_NONE: /* perhaps there is no image */
+			r = gpu_module_check(device->gpu, attend_image(&bytes));
+			if (r < 0)
+				return err_pass(r);
+			break;
+		default:
+			break;
+		}
+		if (stop && stop(arg))
+			return err_raise(ERR_CANCELED, "canceled");
+		(void)nanosleep(&pause, NULL);
+	}
+	return err_raise(ERR_BUSY,
+			 "%s: its attention kernels are still being loaded; try again",
+			 device->id);
+}
+
+struct gpu_device *gpu_attend_device(struct gpu *gpu)
+{
+	for (unsigned int i = 0; gpu_started(gpu) && i < gpu->device_count; i++) {
+		int state = atomic_load(&gpu->devices[i].attend.state);
+
+		if (state == GPU_MODULE_READY || state == GPU_MODULE_LOADING)
+			return &gpu->devices[i];
+	}
+	return NULL;
 }
 
 static struct cu_function *kernel_find(const struct gpu_device *device, const char *name)
@@ -184,10 +237,8 @@ static int run_entered(struct gpu_device *device, const struct attend_job *job,
 	struct gpu_lane *lane;
 	uint32_t rows = 0;
 	struct err why;
-	int r = attend_want(device);
+	int r = gpu_lane_take(device, &lane);
 
-	if (r >= 0)
-		r = gpu_lane_take(device, &lane);
 	if (r < 0)
 		return err_pass(r);
 	for (uint32_t i = 0; i < job->span_count; i++)
@@ -213,15 +264,34 @@ int gpu_attend_run(struct gpu_device *device, const struct attend_job *job, void
 
 	if (fault)
 		return err_raise(ERR_REQUIRE, "%s; use fetch", fault);
-	if (device->compute < COMPUTE_MIN)
-		return err_raise(ERR_REQUIRE,
-				 "compute capability %d.%d: kernels of attention need "
-				 "8.0; use fetch",
-				 device->compute / 10, device->compute % 10);
 	r = gpu_enter(device);
 	if (r < 0)
 		return err_pass(r);
 	r = run_entered(device, job, scratch);
 	gpu_leave(device);
 	return err_pass(r);
+}
+
+/* ---- memory ---- */
+
+int gpu_attend_memory(struct gpu_device *device, size_t bytes, uint64_t *address_p)
+{
+	int result, r = gpu_enter(device);
+
+	if (r < 0)
+		return err_pass(r);
+	result = device->gpu->drv.mem_alloc(address_p, bytes);
+	gpu_leave(device);
+	return result == CU_SUCCESS ? 0
+				    : gpu_raise(device, result, ERR_NOMEM, "cuMemAlloc");
+}
+
+void gpu_attend_memory_free(struct gpu_device *device, uint64_t address)
+{
+	if (gpu_enter(device) < 0) {
+		err_clear(); /* freed with the context */
+		return;
+	}
+	(void)device->gpu->drv.mem_free(address);
+	gpu_leave(device);
 }

@@ -44,9 +44,10 @@
 
 /* attend_run.c's */
 struct gpu_attend {
-	atomic_uint turn; /* the context that has them; 0: none */
+	atomic_int state; /* enum gpu_module_state; NONE: no image, or not wanted */
 	struct cu_function *kernels[GPU_ATTEND_KERNELS];
 	int processors;
+	char why[160]; /* OFF: set before `state` is */
 };
 
 struct gpu;
@@ -93,6 +94,10 @@ struct gpu {
 	char kernels[256];	   /* "auto", "off", or a file */
 	uint64_t kernel_row_bytes; /* the kernel copies shorter rows; 0: none */
 	unsigned int streams;	   /* active on one device at once */
+	/* attend_run.c's: loads its kernels behind the others; NULL: not wanted.
+	 * `entered`: the context is current; else there are none, for this thread's
+	 * error. */
+	void (*attends)(struct gpu_device *device, bool entered);
 	pthread_mutex_t pins_lock;
 	struct list pins;     /* pin.c's */
 	pthread_mutex_t lock; /* of the following fields */

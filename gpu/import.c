@@ -403,6 +403,8 @@ int gpu_import(struct gpu *gpu, uint64_t owner, const struct gpu_handle *handle,
 		return err_pass(r);
 	}
 	*import_p = im;
+	if (gpu->attends) /* else copies do, when they need them */
+		gpu_module_want(device);
 	return 0;
 }
 

@@ -87,6 +87,20 @@ static int image_take(const struct gpu *gpu, const void *built, const void **ima
 	return 0;
 }
 
+int gpu_module_check(const struct gpu *gpu, const void *built)
+{
+	const void *image;
+	void *own = NULL;
+	int r;
+
+	if (!gpu->drv.has[CUDRV_KERNELS])
+		return err_raise(ERR_REQUIRE, "the driver has no %s",
+				 gpu->drv.missing[CUDRV_KERNELS]);
+	r = image_take(gpu, built, &image, &own);
+	mem_free(own);
+	return err_pass(r);
+}
+
 /* ---- loading ---- */
 
 static int function_get(struct gpu_device *device)
@@ -133,6 +147,18 @@ static int module_load(struct gpu_device *device)
 	return r < 0 ? err_pass(r) : err_pass(function_get(device));
 }
 
+/* Neither these kernels nor those of attention. */
+static void load_off(struct gpu_device *device)
+{
+	const struct err why = *err_last();
+
+	gpu_module_off(device);
+	if (!device->gpu->attends)
+		return;
+	(void)err_reraise(&why);
+	device->gpu->attends(device, false);
+}
+
 static void *load_main(void *arg)
 {
 	struct gpu_device *device = arg;
@@ -140,14 +166,17 @@ static void *load_main(void *arg)
 
 	cpu_bulk();
 	r = gpu_enter(device);
-	if (r == 0) {
-		r = module_load(device);
-		if (r == 0)
+	if (r < 0) {
+		load_off(device);
+	} else {
+		if (module_load(device) < 0)
+			gpu_module_off(device);
+		else
 			atomic_store(&device->module.state, GPU_MODULE_READY);
+		if (device->gpu->attends)
+			device->gpu->attends(device, true);
 		gpu_leave(device);
 	}
-	if (r < 0)
-		gpu_module_off(device);
 	gpu_device_put(device); /* the last touch: it may release the context */
 	return NULL;
 }
@@ -189,8 +218,10 @@ void gpu_module_want(struct gpu_device *device)
 					    GPU_MODULE_LOADING))
 		return;
 	gpu_module_fini(device); /* of a context before: it has put the device */
+	if (device->gpu->attends)
+		atomic_store(&device->attend.state, GPU_MODULE_LOADING);
 	if (load_start(device) < 0)
-		gpu_module_off(device);
+		load_off(device);
 }
 
 bool gpu_module_ready(const struct gpu_device *device)
@@ -228,6 +259,7 @@ void gpu_module_drop(struct gpu_device *device)
 	}
 	module->handle = NULL;
 	atomic_store(&module->state, GPU_MODULE_NONE);
+	atomic_store(&device->attend.state, GPU_MODULE_NONE); /* unloaded with it */
 }
 
 void gpu_module_fini(struct gpu_device *device)
@@ -257,21 +289,13 @@ int gpu_module_rows(struct gpu_device *device, uint64_t entries, uint64_t places
 
 void gpu_module_text(struct gpu *gpu, char *text, size_t size)
 {
-	void *own = NULL;
-	const void *image;
 	size_t bytes;
 
-	if (!gpu->drv.has[CUDRV_KERNELS]) {
-		snprintf(text, size, "no: %s is missing",
-			 gpu->drv.missing[CUDRV_KERNELS]);
-		return;
-	}
-	if (image_take(gpu, kernels_image(&bytes), &image, &own) < 0) {
+	if (gpu_module_check(gpu, kernels_image(&bytes)) < 0) {
 		snprintf(text, size, "no: %s", err_last()->text);
 		err_clear();
 		return;
 	}
-	mem_free(own);
 	snprintf(text, size, "yes");
 	for (unsigned int i = 0; i < gpu->device_count; i++) {
 		struct gpu_device *device = &gpu->devices[i];

@@ -47,6 +47,8 @@ bool gpu_module_ready(const struct gpu_device *device);
 /* No more launches in this context: "<why>", or with this thread's error. */
 void gpu_module_off(struct gpu_device *device);
 
+/* ERR_REQUIRE: there is no image: off, or `built` is NULL. */
+int gpu_module_check(const struct gpu *gpu, const void *built);
 /* Load an image: the program's own (NULL: built without nvcc), or that of the file that
  * an administrator names. The context is current. ERR_REQUIRE. */
 int gpu_module_load(struct gpu_device *device, const void *built,

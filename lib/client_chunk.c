@@ -333,6 +333,7 @@ static int holders_reply(struct client_request *req, const cJSON *reply)
 		    !client_get_u64(one, "tokens", &holder->tokens))
 			return client_fail(req->client, KVD_E_PROTO,
 					   "chunk.holders: the reply lacks its members");
+		holder->gpu = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(one, "gpu"));
 		out->count++;
 	}
 	return 0;

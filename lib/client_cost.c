@@ -120,6 +120,7 @@ static int decide_holder(const struct cost_page *page, const struct cost_shape *
 {
 	struct cost_holder *holder = &known->holders[i];
 	struct cost_peer *peer = &known->peers[i];
+	const uint32_t kind = from->gpu ? COST_GPU : COST_HOST;
 	int r;
 
 	*holder = (struct cost_holder){.tokens = (double)from->tokens,
@@ -129,11 +130,11 @@ static int decide_holder(const struct cost_page *page, const struct cost_shape *
 		return r;
 	holder->links = peer->links;
 	holder->link_count = peer->link_count;
-	holder->wait = peer->wait;
-	holder->requesters = peer->requesters;
+	holder->wait = peer->wait[kind];
+	holder->requesters = peer->requesters[kind];
 	holder->stale = peer->stale;
-	holder->no_attend = peer->no_attend;
-	r = cost_page_speed(page, from->peer, shape, &known->speeds[i]);
+	holder->no_attend = peer->no_attend[kind];
+	r = cost_page_speed(page, from->peer, shape, kind, &known->speeds[i]);
 	if (!r) {
 		holder->compute = &known->speeds[i].compute;
 		holder->attend = known->speeds[i].attend;
@@ -152,7 +153,7 @@ static int decide_read(const struct cost_page *page, const struct kvd_decide_arg
 			return COST_PAGE_BUSY;
 	c->holders = known->holders;
 	c->holder_count = (unsigned int)args->holder_count;
-	r = cost_page_speed(page, cost_self, &c->shape, &known->home);
+	r = cost_page_speed(page, cost_self, &c->shape, COST_HOST, &known->home);
 	if (!r) {
 		c->compute = &known->home.compute;
 		c->attend = known->home.attend;

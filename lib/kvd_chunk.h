@@ -94,6 +94,7 @@ int kvd_hold_secret(const struct kvd_hold *hold, void *secret);
 struct kvd_holder {
 	uint8_t instance[16]; /* as in struct kvd_cost_holder */
 	uint64_t chunks, tokens;
+	bool gpu; /* most chunks are in an engine's pages in GPU memory there */
 };
 /* The daemons that have the hold's last `remote` chunks, in the order of use: if one
  * fails, the next one is asked. Returns their number. Blocks. */

@@ -53,6 +53,7 @@ struct kvd_cost_holder {
 	uint64_t tokens;   /* tokens of the context that it has */
 	uint64_t selected; /* of these, those that a query token attends to; with
 			    * args.selected */
+	bool gpu;	   /* they are in its GPU memory: struct kvd_holder */
 };
 
 struct kvd_decide_args {

@@ -8,6 +8,7 @@
 
 #include "daemon/attend/attend_impl.h"
 #include "daemon/attend/calibrate.h"
+#include "daemon/attend/devices.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/memory/memory.h"
@@ -201,9 +202,10 @@ void attend_close(struct attend *attend)
 
 void attends_figures(const struct attends *attends, struct attend_figures *figures_p)
 {
-	struct compute_figures c;
+	struct compute_figures c, gpu;
 
 	compute_figures(attends->compute, &c);
+	devices_figures(attends, &gpu);
 	*figures_p =
 		(struct attend_figures){.posts = attends->posted,
 					.rows = attends->posted_rows,
@@ -216,11 +218,12 @@ void attends_figures(const struct attends *attends, struct attend_figures *figur
 					.calibration_bytes = attends->calibrated_bytes,
 					.stale = attends->stale,
 					.echoes = attends->echoes,
-					.batches = c.batches,
+					.batches = c.batches + gpu.batches,
 					.attend_us = c.attend_us,
+					.gpu_us = gpu.attend_us,
 					.looks = attends->looks,
 					.threads = c.threads,
-					.waiting = c.waiting,
+					.waiting = c.waiting + gpu.waiting,
 					.live = attends->post_count,
 					.isa = c.isa};
 }

@@ -102,7 +102,7 @@ void attends_on_change(struct remote *remote);
 struct attend_figures {
 	uint64_t posts, rows, bytes, failed, served, served_rows, batches, refused;
 	uint64_t calibrations, calibration_bytes, stale, echoes; /* echoes: for others */
-	uint64_t attend_us;					 /* of processors */
+	uint64_t attend_us, gpu_us;				 /* of threads; of GPUs */
 	uint64_t looks; /* busy-poll iterations of the loop */
 	unsigned int threads, waiting, live;
 	const char *isa;

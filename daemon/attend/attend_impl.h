@@ -16,6 +16,7 @@
 #include "daemon/loop/work.h"
 #include "daemon/session/session.h"
 #include "daemon/session/wait.h"
+#include "gpu/gpu.h"
 #include "proto/wire.h"
 
 struct far_hold;
@@ -28,8 +29,9 @@ struct store_kv;
 
 struct attends {
 	struct kvd *kvd;
-	struct offload *offload; /* of attention_threads; NULL: none */
-	struct compute *compute;
+	struct offload *offload;		  /* of attention_threads; NULL: none */
+	struct compute *compute;		  /* of the host's memory */
+	struct compute *devices[GPU_DEVICES_MAX]; /* devices.c; NULL: none yet */
 	bool closed;
 	struct list posts;	   /* struct attend_post.link */
 	struct list serving;	   /* struct serve.link */
@@ -148,6 +150,7 @@ struct leg {
 	struct remote *remote; /* NULL: local */
 	uint64_t number;
 	uint64_t bytes; /* of request and reply */
+	bool gpu;	/* the chunks are in GPU memory there */
 	uint64_t sent_ns;
 	struct list at_remote;
 	struct leg_line *line; /* until it is sent, if it is queued */

@@ -27,6 +27,8 @@
 	  "calls of an attention kernel")                                       \
 	X(SECONDS, COUNTER, SECONDS, "attention_compute_seconds_total",         \
 	  "time of attention_threads in kernel calls")                          \
+	X(GPU_SECONDS, COUNTER, SECONDS, "attention_gpu_seconds_total",         \
+	  "time of GPUs in attention kernels (attention_gpu_share)")            \
 	X(QUEUED, GAUGE, NUMBER, "attention_queued",                            \
 	  "attention requests that wait for a thread")                          \
 	X(THREADS, GAUGE, NUMBER, "attention_threads",                          \

@@ -6,12 +6,12 @@
  *            affects all sizes alike; the largest in every fourth round only, which
  *            keeps it below 3 MB
  *   speeds   of each geometry that was opened here lately, or of one that is common:
- *            first the own daemon's, then the peer's
+ *            first the own daemon's, then the peer's, then that of the peer's GPUs
  *
  * A peer that does not compute attention has a path, and no speed: it can be fetched
- * from. Waiting calibrations are in a list of which the first is active; a deadline for
- * each reply ends one whose peer is silent. All results are written to the page at the
- * end, or none.
+ * from. While no GPU is in use there, its speed is requested every minute. Waiting
+ * calibrations are in a list of which the first is active; a deadline for each reply ends
+ * one whose peer is silent. All results are written to the page at the end, or none.
  *
  * If an engine reads the page, a failed measurement, or one due within a minute after the
  * last time, is repeated: one timer checks all peers again. Geometries opened later are
@@ -24,6 +24,7 @@
 #include <string.h>
 
 #include "daemon/attend/attend_impl.h"
+#include "daemon/attend/echo.h"
 #include "daemon/store/store.h"
 #include "daemon/attend/rows_send.h"
 #include "daemon/attend/speed.h"
@@ -59,7 +60,8 @@ struct calibration {
 	uint64_t left, wanted;	  /* its bytes: outstanding, requested */
 	struct form forms[CALIBRATE_FORMS_MAX];
 	unsigned int form_count, form;
-	bool began, asked_peer;
+	bool gpu; /* of `form`, the speed in GPU memory is next */
+	bool began, asked_peer, no_gpu;
 	struct speed_wait own;
 };
 
@@ -291,11 +293,11 @@ static void calibration_forms(struct calibration *c)
 
 /* Of a daemon; a row for any geometry does not count. */
 static bool speed_known(const struct attends *attends, const uint8_t *key,
-			const struct cost_shape *shape)
+			const struct cost_shape *shape, bool gpu)
 {
 	struct cost_speed speed;
 
-	return cost_page_speed(live_page(store_costs(attends->kvd)), key, shape,
+	return cost_page_speed(live_page(store_costs(attends->kvd)), key, shape, gpu,
 			       &speed) == 0 &&
 	       memcmp(&speed.shape, shape, sizeof(*shape)) == 0 &&
 	       calibrate_now_s(attends) - speed.compute.fixed.at_s < SPEED_FRESH_S;
@@ -310,7 +312,7 @@ static void speed_tell(struct calibration *c, const uint8_t *key,
 
 	now.fixed.at_s = now.row.at_s = calibrate_now_s(c->attends);
 	now.memory.at_s = now.flops.at_s = now.fixed.at_s;
-	if (live_speed(live, key, &shape, &now) < 0)
+	if (live_speed(live, key, &shape, c->gpu, &now) < 0)
 		err_clear();
 }
 
@@ -319,7 +321,8 @@ static int speed_ask_peer(struct calibration *c)
 	const struct form *form = &c->forms[c->form];
 	uint8_t bytes[160];
 	struct cursor out;
-	struct wire_attend msg = {.attend = CALIBRATE_FIRST | ++c->attends->next_leg};
+	struct wire_attend msg = {.attend = CALIBRATE_FIRST | ++c->attends->next_leg,
+				  .pool = c->gpu ? ECHO_SPEED_GPU : 0};
 	int r;
 
 	cursor_write(&out, bytes, sizeof(bytes));
@@ -345,35 +348,47 @@ static void calibration_on_own(struct speed_wait *wait,
 		calibration_fail(c);
 }
 
+/* Of the next geometry, or of this one in GPU memory. */
+static void form_next(struct calibration *c)
+{
+	c->gpu = !c->gpu && !c->no_gpu;
+	c->form += !c->gpu;
+}
+
 static void speed_came(struct calibration *c, const struct wire_attention_result *msg)
 {
+	const struct attend_shape *shape = &c->forms[c->form].shape;
+	enum err_code code = err_from_wire(msg->code);
 	struct cost_compute compute;
 	struct cursor in;
 
 	c->number = 0;
 	c->asked_peer = false;
 	cursor_read(&in, msg->values.data, msg->values.len);
-	if (msg->code == ERR_OK && speed_get(&in, &compute) == 0)
+	if (msg->code == ERR_OK && speed_get(&in, shape, c->gpu, &compute) == 0)
 		speed_tell(c, c->remote->peer->instance, &compute);
 	else
 		err_clear(); /* it does not compute attention: it can be fetched from */
-	live_no_attend(store_costs(c->attends->kvd), c->remote->peer->instance,
-		       err_from_wire(msg->code) == ERR_REQUIRE);
-	if (err_from_wire(msg->code) == ERR_BUSY)
+	live_no_attend(store_costs(c->attends->kvd), c->remote->peer->instance, c->gpu,
+		       code == ERR_REQUIRE);
+	if (code == ERR_BUSY)
 		c->attends->speeds_again = true;
-	c->form++;
+	c->no_gpu |= c->gpu && (code == ERR_REQUIRE || code == ERR_BUSY);
+	form_next(c);
 	calibration_next(c);
 }
 
 /* ---- steps ---- */
 
-/* Without local threads the own speed stays unknown: the peer's is enough. */
+/* Without local threads the own speed stays unknown: the peer's is enough. An engine
+ * attends to fetched KV by itself: a speed of its GPU here is of no use. */
 static bool form_is_known(const struct calibration *c)
 {
 	const struct cost_shape shape = speed_shape(&c->forms[c->form]);
 
-	return speed_known(c->attends, c->remote->peer->instance, &shape) &&
-	       (!c->attends->offload || speed_known(c->attends, cost_self, &shape));
+	return speed_known(c->attends, c->remote->peer->instance, &shape, c->gpu) &&
+	       (c->gpu || !c->attends->offload ||
+		speed_known(c->attends, cost_self, &shape, false));
 }
 
 static void calibration_next(struct calibration *c)
@@ -390,14 +405,15 @@ static void calibration_next(struct calibration *c)
 		calibration_forms(c);
 	}
 	while (c->args.speeds && c->form < c->form_count && form_is_known(c))
-		c->form++;
+		form_next(c);
 	if (r < 0) {
 		calibration_fail(c);
 	} else if (c->args.rows || c->form == c->form_count) {
 		c->attends->calibrated += !c->args.rows && !c->args.speeds;
 		calibration_end(c, NULL);
-	} else if (speed_ask(c->attends, &c->forms[c->form], &c->own) < 0) {
-		c->attends->speeds_again |= err_last()->code == ERR_BUSY;
+	} else if (c->gpu ||
+		   speed_ask(c->attends, &c->forms[c->form], false, &c->own) < 0) {
+		c->attends->speeds_again |= !c->gpu && err_last()->code == ERR_BUSY;
 		err_clear(); /* no local speed: the peer's is useful alone */
 		if (speed_ask_peer(c) < 0)
 			calibration_fail(c);

@@ -95,8 +95,10 @@ static void put_peer(struct text *out, const struct kvd *kvd,
 	out_hex(out, "instance", peer->key, COST_KEY_BYTES);
 	out_text(out, "endpoint", remote ? remote->peer->endpoint : "");
 	out_bool(out, "stale", peer->stale);
-	put_figure(out, "wait_us", &peer->wait);
-	out_double(out, "requesters", peer->requesters);
+	put_figure(out, "wait_us", &peer->wait[COST_HOST]);
+	out_double(out, "requesters", peer->requesters[COST_HOST]);
+	put_figure(out, "gpu_wait_us", &peer->wait[COST_GPU]);
+	out_double(out, "gpu_requesters", peer->requesters[COST_GPU]);
 	out_array(out, "links");
 	for (unsigned int i = 0; i < peer->link_count; i++)
 		put_link(out, &peer->links[i]);
@@ -114,6 +116,7 @@ static void put_speed(struct text *out, const struct cost_speed *speed)
 	out_number(out, "kv_heads", s->kv_heads);
 	out_number(out, "dqk", s->dqk);
 	out_number(out, "dv", s->dv);
+	out_bool(out, "gpu", speed->kind == COST_GPU);
 	put_figure(out, "fixed_us", &speed->compute.fixed);
 	put_figure(out, "row_us", &speed->compute.row);
 	put_figure(out, "bytes_per_us", &speed->compute.memory);
@@ -245,13 +248,13 @@ const struct command cost_commands[] = {
 	 "from then on",
 	 NULL, 0, cost_page_run, "nothing; one read-only fd: the page"},
 	{"cost.show", "Show the constants of the cost page", NULL, 0, cost_show_run,
-	 "peers: each with stale, wait_us, requesters (computing there now), and "
-	 "links, by transport: probe_us, turn_us, bytes_per_us, pull_us, "
-	 "pull_bytes_per_us, congestion, model_error; speeds: attention speed by "
-	 "instance (zeros: this daemon) and geometry; its attend: recent measured time "
-	 "/ predicted time; home: merging and splicing. Each constant: value, mad, "
-	 "error (one standard deviation), count, at_s (CLOCK_MONOTONIC); null: not "
-	 "measured"},
+	 "peers: each with stale, wait_us, requesters (computing there now), the same of "
+	 "chunks in its GPU memory (gpu_wait_us, gpu_requesters), and links, by "
+	 "transport: probe_us, turn_us, bytes_per_us, pull_us, pull_bytes_per_us, "
+	 "congestion, model_error; speeds: attention speed by instance (zeros: this "
+	 "daemon), geometry and memory (gpu); its attend: recent measured time / "
+	 "predicted time; home: merging and splicing. Each constant: value, mad, error "
+	 "(one standard deviation), count, at_s (CLOCK_MONOTONIC); null: not measured"},
 	{"cost.calibrate", "Measure the link to a peer, and its attention speed",
 	 calibrate_fields, COMMAND_ADMIN, cost_calibrate_run,
 	 "echoes: {bytes sent and returned, us (median), mad_us, count}; bytes: total"},

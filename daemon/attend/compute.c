@@ -14,12 +14,21 @@
  * A batch that would take twice as long with the wake-up of a thread is computed by the
  * loop itself, one in a part of its turn; its speed is known from earlier batches.
  *
+ * A GPU is an engine's: without MPS its kernels wait while one of ours runs. So a batch
+ * for it has no more than about COMPUTE_GPU_US of work, by the speed of late: of a larger
+ * item it has the first rows, and the item is first in its queue again. After a batch of
+ * t the next one waits for t * (100 / share - 1), here and not in its thread, so that
+ * answers do not wait, and no pages are in use meanwhile. A timer's delay is made good,
+ * up to CREDIT_NS.
+ *
  * A canceled item of a batch stays in it: its rows are computed, and not delivered.
  */
 #include "daemon/attend/compute.h"
 
 #include <assert.h>
 #include <errno.h>
+#include <math.h>
+#include <time.h>
 
 #include "daemon/attend/kernel.h"
 #include "daemon/base/idmap.h"
@@ -27,17 +36,23 @@
 #include "daemon/loop/offload.h"
 #include "daemon/loop/work.h"
 #include "daemon/store/store_kv.h"
+#include "gpu/attend_run.h"
 
 #define BATCH_ROWS 1024u
 #define BATCH_ITEMS 256u
 #define BATCH_LOOKS 512u /* at items of the group */
 #define SMALL_US 20.0	 /* a shorter batch is computed by the loop */
 #define RATE_PART 16.0	 /* of a new batch's, in the rate */
+#define CREDIT_NS (2 * LOOP_NS_PER_MS)
 
 struct compute {
 	struct loop *loop;
 	struct offload *offload;	     /* NULL: no threads */
 	unsigned int threads, busy, telling; /* batches */
+	struct gpu_device *device;	     /* NULL: the host */
+	unsigned int share;		     /* percent of its time; 0: all */
+	uint64_t ready_ns;		     /* no batch begins before */
+	struct loop_timer rest;		     /* until then */
 	struct list queues;		     /* struct compute_queue.link */
 	struct list idle;		     /* … of those with nothing in them */
 	struct idmap by_principal, groups;   /* of both; by item_hash() */
@@ -150,11 +165,34 @@ static struct compute_queue *queue_next(struct compute *compute)
 
 /* ---- items ---- */
 
-static uint64_t item_work(const struct compute_item *item)
+static uint64_t item_work(const struct compute_item *item, uint32_t rows)
 {
 	uint64_t tokens = item->select ? item->per_token : item->tokens;
 
-	return item->rows * (tokens + 1);
+	return rows * (tokens + 1);
+}
+
+static double item_products(const struct compute_item *item, uint32_t rows)
+{
+	return (double)item_work(item, rows) *
+	       (item->form.shape.dqk + item->form.shape.dv);
+}
+
+/* Products of a batch, about. */
+static double batch_most(const struct compute *compute)
+{
+	return compute->share ? COMPUTE_GPU_US * compute->rate : INFINITY;
+}
+
+/* How many of its rows are for one batch: of one query token, at least. */
+static uint32_t item_rows(const struct compute *compute, const struct compute_item *item)
+{
+	uint32_t left = item->rows - item->done, heads = item->form.shape.heads;
+	double rows = batch_most(compute) / item_products(item, 1);
+
+	if (rows >= left || heads >= left)
+		return left;
+	return rows > heads ? (uint32_t)rows / heads * heads : heads;
 }
 
 /* Of the members that item_joins() compares. */
@@ -225,6 +263,20 @@ static void item_leave(struct compute *compute, struct compute_item *item)
 	item->running = false;
 }
 
+/* Its other rows are next. */
+static int item_again(struct compute *compute, struct compute_item *item)
+{
+	int r = item_group(compute, item);
+
+	if (r < 0)
+		return err_pass(r);
+	item->running = false;
+	list_push_front(&item->queue->items, &item->link);
+	compute->waiting_count++;
+	loop_defer(compute->loop, &compute->next);
+	return 0;
+}
+
 static void item_end(struct compute *compute, struct compute_item *item,
 		     const struct err *why)
 {
@@ -241,18 +293,26 @@ static bool item_joins(const struct compute_item *a, const struct compute_item *
 
 /* ---- batches ---- */
 
+/* In its last batch. */
+static bool item_is_last(const struct compute_item *item)
+{
+	return item->done + item->now == item->rows;
+}
+
 static void batch_work(struct offload_job *job)
 {
 	struct batch *batch = container_of(job, struct batch, job);
 	struct compute_item *item;
 
+	job->result = kernel_ready(&batch->read, &batch->items);
 	batch->began_ns = loop_clock_ns(batch->compute->loop);
-	job->result = kernel_run(batch->compute->kernel, &batch->read, &batch->items,
-				 batch->count);
+	if (job->result >= 0)
+		job->result = kernel_run(batch->compute->kernel, &batch->read,
+					 &batch->items, batch->count);
 	list_foreach(item, &batch->items, link) { /* at most 512: BATCH_ITEMS */
 		size_t count = (size_t)item->rows * item->form.shape.dv;
 
-		if (job->result < 0 || !item->form.out_bf16)
+		if (job->result < 0 || !item->form.out_bf16 || !item_is_last(item))
 			continue;
 		/* in place: a reply's buffer is the kernel's */
 		value_narrow(VALUE_BF16, item->o, item->o, count);
@@ -300,12 +360,21 @@ static bool batch_tell(struct loop_work *tell)
 {
 	struct batch *batch = container_of(tell, struct batch, tell);
 	struct compute_item *item = list_first(&batch->items, struct compute_item, link);
+	const struct err *why = batch->job.result < 0 ? &batch->job.err : NULL;
+	struct err again;
 
 	list_remove(&item->link);
-	item->queue_us = us_of(batch->began_ns - item->queued_ns);
-	item->attend_us = us_of(batch->ended_ns - batch->began_ns);
+	item->attend_us += us_of(batch->ended_ns - batch->began_ns);
+	item->queue_us = us_of(batch->ended_ns - item->queued_ns) - item->attend_us;
 	item->together = batch->requesters;
-	item_end(batch->compute, item, batch->job.result < 0 ? &batch->job.err : NULL);
+	if (!why && !item_is_last(item) && !atomic_load(&item->canceled)) {
+		item->done += item->now;
+		if (item_again(batch->compute, item) >= 0)
+			return !list_empty(&batch->items);
+		err_take(&again);
+		why = &again;
+	}
+	item_end(batch->compute, item, why);
 	return !list_empty(&batch->items);
 }
 
@@ -317,20 +386,31 @@ static void batch_reported(struct loop_work *tell)
 	mem_free(batch);
 }
 
+/* After a batch. */
+static void compute_uses(struct compute *compute, const struct batch *batch)
+{
+	uint64_t took = batch->ended_ns - batch->began_ns;
+	uint64_t since = batch->began_ns < CREDIT_NS ? 0 : batch->began_ns - CREDIT_NS;
+
+	if (compute->ready_ns < since)
+		compute->ready_ns = since;
+	if (compute->share)
+		compute->ready_ns += took * 100 / compute->share;
+}
+
 static void batch_done(struct offload_job *job)
 {
 	struct batch *batch = container_of(job, struct batch, job);
 	struct compute *compute = batch->compute;
 	int r = store_kv_read_end(&batch->read);
 
-	if (r < 0 && job->result >= 0) {
+	if (r < 0) { /* whatever became of the call */
 		job->result = r;
 		err_take(&job->err);
-	} else if (r < 0) {
-		err_clear();
 	}
-	if (!batch->read.device && batch_is_whole(batch))
+	if (batch_is_whole(batch))
 		batch_rate(compute, batch);
+	compute_uses(compute, batch);
 	compute->busy--;
 	compute->telling++;
 	compute->batches += job->result >= 0;
@@ -345,12 +425,21 @@ static void batch_take(struct batch *batch, struct compute_item *item)
 	item_unlink(batch->compute, item);
 	list_push_back(&batch->items, &item->link);
 	item->running = true;
-	item->queue->had += item_work(item);
+	item->now = item_rows(batch->compute, item);
+	item->queue->had += item_work(item, item->now);
 	batch->count++;
-	batch->rows += item->rows;
-	batch->work += item_work(item);
-	batch->products +=
-		(double)item_work(item) * (item->form.shape.dqk + item->form.shape.dv);
+	batch->rows += item->now;
+	batch->work += item_work(item, item->now);
+	batch->products += item_products(item, item->now);
+}
+
+static bool batch_has_room(const struct batch *batch, const struct compute_item *item)
+{
+	uint32_t rows = item->rows - item->done;
+
+	return batch->count < BATCH_ITEMS && batch->rows + rows <= BATCH_ROWS &&
+	       batch->work + item_work(item, rows) <= COMPUTE_WORK &&
+	       batch->products + item_products(item, rows) <= batch_most(batch->compute);
 }
 
 static void batch_fill(struct batch *batch, struct compute_item *first)
@@ -372,12 +461,37 @@ static void batch_fill(struct batch *batch, struct compute_item *first)
 		/* even if its rows have to wait for the next call */
 		batch->requesters += item->queue->asked != batch->number;
 		item->queue->asked = batch->number;
-		if (batch->count < BATCH_ITEMS &&
-		    batch->rows + item->rows <= BATCH_ROWS &&
-		    batch->work + item_work(item) <= COMPUTE_WORK)
+		if (batch_has_room(batch, item))
 			batch_take(batch, item);
 	}
 	group_tidy(compute, group);
+}
+
+static void on_rest(struct loop_timer *timer)
+{
+	struct compute *compute = container_of(timer, struct compute, rest);
+
+	loop_defer(compute->loop, &compute->next);
+}
+
+static bool compute_rests(struct compute *compute)
+{
+	uint64_t now = loop_now_ns(compute->loop);
+
+	if (compute->ready_ns <= loop_clock_ns(compute->loop))
+		return false;
+	loop_timer_start(&compute->rest,
+			 compute->ready_ns > now ? compute->ready_ns - now : 0);
+	return true;
+}
+
+static int batch_read(struct batch *batch, const struct store_kv *kv)
+{
+	int r = store_kv_read_begin(kv, &batch->read);
+
+	if (r >= 0 && batch->read.device != batch->compute->device)
+		r = err_raise(ERR_NOTFOUND, "the chunks' pages were withdrawn");
+	return err_pass(r);
 }
 
 static void on_next(struct loop_defer *defer)
@@ -385,7 +499,8 @@ static void on_next(struct loop_defer *defer)
 	struct compute *compute = container_of(defer, struct compute, next);
 	struct compute_queue *queue;
 
-	while (compute->busy < compute->threads && (queue = queue_next(compute))) {
+	while (compute->busy < compute->threads && (queue = queue_next(compute)) &&
+	       !compute_rests(compute)) {
 		struct compute_item *first =
 			list_first(&queue->items, struct compute_item, link);
 		struct batch *batch = mem_zalloc(sizeof(*batch));
@@ -409,13 +524,13 @@ static void on_next(struct loop_defer *defer)
 		batch->job = (struct offload_job){.work = batch_work,
 						  .done = batch_done,
 						  .principal = offload_peer(batch)};
-		batch->job.result = store_kv_read_begin(first->kv, &batch->read);
+		batch->job.result = batch_read(batch, first->kv);
 		if (batch->job.result < 0) {
 			err_take(&batch->job.err);
 			batch->began_ns = batch->ended_ns = loop_clock_ns(compute->loop);
 			batch_done(&batch->job);
 		} else if (!loop_is_virtual(compute->loop) && compute->rate > 0 &&
-			   !batch->read.device && /* its kernel is waited for */
+			   !compute->device && /* its kernel is waited for */
 			   batch->products < SMALL_US * compute->rate) {
 			batch_work(&batch->job);
 			batch_done(&batch->job);
@@ -431,22 +546,25 @@ static void on_next(struct loop_defer *defer)
 
 /* ---- public functions ---- */
 
-int compute_new(struct loop *loop, struct offload *offload, unsigned int threads,
-		const char *isa, struct compute **compute_p)
+int compute_new(struct loop *loop, const struct compute_args *args,
+		struct compute **compute_p)
 {
 	struct compute *compute = mem_zalloc(sizeof(*compute));
-	int r = compute ? kernel_new(isa, &compute->kernel) : -ENOMEM;
+	int r = compute ? kernel_new(args->isa, &compute->kernel) : -ENOMEM;
 
 	if (r < 0) {
 		mem_free(compute);
 		return err_pass(r);
 	}
 	compute->loop = loop;
-	compute->offload = offload;
-	compute->threads = threads;
+	compute->offload = args->offload;
+	compute->threads = args->threads;
+	compute->device = args->device;
+	compute->share = args->share;
 	list_init(&compute->queues);
 	list_init(&compute->idle);
 	loop_defer_init(&compute->next, on_next);
+	loop_timer_init(&compute->rest, loop, on_rest);
 	*compute_p = compute;
 	return 0;
 }
@@ -464,6 +582,7 @@ void compute_free(struct compute *compute)
 	idmap_fini(&compute->by_principal);
 	idmap_fini(&compute->groups);
 	loop_defer_cancel(&compute->next);
+	loop_timer_stop(&compute->rest);
 	kernel_free(compute->kernel);
 	mem_free(compute);
 }
@@ -486,7 +605,7 @@ static int item_check(const struct compute_item *item)
 		return err_raise(ERR_RANGE,
 				 "rows: %u rows over %llu tokens exceed the limits",
 				 item->rows, (unsigned long long)item->tokens);
-	if (item_work(item) > COMPUTE_WORK_MOST)
+	if (item_work(item, item->rows) > COMPUTE_WORK_MOST)
 		return err_raise(ERR_TOOBIG,
 				 "%u rows over %llu tokens: rows x tokens exceed %llu; "
 				 "split the tokens into several parts",
@@ -526,6 +645,9 @@ int compute_submit(struct compute *compute, struct compute_item *item)
 		r = item_check(item);
 	if (r < 0)
 		return err_pass(r);
+	item->compute = compute;
+	item->gpu = compute->device != NULL;
+	item->done = item->attend_us = 0;
 	item->queue = queue_of(compute, item->principal);
 	if (!item->queue)
 		return err_pass(-ENOMEM);
@@ -542,8 +664,10 @@ int compute_submit(struct compute *compute, struct compute_item *item)
 	return 0;
 }
 
-bool compute_cancel(struct compute *compute, struct compute_item *item)
+bool compute_cancel(struct compute_item *item)
 {
+	struct compute *compute = item->compute;
+
 	atomic_store(&item->canceled, true);
 	if (item->running)
 		return false;
@@ -555,6 +679,21 @@ bool compute_cancel(struct compute *compute, struct compute_item *item)
 struct kernel *compute_kernel(const struct compute *compute)
 {
 	return compute->kernel;
+}
+
+struct offload *compute_offload(const struct compute *compute)
+{
+	return compute->offload;
+}
+
+void compute_rest(const struct compute *compute, double us)
+{
+	double ns = compute->share ? us * 1e3 * (100.0 / compute->share - 1) : 0;
+	const struct timespec t = {.tv_sec = (time_t)(ns / 1e9),
+				   .tv_nsec = (long)fmod(ns, 1e9)};
+
+	if (ns > 0)
+		(void)nanosleep(&t, NULL);
 }
 
 void compute_figures(const struct compute *compute, struct compute_figures *figures_p)

@@ -140,6 +140,7 @@ static int echo_speed(struct attends *attends, struct remote *remote,
 {
 	struct echo_wait *wait;
 	struct form form = {.view = ""};
+	bool gpu = msg->pool == ECHO_SPEED_GPU;
 	struct cursor in;
 	int r;
 
@@ -152,7 +153,9 @@ static int echo_speed(struct attends *attends, struct remote *remote,
 	r = form_get(&in, &form);
 	if (r >= 0)
 		r = form_check(&form);
-	if (r >= 0 && !speed_is_known(attends, &form))
+	if (r >= 0)
+		r = speed_check(attends, &form, gpu);
+	if (r >= 0 && !speed_is_known(attends, &form, gpu))
 		r = echo_take_speed(attends, remote);
 	if (r < 0)
 		return err_pass(r);
@@ -166,7 +169,7 @@ static int echo_speed(struct attends *attends, struct remote *remote,
 	wait->attend = msg->attend;
 	remote->reaches++;
 	list_push_back(&attends->echo_waits, &wait->link);
-	r = speed_ask(attends, &form, &wait->wait);
+	r = speed_ask(attends, &form, gpu, &wait->wait);
 	if (r < 0) {
 		echo_wait_end(wait);
 		return err_pass(r);

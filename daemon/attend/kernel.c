@@ -153,6 +153,14 @@ static struct kernel_scratch *scratch_take(struct kernel *kernel, size_t bytes)
 	return scratch;
 }
 
+int kernel_ready(const struct store_kv_read *read, const struct list *items)
+{
+	struct run run = {.read = read, .items = items};
+
+	return read->device ? err_pass(gpu_attend_ready(read->device, run_stop, &run))
+			    : 0;
+}
+
 int kernel_job(struct kernel *kernel, struct gpu_device *device,
 	       const struct attend_job *job, uint32_t rows)
 {
@@ -168,12 +176,31 @@ int kernel_job(struct kernel *kernel, struct gpu_device *device,
 		return err_pass(-ENOMEM);
 	if (!device)
 		(void)attend_run(kernel->isa, job, scratch->at);
-	else if (!job->stop(job->stop_arg)) /* asked once: a launch does not stop */
+	else
 		r = gpu_attend_run(device, job, scratch->at);
 	pthread_mutex_lock(&kernel->lock);
 	list_push_front(&kernel->idle, &scratch->link);
 	pthread_mutex_unlock(&kernel->lock);
 	return err_pass(r);
+}
+
+/* Of its rows, those that are computed now. */
+static struct attend_span span_of(const struct compute_item *item)
+{
+	const struct attend_shape *shape = &item->form.shape;
+	uint32_t query = item->done / shape->heads; /* tokens */
+
+	return (struct attend_span){
+		.q = (const uint8_t *)item->q + form_q_bytes(&item->form, item->done),
+		.o = item->o + (size_t)item->done * shape->dv,
+		.m = item->m + item->done,
+		.l = item->l + item->done,
+		.rows = item->now,
+		.end = (uint32_t)item->tokens,
+		.delta = item->delta,
+		.select = item->select ? item->select + (size_t)query * item->per_token
+				       : NULL,
+		.per_token = item->per_token};
 }
 
 int kernel_run(struct kernel *kernel, const struct store_kv_read *read,
@@ -201,16 +228,8 @@ int kernel_run(struct kernel *kernel, const struct store_kv_read *read,
 	if (r < 0)
 		return err_pass(r);
 	list_foreach(item, items, link) {
-		spans[n++] = (struct attend_span){.q = item->q,
-						  .o = item->o,
-						  .m = item->m,
-						  .l = item->l,
-						  .rows = item->rows,
-						  .end = (uint32_t)item->tokens,
-						  .delta = item->delta,
-						  .select = item->select,
-						  .per_token = item->per_token};
-		rows += item->rows;
+		spans[n++] = span_of(item);
+		rows += item->now;
 	}
 	assert(n == count);
 	return err_pass(kernel_job(kernel, read->device, &job, rows));

@@ -16,6 +16,9 @@ int kernel_new(const char *isa, struct kernel **kernel_p);
 void kernel_free(struct kernel *kernel);
 const char *kernel_isa(const struct kernel *kernel);
 
+/* Before kernel_run(): a device's kernels are loaded. Any thread; blocks for a second, at
+ * most. ERR_BUSY, ERR_REQUIRE, ERR_CANCELED. */
+int kernel_ready(const struct store_kv_read *read, const struct list *items);
 /* One call, of at most so many rows; `device`: that has the KV, NULL: the host.
  * ERR_RANGE: the job has a fault. Any thread. */
 int kernel_job(struct kernel *kernel, struct gpu_device *device,

@@ -23,6 +23,7 @@
 #include "daemon/attend/attend_impl.h"
 #include "daemon/store/store.h"
 #include "daemon/attend/calibrate.h"
+#include "daemon/attend/devices.h"
 #include "daemon/attend/rows_send.h"
 #include "daemon/attend/speed.h"
 #include "daemon/base/context.h"
@@ -151,7 +152,7 @@ static void leg_stop(struct leg *leg)
 void leg_drop(struct leg *leg)
 {
 	if (leg->at_compute) {
-		if (!compute_cancel(leg->attends->compute, &leg->item)) {
+		if (!compute_cancel(&leg->item)) {
 			list_remove(&leg->link);
 			leg->post = NULL;
 			return; /* leg_on_computed() frees it */
@@ -196,7 +197,8 @@ static void leg_price_here(const struct leg *leg)
 		.tokens = (double)(item->select ? item->per_token : item->tokens),
 		.selected = item->select,
 		.attend_us = item->attend_us,
-		.requesters = item->together};
+		.requesters = item->together,
+		.kind = item->gpu ? COST_GPU : COST_HOST};
 
 	if (store_costs(attends->kvd) && !leg->among)
 		live_home_round(
@@ -297,7 +299,7 @@ static int leg_begin_here(struct leg *leg)
 	leg->item.m = values_m(leg->values, leg->rows, dv);
 	leg->item.l = leg->item.m + leg->rows;
 	leg->item.q = leg->q;
-	r = compute_submit(leg->attends->compute, &leg->item);
+	r = devices_submit(leg->attends, &leg->item);
 	if (r < 0)
 		return err_pass(r);
 	leg->at_compute = true;
@@ -431,6 +433,7 @@ int leg_there(struct leg *leg, struct remote *remote, const struct wire_attend *
 		return err_pass(r);
 	leg->number = ++attends->next_leg;
 	leg->remote = remote;
+	leg->gpu = handshake_pool_in_gpu(handshake_pool_by_id(remote, head->pool));
 	list_push_back(&attend_remote(remote)->legs, &leg->at_remote);
 	remote->reaches++;
 	return 0;
@@ -499,7 +502,8 @@ static struct live_round leg_round(const struct leg *leg,
 		.bytes = (double)leg->bytes,
 		.queue_us = msg->queue_us,
 		.attend_us = msg->attend_us,
-		.requesters = msg->together > 1 ? (double)msg->together : 1};
+		.requesters = msg->together > 1 ? (double)msg->together : 1,
+		.kind = leg->gpu ? COST_GPU : COST_HOST};
 }
 
 /* Compares the time of the round with its prediction. */

@@ -5,6 +5,7 @@
  *
  * attention_threads have an offload of their own: blocking jobs of the loop's helpers
  * (populating memory, disk) delay no query, and no more cores are used than configured.
+ * So has each GPU (devices.h).
  */
 #include <assert.h>
 #include <errno.h>
@@ -14,6 +15,7 @@
 #include "daemon/attend/attend_impl.h"
 #include "daemon/attend/attend_metrics.h"
 #include "daemon/attend/commands_attend.h"
+#include "daemon/attend/devices.h"
 #include "daemon/attend/echo.h"
 #include "daemon/attend/ring_attend.h"
 #include "daemon/attend/speed.h"
@@ -25,6 +27,7 @@
 #include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 #include "daemon/store/store.h"
+#include "gpu/attend_run.h"
 
 #define SPIN_CORES 4 /* fewer: polling would take a core from computing */
 #define SPIN_NS UINT64_C(200000)
@@ -74,8 +77,11 @@ static int attends_make(struct kvd *kvd, struct offload *offload, void **part_p)
 	attends->awake.on_prepare = attends_on_prepare;
 	attends->spin_ns = attends_spin_ns(attends);
 	idmap_init(&attends->legs);
-	r = compute_new(kvd->loop, offload, kvd->config->attention_threads,
-			kvd->config->attention_isa, &attends->compute);
+	r = compute_new(kvd->loop,
+			&(struct compute_args){.offload = offload,
+					       .threads = kvd->config->attention_threads,
+					       .isa = kvd->config->attention_isa},
+			&attends->compute);
 	if (r < 0) {
 		mem_free(attends);
 		return err_pass(r);
@@ -92,6 +98,8 @@ static int attends_new(struct kvd *kvd, void **part_p)
 
 	if (!store_of(kvd)) /* the chunks are the store's */
 		return 0;
+	if (kvd->config->attention_gpu_share)
+		gpu_attends(kvd->gpu);
 	if (kvd->compute)
 		return err_pass(attends_make(kvd, kvd->compute, part_p));
 	if (threads)
@@ -137,6 +145,7 @@ static void attends_free(void *part)
 	attends_close(attends);
 	if (attends->offload)
 		offload_free(attends->offload); /* its jobs run to their end */
+	devices_free(attends);
 	loop_prepare_remove(&attends->awake);
 	drained = attends_drained(attends);
 	assert(drained);
@@ -257,6 +266,7 @@ static void attends_cells(const void *part, uint64_t *cells)
 	cells[ATTENDS_METRIC_REFUSED] = f.refused;
 	cells[ATTENDS_METRIC_BATCHES] = f.batches;
 	cells[ATTENDS_METRIC_SECONDS] = f.attend_us * 1000;
+	cells[ATTENDS_METRIC_GPU_SECONDS] = f.gpu_us * 1000;
 	cells[ATTENDS_METRIC_QUEUED] = f.waiting;
 	cells[ATTENDS_METRIC_THREADS] = f.threads;
 	cells[ATTENDS_METRIC_BUSY_POLLS] = f.looks;

@@ -14,6 +14,7 @@
 
 #include "daemon/attend/attend_impl.h"
 #include "daemon/store/store.h"
+#include "daemon/attend/devices.h"
 #include "daemon/attend/echo.h"
 #include "daemon/attend/rows_send.h"
 #include "daemon/base/context.h"
@@ -103,7 +104,7 @@ static void serve_refuse(const struct serve *serve, const struct err *why)
 static void serve_stop(struct serve *serve, const struct err *why)
 {
 	serve->over = *why;
-	if (!compute_cancel(serve->attends->compute, &serve->item))
+	if (!compute_cancel(&serve->item))
 		return; /* serve_on_computed() */
 	serve->attends->under_way--;
 	serve_refuse(serve, why);
@@ -272,7 +273,7 @@ static int serve_new(struct attends *attends, struct remote *remote,
 		r = serve_alloc(serve, msg);
 	if (r >= 0) {
 		serve_fill(serve, remote, msg);
-		r = compute_submit(attends->compute, item);
+		r = devices_submit(attends, item);
 	}
 	if (r < 0) {
 		store_kv_free(item->kv);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * speed: the attention speed of this daemon for a geometry, measured on scratch memory by
- * one of attention_threads, and again after SPEED_FRESH_S; peers can request it, too
- * (calibrate.c).
+ * one of attention_threads, or on a GPU that is in use, and again after SPEED_FRESH_S;
+ * peers can request it, too (calibrate.c).
  */
 #ifndef KVD_ATTEND_SPEED_H
 #define KVD_ATTEND_SPEED_H
@@ -31,13 +31,16 @@ struct speed_wait {
 	void (*on_reported)(struct speed_wait *wait, const struct cost_compute *compute,
 			    const struct err *why);
 };
-/* ERR_REQUIRE: no threads; ERR_RANGE: not measured; ERR_BUSY: too many at a time;
- * ERR_NOMEM. */
-int speed_ask(struct attends *attends, const struct form *form, struct speed_wait *wait);
+/* `gpu`: in GPU memory. ERR_REQUIRE: no threads, or no share of GPUs; ERR_RANGE: not
+ * measured; ERR_BUSY: too many at a time, or no GPU in use; ERR_NOMEM. */
+int speed_ask(struct attends *attends, const struct form *form, bool gpu,
+	      struct speed_wait *wait);
+/* Could it be measured now? As speed_ask(). */
+int speed_check(struct attends *attends, const struct form *form, bool gpu);
 /* A request needs no measurement: it exists, or is in progress. */
-bool speed_is_known(const struct attends *attends, const struct form *form);
+bool speed_is_known(const struct attends *attends, const struct form *form, bool gpu);
 /* KV of one measurement. */
-uint32_t speed_tokens(const struct attend_shape *shape, uint64_t token_bytes);
+uint32_t speed_tokens(const struct attend_shape *shape, uint64_t token_bytes, bool gpu);
 /* Four times of a kernel, and the constants derived from them. */
 struct speed_points {
 	double rows, many_rows;
@@ -56,6 +59,8 @@ int speed_home(struct cost_home *home);
 
 struct cursor;
 void speed_put(const struct cost_compute *compute, struct cursor *out);
-int speed_get(struct cursor *in, struct cost_compute *compute); /* ERR_PROTO */
+/* Of the shape. ERR_PROTO. */
+int speed_get(struct cursor *in, const struct attend_shape *shape, bool gpu,
+	      struct cost_compute *compute);
 
 #endif

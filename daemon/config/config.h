@@ -91,10 +91,11 @@ struct config {
 	uint64_t chunk_dir_bytes;
 	unsigned int attention_threads; /* 0: none */
 	char attention_isa[16];
-	uint32_t attention_busy_poll_us; /* 0: auto; 1: none */
-	char chunk_peers[1024];		 /* endpoints separated by blanks; "": none */
-	bool chunk_hedge;		 /* re-issue a slow part to a second holder */
-	char chunk_index[3072];		 /* the same */
+	unsigned int attention_gpu_share; /* percent; 0: none */
+	uint32_t attention_busy_poll_us;  /* 0: auto; 1: none */
+	char chunk_peers[1024];		  /* endpoints separated by blanks; "": none */
+	bool chunk_hedge;		  /* re-issue a slow part to a second holder */
+	char chunk_index[3072];		  /* the same */
 	uint64_t chunk_index_bytes; /* memory of the index kept for others; 0: no index */
 
 	/* [transport] */

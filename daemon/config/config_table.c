@@ -282,6 +282,14 @@ static const struct setting options[] = {
 	 .module = "attend",
 	 .help = "Instruction set of these threads: auto (the best of the processor), "
 		 "ref, vector, avx2, avx512 or amx. kvd-ctl status shows the choice."},
+	{"chunks", "attention_gpu_share", SETTING_COUNT, FIELD(attention_gpu_share),
+	 .preset = "off", .zero = "off", .min = 1, .max = 100, .module = "attend",
+	 .help = "Percent of a GPU's time for attention over chunks that an engine has "
+		 "published in its memory (chunk.publish). The kernels have the lowest "
+		 "priority and take at most about 200 us each; after one that took t "
+		 "the next waits for t * (100 / share - 1). 10 suits a GPU that serves "
+		 "an engine. off: query rows for such chunks are refused and the chunks "
+		 "are fetched."},
 	{"chunks", "attention_busy_poll", SETTING_COUNT, FIELD(attention_busy_poll_us),
 	 .preset = "auto", .zero = "auto", .one = "off", .min = 2, .max = 100000,
 	 .module = "attend",

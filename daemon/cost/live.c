@@ -140,7 +140,7 @@ static int live_peer_get(struct live *live, const uint8_t *key, struct live_peer
 	}
 	if (memcmp(peer->row.key, key, COST_KEY_BYTES) != 0) {
 		memcpy(peer->row.key, key, COST_KEY_BYTES);
-		peer->row.requesters = 1;
+		peer->row.requesters[COST_HOST] = peer->row.requesters[COST_GPU] = 1;
 	}
 	*peer_p = peer;
 	return 0;
@@ -339,7 +339,7 @@ static void live_attend(const struct live *live, const uint8_t *key,
 	struct cost_speed speed;
 	double us;
 
-	if (cost_page_speed(live->page, key, &round->shape, &speed))
+	if (cost_page_speed(live->page, key, &round->shape, round->kind, &speed))
 		return;
 	us = cost_attend(&speed.compute, &round->shape, round->query, round->tokens,
 			 round->selected)
@@ -410,6 +410,7 @@ bool live_round(struct live *live, const struct live_way *way,
 {
 	struct live_peer *peer = live_find(live, way->key);
 	struct cost_link *link;
+	double *requesters;
 	bool stale;
 
 	if (!peer)
@@ -420,9 +421,9 @@ bool live_round(struct live *live, const struct live_way *way,
 	stale = live_drift(peer, link, round);
 	live_attend(live, way->key, round, way->now_s);
 	live_congestion(peer, link, round, way->now_s);
-	fit_live(&peer->row.wait, round->queue_us, way->now_s);
-	peer->row.requesters +=
-		(round->requesters - peer->row.requesters) / REQUESTERS_PART;
+	fit_live(&peer->row.wait[round->kind], round->queue_us, way->now_s);
+	requesters = &peer->row.requesters[round->kind];
+	*requesters += (round->requesters - *requesters) / REQUESTERS_PART;
 	if (live_tell(live, peer) < 0)
 		err_clear();
 	return stale;
@@ -431,15 +432,16 @@ bool live_round(struct live *live, const struct live_way *way,
 /* ---- the rest ---- */
 
 int live_speed(struct live *live, const uint8_t key[COST_KEY_BYTES],
-	       const struct cost_shape *shape, const struct cost_compute *compute)
+	       const struct cost_shape *shape, uint32_t kind,
+	       const struct cost_compute *compute)
 {
 	struct cost_compute before;
 	struct cost_speed speed;
 
 	/* after a new measurement the recent factor is kept */
-	if (cost_page_speed(live->page, key, shape, &speed) ||
+	if (cost_page_speed(live->page, key, shape, kind, &speed) ||
 	    memcmp(&speed.shape, shape, sizeof(*shape)) != 0)
-		speed = (struct cost_speed){.unused = 0};
+		speed = (struct cost_speed){.kind = kind};
 	memcpy(speed.key, key, COST_KEY_BYTES);
 	speed.shape = *shape;
 	before = speed.compute;
@@ -451,13 +453,14 @@ int live_speed(struct live *live, const uint8_t key[COST_KEY_BYTES],
 	return err_pass(cost_page_set_speed(live->page, &speed));
 }
 
-void live_no_attend(struct live *live, const uint8_t key[COST_KEY_BYTES], bool cannot)
+void live_no_attend(struct live *live, const uint8_t key[COST_KEY_BYTES], uint32_t kind,
+		    bool cannot)
 {
 	struct live_peer *peer = live_find(live, key);
 
-	if (!peer || peer->gone || peer->row.no_attend == cannot)
+	if (!peer || peer->gone || peer->row.no_attend[kind] == cannot)
 		return;
-	peer->row.no_attend = cannot;
+	peer->row.no_attend[kind] = cannot;
 	if (live_tell(live, peer) < 0)
 		err_clear();
 }
@@ -488,7 +491,7 @@ void live_drop(struct live *live, const uint8_t key[COST_KEY_BYTES])
 		return;
 	*peer = (struct live_peer){.gone = true, .asked_ns = peer->asked_ns};
 	memcpy(peer->row.key, key, COST_KEY_BYTES);
-	peer->row.requesters = 1;
+	peer->row.requesters[COST_HOST] = peer->row.requesters[COST_GPU] = 1;
 	cost_page_drop(live->page, key);
 }
 

@@ -43,15 +43,18 @@ struct live_round {
 	double bytes; /* request and reply */
 	double us, queue_us, attend_us;
 	double requesters; /* with rows for the same KV */
+	uint32_t kind;	   /* of memory that has it (page.h) */
 };
 /* True: the path's constants have stopped predicting, for the first time since
  * live_echoes(). */
 bool live_round(struct live *live, const struct live_way *way,
 		const struct live_round *round);
 int live_speed(struct live *live, const uint8_t key[COST_KEY_BYTES],
-	       const struct cost_shape *shape, const struct cost_compute *compute);
-/* It does not compute attention; or its speed. */
-void live_no_attend(struct live *live, const uint8_t key[COST_KEY_BYTES], bool cannot);
+	       const struct cost_shape *shape, uint32_t kind,
+	       const struct cost_compute *compute);
+/* Whether it computes no attention in this kind of memory. */
+void live_no_attend(struct live *live, const uint8_t key[COST_KEY_BYTES], uint32_t kind,
+		    bool cannot);
 void live_home(struct live *live, const struct cost_home *home);
 /* Rows were attended to locally: the part of a round without a path. */
 void live_home_round(struct live *live, const struct live_round *round, uint32_t now_s);

@@ -36,7 +36,7 @@
 #define SPEED_SLOTS 256u
 
 #define PAGE_MAGIC UINT32_C(0x4356434b)
-#define PAGE_VERSION 1u
+#define PAGE_VERSION 2u
 
 #define WORDS(type) (sizeof(type) / sizeof(uint64_t))
 
@@ -100,11 +100,17 @@ static uint64_t cost_tag_add(uint64_t tag, const void *bytes, size_t len)
 	return tag;
 }
 
-static uint64_t cost_tag_of(const uint8_t *key, const struct cost_shape *shape)
+static uint64_t cost_tag_of(const uint8_t *key)
 {
-	uint64_t tag = cost_tag_add(UINT64_C(0xcbf29ce484222325), key, COST_KEY_BYTES);
+	return cost_tag_add(UINT64_C(0xcbf29ce484222325), key, COST_KEY_BYTES) | 2;
+}
 
-	return (shape ? cost_tag_add(tag, shape, sizeof(*shape)) : tag) | 2;
+static uint64_t cost_speed_tag(const uint8_t *key, const struct cost_shape *shape,
+			       uint32_t kind)
+{
+	uint64_t tag = cost_tag_add(cost_tag_of(key), shape, sizeof(*shape));
+
+	return cost_tag_add(tag, &kind, sizeof(kind)) | 2;
 }
 
 /* The i-th possible place of a row of this tag. */
@@ -273,7 +279,7 @@ static int cost_page_slot(const uint64_t *tags, unsigned int count, uint64_t tag
 int cost_page_set_peer(struct cost_page *page, const struct cost_peer *peer)
 {
 	struct shared *s = page->shared;
-	uint64_t tag = cost_tag_of(peer->key, NULL);
+	uint64_t tag = cost_tag_of(peer->key);
 	int i = cost_page_slot(s->peer_tags, PEER_SLOTS, tag, s->peers[0].words,
 			       sizeof(s->peers[0]), peer, sizeof(peer->key));
 
@@ -290,7 +296,7 @@ static int cost_page_speed_slot(const struct shared *s, uint64_t tag,
 {
 	return cost_page_slot(s->speed_tags, SPEED_SLOTS, tag, s->speeds[0].words,
 			      sizeof(s->speeds[0]), speed,
-			      offsetof(struct cost_speed, unused));
+			      offsetof(struct cost_speed, compute));
 }
 
 /* The time of its measurement, or of its last use by a round. */
@@ -334,7 +340,7 @@ uint64_t cost_page_reused(const struct cost_page *page)
 int cost_page_set_speed(struct cost_page *page, const struct cost_speed *speed)
 {
 	struct shared *s = page->shared;
-	uint64_t tag = cost_tag_of(speed->key, &speed->shape);
+	uint64_t tag = cost_speed_tag(speed->key, &speed->shape, speed->kind);
 	int i = cost_page_speed_slot(s, tag, speed);
 
 	if (i < 0 || (s->speed_tags[i] != tag && page->speeds == COST_PAGE_SPEEDS)) {
@@ -399,7 +405,7 @@ int cost_page_peer(const struct cost_page *page, const uint8_t key[COST_KEY_BYTE
 		   struct cost_peer *peer)
 {
 	const struct shared *s = page->shared;
-	uint64_t tag = cost_tag_of(key, NULL);
+	uint64_t tag = cost_tag_of(key);
 
 	for (unsigned int i = 0; i < PEER_SLOTS; i++) {
 		unsigned int at = cost_tag_place(tag, i, PEER_SLOTS);
@@ -418,9 +424,10 @@ int cost_page_peer(const struct cost_page *page, const uint8_t key[COST_KEY_BYTE
 }
 
 static int cost_page_read_speed(const struct shared *s, const uint8_t *key,
-				const struct cost_shape *shape, struct cost_speed *speed)
+				const struct cost_shape *shape, uint32_t kind,
+				struct cost_speed *speed)
 {
-	uint64_t tag = cost_tag_of(key, shape);
+	uint64_t tag = cost_speed_tag(key, shape, kind);
 
 	for (unsigned int i = 0; i < SPEED_SLOTS; i++) {
 		unsigned int at = cost_tag_place(tag, i, SPEED_SLOTS);
@@ -434,20 +441,23 @@ static int cost_page_read_speed(const struct shared *s, const uint8_t *key,
 				  WORDS(*speed)))
 			return COST_PAGE_BUSY;
 		if (memcmp(speed->key, key, COST_KEY_BYTES) == 0 &&
-		    memcmp(&speed->shape, shape, sizeof(*shape)) == 0)
+		    memcmp(&speed->shape, shape, sizeof(*shape)) == 0 &&
+		    speed->kind == kind)
 			return 0;
 	}
 	return COST_PAGE_NONE;
 }
 
 int cost_page_speed(const struct cost_page *page, const uint8_t key[COST_KEY_BYTES],
-		    const struct cost_shape *shape, struct cost_speed *speed)
+		    const struct cost_shape *shape, uint32_t kind,
+		    struct cost_speed *speed)
 {
 	static const struct cost_shape any;
-	int r = cost_page_read_speed(page->shared, key, shape, speed);
+	int r = cost_page_read_speed(page->shared, key, shape, kind, speed);
 
-	return r == COST_PAGE_NONE ? cost_page_read_speed(page->shared, key, &any, speed)
-				   : r;
+	return r == COST_PAGE_NONE
+		       ? cost_page_read_speed(page->shared, key, &any, COST_HOST, speed)
+		       : r;
 }
 
 bool cost_page_speed_at(const struct cost_page *page, unsigned int *i_p,
@@ -482,8 +492,8 @@ int cost_page_preset(const char *name, struct cost_page **page_p)
 	const struct cost_preset *preset = cost_preset_find(name);
 	struct cost_page *page;
 	struct cost_home home;
-	struct cost_peer peer = {.link_count = 1, .requesters = 1};
-	struct cost_speed speed = {.unused = 0};
+	struct cost_peer peer = {.link_count = 1, .requesters = {1, 1}};
+	struct cost_speed speed = {.kind = COST_HOST};
 	int r;
 
 	*page_p = NULL;

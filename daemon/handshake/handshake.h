@@ -67,6 +67,14 @@ struct remote_pool {
 	struct remote_pool *replacement; /* the pool that has its keys now: in use */
 };
 
+/* Is it memory of GPUs? NULL: no. */
+static inline bool handshake_pool_in_gpu(const struct remote_pool *pool)
+{
+	return pool && pool->region_count &&
+	       (pool->regions[0].kind == REGION_CUDA_IPC ||
+		pool->regions[0].kind == REGION_CUDA_VMM);
+}
+
 /* Which side dialled. */
 enum { LINE_HERE, LINE_THERE };
 

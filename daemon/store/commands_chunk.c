@@ -430,6 +430,7 @@ static int holders_run(struct request *req)
 		out_text(out, "endpoint", peer->endpoint);
 		out_number(out, "chunks", far_hold_chunks(far));
 		out_number(out, "tokens", far_hold_tokens(far));
+		out_bool(out, "gpu", far_hold_in_gpu(far));
 		out_close(out, '}');
 	}
 	out_close(out, ']');
@@ -778,7 +779,8 @@ const struct command chunk_commands[] = {
 	 0, release_run, "nothing"},
 	{"chunk.holders", "List the daemons that have the remote chunks of a hold",
 	 hold_key_fields, 0, holders_run,
-	 "holders: {instance, endpoint, chunks, tokens}, in the order of use: if a "
+	 "holders: {instance, endpoint, chunks, tokens, gpu: most are in an engine's "
+	 "pages in GPU memory}, in the order of use: if a "
 	 "holder fails, the next one is asked"},
 	{"chunk.put", "Store chunks from the pages of a pool", put_fields, 0, put_run,
 	 "move; slot, gen: its entry in the status page; state; chunks: number "

@@ -60,6 +60,8 @@ uint64_t far_hold_ask(const struct far_hold *far);
 /* Which pools of the holder's serve its chunk i, as bits. */
 uint64_t far_hold_sources(const struct far_hold *far, uint32_t i);
 uint64_t far_hold_pool(const struct far_hold *far, unsigned int bit);
+/* Of its chunks, most are read from memory of the holder's GPUs. */
+bool far_hold_in_gpu(const struct far_hold *far);
 /* NULL: it is gone. */
 const struct layout *far_hold_layout(const struct far_hold *far, unsigned int bit);
 /* The same chunks for another handle of the space, as far as they serve it: *far_p, or

@@ -182,6 +182,24 @@ const struct layout *far_hold_layout(const struct far_hold *far, unsigned int bi
 	return grant_layout(far->grant, bit);
 }
 
+bool far_hold_in_gpu(const struct far_hold *far)
+{
+	const struct far_grant *grant = far->grant;
+	uint32_t from = 0, gpu = 0;
+
+	for (uint32_t i = 0; from < far->chunks; i++) { /* runs: at most STORE_IDS_MAX */
+		uint32_t end = grant->runs[i].end < far->chunks ? grant->runs[i].end
+								: far->chunks;
+		unsigned int bit = (unsigned int)__builtin_ctzll(far->used[i]);
+
+		if (handshake_pool_in_gpu(
+			    handshake_pool_by_id(grant->remote, grant->pools[bit])))
+			gpu += end - from;
+		from = end;
+	}
+	return 2 * (uint64_t)gpu > far->chunks;
+}
+
 /* ---- an answer ---- */
 
 static int grant_runs(struct far_grant *grant, const struct wire_chunk_lookup_ack *msg,

@@ -263,6 +263,12 @@ int store_kv_of_chunks(struct store_class *class, struct store_chunk *const *chu
 
 /* ---- calls ---- */
 
+int store_kv_device(const struct store_kv *kv, struct gpu_device **device_p)
+{
+	*device_p = NULL;
+	return kv->class->published ? err_pass(kv_where(kv->class->pool, device_p)) : 0;
+}
+
 const struct layout_view *store_kv_view(const struct store_kv *kv)
 {
 	if (!kv->class->published)

@@ -77,6 +77,8 @@ int store_kv_of_hold(const struct store_hold *hold, unsigned int bit, uint32_t f
 int store_kv_of_chunks(struct store_class *class, struct store_chunk *const *chunks,
 		       uint32_t have, uint32_t first, uint32_t count, const char *view,
 		       struct store_kv **kv_p);
+/* The device that has the bytes; NULL: the host. ERR_NOTFOUND: the engine has exited. */
+int store_kv_device(const struct store_kv *kv, struct gpu_device **device_p);
 /* The view as it is now; NULL: the chunks' engine has exited. */
 const struct layout_view *store_kv_view(const struct store_kv *kv);
 /* From here to its end the pages are not their engine's. ERR_NOTFOUND: some have been

@@ -123,8 +123,9 @@ class Move(Awaited):
         return "%s of chunks" % self.kind
 
 
-Holder = namedtuple("Holder", "peer chunks tokens")
-Holder.__doc__ = "A daemon with chunks of a hold. peer: its instance, as in kvd.cost.Holder."
+Holder = namedtuple("Holder", "peer chunks tokens gpu")
+Holder.__doc__ = """A daemon with chunks of a hold. peer: its instance, and gpu: whether most are in
+its GPU memory, as in kvd.cost.Holder."""
 
 
 class Hold:
@@ -164,12 +165,13 @@ class Hold:
 
 
 def holders_of(holds, timeout=None):
-    """{peer: tokens} of the daemons that are read for these holds; the own one is not among them.
-    The others of Hold.holders() replace one that fails."""
+    """{(peer, gpu): tokens} of the daemons that are read for these holds; the own one is not among
+    them. The others of Hold.holders() replace one that fails."""
     tokens = {}
     for hold in holds:
         for there in hold.holders(timeout)[:1] if hold.remote else ():
-            tokens[there.peer] = tokens.get(there.peer, 0) + there.tokens
+            where = there.peer, there.gpu
+            tokens[where] = tokens.get(where, 0) + there.tokens
     return tokens
 
 

@@ -52,6 +52,7 @@ class Holder(NamedTuple):
     peer: bytes
     chunks: int
     tokens: int
+    gpu: bool
 
 class Hold:
     space: Space

@@ -11,7 +11,8 @@ out_type="bf16" 2), for a hold that was
 found at another daemon:
 
     page, there = client.cost_page(), hold.holders()[0]
-    page.decide(model, [kvd.cost.Holder(tokens=there.tokens, peer=there.peer)], …)
+    page.decide(model, [kvd.cost.Holder(tokens=there.tokens, peer=there.peer,
+                                        gpu=there.gpu)], …)
 
 Arithmetic only: no query is sent, no byte is moved. docs/route.md has the model."""
 import math
@@ -48,10 +49,11 @@ class Model(NamedTuple):
 
 class Holder(NamedTuple):
     """The share of the context that an instance (16 bytes) holds; `selected`: tokens of it that
-    a query token attends to."""
+    a query token attends to; gpu: they are in its GPU memory."""
     tokens: int
     selected: int = 0
     peer: bytes = SELF
+    gpu: bool = False
 
 
 class Price(NamedTuple):
@@ -82,9 +84,10 @@ def _time(name, value):
 
 
 def _holder(i, holder):
-    tokens, selected, peer = holder
+    tokens, selected, peer, gpu = Holder(*holder)
     return (bytes(peer), _check.integer("holders[%d].tokens" % i, tokens),
-            _check.integer("holders[%d].selected" % i, selected))
+            _check.integer("holders[%d].selected" % i, selected),
+            _check.flag("holders[%d].gpu" % i, gpu))
 
 
 class Page:

@@ -467,7 +467,7 @@ static PyMethodDef space_methods[] = {
 	{"close", chunk_close, METH_VARARGS, NULL},
 	{NULL, NULL, 0, NULL},
 };
-/* ((instance, chunks, tokens), …) */
+/* ((instance, chunks, tokens, gpu), …) */
 static PyObject *hold_holders(PyObject *self, PyObject *timeout)
 {
 	struct handle *hold = (struct handle *)self;
@@ -481,10 +481,11 @@ static PyObject *hold_holders(PyObject *self, PyObject *timeout)
 	Py_END_ALLOW_THREADS if (!client_end(hold->client, count)) return NULL;
 	list = PyTuple_New(count);
 	for (int i = 0; list && i < count; i++) {
-		PyObject *one = Py_BuildValue("(y#KK)", holders[i].instance,
+		PyObject *one = Py_BuildValue("(y#KKO)", holders[i].instance,
 					      (Py_ssize_t)sizeof(holders[i].instance),
 					      (unsigned long long)holders[i].chunks,
-					      (unsigned long long)holders[i].tokens);
+					      (unsigned long long)holders[i].tokens,
+					      holders[i].gpu ? Py_True : Py_False);
 
 		if (!one || PyTuple_SetItem(list, i, one) < 0)
 			Py_CLEAR(list);

@@ -72,7 +72,7 @@ static PyObject *cost_open(PyObject *Py_UNUSED(module), PyObject *args)
 	return capsule;
 }
 
-/* Tuples of (peer, tokens, selected). */
+/* Tuples of (peer, tokens, selected, gpu). */
 static int holders_of(PyObject *list, struct kvd_cost_holder *holders, size_t *count_p)
 {
 	Py_ssize_t count = PyTuple_Size(list);
@@ -86,9 +86,10 @@ static int holders_of(PyObject *list, struct kvd_cost_holder *holders, size_t *c
 		unsigned long long tokens, selected;
 		const char *peer;
 		Py_ssize_t length;
+		int gpu;
 
-		if (!PyArg_ParseTuple(PyTuple_GetItem(list, i), "y#KK", &peer, &length,
-				      &tokens, &selected))
+		if (!PyArg_ParseTuple(PyTuple_GetItem(list, i), "y#KKp", &peer, &length,
+				      &tokens, &selected, &gpu))
 			return -1;
 		if (length != sizeof(holders[i].peer)) {
 			PyErr_Format(PyExc_ValueError,
@@ -98,6 +99,7 @@ static int holders_of(PyObject *list, struct kvd_cost_holder *holders, size_t *c
 		memcpy(holders[i].peer, peer, sizeof(holders[i].peer));
 		holders[i].tokens = tokens;
 		holders[i].selected = selected;
+		holders[i].gpu = gpu;
 	}
 	*count_p = (size_t)count;
 	return 0;

@@ -64,7 +64,7 @@ static void page_fill(struct cost_page *page, const struct kvd_decide_args *args
 	struct cost_speed speed;
 
 	cost_page_peer(page, cost_self, &peer);
-	cost_page_speed(page, cost_self, &any, &speed);
+	cost_page_speed(page, cost_self, &any, COST_HOST, &speed);
 	speed.shape = cost_shape_mla(args->heads, args->dqk, args->dv, 2, 2);
 	for (unsigned int i = 1; i < COST_PAGE_PEERS; i++) {
 		key_of(i, peer.key);

@@ -2,7 +2,12 @@
 """Query rows for chunks that an engine has published in GPU memory: kernels of the fake driver
 (tests/gpu), which run gpu/attend.cu itself, where the engine's pages are."""
 import contextlib
+import mmap
+import os
 import random
+import struct
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -14,7 +19,7 @@ import kvd
 from conftest import until
 from kvd_daemon import Daemon
 from kvd_space import space_of
-from test_attend import ATTENDS, LAYERS, T, Engine, Model, close, ids_of, published
+from test_attend import ATTENDS, LAYERS, T, Engine, Model, close, ids_of
 from test_gpu import Array, gpu  # noqa: F401 (gpu is a fixture)
 
 import fake_gpu
@@ -41,7 +46,7 @@ class OnDevice(Engine):
 
 
 @contextlib.contextmanager
-def two(**env):
+def two(share="100", **env):
     """A holder that attends, and a daemon that asks it; their clients."""
     with contextlib.ExitStack() as stack:
         image = stack.enter_context(tempfile.NamedTemporaryFile())
@@ -49,7 +54,8 @@ def two(**env):
         image.flush()
         text = ATTENDS + "%s[transport]\ntransports = shm\n" + fake_gpu.CONFIG
         holder = stack.enter_context(Daemon(
-            text % "" + "gpu_kernels = %s\n" % image.name, env=env))
+            text % ("attention_gpu_share = %s\n" % share) + "gpu_kernels = %s\n" % image.name,
+            env=env))
         far = stack.enter_context(kvd.Client(holder.socket_path))
         own = stack.enter_context(Daemon(text % ("chunk_peers = %s\n" % far.endpoint)))
         client = stack.enter_context(kvd.Client(own.socket_path))
@@ -121,23 +127,102 @@ def asked(here, model, ids):
         return None
 
 
-CALLS = ["cuModuleLoadData:1", "cuModuleGetFunction:1", "cuModuleGetFunction:4",
-         "cuStreamCreateWithPriority:1", "cuEventCreate:1", "cuMemHostAlloc:1",
+CALLS = ["cuStreamCreateWithPriority:1", "cuEventCreate:1", "cuMemHostAlloc:1",
          "cuMemAlloc_v2:1", "cuMemcpyAsync:1", "cuLaunchKernel:1", "cuMemcpyAsync:2",
-         "cuEventRecord:1"]
+         "cuEventRecord:1", "cuEventSynchronize:1"]
 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_fault_of_the_driver_fails_the_rows_alone(gpu, call):  # noqa: F811
     model = Model(8 * T, **SHAPES["gqa64"])
     ids = ids_of(8, b"fault")
-    with two(FAKE_CUDA_FAIL=call) as (_, far, client):
+    with two(FAKE_CUDA_FAIL=call, FAKE_CUDA_SLOW="attend:5") as (_, far, client):
         there = OnDevice(gpu, far, model)
         there.publish(ids)
         here = Engine(client, model)
         error = asked(here, model, ids)
-        assert error and error.code in ("EIO", "ENOMEM", "EREQUIRE"), error
+        assert error and error.code in ("EIO", "ENOMEM"), error
         assert asked(here, model, ids) is None
+
+
+@pytest.mark.parametrize("call", ["cuModuleLoadData:2", "cuModuleGetFunction:2",
+                                  "cuModuleGetFunction:5"])
+def test_kernels_that_cannot_be_loaded_are_refused_by_name(gpu, call):  # noqa: F811
+    """Those of copies are: the first module, and the first function."""
+    model = Model(8 * T, **SHAPES["gqa64"])
+    ids = ids_of(8, b"load")
+    with two(FAKE_CUDA_FAIL=call) as (_, far, client):
+        there = OnDevice(gpu, far, model)
+        there.publish(ids)
+        here = Engine(client, model)
+        for _ in range(2):
+            error = asked(here, model, ids)
+            assert error and error.code == "EREQUIRE", error
+            assert "cuModule" in str(error) and "fetch" in str(error), error
+
+
+class Control:
+    """struct fake_control: the so many-th call of the holder's driver from now on fails."""
+    FORM = "<IiIi64s"
+
+    def __init__(self, file):
+        file.write(bytes(struct.calcsize(self.FORM)))
+        file.flush()
+        self.map = mmap.mmap(file.fileno(), 0)
+
+    def plan(self, left):
+        self.map[:] = struct.pack(self.FORM, left, 2, 0, 0, b"")
+
+    def calls(self):
+        return struct.unpack(self.FORM, self.map)[2]
+
+    def struck(self):
+        return struct.unpack(self.FORM, self.map)[4].rstrip(b"\0").decode()
+
+
+def test_each_call_of_the_driver_fails_once(gpu, tmp_path):  # noqa: F811
+    """Of those for rows, when all memory has been made: each fails the rows, or does not matter.
+    "execute" is the device's own, and ends its context."""
+    model = Model(40 * T, **SHAPES["gqa64"])  # split: it has a merge
+    ids, failed, lefts = ids_of(40, b"sweep"), set(), iter(range(1, 100))
+    with open(tmp_path / "control", "w+b") as file:
+        control, call = Control(file), "execute"
+        while call == "execute":
+            with two(FAKE_CUDA_CONTROL=file.name) as (holder, far, client):
+                holder.expected.append("the device has failed")
+                there = OnDevice(gpu, far, model)
+                there.publish(ids)
+                here = Engine(client, model)
+                assert asked(here, model, ids) is None
+                for left in lefts:
+                    control.plan(left)
+                    error = asked(here, model, ids)
+                    call = control.struck()
+                    control.plan(0)
+                    assert error is None or error.code in ("EIO", "ENOMEM"), (call, error)
+                    failed |= {call} if error else set()
+                    if call in ("", "execute"):
+                        break
+                    assert asked(here, model, ids) is None, call
+    assert failed >= {"cuCtxPushCurrent_v2", "cuMemcpyAsync", "cuLaunchKernel", "cuEventRecord",
+                      "execute"}, failed
+
+
+@pytest.mark.parametrize("at", ["execute:1", "execute:2", "execute:3"])
+def test_fault_on_the_device_ends_no_daemon(gpu, at):  # noqa: F811
+    """Of the copy there, of the kernel, of the copy back."""
+    model = Model(8 * T, **SHAPES["gqa64"])
+    ids = ids_of(8, b"execute")
+    with two(FAKE_CUDA_FAIL=at) as (holder, far, client):
+        holder.expected.append("the device has failed")
+        there = OnDevice(gpu, far, model)
+        there.publish(ids)
+        here = Engine(client, model)
+        assert asked(here, model, ids).code == "EIO"
+        assert asked(here, model, ids).code in ("EIO", "ENOTFOUND")
+        other = Engine(far, model, rows=8)
+        other.put(more := ids_of(8, b"other"))
+        assert asked(here, model, more) is None
 
 
 def test_fault_of_the_device_ends_no_daemon(gpu):  # noqa: F811
@@ -191,3 +276,201 @@ def test_pages_of_a_device_withdrawn_under_a_kernel(gpu):  # noqa: F811
             ends.set()
             thread.join()
         assert set(told) <= {"ok", "ENOTFOUND"}, set(told)
+
+
+def figure(client, name):
+    return next(float(m["value"]) for m in client.command("stats")["metrics"]
+                if m["name"] == name)
+
+
+def test_without_a_share_rows_are_refused(gpu):  # noqa: F811
+    """Those for host memory are not."""
+    model = Model(8 * T, **SHAPES["gqa64"])
+    ids = ids_of(8, b"off")
+    with two("off") as (_, far, client):
+        there = OnDevice(gpu, far, model)
+        there.publish(ids)
+        here = Engine(client, model)
+        error = asked(here, model, ids)
+        assert error.code == "EREQUIRE" and "attention_gpu_share" in str(error), error
+        with here.space.hold(ids, remote=10) as hold:
+            assert hold.holders()[0].gpu
+        other = Engine(far, model)
+        other.put(more := ids_of(8, b"here"))
+        with here.space.hold(more, remote=10) as hold:
+            assert not hold.holders()[0].gpu
+        assert asked(here, model, more) is None
+
+
+def test_share_of_a_device_is_kept(gpu):  # noqa: F811
+    """Kernels of 5 ms each, one behind the other, in a fifth of the time; the first one is free."""
+    model = Model(8 * T, **SHAPES["gqa64"])
+    ids = ids_of(8, b"share")
+    with two("20", FAKE_CUDA_SLOW="attend:5") as (_, far, client):
+        there = OnDevice(gpu, far, model)
+        there.publish(ids)
+        here = Engine(client, model)
+        begin = time.monotonic()
+        for _ in range(20):
+            assert asked(here, model, ids) is None
+        took = time.monotonic() - begin
+        busy = figure(far, "attention_gpu_seconds_total")
+        assert busy > 20 * 0.005
+        assert busy * 19 / 20 < 0.2 * (took + 0.01), (busy, took)
+
+
+def test_request_that_is_long_is_computed_in_parts(gpu):  # noqa: F811
+    """By a slow kernel a token of the query at a time; what is withdrawn ends between two."""
+    model = Model(8 * T, **SHAPES["gqa64"])
+    ids = ids_of(8, b"parts")
+    with two(FAKE_CUDA_SLOW="attend:50") as (_, far, client):
+        there = OnDevice(gpu, far, model)
+        there.publish(ids)
+        here = Engine(client, model, rows=8 * model.heads)
+        assert asked(here, model, ids) is None
+        batches = figure(far, "attention_batches_total")
+        assert batches == 8
+        with here.space.hold(ids, remote=10) as hold:
+            here.ask(0, 0, [kvd.Part(hold)], deadline=30)
+            until(lambda: figure(far, "attention_batches_total") > batches)
+            there.space.withdraw(ids, grace=0).wait(timeout=30)
+            with pytest.raises(kvd.Error) as gone:
+                here.attend.wait(0, timeout=30)
+        assert gone.value.code == "ENOTFOUND"
+        assert figure(far, "attention_batches_total") < batches + 8
+
+
+def test_kernel_that_hangs_blocks_its_device_alone(gpu):  # noqa: F811
+    """Its post ends by the deadline, rows for host memory are computed, and a withdrawal waits for
+    it: until then the device may read the pages."""
+    model = Model(8 * T, **SHAPES["gqa64"])
+    ids = ids_of(8, b"hang")
+    with two(FAKE_CUDA_SLOW="attend:3000") as (_, far, client):
+        there = OnDevice(gpu, far, model)
+        there.publish(ids)
+        here = Engine(client, model)
+        other = Engine(far, model)
+        other.put(more := ids_of(8, b"host"))
+        with here.space.hold(ids, remote=10) as hold:
+            begin = time.monotonic()
+            here.ask(0, 0, [kvd.Part(hold)], deadline=0.5)
+            with pytest.raises(kvd.Error) as late:
+                here.attend.wait(0, timeout=30)
+            assert late.value.code == "ETIMEOUT"
+            assert asked(here, model, more) is None
+            assert figure(far, "attention_gpu_seconds_total") == 0  # it runs
+            there.space.withdraw(ids, grace=0).wait(timeout=30)
+            assert time.monotonic() - begin > 2.5
+            assert figure(far, "attention_gpu_seconds_total") > 2.5
+
+
+def test_devices_have_queues_of_their_own(gpu):  # noqa: F811
+    """Rows for one device do not wait for those that queue for another one."""
+    model = Model(8 * T, **SHAPES["gqa64"])
+    ids, others = ids_of(8, b"first"), ids_of(8, b"second")
+    with two(FAKE_CUDA_SLOW="attend:400") as (_, far, client):
+        engines = OnDevice(gpu, far, model), OnDevice(fake_gpu.Gpu(1), far, model)
+        for engine, own in zip(engines, (ids, others)):
+            engine.publish(own)
+        here = Engine(client, model, seats=8)
+        with here.space.hold(ids, remote=10) as hold, \
+                here.space.hold(others, remote=10) as other:
+            for seat in range(6):
+                part = kvd.Part(hold, chunks=(seat, seat + 1), tokens=(seat + 1) * T)
+                here.ask(seat, 0, [part], deadline=30)
+            q = here.ask(7, 0, [kvd.Part(other)], deadline=30)
+            here.attend.wait(7, timeout=30)
+            assert here.attend.state(5) == kvd.TRANSFERRING
+            close(here.got(7), model.attend(0, q, np.arange(8 * T)))
+            for seat in range(6):
+                here.attend.wait(seat, timeout=30)
+
+
+@pytest.mark.parametrize("ms", [400, 1500])
+def test_rows_wait_for_kernels_that_are_being_loaded(gpu, ms):  # noqa: F811
+    """For a second; then they may be tried again. Two images are loaded, so long each."""
+    model = Model(8 * T, **SHAPES["gqa64"])
+    ids = ids_of(8, b"early")
+    with two(FAKE_CUDA_SLOW="cuModuleLoadData:%d" % ms) as (_, far, client):
+        there = OnDevice(gpu, far, model)
+        there.publish(ids)
+        here = Engine(client, model)
+        error = asked(here, model, ids)
+        if ms == 400:
+            assert error is None
+        else:
+            assert error.code == "EBUSY" and error.retryable and "loaded" in str(error), error
+            until(lambda: asked(here, model, ids) is None)
+
+
+def victim(socket):
+    """A process that publishes chunks in memory of the device, says so, and stays."""
+    with kvd.Client(socket) as client:
+        there = OnDevice(fake_gpu.Gpu(), client, Model(8 * T, **SHAPES["gqa64"]))
+        there.publish(ids_of(8, b"killed"))
+        print("published", flush=True)
+        sys.stdin.read()
+
+
+def test_engine_is_killed_under_a_kernel(gpu, tmp_path):  # noqa: F811
+    """The rows end, and the daemons continue."""
+    model = Model(8 * T, **SHAPES["gqa64"])
+    ids = ids_of(8, b"killed")
+    file = open(tmp_path / "control", "w+b")
+    control = Control(file)
+    with file, two(FAKE_CUDA_SLOW="attend:1000", FAKE_CUDA_CONTROL=file.name) as (
+            holder, far, client):
+        command = [sys.executable, __file__, holder.socket_path]
+        env = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path),
+                   KVD_CUDA_LIBRARY=fake_gpu.LIBRARY)
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              env=env) as engine:
+            assert engine.stdout.readline() == b"published\n"
+            here = Engine(client, model)
+            with here.space.hold(ids, remote=10) as hold:
+                assert hold.chunks == 8
+                idle = control.calls()
+                here.ask(0, 0, [kvd.Part(hold)], deadline=30)
+                until(lambda: control.calls() > idle)
+                engine.kill()
+                with pytest.raises(kvd.Error) as gone:
+                    here.attend.wait(0, timeout=30)
+            assert gone.value.code in ("ENOTFOUND", "EIO", "EPEER"), gone.value
+        until(lambda: not here.space.find(ids).chunks)
+        there = OnDevice(gpu, far, model)  # the device is in use again
+        there.publish(more := ids_of(8, b"next"))
+        assert asked(here, model, more) is None
+
+
+def test_prices_are_of_the_memory_that_has_the_kv(gpu):  # noqa: F811
+    model = Model(8 * T, **SHAPES["gqa64"])
+    ids = ids_of(8, b"price")
+    shape = kvd.cost.Model.gqa(LAYERS, model.heads, model.kv_heads, 64, 64, out_bytes=4)
+    with two(FAKE_CUDA_SLOW="attend:5") as (_, far, client):
+        there = OnDevice(gpu, far, model)
+        there.publish(ids)
+        here = Engine(client, model)
+        page = client.cost_page()
+        peer = bytes.fromhex(far.info["instance"])
+
+        def speeds():
+            return {s["gpu"]: s for s in client.command("cost.show")["speeds"]
+                    if s["instance"] == peer.hex() and s["dqk"] == 64}
+        until(lambda: set(speeds()) == {False, True})
+        assert speeds()[True]["fixed_us"]["value"] > 1000 > speeds()[False]["fixed_us"]["value"]
+        with here.space.hold(ids, remote=10) as hold:
+            holder, = hold.holders()
+            assert holder == (peer, 8, 8 * T, True)
+
+            def price(gpu):
+                return page.decide(shape, [kvd.cost.Holder(8 * T, 0, peer, gpu)], steps=1)
+            assert price(True).round.us > price(False).round.us
+        for _ in range(3):
+            assert asked(here, model, ids) is None
+        told, = client.command("cost.show")["peers"]
+        assert told["gpu_wait_us"]["count"] == 3 and told["wait_us"] is None
+        assert speeds()[True]["attend"]["count"] == 3 and speeds()[False]["attend"] is None
+
+
+if __name__ == "__main__":
+    victim(sys.argv[1])

@@ -600,7 +600,7 @@ class Published(Prices):
         return kvd.cost.preset("h100-ibgda")
 
     def computes(self, page, holders):
-        return super().computes(page, {kvd.cost.SELF: sum(holders.values())})
+        return super().computes(page, {(kvd.cost.SELF, False): sum(holders.values())})
 
 
 @pytest.mark.parametrize("token_us, found", [(0.0, 24), (1000.0, 24), (1e-6, 0)])

@@ -22,6 +22,7 @@ from test_vllm_store import CHUNKS, Side, held, ids_of, words_of
 
 LLAMA = Model.gqa(32, 32, 8, value_bytes=2)
 PAGE = kvd.cost.preset("h100-ibgda")
+HERE = (SELF, False)  # not in GPU memory
 CHEAP, DEAR = 0.001, 1000.0  # to compute a token in a layer, µs
 
 
@@ -34,7 +35,7 @@ def prices(token_us=0.0, model=LLAMA, timed=True):
 def choose(made, tokens=32768, steps=1, page=PAGE, **more):
     given = dict(query_tokens=16, no_pages=False)
     given.update(more)
-    return made.choose(page, {SELF: tokens} if tokens else {}, steps, **given)
+    return made.choose(page, {HERE: tokens} if tokens else {}, steps, **given)
 
 
 # ---- prices ----------------------------------------------------------------------------------
@@ -52,7 +53,7 @@ def test_the_cheapest_way_is_chosen(token_us, more, way):
 @pytest.mark.parametrize("token_us, tokens, computes", [
     (DEAR, 32768, False), (CHEAP, 32768, True), (0.0, 32768, False), (CHEAP, 0, False)])
 def test_an_engine_that_cannot_route_computes_what_is_cheaper_to_compute(token_us, tokens, computes):
-    holders = {SELF: tokens} if tokens else {}
+    holders = {HERE: tokens} if tokens else {}
     assert prices(token_us).computes(PAGE, holders) == computes
 
 
@@ -68,10 +69,10 @@ def test_the_choice_changes_where_the_sum_of_prices_does():
         made = prices(DEAR)
         assert choose(made, query_tokens=query_tokens, steps=math.floor(last)) == ROUTE
         assert choose(made, query_tokens=query_tokens, steps=math.ceil(last)) == FETCH
-        steps = made.steps_of(PAGE, {SELF: 32768}, query_tokens)
+        steps = made.steps_of(PAGE, {HERE: 32768}, query_tokens)
         assert steps == int(first / more)
-        assert not made.turned(PAGE, {SELF: 32768}, int(even.even_steps) - 1)
-        assert made.turned(PAGE, {SELF: 32768}, int(even.even_steps) + 1)
+        assert not made.turned(PAGE, {HERE: 32768}, int(even.even_steps) - 1)
+        assert made.turned(PAGE, {HERE: 32768}, int(even.even_steps) + 1)
 
 
 @pytest.mark.parametrize("code", ["EBUSY", "ENOTFOUND"])
@@ -79,8 +80,8 @@ def test_without_prices_it_is_fetched(code):
     def decide(*args, **kw):
         raise error_make(5, code, code == "EBUSY", "op", "no")
     made, page = prices(CHEAP), types.SimpleNamespace(decide=decide)
-    assert choose(made, page=page) == FETCH and not made.computes(page, {SELF: 1})
-    assert not made.turned(page, {SELF: 1}, 10 ** 6) and made.steps_of(page, {SELF: 1}, 8) == 0
+    assert choose(made, page=page) == FETCH and not made.computes(page, {HERE: 1})
+    assert not made.turned(page, {HERE: 1}, 10 ** 6) and made.steps_of(page, {HERE: 1}, 8) == 0
 
 
 def test_more_holders_than_a_decision_takes_are_fetched_from():
@@ -112,7 +113,7 @@ def test_time_of_a_token_is_that_of_large_steps():
 
 # ---- a request -------------------------------------------------------------------------------
 
-There = namedtuple("There", "peer tokens")
+There = namedtuple("There", "peer gpu tokens")
 
 
 class Held:
@@ -120,7 +121,7 @@ class Held:
         self.chunks, self.remote, self.secret, self.peer = chunks, remote, secret, peer
 
     def holders(self, timeout):
-        return (There(self.peer, self.remote * T),) if self.remote else ()
+        return (There(self.peer, False, self.remote * T),) if self.remote else ()
 
 
 class Stores(Store):
@@ -287,7 +288,7 @@ def even_steps():
 def test_a_document_is_fetched_when_routing_has_cost_as_much():
     plan, _, _ = auto((600, 0))
     request, table = admit(plan)
-    own = plan.prices.steps_of(PAGE, {SELF: DOCUMENT}, 16)
+    own = plan.prices.steps_of(PAGE, {HERE: DOCUMENT}, 16)
     assert 0 < own == plan.routes.ways["a"].document.steps
     steps, step = routed(plan, table, {"a": 1})
     assert 0 <= own + steps - even_steps() <= RENT_STEPS
@@ -306,7 +307,7 @@ def test_a_document_is_fetched_when_routing_has_cost_as_much():
 def test_requests_of_one_document_pay_together_and_go_over_together():
     plan, _, _ = auto((600, 0))
     (_, table), _, (other, _) = admit(plan), admit(plan, "b"), admit(plan, "c")
-    own = 3 * plan.prices.steps_of(PAGE, {SELF: DOCUMENT}, 16)
+    own = 3 * plan.prices.steps_of(PAGE, {HERE: DOCUMENT}, 16)
     steps, step = routed(plan, table, {"a": 1, "b": 1, "c": 1})
     assert 0 <= own + 3 * steps - even_steps() <= 3 * RENT_STEPS
     plan.finished(other, (table,))

@@ -49,13 +49,18 @@ static struct world {
 	unsigned int count, served;
 } w;
 
-static int setup(void **state)
+static int setup_share(unsigned int share)
 {
-	(void)state;
 	memset(&w, 0, sizeof(w));
 	assert_int_equal(loop_new_virtual(1, &w.loop), 0);
 	assert_int_equal(offload_new_inline(w.loop, &w.offload), 0);
-	assert_int_equal(compute_new(w.loop, w.offload, 1, "auto", &w.compute), 0);
+	assert_int_equal(compute_new(w.loop,
+				     &(struct compute_args){.offload = w.offload,
+							    .threads = 1,
+							    .isa = "auto",
+							    .share = share},
+				     &w.compute),
+			 0);
 	for (unsigned int i = 0; i < 2; i++) {
 		w.fields[i] = (struct layout_field){.offset = i * TOKENS * D * 2,
 						    .page_stride = D * 2,
@@ -76,6 +81,18 @@ static int setup(void **state)
 	w.space = (struct store_space){.store = &w.store, .handles = 1};
 	w.class = (struct store_class){.space = &w.space, .canon = &w.canon};
 	return 0;
+}
+
+static int setup(void **state)
+{
+	(void)state;
+	return setup_share(0);
+}
+
+static int setup_device(void **state)
+{
+	(void)state;
+	return setup_share(10);
 }
 
 static void turns(void)
@@ -339,6 +356,64 @@ static void rows_too_long_for_a_thread_are_refused(void **state)
 	assert_true(compute_idle(w.compute));
 }
 
+/* ---- the share of a device ---- */
+
+/* Until its speed is known, a call has the rows of one query token; others have their
+ * turns in between, and the results are those of one call. */
+static void large_request_shares_a_device_by_parts(void **state)
+{
+	float whole[5 * (D + 2)];
+	struct item *large, *small;
+
+	(void)state;
+	for (unsigned int i = 0; i < TOKENS * D * 2; i++)
+		w.bytes[i] = (uint16_t)(0x3c00 + i % 199);
+	for (unsigned int i = 0; i < 5 * D; i++)
+		w.q[i] = (uint16_t)(0x3c00 + i % 101);
+	large = ask(1, 0, 5);
+	small = ask(2, 1, 1);
+	turns();
+	assert_int_equal(small->served, 1);
+	assert_int_equal(large->served, 2);
+	assert_int_equal(large->code, ERR_OK);
+	assert_int_equal(figures().batches, 6);
+	assert_int_equal(figures().rows, 6);
+	/* `small` wrote its row over the first one */
+	large = ask(1, 0, 5);
+	turns();
+	memcpy(whole, w.out, 5 * D * sizeof(float));
+	memcpy(whole + 5 * D, large->item.m, 5 * sizeof(float));
+	memcpy(whole + 5 * (D + 1), large->item.l, 5 * sizeof(float));
+	teardown(NULL);
+	setup_share(0);
+	for (unsigned int i = 0; i < TOKENS * D * 2; i++)
+		w.bytes[i] = (uint16_t)(0x3c00 + i % 199);
+	for (unsigned int i = 0; i < 5 * D; i++)
+		w.q[i] = (uint16_t)(0x3c00 + i % 101);
+	large = ask(1, 0, 5);
+	turns();
+	assert_int_equal(figures().batches, 1);
+	assert_memory_equal(whole, w.out, 5 * D * sizeof(float));
+	assert_memory_equal(whole + 5 * D, large->item.m, 5 * sizeof(float));
+	assert_memory_equal(whole + 5 * (D + 1), large->item.l, 5 * sizeof(float));
+}
+
+/* Between two parts it waits, and while one is computed. */
+static void request_in_parts_is_withdrawn(void **state)
+{
+	struct item *large;
+
+	(void)state;
+	offload_hold(w.offload, true);
+	large = ask(1, 0, 5);
+	loop_turn(w.loop, 0);
+	assert_false(compute_cancel(&large->item));
+	offload_hold(w.offload, false);
+	turns();
+	assert_int_equal(large->served, 1);
+	assert_int_equal(figures().batches, 1);
+}
+
 /* ---- what nobody waits for ---- */
 
 static void rows_waiting_are_withdrawn(void **state)
@@ -351,8 +426,8 @@ static void rows_waiting_are_withdrawn(void **state)
 	loop_turn(w.loop, 0);
 	second = ask(1, 1, 16);
 	third = ask(2, 1, 16);
-	assert_false(compute_cancel(w.compute, &first->item));
-	assert_true(compute_cancel(w.compute, &second->item));
+	assert_false(compute_cancel(&first->item));
+	assert_true(compute_cancel(&second->item));
 	assert_int_equal(figures().waiting, 1);
 	offload_hold(w.offload, false);
 	turns();
@@ -388,6 +463,7 @@ static void rows_without_memory_end_once(void **state)
 }
 
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define SHARE(name) cmocka_unit_test_setup_teardown(name, setup_device, teardown)
 
 int main(void)
 {
@@ -400,6 +476,8 @@ int main(void)
 		CASE(call_has_a_bound),
 		CASE(rows_of_a_crowd_find_their_group),
 		CASE(rows_too_long_for_a_thread_are_refused),
+		SHARE(large_request_shares_a_device_by_parts),
+		SHARE(request_in_parts_is_withdrawn),
 		CASE(rows_waiting_are_withdrawn),
 		CASE(rows_without_memory_end_once),
 	};

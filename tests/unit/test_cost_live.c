@@ -69,7 +69,8 @@ static struct cost_figure lately(const struct live *live, const uint8_t *of,
 {
 	struct cost_speed speed;
 
-	assert_int_equal(cost_page_speed(live_page(live), of, shape, &speed), 0);
+	assert_int_equal(cost_page_speed(live_page(live), of, shape, COST_HOST, &speed),
+			 0);
 	return speed.attend;
 }
 
@@ -166,7 +167,7 @@ static void rounds_slower_raise_congestion(void **state)
 	round.us = way_us + 45;
 	assert_false(live_round(live, &way, &round));
 	near(told(live).links[0].congestion.value, 1, 0.02);
-	near(told(live).wait.value, 5, 0.02);
+	near(told(live).wait[COST_HOST].value, 5, 0.02);
 	round.us = 20 * way_us + 45;
 	/* congestion is in the price: it predicts soon, again */
 	while (!live_round(live, &way, &round) && n < 1000)
@@ -294,20 +295,20 @@ static void rounds_report_requester_count(void **state)
 
 	calibrated(live, 20, 2000);
 	live_round(live, &way, &round);
-	near(told(live).requesters, 1, 0);
+	near(told(live).requesters[COST_HOST], 1, 0);
 	round.requesters = 24;
 	for (unsigned int i = 0; i < 16; i++) {
 		live_round(live, &way, &round);
 		live_pull(live, &way, 1e6, 100); /* tells nothing of it */
 	}
-	assert_true(told(live).requesters > COST_FAN_IN_FLAT);
+	assert_true(told(live).requesters[COST_HOST] > COST_FAN_IN_FLAT);
 	for (unsigned int i = 0; i < 100; i++)
 		live_round(live, &way, &round);
-	near(told(live).requesters, 24, 0.01);
+	near(told(live).requesters[COST_HOST], 24, 0.01);
 	round.requesters = 1;
 	for (unsigned int i = 0; i < 200; i++)
 		live_round(live, &way, &round);
-	near(told(live).requesters, 1, 0.01);
+	near(told(live).requesters[COST_HOST], 1, 0.01);
 }
 
 /* It is in the price of that holder, and no calibration is needed, nor would help. */
@@ -326,7 +327,7 @@ static void rounds_with_another_kernel_speed_make_a_factor(void **state)
 	double plain = cost_attend(&compute, &shape, 1, 2048, false).us;
 
 	calibrated(live, 20, 2000);
-	assert_int_equal(live_speed(live, key, &shape, &compute), 0);
+	assert_int_equal(live_speed(live, key, &shape, COST_HOST, &compute), 0);
 	assert_int_equal(lately(live, key, &shape).count, 0);
 	round.attend_us = 7 * plain;
 	round.us = 20 + round.bytes / 2000 + round.attend_us;
@@ -335,7 +336,7 @@ static void rounds_with_another_kernel_speed_make_a_factor(void **state)
 	near(lately(live, key, &shape).value, 7, 0.01);
 	assert_int_equal(told(live).stale, 0);
 	calibrated(live, 20, 2000); /* speeds are not measured anew; and if they are */
-	assert_int_equal(live_speed(live, key, &shape, &compute), 0);
+	assert_int_equal(live_speed(live, key, &shape, COST_HOST, &compute), 0);
 	near(lately(live, key, &shape).value, 7, 0.01);
 	/* a call of many takes as long as decisions price it */
 	round.requesters = 4 * COST_FAN_IN_FLAT;
@@ -474,7 +475,7 @@ static void peer_is_queried_periodically_even_if_gone(void **state)
 	assert_false(live_knows(live, key));
 	assert_int_equal(live_ask(live, key, 1059, 60), 1);
 	assert_int_equal(live_ask(live, key, 1060, 60), 0);
-	live_no_attend(live, key, true);
+	live_no_attend(live, key, COST_HOST, true);
 	assert_int_equal(cost_page_peer(live_page(live), key, &peer), COST_PAGE_NONE);
 	live_drop(live, key);
 	live_drop(live, key);
@@ -526,8 +527,9 @@ static void speeds_and_home_are_in_the_page(void **state)
 	struct cost_speed seen;
 	unsigned int at = 0;
 
-	assert_int_equal(live_speed(live, cost_self, &shape, &compute), 0);
-	assert_int_equal(cost_page_speed(live_page(live), cost_self, &shape, &seen), 0);
+	assert_int_equal(live_speed(live, cost_self, &shape, COST_HOST, &compute), 0);
+	assert_int_equal(
+		cost_page_speed(live_page(live), cost_self, &shape, COST_HOST, &seen), 0);
 	near(seen.compute.flops.value, 9, 1e-9);
 	assert_true(cost_page_speed_at(live_page(live), &at, &seen));
 	assert_false(cost_page_speed_at(live_page(live), &at, &seen));
@@ -550,18 +552,21 @@ static void speeds_changed_have_larger_error(void **state)
 	struct cost_speed seen;
 
 	for (unsigned int i = 0; i < 2; i++) {
-		assert_int_equal(live_speed(live, cost_self, &shape, &compute), 0);
+		assert_int_equal(live_speed(live, cost_self, &shape, COST_HOST, &compute),
+				 0);
 		live_home(live, &home);
-		assert_int_equal(
-			cost_page_speed(live_page(live), cost_self, &shape, &seen), 0);
+		assert_int_equal(cost_page_speed(live_page(live), cost_self, &shape,
+						 COST_HOST, &seen),
+				 0);
 		assert_true(seen.compute.flops.error == 0);
 	}
 	compute.flops.value = 600;
 	compute.fixed.value = 7;
 	home.splice_token.value = 5;
-	assert_int_equal(live_speed(live, cost_self, &shape, &compute), 0);
+	assert_int_equal(live_speed(live, cost_self, &shape, COST_HOST, &compute), 0);
 	live_home(live, &home);
-	assert_int_equal(cost_page_speed(live_page(live), cost_self, &shape, &seen), 0);
+	assert_int_equal(
+		cost_page_speed(live_page(live), cost_self, &shape, COST_HOST, &seen), 0);
 	near(seen.compute.flops.error, 300, 1e-9);
 	near(seen.compute.fixed.error, 4, 1e-9);
 	assert_true(seen.compute.row.error == 0);
@@ -585,12 +590,12 @@ static void rows_at_home_make_its_factor(void **state)
 
 	round.attend_us = 3 * cost_attend(&compute, &shape, 1, 500, false).us;
 	live_home_round(live, &round, NOW); /* of no known speed */
-	assert_int_equal(live_speed(live, cost_self, &shape, &compute), 0);
-	assert_int_equal(live_speed(live, cost_self, &other, &compute), 0);
+	assert_int_equal(live_speed(live, cost_self, &shape, COST_HOST, &compute), 0);
+	assert_int_equal(live_speed(live, cost_self, &other, COST_HOST, &compute), 0);
 	assert_int_equal(lately(live, cost_self, &shape).count, 0);
 	for (unsigned int i = 0; i < 200; i++)
 		live_home_round(live, &round, NOW);
-	assert_int_equal(live_speed(live, cost_self, &shape, &compute), 0);
+	assert_int_equal(live_speed(live, cost_self, &shape, COST_HOST, &compute), 0);
 	near(lately(live, cost_self, &shape).value, 3, 0.01);
 	assert_int_equal(lately(live, cost_self, &other).count, 0);
 }

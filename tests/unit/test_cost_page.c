@@ -28,7 +28,7 @@ static struct cost_peer peer_of(uint8_t n, double value)
 
 	for (unsigned int i = 0; i < COST_LINKS_MAX; i++)
 		peer.links[i].probe = peer.links[i].bandwidth = cost_known(value);
-	peer.requesters = value;
+	peer.requesters[COST_HOST] = value;
 	return peer;
 }
 
@@ -75,24 +75,36 @@ static void speed_is_of_a_shape_or_of_any(void **state)
 	any.compute.fixed = cost_known(8);
 	assert_int_equal(cost_page_new(false, &page), 0);
 	assert_int_equal(cost_page_set_speed(page, &mla), 0);
-	assert_int_equal(cost_page_speed(page, mla.key, &mla.shape, &seen), 0);
+	assert_int_equal(cost_page_speed(page, mla.key, &mla.shape, COST_HOST, &seen), 0);
 	assert_true(seen.compute.fixed.value == 4);
-	assert_int_equal(cost_page_speed(page, mla.key, &gqa, &seen), COST_PAGE_NONE);
-	assert_int_equal(cost_page_speed(page, cost_self, &mla.shape, &seen),
+	assert_int_equal(cost_page_speed(page, mla.key, &gqa, COST_HOST, &seen),
+			 COST_PAGE_NONE);
+	assert_int_equal(cost_page_speed(page, cost_self, &mla.shape, COST_HOST, &seen),
 			 COST_PAGE_NONE);
 	assert_int_equal(cost_page_set_speed(page, &any), 0);
-	assert_int_equal(cost_page_speed(page, mla.key, &gqa, &seen), 0);
+	assert_int_equal(cost_page_speed(page, mla.key, &gqa, COST_HOST, &seen), 0);
 	assert_true(seen.compute.fixed.value == 8);
-	assert_int_equal(cost_page_speed(page, mla.key, &mla.shape, &seen), 0);
+	assert_int_equal(cost_page_speed(page, mla.key, &mla.shape, COST_HOST, &seen), 0);
+	assert_true(seen.compute.fixed.value == 4);
+	mla.kind = COST_GPU;
+	mla.compute.fixed = cost_known(2);
+	assert_int_equal(cost_page_set_speed(page, &mla), 0);
+	assert_int_equal(cost_page_speed(page, mla.key, &mla.shape, COST_GPU, &seen), 0);
+	assert_true(seen.compute.fixed.value == 2);
+	assert_int_equal(cost_page_speed(page, mla.key, &mla.shape, COST_HOST, &seen), 0);
 	assert_true(seen.compute.fixed.value == 4);
 	cost_page_drop(page, mla.key);
-	assert_int_equal(cost_page_speed(page, mla.key, &gqa, &seen), COST_PAGE_NONE);
+	for (uint32_t kind = 0; kind < COST_KINDS; kind++)
+		assert_int_equal(cost_page_speed(page, mla.key, &mla.shape, kind, &seen),
+				 COST_PAGE_NONE);
+	assert_int_equal(cost_page_speed(page, mla.key, &gqa, COST_HOST, &seen),
+			 COST_PAGE_NONE);
 	cost_page_free(page);
 }
 
 static void full_page_refuses_peers_and_reuses_speeds(void **state)
 {
-	struct cost_speed speed = {.unused = 0};
+	struct cost_speed speed = {.kind = COST_HOST};
 	struct cost_peer peer = peer_of(0, 1);
 	struct cost_page *page;
 
@@ -117,8 +129,9 @@ static void full_page_refuses_peers_and_reuses_speeds(void **state)
 	assert_int_equal(cost_page_reused(page), 1);
 	for (unsigned int i = 0; i < COST_PAGE_SPEEDS; i++) {
 		key_of(i, peer.key);
-		assert_int_equal(cost_page_speed(page, peer.key, &speed.shape, &speed),
-				 i == COST_PAGE_SPEEDS - 2 ? COST_PAGE_NONE : 0);
+		assert_int_equal(
+			cost_page_speed(page, peer.key, &speed.shape, COST_HOST, &speed),
+			i == COST_PAGE_SPEEDS - 2 ? COST_PAGE_NONE : 0);
 	}
 	key_of(77, peer.key);
 	cost_page_drop(page, peer.key);
@@ -142,7 +155,7 @@ static void rows_are_found_after_many_insertions_and_removals(void **state)
 	(void)state;
 	assert_int_equal(cost_page_new(false, &page), 0);
 	for (unsigned int round = 0; round < 20000; round++) {
-		struct cost_speed speed = {.unused = 0}, seen_speed;
+		struct cost_speed speed = {.kind = COST_HOST}, seen_speed;
 		struct cost_peer peer = peer_of(0, round), seen;
 		unsigned int n;
 
@@ -154,9 +167,9 @@ static void rows_are_found_after_many_insertions_and_removals(void **state)
 		key_of(n, speed.key);
 		assert_int_equal(cost_page_peer(page, peer.key, &seen),
 				 there[n] ? 0 : COST_PAGE_NONE);
-		assert_int_equal(
-			cost_page_speed(page, peer.key, &speed.shape, &seen_speed),
-			there[n] ? 0 : COST_PAGE_NONE);
+		assert_int_equal(cost_page_speed(page, peer.key, &speed.shape, COST_HOST,
+						 &seen_speed),
+				 there[n] ? 0 : COST_PAGE_NONE);
 		if (there[n]) {
 			cost_page_drop(page, peer.key);
 			count--;
@@ -205,7 +218,7 @@ static void page_is_read_only_for_others(void **state)
 	peer = peer_of(1, 6);
 	assert_int_equal(cost_page_set_peer(page, &peer), 0);
 	assert_int_equal(cost_page_peer(view, peer.key, &seen), 0);
-	assert_true(seen.requesters == 6);
+	assert_true(seen.requesters[COST_HOST] == 6);
 	cost_page_free(page); /* a reader keeps what it has mapped */
 	assert_int_equal(cost_page_peer(view, peer.key, &seen), 0);
 	cost_page_free(view);
@@ -322,8 +335,8 @@ static void rows_are_read_whole_during_writes(void **state)
 		whole++;
 		assert_int_equal(seen.key[0], 1);
 		for (unsigned int i = 0; i < COST_LINKS_MAX; i++)
-			if (seen.links[i].probe.value != seen.requesters ||
-			    seen.links[i].bandwidth.value != seen.requesters)
+			if (seen.links[i].probe.value != seen.requesters[COST_HOST] ||
+			    seen.links[i].bandwidth.value != seen.requesters[COST_HOST])
 				fail_msg("a row of two moments");
 	}
 	__atomic_store_n(&work.stop, true, __ATOMIC_RELEASE);
@@ -360,7 +373,8 @@ static void preset_page_has_remote_and_home(void **state)
 		assert_int_equal(cost_page_preset(p->name, &page), 0);
 		assert_int_equal(cost_page_peer(page, cost_self, &peer), 0);
 		assert_true(peer.links[0].bandwidth.value == p->bandwidth);
-		assert_int_equal(cost_page_speed(page, cost_self, &shape, &speed), 0);
+		assert_int_equal(
+			cost_page_speed(page, cost_self, &shape, COST_HOST, &speed), 0);
 		assert_int_equal(cost_page_home(page, &home), 0);
 		assert_true(home.splice.value > 0);
 		cost_page_free(page);

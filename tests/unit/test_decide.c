@@ -220,7 +220,7 @@ static void decide_missing_page_value_is_not_guessed(void **state)
 	assert_int_equal(r.way, KVD_COST_FETCH);
 	assert_true(isinf(r.route.us) && r.even_steps == 0);
 	assert_false(r.sure);
-	peer.no_attend = 1;
+	peer.no_attend[COST_HOST] = 1;
 	assert_int_equal(cost_page_set_peer(inside(state), &peer), 0);
 	assert_int_equal(kvd_decide(&args, *state, &r), 0);
 	assert_int_equal(r.way, KVD_COST_FETCH);
@@ -248,14 +248,15 @@ static void load_of_a_peer_counts(void **state)
 
 	assert_int_equal(kvd_decide(&plain, *state, &before), 0);
 	assert_int_equal(cost_page_peer(inside(state), cost_self, &peer), 0);
-	peer.wait = cost_known(100);
-	peer.requesters = 16;
+	peer.wait[COST_HOST] = cost_known(100);
+	peer.requesters[COST_HOST] = 16;
 	assert_int_equal(cost_page_set_peer(inside(state), &peer), 0);
 	assert_int_equal(kvd_decide(&plain, *state, &r), 0);
 	assert_true(r.replicate);
 	assert_true(fabs(r.round.us - before.round.us - 100 - before.attend.us) < 1e-6);
 	/* times what its speed says, for each of the two */
-	assert_int_equal(cost_page_speed(inside(state), cost_self, &any, &speed), 0);
+	assert_int_equal(
+		cost_page_speed(inside(state), cost_self, &any, COST_HOST, &speed), 0);
 	speed.attend = cost_known(3);
 	speed.attend.error = 0.5;
 	assert_int_equal(cost_page_set_speed(inside(state), &speed), 0);
@@ -269,6 +270,43 @@ static void load_of_a_peer_counts(void **state)
 	assert_int_equal(cost_page_set_peer(inside(state), &peer), 0);
 	assert_int_equal(kvd_decide(&plain, *state, &r), 0);
 	assert_false(r.sure);
+}
+
+/* The same peer, with the same link: its GPUs have a price, a load and a refusal of their
+ * own. A preset's is of either memory. */
+static void memory_of_a_gpu_has_its_own_price(void **state)
+{
+	const struct cost_shape shape = cost_shape_mla(16, 576, 512, 2, 2);
+	struct kvd_cost_holder there = one_holder;
+	struct kvd_decide_args args = plain;
+	struct kvd_decide_result host, r;
+	struct cost_speed speed;
+	struct cost_peer peer;
+
+	args.holders = &there;
+	assert_int_equal(kvd_decide(&args, *state, &host), 0);
+	there.gpu = true;
+	assert_int_equal(kvd_decide(&args, *state, &r), 0);
+	assert_true(r.round.us == host.round.us);
+	assert_int_equal(
+		cost_page_speed(inside(state), cost_self, &shape, COST_GPU, &speed), 0);
+	speed.shape = shape;
+	speed.kind = COST_GPU;
+	speed.compute.fixed.value += 50;
+	assert_int_equal(cost_page_set_speed(inside(state), &speed), 0);
+	assert_int_equal(cost_page_peer(inside(state), cost_self, &peer), 0);
+	peer.wait[COST_GPU] = cost_known(7);
+	peer.requesters[COST_GPU] = 2 * COST_FAN_IN_FLAT;
+	peer.no_attend[COST_HOST] = 1;
+	assert_int_equal(cost_page_set_peer(inside(state), &peer), 0);
+	assert_int_equal(kvd_decide(&args, *state, &r), 0);
+	assert_true(r.replicate);
+	assert_true(fabs(r.round.us - host.round.us - 7 - 2 * 50 - host.attend.us) <
+		    1e-6);
+	there.gpu = false;
+	assert_int_equal(kvd_decide(&args, *state, &r), 0);
+	assert_false(r.replicate);
+	assert_true(r.round.us == host.round.us);
 }
 
 static void unknown_fabric_is_refused(void **state)
@@ -295,6 +333,7 @@ int main(void)
 		TEST(bad_arguments_are_refused),
 		TEST(decide_missing_page_value_is_not_guessed),
 		TEST(load_of_a_peer_counts),
+		TEST(memory_of_a_gpu_has_its_own_price),
 		TEST(unknown_fabric_is_refused),
 	};
 

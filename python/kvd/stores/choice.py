@@ -59,12 +59,13 @@ class Prices:
         return self.opened
 
     def decide(self, page, holders, query_tokens, **more):
-        """A kvd.cost.Choice. None: there is no price, or none now. holders: {instance: tokens}"""
+        """A kvd.cost.Choice. None: there is no price, or none now. holders: {(instance, gpu):
+        tokens}, as of chunks.holders_of()"""
         if not 0 < len(holders) <= HOLDERS_MAX:
             return None
         try:
-            return page.decide(self.model, [Holder(tokens=tokens, peer=peer)
-                                            for peer, tokens in holders.items()],
+            return page.decide(self.model, [Holder(tokens=tokens, peer=peer, gpu=gpu)
+                                            for (peer, gpu), tokens in holders.items()],
                                query_tokens=query_tokens, recompute_us=self.token_us, **more)
         except (BusyError, NotFoundError):
             return None

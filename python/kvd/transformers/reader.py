@@ -281,7 +281,7 @@ class Reader:
 def holders_of(held):
     """The holders of all parts, as kvd.cost.Holder. The local daemon has no cost."""
     tokens = chunks.holders_of(one.hold for one in held)
-    return [cost.Holder(tokens=n, peer=peer) for peer, n in tokens.items()]
+    return [cost.Holder(tokens=n, peer=peer, gpu=gpu) for (peer, gpu), n in tokens.items()]
 
 
 def select(chosen):

@@ -11,7 +11,7 @@ class Ways(Prices):
     """The cheapest way, with route among them."""
 
     def choose(self, page, holders, steps, *, query_tokens, no_pages):
-        """holders: {instance: tokens}; steps: of one token each, behind the query_tokens; no_pages:
+        """holders: as of Prices.decide(); steps: of one token each, behind the query_tokens; no_pages:
         whether the engine has no blocks for the prefix: a fetch waits for some."""
         first = self.decide(page, holders, query_tokens, steps=1, no_pages=no_pages)
         later = self.decide(page, holders, 1, steps=steps, no_pages=no_pages)

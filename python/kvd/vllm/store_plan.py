@@ -377,7 +377,7 @@ class Plan:
                                lambda space: self.prices.page(space.client))
 
     def _holders(self, pieces, document):
-        """{instance of a daemon: its tokens} of these holds, which are a document's, or None's.
+        """{(instance, gpu) of a daemon: its tokens} of these holds, which are a document's, or None's.
         Empty: unknown."""
         if document is not None and document.holders:
             return document.holders

@@ -3,7 +3,7 @@
  * Query rows for chunks that an engine has published on a GPU: the daemon attends in the
  * engine's pages. Results are held against daemon/math's fp64 kernel on the same bytes.
  *
- * The bench's times are an engine's: from the post until it sees the end.
+ * The benches' times are an engine's: from the post until it sees the end.
  */
 #include <math.h>
 #include <stdio.h>
@@ -119,7 +119,7 @@ static void scene_publish(struct scene *s)
 }
 
 /* Without nvcc the tests' driver takes an image by name. */
-static const char *config_of(struct rig *rig)
+static const char *config_of(struct rig *rig, unsigned int share)
 {
 	static char more[256];
 	char path[128] = "";
@@ -136,8 +136,8 @@ static const char *config_of(struct rig *rig)
 		fclose(file);
 	}
 	snprintf(more, sizeof(more),
-		 "%s%s\n[chunks]\nchunk_memory = 64 MiB\nattention_threads = 1\n",
-		 path[0] ? "gpu_kernels = " : "", path);
+		 "%s%s\n[chunks]\nchunk_memory = 64 MiB\nattention_gpu_share = %u\n",
+		 path[0] ? "gpu_kernels = " : "", path, share);
 	return more;
 }
 
@@ -179,12 +179,13 @@ static void seats_open(struct scene *s)
 	well(s->engine.client, kvd_attend_seat(s->attend, &s->seat), "the seat");
 }
 
-static void scene_open(struct scene *s, uint32_t chunks, uint32_t rows)
+static void scene_open(struct scene *s, uint32_t chunks, uint32_t rows,
+		       unsigned int share)
 {
 	uint64_t bytes;
 
 	*s = (struct scene){.chunks = chunks, .rows = rows};
-	s->rig.more = config_of(&s->rig);
+	s->rig.more = config_of(&s->rig, share);
 	rig_start(&s->rig, 1, "local shm");
 	bytes = 2 * LAYERS * FIELD_BYTES * chunks * PAGES;
 	s->memory = need(aligned_alloc(64, bytes));
@@ -288,7 +289,7 @@ void attend_daemon_test(void)
 	struct kvd_chunks chunks;
 	struct scene s;
 
-	scene_open(&s, cuda.fake ? 2 : 40, 2 * HEADS);
+	scene_open(&s, cuda.fake ? 2 : 40, 2 * HEADS, 100);
 	chunks = chunks_of(&s);
 	for (uint32_t layer = 0; layer < LAYERS; layer++) {
 		fill((uint16_t *)(void *)seat_at(&s, s.seat.q), (uint64_t)s.rows * DIMS);
@@ -340,7 +341,7 @@ void attend_daemon_bench(void)
 
 		if (cuda.fake && tokens > 2048)
 			break;
-		scene_open(&s, chunks ? chunks : 1, 8 * HEADS);
+		scene_open(&s, chunks ? chunks : 1, 8 * HEADS, 100);
 		fill((uint16_t *)(void *)seat_at(&s, s.seat.q), (uint64_t)s.rows * DIMS);
 		bench_rows(&s, HEADS);
 		if (!cuda.fake)
