@@ -12,6 +12,7 @@
 #include <time.h>
 
 #include "daemon/base/clock.h"
+#include "daemon/base/mem.h"
 #include "daemon/math/attend.h"
 #include "gpu/attend_image.h"
 #include "lib/kvd_attend.h"
@@ -348,4 +349,43 @@ void attend_daemon_bench(void)
 			bench_rows(&s, 8 * HEADS);
 		scene_close(&s);
 	}
+}
+
+/* Rows of one query token, one post behind the other. */
+static void bench_beside(unsigned int share, uint32_t chunks)
+{
+	const double window = cuda.fake ? 0.1 : 2;
+	double begin, alone, beside;
+	struct helper busy;
+	unsigned int n = 0;
+	struct scene s;
+
+	scene_open(&s, chunks, HEADS, share);
+	fill((uint16_t *)(void *)seat_at(&s, s.seat.q), (uint64_t)s.rows * DIMS);
+	if (ask(&s, 0, HEADS) < 0) /* loads, and allocates */
+		die("the rows failed");
+	helper_start(&busy, "busy", NULL, NULL);
+	(void)busy_rate(&busy, clock_s());
+	begin = clock_s();
+	busy_while(window);
+	alone = busy_rate(&busy, begin);
+	begin = clock_s();
+	for (; n == 0 || clock_s() < begin + window; n++)
+		if (ask(&s, n % LAYERS, HEADS) < 0)
+			die("the rows failed");
+	beside = busy_rate(&busy, begin);
+	printf("  share %3u: %8.1f us a post; the busy process ran %.0f kernels a "
+	       "second, %.0f alone: %.2f\n",
+	       share, (clock_s() - begin) / n * 1e6, beside, alone, beside / alone);
+	helper_kill(&busy);
+	scene_close(&s);
+}
+
+void busy_attend_bench(void)
+{
+	static const unsigned int shares[] = {5, 10, 25, 100};
+	const uint32_t chunks = 8192 / shrink() / CHUNK_TOKENS;
+
+	for (unsigned int i = cuda.fake ? 2 : 0; i < ARRAY_LEN(shares); i++)
+		bench_beside(shares[i], chunks ? chunks : 1);
 }

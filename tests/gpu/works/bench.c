@@ -345,7 +345,7 @@ int busy_main(const char *seconds, const char *more)
 	}
 }
 
-static double busy_rate(struct helper *helper, double since)
+double busy_rate(struct helper *helper, double since)
 {
 	uint64_t rounds = 0;
 
@@ -355,7 +355,7 @@ static double busy_rate(struct helper *helper, double since)
 	return (double)rounds / (clock_s() - since);
 }
 
-static void busy_while(double seconds)
+void busy_while(double seconds)
 {
 	double end = clock_s() + seconds;
 
@@ -452,6 +452,8 @@ const struct work benches[] = {
 	 streams_bench},
 	{"attend-daemon", "rows of an engine for pages on the GPU, by its daemon",
 	 attend_daemon_bench},
+	{"busy-attend", "rows for pages on the GPU beside kernels without end, by share",
+	 busy_attend_bench},
 	{"room", "a request of one page", room_latency},
 	{"context", "a daemon's context: time and memory", context_cost},
 	{"busy", "beside a process that runs kernels without end", beside_busy},

@@ -170,11 +170,15 @@ void attend_bench(void);
 void attend_daemon_test(void);
 void attend_daemon_bench(void);
 void streams_bench(void);
+void busy_attend_bench(void);
 /* Best seconds of one copy between the device and pinned memory. */
 double plain_pinned(uint64_t bytes, bool to_device);
 /* Roles of test.c and bench.c. */
 int victim_main(const char *socket, const char *bytes);
 int exporter_main(const char *word, const char *more);
 int busy_main(const char *seconds, const char *more);
+/* Kernels a second of the role "busy", since the last time. */
+double busy_rate(struct helper *helper, double since);
+void busy_while(double seconds);
 
 #endif
