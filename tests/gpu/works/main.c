@@ -27,6 +27,7 @@
 
 const struct role roles[] = {
 	{"victim", victim_main},
+	{"publisher", publisher_main},
 	{"exporter", exporter_main},
 	{"busy", busy_main},
 	{NULL, NULL},

@@ -669,6 +669,8 @@ const struct work tests[] = {
 	 attend_test},
 	{"attend-daemon", "a daemon attends in pages that an engine has published",
 	 attend_daemon_test},
+	{"attend-kill", "kill -9 of the engine whose pages are attended to",
+	 attend_kill_test},
 	{"abort", "stopped in the middle: still", aborted},
 	{"kill", "kill -9 of the engine that is read", engine_killed},
 	{NULL, NULL, NULL},

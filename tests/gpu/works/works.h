@@ -171,10 +171,12 @@ void attend_daemon_test(void);
 void attend_daemon_bench(void);
 void streams_bench(void);
 void busy_attend_bench(void);
+void attend_kill_test(void);
 /* Best seconds of one copy between the device and pinned memory. */
 double plain_pinned(uint64_t bytes, bool to_device);
-/* Roles of test.c and bench.c. */
+/* Roles of test.c, attend_daemon.c and bench.c. */
 int victim_main(const char *socket, const char *bytes);
+int publisher_main(const char *dir, const char *chunks);
 int exporter_main(const char *word, const char *more);
 int busy_main(const char *seconds, const char *more);
 /* Kernels a second of the role "busy", since the last time. */
