@@ -329,6 +329,7 @@ static int holders_reply(struct client_request *req, const cJSON *reply)
 			break;
 		if (!instance || strlen(instance) != 2 * sizeof(holder->instance) ||
 		    !hex_read(instance, holder->instance, sizeof(holder->instance)) ||
+		    !client_get_u64(one, "first", &holder->first) ||
 		    !client_get_u64(one, "chunks", &holder->chunks) ||
 		    !client_get_u64(one, "tokens", &holder->tokens))
 			return client_fail(req->client, KVD_E_PROTO,

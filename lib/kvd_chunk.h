@@ -64,7 +64,8 @@ struct kvd_chunks {
 struct kvd_found {
 	uint64_t chunks; /* consecutive, from the first one */
 	uint64_t tokens;
-	uint64_t remote; /* of the chunks, the last ones that are on another daemon */
+	uint64_t remote; /* of the chunks, the last ones: from the first one on that is at
+			    another daemon */
 };
 /* Chunks present for the space's rank; they may be evicted at any time. Blocks. */
 int kvd_find(struct kvd_space *space, const struct kvd_chunks *chunks, int timeout_ms,
@@ -90,14 +91,15 @@ int kvd_hold_join(struct kvd_space *space, const void *secret, uint32_t lease_ms
 int kvd_hold_found(const struct kvd_hold *hold, struct kvd_found *found_p,
 		   uint64_t *first_p);
 int kvd_hold_secret(const struct kvd_hold *hold, void *secret);
-#define KVD_HOLDERS_MAX 2u
+#define KVD_HOLDERS_MAX 16u
 struct kvd_holder {
 	uint8_t instance[16]; /* as in struct kvd_cost_holder */
+	uint64_t first;	      /* of its chunks: its number in the hold */
 	uint64_t chunks, tokens;
 	bool gpu; /* most chunks are in an engine's pages in GPU memory there */
 };
-/* The daemons that have the hold's last `remote` chunks, in the order of use: if one
- * fails, the next one is asked. Returns their number. Blocks. */
+/* The daemons that have chunks of the hold, in the order of the chunks: if one fails, the
+ * next one with the same `first` is asked. Returns their number. Blocks. */
 int kvd_hold_holders(struct kvd_hold *hold, struct kvd_holder holders[KVD_HOLDERS_MAX],
 		     int timeout_ms);
 /* Fetches in progress finish. Frees the handle on success. */

@@ -368,11 +368,11 @@ static int side_leg(struct attend_post *post)
 
 /* Its legs share the KV that they read. */
 static int class_legs(struct attend_post *post, struct side *side,
-		      const struct store_hold *hold, unsigned int bit, uint32_t count)
+		      const struct store_hold *hold, unsigned int bit)
 {
 	const char *view = post->attend->form.view;
-	int r = store_kv_of_hold(hold, bit, side->part->first, count, *view ? view : NULL,
-				 &side->kv);
+	int r = store_kv_of_hold(hold, bit, side->head.first, side->head.count,
+				 *view ? view : NULL, &side->kv);
 
 	if (r >= 0)
 		r = charge_more(&post->charge, store_kv_bytes(side->kv));
@@ -386,7 +386,7 @@ static int class_legs(struct attend_post *post, struct side *side,
  * Of those that have the next head, the one with the most after it; ranges of heads are
  * disjoint, so nothing is merged between them. */
 static int sources_legs(struct attend_post *post, struct side *side,
-			const struct store_hold *hold, uint64_t sources, uint32_t count)
+			const struct store_hold *hold, uint64_t sources)
 {
 	const struct form *f = &post->attend->form;
 	uint32_t begin[64], end[64], head = f->first_head,
@@ -420,43 +420,44 @@ static int sources_legs(struct attend_post *post, struct side *side,
 		if (side->far)
 			side->head.pool = far_hold_pool(side->far, best - 1);
 		r = side->far ? side_add(post, side)
-			      : class_legs(post, side, hold, best - 1, count);
+			      : class_legs(post, side, hold, best - 1);
 	}
 	return r < 0 ? err_pass(r) : 0;
 }
 
 static int side_here(struct attend_post *post, struct side *side,
-		     const struct store_hold *hold, uint32_t count)
+		     const struct store_hold *hold)
 {
 	uint64_t classes = 0;
-	int r = store_kv_classes(hold, side->part->first, count, &classes);
+	int r = store_kv_classes(hold, side->head.first, side->head.count, &classes);
 
-	return r < 0 ? err_pass(r)
-		     : err_pass(sources_legs(post, side, hold, classes, count));
+	return r < 0 ? err_pass(r) : err_pass(sources_legs(post, side, hold, classes));
 }
 
 static int side_there(struct attend_post *post, struct side *side)
 {
-	const struct wire_attend *head = &side->head;
+	struct wire_attend *head = &side->head;
+	uint32_t first = head->first; /* of the hold's; the message counts the holder's */
 	uint64_t pools = ~UINT64_C(0);
 	struct side *other;
-	int r = legs_there(post, side->far, &side->head);
+	int r = legs_there(post, side->far, head);
 
 	if (r < 0)
 		return err_pass(r);
+	head->first -= far_hold_first(side->far);
 	side->remote = far_hold_remote(side->far);
 	list_foreach(other, &post->sides, link) {
 		if (other->remote == side->remote)
 			other->among = side->among = true;
 	}
 	post->remotes += !side->among;
-	for (uint32_t i = head->first; i < head->first + head->count; i++)
-		pools &= far_hold_sources(side->far, i);
+	for (uint32_t i = 0; i < head->count; i++)
+		pools &= far_hold_sources(side->far, first + i);
 	if (!pools)
 		return err_raise(ERR_REQUIRE,
 				 "the chunks are stored there in parts of different "
 				 "ranks; use fetch");
-	return err_pass(sources_legs(post, side, NULL, pools, head->count));
+	return err_pass(sources_legs(post, side, NULL, pools));
 }
 
 static int part_check(const struct attend *attend, const struct kvd_ring_part *part)
@@ -526,28 +527,26 @@ uint32_t attend_heads(const struct attend *attend)
 	return attend->form.shape.heads;
 }
 
-/* Local chunks, then the remote ones that follow. */
+/* Pieces in order, of which each is here, or at one other daemon. */
 static int part_legs(struct attend_post *post, const struct kvd_ring_part *part,
 		     const uint32_t *select, uint32_t bound)
 {
 	struct attend *attend = post->attend;
 	const struct store_hold *hold = store_hold_find(attend->session, part->hold);
-	struct side side = {.part = part, .select = select};
-	uint32_t here, begin = part->first, end, chunk;
-	uint64_t tokens = part->tokens ? part->tokens : UINT64_MAX;
+	uint64_t tokens = part->tokens ? part->tokens : UINT64_MAX, skip = 0;
+	uint32_t at = part->first, end, chunk;
 	int r = hold ? store_hold_check(hold) : -ENOENT;
 
 	if (r >= 0)
 		r = part_check(attend, part);
 	if (r < 0)
 		return err_pass(r);
-	here = store_hold_here(hold);
 	chunk = store_hold_chunk_tokens(hold);
-	end = here + far_hold_chunks(store_hold_far(hold));
-	if (part->count == 0 || begin > end || part->count > end - begin)
+	end = store_hold_chunks(hold);
+	if (part->count == 0 || at > end || part->count > end - at)
 		return err_raise(ERR_RANGE, "part: chunks [%u, +%u) exceed the hold's %u",
-				 part->first, part->count, end);
-	end = begin + part->count;
+				 at, part->count, end);
+	end = at + part->count;
 	if (tokens > (uint64_t)part->count * chunk)
 		tokens = (uint64_t)part->count * chunk;
 	/* the daemon of a token is decided by its number */
@@ -556,26 +555,25 @@ static int part_legs(struct attend_post *post, const struct kvd_ring_part *part,
 				 "select: token %u is out of range (under "
 				 "%llu)",
 				 bound - 1, (unsigned long long)tokens);
-	if (begin < here) {
-		side.tokens = (uint64_t)((end < here ? end : here) - begin) * chunk;
-		if (tokens < side.tokens)
-			side.tokens = tokens;
-		r = side_here(post, &side, hold, (end < here ? end : here) - begin);
+	while (at < end && skip < tokens && r >= 0) { /* at most 25: pieces of a hold */
+		struct side side = {.part = part, .select = select, .skip = skip};
+		uint32_t n = store_hold_piece(hold, at, end, &side.far);
+
+		if (n == 0)
+			return err_raise(ERR_PEER,
+					 "the daemon that holds the chunks is lost");
+		side.tokens = (uint64_t)n * chunk < tokens - skip ? (uint64_t)n * chunk
+								  : tokens - skip;
+		side.head = (struct wire_attend){.first = at,
+						 .count = n,
+						 .tokens = side.tokens,
+						 .delta = (uint32_t)part->delta,
+						 .per_token = part->per_token};
+		r = side.far ? side_there(post, &side) : side_here(post, &side, hold);
+		skip += (uint64_t)n * chunk;
+		at += n;
 	}
-	side.skip = begin < here ? (uint64_t)(here - begin) * chunk : 0;
-	if (r < 0 || end <= here || tokens <= side.skip)
-		return r < 0 ? err_pass(r) : 0;
-	if (begin < here)
-		begin = here;
-	side.head.first = begin - here;
-	side.head.count = end - begin;
-	side.head.tokens = side.tokens = tokens - side.skip;
-	side.far = far_hold_at(store_hold_far(hold), side.head.first);
-	if (!side.far)
-		return err_raise(ERR_PEER, "the daemon that holds the chunks is lost");
-	side.head.delta = (uint32_t)part->delta;
-	side.head.per_token = part->per_token;
-	return err_pass(side_there(post, &side));
+	return r < 0 ? err_pass(r) : 0;
 }
 
 static int parts_legs(struct attend_post *post, const struct attend_post_args *args)

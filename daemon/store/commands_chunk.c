@@ -428,6 +428,7 @@ static int holders_run(struct request *req)
 		out_object(out, NULL);
 		out_hex(out, "instance", peer->instance, sizeof(peer->instance));
 		out_text(out, "endpoint", peer->endpoint);
+		out_number(out, "first", far_hold_first(far));
 		out_number(out, "chunks", far_hold_chunks(far));
 		out_number(out, "tokens", far_hold_tokens(far));
 		out_bool(out, "gpu", far_hold_in_gpu(far));
@@ -771,17 +772,17 @@ const struct command chunk_commands[] = {
 	 hold_fields, 0, hold_run,
 	 "hold; secret: for chunk.join; first; chunks, tokens: length of the pinned "
 	 "prefix; pages: number of its chunks that exist only in engines' pages, which "
-	 "a hold does not pin; remote: number of its last chunks that are on another "
-	 "daemon"},
+	 "a hold does not pin; remote: number of its last chunks, from the first one "
+	 "on that is at another daemon"},
 	{"chunk.join", "Pin the chunks of an existing hold for another session or rank",
 	 join_fields, 0, join_run, "as chunk.hold"},
 	{"chunk.release", "Release a hold; fetches in progress finish", hold_key_fields,
 	 0, release_run, "nothing"},
 	{"chunk.holders", "List the daemons that have the remote chunks of a hold",
 	 hold_key_fields, 0, holders_run,
-	 "holders: {instance, endpoint, chunks, tokens, gpu: most are in an engine's "
-	 "pages in GPU memory}, in the order of use: if a "
-	 "holder fails, the next one is asked"},
+	 "holders: {instance, endpoint, first: its first chunk in the hold; chunks, "
+	 "tokens, gpu: most are in an engine's pages in GPU memory}, in the order of the "
+	 "chunks. If a holder fails, the next one with the same `first` is asked"},
 	{"chunk.put", "Store chunks from the pages of a pool", put_fields, 0, put_run,
 	 "move; slot, gen: its entry in the status page; state; chunks: number "
 	 "accepted; there: of these, already stored or being stored; left_out: not "

@@ -540,13 +540,13 @@ static int query_homes(struct far_query *query, uint64_t wait_ns)
 
 	if (!homes)
 		return 0;
-	r = homes_find(homes, query->hold->handle->space, query->hold->far_ids,
+	r = homes_find(homes, query->hold->handle->space, query->msg.ids.data,
 		       query->asked, wait_ns / 2, on_homes_done, query, &query->find);
 	query->open += r == 0;
 	return r < 0 ? err_pass(r) : 0;
 }
 
-int far_ask(struct far *far, struct store_hold *hold, uint32_t count, uint64_t lease_ns,
+int far_ask(struct far *far, struct store_hold *hold, const uint8_t *ids, uint32_t count,
 	    uint64_t wait_ns, void (*on_done)(void *arg), void *arg,
 	    struct far_query **query_p)
 {
@@ -566,8 +566,8 @@ int far_ask(struct far *far, struct store_hold *hold, uint32_t count, uint64_t l
 	query->msg = (struct wire_chunk_lookup){
 		.first = (hold->first + hold->count) |
 			 (hold->anywhere ? CHUNK_LOOKUP_ANYWHERE : 0),
-		.lease_ms = lease_ns / LOOP_NS_PER_MS + FAR_LEASE_MORE_MS,
-		.ids = {.data = hold->far_ids, .len = (size_t)count * STORE_ID_BYTES}};
+		.lease_ms = hold->lease_ns / LOOP_NS_PER_MS + FAR_LEASE_MORE_MS,
+		.ids = {.data = ids, .len = (size_t)count * STORE_ID_BYTES}};
 	memcpy(query->msg.space, space->digest, sizeof(query->msg.space));
 	query->far = far;
 	query->hold = hold;
@@ -609,7 +609,8 @@ static int ack_read(struct far_one *one, const struct wire_chunk_lookup_ack *msg
 
 	if (r < 0)
 		return err_pass(r);
-	r = far_hold_new(grant, one->query->hold->handle, one->query->asked, &far);
+	r = far_hold_new(grant, one->query->hold->handle, one->query->hold->count,
+			 one->query->asked, &far);
 	far_grant_unref(grant);
 	if (far)
 		far_hold_add(&one->query->hold->far, far);

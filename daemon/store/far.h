@@ -4,7 +4,8 @@
  * queried at once for chunks that local memory lacks; the few daemons that index nodes
  * name (homes.h) are queried once they have replied. The two with the longest run,
  * without a gap, keep a hold; the others are released. A late reply, or one from a lost
- * peer, is a miss.
+ * peer, is a miss. The run is a piece of the local hold, and the next query begins behind
+ * it.
  */
 #ifndef KVD_STORE_FAR_H
 #define KVD_STORE_FAR_H
@@ -32,42 +33,45 @@ void far_count(const struct far *far, struct store_remote_figures *figures_p);
 void far_close(struct far *far); /* no more queries; NULL is fine */
 void far_free(struct far *far);
 
-/* Queries the chunks that follow the hold's own: hold->far_ids, `count`, for at most
- * `wait_ns`. on_done(arg) is called once, in a later turn, unless far_cancel() was
- * called: hold->far is the result, or NULL. */
+/* Queries the chunks that follow those that the hold has: `count`, with these ids, which
+ * stay until the end, for at most `wait_ns`. on_done(arg) is called once, in a later
+ * turn, unless far_cancel() was called: hold->far has a piece more, or not. */
 struct far_query;
-int far_ask(struct far *far, struct store_hold *hold, uint32_t count, uint64_t lease_ns,
+int far_ask(struct far *far, struct store_hold *hold, const uint8_t *ids, uint32_t count,
 	    uint64_t wait_ns, void (*on_done)(void *arg), void *arg,
 	    struct far_query **query_p);
 void far_cancel(struct far_query *query);
 
-/* The chunks that other daemons hold for a local hold, in order: the daemon with most of
- * them, and another one as its fallback. */
-uint32_t far_hold_chunks(const struct far_hold *far); /* NULL: 0 */
+/* The chunks that other daemons hold for a local hold, in pieces, in order: of each the
+ * daemon with most of its chunks, and another one as its fallback. Chunks are counted
+ * from the hold's first. */
+uint32_t far_hold_first(const struct far_hold *far);
+uint32_t far_hold_chunks(const struct far_hold *far);
 uint64_t far_hold_tokens(const struct far_hold *far);
-/* The first that has not failed and serves chunk i, a slow one last; NULL: none. */
+/* The first that has not failed and serves chunk i, a slow or lost one last; NULL: none.
+ */
 struct far_hold *far_hold_at(struct far_hold *far, uint32_t i);
 bool far_hold_serves(const struct far_hold *far, uint32_t i);
 /* Another one that is up and serves as many chunks from i on; NULL: none. */
 struct far_hold *far_hold_other(struct far_hold *all, const struct far_hold *far,
 				uint32_t i, uint32_t count);
-/* The next one, of as many chunks or fewer; NULL: none. */
+/* The next one; NULL: none. */
 struct far_hold *far_hold_next(const struct far_hold *far);
 void far_hold_fail(struct far_hold *far);
 void far_hold_late(struct far_hold *far);
 struct remote *far_hold_remote(const struct far_hold *far);
 uint64_t far_hold_ask(const struct far_hold *far);
-/* Which pools of the holder's serve its chunk i, as bits. */
+/* Which pools of the holder's serve chunk i, as bits; 0: it has none of it. */
 uint64_t far_hold_sources(const struct far_hold *far, uint32_t i);
 uint64_t far_hold_pool(const struct far_hold *far, unsigned int bit);
 /* Of its chunks, most are read from memory of the holder's GPUs. */
 bool far_hold_in_gpu(const struct far_hold *far);
 /* NULL: it is gone. */
 const struct layout *far_hold_layout(const struct far_hold *far, unsigned int bit);
-/* The same chunks for another handle of the space, as far as they serve it: *far_p, or
- * NULL. */
-int far_hold_join(const struct far_hold *other, const struct store_handle *handle,
-		  struct far_hold **far_p);
+/* The piece from chunk `first` on for another handle of the space, as far as it serves
+ * that one: it is added to *all_p, of which it is the last. */
+int far_hold_join(const struct far_hold *other, uint32_t first,
+		  const struct store_handle *handle, struct far_hold **all_p);
 /* All of them; the last reference to a holder releases its hold. NULL is fine. */
 void far_hold_free(struct far_hold *far);
 

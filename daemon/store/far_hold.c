@@ -14,13 +14,14 @@
 #include "daemon/handshake/handshake.h"
 #include "daemon/store/far_impl.h"
 
-#define FAR_HOLDERS_MAX 2u /* of a hold's chunks */
+#define FAR_HOLDERS_MAX 2u /* of a piece */
 #define RENEW_MS (FAR_LEASE_MORE_MS / 2)
 
 struct far_hold {
-	struct far_hold *next; /* of as many chunks or fewer */
+	struct far_hold *next; /* of a later piece; of the same: with no more chunks */
 	struct far_grant *grant;
 	bool failed, late; /* late: another one was faster */
+	uint32_t first;	   /* of the hold's chunks */
 	uint32_t chunks;   /* that serve the hold's rank */
 	uint64_t tokens;
 	uint64_t *used; /* of each run that does: pools */
@@ -79,14 +80,19 @@ void far_hold_free(struct far_hold *far)
 	}
 }
 
+uint32_t far_hold_first(const struct far_hold *far)
+{
+	return far->first;
+}
+
 uint32_t far_hold_chunks(const struct far_hold *far)
 {
-	return far ? far->chunks : 0;
+	return far->chunks;
 }
 
 uint64_t far_hold_tokens(const struct far_hold *far)
 {
-	return far ? far->tokens : 0;
+	return far->tokens;
 }
 
 bool far_hold_serves(const struct far_hold *far, uint32_t i)
@@ -98,10 +104,10 @@ struct far_hold *far_hold_at(struct far_hold *far, uint32_t i)
 {
 	struct far_hold *late = NULL;
 
-	for (; far; far = far->next) {
+	for (; far; far = far->next) { /* at most 16: two of each piece */
 		if (!far_hold_serves(far, i))
 			continue;
-		if (!far->late)
+		if (!far->late && far_up(far->grant->remote))
 			return far;
 		late = late ? late : far;
 	}
@@ -111,9 +117,9 @@ struct far_hold *far_hold_at(struct far_hold *far, uint32_t i)
 struct far_hold *far_hold_other(struct far_hold *all, const struct far_hold *far,
 				uint32_t i, uint32_t count)
 {
-	for (; all; all = all->next) {
-		if (all != far && !all->failed && i + count <= all->chunks &&
-		    far_up(all->grant->remote))
+	for (; all; all = all->next) { /* at most 16: two of each piece */
+		if (all != far && !all->failed && i >= all->first &&
+		    i + count <= all->first + all->chunks && far_up(all->grant->remote))
 			return all;
 	}
 	return NULL;
@@ -149,8 +155,9 @@ uint64_t far_hold_sources(const struct far_hold *far, uint32_t i)
 	const struct far_grant *grant = far->grant;
 	uint32_t from = 0, to = grant->run_count;
 
-	if (i >= far->chunks)
+	if (i < far->first || i - far->first >= far->chunks)
 		return 0;
+	i -= far->first;
 	while (to - from > 1) {
 		uint32_t at = from + (to - from) / 2;
 
@@ -312,7 +319,7 @@ static uint64_t far_cover(struct far_covers *covers, uint64_t mask)
 }
 
 int far_hold_new(struct far_grant *grant, const struct store_handle *handle,
-		 uint32_t most, struct far_hold **far_p)
+		 uint32_t first, uint32_t most, struct far_hold **far_p)
 {
 	struct far_covers covers = {.grant = grant, .handle = handle};
 	struct far_hold *far = mem_zalloc(sizeof(*far));
@@ -325,6 +332,7 @@ int far_hold_new(struct far_grant *grant, const struct store_handle *handle,
 		mem_free(far);
 		return err_pass(-ENOMEM);
 	}
+	far->first = first;
 	far->grant = grant;
 	grant->refs++;
 	for (uint32_t i = 0; i < grant->run_count && far->chunks < most; i++) {
@@ -345,36 +353,35 @@ int far_hold_new(struct far_grant *grant, const struct store_handle *handle,
 
 void far_hold_add(struct far_hold **first_p, struct far_hold *far)
 {
-	struct far_hold **at = first_p;
+	struct far_hold **at = first_p, **piece;
 	unsigned int i;
 
-	while (*at && (*at)->chunks >= far->chunks)
+	while (*at && (*at)->first < far->first) /* at most 16: two of each piece */
+		at = &(*at)->next;
+	piece = at;
+	while (*at && (*at)->chunks >= far->chunks) /* at most 2: of the last piece */
 		at = &(*at)->next;
 	far->next = *at;
 	*at = far;
-	for (i = 0, at = first_p; *at && i < FAR_HOLDERS_MAX; i++)
+	for (i = 0, at = piece; *at && i < FAR_HOLDERS_MAX; i++)
 		at = &(*at)->next;
 	far_hold_free(mem_steal(*at));
 }
 
-int far_hold_join(const struct far_hold *other, const struct store_handle *handle,
-		  struct far_hold **far_p)
+int far_hold_join(const struct far_hold *other, uint32_t first,
+		  const struct store_handle *handle, struct far_hold **all_p)
 {
-	uint32_t most = far_hold_chunks(other);
-	struct far_hold *all = NULL;
+	struct far_hold *far;
+	uint32_t most = 0;
 	int r = 0;
 
-	for (; other && r >= 0; other = other->next) {
-		struct far_hold *far;
-
-		r = far_hold_new(other->grant, handle, most, &far);
+	for (; other && r >= 0; other = other->next) { /* at most 16: two of each piece */
+		if (other->first != first)
+			continue;
+		most = most ? most : other->chunks; /* of the hold that is joined */
+		r = far_hold_new(other->grant, handle, first, most, &far);
 		if (far)
-			far_hold_add(&all, far);
+			far_hold_add(all_p, far);
 	}
-	if (r < 0) {
-		far_hold_free(all);
-		return err_pass(r);
-	}
-	*far_p = all;
-	return 0;
+	return err_pass(r);
 }

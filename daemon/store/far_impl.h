@@ -42,10 +42,11 @@ void far_release(struct remote *remote, uint64_t ask);
 int far_grant_new(const struct far_asked *asked, const struct wire_chunk_lookup_ack *msg,
 		  struct far_grant **grant_p);
 void far_grant_unref(struct far_grant *grant);
-/* As much of its first `most` chunks as serves the handle: *far_p, or NULL. */
+/* As much of its first `most` chunks as serves the handle: *far_p, or NULL. They are a
+ * hold's from its chunk `first` on. */
 int far_hold_new(struct far_grant *grant, const struct store_handle *handle,
-		 uint32_t most, struct far_hold **far_p);
-/* The two that have most; the others are released. */
+		 uint32_t first, uint32_t most, struct far_hold **far_p);
+/* Of the last piece, the two that have most; the others are released. */
 void far_hold_add(struct far_hold **first_p, struct far_hold *far);
 
 #endif

@@ -93,7 +93,7 @@ struct store_ids {
 };
 struct store_found {
 	uint32_t chunks; /* from the first on, without a gap */
-	uint32_t remote; /* of them, the last: at another daemon */
+	uint32_t remote; /* of them, the last: from the first one at another daemon on */
 	uint32_t pages;	 /* of them: only in engines' pages */
 	uint64_t tokens;
 };
@@ -124,9 +124,9 @@ uint32_t store_drop(struct store_handle *handle, const struct store_ids *ids);
 struct store_hold_args {
 	uint64_t lease_ns;
 	/* Chunks that this daemon lacks are queried at those in chunk_peers and those
-	 * that chunk_index names, for at most this time; 0: no queries, as for a user
-	 * with STORE_ASKING_MAX open ones. Then on_done is called; `why` not NULL: the
-	 * hold is being closed before the reply. */
+	 * that chunk_index names, for at most this time in all; 0: no queries, as for a
+	 * user with STORE_ASKING_MAX open ones. Then on_done is called; `why` not NULL:
+	 * the hold is being closed before the reply. */
 	uint64_t far_ns;
 	void (*on_done)(void *arg, struct store_hold *hold, const struct err *why);
 	void *arg;
@@ -153,8 +153,11 @@ struct store_hold_facts {
 void store_hold_facts(const struct store_hold *hold, struct store_hold_facts *facts_p);
 /* Is it readable? ERR_LEASE; ERR_STATE: its reply is pending. */
 int store_hold_check(const struct store_hold *hold);
-/* This many of a hold's chunks are here, the others follow at another daemon. */
-uint32_t store_hold_here(const struct store_hold *hold);
+uint32_t store_hold_chunks(const struct store_hold *hold);
+/* How many from chunk `first` on, before `end`, are all here (*far_p NULL), or all at one
+ * daemon; 0: those that had them are lost. */
+uint32_t store_hold_piece(const struct store_hold *hold, uint32_t first, uint32_t end,
+			  struct far_hold **far_p);
 uint32_t store_hold_chunk_tokens(const struct store_hold *hold); /* of a whole one */
 struct far_hold *store_hold_far(const struct store_hold *hold);	 /* NULL: none */
 

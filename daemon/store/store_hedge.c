@@ -24,7 +24,8 @@ static int hedge_chunk(const struct store_move *fetch, uint32_t i,
 	const struct store_hold *hold = fetch->hold;
 	uint64_t place = fetch->first + i;
 	const uint8_t *id =
-		hold->far_ids + (place - hold->first - hold->count) * STORE_ID_BYTES;
+		hold->far_ids +
+		(size_t)(store_entry_place(fetch, i) - hold->here) * STORE_ID_BYTES;
 
 	return err_pass(store_chunk_get(hold->handle->space, id,
 					hold->anywhere ? STORE_ANYWHERE : place,
@@ -99,8 +100,8 @@ void store_hedge(struct store_leg *leg)
 	const struct arena_owner *owner = move->handle->space->tenant->owner;
 	struct store *store = move->store;
 	const struct store_hold *hold = move->hold;
-	uint32_t k = (uint32_t)(move->first + leg->first - hold->first - hold->count);
-	struct far_hold *from = far_hold_other(hold->far, leg->far, k, leg->count);
+	struct far_hold *from = far_hold_other(
+		hold->far, leg->far, store_entry_place(move, leg->first), leg->count);
 	int r;
 
 	if (!from || leg->error.code != ERR_OK || store->kvd->draining ||

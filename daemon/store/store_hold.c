@@ -5,6 +5,12 @@
  * and no new ones start. Any session with its secret may hold the same chunks: a
  * scheduler finds and holds, its workers join and fetch.
  *
+ * A prompt may lie at several daemons, in pieces of consecutive chunks. A hold adds the
+ * chunks that are here, queries the others for those that follow, of which one daemon's
+ * run becomes the next piece, and continues behind it, until a query finds nothing or its
+ * time is over. So each query is about chunks that the hold lacks, and a piece is chosen
+ * when all have replied.
+ *
  * A user's holds pin at most half of its share of the memory, so that puts of others, and
  * its own, always find evictable chunks.
  */
@@ -19,6 +25,7 @@
 #include "daemon/store/store_impl.h"
 
 #define HOLDS_MAX 4096u /* of a session */
+#define PIECES_MAX 8u	/* of a hold, at other daemons */
 
 void store_hold_ref(struct store_hold *hold)
 {
@@ -56,7 +63,7 @@ static void hold_let_go(struct store_hold *hold)
 {
 	store_pins_end(hold->handle->space->store, hold->chunks, hold->count);
 	hold->chunks = NULL;
-	hold->count = 0;
+	hold->count = hold->here = hold->away = 0;
 	far_hold_free(hold->far);
 	hold->far = NULL;
 	hold_forget_far(hold);
@@ -129,10 +136,10 @@ void store_hold_facts(const struct store_hold *hold, struct store_hold_facts *fa
 		.id = hold->id,
 		.first = hold->first,
 		.secret = hold->secret,
-		.found = {.remote = far_hold_chunks(hold->far),
+		.found = {.remote = hold->count - hold->here,
 			  .pages = hold->in_pages,
-			  .chunks = hold->count + far_hold_chunks(hold->far),
-			  .tokens = hold->tokens + far_hold_tokens(hold->far)},
+			  .chunks = hold->count,
+			  .tokens = hold->tokens},
 	};
 }
 
@@ -150,6 +157,13 @@ static uint64_t hold_bring(struct store_handle *handle, struct store_chunk *chun
 	return store_chunk_load(chunk, used) ? used : 0;
 }
 
+static bool half_is_pinned(const struct store_handle *handle)
+{
+	const struct arena_owner *owner = handle->space->tenant->owner;
+
+	return arena_owner_pinned(owner) > arena_owner_share(owner) / 2;
+}
+
 /* Chunks of a hold in order: those that serve, without a gap. */
 static bool hold_add(struct store_hold *hold, struct store_chunk *chunk,
 		     unsigned int *covers_left)
@@ -157,7 +171,8 @@ static bool hold_add(struct store_hold *hold, struct store_chunk *chunk,
 	const struct store_space *space = hold->handle->space;
 	uint64_t used;
 
-	if (!chunk)
+	/* the limit ends a later piece, and refuses the first one */
+	if (!chunk || (hold->far && half_is_pinned(hold->handle)))
 		return false;
 	store_chunk_pin(chunk);
 	used = hold_bring(hold->handle, chunk, covers_left);
@@ -174,17 +189,32 @@ static bool hold_add(struct store_hold *hold, struct store_chunk *chunk,
 static int hold_check(const struct store_handle *handle, uint32_t count)
 {
 	const struct store_tenant *tenant = handle->space->tenant;
-	uint64_t share = arena_owner_share(tenant->owner);
-	uint64_t pinned = arena_owner_pinned(tenant->owner);
 
-	if (count && pinned > share / 2)
+	if (count && half_is_pinned(handle))
 		return err_raise(
 			ERR_LIMIT,
 			"chunks: %s would hold or use %llu bytes (limit: %llu, half of "
 			"its share of chunk_memory); release holds",
-			tenant->account->name, (unsigned long long)pinned,
-			(unsigned long long)share / 2);
+			tenant->account->name,
+			(unsigned long long)arena_owner_pinned(tenant->owner),
+			(unsigned long long)arena_owner_share(tenant->owner) / 2);
 	return 0;
+}
+
+/* The next piece, if another daemon has one: the longest comes first. */
+static bool hold_add_far(struct store_hold *hold)
+{
+	const struct far_hold *far = hold->far;
+
+	while (far && far_hold_first(far) != hold->count) /* at most 16: two of each */
+		far = far_hold_next(far);
+	if (!far)
+		return false;
+	hold->pieces++;
+	hold->count += far_hold_chunks(far); /* of which `chunks` has NULL */
+	hold->away += far_hold_chunks(far);
+	hold->tokens += far_hold_tokens(far);
+	return true;
 }
 
 static bool add_step(struct loop_work *work);
@@ -254,78 +284,101 @@ static int hold_enter(struct store_hold *hold, const struct store_hold_args *arg
 	return err_pass(r);
 }
 
-/* It has its chunks. */
-static int hold_begin(struct store_hold *hold)
+static const uint8_t *hold_id(const struct store_hold *hold, uint32_t i)
 {
-	int r = hold_check(hold->handle, hold->count);
-
-	if (r < 0)
-		store_hold_close(hold);
-	else
-		loop_timer_start(&hold->lease, hold->lease_ns);
-	return err_pass(r);
+	return hold->ids.bytes + (size_t)(i - hold->here) * STORE_ID_BYTES;
 }
 
+/* It has all that was found. */
+static void hold_complete(struct store_hold *hold)
+{
+	struct store *store = hold->handle->space->store;
+	uint32_t own = hold->count - hold->away;
+
+	store->found += own;
+	store->missed += hold->ids.count - own;
+	store->far_found += hold->away;
+	hold->ids.bytes = NULL;
+	if (!hold->far) {
+		hold_forget_far(hold);
+		hold->here = hold->count;
+	}
+	loop_timer_start(&hold->lease, hold->lease_ns);
+}
+
+/* All have replied, or their time is over. */
 static void on_far_done(void *arg)
 {
 	struct store_hold *hold = arg;
 
 	hold->query = NULL;
-	if (!hold->far)
-		hold_forget_far(hold);
-	loop_timer_start(&hold->lease, hold->lease_ns);
-	hold->handle->space->store->far_found += far_hold_chunks(hold->far);
-	hold->on_done(hold->arg, hold, NULL);
+	if (hold_add_far(hold)) {
+		hold->added = false;
+		hold->added_from = hold->count;
+		loop_work_start(&hold->adding); /* add_done() follows */
+	} else {
+		hold_complete(hold);
+		hold->on_done(hold->arg, hold, NULL);
+	}
 }
 
-/* Other daemons are queried for the chunks after its own. */
-static int hold_note_rest(struct store_hold *hold, uint32_t rest)
+/* The ids of the chunks after its own first ones, once. */
+static int hold_note_rest(struct store_hold *hold)
 {
-	const uint8_t *ids = hold->ids.bytes + hold->count * STORE_ID_BYTES;
+	const uint8_t *ids = hold_id(hold, hold->count);
+	uint32_t rest = hold->ids.count - hold->count;
+	int r = 0;
 
-	if (!hold->far_ids)
-		return err_pass(hold_note_far(hold, ids, rest));
-	memmove(hold->far_ids, ids, (size_t)rest * STORE_ID_BYTES);
+	if (hold->far_until_ns)
+		return 0;
+	if (hold->far_ids)
+		memmove(hold->far_ids, ids, (size_t)rest * STORE_ID_BYTES);
+	else
+		r = hold_note_far(hold, ids, rest);
+	if (r < 0)
+		return err_pass(r);
+	hold->ids.bytes = hold->far_ids;
+	hold->here = hold->count;
+	hold->far_until_ns =
+		loop_now_ns(hold->handle->space->store->kvd->loop) + hold->far_ns;
 	return 0;
 }
 
-/* Others may have the following chunks. Outcome 1: they are queried. */
-static int hold_ask(struct store_hold *hold)
+/* Others may have the following chunks. False: they are not queried. */
+static bool hold_ask(struct store_hold *hold)
 {
 	const struct store_space *space = hold->handle->space;
+	uint64_t now_ns = loop_now_ns(space->store->kvd->loop);
 	uint32_t rest = hold->ids.count - hold->count;
 	int r;
 
 	if (!hold->far_ns || !space->store->far || rest == 0 ||
-	    hold->tokens % space->tokens) {
-		hold_forget_far(hold);
-		return 0;
-	}
-	r = hold_note_rest(hold, rest);
+	    hold->tokens % space->tokens || hold->pieces == PIECES_MAX)
+		return false;
+	r = hold_note_rest(hold);
+	if (r >= 0 && now_ns >= hold->far_until_ns)
+		return false;
 	if (r >= 0)
-		r = far_ask(space->store->far, hold, rest, hold->lease_ns, hold->far_ns,
-			    on_far_done, hold, &hold->query);
-	if (r < 0) {
-		hold_forget_far(hold);
+		r = far_ask(space->store->far, hold, hold_id(hold, hold->count), rest,
+			    hold->far_until_ns - now_ns, on_far_done, hold, &hold->query);
+	if (r < 0)
 		err_clear(); /* a miss */
-		return 0;
-	}
-	loop_timer_stop(&hold->lease); /* it starts with the reply */
-	return 1;
+	return r >= 0;
 }
 
+/* The chunks that are here were added. Outcome 1: others are queried for the next. */
 static int hold_added(struct store_hold *hold)
 {
-	struct store *store = hold->handle->space->store;
-	int r = hold_begin(hold);
+	int r = hold->far ? 0 : hold_check(hold->handle, hold->count);
 
-	if (r < 0)
+	if (r < 0) {
+		store_hold_close(hold);
 		return err_pass(r);
-	store->found += hold->count;
-	store->missed += hold->ids.count - hold->count;
-	r = hold_ask(hold);
-	hold->ids.bytes = NULL;
-	return r < 0 ? err_pass(r) : r;
+	}
+	if (hold_ask(hold))
+		return 1;
+	hold_complete(hold);
+	return 0;
 }
 
 /* Adds a chunk, or touches one, from the last on. */
@@ -336,17 +389,16 @@ static bool add_step(struct loop_work *work)
 
 	if (!hold->added && i < hold->ids.count &&
 	    hold_add(hold,
-		     store_chunk_find(hold->handle->space,
-				      hold->ids.bytes + i * STORE_ID_BYTES,
+		     store_chunk_find(hold->handle->space, hold_id(hold, i),
 				      store_ids_place(&hold->ids, i)),
 		     &hold->covers_left))
 		return true;
 	if (!hold->added)
 		hold->touched = hold->count;
 	hold->added = true;
-	if (hold->touched > 0)
+	if (hold->touched > hold->added_from)
 		store_chunk_touch(hold->chunks[--hold->touched]);
-	return hold->touched > 0;
+	return hold->touched > hold->added_from;
 }
 
 /* In the turn in which it was opened, or in a later one: then on_done is called. */
@@ -397,6 +449,36 @@ int store_hold_open(struct store_handle *handle, const struct store_ids *ids,
 	return 1;
 }
 
+/* The other's piece that follows, as far as it serves this handle. */
+static int hold_join_far(struct store_hold *hold, const struct store_hold *other)
+{
+	int r = hold->far_ids
+			? 0
+			: hold_note_far(hold, other->far_ids, other->count - other->here);
+
+	if (r < 0)
+		return err_pass(r);
+	hold->here = other->here;
+	r = far_hold_join(other->far, hold->count, hold->handle, &hold->far);
+	hold_add_far(hold);
+	return err_pass(r);
+}
+
+static int hold_join_pieces(struct store_hold *hold, const struct store_hold *other)
+{
+	int r = 0;
+
+	for (uint32_t i = 0; i < other->count && r >= 0; i = hold->count) {
+		if (!other->chunks[i])
+			r = hold_join_far(hold, other);
+		else
+			hold_add(hold, other->chunks[i], &hold->covers_left);
+		if (hold->count == i)
+			break;
+	}
+	return err_pass(r);
+}
+
 int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECRET_BYTES],
 		    const struct store_hold_args *args, struct store_hold **hold_p)
 {
@@ -415,27 +497,25 @@ int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECR
 		return err_pass(r);
 	hold->first = other->first;
 	hold->anywhere = other->anywhere;
-	for (uint32_t i = 0; i < other->count; i++) {
-		if (!hold_add(hold, other->chunks[i], &hold->covers_left))
-			break;
-	}
-	if (other->far && hold->count == other->count) {
-		r = hold_note_far(hold, other->far_ids, far_hold_chunks(other->far));
-		if (r >= 0)
-			r = far_hold_join(other->far, handle, &hold->far);
-		if (r < 0)
-			err_clear(); /* it holds the local chunks */
-		if (!hold->far)
-			hold_forget_far(hold);
+	if (hold_join_pieces(hold, other) < 0)
+		err_clear(); /* it has what was added */
+	if (!hold->far) {
+		hold_forget_far(hold);
+		hold->here = hold->count;
 	}
 	r = hold_enter(hold, args);
 	if (r < 0)
 		return err_pass(r);
-	r = hold_begin(hold);
-	if (r < 0)
+	r = hold_check(handle, hold->count - hold->away);
+	if (r < 0) {
+		store_hold_close(hold);
 		return err_pass(r);
-	for (uint32_t i = hold->count; i-- > 0;)
-		store_chunk_touch(hold->chunks[i]);
+	}
+	loop_timer_start(&hold->lease, hold->lease_ns);
+	for (uint32_t i = hold->count; i-- > 0;) {
+		if (hold->chunks[i])
+			store_chunk_touch(hold->chunks[i]);
+	}
 	*hold_p = hold;
 	return 0;
 }
@@ -450,9 +530,25 @@ int store_hold_check(const struct store_hold *hold)
 	return hold->over || hold->closed ? store_lease_over() : 0;
 }
 
-uint32_t store_hold_here(const struct store_hold *hold)
+uint32_t store_hold_chunks(const struct store_hold *hold)
 {
 	return hold->count;
+}
+
+uint32_t store_hold_piece(const struct store_hold *hold, uint32_t first, uint32_t end,
+			  struct far_hold **far_p)
+{
+	uint32_t i = first;
+
+	*far_p = NULL;
+	if (!hold->chunks[first]) {
+		*far_p = far_hold_at(hold->far, first);
+		i = *far_p ? far_hold_first(*far_p) + far_hold_chunks(*far_p) : first;
+		return (i < end ? i : end) - first;
+	}
+	while (i < end && hold->chunks[i]) /* at most 4096: the ids of a call */
+		i++;
+	return i - first;
 }
 
 uint32_t store_hold_chunk_tokens(const struct store_hold *hold)

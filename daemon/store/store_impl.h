@@ -290,11 +290,15 @@ struct store_hold {
 	uint8_t secret[STORE_SECRET_BYTES];
 	uint64_t first, tokens; /* first: 0 where the position is unknown */
 	bool anywhere;
-	struct far_hold *far;	     /* chunks after these, at another daemon; or NULL */
-	uint8_t *far_ids;	     /* of the queried chunks; or NULL */
-	struct store_chunk **chunks; /* pinned until it ends */
+	/* Pinned until it ends; NULL: at another daemon, of those in `far`. */
+	struct store_chunk **chunks;
+	struct far_hold *far; /* or NULL */
 	uint32_t count;
-	uint32_t in_pages;	 /* of them: only in engines' pages, when it was opened */
+	uint32_t here;		 /* chunks before the first one at another daemon */
+	uint8_t *far_ids;	 /* of the chunks after these; or NULL */
+	unsigned int pieces;	 /* at other daemons */
+	uint32_t away;		 /* chunks of them */
+	uint32_t in_pages;	 /* only in engines' pages, when it was opened */
 	unsigned int moves;	 /* readers */
 	bool closed, over;	 /* over: the lease has ended */
 	struct far_query *query; /* in progress: then on_done is due */
@@ -302,10 +306,12 @@ struct store_hold {
 	void *arg;
 	struct loop_timer lease;
 	uint64_t lease_ns, far_ns;	  /* of its arguments */
+	uint64_t far_until_ns;		  /* the end of far_ns; 0: it has not begun */
 	struct charge charge, far_charge; /* far_charge: of far_ids */
 	/* Chunks are added, then touched, some a turn; on_done is due if not in one. */
 	struct loop_work adding;
-	struct store_ids ids; /* its ids: the caller's, later far_ids */
+	struct store_ids ids; /* from chunk `here` on: the caller's, later far_ids */
+	uint32_t added_from;  /* chunks before it were added earlier */
 	uint32_t touched;     /* chunks from it on were */
 	bool added;	      /* all are added */
 	unsigned int covers_left;
@@ -580,7 +586,9 @@ struct store_move {
 	uint32_t kept;	 /* entry: those from it on were released */
 	bool letting_go; /* it has succeeded but for that */
 	uint32_t next;	 /* entry: each one before is done or in a subtransfer */
-	uint32_t asked;	 /* durable put: entries before it were written last */
+	uint32_t cut;	 /* entry: those from it on have no source, for cut_error */
+	struct err cut_error;
+	uint32_t asked; /* durable put: entries before it were written last */
 	struct list legs;
 	unsigned int legs_running;
 	uint32_t there, left_out, done;
@@ -617,10 +625,15 @@ static inline void store_move_kick(struct store_move *move) /* check in the next
 	loop_defer(move->store->kvd->loop, &move->step);
 }
 uint64_t store_entry_bytes(const struct store_move *move, uint32_t i);
+/* Its number among the hold's chunks. */
+static inline uint32_t store_entry_place(const struct store_move *move, uint32_t i)
+{
+	return (uint32_t)(move->first + i - move->hold->first);
+}
 /* Are its chunks held at other daemons? */
 static inline bool store_entry_far(const struct store_move *move, uint32_t i)
 {
-	return move->hold && move->first + i - move->hold->first >= move->hold->count;
+	return move->hold && !move->hold->chunks[store_entry_place(move, i)];
 }
 
 /* ---- store_lasts.c ---- */

@@ -360,14 +360,13 @@ static int leg_ask(struct store_leg *leg, uint64_t begin, uint64_t end, uint64_t
 		   const uint8_t ticket[TICKET_BYTES])
 {
 	const struct store_move *move = leg->move;
-	const struct store_hold *hold = move->hold;
 	struct remote *remote = far_hold_remote(leg->far);
-	struct wire_chunk_offer msg = {
-		.ask = far_hold_ask(leg->far),
-		.first = (uint32_t)(move->first + leg->first - hold->first - hold->count),
-		.count = leg->count,
-		.begin = begin,
-		.end = end};
+	struct wire_chunk_offer msg = {.ask = far_hold_ask(leg->far),
+				       .first = store_entry_place(move, leg->first) -
+						far_hold_first(leg->far),
+				       .count = leg->count,
+				       .begin = begin,
+				       .end = end};
 	unsigned int index = 1;
 	int r = 0;
 

@@ -286,7 +286,7 @@ static struct store_sources entry_sources(const struct store_move *move, uint32_
 		sources.used = store_cover(move->handle, store_chunk_ready(chunk));
 	if (sources.used || !store_entry_far(move, i) || entry_loads(move, i))
 		return sources;
-	k = (uint32_t)(move->first + i - hold->first - hold->count);
+	k = store_entry_place(move, i);
 	if (!move->from)
 		sources.far = far_hold_at(hold->far, k);
 	else if (far_hold_serves(move->from, k))
@@ -308,13 +308,14 @@ static int next_leg(struct store_move *move, struct store_sources *sources_p,
 		    uint32_t *count_p)
 {
 	uint32_t most = LEG_TOKENS / move->handle->space->tokens, n = 0;
+	uint32_t end = move->cut < move->count ? move->cut : move->count;
 	uint64_t bytes = 0;
 
 	most = most == 0 ? 1 : most < LEG_CHUNKS ? most : LEG_CHUNKS;
 	*count_p = 0;
-	while (move->next < move->count && !entry_waits(move, move->next))
+	while (move->next < end && !entry_waits(move, move->next))
 		move->next++;
-	if (move->next == move->count)
+	if (move->next == end)
 		return 0;
 	*sources_p = entry_sources(move, move->next);
 	if (move->kind != STORE_PUT && !sources_p->used &&
@@ -326,7 +327,7 @@ static int next_leg(struct store_move *move, struct store_sources *sources_p,
 				 !store_entry_far(move, move->next)
 					 ? "is no longer stored"
 					 : "is no longer held by any daemon");
-	for (uint32_t i = move->next; i < move->count; i++, n++) {
+	for (uint32_t i = move->next; i < end; i++, n++) {
 		struct store_sources other = entry_sources(move, i);
 
 		bytes += store_entry_bytes(move, i);
@@ -384,6 +385,26 @@ static int store_move_run(struct store_move *move)
 	return 0;
 }
 
+/* Chunks from this one on have no source any more. A fetch is of use up to there: it
+ * fails when the chunks before it have been moved. */
+static void move_cut(struct store_move *move, uint32_t first, const struct err *why)
+{
+	struct store_leg *leg;
+
+	if (move->kind != STORE_FETCH || first == 0) {
+		store_move_abort(move, why);
+		return;
+	}
+	move->cut = first;
+	move->cut_error = *why;
+	if (move->next > first)
+		move->next = first;
+	list_foreach(leg, &move->legs, link) { /* at most 8: MOVE_LEGS_MAX */
+		if (leg->first >= first)
+			store_leg_abort(leg, why);
+	}
+}
+
 /* Its holder has failed, or is slower than another: that one continues. So do the rest of
  * the chunks where an engine has withdrawn pages. */
 static void leg_failed(struct store_move *move, const struct store_leg *leg)
@@ -392,6 +413,8 @@ static void leg_failed(struct store_move *move, const struct store_leg *leg)
 	/* a leg that was ended here proves nothing about the holder */
 	bool failed = leg->far && running && !leg->beaten;
 
+	if (leg->first >= move->cut)
+		return;
 	if (leg->beaten)
 		far_hold_late(leg->far);
 	if (leg->beaten || (failed && leg->error.code == ERR_TIMEOUT))
@@ -404,7 +427,7 @@ static void leg_failed(struct store_move *move, const struct store_leg *leg)
 			  (failed && move->kind == STORE_FETCH &&
 			   (entry_sources(move, leg->first).used ||
 			    entry_loads(move, leg->first))))) {
-		store_move_abort(move, &leg->error);
+		move_cut(move, leg->first, &leg->error);
 		return;
 	}
 	if (failed)
@@ -515,6 +538,10 @@ static int store_move_close_up(struct store_move *move)
 
 	if (move->legs_running)
 		return 0;
+	if (move->next == move->cut) {
+		store_move_abort(move, &move->cut_error);
+		return 0;
+	}
 	if (store_move_still(move) && move->next == move->count)
 		r = store_move_lasts(move);
 	if (r == 0)
@@ -531,6 +558,7 @@ static bool store_move_runs(const struct store_move *move)
 static void on_move_step(struct loop_defer *defer)
 {
 	struct store_move *move = container_of(defer, struct store_move, step);
+	struct err why;
 	int r = 0;
 
 	if (loop_work_running(&move->taking))
@@ -546,9 +574,12 @@ static void on_move_step(struct loop_defer *defer)
 	}
 	if (store_move_runs(move)) {
 		store_hedge_overtakes(move);
-		r = store_move_run(move);
+		if (store_move_run(move) < 0) {
+			err_take(&why);
+			move_cut(move, move->next, &why);
+		}
 	}
-	if (r >= 0 && store_move_runs(move))
+	if (store_move_runs(move))
 		r = store_move_close_up(move);
 	if (r < 0)
 		store_move_fail_last(move);
@@ -666,6 +697,7 @@ int store_move_new(struct store_handle *handle, enum store_kind kind, uint32_t c
 	move->maps = room_maps_steal(&args->maps);
 	move->spec = args->wait;
 	args->wait = (struct wait_spec){0};
+	move->cut = UINT32_MAX;
 	sm_init(&move->sm, &store_move_table, STORE_MOVE_WAITING);
 	list_init(&move->class_wait.link);
 	move->class_wait.wake = on_class_made;
@@ -706,7 +738,7 @@ static int fetch_begin(struct store_hold *hold, struct store_move_args *args,
 {
 	struct store_handle *handle = hold->handle;
 	uint64_t tokens = handle->space->tokens, from = hold->first * tokens;
-	uint64_t held = hold->tokens + far_hold_tokens(hold->far);
+	uint64_t held = hold->tokens;
 	struct store_move *move;
 	uint64_t begin, end;
 	uint32_t skip, count;
@@ -739,7 +771,7 @@ static int fetch_begin(struct store_hold *hold, struct store_move_args *args,
 		uint32_t k = skip + i; /* in the hold */
 		uint64_t left = held - k * tokens;
 
-		move->entries[i].chunk = k < hold->count ? hold->chunks[k] : NULL;
+		move->entries[i].chunk = hold->chunks[k];
 		move->entries[i].tokens = (uint32_t)(left < tokens ? left : tokens);
 	}
 	store_move_begin(move, args->deadline_ns);

@@ -31,8 +31,12 @@ static bool pins_step(struct loop_work *work)
 	struct store *store = container_of(work, struct store, unpinning);
 	struct store_pins *pins = list_first(&store->pins, struct store_pins, link);
 
-	for (unsigned int n = 0; n < STEP && pins && pins->count > 0; n++)
-		store_chunk_unpin(pins->chunks[--pins->count]);
+	for (unsigned int n = 0; n < STEP && pins && pins->count > 0; n++) {
+		struct store_chunk *chunk = pins->chunks[--pins->count];
+
+		if (chunk)
+			store_chunk_unpin(chunk);
+	}
 	if (pins && pins->count == 0) {
 		list_remove(&pins->link);
 		mem_free(pins);

@@ -123,14 +123,14 @@ class Move(Awaited):
         return "%s of chunks" % self.kind
 
 
-Holder = namedtuple("Holder", "peer chunks tokens gpu")
+Holder = namedtuple("Holder", "peer first chunks tokens gpu")
 Holder.__doc__ = """A daemon with chunks of a hold. peer: its instance, and gpu: whether most are in
-its GPU memory, as in kvd.cost.Holder."""
+its GPU memory, as in kvd.cost.Holder; first: number of its first chunk in the hold."""
 
 
 class Hold:
     """Chunks that are kept until the lease ends, the hold is closed, or its client ends.
-    remote: number of chunks, the last ones, that another daemon holds."""
+    remote: number of the last chunks, from the first one on that another daemon holds."""
 
     def __init__(self, space, hold):
         self.space, self._hold = space, hold
@@ -148,8 +148,9 @@ class Hold:
                                      _check.flag("post", post)), "fetch")
 
     def holders(self, timeout=None):
-        """Daemons with the last `remote` chunks: the one that is read, and the one that replaces it
-        if it fails. -> (Holder, …)"""
+        """Other daemons with chunks of the hold, in the order of the chunks: of each piece the one
+        that is read, and the one with the same `first` that replaces it if it fails.
+        -> (Holder, …)"""
         return tuple(Holder(*one) for one in
                      self._hold.holders(_check.seconds("timeout", timeout)))
 
@@ -164,14 +165,15 @@ class Hold:
         self.close()
 
 
-def holders_of(holds, timeout=None):
-    """{(peer, gpu): tokens} of the daemons that are read for these holds; the own one is not among
-    them. The others of Hold.holders() replace one that fails."""
-    tokens = {}
-    for hold in holds:
-        for there in hold.holders(timeout)[:1] if hold.remote else ():
+def holders_of(hold, timeout=None):
+    """{(peer, gpu): tokens} of the daemons that are read for a hold; the own one is not among them.
+    The others of Hold.holders() replace one that fails."""
+    tokens, end = {}, 0
+    for there in hold.holders(timeout):
+        if there.first >= end:
             where = there.peer, there.gpu
             tokens[where] = tokens.get(where, 0) + there.tokens
+            end = there.first + there.chunks
     return tokens
 
 
@@ -210,8 +212,8 @@ class Space:
 
     def hold(self, ids, first=0, *, lease=None, remote=None, timeout=None):
         """Keep the stored chunks among these for `lease` seconds (default 10), or until the hold
-        is closed. remote: seconds for a query of other daemons (chunk_peers, chunk_index) for the
-        chunks that follow.
+        is closed. remote: seconds for queries of other daemons (chunk_peers, chunk_index) for the
+        chunks that follow; they may lie at up to eight of them, in pieces.
         -> Hold, which may be empty"""
         return Hold(self, self._space.hold(_named(ids, first), _lease(lease),
                                            _remote(remote), _check.seconds("timeout", timeout)))

@@ -50,6 +50,7 @@ class Move(Awaited):
 
 class Holder(NamedTuple):
     peer: bytes
+    first: int
     chunks: int
     tokens: int
     gpu: bool

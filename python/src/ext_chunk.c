@@ -467,7 +467,7 @@ static PyMethodDef space_methods[] = {
 	{"close", chunk_close, METH_VARARGS, NULL},
 	{NULL, NULL, 0, NULL},
 };
-/* ((instance, chunks, tokens, gpu), …) */
+/* ((instance, first, chunks, tokens, gpu), …) */
 static PyObject *hold_holders(PyObject *self, PyObject *timeout)
 {
 	struct handle *hold = (struct handle *)self;
@@ -481,8 +481,9 @@ static PyObject *hold_holders(PyObject *self, PyObject *timeout)
 	Py_END_ALLOW_THREADS if (!client_end(hold->client, count)) return NULL;
 	list = PyTuple_New(count);
 	for (int i = 0; list && i < count; i++) {
-		PyObject *one = Py_BuildValue("(y#KKO)", holders[i].instance,
+		PyObject *one = Py_BuildValue("(y#KKKO)", holders[i].instance,
 					      (Py_ssize_t)sizeof(holders[i].instance),
+					      (unsigned long long)holders[i].first,
 					      (unsigned long long)holders[i].chunks,
 					      (unsigned long long)holders[i].tokens,
 					      holders[i].gpu ? Py_True : Py_False);

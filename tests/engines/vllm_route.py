@@ -60,7 +60,7 @@ BYTES = os.path.join(FOLDER, "sglang", "bytes")  # SGLang's model
 KINDS = {"mla": YARN, "many-mla": YARN, "bf16": BF16,
          "cross": ("bytes", ("--model", BYTES, "--block-size", "32"))}  # of the others: LLAMA
 HOLDERS = 7
-PIECES = 9  # holds of a document
+PIECES = 8  # of a hold, at other daemons
 EACH, KILL_S = 20, 1.0  # prompts of a round of the load; between kills
 LOAD = 200  # prompts
 CLOSE = 2e-2  # of logits in bf16, by the largest

@@ -140,6 +140,12 @@ class Engine:
         pages = list(range(first, first + len(ids)))
         self.space.put(ids, {"kv": kvd.View(pages, tokens=(0, len(ids) * T))}).wait(timeout=60)
 
+    def put_at(self, ids, first):
+        """The same, at their position in the prompt."""
+        self.fill(self.memory.array(dtype=self.model.k_bits.dtype))
+        pages = list(range(first, first + len(ids)))
+        self.space.put(ids, {"kv": kvd.View(pages, first_token=first * T)}, first).wait(timeout=60)
+
     def ask(self, seat, layer, parts, seed=7, **more):
         """The rows that were asked for, in float."""
         rng = np.random.default_rng(seed)
@@ -356,6 +362,32 @@ def test_one_to_seven_holders_and_the_engines_own_part():
         for mine in ((o, m, lsum), (o, m + np.log(lsum), np.ones_like(lsum))):
             got, top, total = merged(here.got(1), mine)
             close((got, want[1], total * np.exp(top - want[1])), want)
+
+
+@pytest.mark.parametrize("count, own", [(2, None), (3, 1), (7, 3)])
+def test_hold_of_several_daemons_is_one_part(count, own):
+    """own: a piece that is at the own daemon."""
+    model, ids = Model(count * 2 * T), ids_of(count * 2, b"pieces %d" % count)
+    with daemons(count) as (_, client, _, clients):
+        here = Engine(client, model)
+        for i, far in enumerate(clients):
+            engine = here if i == own else Engine(far, model)
+            engine.put_at(ids[2 * i:2 * i + 2], 2 * i)
+        rng = np.random.default_rng(count)
+        chosen = [sorted(int(t) for t in rng.choice(count * 2 * T, 20, replace=False))
+                  for _ in range(2)]
+        with here.space.hold(ids, remote=10) as hold:
+            assert hold.chunks == 2 * count
+            for tokens in (count * 2 * T, 3 * T - 5):
+                q = here.ask(0, 0, [kvd.Part(hold, tokens=tokens)])
+                here.attend.wait(0, timeout=30)
+                close(here.got(0), model.attend(0, q, np.arange(tokens)))
+            q = here.ask(0, 1, [kvd.Part(hold, chunks=(1, 2 * count - 1))])
+            here.attend.wait(0, timeout=30)
+            close(here.got(0), model.attend(1, q, np.arange(T, (2 * count - 1) * T)))
+            q = here.ask(1, 1, [kvd.Part(hold, select=chosen)])
+            here.attend.wait(1, timeout=30)
+            close(here.got(1), model.attend(1, q, [chosen[r // model.heads] for r in range(8)]))
 
 
 def test_chosen_tokens_alone_count():

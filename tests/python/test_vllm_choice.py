@@ -3,18 +3,19 @@
 fabric, and documents that are fetched while they are routed to."""
 import math
 import types
-from collections import namedtuple
 
 import pytest
 
 import kvd
 from conftest import until
+from kvd.chunks import Holder
 from kvd.cost import SELF, Model
 from kvd.errors import error_make
 from kvd.stores.choice import HOLDERS_MAX, TIMED_TOKENS, model_of
 from kvd.vllm.choice import FETCH, LOCAL, ROUTE, Ways
 from kvd.vllm.route import RENT_AGAIN_S, RENT_STEPS, Routes
 from kvd.vllm.store_plan import Step
+from kvd.vllm.store_worker import over
 from kvd_daemon import Daemon
 from test_vllm_plan import BLOCK, T, Request, Store, layout_text, output, plan_of
 from test_vllm_route import RATIO, nulls, step_of
@@ -113,24 +114,22 @@ def test_time_of_a_token_is_that_of_large_steps():
 
 # ---- a request -------------------------------------------------------------------------------
 
-There = namedtuple("There", "peer gpu tokens")
-
-
 class Held:
-    def __init__(self, chunks, remote, secret, peer):
-        self.chunks, self.remote, self.secret, self.peer = chunks, remote, secret, peer
+    def __init__(self, chunks, own, secret, peer):
+        self.chunks, self.remote, self.secret, self.peer = chunks, chunks - own, secret, peer
 
     def holders(self, timeout):
-        return (There(self.peer, False, self.remote * T),) if self.remote else ()
+        at = self.chunks - self.remote
+        return (Holder(self.peer, at, self.remote, self.remote * T, False),) if self.remote else ()
 
 
 class Stores(Store):
-    """pieces: (end, chunks of it at the own daemon) of each hold."""
+    """there: chunks of any prompt, of which the first `own` are the own daemon's."""
     status, page = {"attention": "x"}, PAGE
 
-    def __init__(self, *pieces):
-        super().__init__()
-        self.pieces, self.client, self.opened, self.made = pieces, self, 0, 0
+    def __init__(self, there, own):
+        super().__init__(there)
+        self.own, self.client, self.opened, self.made = own, self, 0, 0
 
     def command(self, name, timeout):
         return self.status
@@ -140,9 +139,8 @@ class Stores(Store):
         return self.page
 
     def hold(self, ids, first, lease, remote, timeout):
-        end, own = next(((end, own) for end, own in self.pieces if end > first), (first, 0))
-        count, self.made = min(len(ids), end - first), self.made + 1
-        return Held(count, count - own, b"%d" % self.made, SELF)
+        count, self.made = max(0, min(len(ids), self.there - first)), self.made + 1
+        return Held(count, min(self.own, count), b"%d" % self.made, SELF)
 
 
 class Pool:
@@ -167,10 +165,10 @@ class Pool:
         self.given.append(list(blocks))
 
 
-def auto(*pieces, token_us=DEAR, **kw):
+def auto(there, own, token_us=DEAR, **kw):
     plan, _, clock = plan_of(routes=Routes(BLOCK), remote=0.3, prices=Ways(True), **kw)
     plan.prices.model, plan.prices.token_us = LLAMA, token_us
-    plan.spaces, plan.routes.pool = Stores(*pieces), Pool()
+    plan.spaces, plan.routes.pool = Stores(there, own), Pool()
     return plan, plan.spaces, clock
 
 
@@ -185,48 +183,48 @@ LONG = 32 * T + 16  # of 32 chunks and a question
 
 
 def test_a_short_answer_is_routed_and_a_short_document_fetched():
-    plan, _, _ = auto((600, 0))
+    plan, _, _ = auto(600, 0)
     assert plan.matched(arrive(plan, 600 * T + 16), 0) == (600 * T, False)
-    plan, _, _ = auto((1, 0))
+    plan, _, _ = auto(1, 0)
     request = arrive(plan, 100)
     assert plan.matched(request, 0) == (T, True) and plan.routes.away == {}
     plan.allocated(request, lambda: (list(range(1000, 1040)),), T)
-    assert plan.take(output({})).loads == [("a", ((b"1", T),), [1000, 1001, 1002, 1003], 0, T)]
+    assert plan.take(output({})).loads == [("a", b"1", [1000, 1001, 1002, 1003], 0, T)]
 
 
 def test_an_engine_without_a_prefix_cache_decides_for_the_longest_answer():
     for answer, routed in ((8, True), (100000, False)):
-        plan, _, _ = auto((600, 0))
+        plan, _, _ = auto(600, 0)
         plan.routes.pool.caches = False
         request = arrive(plan, 600 * T + 16, answer=answer)
         assert plan.matched(request, 0) == (600 * T, not routed)
 
 
 def test_what_is_at_the_own_daemon_has_no_price():
-    plan, store, _ = auto((600, 600))
+    plan, store, _ = auto(600, 600)
     assert plan.matched(arrive(plan, 600 * T + 16), 0) == (600 * T, True) and not store.opened
 
 
 def test_an_engine_without_free_blocks_routes():
-    plan, _, _ = auto((2, 0), token_us=CHEAP)
+    plan, _, _ = auto(2, 0, token_us=CHEAP)
     plan.routes.pool.count = 2 * RATIO - 1
     assert plan.matched(arrive(plan, 2 * T + 5), 0) == (2 * T, False)
 
 
 def test_a_daemon_that_computes_nothing_for_its_own_chunks_has_all_fetched():
-    plan, store, _ = auto((300, 10), (600, 0))
+    plan, store, _ = auto(600, 10)
     store.status = {}
     request = arrive(plan, 600 * T + 16)
     assert plan.matched(request, 0) == (600 * T, True)
     plan.allocated(request, lambda: (list(range(1, 600 * RATIO + 2)),), 600 * T)
-    ((_, pieces, blocks, begin, end),) = plan.take(output({})).loads
-    assert pieces == ((b"1", 300 * T), (b"2", 600 * T)) and (begin, end) == (0, 600 * T)
+    ((_, secret, blocks, begin, end),) = plan.take(output({})).loads
+    assert secret == b"1" and (begin, end) == (0, 600 * T)
     assert len(blocks) == 600 * RATIO
 
 
 def test_a_prefix_that_is_cheaper_to_compute_is_not_fetched():
     for own, wanted in ((0, (0, False)), (3, (3 * T, True))):
-        plan, _, _ = auto((8, own), token_us=CHEAP)
+        plan, _, _ = auto(8, own, token_us=CHEAP)
         request = arrive(plan, 8 * T + 16)
         assert plan.matched(request, 0) == wanted
         assert plan.requests["a"].saved == own, "what it computes is stored"
@@ -234,19 +232,19 @@ def test_a_prefix_that_is_cheaper_to_compute_is_not_fetched():
 
 def test_a_stock_engine_computes_what_is_cheaper_to_compute():
     for token_us, wanted in ((CHEAP, (0, False)), (DEAR, (8 * T, True)), (0.0, (8 * T, True))):
-        plan, _, _ = auto((8, 0), token_us=token_us)
+        plan, _, _ = auto(8, 0, token_us=token_us)
         plan.routes = None
         assert plan.matched(arrive(plan, 8 * T + 16), 0) == wanted
 
 
 def test_without_a_page_it_is_fetched():
-    plan, store, _ = auto((600, 0))
+    plan, store, _ = auto(600, 0)
     plan._page = lambda: None
     assert plan.matched(arrive(plan, 600 * T + 16), 0) == (600 * T, True)
 
 
 def test_a_queued_request_is_priced_once_a_hold():
-    plan, store, clock = auto((600, 0))
+    plan, store, clock = auto(600, 0)
     request, calls = arrive(plan, 600 * T + 16), []
     choose = plan.prices.choose
     plan.prices.choose = lambda *args, **kw: calls.append(1) or choose(*args, **kw)
@@ -286,14 +284,14 @@ def even_steps():
 
 
 def test_a_document_is_fetched_when_routing_has_cost_as_much():
-    plan, _, _ = auto((600, 0))
+    plan, _, _ = auto(600, 0)
     request, table = admit(plan)
     own = plan.prices.steps_of(PAGE, {HERE: DOCUMENT}, 16)
     assert 0 < own == plan.routes.ways["a"].document.steps
     steps, step = routed(plan, table, {"a": 1})
     assert 0 <= own + steps - even_steps() <= RENT_STEPS
-    ((number, pieces, blocks, begin, end),) = step.rents
-    assert pieces == ((b"1", DOCUMENT),) and (begin, end) == (0, DOCUMENT)
+    ((number, secret, blocks, begin, end),) = step.rents
+    assert secret == b"1" and (begin, end) == (0, DOCUMENT)
     assert blocks == list(range(5000, 5000 + 600 * RATIO)) and step.routes, "it is still routed"
     assert routed(plan, table, {"a": 1}, 3 * RENT_STEPS)[1] is None, "once"
     plan.heard((), set(), {number: True})
@@ -305,7 +303,7 @@ def test_a_document_is_fetched_when_routing_has_cost_as_much():
 
 
 def test_requests_of_one_document_pay_together_and_go_over_together():
-    plan, _, _ = auto((600, 0))
+    plan, _, _ = auto(600, 0)
     (_, table), _, (other, _) = admit(plan), admit(plan, "b"), admit(plan, "c")
     own = 3 * plan.prices.steps_of(PAGE, {HERE: DOCUMENT}, 16)
     steps, step = routed(plan, table, {"a": 1, "b": 1, "c": 1})
@@ -316,7 +314,7 @@ def test_requests_of_one_document_pay_together_and_go_over_together():
 
 
 def test_a_fetch_that_failed_is_tried_again_later():
-    plan, _, clock = auto((600, 0))
+    plan, _, clock = auto(600, 0)
     _, table = admit(plan)
     pause = RENT_AGAIN_S
     for _ in range(3):
@@ -331,7 +329,7 @@ def test_a_fetch_that_failed_is_tried_again_later():
 
 
 def test_blocks_of_an_earlier_model_are_not_cached():
-    plan, _, _ = auto((600, 0))
+    plan, _, _ = auto(600, 0)
     _, table = admit(plan)
     number = routed(plan, table, {"a": 1})[1].rents[0][0]
     plan.reset()
@@ -342,14 +340,14 @@ def test_blocks_of_an_earlier_model_are_not_cached():
 
 @pytest.mark.parametrize("change", [dict(caches=False), dict(count=600 * RATIO)])
 def test_nothing_is_fetched_without_a_place_for_it(change):
-    plan, _, _ = auto((600, 0))
+    plan, _, _ = auto(600, 0)
     _, table = admit(plan)
     vars(plan.routes.pool).update(change)
     assert routed(plan, table, {"a": 1})[1] is None
 
 
 def test_a_request_that_ends_leaves_its_fetch_to_later_ones():
-    plan, _, _ = auto((600, 0))
+    plan, _, _ = auto(600, 0)
     request, table = admit(plan)
     number = routed(plan, table, {"a": 1})[1].rents[0][0]
     plan.finished(request, (table,))
@@ -365,49 +363,23 @@ def daemon():
         yield d
 
 
-def halves(side, test):
-    """Two holds of two chunks each, one prompt's -> (words, ((secret, end), …), blocks, holds)"""
+def stored(side, test):
+    """A prompt of four chunks -> (words, its hold)"""
     words, ids, blocks = words_of(test), ids_of(test, 4), list(range(3, 3 + 4 * RATIO))
     side.write(blocks, 5)
     side.save(words, ids, blocks)
     assert side.results() == ({"a"}, set())
-    holds = [held(side, words, ids[:2]), held(side, words, ids[2:], 2)]
-    return words, ((holds[0].secret, 2 * T), (holds[1].secret, 4 * T)), holds
-
-
-@pytest.mark.parametrize("begin, end", [(0, 4 * T), (BLOCK, 4 * T), (2 * T, 4 * T),
-                                        (0, 3 * T), (3 * T, 4 * T), (BLOCK, T)])
-def test_tokens_of_several_holds_are_loaded_together(daemon, begin, end):
-    with Side(daemon) as side:
-        words, pieces, _ = halves(side, "halves %d %d" % (begin, end))
-        into = list(range(40, 40 + 4 * RATIO))
-        some = into[begin // BLOCK:-(-end // BLOCK)]
-        side.rank.take(Step(words=words, loads=[("b", pieces, some, begin, end)]))
-        assert side.results() == (set(), {"b"}) and not side.rank.bad_blocks()
-        assert side.holds(into, 5, begin, end) and side.total("failed_loads") == 0
-        rest = [block for block in into if block not in some]
-        assert not side.cache[:, rest].any()
-
-
-def test_a_load_whose_second_hold_is_gone_has_the_first(daemon):
-    with Side(daemon) as side:
-        words, pieces, holds = halves(side, "first half")
-        holds[1].close()
-        into = list(range(40, 40 + 4 * RATIO))
-        side.rank.take(Step(words=words, loads=[("b", pieces, into, 0, 4 * T)]))
-        assert side.results() == (set(), {"b"})
-        assert side.rank.bad_blocks() == set(into[2 * RATIO:])
-        assert side.holds(into, 5, 0, 2 * T) and side.total("failed_loads") == 1
+    return words, held(side, words, ids)
 
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_rent_is_reported_by_its_number_alone(daemon, whole):
     with Side(daemon) as side:
-        words, pieces, holds = halves(side, "rent %s" % whole)
+        words, hold = stored(side, "rent %s" % whole)
         if not whole:
-            holds[1].close()
+            hold.close()
         into = list(range(40, 40 + 4 * RATIO))
-        side.rank.take(Step(words=words, rents=[(7, pieces, into, 0, 4 * T)]))
+        side.rank.take(Step(words=words, rents=[(7, hold.secret, into, 0, 4 * T)]))
         until(lambda: side.rank.results() == (set(), set()) and not side.rank.rents)
         assert side.rank.take_rented() == {7: whole} and side.rank.take_rented() == {}
         assert not side.rank.bad_blocks() and side.total("rents") == whole
@@ -416,8 +388,8 @@ def test_a_rent_is_reported_by_its_number_alone(daemon, whole):
 
 def test_quiet_stops_rents(daemon):
     with Side(daemon) as side:
-        words, pieces, _ = halves(side, "quiet")
-        side.rank.take(Step(words=words, rents=[(1, pieces, list(range(40, 40 + 4 * RATIO)), 0,
-                                                 4 * T)]))
+        words, hold = stored(side, "quiet")
+        side.rank.take(Step(words=words, rents=[(1, hold.secret, list(range(40, 40 + 4 * RATIO)),
+                                                 0, 4 * T)]))
         side.rank.quiet()
-        assert side.rank.rents[1].over()
+        assert over(side.rank.rents[1].move)

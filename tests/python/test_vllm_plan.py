@@ -345,7 +345,7 @@ def test_load_names_the_blocks_of_its_tokens():
     plan, _, _ = plan_of(3)
     request = arrive(plan, 300)
     assert load(plan, request, 80).loads == [
-        ("a", ((b"secret", 192),), [1000 + i for i in range(5, 12)], 80, 192)]
+        ("a", b"secret", [1000 + i for i in range(5, 12)], 80, 192)]
     assert plan.take(output({})).loads == []
     plan.heard({"a"}, set())
     plan.allocated(request, table, 0)  # vLLM's second call, for the rest

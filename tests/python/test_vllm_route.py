@@ -4,35 +4,46 @@ import gc
 import importlib
 import sys
 import types
-from collections import namedtuple
 
 import numpy as np
 import pytest
 
 import kvd
+from kvd.chunks import Holder
 from kvd.errors import Error, error_make
 from kvd.errors import TimeoutError as KvdTimeout
 from kvd.vllm import route_worker
-from kvd.vllm.route import (LEASE_S, LOSSES_MAX, PIECES_MAX, RENEW_S, Route, Routes, own_blocks,
-                            spoiled, written)
+from kvd.vllm.route import (LEASE_S, LOSSES_MAX, RENEW_S, Route, Routes, own_blocks, spoiled,
+                            written)
 from kvd.vllm.route_worker import Batch, Cut, Router, batch
 from kvd_daemon import Daemon
 from test_vllm_plan import BLOCK, T, Request, Store, computes, output, plan_of
 from vllm_stub import Vllm
 
-Hold = namedtuple("Hold", "chunks secret remote")
 RATIO = T // BLOCK
 
 
-class Stores(Store):
-    """Chunks of any prompt: a hold has those of one daemon. ends: where each one's end."""
+class Hold:
+    """Chunks of two daemons; own: those that are the own daemon's."""
 
-    own = ()  # of these holds, chunks are the own daemon's
+    def __init__(self, chunks, secret, own):
+        self.chunks, self.tokens, self.secret = chunks, chunks * T, secret
+        self.away = [i for i in range(chunks) if i not in own]
+        self.remote = chunks - self.away[0] if self.away else 0
+
+    def holders(self, timeout):
+        return [Holder(bytes([i % 2] * 16), i, 1, T) for i in self.away]
+
+
+class Stores(Store):
+    """The first `there` chunks of any prompt."""
+
+    own = ()
     status = {"attention": "avx512"}
 
-    def __init__(self, *ends):
-        super().__init__()
-        self.ends, self.made, self.client, self.told = ends, 0, self, 0
+    def __init__(self, there):
+        super().__init__(there)
+        self.made, self.client, self.told = 0, self, 0
 
     def command(self, name, timeout):
         assert name == "health"
@@ -41,14 +52,13 @@ class Stores(Store):
 
     def hold(self, ids, first, lease, remote, timeout):
         self.asked.append((first, len(ids)))
-        end = next((end for end in self.ends if end > first), first)
-        count, self.made = min(len(ids), end - first), self.made + 1
-        return Hold(count, b"%d" % self.made, count - (self.made in self.own))
+        self.made += 1
+        return Hold(max(0, min(len(ids), self.there - first)), b"%d" % self.made, self.own)
 
 
-def routing(*ends, **kw):
+def routing(there, **kw):
     plan, _, clock = plan_of(routes=Routes(BLOCK), remote=0.3, **kw)
-    plan.spaces = Stores(*ends)
+    plan.spaces = Stores(there)
     return plan, plan.spaces, clock
 
 
@@ -91,7 +101,7 @@ def test_tokens_that_are_held_have_no_blocks(tokens, local, held, end):
     table = admit(plan, request, local, end)
     assert plan.routes.away == {"a": end - local}
     routes = step_of(plan, table, a=tokens - end).routes
-    assert routes == {table[end // BLOCK]: Route("a", local // T * T, local, end, (b"1",))}
+    assert routes == {table[end // BLOCK]: Route("a", local // T * T, local, end, b"1")}
 
 
 @pytest.mark.parametrize("tokens, local, held", [(64, 0, 9), (300, 256, 9), (300, 0, 0)])
@@ -129,24 +139,23 @@ def test_fewer_tokens_than_were_answered_end_the_engine():
         plan.allocated(request, lambda: (nulls(0, 192),), 192)
 
 
-def test_a_prompt_at_several_daemons_has_a_hold_for_each():
-    plan, store, _ = routing(1, 3, 4)
+def test_a_prompt_at_several_daemons_has_one_hold():
+    plan, store, _ = routing(4)
     request = arrive(plan, 300)
     table = admit(plan, request, 0, 256)
     (route,) = step_of(plan, table, a=44).routes.values()
-    assert route.secrets == (b"1", b"2", b"3") and route.end == 256
-    assert store.asked == [(0, 4), (1, 3), (3, 1)]
+    assert route.secret == b"1" and route.end == 256 and store.asked == [(0, 4)]
 
 
-@pytest.mark.parametrize("status, own, tokens", [
-    ({"attention": "x"}, (1,), T), ({"attention": "x"}, (2,), 256), ({}, (3,), 3 * T),
-    ({}, (2,), T), ({}, (), 256)])
-def test_chunks_of_the_own_daemon_are_routed_to_if_it_computes(status, own, tokens):
-    plan, store, _ = routing(1, 3, 4)
+@pytest.mark.parametrize("status, own, routed", [
+    ({"attention": "x"}, (0,), True), ({"attention": "x"}, (2,), True), ({}, (0,), False),
+    ({}, (2,), False), ({}, (3,), False), ({}, (), True)])
+def test_chunks_of_the_own_daemon_are_routed_to_if_it_computes(status, own, routed):
+    plan, store, _ = routing(4)
     store.own, store.status = own, status
-    assert plan.matched(arrive(plan, 300), 0) == (tokens, False)
+    assert plan.matched(arrive(plan, 300), 0) == (256, not routed)
     plan.matched(arrive(plan, 300, "b", seed=1), 0)
-    assert store.told == bool(own), "it is asked once"
+    assert store.told == 1, "it is asked once"
 
 
 @pytest.mark.parametrize("config, computes", [("attention_threads = 1\n", True), ("", False)])
@@ -159,18 +168,12 @@ def test_a_daemon_tells_whether_it_computes(config, computes):
 
 
 def test_a_prefix_of_an_own_daemon_that_computes_nothing_is_loaded():
-    plan, store, _ = routing(1, 3, 4)
-    store.own, store.status = (1,), {}
+    plan, store, _ = routing(4)
+    store.own, store.status = (0,), {}
     request = arrive(plan, 300)
-    assert plan.matched(request, 0) == (T, True) and plan.routes.away == {}
-    plan.allocated(request, lambda: (list(range(1000, 1040)),), T)
+    assert plan.matched(request, 0) == (256, True) and plan.routes.away == {}
+    plan.allocated(request, lambda: (list(range(1000, 1040)),), 256)
     assert [load[0] for load in plan.take(output({})).loads] == ["a"]
-
-
-def test_a_prompt_at_many_daemons_is_routed_as_far_as_holds_go():
-    plan, _, _ = routing(*range(1, 20))
-    request = arrive(plan, 20 * T)
-    assert plan.matched(request, 0) == ((PIECES_MAX + 1) * T, False)
 
 
 def test_requests_with_one_document_share_its_holds_until_the_last_one_ends():
@@ -199,7 +202,7 @@ def test_another_document_has_its_own():
 
 
 def test_documents_of_running_requests_are_held_again_before_their_leases_end():
-    plan, store, clock = routing(1, 4)
+    plan, store, clock = routing(4)
     request, other = arrive(plan, 300), arrive(plan, 300, "b", seed=1)
     table = admit(plan, request, 0, 256)
     plan.matched(other, 0)  # is not admitted
@@ -207,17 +210,17 @@ def test_documents_of_running_requests_are_held_again_before_their_leases_end():
     assert step_of(plan, table, a=44).ended == []
     clock.now += 2
     asked, step = len(store.asked), step_of(plan, table, a=1)
-    assert store.asked[asked:] == [(0, 1), (1, 3)]
-    assert step.routes[table[256 // BLOCK]].secrets == (b"5", b"6")
-    assert step.ended == [b"1", b"2"], "what the workers joined is closed after it"
-    store.ends = (1, 3)
+    assert store.asked[asked:] == [(0, 4)]
+    assert step.routes[table[256 // BLOCK]].secret == b"3"
+    assert step.ended == [b"1"], "what the workers joined is closed after it"
+    store.there = 3
     clock.now += LEASE_S / 2
     step = step_of(plan, table, a=1)
-    assert step.ended == [] and step.routes[table[256 // BLOCK]].secrets == (b"5", b"6")
+    assert step.ended == [] and step.routes[table[256 // BLOCK]].secret == b"3"
     asked = len(store.asked)
     step_of(plan, table, a=1)
     assert len(store.asked) == asked
-    store.ends, store.away = (1, 4), True
+    store.there, store.away = 4, True
     clock.now += RENEW_S
     store.ask = lambda key, call: None
     assert step_of(plan, table, a=1).ended == [], "without a daemon"
@@ -300,8 +303,8 @@ def test_who_found_the_blocks_of_a_lost_request_in_its_step_is_lost_too():
 
 # ---- rows of a step ----------------------------------------------------------------------------
 
-def route(name="a", begin=0, local=0, end=2 * BLOCK, secrets=(b"s",)):
-    return Route(name, begin, local, end, secrets)
+def route(name="a", begin=0, local=0, end=2 * BLOCK, secret=b"s"):
+    return Route(name, begin, local, end, secret)
 
 
 def test_own_blocks_leave_out_what_is_elsewhere():
@@ -323,11 +326,11 @@ def test_unexpected_null_blocks_end_the_engine(table, routes):
 
 
 def made_batch(most=100, lost=()):
-    routes = {7: route("a"), 9: route("b"), 11: route("c", secrets=(b"t", b"u"))}
+    routes = {7: route("a"), 9: route("b"), 11: route("c", secret=b"t")}
     requests = [(0, 3, 40, np.array([0, 0, 7])), (3, 1, 20, np.array([5, 6])),
                 (4, 2, 45, np.array([0, 0, 9])), (6, 1, 41, np.array([0, 0, 11]))]
     return batch(requests, BLOCK, routes, most,
-                 lambda r: None if r.secrets in lost else list(r.secrets))
+                 lambda r: None if r.secret in lost else r.secret)
 
 
 def test_rows_of_one_document_are_one_cut():
@@ -335,8 +338,8 @@ def test_rows_of_one_document_are_one_cut():
     assert [(r.start, r.count, r.length, r.blocks.tolist()) for r in made.rows] == [
         (0, 3, 8, [7]), (3, 1, 20, [5, 6]), (4, 2, 13, [9]), (6, 1, 9, [11])]
     assert made.order == [0, 1, 2, 4, 5, 6]
-    assert [(c.begin, c.end, c.names, c.holds) for c in made.cuts] == [
-        (0, 5, {"a", "b"}, [b"s"]), (5, 6, {"c"}, [b"t", b"u"])]
+    assert [(c.begin, c.end, c.names, c.hold) for c in made.cuts] == [
+        (0, 5, {"a", "b"}, b"s"), (5, 6, {"c"}, b"t")]
 
 
 def test_rows_beyond_a_seat_are_further_cuts():
@@ -346,7 +349,7 @@ def test_rows_beyond_a_seat_are_further_cuts():
 
 
 def test_a_document_that_cannot_be_joined_has_no_cut():
-    made = made_batch(lost={(b"s",)})
+    made = made_batch(lost={b"s"})
     assert made.order == [6] and [c.names for c in made.cuts] == [{"c"}]
     assert len(made.rows) == 4, "its own attention has a shape all the same"
 
@@ -418,13 +421,13 @@ def router(ends=(), joins=True, routes=None):
     made = Router(Door(joins), lambda *args: seats, 4, 64, {"l0": 0, "l1": 1},
                   lambda **values: counts.append(values))
     made.begin(types.SimpleNamespace(
-        routes={7: route("a"), 9: route("b", secrets=(b"t",))} if routes is None else routes,
+        routes={7: route("a"), 9: route("b", secret=b"t")} if routes is None else routes,
         words="words", ended=[]))
     return made, seats, counts
 
 
-def cut_of(name="a", begin=0, end=2, holds=("hold",)):
-    return Cut(begin, end, {name}, list(holds))
+def cut_of(name="a", begin=0, end=2):
+    return Cut(begin, end, {name}, "hold")
 
 
 def ask(made, layer, cut):
@@ -435,9 +438,9 @@ def ask(made, layer, cut):
 
 def test_answers_have_the_rows_of_the_cut():
     made, seats, counts = router()
-    o, m, l = ask(made, "l1", cut_of(holds=("x", "y")))
+    o, m, l = ask(made, "l1", cut_of())
     assert (o.shape, m.shape, l.shape) == ((8, 8), (8,), (8,))
-    assert seats.posts == [(0, 1, [(0, 8), (0, 8)])]
+    assert seats.posts == [(0, 1, [(0, 8)])]
     cut = cut_of()
     ask(made, "l0", cut), ask(made, "l1", cut)
     assert seats.packs == 2, "once a cut"
@@ -476,7 +479,7 @@ def test_a_lost_request_sends_no_more_in_its_step_and_others_do():
     ask(made, "l0", cut_of())
     assert ask(made, "l1", cut_of()) is None and len(seats.posts) == 1
     assert ask(made, "l1", cut_of("b")) is not None
-    assert ask(made, "l1", Cut(0, 2, {"a", "b"}, ["h"])) is not None
+    assert ask(made, "l1", Cut(0, 2, {"a", "b"}, "h")) is not None
     assert made.end() == {"a"}
     made.begin(types.SimpleNamespace(routes={}, words="words", ended=[]))
     assert ask(made, "l0", cut_of()) is not None, "the next step"

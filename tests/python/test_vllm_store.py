@@ -124,7 +124,7 @@ def held(side, words, ids, first=0, lease=None):
 
 
 def step_of(words, hold, blocks, begin, end, name="a"):
-    return Step(words=words, loads=[(name, ((hold.secret, end),), blocks, begin, end)])
+    return Step(words=words, loads=[(name, hold.secret, blocks, begin, end)])
 
 
 @pytest.mark.parametrize("there, here", [
@@ -172,10 +172,10 @@ def test_scheduler_finds_chunks_of_all_its_ranks(daemon):
         plan.requests.clear()
         plan.arrived(request)
         assert plan.matched(request, 0) == (128, True)
-        secret = plan.requests["a"].pieces[0].secret
+        secret = plan.requests["a"].held.secret
         for side in [*sides, one]:
             into = list(range(20, 28))
-            side.rank.take(Step(words=words, loads=[("a", ((secret, 128),), into, 0, 128)]))
+            side.rank.take(Step(words=words, loads=[("a", secret, into, 0, 128)]))
             side.results()
             assert side.holds(into, 6, 0, 128) and not side.rank.bad_blocks()
         plan.requests.clear()
@@ -249,8 +249,7 @@ def test_landed_blocks_are_not_computed(tokens, grain, whole):
     rank = Rank(types.SimpleNamespace(why=None, client=None),
                 pools.Group("kv", "kv", 16, 1, grain, 0, 0), None, lambda **kw: None)
     rank.turn = lambda: None
-    load = rank.loads["a"] = Load(list(range(10, 18)))
-    load.moves.append((Failed(), 128 // grain))
+    rank.loads["a"] = Load(Failed(), None, list(range(10, 18)))
     assert rank.results() == (set(), {"a"})
     assert rank.bad_blocks() == set(range(10 + whole, 18))
 
@@ -419,7 +418,7 @@ def test_stalled_daemon_costs_one_call_and_no_block():
         daemon.freeze()
         try:
             a.rank.take(step_of(words, hold, list(range(20, 28)), 0, 128, "b"))
-            assert not a.rank.loads["b"].moves and a.spaces.ask(words, None) is None, \
+            assert a.rank.loads["b"].move is None and a.spaces.ask(words, None) is None, \
                 "the next calls do not wait"
             assert a.rank.results() == (set(), {"b"})
             assert a.rank.bad_blocks() == set(range(20, 28))

@@ -493,7 +493,7 @@ static void tokens_of_one_rank_in_two_are_not_read_as_all(void **state)
 	attend_world_put(w, AW_REQUESTER, 21, 2, 2);
 	hold = store_hold_find(half, attend_world_hold(w, AW_REQUESTER, 21, 2, 600000));
 	assert_non_null(hold);
-	assert_int_equal(store_hold_here(hold), 2);
+	assert_int_equal(store_hold_chunks(hold), 2);
 	assert_int_equal(store_kv_classes(hold, 0, 2, &classes), 0);
 	assert_true(store_kv_of_hold(hold, (unsigned int)__builtin_ctzll(classes), 0, 2,
 				     NULL, &kv) < 0);

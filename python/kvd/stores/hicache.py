@@ -180,7 +180,7 @@ class HiCache:
     def _computes(self, key, held):
         """Whether the other daemons' pages are cheaper to compute."""
         told = self.prices and self.finder.ask(key, lambda space: (
-            self.prices.page(space.client), holders_of([held], CALL_S)))
+            self.prices.page(space.client), holders_of(held, CALL_S)))
         return bool(told) and self.prices.computes(*told)
 
     def _hold(self, key, ids):

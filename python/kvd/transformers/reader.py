@@ -7,7 +7,7 @@ routing, and fetches or computes the KV in the background as soon as routing has
 that would: whatever the conversation's length, both together cost at most twice the better way.
 The step after the KV is complete attends here. The tokens are the same."""
 import time
-from collections import namedtuple
+from collections import Counter, namedtuple
 
 import numpy as np
 import torch
@@ -280,7 +280,9 @@ class Reader:
 
 def holders_of(held):
     """The holders of all parts, as kvd.cost.Holder. The local daemon has no cost."""
-    tokens = chunks.holders_of(one.hold for one in held)
+    tokens = Counter()
+    for one in held:
+        tokens.update(chunks.holders_of(one.hold))
     return [cost.Holder(tokens=n, peer=peer, gpu=gpu) for (peer, gpu), n in tokens.items()]
 
 

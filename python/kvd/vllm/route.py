@@ -6,45 +6,44 @@ A routed request's tokens [local, end) have null blocks (block 0) in its block t
 are computed for vLLM, and are not here. In each layer the workers send the request's query rows to
 the holders of these tokens, and merge the answers with attention over its own blocks.
 
-Requests with the same document share its holds: the rows of all of them are one message."""
+Requests with the same document share its hold: the rows of all of them are one message to each of
+its daemons."""
 import weakref
 from collections import namedtuple
 
 NULL = 0  # the id of vLLM's null block
 MODES = ("off", "auto", "always")
-PIECES_MAX = 8  # holds of a document: each has one other daemon
 LEASE_S = 600.0
 RENEW_S = 10.0  # between tries to hold a document again
 LOSSES_MAX = 2  # of a request, before its prefix is loaded or computed instead
 RENT_STEPS = 8  # routed ones between decisions whether a document is fetched after all
 RENT_AGAIN_S = 2.0  # between tries to fetch it, and twice as long each time
 
-Route = namedtuple("Route", "name begin local end secrets")
+Route = namedtuple("Route", "name begin local end secret")
 Route.__doc__ = """A routed request, for the workers: tokens [begin, end) are attended to at their
 holders, of which [local, end) have null blocks here; the request's own attention leaves out
 [begin, local), which are here, too, because a part of a chunk cannot be attended to."""
 
 
 class Document:
-    """Chunks of [begin, end) tokens, from chunk `first` on, with their ids, held in pieces. It
-    lasts as long as a request refers to it: ended(secrets) tells that none does, or that its pieces
-    are held anew."""
+    """Chunks of [begin, end) tokens, from chunk `first` on, with their ids, which are held. It
+    lasts as long as a request refers to it: ended(secret) tells that none does, or that it is held
+    anew."""
 
-    def __init__(self, first, ids, pieces, tokens, until, ended):
+    def __init__(self, first, ids, held, tokens, until, ended):
         self.first, self.ids, self.ended = first, ids, ended
         self.steps, self.next = 0, RENT_STEPS  # routed, of one token each
         self.rent, self.pause, self.again = None, RENT_AGAIN_S, 0.0
         self.begin, self.end = first * tokens, (first + len(ids)) * tokens
-        self.last, self.secrets = None, ()
-        self.hold(pieces, until)
+        self.last = None
+        self.hold(held, until)
 
-    def hold(self, pieces, until):
-        """until: they are to be held again by then."""
+    def hold(self, held, until):
+        """until: it is to be held again by then."""
         if self.last is not None:
-            self.last()  # the pieces before
-        self.pieces, self.until, self.holders = pieces, until, None
-        self.secrets = tuple(hold.secret for hold in pieces)
-        self.last = weakref.finalize(self, self.ended, self.secrets)
+            self.last()  # the hold before
+        self.held, self.until, self.holders = held, until, None
+        self.last = weakref.finalize(self, self.ended, held.secret)
 
 
 class Rent:
@@ -91,47 +90,24 @@ class Routes:
                 return document
         return None
 
-    def document(self, first, ids, pieces, tokens, until):
-        """Of the held pieces, which begin with the first of these chunks. None: there are none."""
-        if not pieces:
-            return None
-        count = sum(hold.chunks for hold in pieces)
-        made = Document(first, ids[:count], pieces, tokens, until, self.ended.extend)
-        self.documents[first, ids[count - 1]] = made
+    def document(self, first, ids, held, tokens, until):
+        """Of a hold, which begins with the first of these chunks."""
+        made = Document(first, ids[:held.chunks], held, tokens, until, self.ended.append)
+        self.documents[first, ids[held.chunks - 1]] = made
         return made
 
-    @staticmethod
-    def pieces(hold, ids, first):
-        """Holds of consecutive chunks, of which each has one other daemon. hold(ids, first): a
-        hold, or None."""
-        pieces, at = [], 0
-        while at < len(ids) and len(pieces) < PIECES_MAX:
-            one = hold(ids[at:], first + at)
-            if one is None or not one.chunks:
-                break
-            pieces.append(one)
-            at += one.chunks
-            if not one.remote:  # other daemons were asked for the next one, and none has it
-                break
-        return pieces
-
     def renew(self, hold, now):
-        """Hold documents of running requests again before their leases end: hold(ids, first), as
-        above. One of which chunks are missing is tried again later; when its lease has ended, its
-        requests are lost."""
+        """Hold documents of running requests again before their leases end: hold(ids, first) is a
+        hold, or None. One of which chunks are missing is tried again later; when its lease has
+        ended, its requests are lost."""
         for document in {way.document for way in self.ways.values() if way.own is not None}:
             if now < document.until:
                 continue
-            pieces, at = [], 0
-            for one in document.pieces:
-                ids = document.ids[at:at + one.chunks]
-                pieces.append(hold(ids, document.first + at))
-                at += one.chunks
-                if pieces[-1] is None or pieces[-1].chunks < len(ids):
-                    document.until = now + RENEW_S
-                    break
+            held = hold(document.ids, document.first)
+            if held is None or held.chunks < len(document.ids):
+                document.until = now + RENEW_S
             else:
-                document.hold(pieces, now + self.lease / 2)
+                document.hold(held, now + self.lease / 2)
 
     # ---- requests ----
 
@@ -179,7 +155,7 @@ class Routes:
             if way is not None:
                 document = way.document
                 routes[way.own] = Route(name, document.begin, way.local, document.end,
-                                        document.secrets)
+                                        document.held.secret)
         return routes
 
     def take_ended(self):

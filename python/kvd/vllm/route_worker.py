@@ -31,10 +31,10 @@ blocks that its own attention covers."""
 
 class Cut:
     """Routed tokens [begin, end), in the order of Batch.order, of these requests, which attend to
-    these holds. packed: as an Attend takes it in each layer."""
+    this hold. packed: as an Attend takes it in each layer."""
 
-    def __init__(self, begin, end, names, holds):
-        self.begin, self.end, self.names, self.holds = begin, end, names, holds
+    def __init__(self, begin, end, names, hold):
+        self.begin, self.end, self.names, self.hold = begin, end, names, hold
         self.packed = None
 
 
@@ -46,18 +46,18 @@ class Batch:
         self.rows, self.order, self.cuts, self.pairs = rows, order, cuts, pairs
 
 
-def batch(requests, block, routes, most, holds):
+def batch(requests, block, routes, most, hold):
     """requests: (first token, tokens, length, table of blocks) of each; most: tokens of a cut;
-    holds(route): of its document, None: they are lost."""
+    hold(route): of its document, None: it is lost."""
     rows, documents = [], {}
     for start, count, length, table in requests:
         blocks, away, route = own_blocks(table, block, routes)
         rows.append(Row(start, count, length - away, blocks))
         if route is not None:
-            documents.setdefault(route.secrets, []).append((start, count, route))
+            documents.setdefault(route.secret, []).append((start, count, route))
     order, cuts, pairs = [], [], 0
     for asked in documents.values():
-        held = holds(asked[0][2])
+        held = hold(asked[0][2])
         if held is None:
             continue
         tokens = [(at, route.name) for start, count, route in asked
@@ -100,23 +100,23 @@ class Router:
         return self.attend is not None
 
     def batch(self, requests, block):
-        made = batch(requests, block, self.routes, self.tokens, self._holds)
+        made = batch(requests, block, self.routes, self.tokens, self._hold)
         work = 2 * made.pairs * self.heads * self.values
         self.seconds = min(DEADLINE_S + work / SLOW, DEADLINE_MOST_S)
         return made
 
-    def _holds(self, route):
-        """The holds of a route, joined. None: it is lost."""
-        for secret in route.secrets:
-            if secret not in self.holds:
-                hold = self.spaces.ask(self.words, lambda space, secret=secret: space.join(
-                    secret, lease=LEASE_S, timeout=CALL_S))
-                if hold is None:
-                    self._lose({r.name for r in self.routes.values() if secret in r.secrets},
-                               self.spaces.why)
-                    return None
-                self.holds[secret] = hold
-        return [self.holds[secret] for secret in route.secrets]
+    def _hold(self, route):
+        """The hold of a route, joined. None: it is lost."""
+        secret = route.secret
+        if secret not in self.holds:
+            hold = self.spaces.ask(self.words, lambda space: space.join(
+                secret, lease=LEASE_S, timeout=CALL_S))
+            if hold is None:
+                self._lose({r.name for r in self.routes.values() if r.secret == secret},
+                           self.spaces.why)
+                return None
+            self.holds[secret] = hold
+        return self.holds[secret]
 
     def end(self):
         """-> requests of this step without a valid result"""
@@ -147,7 +147,7 @@ class Router:
     def _post(self, layer, cut, seat, seconds):
         rows = (cut.end - cut.begin) * self.heads
         if cut.packed is None:
-            cut.packed = self.attend.pack([Part(hold, rows=(0, rows)) for hold in cut.holds])
+            cut.packed = self.attend.pack([Part(cut.hold, rows=(0, rows))])
         self.attend.post(seat, self.layers[layer], cut.packed, deadline=seconds)
         self.sent, self.rows = self.sent + 1, self.rows + rows
         self.until[seat] = self.clock() + seconds

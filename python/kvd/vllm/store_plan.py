@@ -170,7 +170,7 @@ class Known:
         # or else this many may be missing until its first step has a result; None: before that step
         self.doubted = None
         self.looked, self.counted = None, False  # (chunks looked up, found) until counted
-        self.pieces, self.first, self.end, self.until = (), 0, 0, 0.0  # holds, and their end
+        self.held, self.first, self.end, self.until = None, 0, 0, 0.0  # a hold, and its end
         self.document, self.way = None, None  # all of it that can be routed; one of choice.py
         self.blocks = None  # destination of the load
         self.failed = False  # a load failed: it is not tried again
@@ -179,8 +179,8 @@ class Known:
         self.puts = False  # some may be in progress
 
     def let_go(self):
-        """Close its holds. Reads in progress continue."""
-        self.pieces, self.end, self.until, self.document, self.way = (), 0, 0.0, None, None
+        """Close its hold. Reads in progress continue."""
+        self.held, self.end, self.until, self.document, self.way = None, 0, 0.0, None, None
 
     @property
     def named(self):
@@ -193,7 +193,7 @@ class Step:
     """What the scheduler sends to the workers in a step. Chunks are counted from the prompt's
     first, tokens are the request's, blocks are those of these tokens."""
     words: Words = None
-    # (request, ((secret of a hold, its end), …), blocks, begin, end)
+    # (request, secret of a hold, blocks, begin, end)
     loads: list = field(default_factory=list)
     drops: list = field(default_factory=list)  # requests whose load is abandoned
     # (request, first chunk, ids, blocks, Words of the model that computed them)
@@ -316,7 +316,7 @@ class Plan:
             if tokens:
                 return tokens, False
         if way == LOCAL:
-            known.saved = known.first + known.pieces[0].chunks - known.pieces[0].remote
+            known.saved = known.first + known.held.chunks - known.held.remote
             end = known.saved * self.tokens
         return (end - computed, True) if end > computed else (0, False)
 
@@ -333,36 +333,34 @@ class Plan:
         if not ids:
             return 0
         document = None if self.routes is None else self.routes.shared(first, ids, now)
-        held = document.pieces if document is not None else self._hold(ids, first)
+        held = document.held if document is not None else self._hold(ids, first)
         if held is None:
             known.until = now + AWAY_S
             return 0
-        count = sum(one.chunks for one in held)
+        count = held.chunks
         if not known.counted:
             known.looked = len(ids), count
         known.saved = 0
         if count:
-            known.pieces, known.until = held, now + self._lease() / 2
+            known.held, known.until = held, now + self._lease() / 2
             known.saved = first + count
             known.end = known.saved * self.tokens
-            if self.routes is not None:
+            if self.routes is not None and self._is_routable(held):
                 known.document = document or self.routes.document(
-                    first, ids, self._routable(held), self.tokens, known.until)
+                    first, ids, held, self.tokens, known.until)
         return known.end
 
     def _way(self, known, computed):
-        """How the tokens of its holds are used."""
+        """How the tokens of its hold are used."""
         if self.prices is None:
             return FETCH if self.routes is None else ROUTE
-        if not any(one.remote for one in known.pieces):
+        if not known.held.remote:
             return FETCH
         request, document = known.request, known.document
-        if document is not None and document.end != known.end:  # the own daemon computes nothing
-            document = None
         page = self._page()
         if page is None:
             return FETCH
-        holders = self._holders(known.pieces, document)
+        holders = self._holders(known.held, document)
         if document is None:
             return LOCAL if self.prices.computes(page, holders) else FETCH
         steps = request.max_tokens - (request.num_tokens - request.num_prompt_tokens)
@@ -376,23 +374,21 @@ class Plan:
         return self.spaces.ask((self.layout, self.words),
                                lambda space: self.prices.page(space.client))
 
-    def _holders(self, pieces, document):
-        """{(instance, gpu) of a daemon: its tokens} of these holds, which are a document's, or None's.
+    def _holders(self, held, document=None):
+        """{(instance, gpu) of a daemon: its tokens} of this hold, which is a document's, or None's.
         Empty: unknown."""
         if document is not None and document.holders:
             return document.holders
         holders = self.spaces.ask((self.layout, self.words),
-                                  lambda _: holders_of(pieces, CALL_S)) or {}
+                                  lambda _: holders_of(held, CALL_S)) or {}
         if document is not None:
             document.holders = holders
         return holders
 
-    def _routable(self, held):
-        """These holds, up to the first with chunks of a daemon that computes no attention."""
-        for i, one in enumerate(held):
-            if one.remote < one.chunks and not self._computes():
-                return held[:i]
-        return held
+    def _is_routable(self, held):
+        """Whether the own daemon has no chunk of a hold, or computes attention to them."""
+        return self._computes() or held.remote == held.chunks and \
+            sum(self._holders(held).values()) == held.tokens
 
     def _computes(self):
         """Whether the own daemon computes attention: asked once."""
@@ -405,17 +401,8 @@ class Plan:
         return self.lease if self.routes is None else self.routes.lease
 
     def _hold(self, ids, first):
-        """Holds of the stored ones among these, None: the daemon does not answer. The first one may
-        be empty; only a routed request can use the others."""
-        one = self._piece(ids, first)
-        if one is None:
-            return None
-        more = []
-        if self.routes is not None and one.chunks and one.remote:
-            more = self.routes.pieces(self._piece, ids[one.chunks:], first + one.chunks)
-        return [one, *more]
-
-    def _piece(self, ids, first):
+        """A hold of the stored ones among these, which may be empty. None: the daemon does not
+        answer."""
         return self.spaces.ask((self.layout, self.words), lambda space: hold_most(
             lambda count, remote: space.hold(ids[:count], first, lease=self._lease(),
                                              remote=remote, timeout=CALL_S),
@@ -435,7 +422,7 @@ class Plan:
                                                 external) // self.tokens
             self._count(known)
             return
-        if not known.pieces or known.blocks is not None:
+        if known.held is None or known.blocks is not None:
             return
         if not external:  # another connector loads it, or none
             known.let_go()
@@ -443,16 +430,7 @@ class Plan:
         begin, end = known.local, known.local + external  # may be fewer than were found
         known.blocks = self._part(table(), begin, end)
         self.loading[request.request_id] = known
-        self.step.loads.append((request.request_id, self._ends(known.first, known.pieces),
-                                known.blocks, begin, end))
-
-    def _ends(self, first, pieces):
-        """((secret, end), …) of holds of consecutive chunks."""
-        ends = []
-        for one in pieces:
-            first += one.chunks
-            ends.append((one.secret, first * self.tokens))
-        return tuple(ends)
+        self.step.loads.append((request.request_id, known.held.secret, known.blocks, begin, end))
 
     def _count(self, known):
         """A routed request's first steps, of all its own tokens, in steps of one."""
@@ -461,18 +439,18 @@ class Plan:
             if page is not None:
                 document = known.document
                 document.steps += self.prices.steps_of(
-                    page, self._holders(document.pieces, document),
+                    page, self._holders(document.held, document),
                     known.request.num_tokens - document.end)
 
     def _rent(self, step, document, request):
         """Fetch a routed document while it is routed to, if that is cheaper by now."""
         page = self._page()
         if page is None or not self.prices.turned(
-                page, self._holders(document.pieces, document), document.steps):
+                page, self._holders(document.held, document), document.steps):
             return
         rent = self.routes.rent(document, request)
         if rent is not None:
-            step.rents.append((rent.number, self._ends(document.first, document.pieces),
+            step.rents.append((rent.number, document.held.secret,
                                self.routes.pool.numbers(rent.blocks), document.begin,
                                document.end))
 
@@ -568,7 +546,7 @@ class Plan:
                 self._save(step, known, end,
                            lambda: output.kv_connector_block_state.get_block_ids(name))
         if self.routes is not None:
-            self.routes.renew(self._piece, self.clock())
+            self.routes.renew(self._hold, self.clock())
             if self.prices is not None:
                 for document, name in self.routes.due(output.num_scheduled_tokens, self.clock()):
                     self._rent(step, document, self.requests[name].request)

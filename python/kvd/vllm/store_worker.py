@@ -22,32 +22,11 @@ CLOSE_S = 2.0
 
 
 class Load:
-    """moves: of consecutive tokens, with the number of these; holds: by which they read. whole:
-    whether all could be started."""
+    """move: None if it could not be started; hold: by which it reads."""
 
-    def __init__(self, blocks):
-        self.moves, self.holds, self.blocks = [], [], blocks
-        self.whole, self.dropped = True, False
+    def __init__(self, move, hold, blocks):
+        self.move, self.hold, self.blocks, self.dropped = move, hold, blocks, False
         self.begin_s = time.monotonic()
-
-    def over(self):
-        return all(over(move) for move, _ in self.moves)
-
-    def end(self):
-        """(whether all was loaded, bytes)"""
-        ends = [end_of(move) for move, _ in self.moves]
-        return self.whole and all(state == SUCCESS for state, _ in ends), \
-            sum(nbytes for _, nbytes in ends)
-
-    def landed(self):
-        """(tokens from the first one on, why not all)"""
-        tokens = 0
-        for move, count in self.moves:
-            if end_of(move)[0] != SUCCESS:
-                some, why = landed(move)
-                return tokens + some, why
-            tokens += count
-        return tokens, None
 
 
 def post(call):
@@ -61,9 +40,9 @@ def post(call):
 
 
 def over(move):
-    """Whether no byte of it moves any more."""
+    """Whether no byte of it moves any more. None: one that could not be started."""
     try:
-        return move.state in (FAILED, SUCCESS)
+        return move is None or move.state in (FAILED, SUCCESS)
     except Error:  # its slot was reused: it has ended unnoticed
         return True
 
@@ -71,14 +50,16 @@ def over(move):
 def end_of(move):
     """(state, bytes) of one that has ended."""
     try:
-        status = move.read()
+        status = move.read() if move is not None else None
     except Error:
-        return FAILED, 0
-    return status.state, status.bytes
+        status = None
+    return (status.state, status.bytes) if status else (FAILED, 0)
 
 
 def landed(move):
     """(tokens of the view's from the first on, why not all)"""
+    if move is None:
+        return 0, None
     try:
         facts = move.show(SHOW_S)
     except Error as error:
@@ -116,35 +97,21 @@ class Rank:
     def take(self, step):
         """After the step's accesses to the blocks that are loaded."""
         for loads, some in ((self.loads, step.loads), (self.rents, step.rents)):
-            for name, pieces, blocks, begin, end in some:
-                loads[name] = self._load(step.words, pieces, blocks, begin, end)
+            for name, secret, blocks, begin, end in some:
+                loads[name] = self._load(step.words, secret, blocks, begin, end)
         for name in step.drops:
             if name in self.loads:
                 self.loads[name].dropped = True
-                self.stop([move for move, _ in self.loads[name].moves])
+                self.stop([self.loads[name].move])
 
-    def _load(self, words, pieces, blocks, begin, end):
-        """Fetch tokens [begin, end), which start with the first of these blocks. pieces: ((secret of
-        a hold, its end), …)"""
-        load, at = Load(blocks), begin
-        for secret, last in pieces:
-            if last <= at or at >= end:
-                continue
-            last = min(last, end)
-            some = blocks[at // self.group.tokens - begin // self.group.tokens:]
-
-            def fetch(space, secret=secret, views=self.view(some, at, last)):
-                hold = space.join(secret, timeout=CALL_S)
-                return post(lambda **kw: hold.fetch(views, deadline=FETCH_S, **kw)), hold
-            move, hold = self.spaces.ask(words, fetch) or (None, None)
-            self._begun(move)
-            if move is None:
-                break
-            load.moves.append((move, (last - at) // self.group.grain))
-            load.holds.append(hold)
-            at = last
-        load.whole = at == end
-        return load
+    def _load(self, words, secret, blocks, begin, end):
+        """Fetch tokens [begin, end) of a hold, which start with the first of these blocks."""
+        def fetch(space, views=self.view(blocks, begin, end)):
+            hold = space.join(secret, timeout=CALL_S)
+            return post(lambda **kw: hold.fetch(views, deadline=FETCH_S, **kw)), hold
+        move, hold = self.spaces.ask(words, fetch) or (None, None)
+        self._begun(move)
+        return Load(move, hold, blocks)
 
     def saved(self, step):
         """The whole step is enqueued."""
@@ -208,12 +175,12 @@ class Rank:
         if self.loads or self.puts or self.rents:
             self.turn()
         for name, load in list(self.loads.items()):
-            if load.over():
+            if over(load.move):
                 del self.loads[name]
                 received.add(name)
                 self._loaded(name, load)
         for number, load in list(self.rents.items()):
-            if load.over():
+            if over(load.move):
                 del self.rents[number]
                 self.rented[number] = self._counted(load)
                 if self.rented[number]:
@@ -241,17 +208,17 @@ class Rank:
 
     def _counted(self, load):
         """Whether all of it was loaded."""
-        whole, nbytes = load.end()
-        if whole:
+        state, nbytes = end_of(load.move)
+        if state == SUCCESS:
             self.count(bytes=nbytes, seconds=time.monotonic() - load.begin_s)
         elif not load.dropped:
             self.count(failed_loads=1)
-        return whole
+        return state == SUCCESS
 
     def _loaded(self, name, load):
         if self._counted(load) or load.dropped:
             return
-        tokens, why = load.landed()
+        tokens, why = landed(load.move)
         whole = tokens * self.group.grain // self.group.tokens
         self.bad.update(load.blocks[whole:])
         logger.warning("request %s: %d of %d blocks were not loaded and are computed: %s",
@@ -273,7 +240,6 @@ class Rank:
     def quiet(self):
         """No transfer accesses the engine's memory after this."""
         moves = [move for some in self.puts.values() for move in some]
-        moves += [move for load in (*self.loads.values(), *self.rents.values())
-                  for move, _ in load.moves]
+        moves += [load.move for load in (*self.loads.values(), *self.rents.values())]
         self.stop(moves)
         self.still(moves, CLOSE_S)
