@@ -600,6 +600,25 @@ def test_holder_killed_fails_the_post():
                 here.attend.wait(1, timeout=30)
 
 
+def test_holder_killed_is_replaced_for_the_next_post():
+    model, ids = Model(4 * T), ids_of(4, b"replaced")
+    with daemons(2, kind=killed) as (_, client, holders, clients):
+        here = Engine(client, model)
+        for far in clients:
+            Engine(far, model).put(ids)
+        with here.space.hold(ids, remote=10) as hold:
+            first, second = hold.holders()
+            lost = [c.command("health")["instance"] for c in clients].index(first.peer.hex())
+            holders[lost].proc.kill()
+            holders[lost].proc.wait()
+            until(lambda: sum(p["state"] == "up" for p in client.command("peer.list")["peers"])
+                  == 1)
+            q = here.ask(0, 0, [kvd.Part(hold)])
+            here.attend.wait(0, timeout=30)
+            close(here.got(0), model.attend(0, q, np.arange(4 * T)))
+            assert second.chunks == 4
+
+
 def test_post_ends_when_it_is_stopped_or_late():
     model = Model(4 * T)
     ids = ids_of(4, b"stop")

@@ -18,6 +18,7 @@
 
 #define TOKENS 16u
 #define MEMORY_BYTES (UINT64_C(4) << 20)
+#define OWN 240u
 #define RANKS 12u /* kinds of parts beside the whole one: of some layers each */
 
 struct world {
@@ -143,20 +144,28 @@ static void on_far_found(void *arg, struct store_hold *hold, const struct err *w
 	*(uint32_t *)arg = hold->away;
 }
 
-/* So many of `count` chunks come to the hold from the holder. */
-static uint32_t far_chunks(struct world *w, uint32_t count, struct store_hold **hold_p)
+/* Within a second *found_p of `count` chunks come to the hold from the holder. */
+static void far_open(struct world *w, uint32_t count, struct store_hold **hold_p,
+		     uint32_t *found_p)
 {
 	static uint8_t ids[STORE_IDS_MAX * STORE_ID_BYTES];
 	const struct store_ids asked = {.bytes = ids, .count = count, .first = 0};
-	uint32_t found = UINT32_MAX;
 	const struct store_hold_args args = {.lease_ns = 100 * LOOP_NS_PER_S,
 					     .far_ns = LOOP_NS_PER_S,
 					     .on_done = on_far_found,
-					     .arg = &found};
+					     .arg = found_p};
 
 	for (uint32_t n = 0; n < count; n++)
 		id_of(5000 + n, ids + (size_t)n * STORE_ID_BYTES);
+	*found_p = UINT32_MAX;
 	assert_int_equal(store_hold_open(w->handle, &asked, &args, hold_p), 1);
+}
+
+static uint32_t far_chunks(struct world *w, uint32_t count, struct store_hold **hold_p)
+{
+	uint32_t found;
+
+	far_open(w, count, hold_p, &found);
 	cluster_run(&w->c, 2 * LOOP_NS_PER_S);
 	assert_int_not_equal(found, UINT32_MAX);
 	return found;
@@ -341,6 +350,84 @@ static void query_for_a_later_piece_without_reply_is_a_miss(void **state)
 		cache_close(&caches[i]);
 }
 
+static struct {
+	struct remote *remote;
+	struct wire_chunk_lookup ask;
+} kept;
+
+static void tell_later(struct remote *remote, const struct wire_chunk_lookup *asked)
+{
+	kept.remote = remote;
+	kept.ask = *asked;
+}
+
+static void queries_for_all_pieces_take_the_time_of_one(void **state)
+{
+	struct world *w = *state;
+	struct cache caches[RANKS];
+	struct store_hold *hold;
+	uint32_t found;
+
+	peer_pools(w, caches);
+	liar = tell_later;
+	lie.chunks = 2;
+	lie.runs = 1;
+	lie.mask = mask_of_one_rank;
+	far_open(w, 100, &hold, &found);
+	cluster_run(&w->c, 7 * LOOP_NS_PER_S / 10);
+	tell(kept.remote, &kept.ask);
+	cluster_run(&w->c, LOOP_NS_PER_S / 10);
+	assert_int_equal(kept.ask.first, 2);
+	assert_int_equal(found, UINT32_MAX);
+	cluster_run(&w->c, 3 * LOOP_NS_PER_S / 10);
+	assert_int_equal(found, 2);
+	store_hold_close(hold);
+	for (unsigned int i = 0; i < RANKS; i++)
+		cache_close(&caches[i]);
+}
+
+/* Own chunks behind a piece of another daemon's count like those before it. */
+static void later_piece_ends_at_half_of_a_user_s_share(void **state)
+{
+	struct world *w = *state;
+	const struct arena_owner *owner = w->handle->space->tenant->owner;
+	struct store_class *class;
+	struct cache caches[RANKS];
+	struct store_hold *hold;
+	uint64_t pinned;
+
+	assert_true(store_class_of(w->handle, &class) >= 0);
+	for (uint32_t n = 2; n < OWN; n++) {
+		uint8_t id[STORE_ID_BYTES];
+		struct store_chunk *chunk;
+		struct store_part *part;
+
+		id_of(5000 + n, id);
+		assert_int_equal(store_chunk_get(w->handle->space, id, n, TOKENS, &chunk),
+				 0);
+		assert_int_equal(store_part_new(chunk, class, PART_FILLING, &part), 0);
+		store_part_ready(part);
+		store_chunk_unpin(chunk);
+	}
+	peer_pools(w, caches);
+	liar = tell;
+	lie.chunks = 2;
+	lie.runs = 1;
+	lie.mask = mask_of_one_rank;
+	lie.replies = 1;
+	lie.asks = 0;
+	assert_int_equal(far_chunks(w, OWN, &hold), 2);
+	pinned = arena_owner_pinned(owner);
+	assert_true(hold->count > OWN / 4 && hold->count < OWN);
+	assert_true(pinned > arena_owner_share(owner) / 2);
+	assert_true(pinned - pinned / (hold->count - 2) <= arena_owner_share(owner) / 2);
+	assert_int_equal(lie.first[1], hold->count); /* others may have the rest */
+	store_hold_close(hold);
+	lie.replies = 0;
+	for (unsigned int i = 0; i < RANKS; i++)
+		cache_close(&caches[i]);
+}
+
 /* A hold of a hundred seconds is joined for ten minutes. */
 static void holder_s_lease_is_renewed_while_it_is_held(void **state)
 {
@@ -452,6 +539,8 @@ int main(void)
 		CASE(holder_with_impossible_reply_is_a_miss),
 		CASE(holder_with_a_piece_for_each_query_has_eight),
 		CASE(query_for_a_later_piece_without_reply_is_a_miss),
+		CASE(queries_for_all_pieces_take_the_time_of_one),
+		CASE(later_piece_ends_at_half_of_a_user_s_share),
 		CASE(holder_s_lease_is_renewed_while_it_is_held),
 		CASE(lease_begins_with_the_answer),
 		CASE(query_of_closed_hold_is_not_sent),
