@@ -2,7 +2,6 @@
 """What bench_route.py has measured: goals with their floors, break-evens and crowds as a page of
 docs/runs, and the break-evens as a plot."""
 import datetime
-import math
 import os
 import platform
 import statistics
@@ -10,6 +9,8 @@ import subprocess
 import textwrap
 
 import bench_page
+import bench_svg
+from bench_svg import Axis, Panel
 
 ROWS_BYTES = 1152 + 2056  # of a row, there and back: q in bf16; o, m and l in fp32
 TOKEN_BYTES = 1152
@@ -269,55 +270,23 @@ def write(figures, folder):
 
 # ---- the plot ----
 
-WIDTH, HEIGHT, LEFT, TOP, SIDE = 460, 330, 60, 46, 40
-STYLE = ("text{font:12px sans-serif;fill:#222}.grid{stroke:#ddd}.frame{fill:none;stroke:#555}"
-         ".band{fill:#4477aa;opacity:.18}.told{fill:none;stroke:#4477aa;stroke-width:2}"
-         ".seen{fill:#cc3311}.bytes{fill:none;stroke:#888;stroke-dasharray:4 4}")
-
-
-class Panel:
-    """Logarithms both: tokens 256 … 32768, rows 1 … 4096."""
-
-    def __init__(self, number, title):
-        self.x, self.y = LEFT + number * (WIDTH + LEFT), TOP
-        self.parts = ['<rect class="frame" x="%d" y="%d" width="%d" height="%d"/>' % (
-            self.x, self.y, WIDTH - SIDE, HEIGHT), '<text x="%d" y="%d">%s</text>' % (
-                self.x, self.y - 8, title)]
-        for power in range(8, 16):
-            at = self.at(1 << power, 1)[0]
-            self.parts.append('<text x="%.0f" y="%d" text-anchor="middle">%d</text>' % (
-                at, self.y + HEIGHT + 16, 1 << power))
-        for power in range(0, 13, 2):
-            at = self.at(256, 1 << power)[1]
-            self.parts.append('<line class="grid" x1="%d" x2="%d" y1="%.0f" y2="%.0f"/>' % (
-                self.x, self.x + WIDTH - SIDE, at, at) + '<text x="%d" y="%.0f" '
-                'text-anchor="end">%d</text>' % (self.x - 6, at + 4, 1 << power))
-
-    def at(self, tokens, rows):
-        return (self.x + (math.log2(tokens) - 8) / 7 * (WIDTH - SIDE),
-                self.y + HEIGHT - math.log2(min(max(rows, 1), 4096)) / 12 * HEIGHT)
-
-    def line(self, kind, points, closed=False):
-        self.parts.append('<%s class="%s" points="%s"/>' % (
-            "polygon" if closed else "polyline", kind,
-            " ".join("%.1f,%.1f" % self.at(*p) for p in points)))
-
-    def mark(self, tokens, rows, sign):
-        x, y = self.at(tokens, rows)
-        if not sign:
-            self.parts.append('<circle class="seen" cx="%.1f" cy="%.1f" r="4"/>' % (x, y))
-            return
-        up = -8 if sign == ">" else 8
-        self.parts.append('<path class="seen" d="M%.1f,%.1f l-5,0 l5,%d l5,%d z"/>' % (
-            x, y, up, -up))
+def beside(figures):
+    """Of the run, below a plot."""
+    where = figures["about"]
+    return "%s, kvd %s, %d cores (%s)." % (where["date"], where["commit"], where["cores"],
+                                           where["cpu"])
 
 
 def plot(figures, path):
     """Points: measured; triangles: beyond the sizes that were tried. Line and band: predicted, and
     where no decision is sure."""
-    where, panels = figures["about"], []
+    panels = []
     for i, (way, of) in enumerate(figures["sweep"].items()):
-        panel, cells = Panel(i, "%s: rows from which a fetch is less" % way), grid(of)
+        panel = Panel(i, "%s: rows from which a fetch is less" % way,
+                      Axis(256, 32768, [1 << power for power in range(8, 16)]),
+                      Axis(1, 4096, [1 << power for power in range(0, 13, 2)]),
+                      "" if i else "tokens of context")
+        cells = grid(of)
         tokens = sorted({c for _, c in cells})
         told = [predicted(of, c) for c in tokens]
         panel.line("band", [(c, t[0]) for c, t in zip(tokens, told)] +
@@ -326,15 +295,6 @@ def plot(figures, path):
         panel.line("told", [(c, t[1]) for c, t in zip(tokens, told)])
         for c in tokens:
             panel.mark(c, *break_even(cells, c))
-        panels += panel.parts
-    width, height = 2 * (WIDTH + LEFT), TOP + HEIGHT + 64
-    below = ("%s, kvd %s, %d cores (%s). Points: measured (a triangle: beyond 1 … 1024). Line: "
-             "kvd_decide(); band: not sure. Dashes: bytes alone." % (
-                 where["date"], where["commit"], where["cores"], where["cpu"]))
-    text = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d">' % (width, height),
-            "<style>%s</style>" % STYLE, '<rect width="%d" height="%d" fill="#fff"/>' % (
-                width, height)] + panels + [
-        '<text x="%d" y="%d">tokens of context</text>' % (LEFT, TOP + HEIGHT + 34),
-        '<text x="%d" y="%d">%s</text>' % (LEFT, TOP + HEIGHT + 54, below), "</svg>", ""]
-    with open(path, "w", encoding="utf-8") as file:
-        file.write("\n".join(text))
+        panels.append(panel)
+    bench_svg.write(path, panels, beside(figures) + " Points: measured (a triangle: beyond 1 … 1024). "
+                    "Line: kvd_decide(); band: not sure. Dashes: bytes alone.")
