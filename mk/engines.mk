@@ -14,8 +14,12 @@
 # Both are of ENGINES='vllm sglang'.
 # make bench-lmcache: the first token of vLLM's prompts, from LMCache and from kvd's chunks.
 #   REPS=7           prompts of each length
-# make bench-vllm-route: tokens of vLLM whose prefix is at another daemon, by each way to use it.
-#   REPS=7           prompts of each length
+# make bench-vllm-route: tokens of vLLM whose prefix is at another daemon, by each way to use it,
+# with goals beside their floors.
+#   QUICK=1          without 8192 tokens, and medians of 3: six minutes instead of 25
+#   REPS=7           requests of each figure
+#   PARTS='words'    of rows holders clients pool
+#   DOC=1            a page of docs/runs, too
 ENGINES_DIR := build/engines$(if $(VLLM),-vllm-$(VLLM))
 ENGINES_ENV = KVD_BUILD=$(CURDIR)/$(B) KVD_ENGINES=$(CURDIR)/$(ENGINES_DIR) \
 	$(if $(VLLM),VLLM_VERSION=$(VLLM))
@@ -46,6 +50,8 @@ bench-lmcache: engines-kvd ## first tokens from LMCache and from kvd's chunks (R
 	@$(ENGINES_ENV) tests/engines/setup.sh lmcache $(CURDIR)/$(ENGINES_DIR)
 	@$(ENGINES_ENV) tests/engines/vllm_lmcache.py --reps $(or $(REPS),7)
 
-bench-vllm-route: engines-kvd ## vLLM with a prefix at another daemon (REPS=n)
+bench-vllm-route: engines-kvd ## vLLM with a prefix at another daemon, beside floors (QUICK=1)
 	@$(ENGINES_ENV) tests/engines/setup.sh vllm $(CURDIR)/$(ENGINES_DIR)
-	@$(ENGINES_ENV) tests/engines/route_bench.py --reps $(or $(REPS),7)
+	@$(ENGINES_ENV) tests/engines/route_bench.py --json build/bench-vllm-route.json \
+		$(if $(QUICK),--quick) $(if $(REPS),--reps $(REPS)) $(if $(PARTS),--part $(PARTS)) \
+		$(if $(DOC),--doc docs/runs)

@@ -1,171 +1,324 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a prefix at another daemon costs in vLLM on a CPU, by each way in which it is used.
+"""What a prefix at another daemon costs in vLLM on a CPU, by each way in which it is used, beside
+floors that are measured in the same run.
 
-route_bench.py [--reps 7] [--tokens 512 2048 8192] [--transport NAME]
+route_bench.py [--quick] [--reps N] [--transport NAME] [--part NAME ...] [--json FILE] [--doc FOLDER]
+               [--from FILE]
 
-Columns: here, the prefix is in the engine's own cache: what the other ways add to; stock, vLLM with
-its own kernels computes it; local, fetch, route: kvd's engine always does this; auto: it chooses, and
-may fetch while it routes. Rows: tokens of the prefix, and of the answer. Each is the median of so
-many requests, one at a time, the ways in turn; a question has 16 tokens.
+Ways: here, the prefix is in the engine's own cache: what the others add to; stock, vLLM with its own
+kernels computes it; local, fetch, route: kvd's engine always does this; auto: it chooses, and may
+fetch while it routes.
 
-Prints tables for docs/runs; results/route-bench.json has all values.
+    rows      times to the first, 4th, … 256th token, of prefixes of 512 to 8192 tokens and questions
+              of 16 and 256; bytes between the daemons, CPU of daemons and engine; floors: requests
+              for attention with the same rows and chunks, without the engine's steps
+    holders   1792 tokens at one to seven daemons
+    clients   one to eight at the same time, with one document, and with one each
+    pool      16 clients with a document each, and 66 free blocks
+
+Each figure is the median of so many requests, the ways in turn, in which all answers have equal
+tokens. One engine, one thread; all daemons are of this host. Prints tables, and goals with their
+floors. --doc writes them as a page of docs/runs; --from: of an earlier --json.
 Last line: N passed, N failed; a goal that is missed does not fail."""
 import argparse
+import concurrent.futures
 import contextlib
 import json
 import os
 import random
-import statistics
 import sys
 import time
 from types import SimpleNamespace as Some
 
+import route_bench_page as page
 import vllm_layouts
-import vllm_route
-from rig import FOLDER, Tally, equal
+import vllm_route_case
+from figures import cpu_of
+from rig import FOLDER, Tally, equal, until
+from route_bench_page import MARKS
+from vllm_ends import ctl
 from vllm_pd import Engine as Plain
 
 RULES = {"here": "fetches", "local": "computes", "fetch": "fetches", "route": "routes", "auto": None}
 WAYS = ("stock", *RULES)
-ANSWERS, QUESTION, CHUNK = (1, 4, 16, 64, 256), 16, 256
-MORE = ("--block-size", "32", "--max-model-len", "8704")
+CHUNK, BLOCK, DAEMONS = 256, 32, 7
+MORE = ("--block-size", str(BLOCK), "--max-model-len", "8704")
+ROUNDS = 12  # of a floor, of one repetition
+WIRE = {"route": "attention_request_bytes_total", "fetch": "chunk_remote_bytes_total"}
+SPREAD = 1792  # tokens at several holders: a chunk for each of seven
+COMMON, CLIENTS, ANSWER = 2048, 8, 64  # of clients: tokens of a document, tokens of an answer
+SMALL, CROWD, FREE = 512, 16, 66  # of the pool: tokens of a document, clients, blocks
+QUESTION = 16
 
 
-class Bench(vllm_route.Case):
+class Sizes:
+    def __init__(self, quick, reps):
+        self.reps = reps or (3 if quick else 7)
+        self.tokens = (512, 2048) if quick else (512, 2048, 8192)
+        self.holders = (1, DAEMONS) if quick else (1, 2, 4, DAEMONS)
+        self.clients = (1, CLIENTS) if quick else (1, 2, 4, CLIENTS)
+
+
+class Bench(vllm_route_case.Case):
     """Without prompts of its own."""
 
-    def __init__(self, args, tally):
-        args = Some(case="gqa", prompts=0, requests=0, transport=args.transport, name="route-bench",
-                    reps=args.reps, tokens=args.tokens)
-        self.reps, self.tokens = args.reps, args.tokens
+    def __init__(self, sizes, transport, tally):
+        args = Some(case="gqa", prompts=0, requests=0, transport=transport, name="route-bench")
+        self.sizes = sizes
         super().__init__(args, tally)
         self.kind = self.args.kind = "long"
         self.more = MORE
         vllm_layouts.model("long")
         rng = random.Random(11)
         self.some = lambda n: [rng.randrange(3, 512) for _ in range(n)]
-        self.documents = {count: self.some(count) for count in self.tokens}
+        self.documents = {count: self.some(count) for count in sizes.tokens}
+        self.spread = {count: self.some(SPREAD) for count in sizes.holders}
+        self.common = [self.some(COMMON) for _ in range(CLIENTS)]
+        self.small = [self.some(SMALL) for _ in range(CROWD)]
 
     def reference(self):
         return []
 
-    def run(self):
-        there = self.node("there", "attention_threads = 1\n")
-        A = self.engine("A", there, {"chunk_tokens": CHUNK})
-        self.store(A, self.documents.values())
-        A.stop()
-        here = self.node("here", "chunk_peers = %s\n" % vllm_route.endpoint(there))
-        vllm_route.connected(here)
-        self.B = self.engine("B", here, {"chunk_tokens": CHUNK, "remote": 0.3, "route": "auto"},
-                             role="kv_consumer")
+    # ---- engines ----
+
+    def start(self):
+        there = [self.node("there%d" % i, "attention_threads = 1\n") for i in range(DAEMONS)]
+        self.there = there[0]
+        here = self.node("here", "chunk_peers = %s\n" % " ".join(map(vllm_route_case.endpoint, there)))
+        vllm_route_case.connected(here, DAEMONS)
+        A = vllm_route_case.Engine(self, "A", self.there, {"chunk_tokens": CHUNK})
+        self.B = vllm_route_case.Engine(self, "B", here, {
+            "chunk_tokens": CHUNK, "remote": 0.3, "route": "auto"}, role="kv_consumer")
         self.stock = Plain(self.args, "stock", more=MORE)
-        self.stack.callback(self.stock.stop)
-        self.stock.wait()
+        for engine in (A, self.B, self.stock):  # they start side by side
+            self.stack.callback(engine.stop)
+        for engine in (A, self.B, self.stock):
+            engine.wait()
+        for count, document in self.spread.items():
+            self.store_at(A, there[:count], [document])
+        self.store_at(A, there[:1], [*self.documents.values(), *self.common, *self.small])
+        A.stop()
         self.tally.check("prices are known", self.known)
-        return {(count, answer): self.row(count, answer) for count in self.tokens
-                for answer in ANSWERS}
+
+    def store_at(self, engine, nodes, documents):
+        """An equal share of the chunks at each of these daemons."""
+        engine.look("scatter", [node.daemon.socket_path for node in nodes],
+                    -(-SPREAD // CHUNK // len(nodes)))
+        self.store(engine, documents)
 
     def known(self):
         def ask():
-            self.asked("auto", self.some(min(self.tokens)), 1)
-            self.B.complete(self.documents[max(self.tokens)] + self.some(QUESTION), 1)
-            cost = vllm_route.ctl(self.B.node, "cost")
+            self.asked("auto", self.some(min(self.sizes.tokens)), 1)
+            self.B.complete(self.documents[max(self.sizes.tokens)] + self.some(QUESTION), 1)
+            cost = ctl(self.B.node, "cost")
             peers = {peer["instance"] for peer in cost["peers"]}
             return any(speed["instance"] in peers for speed in cost["speeds"])
-        assert vllm_route.until(ask, 60, 0.5), "the holder was not measured"
+        assert until(ask, 60, 0.5), "the holder was not measured"
 
-    def asked(self, way, prompt, answer):
-        """(seconds to the first token, and to the last one, tokens)"""
-        engine = self.stock if way == "stock" else self.B
-        rule = RULES.get(way)
+    # ---- requests ----
+
+    @contextlib.contextmanager
+    def way(self, name, documents=()):
+        """The engine uses these documents in this way, which it had not before. -> who answers"""
+        if name == "stock":
+            yield self.stock
+            return
+        self.B.settled()
+        self.B.forget()
+        rule = RULES[name]
         if rule:
-            engine.look("break", rule)
+            self.B.look("break", rule)
         try:
-            begin = time.monotonic()
-            got = engine.complete(prompt, answer)
-            last = time.monotonic() - begin
+            if name == "here":
+                for document in documents:
+                    self.B.complete(document + self.some(QUESTION), 1)
+                self.B.settled()
+            yield self.B
         finally:
             if rule:
-                engine.look("mend")
-        if got["error"]:
-            raise RuntimeError("%s: %s" % (way, got["error"]))
-        return got["first"], last, got["tokens"]
+                self.B.look("mend")
 
-    def row(self, count, answer):
-        """{way: ([seconds to the first token], [to the last one])}"""
-        out = {way: ([], []) for way in WAYS}
-        for rep in range(self.reps):
-            prompt, tokens = self.documents[count] + self.some(QUESTION), {}
-            for way in WAYS[rep % len(WAYS):] + WAYS[:rep % len(WAYS)]:
-                if way != "stock":
-                    self.B.settled()
-                    self.B.forget()
-                    if way == "here":
-                        self.asked(way, self.documents[count] + self.some(QUESTION), 1)
+    def asked(self, way, prompt, answer, documents=()):
+        """{each: seconds to each token, tokens}"""
+        with self.way(way, documents) as engine:
+            return self.one(engine, prompt, answer)
+
+    def one(self, engine, prompt, answer):
+        got = engine.complete(prompt, answer)
+        if got["error"]:
+            raise RuntimeError("%s: %s" % (engine.name, got["error"]))
+        return got
+
+    def together(self, engine, prompts, answer):
+        with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
+            return list(pool.map(lambda prompt: self.one(engine, prompt, answer), prompts))
+
+    # ---- rows ----
+
+    def rows(self):
+        return [self.row(count, question) for count in self.sizes.tokens
+                for question in page.QUESTIONS]
+
+    def row(self, count, question):
+        """times: to the tokens of MARKS, s; cpu: of daemons and engine in all, s; wire: bytes of
+        rows, and of chunks, between daemons, of one request; floors: us."""
+        document, ways = self.documents[count], {name: [] for name in WAYS}
+        cpu = {name: [0.0, 0.0, 0.0] for name in RULES}
+        wire, floors, hold = {}, {rows: [] for rows in (1, question)}, []
+        prices = []
+        for rep in range(self.sizes.reps):
+            prompt, tokens = document + self.some(question), {}
+            for name in turned(WAYS, rep):
+                with self.way(name, [document]) as engine:
+                    before = self.used(rep == 0)
+                    got = self.one(engine, prompt, MARKS[-1])
+                    if engine is self.B:
                         self.B.settled()
-                first, last, tokens[way] = self.asked(way, prompt, answer)
-                out[way][0].append(first)
-                out[way][1].append(last)
-            for way, one in tokens.items():
-                equal(one, tokens["stock"], "tokens of %s" % way)
+                        after = self.used(rep == 0)
+                        cpu[name] = [x + b - a for x, a, b in zip(cpu[name], before[0], after[0])]
+                        if rep == 0:
+                            wire[name] = {k: after[1][k] - before[1][k] for k in WIRE}
+                tokens[name] = got["tokens"]
+                ways[name].append([got["each"][mark - 1] for mark in MARKS])
+            for name, some in tokens.items():
+                equal(some, tokens["stock"], "tokens of %s" % name)
+            for rows in floors:
+                us, kernel = self.floor(rows, count)
+                hold.append(us[0])
+                floors[rows].append([page.median(us[1:]), kernel])
+            prices.append(self.B.look("prices", count // CHUNK, question)[0])
+        return {"tokens": count, "question": question, "times": ways, "cpu": cpu, "wire": wire,
+                "floors": floors, "hold_us": hold, "prices": prices}
+
+    def used(self, counters):
+        """(seconds of the engine's daemon, of the holder, of the engine; figures of the first)"""
+        pids = self.B.node.daemon.proc.pid, self.there.daemon.proc.pid, self.B.proc.pid
+        return [cpu_of(pid) for pid in pids], self.figures_of(self.B.node, WIRE) if counters else {}
+
+    @staticmethod
+    def figures_of(node, names):
+        rows = {row["name"]: row["value"] for row in ctl(node, "stats")["metrics"]}
+        return {word: rows[name] for word, name in names.items()}
+
+    def floor(self, tokens, count):
+        """([us of a hold, of requests for attention], us of the holder's kernel for one): rows of so
+        many tokens, over so many of the last prompt."""
+        names = {"s": "attention_compute_seconds_total", "n": "attention_batches_total"}
+        begin = self.figures_of(self.there, names)
+        (us,) = self.B.look("posts", tokens * self.heads, count // CHUNK, ROUNDS)
+        end = self.figures_of(self.there, names)
+        return us, 1e6 * (end["s"] - begin["s"]) / max(1, end["n"] - begin["n"])
+
+    # ---- several holders ----
+
+    def holders(self):
+        """[{holders, times: {way: [seconds to the first token, to the last]}}]"""
+        out = [{"holders": count, "times": {"route": [], "fetch": []}} for count in self.spread]
+        for rep in range(self.sizes.reps):
+            for at in turned(out, rep):
+                prompt, tokens = self.spread[at["holders"]] + self.some(QUESTION), []
+                for name, times in at["times"].items():
+                    got = self.asked(name, prompt, ANSWER)
+                    times.append([got["each"][0], got["each"][-1]])
+                    tokens.append(got["tokens"])
+                equal(*tokens, "tokens of both ways")
         return out
 
+    # ---- several clients ----
 
-def tables(rows, tokens):
-    """The medians, and ratios with their goals."""
-    mid = {(*key, way, i): 1e3 * statistics.median(values[i]) for key, row in rows.items()
-           for way, values in row.items() for i in (0, 1)}
-    for title, i in (("ms to the first token, of answers of 1 token", 0),
-                     ("ms to the last token", 1)):
-        print("\n%s\n| tokens, answer | %s |\n|---|%s" % (title, " | ".join(WAYS),
-                                                        "---|" * len(WAYS)))
-        for count, answer in rows:
-            if i or answer == 1:
-                print("| %d, %d | %s |" % (count, answer, " | ".join(
-                    "%.1f" % mid[count, answer, way, i] for way in WAYS)))
+    def clients(self):
+        """[{clients, documents, ways: {way: [[first, last] of each client]}}]"""
+        out = [{"clients": count, "documents": documents, "ways": {
+            name: [] for name in ("here", "fetch", "route")}}
+            for count in self.sizes.clients for documents in sorted({1, count})]
+        for rep in range(self.sizes.reps):
+            for at in turned(out, rep):
+                some = self.common[:at["documents"]]
+                prompts, tokens = [some[i % len(some)] + self.some(QUESTION)
+                                   for i in range(at["clients"])], []
+                for name, times in at["ways"].items():
+                    with self.way(name, some) as engine:
+                        got = self.together(engine, prompts, ANSWER)
+                    times.append([[one["each"][0], one["each"][-1]] for one in got])
+                    tokens.append([one["tokens"] for one in got])
+                equal(tokens[1:], tokens[:-1], "tokens of all ways")
+        return out
 
-    def each(way, count):
-        """ms of a later token"""
-        few, many = ANSWERS[0], ANSWERS[-1]
-        return (mid[count, many, way, 1] - mid[count, few, way, 1]) / (many - few)
-    ratios = [mid[count, answer, "auto", 1] / min(
-        mid[count, answer, way, 1] for way in ("route", "fetch", "local"))
-        for count, answer in rows]
-    least, most = min(tokens), max(tokens)
-    print("\n| ratio | measured | goal |\n|---|---|---|")
-    for words, value, goal in (
-            ("auto / the best other way, median of all rows", statistics.median(ratios), 1.3),
-            ("auto / the best other way, largest", max(ratios), 2.0),
-            ("first token, route / fetch, %d tokens" % most,
-             mid[most, 1, "route", 0] / mid[most, 1, "fetch", 0], 0.7),
-            ("a later token, routed, %d / %d tokens" % (most, least),
-             each("route", most) / each("route", least), None),
-            ("a later token, here / stock, %d tokens" % least,
-             each("here", least) / each("stock", least), 1.3),
-            ("first token, local / stock, %d tokens" % most,
-             mid[most, 1, "local", 0] / mid[most, 1, "stock", 0], 1.5)):
-        print("| %s | %.2f | %s |" % (words, value, "" if goal is None else "<= %g %s" % (
-            goal, "yes" if value <= goal else "no")))
-    print("\nms of a later token: %s" % ", ".join("%s %d: %.2f" % (
-        way, count, each(way, count)) for way in ("here", "stock", "route") for count in tokens))
+    def pool(self):
+        """{way: [[requests at the same time, seconds until all were answered]]}"""
+        out, prompts = {"fetch": [], "route": []}, [one + self.some(QUESTION) for one in self.small]
+        for _ in range(self.sizes.reps):
+            tokens = []
+            for name, found in out.items():
+                with self.way(name) as engine:
+                    self.B.look("crowd")
+                    self.B.look("shrink", FREE)
+                    try:
+                        begin = time.monotonic()
+                        got = self.together(engine, prompts, ANSWER)
+                        took = time.monotonic() - begin
+                    finally:
+                        self.B.look("widen")
+                        self.B.complete([5] * BLOCK, 1)  # vLLM counts its blocks in a step
+                    found.append([int(self.B.look("crowd")[0]), took])
+                    tokens.append([one["tokens"] for one in got])
+            equal(*tokens, "tokens of both ways")
+        own = -(-(QUESTION + ANSWER) // BLOCK)
+        return {"ways": out, "clients": CROWD, "blocks": FREE, "tokens": SMALL, "own": own,
+                "whole": own + SMALL // BLOCK}
+
+
+def turned(items, by):
+    at = by % len(items)
+    return items[at:] + items[:at]
+
+
+PARTS = {"rows": Bench.rows, "holders": Bench.holders, "clients": Bench.clients, "pool": Bench.pool}
+
+
+def measure(bench, parts):
+    told = {"about": page.about(), "loads": [os.getloadavg()[0]], "reps": bench.sizes.reps,
+            "layers": vllm_route_case.LAYERS, "heads": vllm_route_case.HEADS["llama"], "chunk": CHUNK,
+            "answer": ANSWER, "transport": bench.transport or "shm"}
+    with contextlib.ExitStack() as bench.stack:
+        begin = time.monotonic()
+        bench.start()
+        for name in parts:
+            said = time.monotonic()
+            told[name] = PARTS[name](bench)
+            told["loads"].append(os.getloadavg()[0])
+            bench.tally.add(name, True, "%.0f s" % (time.monotonic() - said))
+        bench.tally.check("nothing is kept", bench.B.idle)
+        told["seconds"] = time.monotonic() - begin
+    return json.loads(json.dumps(told))  # as it is read again: keys of JSON are words
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--reps", type=int, default=7)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[512, 2048, 8192])
-    parser.add_argument("--transport", choices=["shm", "tcp"])
+    parser.add_argument("--quick", action="store_true", help="without 8192 tokens, medians of 3")
+    parser.add_argument("--reps", type=int)
+    parser.add_argument("--transport", choices=["shm", "tcp"], help="between the daemons")
+    parser.add_argument("--part", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--json", default=os.path.join(FOLDER, "results", "route-bench.json"))
+    parser.add_argument("--from", dest="source", help="measure nothing: figures of --json")
+    parser.add_argument("--doc", help="a folder: the page of this run is written there")
     args = parser.parse_args()
     tally = Tally()
     try:
-        bench = Bench(args, tally)
-        with contextlib.ExitStack() as bench.stack:
-            rows = bench.run()
-        tables(rows, args.tokens)
-        os.makedirs(os.path.join(FOLDER, "results"), exist_ok=True)
-        with open(os.path.join(FOLDER, "results", "route-bench.json"), "w") as out:
-            json.dump([[*key, row] for key, row in rows.items()], out)
+        if args.source:
+            with open(args.source, encoding="utf-8") as file:
+                figures = json.load(file)
+        else:
+            bench = Bench(Sizes(args.quick, args.reps), args.transport, tally)
+            figures = measure(bench, args.part)
+            os.makedirs(os.path.dirname(os.path.abspath(args.json)), exist_ok=True)
+            with open(args.json, "w", encoding="utf-8") as file:
+                json.dump(figures, file)
+        print(page.text(figures))
+        if args.doc:
+            print(page.write(figures, args.doc))
+        tally.add("goals are judged", True)
     except Exception as error:
         tally.add("the run", False, "%s: %s" % (type(error).__name__, str(error)[:1500]))
     return tally.close("route-bench")

@@ -116,10 +116,10 @@ class Engine(Server):
         return out + (["--no-disable-hybrid-kv-cache-manager"] if args.kind == "hybrid" else [])
 
     def complete(self, prompt, n=TOKENS, params=None):
-        """{tokens, error, first: seconds to the first token}; never raises."""
+        """{tokens, error, first: seconds to the first token, each: to each}; never raises."""
         body = {"model": "tiny", "prompt": prompt, "max_tokens": n, "temperature": 0,
                 "ignore_eos": True, "stream": True, "return_token_ids": True}
-        out = {"tokens": [], "error": None, "first": None}
+        out = {"tokens": [], "error": None, "first": None, "each": []}
         head, begin = {"Content-Type": "application/json"}, time.monotonic()
         if params:
             params = dict(params)
@@ -151,8 +151,10 @@ class Engine(Server):
                 return
             choice = said["choices"][0]
             if choice.get("token_ids"):
-                out["first"] = out["first"] or time.monotonic() - begin
+                seconds = time.monotonic() - begin
+                out["first"] = out["first"] or seconds
                 out["tokens"] += choice["token_ids"]
+                out.setdefault("each", []).extend([seconds] * len(choice["token_ids"]))
             if choice.get("finish_reason") == "error":
                 out["error"] = "finish_reason error"
         if not out["tokens"] and NO_ERRORS_STREAMED:

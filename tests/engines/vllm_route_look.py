@@ -2,13 +2,16 @@
 """A worker extension of vLLM (--worker-extension-cls), called by its /collective_rpc: ends or stops
 a daemon between two layers of a step, tells what routing keeps, and breaks one of its rules, so
 that a run can show that it would notice."""
+import functools
 import gc
 import hashlib
 import inspect
 import os
 import signal
 import struct
+import time
 
+from kvd.attend import Part
 from kvd.chunks import ANYWHERE, ID_BYTES, Space
 from kvd.vllm import choice, route, route_scheduler, route_worker, store, store_plan, store_worker
 from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -18,6 +21,7 @@ from vllm_store_look import Look as StoreLook
 REGISTER, IDS = store.Worker.register, store_plan.Plan._ids
 TAKE, OWN_BLOCKS = store_plan.Plan.take, route.own_blocks
 ids_seen, scheduled = [], {}
+ROUND_S = 30.0
 
 
 def remembered(worker, kv_caches):
@@ -42,11 +46,13 @@ def ids_of_pages(plan, known, count):
     return ids
 
 
+@functools.lru_cache(None)
 def the(cls):
     """The engine's one object of a class."""
     gc.unfreeze()  # vLLM's engine hides what it has made at its start
     gc.collect()
     (one,) = (one for one in gc.get_objects() if isinstance(one, cls))
+    gc.freeze()
     return one
 
 
@@ -99,6 +105,69 @@ class Look(StoreLook):
         routes = the(route.Routes)
         return len(routes.ways) + len(routes.away) + len(routes.rents), len(routes.documents), \
             len(self.kvd_worker.router.holds)
+
+    def kvd_free(self):
+        """Blocks of vLLM's pool."""
+        return the(route.Routes).free()
+
+    def kvd_shrink(self, left):
+        """Until widen(), only so many are free."""
+        pool = the(route.Routes).pool
+        self.kvd_taken = pool.pool.get_new_blocks(pool.free() - left)
+
+    def kvd_widen(self):
+        the(route.Routes).pool.give(self.kvd_taken)
+
+    def kvd_crowd(self):
+        """The most requests that ran at the same time since the last call."""
+        scheduler = the(route_scheduler.RouteScheduler)
+        most, self.kvd_most = getattr(self, "kvd_most", None), 0
+        if most is None:
+            update = scheduler.update_from_output
+
+            def updated(*args):
+                self.kvd_most = max(self.kvd_most, len(scheduler.running))
+                return update(*args)
+            scheduler.update_from_output = updated
+        return most or 0
+
+    def kvd_posts(self, rows, chunks, rounds):
+        """[us of a hold of so many chunks of the last prompt, us of each of so many requests for
+        attention to them, one after another and each of the next layer, with so many rows]"""
+        router, plan = self.kvd_worker.router, the(store_plan.Plan)
+        begin = time.perf_counter()
+        held = plan._piece(ids_seen[:chunks], 0)
+        times = [time.perf_counter() - begin]
+        if held.chunks != chunks:
+            raise RuntimeError("%d chunks of %d" % (held.chunks, chunks))
+        joined = router.spaces.ask(router.words, lambda space: space.join(held.secret))
+        packed = router.attend.pack([Part(joined, rows=(0, rows))])
+        layers = sorted(router.layers.values())
+        for i in range(rounds):
+            begin = time.perf_counter()
+            router.attend.post(0, layers[i % len(layers)], packed, deadline=ROUND_S)
+            router.attend.wait(0, ROUND_S)
+            times.append(time.perf_counter() - begin)
+        joined.close()
+        held.close()
+        return [1e6 * one for one in times]
+
+    def kvd_prices(self, chunks, question):
+        """Of so many chunks of the last prompt: {us of fetching them; by how much routing costs
+        more than attention here, in the step of the question and in one of a token; whether the
+        two are surely different in half and in twice as many steps as make them equal}"""
+        plan = the(store_plan.Plan)
+        held = plan._piece(ids_seen[:chunks], 0)
+        page, holders = plan._page(), plan._holders([held], None)
+        held.close()
+
+        def price(tokens, steps=1):
+            return plan.prices.decide(page, holders, tokens, steps=steps)
+        one, many = price(1), price(question)
+        first, later = (of.route.us - (of.fetch.us - of.once.us) for of in (many, one))
+        even = max(1.0, one.once.us / later) if later > 0 else 1.0
+        return {"fetch_us": one.once.us, "first_us": first, "later_us": later, "sure": all(
+            price(1, steps=max(1, round(even * part))).sure for part in (0.5, 2))}
 
     def kvd_poison(self):
         """No value of its cache is a number."""
