@@ -15,7 +15,9 @@ bench-cost: $(B)/bench/bench_cost ## ns of kvd_decide(), by holders and page
 #   PARTS='words'  of echo sweep fan out crowd
 #   DOC=1          a page of docs/runs and docs/route-break-even.svg, too
 ROUTE_DOC := --doc docs/runs --plot docs/route-break-even.svg
-.PHONY: bench-route bench-route-doc
+# make bench-route-figures: figures of what it and bench-vllm-route have measured, in FIGURES.
+FIGURES ?= build/route-figures
+.PHONY: bench-route bench-route-doc bench-route-figures
 
 $(B)/bench/bench_trip: $(B)/tests/bench/bench_trip.o $(CORE)
 	@mkdir -p $(@D)
@@ -29,3 +31,6 @@ bench-route: all $(B)/bench/bench_trip build/python/installed ## routing beside 
 
 bench-route-doc: ## build/bench-route.json as a page of docs/runs, and its plot
 	@$(PYDIR)/venv/bin/python tests/bench/bench_route.py --from build/bench-route.json $(ROUTE_DOC)
+
+bench-route-figures: ## figures of bench-route and bench-vllm-route as SVG (FIGURES=folder)
+	@tests/bench/route_figures.py build/bench-route.json build/bench-vllm-route.json $(FIGURES)

@@ -8,6 +8,7 @@ STYLE = ("text{font:12px sans-serif;fill:#222}.grid{stroke:#ddd}.frame{fill:none
          ".seen{fill:#cc3311}.bytes{fill:none;stroke:#888;stroke-dasharray:4 4}"
          ".curve{fill:none;stroke-width:2}.floor{stroke-dasharray:5 4}.point{stroke:none}")
 COLORS = ("#4477aa", "#cc3311", "#228833", "#aa3377", "#ee9933", "#555555")
+TICKS = 8
 ROUTE, FETCH = "#4477aa", "#cc3311"  # of cells
 
 
@@ -18,11 +19,22 @@ class Axis:
         self.least, self.most, self.ticks = least, most, ticks
 
     @classmethod
-    def of(cls, values, base=10):
-        """Powers of the base around these values."""
-        low = math.floor(math.log(min(values), base) + 1e-9)
-        high = max(low + 1, math.ceil(math.log(max(values), base) - 1e-9))
-        return cls(base ** low, base ** high, [base ** power for power in range(low, high + 1)])
+    def of(cls, values):
+        """Numbers 1, 2, 5, 10, … around these values."""
+        low, high = (math.floor(math.log10(f(values))) for f in (min, max))
+        some = [digit * 10 ** power for power in range(low, high + 2) for digit in (1, 2, 5)]
+        least = max(one for one in some if one <= min(values))
+        most = min(one for one in some if one > least and one >= max(values))
+        ticks = [one for one in some if least <= one <= most]
+        return cls(least, most, ticks if len(ticks) <= TICKS else
+                   [one for one in some[::3] if one in ticks])
+
+    @classmethod
+    def doubled(cls, values):
+        """Powers of two around these values."""
+        low = math.floor(math.log2(min(values)))
+        high = max(low + 1, math.ceil(math.log2(max(values))))
+        return cls(1 << low, 1 << high, [1 << power for power in range(low, high + 1)])
 
     def at(self, value):
         """0 to 1"""
@@ -31,7 +43,18 @@ class Axis:
 
 
 def number(value):
-    return "%d" % value if value >= 1 else "%g" % value
+    for size, sign in ((10 ** 6, "M"), (10 ** 3, "k")):
+        if value >= size and not value % size:
+            return "%d%s" % (value // size, sign)
+    return "%g" % value
+
+
+def edge(values, i):
+    """Between the value before the i-th one and that one."""
+    if 0 < i < len(values):
+        return math.sqrt(values[i - 1] * values[i])
+    step = math.sqrt(values[1] / values[0]) if i == 0 else math.sqrt(values[-1] / values[-2])
+    return values[0] / step if i == 0 else values[-1] * step
 
 
 class Panel:
@@ -81,12 +104,11 @@ class Panel:
                               name))
 
     def cell(self, xs, ys, i, j, color, opacity):
-        """Of the i-th of these values and the j-th of those, each with an equal step between them."""
-        wide, high = (WIDTH - SIDE) / len(xs), HEIGHT / len(ys)
-        x, y = self.at(xs[i], ys[j])
+        """Of the i-th of these values and the j-th of those, up to the middle between two."""
+        (left, low), (right, high) = (self.at(edge(xs, i + k), edge(ys, j + k)) for k in (0, 1))
         self.parts.append('<rect fill="%s" opacity="%.2f" x="%.1f" y="%.1f" width="%.1f" '
-                          'height="%.1f"/>' % (color, opacity, x - wide / 2, y - high / 2, wide - 1,
-                                               high - 1))
+                          'height="%.1f"/>' % (color, opacity, left, high, right - left - 1,
+                                               low - high - 1))
 
     def mark(self, x, y, sign=""):
         """A point; sign: < or >, beyond it."""
