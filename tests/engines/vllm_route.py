@@ -473,14 +473,19 @@ def controls(case):
     S = case.engine("S", B.node, {"remote": 0.3})
     C = case.engine("C", B.node, {"remote": 0.3, "route": "auto"}, role="kv_consumer")
     C.look("break", "fetches")
-    some, others = ([i for i, (document, own, _) in enumerate(case.told_prompts.asked)
-                     if document % 2 == odd and len(own) > T] for odd in (0, 1))
-    tally.check("a lost step leaves no chunk", left_out, case, S, C, there, some)
+    some, others = ([i for i, (document, own, answer) in enumerate(case.told_prompts.asked)
+                     if document % 2 == odd and len(own) > T and answer >= SURE]
+                    for odd in (0, 1))
+    tally.check("steps of S are lost", lost_first, case, S, C, there, some)
+    tally.check("C has right tokens from S's chunks", from_chunks, case, C, some)
     S.look("break", "saves")
-    tally.check("control: if its chunks are stored, tokens are wrong",
-                lambda: are_wrong(lambda: left_out(case, S, C, there, others)))
+    tally.check("steps of S are lost whose chunks are stored", lost_first, case, S, C, there, others,
+                AssertionError)
+    tally.check("control: C has wrong tokens from them",
+                lambda: are_wrong(lambda: from_chunks(case, C, others)))
 
 
+SURE = 24  # tokens of an answer that depends on each part of its prompt
 ROPE = {"rope_type": "default", "rope_theta": 300000.0}
 
 
@@ -531,22 +536,27 @@ def other_rope(case, R, found):
     return str(got)
 
 
-def left_out(case, S, C, there, some):
-    """Steps of S are lost, then C has its chunks. S may have stored their documents afterwards, and
-    does not route to them any more."""
+def lost_first(case, S, C, there, some, *wrong):
+    """The first step of one of these prompts is lost with its first layer, then all are answered,
+    and each of their chunks is stored. S may have stored their documents afterwards, and does not
+    route to them any more. wrong: errors that may be S's, too."""
     assert until(lambda: loads(case, C, some[:1]), 100, 0.5), "the holder is not used"
-    begin = S.counters()["lost"]
+    begin = S.counters()
     S.forget()
-    S.look("tap", signal.SIGSTOP, there.daemon.proc.pid, 3)
+    S.look("tap", signal.SIGSTOP, there.daemon.proc.pid, 1)
     try:
-        case.at_once(S, some, len(some))
+        with contextlib.suppress(*wrong):
+            case.at_once(S, some, len(some))
     finally:
         there.daemon.thaw()
         connected(S.node)
         S.settled()
-    assert until(lambda: S.counters()["lost"] > begin, 10), "no step was lost"
-    assert loads(case, C, some), "nothing is loaded"
-    return "%d lost steps" % (S.counters()["lost"] - begin)
+
+    def came():
+        end = S.counters()
+        return {k: end[k] - begin[k] for k in ("lost", "posts", "saved", "failed_saves")}
+    assert until(lambda: came()["lost"] > 0, 10), "no step was lost"
+    return str(came())
 
 
 def loads(case, C, some):
@@ -555,6 +565,24 @@ def loads(case, C, some):
     case.at_once(C, some, 8)
     C.settled()
     return until(lambda: C.counters()["loaded"] > begin, 2)
+
+
+def from_chunks(case, C, some):
+    """It computes only what is in no whole chunk."""
+    C.forget()
+    lengths = [len(case.told_prompts.prompt(i)) for i in some]
+    wanted = sum(length - (length - 1) // T * T for length in lengths)
+    begin = C.counters()["sources"]["local_compute"]
+    try:
+        case.at_once(C, some, 8)
+    finally:
+        C.settled()
+
+    def computed():
+        return C.counters()["sources"]["local_compute"] - begin
+    until(lambda: computed() >= wanted, 5)
+    equal(computed(), wanted, "computed tokens")
+    return "%d tokens of %d are loaded" % (sum(lengths) - wanted, sum(lengths))
 
 
 # ---- many prompts, and holders that end all the time -----------------------------------------

@@ -258,8 +258,9 @@ RULES = {
     "lost": [(route_worker.Router, "end", unnoticed)],
     # blocks that a lost step has written are found by the next request
     "evict": [(KVCacheManager, "evict_blocks", lambda own, blocks: None)],
-    # chunks of a step are stored before its result is there
-    "saves": [(store_plan.Plan, "take", taken), (store_plan.Plan, "_over", over_at_once)],
+    # chunks of a step are stored before its result is there, and even if it has none
+    "saves": [(store_plan.Plan, "take", taken), (store_plan.Plan, "_over", over_at_once),
+              (store_worker.Rank, "stop", lambda rank, moves: None)],
     # own attention covers tokens that are elsewhere
     "nulls": [(route_worker, "own_blocks", nulls_kept)],
     # the rest of the batch is not looked at
