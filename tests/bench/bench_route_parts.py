@@ -50,7 +50,7 @@ def median_us(times):
 def config(transport, memory=16, threads=1, spin=None, stores=(), peer=""):
     """Of a daemon; `stores`: endpoints; peer: its section of that name. By shm its own engines put chunks into it, whatever way
     others come."""
-    lines = ["[chunks]", "chunk_memory = %d MiB" % memory, "attention_threads = %d" % threads]
+    lines = ["[chunks]", "chunk_memory = %d MiB" % memory, "attention_threads = %s" % (threads or "off")]
     if spin:
         lines.append("attention_busy_poll = " + spin)
     if stores:
