@@ -34,6 +34,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import namedtuple
 
 import sglang_pd
 import sglang_store
@@ -44,7 +45,6 @@ from vllm_route_case import (LAYERS, T, Case, asker, attention, connected, endpo
 
 HOLDERS = 7
 PIECES = 8  # of a hold, at other daemons
-EACH, KILL_S = 20, 1.0  # prompts of a round of the load; between kills
 LOAD = 200  # prompts
 CLOSE = 2e-2  # of logits in bf16, by the largest
 ANSWER_S = 40  # a step that is lost twice, each with its deadline, and vLLM's queue
@@ -587,8 +587,41 @@ def from_chunks(case, C, some):
 
 # ---- many prompts, and holders that end all the time -----------------------------------------
 
-def load(case):
+Rounds = namedtuple("Rounds", "prompts width answer kill_s")
+Rounds.__doc__ = """prompts: of a round; width: at the same time; answer: tokens, at most; kill_s:
+between ends of holders."""
+LOADED, SOAKED = Rounds(20, 8, None, 1.0), Rounds(200, 16, 6, 3.0)
+
+
+def load(case, kind):
+    """Each round begins without an engine's cache, and with a new daemon of its own."""
     tally, rng = case.tally, random.Random(7)
+    there, B = endangered(case)
+    free = B.look("free")
+    counts = dict.fromkeys(("posts", "lost", "ends"), 0)
+    begin = time.monotonic()
+    for first in range(0, case.requests, kind.prompts):
+        some = [rng.randrange(case.count) for _ in range(min(kind.prompts, case.requests - first))]
+        tally.check("requests %d to %d, a holder ends each %g s" % (
+            first, first + len(some), kind.kill_s), around, case, B, there, rng, counts, kind, some)
+    took = time.monotonic() - begin
+    tally.note("requests", "%d in %.0f s, %.2f a second" % (case.requests, took, case.requests / took))
+    tally.check("steps were routed and lost", lambda: (equal(
+        {k: v > 0 for k, v in counts.items()}, dict.fromkeys(counts, True), counts),
+        str(counts))[1])
+    tally.check("nothing is kept", B.idle)
+    tally.check("all of its blocks are free", lambda: equal(B.look("free"), free, "free blocks"))
+    for node in (B.node, *there):
+        tally.check("nothing is held at %s" % node.daemon.name, nothing_held, node)
+    B.stop()
+    C = case.engine("C", B.node)
+    C.look("break", "fetches")
+    tally.check("another engine has right tokens from what was stored meanwhile", case.at_once, C,
+                range(case.count), 8)
+
+
+def endangered(case):
+    """Two daemons that keep the same documents in files, and an engine."""
     own = case.node("own", "attention_threads = 1\n")
     A = case.engine("A", own)
     port = free_ports(2)
@@ -601,25 +634,7 @@ def load(case):
     A.stop()
     here = case.node("here", "chunk_peers = %s\n" % " ".join(map(endpoint, there)))
     connected(here, 2)
-    B = case.engine("B", here, {"remote": 0.3})
-    counts = dict.fromkeys(("posts", "lost"), 0)
-    begin = time.monotonic()
-    for number in range(case.requests // EACH):
-        tally.check("round %d: %d prompts, a holder ends each second" % (number, EACH), around,
-                    case, B, there, rng, counts)
-    took = time.monotonic() - begin
-    tally.note("requests", "%d in %.0f s, %.2f a second" % (case.requests, took, case.requests / took))
-    tally.check("steps were routed and lost", lambda: (equal(
-        {k: v > 0 for k, v in counts.items()}, dict.fromkeys(counts, True), counts),
-        str(counts))[1])
-    tally.check("nothing is kept", B.idle)
-    for node in (here, *there):
-        tally.check("nothing is held at %s" % node.daemon.name, nothing_held, node)
-    B.stop()
-    C = case.engine("C", here)
-    C.look("break", "fetches")
-    tally.check("another engine has right tokens from what was stored meanwhile", case.at_once, C,
-                range(case.count), 8)
+    return there, case.engine("B", here, {"remote": 0.3})
 
 
 FILES = "chunk_dir = %s\nchunk_dir_size = 1 GiB\n[peer]\nlisten = tcp://127.0.0.1:%d\n"
@@ -639,7 +654,7 @@ def again(node):
     node.daemon.start().wait_ready()
 
 
-def around(case, B, there, rng, counts):
+def around(case, B, there, rng, counts, kind, some):
     def fresh():
         """Its daemon has no chunks then, which B would find before those of holders that are
         reading theirs from files, and has suspended nobody."""
@@ -657,7 +672,7 @@ def around(case, B, there, rng, counts):
     begin, over, ended = B.counters(), threading.Event(), []
 
     def ends():
-        while not over.wait(KILL_S):
+        while not over.wait(kind.kill_s):
             node = rng.choice(there)
             if rng.random() < 0.5:
                 again(node)
@@ -672,11 +687,11 @@ def around(case, B, there, rng, counts):
 
     def one(i):
         start = time.monotonic()
-        case.ask(B, i)
+        case.ask(B, i, kind.answer)
         times.append(time.monotonic() - start)
     try:
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            list(pool.map(one, [rng.randrange(case.count) for _ in range(EACH)]))
+        with concurrent.futures.ThreadPoolExecutor(kind.width) as pool:
+            list(pool.map(one, some))
     finally:
         over.set()
         killer.join()
@@ -684,16 +699,16 @@ def around(case, B, there, rng, counts):
         B.settled()
     assert max(times) < ANSWER_S, "%.1f s for an answer" % max(times)
     until(lambda: B.counters()["posts"] > begin["posts"], 10)
-    got = {k: B.counters()[k] - begin[k] for k in counts}
-    for k in counts:
-        counts[k] += got[k]
+    got = {k: B.counters()[k] - begin[k] for k in ("posts", "lost")}
+    for k, count in dict(got, ends=len(ended)).items():
+        counts[k] += count
     return "%d ends, %d lost steps, %d requests for attention, longest %.1f s" % (
         len(ended), got["lost"], got["posts"], max(times))
 
 
 CASES = {"gqa": always, "mla": always, "many": many, "many-mla": many, "two": two, "ranks": ranks, "cross": cross,
          "scattered": lambda case: many(case, True), "bf16": bf16, "auto": auto, "ends": ends,
-         "controls": controls, "load": load, "soak": load}
+         "controls": controls, "load": lambda case: load(case, LOADED), "soak": lambda case: load(case, SOAKED)}
 
 
 def main():
