@@ -6,9 +6,11 @@
  * The benches' times are an engine's: from the post until it sees the end.
  */
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -168,7 +170,7 @@ static void space_open(struct scene *s)
 static void seats_open(struct scene *s)
 {
 	struct kvd_attend_args args = {.rows = s->rows,
-				       .seats = 1,
+				       .seats = LAYERS,
 				       .kind = KVD_GQA,
 				       .heads = HEADS,
 				       .kv_heads = KV_HEADS,
@@ -178,7 +180,9 @@ static void seats_open(struct scene *s)
 				       .key = "k",
 				       .value = "v"};
 
-	engine_memory(&s->seats, AT_HOST, (uint64_t)s->rows * (DIMS * 6 + 8) + 4096);
+	engine_memory(&s->seats, AT_HOST,
+		      LAYERS * ((uint64_t)s->rows * (DIMS * 6 + 8) + 4096));
+	args.address = s->seats.memory.address;
 	s->seats.client = s->engine.client;
 	well(s->seats.client, engine_register(&s->seats), "region.register");
 	args.region = s->seats.region;
@@ -264,7 +268,9 @@ static double ask(struct scene *s, uint32_t layer, uint32_t rows)
 	return -why.code;
 }
 
-static void check(struct scene *s, uint32_t layer, uint32_t rows)
+/* `o` and the rows that it is of. */
+static void check(struct scene *s, uint32_t layer, uint32_t rows, const void *q,
+		  const float *o)
 {
 	struct attend_field k = {.base = s->memory +
 					 2ull * layer * FIELD_BYTES * s->chunks * PAGES,
@@ -276,7 +282,7 @@ static void check(struct scene *s, uint32_t layer, uint32_t rows)
 			       .pages = s->pages,
 			       .page_tokens = PAGE_TOKENS,
 			       .tokens = s->chunks * CHUNK_TOKENS};
-	struct attend_span want = {.q = seat_at(s, s->seat.q),
+	struct attend_span want = {.q = q,
 				   .o = need(calloc(rows, DIMS * 4)),
 				   .m = need(calloc(rows, 4)),
 				   .l = need(calloc(rows, 4)),
@@ -284,7 +290,6 @@ static void check(struct scene *s, uint32_t layer, uint32_t rows)
 				   .end = kv.tokens};
 	const struct attend_job job = {
 		.shape = &shape, .kv = &kv, .spans = &want, .span_count = 1};
-	const float *o = (const float *)(const void *)seat_at(s, s->seat.o);
 	void *scratch = need(
 		aligned_alloc(64, (attend_scratch_bytes(&shape, rows) + 63) / 64 * 64));
 	double off = 0, all = 0;
@@ -304,6 +309,12 @@ static void check(struct scene *s, uint32_t layer, uint32_t rows)
 	free(scratch);
 }
 
+static void check_seat(struct scene *s, uint32_t layer)
+{
+	check(s, layer, s->rows, seat_at(s, s->seat.q),
+	      (const float *)(const void *)seat_at(s, s->seat.o));
+}
+
 void attend_daemon_test(void)
 {
 	struct kvd_move *move = NULL;
@@ -316,7 +327,7 @@ void attend_daemon_test(void)
 		fill((uint16_t *)(void *)seat_at(&s, s.seat.q), (uint64_t)s.rows * DIMS);
 		if (ask(&s, layer, s.rows) < 0)
 			die("the rows failed");
-		check(&s, layer, s.rows);
+		check_seat(&s, layer);
 	}
 	well(s.engine.client, kvd_withdraw(s.space, &chunks, 0, NULL, &move),
 	     "chunk.withdraw");
@@ -372,9 +383,113 @@ void attend_kill_test(void)
 	scene_hold(&s);
 	if (ask(&s, 1, s.rows) < 0)
 		die("the rows of another engine's pages failed");
-	check(&s, 1, s.rows);
+	check_seat(&s, 1);
 	scene_close(&s);
 }
+
+/* ---- queries that a stream computes ---- */
+
+/* Both on the device, of all layers. */
+struct stream_rows {
+	uint64_t q, o, seats; /* seats: the host's, as the device sees them */
+	uint64_t q_bytes, o_bytes;
+};
+
+/* The layer's queries go to a seat, and its results from there, in the stream's turn. */
+static void stream_order(struct scene *s, const struct stream_rows *at, uint32_t layer,
+			 uint32_t deadline_us)
+{
+	const struct kvd_part part = {
+		.hold = s->hold, .rows = s->rows, .count = s->chunks};
+	uint64_t seat = at->seats + layer * s->seat.bytes, value;
+
+	cu(cuda.drv.copy(seat + s->seat.q, at->q + layer * at->q_bytes, at->q_bytes,
+			 cuda.stream),
+	   "cuMemcpyAsync");
+	well(s->engine.client,
+	     kvd_attend_order(s->attend, layer, layer, &part, 1, deadline_us, &value),
+	     "an ordered post");
+	cu(cuda.stream_write(cuda.stream, seat + s->seat.ready, value, 0),
+	   "cuStreamWriteValue64");
+	cu(cuda.stream_wait(cuda.stream, seat + s->seat.done, value, 0),
+	   "cuStreamWaitValue64");
+	cu(cuda.drv.copy(at->o + layer * at->o_bytes, seat + s->seat.o, at->o_bytes,
+			 cuda.stream),
+	   "cuMemcpyAsync");
+}
+
+static void stream_open(struct scene *s, struct stream_rows *at)
+{
+	*at = (struct stream_rows){.q_bytes = (uint64_t)s->rows * DIMS * 2,
+				   .o_bytes = (uint64_t)s->rows * DIMS * 4};
+	at->q = cuda_alloc(LAYERS * at->q_bytes);
+	at->o = cuda_alloc(LAYERS * at->o_bytes);
+	cu(cuda.drv.host_register(s->seats.memory.address, s->seats.memory.bytes,
+				  CU_MEMHOSTREGISTER_PORTABLE |
+					  CU_MEMHOSTREGISTER_DEVICEMAP),
+	   "cuMemHostRegister");
+	cu(cuda.host_address(&at->seats, s->seats.memory.address, 0),
+	   "cuMemHostGetDevicePointer");
+}
+
+static void stream_check(struct scene *s, const struct stream_rows *at, const uint16_t *q)
+{
+	float *o = need(malloc(at->o_bytes));
+
+	for (uint32_t layer = 0; layer < LAYERS; layer++) {
+		if (kvd_attend_state(s->attend, layer) != KVD_SUCCESS)
+			die("layer %u: state %d", layer,
+			    kvd_attend_state(s->attend, layer));
+		cu(cuda.to_host(o, at->o + layer * at->o_bytes, at->o_bytes),
+		   "cuMemcpyDtoH");
+		check(s, layer, s->rows, q + layer * at->q_bytes / 2, o);
+	}
+	free(o);
+}
+
+/* All layers are posted ahead of the stream; then the daemon is killed while the stream
+ * waits for it. */
+void attend_stream_test(void)
+{
+	struct stream_rows at;
+	struct hold *hold;
+	struct scene s;
+	uint16_t *q;
+	double begin;
+
+	scene_open(&s, cuda.fake ? 2 : 40, 2 * HEADS, 100);
+	stream_open(&s, &at);
+	q = need(malloc(LAYERS * at.q_bytes));
+	for (unsigned int turn = 0; turn < 3; turn++) {
+		fill(q, LAYERS * at.q_bytes / 2);
+		cu(cuda.to_device(at.q, q, LAYERS * at.q_bytes), "cuMemcpyHtoD");
+		cu(cuda.drv.stream_sync(NULL), "cuStreamSynchronize");
+		hold = hold_begin(cuda.stream);
+		for (uint32_t layer = 0; layer < LAYERS; layer++)
+			stream_order(&s, &at, layer, 30000000);
+		hold_end(hold);
+		cuda_sync();
+		stream_check(&s, &at, q);
+	}
+	hold = hold_begin(cuda.stream);
+	stream_order(&s, &at, 0, 60000000);
+	kill(s.rig.pids[0], SIGKILL);
+	(void)waitpid(s.rig.pids[0], NULL, 0);
+	s.rig.pids[0] = 0;
+	hold_end(hold);
+	begin = clock_s();
+	cuda_sync();
+	printf("    the stream went on %.1f ms after its daemon's end\n",
+	       (clock_s() - begin) * 1e3);
+	if (clock_s() - begin > 30 || kvd_attend_state(s.attend, 0) != KVD_FAILED)
+		die("the stream waited for its deadline, or the request has not failed");
+	free(q);
+	cu(cuda.drv.host_unregister(s.seats.memory.address), "cuMemHostUnregister");
+	kvd_close(s.engine.client);
+	rig_stop(&s.rig);
+}
+
+/* ---- times ---- */
 
 static int by_value(const void *a, const void *b)
 {

@@ -172,6 +172,7 @@ void attend_daemon_bench(void);
 void streams_bench(void);
 void busy_attend_bench(void);
 void attend_kill_test(void);
+void attend_stream_test(void);
 /* Best seconds of one copy between the device and pinned memory. */
 double plain_pinned(uint64_t bytes, bool to_device);
 /* Roles of test.c, attend_daemon.c and bench.c. */
