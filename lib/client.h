@@ -13,7 +13,7 @@
  *   client_ring.c    the submission ring
  *   client_dlist.c client_xfer.c client_notif.c   operations through the ring
  *   client_space.c   spaces of chunks
- *   client_order.c   ends what a GPU's stream waits for
+ *   client_order.c   ends waits of a GPU's stream
  *   client_chunk.c   holds, puts, fetches and other operations on chunks
  *   client_adopt*.c client_maps.c   memory moved behind a memfd (client_adopt.h)
  *   client_memory.c client_layout.c client_text.c client_error.c   helpers

@@ -51,7 +51,7 @@ struct compute {
 	unsigned int threads, busy, telling; /* batches */
 	struct gpu_device *device;	     /* NULL: the host */
 	unsigned int share;		     /* percent of its time; 0: all */
-	uint64_t ready_ns;		     /* no batch begins before */
+	uint64_t ready_ns;		     /* no batch starts before */
 	struct loop_timer rest;		     /* until then */
 	struct list queues;		     /* struct compute_queue.link */
 	struct list idle;		     /* … of those with nothing in them */
@@ -404,7 +404,7 @@ static void batch_done(struct offload_job *job)
 	struct compute *compute = batch->compute;
 	int r = store_kv_read_end(&batch->read);
 
-	if (r < 0) { /* whatever became of the call */
+	if (r < 0) { /* also if the call succeeded */
 		job->result = r;
 		err_take(&job->err);
 	}

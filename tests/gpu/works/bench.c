@@ -448,7 +448,7 @@ const struct work benches[] = {
 	 chunks_bench},
 	{"attend", "attention by attend.cu, of launches one behind the other",
 	 attend_bench},
-	{"streams", "copies dealt out to 1 to 8 streams: what the driver gains",
+	{"streams", "copies dealt out to 1 to 8 streams: the driver's gain",
 	 streams_bench},
 	{"attend-daemon", "rows of an engine for pages on the GPU, by its daemon",
 	 attend_daemon_bench},
