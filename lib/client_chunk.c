@@ -20,6 +20,7 @@
 
 #include "daemon/base/clock.h"
 #include "daemon/base/hex.h"
+#include "lib/client_splice.h"
 #include "proto/kvd_ring.h"
 
 #define SPIN_NS UINT64_C(50000) /* polling time before a wait */
@@ -35,6 +36,7 @@ struct kvd_hold {
 
 struct kvd_move {
 	struct client_slot slot;
+	bool fetches, spliced;
 };
 
 /* ---- ids ------------------------------------------------------------------------- */
@@ -568,11 +570,32 @@ int kvd_fetch(struct kvd_hold *hold, const struct kvd_move_args *args,
 					       .a = hold->slot.object.id,
 					       .c = args->deadline_ms};
 
-		return chunk_move_post(client, &entry, NULL, args, move_p);
+		r = chunk_move_post(client, &entry, NULL, args, move_p);
+	} else {
+		client_op_begin(client, &op, "chunk.fetch");
+		out_number(&op.text, "hold", hold->slot.object.id);
+		r = chunk_move_ask(client, &op, args, call, move_p);
 	}
-	client_op_begin(client, &op, "chunk.fetch");
-	out_number(&op.text, "hold", hold->slot.object.id);
-	return chunk_move_ask(client, &op, args, call, move_p);
+	if (*move_p)
+		(*move_p)->fetches = true;
+	return r;
+}
+
+int kvd_move_splice(struct kvd_move *move, const struct kvd_splice *splice)
+{
+	struct kvd_client *client = move->slot.object.client;
+	int r = client_enter(client, false);
+
+	if (!r && (!move->fetches || kvd_move_state(move) != KVD_SUCCESS))
+		r = client_fail(client, KVD_E_STATE,
+				"move: not a fetch that has succeeded");
+	if (!r && move->spliced)
+		r = client_fail(client, KVD_E_STATE,
+				"move: its keys were rotated before");
+	if (!r)
+		r = client_splice(client, splice);
+	move->spliced |= !r;
+	return r;
 }
 
 int kvd_move_state(const struct kvd_move *move)

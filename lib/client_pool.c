@@ -124,6 +124,24 @@ int client_pool_again(struct kvd_pool *pool)
 	return r ? r : client_session_again(&op);
 }
 
+const char *client_pool_layout(const struct kvd_pool *pool)
+{
+	return pool->layout;
+}
+
+int client_pool_address(const struct kvd_pool *pool, uint32_t buffer, uint64_t *address_p)
+{
+	const struct pool_part *part = &pool->parts[buffer];
+	int r = client_region_address(part->region, address_p);
+
+	*address_p += part->offset;
+	return r ? client_fail(pool->object.client, KVD_E_REQUIRE,
+			       "pool: region of buffer %u: %s", buffer,
+			       r < 0 ? "not host memory"
+				     : "registered without its address in this process")
+		 : 0;
+}
+
 uint64_t kvd_pool_id(const struct kvd_pool *pool)
 {
 	return client_object_id(&pool->object);

@@ -293,6 +293,15 @@ int client_region_again(struct kvd_region *region)
 	return r;
 }
 
+int client_region_address(const struct kvd_region *region, uint64_t *address_p)
+{
+	*address_p = region->address;
+	if (region->kind != KVD_REGION_MEMFD && region->kind != KVD_REGION_SHM &&
+	    region->kind != KVD_REGION_VM)
+		return -1;
+	return region->address ? 0 : 1;
+}
+
 uint64_t kvd_region_id(const struct kvd_region *region)
 {
 	return client_object_id(&region->object);

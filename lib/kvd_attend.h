@@ -74,6 +74,30 @@ int kvd_attend_seat(const struct kvd_attend *attend, struct kvd_seat *seat_p);
 /* Requests in progress end. Frees the handle on success. */
 int kvd_attend_close(struct kvd_attend *attend, const struct kvd_call *call);
 
+/*
+ * Keys of a fetch, for other positions: a rotation by delta * inv_freq, in fp32, rounded
+ * once. Values without a position (V, and the latent of MLA) stay. This is an
+ * approximation for tokens that would have other tokens before them: their KV depends on
+ * these, too.
+ */
+struct kvd_splice {
+	struct kvd_pool *pool;	      /* of the fetch, of host memory; its regions were
+				       * registered with their address in this process */
+	const struct kvd_view *views; /* of the fetch */
+	size_t view_count;
+	const char *key; /* field of the layout, in each layer: of heads of `type`. MLA:
+			  * the row, whose rope values `rope` names */
+	enum kvd_value_type type;
+	struct kvd_rope rope;
+	int32_t delta; /* positions by which the tokens are used later than they were
+			* computed */
+};
+struct kvd_move;
+/* Rotates the keys of a fetch that has succeeded, in place, on this thread, once.
+ * -KVD_E_STATE: it has not succeeded, or they were rotated before. Other refusals leave
+ * them as they are. */
+int kvd_move_splice(struct kvd_move *move, const struct kvd_splice *splice);
+
 /* Rows, and the chunks of a hold that they attend to. */
 struct kvd_part {
 	const struct kvd_hold *hold;

@@ -20,7 +20,7 @@ ifeq ($(SAN),address)
 $(B)/daemon/math/%.o: private CFLAGS += --param asan-use-after-return=0
 endif
 # the same bits on every machine
-$(B)/daemon/math/merge.o $(B)/pic/daemon/math/merge.o $(B)/daemon/math/splice.o: private CFLAGS += -ffp-contract=off
+$(foreach f,merge splice,$(B)/daemon/math/$f.o $(B)/pic/daemon/math/$f.o): private CFLAGS += -ffp-contract=off
 
 $(B)/bench/bench_attend: $(B)/tests/bench/bench_attend.o $(CORE)
 	@mkdir -p $(@D)

@@ -34,6 +34,7 @@ def sources():
             "daemon/base/mem.c", "daemon/base/text.c", "daemon/base/thread.c"]
     more += ["daemon/cost/%s.c" % f for f in ("cost", "page", "preset")]
     more += ["daemon/math/%s.c" % f for f in ("attend", "attend_ref", "attend_vec", "pick", "value")]
+    more += ["daemon/plan/%s.c" % f for f in ("layout", "layout_json", "layout_text", "token_shard")]
     return sorted(f for f in own + lib + more if f.endswith(".c"))
 
 

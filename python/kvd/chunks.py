@@ -13,6 +13,7 @@ calls: only engines that do so, too, find these chunks, and tokens count from a 
 from collections import namedtuple
 
 from . import _check, _kvd
+from .attend import TYPES, choice, rope_pack
 from .errors import Error, error_make
 from .layout import Layout
 from .rooms import Awaited, Status, views_pack, wait_pack
@@ -81,8 +82,8 @@ class Move(Awaited):
     pages belong to the engine again. An unreferenced move is aborted. A call without a reply in
     time returns a move as well, because its pages may be in motion: it is aborting, and fails."""
 
-    def __init__(self, move, kind):
-        self._move, self.kind = move, kind
+    def __init__(self, move, kind, pages=None):
+        self._move, self.kind, self._pages = move, kind, pages
 
     @property
     def state(self):
@@ -109,6 +110,18 @@ class Move(Awaited):
             told = None
         return told or error_make(status.error, _kvd.code_name(status.error),
                                   status.retryable, "op", "%s failed" % self)
+
+    def splice(self, delta, rope, *, key, type):
+        """Rotate the keys of a fetch that has succeeded, in its pages, for tokens that are used
+        `delta` positions later than they were computed: once, in fp32, rounded to their type.
+        rope: a kvd.Rope; key: the field of the layout with the keys, of MLA that of the rows; type:
+        "bf16", "fp16", "fp32" or "fp8_e4m3". The pool must be of host memory."""
+        if self._pages is None:
+            raise ValueError("splice: %s has no keys of its own" % self)
+        pool, views = self._pages
+        self._move.splice(pool._pool, views, _check.instance("key", key, str, "a str"),
+                          choice("type", type, TYPES), rope_pack(rope),
+                          _check.integer("delta", delta, -(1 << 31) + 1, (1 << 31) - 1))
 
     def abort(self, timeout=None):
         """Abort the move. The state becomes FAILED once no byte of it can move."""
@@ -142,10 +155,10 @@ class Hold:
         reply, as in Space.put(). -> Move"""
         ms = 0 if deadline is None else \
             _check.integer("deadline", max(1, round(1000 * deadline)), 1, _check.U32)
-        pool = self.space.pool_of(pool)
-        return Move(self._hold.fetch(pool._pool, views_pack(views), wait_pack(wait), ms,
+        pool, views = self.space.pool_of(pool), views_pack(views)
+        return Move(self._hold.fetch(pool._pool, views, wait_pack(wait), ms,
                                      _check.seconds("timeout", timeout),
-                                     _check.flag("post", post)), "fetch")
+                                     _check.flag("post", post)), "fetch", (pool, views))
 
     def holders(self, timeout=None):
         """Other daemons with chunks of the hold, in the order of the chunks: of each piece the one

@@ -260,6 +260,12 @@ int ext_wait_parse(const struct client *client, PyObject *tuple, struct kvd_wait
 int ext_names_parse(PyObject *tuple, const char ***names_p, size_t *count_p);
 void ext_on_nothing(void *arg, int result, const struct kvd_reply *reply);
 
+/* ---- ext_attend.c ------------------------------------------------------------ */
+
+struct kvd_rope;
+/* None: dims 0. False with an exception. */
+bool ext_rope_parse(PyObject *rope, struct kvd_rope *out);
+
 /* ---- ext_chunk.c ------------------------------------------------------------- */
 
 /* From a Hold of this client that is open; NULL with an exception. */

@@ -42,7 +42,7 @@ static int attend_begin(void *ctx, const struct kvd_call *call)
 }
 
 /* rope: None or (first, dims, pairs, inv_freq as bytes of doubles) */
-static bool rope_parse(PyObject *rope, struct kvd_rope *out)
+bool ext_rope_parse(PyObject *rope, struct kvd_rope *out)
 {
 	const char *freq;
 	Py_ssize_t bytes;
@@ -84,7 +84,7 @@ static PyObject *attend_make(PyTypeObject *type, PyObject *args,
 			      &a->kv_heads, &a->first_head, &a->dqk, &a->dv, &a->scale,
 			      &a->softcap, &a->view, &a->key, &a->value, &rope, &out_bf16,
 			      ext_timeout, &run.timeout_ms) ||
-	    !rope_parse(rope, &a->rope) ||
+	    !ext_rope_parse(rope, &a->rope) ||
 	    !region_usable((struct region *)region, (struct client *)client, "region", 0))
 		return NULL;
 	use.of = (struct handle *)region;

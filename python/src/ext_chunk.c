@@ -8,6 +8,8 @@
  */
 #include "python/src/ext.h"
 
+#include "lib/kvd_attend.h"
+
 static PyTypeObject *space_type, *hold_type, *move_type;
 
 static int space_shut(void *handle, const struct kvd_call *call)
@@ -501,10 +503,37 @@ static PyMethodDef hold_methods[] = {
 	{"close", chunk_close, METH_VARARGS, NULL},
 	{NULL, NULL, 0, NULL},
 };
+/* splice(pool, views, key, type, rope, delta) */
+static PyObject *move_splice(PyObject *self, PyObject *args)
+{
+	struct handle *move = (struct handle *)self;
+	PyObject *pool, *view_list, *rope, *done = NULL;
+	struct ext_views views = {0};
+	struct kvd_splice s = {0};
+	int type, r;
+
+	if (!PyArg_ParseTuple(args, "O!OsiOi", pool_type, &pool, &view_list, &s.key,
+			      &type, &rope, &s.delta) ||
+	    !ext_rope_parse(rope, &s.rope) || !pool_usable(pool, move->client))
+		return NULL;
+	s.type = (enum kvd_value_type)type;
+	if (ext_views_parse(view_list, &views) == 0 && handle_lock(move)) {
+		s.views = views.at;
+		s.view_count = views.count;
+		s.pool = ((struct handle *)pool)->kvd;
+		Py_BEGIN_ALLOW_THREADS r = kvd_move_splice(move->kvd, &s);
+		Py_END_ALLOW_THREADS if (client_end(move->client, r)) done =
+			Py_NewRef(Py_None);
+	}
+	ext_views_fini(&views);
+	return done;
+}
+
 static PyMethodDef move_methods[] = {
 	{"state", move_state, METH_NOARGS, NULL},
 	{"read", move_read, METH_NOARGS, NULL},
 	{"show", move_show, METH_O, NULL},
+	{"splice", move_splice, METH_VARARGS, NULL},
 	{"abort", move_abort, METH_O, NULL},
 	{"close", chunk_close, METH_VARARGS, NULL},
 	{NULL, NULL, 0, NULL},
