@@ -23,6 +23,7 @@ import transformers  # noqa: E402
 import kvd  # noqa: E402
 import kvd.transformers as kt  # noqa: E402
 from kvd_daemon import Daemon, until  # noqa: E402
+from turned import turned  # noqa: E402
 
 CHUNK = 64
 CHUNKS = "[chunks]\nchunk_memory = 256 MiB\nattention_threads = 1\n"
@@ -131,7 +132,9 @@ class Alone:
         if prefix:
             self.call(prefix, cache)
         for i, layer in enumerate(copy.deepcopy(self.document).layers):
-            rows = geometry.splice(geometry.pack(layer.keys, layer.values), len(prefix))
+            rows = geometry.pack(layer.keys, layer.values)
+            rows[geometry.key] = torch.from_numpy(turned(
+                rows[geometry.key].numpy(), len(prefix), *geometry.rope)).float()
             cache.update(*geometry.unpack(rows), i)
         out = []
         for _ in range(self.args.steps):

@@ -20,6 +20,7 @@ import kvd.transformers as kt  # noqa: E402
 from conftest import until  # noqa: E402
 from test_attend import ATTENDS, daemons  # noqa: E402
 from test_chunk_files import killed  # noqa: E402
+from turned import turned  # noqa: E402
 
 T, DOCUMENT, TOKENS = 16, 200, 64  # of a chunk; of a document: the last chunk is not full
 QUESTION = [7, 3, 250, 12, 99, 41]
@@ -42,6 +43,15 @@ LIMIT = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of logits, by the largest
 
 def document(seed=1, tokens=DOCUMENT):
     return torch.randint(256, (tokens,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def spliced(geometry, rows, delta):
+    """Rows of a layer, for tokens that are used so many positions later."""
+    keys = rows[geometry.key]
+    if not delta:
+        return rows
+    return {**rows, geometry.key: torch.from_numpy(turned(
+        keys.double().numpy(), delta, *geometry.rope)).to(keys.dtype)}
 
 
 class World:
@@ -67,21 +77,23 @@ class World:
             return self.plain(input_ids=torch.tensor([list(tokens)]), past_key_values=cache,
                               use_cache=True).logits[0]
 
-    def home(self, prefix=()):
-        """A cache of transformers with the prefix's KV and, behind that, the document's."""
+    def home(self, prefix=(), carve=0):
+        """A cache of transformers with the prefix's KV and, behind that, the document's; the latter's
+        first tokens are computed behind the prefix."""
         cache = transformers.DynamicCache(config=self.plain.config)
-        if prefix:
-            self.call(prefix, cache)
+        if prefix or carve:
+            self.call([*prefix, *self.document[:carve]], cache)
         for i, was in enumerate(self.cache.layers):
-            rows = self.geometry.splice(self.geometry.pack(was.keys, was.values), len(prefix))
+            rows = spliced(self.geometry, self.geometry.pack(was.keys, was.values), len(prefix))
+            rows = {name: some[carve:] for name, some in rows.items()}
             cache.update(*self.geometry.unpack(rows), i)
             if self.geometry.index:
                 cache.update_indexer(was.indexer_keys, i)
         return cache
 
-    def truth(self, question=QUESTION, prefix=()):
+    def truth(self, question=QUESTION, prefix=(), carve=0):
         """(tokens, logits of each), with everything at home."""
-        cache, tokens, out, seen = self.home(prefix), question, [], []
+        cache, tokens, out, seen = self.home(prefix, carve), question, [], []
         while len(out) < TOKENS:
             seen.append(self.call(tokens, cache)[-1])
             tokens = [int(seen[-1].argmax())]
@@ -201,6 +213,33 @@ def test_every_path_gives_the_same_tokens(kind, dtype):
                 assert ways == ({"route", "fetch"} if way == "rent" else {way})
 
 
+@pytest.mark.parametrize("way", kt.WAYS)
+@pytest.mark.parametrize("kind", ["v3", "llama"])
+def test_first_tokens_are_computed_behind_the_prefix(kind, way):
+    """The same with and without a transfer; the more of them, the closer to a model that computes
+    all of it."""
+    world, apart = World(kind), {}
+    cache = transformers.DynamicCache(config=world.plain.config)
+    world.call(PREFIX + world.document, cache)
+    whole = world.call(QUESTION, cache)[-1]
+    with daemons(1) as (_, client, _, (far,)):
+        place(world, far).put(world.document, world.cache)
+        here = place(world, client)
+        for carve in (0, 2 * T, 12 * T):
+            truth = world.truth(prefix=PREFIX, carve=carve)
+            apart[carve] = float((truth[1][0] - whole).abs().max())
+            with kt.Reader(here, world.document, way=way, prefix=PREFIX, carve=carve,
+                           recover=False) as reader:
+                world.judge(reader, truth, tell="%s %s carved %d" % (kind, way, carve))
+                assert way == "local" or sum(held.tokens for held in reader._held) in (
+                    0, DOCUMENT - carve)
+        for carve in (T - 1, -T, DOCUMENT, 13 * T):
+            with pytest.raises(ValueError, match="carve"):
+                kt.Reader(here, world.document, prefix=PREFIX, carve=carve)
+    print("%s: logits from those of the whole: %s" % (kind, apart))
+    assert apart[12 * T] < apart[0] / 2
+
+
 @pytest.mark.parametrize("kind", ["v2", "v3", "llama"])
 def test_turned_keys_are_the_models_own(kind):
     """A first layer's keys depend on tokens and positions alone: at another position they are
@@ -209,7 +248,7 @@ def test_turned_keys_are_the_models_own(kind):
     cache = transformers.DynamicCache(config=world.plain.config)
     world.call(PREFIX + world.document, cache)
     was = world.cache.layers[0]
-    rows = world.geometry.splice(world.geometry.pack(was.keys, was.values), len(PREFIX))
+    rows = spliced(world.geometry, world.geometry.pack(was.keys, was.values), len(PREFIX))
     for got, want in zip(world.geometry.unpack(rows), (cache.layers[0].keys,
                                                        cache.layers[0].values)):
         error = float((got - want[..., len(PREFIX):, :]).abs().max() / want.abs().max())
@@ -327,8 +366,9 @@ def test_pages_are_returned_after_any_failure(monkeypatch):
     with daemons(2) as (_, client, _, clients):
         spread(world, clients)
         with place(world, client) as here:
-            pages, held = len(here._free), here.hold(world.document)
-            assert len(held) == 2
+            pages, (whole,) = len(here._free), here.hold(world.document)
+            held = [whole._replace(tokens=6 * T),
+                    whole._replace(begin=6 * T, tokens=DOCUMENT - 6 * T)]
             for error in (kvd.BusyError("full", "EBUSY", 0, "op", True), KeyboardInterrupt()):
                 with pytest.raises(type(error)):
                     here.fetch([held[0], held[1]._replace(hold=Failing(error))], "kv")
@@ -346,8 +386,7 @@ def test_pages_are_returned_after_any_failure(monkeypatch):
                 kt.Reader(here, world.document, way="fetch", recover=False)
             here.give(taken)
             assert len(here._free) == pages
-            for one in held:
-                one.hold.close()
+            whole.hold.close()
 
 
 def test_pages_of_interrupted_put_are_freed_after_readers(monkeypatch):

@@ -34,11 +34,11 @@ class Geometry:
         if self.mla:
             self.kv_heads, self.dv = 1, config.kv_lora_rank
             self.dqk = config.kv_lora_rank + config.qk_rope_head_dim
-            self.fields = {"kv": self.dqk}
+            self.key, self.fields = "kv", {"kv": self.dqk}
         else:
             self.kv_heads = config.num_key_value_heads
             self.dqk = self.dv = model.model.layers[0].self_attn.head_dim
-            self.fields = {"k": self.dqk, "v": self.dv}
+            self.key, self.fields = "k", {"k": self.dqk, "v": self.dv}
         self.scale = float(model.model.layers[0].self_attn.scaling)
         self.rope = self._rope(model.model.rotary_emb)
 
@@ -69,11 +69,11 @@ class Geometry:
 
     def attend(self, client, rows, seats):
         """Buffers for this model's rows."""
-        names = dict(key="kv") if self.mla else dict(key="k", value="v")
         return client.attend(
             rows=rows, seats=seats, heads=self.heads, kv_heads=self.kv_heads, dqk=self.dqk,
             dv=self.dv, kind="mla" if self.mla else "gqa", q_type=self.type, kv_type=self.type,
-            scale=self.scale, view="kv", rope=self.rope, **names)
+            scale=self.scale, view="kv", rope=self.rope, key=self.key,
+            value=None if self.mla else "v")
 
     def cost_model(self):
         sizes = dict(value_bytes=self.value_bytes, out_bytes=4)
@@ -97,24 +97,3 @@ class Geometry:
             kv = rows["kv"].transpose(0, 1)[None]
             return kv[..., :self.dv], kv[..., self.dv:]
         return rows["k"].transpose(0, 1)[None], rows["v"].transpose(0, 1)[None]
-
-    def splice(self, rows, delta):
-        """Rows of tokens shifted by `delta` positions: from the bytes that the model computed,
-        rounded once."""
-        if not delta:
-            return rows
-        if self.rope is None:
-            raise ValueError("delta: not supported: this model's frequencies depend on the length")
-        first, dims, pairs, freq = self.rope
-        name = "kv" if self.mla else "k"
-        keys = rows[name].clone()
-        turned = keys[..., first:first + dims]
-        x, y = (turned[..., 0::2], turned[..., 1::2]) if pairs == "interleaved" else \
-            turned.chunk(2, -1)
-        angle = delta * torch.tensor(freq, dtype=torch.float64)
-        cos, sin = angle.cos().float(), angle.sin().float()
-        a, b = x.float(), y.float()
-        new = a * cos - b * sin, a * sin + b * cos
-        x.copy_(new[0])
-        y.copy_(new[1])
-        return {**rows, name: keys}

@@ -160,18 +160,18 @@ class Place:
                 _still(move)
             self.give(pages)
 
-    def hold(self, tokens, view="kv"):
-        """All chunks of a document, from any daemon. -> [Held]"""
+    def hold(self, tokens, view="kv", begin=0):
+        """All chunks of a document from token `begin` on, from any daemon. -> [Held]"""
         ids, held = chunk_ids(tokens, self.chunk), []
-        at = 0
+        at = begin // self.chunk
         try:
             while at < len(ids):
                 hold = self.spaces[view].hold(ids[at:], at, remote=REMOTE_S, lease=LEASE_S)
-                begin = at * self.chunk
+                first = at * self.chunk
                 at += hold.chunks
-                held.append(Held(hold, begin, min(at * self.chunk, len(tokens)) - begin))
+                held.append(Held(hold, first, min(at * self.chunk, len(tokens)) - first))
                 if not hold.chunks:
-                    raise NotFoundError("document: no daemon has its tokens from %d on" % begin,
+                    raise NotFoundError("document: no daemon has its tokens from %d on" % first,
                                         "ENOTFOUND", 0, "op", False)
         except BaseException:
             for one in held:
@@ -201,11 +201,15 @@ class Place:
                 _still(move)
             self.give(pages)
 
-    def fetched(self, moves, held, view):
-        """The fetched rows, per layer {field: rows}. Frees the pages, also after an error."""
+    def fetched(self, moves, held, view, delta=0):
+        """The fetched rows, per layer {field: rows}, of tokens that are used `delta` positions
+        later than they were computed. Frees the pages, also after an error."""
         try:
             for move, _ in moves:
                 move.wait()
+                if delta:
+                    move.splice(delta, self.geometry.rope, key=self.geometry.key,
+                                type=self.geometry.type)
             return [{f["name"]: torch.cat([self.read(view, layer, f["name"], pages, h.tokens)
                                            for (_, pages), h in zip(moves, held)])
                      for f in fields} for layer, fields in self._views[view].items()]

@@ -29,7 +29,11 @@ routed_us: of that, waiting for routed rows; choice: the costs, for rent."""
 
 class Reader:
     """A document's token ids, and tokens of the conversation that precede it (prefix). The
-    document's KV was computed from position 0 on; it is shifted to its position.
+    document's KV was computed from position 0 on; its keys are rotated for its position.
+
+    carve: so many of the document's first tokens, whole chunks, are computed here, with the prefix
+    before them. The others' KV is as without a prefix, and much of the attention to it goes to the
+    first tokens.
 
     steps has a record of each step, now is the current way.
 
@@ -42,13 +46,20 @@ class Reader:
     recover: when a holder is lost, compute the KV here and continue; else the step raises."""
 
     def __init__(self, place, document, *, way="route", prefix=(), page=None, holders=None,
-                 price=None, recover=True, rows=None):
+                 price=None, recover=True, rows=None, carve=0):
         if way not in WAYS:
             raise ValueError("way: %r is not one of %s" % (way, ", ".join(WAYS)))
         self.place, self.model, self.geometry = place, place.model, place.geometry
-        self.document, self.delta = list(document), len(prefix)
+        self.document, self.delta, self.carve = list(document), len(prefix), carve
+        if not 0 <= carve < len(self.document) or carve % place.chunk:
+            raise ValueError("carve: %d is not a multiple of %d below the document's %d tokens"
+                             % (carve, place.chunk, len(self.document)))
+        if carve and self.geometry.index:
+            raise ValueError("carve: selected tokens keep the KV they were computed with")
         if self.delta and self.geometry.index:
             raise ValueError("prefix: selected tokens keep the positions they were computed at")
+        if self.delta and self.geometry.rope is None:
+            raise ValueError("prefix: this model's frequencies depend on the length")
         self.page, self.price, self.recover = page, price or {}, recover
         self.holders = holders
         self.cache = Cache(self.geometry)
@@ -56,8 +67,8 @@ class Reader:
         self._held, self._moves, self._attend = [], None, None
         self._packed = {}  # parts of a step, by rows
         self._routed, self._rows = 0.0, rows or 64 * self.geometry.heads
-        if self.delta:
-            self._forward(prefix)
+        if self.delta or carve:
+            self._forward([*prefix, *self.document[:carve]])
         self._open(way)
 
     # ---- the document: remote, in transfer, local ----
@@ -70,7 +81,7 @@ class Reader:
             self._held = self.place.hold(self.document, "index")
             self._index_here(self._fetched("index"))
             self._release()
-        self._held = self.place.hold(self.document)
+        self._held = self.place.hold(self.document, begin=self.carve)
         if self.page is not None and self.holders is None:
             self.holders = holders_of(self._held)
         if way == "fetch":
@@ -84,10 +95,11 @@ class Reader:
         self._attend = self.geometry.attend(self.place.client, min(
             self._rows, ROWS_MAX // self.geometry.heads * self.geometry.heads), 2)
         away = self.cache.away
-        away.tokens, away.at = len(self.document), self.cache.layers[0].own()
+        away.tokens = len(self.document) - self.carve
+        away.at = self.cache.layers[0].own()
 
     def _fetched(self, view):
-        return self.place.fetched(self.place.fetch(self._held, view), self._held, view)
+        return self.place.fetched(self.place.fetch(self._held, view), self._held, view, self.delta)
 
     def _index_here(self, layers):
         for layer, rows in zip(self.cache.layers, layers):
@@ -99,19 +111,20 @@ class Reader:
         at = away.at if away.tokens else self.cache.layers[0].own()
         away.tokens = 0
         for layer, rows in zip(self.cache.layers, layers):
-            layer.insert(*self.geometry.unpack(self.geometry.splice(rows, self.delta)), at)
+            layer.insert(*self.geometry.unpack(rows), at)
         self._release()
 
     def _compute(self):
-        """Compute the document from position 0 on; also after a part was lost."""
+        """Compute the document at its position, as if it were alone; also after a part was lost."""
         cache, index = Cache(self.geometry), self.geometry.index
         for begin in range(0, len(self.document), COMPUTE):
-            self._call(self.document[begin:begin + COMPUTE], cache)
+            self._call(self.document[begin:begin + COMPUTE], cache, first=self.delta + begin)
         if index and not self.cache.layers[0].is_indexer_initialized:
             self._index_here([{"index": layer.indexer_keys[0, :, None]}
                               for layer in cache.layers])
-        self._here([self.geometry.pack(layer.keys, layer.values) for layer in cache.layers],
-                   "local")
+        self._here([{name: rows[self.carve:] for name, rows in
+                     self.geometry.pack(layer.keys, layer.values).items()}
+                    for layer in cache.layers], "local")
 
     # ---- rows of one layer, for the attention function ----
 
@@ -173,10 +186,12 @@ class Reader:
 
     # ---- steps ----
 
-    def _call(self, tokens, cache, reader=None):
+    def _call(self, tokens, cache, reader=None, first=None):
+        """first: position of the first token, None: behind the cache's."""
+        positions = None if first is None else torch.arange(first, first + len(tokens))[None]
         with torch.no_grad():
             return self.model(input_ids=torch.tensor([list(tokens)]), past_key_values=cache,
-                              use_cache=True, kvd=reader).logits[0]
+                              position_ids=positions, use_cache=True, kvd=reader).logits[0]
 
     def _forward(self, tokens):
         self._packed.clear()
@@ -230,7 +245,7 @@ class Reader:
                 self._compute()
         elif all(move.state == rooms.SUCCESS for move, _ in self._moves):
             moves, self._moves = self._moves, None
-            self._here(self.place.fetched(moves, self._held, "kv"), "fetch")
+            self._here(self.place.fetched(moves, self._held, "kv", self.delta), "fetch")
         elif any(move.state == rooms.FAILED for move, _ in self._moves):
             self._drop_moves()  # and it is tried again
         return choice
