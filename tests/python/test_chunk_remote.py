@@ -290,6 +290,11 @@ def test_holder_of_prompt_is_picked():
                                    near=pick.near(hold, answer)).prefill == "p1"
         with reader.hold(chain(3, b"others"), remote=10) as hold:
             assert pick.near(hold, answer) == []
+        for i, h in enumerate(clients):  # the second one has no beginning
+            rank = Rank(h)
+            rank.put(rank.space(), chain(5, b"pieces")[3 * i:3 + 2 * i], first=3 * i)
+        with reader.hold(chain(5, b"pieces"), remote=10) as hold:
+            assert hold.chunks == 5 and pick.near(hold, answer) == [("p0", 3 * T)]
         rank = Rank(c)
         rank.put(reader, ids[:2])
         with reader.hold(ids, remote=10) as hold:  # others were queried for the following ones

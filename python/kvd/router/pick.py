@@ -73,10 +73,12 @@ def near(hold, *answers):
     """Workers of these answers of group.query that have the beginning of a prompt, by the ids of
     its chunks: the daemons of these workers have the chunks of a hold from Space.hold(ids, remote=…),
     local or remote. They keep the chunks while the hold is open. -> [(worker, tokens)], for pick()"""
-    own = (hold.chunks - hold.remote) * hold.space.tokens if hold.remote else hold.tokens
+    first = hold.chunks - hold.remote  # of the others'
+    own = first * hold.space.tokens if hold.remote else hold.tokens
     held = {hold.space.client.info["instance"]: own}
     for holder in hold.holders():
-        held[holder.peer.hex()] = own + holder.tokens
+        if holder.first == first:  # others have a later piece
+            held[holder.peer.hex()] = own + holder.tokens
     tokens = {}
     for rank in (rank for answer in answers for rank in answer["ranks"]):
         has = held.get(rank.get("instance"), 0)
