@@ -10,9 +10,11 @@ import os
 import signal
 import struct
 import time
+import types
 
 from kvd.attend import Part
 from kvd.chunks import ANYWHERE, ID_BYTES, Space
+from kvd.rooms import SUCCESS
 from kvd.vllm import choice, route, route_scheduler, route_worker, store, store_plan, store_worker
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm_store_look import Look as StoreLook
