@@ -394,6 +394,21 @@ def test_restarted_daemon_is_a_miss_and_then_serves():
         assert a.holds(list(range(20, 28)), 4, 0, 128)
 
 
+def test_lost_session_returns_within_a_few_steps():
+    words = words_of("returns")
+    with Daemon(CHUNKS) as daemon, Side(daemon) as a:
+        daemon.proc.kill()
+        daemon.proc.wait()
+        assert a.spaces.ask(words, lambda s: True) is None and a.client.lost
+        daemon.notify.close()
+        daemon.start().wait_ready()
+
+        def returned():
+            assert a.rank.results() == (set(), set())
+            return not a.client.lost
+        assert until(returned), "only calls open a session again"
+
+
 def test_put_under_way_ends_with_its_daemon():
     mark = Late()
     with Daemon(CHUNKS) as daemon, Side(daemon, mark=mark) as a:
