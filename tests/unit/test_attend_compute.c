@@ -358,19 +358,41 @@ static void rows_too_long_for_a_thread_are_refused(void **state)
 
 /* ---- the share of a device ---- */
 
-/* Until its speed is known, a call has the rows of one query token; others have their
- * turns in between, and the results are those of one call. */
-static void large_request_shares_a_device_by_parts(void **state)
+static void values_make(void)
 {
-	float whole[5 * (D + 2)];
-	struct item *large, *small;
-
-	(void)state;
 	for (unsigned int i = 0; i < TOKENS * D * 2; i++)
 		w.bytes[i] = (uint16_t)(0x3c00 + i % 199);
 	for (unsigned int i = 0; i < 5 * D; i++)
 		w.q[i] = (uint16_t)(0x3c00 + i % 101);
-	large = ask(1, 0, 5);
+}
+
+#define LARGE_VALUES (5 * (D + 2))
+
+/* Of 5 rows; its results are contiguous. */
+static struct item *ask_large(bool select, bool out_bf16)
+{
+	static const uint32_t tokens[10] = {1, 2, 60, 4, 5, 40, 7, 8, 30, 10};
+	struct item *of = item_new(1, 0, 5);
+
+	of->item.m = w.out + 5 * D;
+	of->item.l = of->item.m + 5;
+	of->item.form.out_bf16 = out_bf16;
+	of->item.select = select ? tokens : NULL;
+	of->item.per_token = select ? 2 : 0;
+	assert_int_equal(compute_submit(w.compute, &of->item), 0);
+	return of;
+}
+
+/* Until its speed is known, a call has the rows of one query token; others have their
+ * turns in between, and the results are those of one call. */
+static void large_request_shares_a_device_by_parts(void **state)
+{
+	float whole[4][LARGE_VALUES];
+	struct item *large, *small;
+
+	(void)state;
+	values_make();
+	large = ask_large(false, false);
 	small = ask(2, 1, 1);
 	turns();
 	assert_int_equal(small->served, 1);
@@ -378,24 +400,23 @@ static void large_request_shares_a_device_by_parts(void **state)
 	assert_int_equal(large->code, ERR_OK);
 	assert_int_equal(figures().batches, 6);
 	assert_int_equal(figures().rows, 6);
-	/* `small` wrote its row over the first one */
-	large = ask(1, 0, 5);
-	turns();
-	memcpy(whole, w.out, 5 * D * sizeof(float));
-	memcpy(whole + 5 * D, large->item.m, 5 * sizeof(float));
-	memcpy(whole + 5 * (D + 1), large->item.l, 5 * sizeof(float));
+	for (unsigned int i = 0; i < 4; i++) {
+		ask_large(i & 1, i & 2);
+		turns();
+		memcpy(whole[i], w.out, sizeof(whole[i]));
+	}
+	assert_int_equal(figures().batches, 6 + 4 * 5);
 	teardown(NULL);
 	setup_share(0);
-	for (unsigned int i = 0; i < TOKENS * D * 2; i++)
-		w.bytes[i] = (uint16_t)(0x3c00 + i % 199);
-	for (unsigned int i = 0; i < 5 * D; i++)
-		w.q[i] = (uint16_t)(0x3c00 + i % 101);
-	large = ask(1, 0, 5);
-	turns();
-	assert_int_equal(figures().batches, 1);
-	assert_memory_equal(whole, w.out, 5 * D * sizeof(float));
-	assert_memory_equal(whole + 5 * D, large->item.m, 5 * sizeof(float));
-	assert_memory_equal(whole + 5 * (D + 1), large->item.l, 5 * sizeof(float));
+	values_make();
+	for (unsigned int i = 0; i < 4; i++) {
+		ask_large(i & 1, i & 2);
+		turns();
+		/* of bf16, the rest is not a result */
+		assert_memory_equal(whole[i], w.out,
+				    i & 2 ? 5 * (D * 2 + 8) : sizeof(whole[i]));
+	}
+	assert_int_equal(figures().batches, 4);
 }
 
 /* Between two parts it waits, and while one is computed. */
