@@ -163,12 +163,13 @@ static size_t list_length(const cJSON *list)
 
 /* Replaces a long page list that json_pack_lists() has read: no text produces an item
  * of type Raw, and the memory at valuestring is freed with the tree. It contains
- * valueint pages, followed by the list's length and the highest page. */
+ * valueint pages, followed by the list's length, the highest page, and the position of
+ * the first repeated one. */
 struct packed {
 	uint32_t *pages; /* NULL: not a packed list */
-	uint32_t count, entries, top;
+	uint32_t count, entries, top, repeat;
 };
-enum { PACKED_ENTRIES, PACKED_TOP, PACKED_MORE };
+enum { PACKED_ENTRIES, PACKED_TOP, PACKED_REPEAT, PACKED_MORE };
 
 static struct packed packed_of(const cJSON *item)
 {
@@ -179,6 +180,7 @@ static struct packed packed_of(const cJSON *item)
 		p.count = (uint32_t)item->valueint;
 		p.entries = p.pages[p.count + PACKED_ENTRIES];
 		p.top = p.pages[p.count + PACKED_TOP];
+		p.repeat = p.pages[p.count + PACKED_REPEAT];
 	}
 	return p;
 }
@@ -221,6 +223,8 @@ int json_get_object(const cJSON *obj, const char *name, bool required,
 
 #define PACK_MIN 256u /* shorter ones take no noticeable time on the loop */
 #define PACK_MAX (1u << 20)
+#define FEW_PAGES 32u		/* compared without a bitmap */
+#define BITMAP_PAGES (1u << 26) /* a pool with more of them is searched by its room */
 
 struct page_list {
 	const char *name;
@@ -285,6 +289,49 @@ static int pages_walk(const struct page_list *l, const cJSON *list, uint32_t *pa
 	return 0;
 }
 
+/* `named`: a bit a page, of the pages before; NULL: they are compared. */
+static bool named_before(const uint32_t *pages, size_t at, uint64_t *named)
+{
+	uint64_t bit = UINT64_C(1) << (pages[at] % 64);
+	size_t i = 0;
+
+	if (named) {
+		uint64_t *word = &named[pages[at] / 64], old = *word;
+
+		*word |= bit;
+		return old & bit;
+	}
+	while (i < at && pages[i] != pages[at])
+		i++;
+	return i < at;
+}
+
+int json_pages_repeat(const uint32_t *pages, size_t count, size_t *at_p)
+{
+	cleanup_free uint64_t *named = NULL;
+	uint32_t top = 0;
+	size_t at = 0;
+
+	for (size_t i = 0; i < count; i++)
+		top = pages[i] > top ? pages[i] : top;
+	if (count > FEW_PAGES) {
+		named = mem_calloc(top / 64u + 1u, sizeof(*named));
+		if (!named)
+			return err_pass(-ENOMEM);
+	}
+	while (at < count && !named_before(pages, at, named))
+		at++;
+	*at_p = at;
+	return 0;
+}
+
+size_t json_packed_repeat(const cJSON *obj, const char *name)
+{
+	const cJSON *list = cJSON_GetObjectItemCaseSensitive(obj, name);
+
+	return list ? packed_of(list).repeat : 0;
+}
+
 /* The caller takes the list's memory; the tree keeps nothing of it. */
 static uint32_t *packed_take(cJSON *list)
 {
@@ -317,10 +364,11 @@ static int take_packed(const struct page_list *l, cJSON *list, uint32_t **pages_
 }
 
 static void packed_put(cJSON *list, uint32_t *pages, size_t count, size_t entries,
-		       uint32_t top)
+		       uint32_t top, size_t repeat)
 {
 	pages[count + PACKED_ENTRIES] = (uint32_t)entries;
 	pages[count + PACKED_TOP] = top;
+	pages[count + PACKED_REPEAT] = (uint32_t)repeat;
 	cJSON_Delete(list->child);
 	list->child = NULL;
 	list->type = (list->type & ~0xff) | cJSON_Raw;
@@ -332,7 +380,7 @@ static void packed_put(cJSON *list, uint32_t *pages, size_t count, size_t entrie
 static void pack(cJSON *list)
 {
 	struct page_list l = {.name = "", .page_limit = UINT32_MAX, .max = PACK_MAX};
-	size_t count = 0, entries;
+	size_t count = 0, entries, repeat = 0;
 	uint32_t *pages = NULL, top = 0;
 
 	if (!cJSON_IsArray(list) || (entries = list_length(list)) < PACK_MIN ||
@@ -347,7 +395,9 @@ static void pack(cJSON *list)
 	(void)pages_walk(&l, list, pages, &count);
 	for (size_t i = 0; i < count; i++)
 		top = pages[i] > top ? pages[i] : top;
-	packed_put(list, pages, count, entries, top);
+	if (top < BITMAP_PAGES && json_pages_repeat(pages, count, &repeat) < 0)
+		err_clear(); /* the command searches, or has no memory either */
+	packed_put(list, pages, count, entries, top, repeat);
 }
 
 /* ---- lists of ids ---- */
@@ -382,7 +432,7 @@ static void pack_ids(cJSON *list)
 		return;
 	ids = cJSON_malloc((ID_WORDS(entries) + PACKED_MORE) * sizeof(*ids));
 	if (ids && ids_walk(list, "", (uint8_t *)ids) == 0) {
-		packed_put(list, ids, ID_WORDS(entries), entries, UINT32_MAX);
+		packed_put(list, ids, ID_WORDS(entries), entries, UINT32_MAX, 0);
 		return;
 	}
 	cJSON_free(ids);

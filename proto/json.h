@@ -51,15 +51,22 @@ bool json_parse_u64(const char *s, uint64_t *out_p);
  * array; each < page_limit, at most max entries. */
 int json_get_pages(const cJSON *obj, const char *name, uint32_t page_limit, size_t max,
 		   uint32_t **pages_p, size_t *count_p);
-/* The same for a list that was read by json_get_array(). */
+/* The position of the first page that is named a second time; `count`: there is none.
+ * ERR_NOMEM. */
+int json_pages_repeat(const uint32_t *pages, size_t count, size_t *at_p);
+/* The same of a member, as json_pack_lists() has found it; 0: it has not searched. Before
+ * json_get_pages(). */
+size_t json_packed_repeat(const cJSON *obj, const char *name);
+/* As json_get_pages(), for a list that was read by json_get_array(). */
 int json_pages(const cJSON *list, const char *name, uint32_t page_limit, size_t max,
 	       uint32_t **pages_p, size_t *count_p);
 /* Ids of chunks, JSON_ID_BYTES each, of a list that was read by json_get_array(). */
 enum { JSON_ID_BYTES = 32 };
 int json_ids(const cJSON *list, const char *name, uint8_t **ids_p, uint32_t *count_p);
 /* On a helper thread, for the line of a command: reads long page lists in "views", and
- * "ids", so that json_get_pages() and json_ids() only take them, once; counts
- * the other lists for json_get_array(). The tree must not change afterwards. */
+ * "ids", so that json_get_pages() and json_ids() only take them, once; searches the page
+ * lists for repeated pages; counts the other lists for json_get_array(). The tree must
+ * not change afterwards. */
 void json_pack_lists(cJSON *tree);
 /* Refuse members that are not in `names` (NULL-terminated): ERR_INVAL. */
 int json_only(const cJSON *obj, const char *const *names);

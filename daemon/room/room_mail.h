@@ -47,14 +47,16 @@ int mail_tell(struct party *party, enum wire_type type,
 bool mail_telling(const struct party *party);
 
 /*
- * Read pages of `layout` from *in. 0: done, *maps_p has them and *in is after them.
- * Outcome 1: `then` follows, with an error or with mail->reader.maps, which is taken, and
- * mail->reader.in, which is after them; the mail is freed afterwards. *mail_p may store
- * data for `then`. The bytes belong to msg; msg NULL: they stay valid as long as the
- * move.
+ * Read pages of `layout` from *in. `among`: NULL, or they must be those of these maps,
+ * for the same tokens; they stay as long as the move. 0: done, *maps_p has them and *in
+ * is after them. Outcome 1: `then` follows, with an error or with mail->reader.maps,
+ * which is taken, and mail->reader.in, which is after them; the mail is freed afterwards.
+ * *mail_p may store data for `then`. The bytes belong to msg; msg NULL: they stay valid
+ * as long as the move.
  */
 int mail_read(struct party *party, struct move *move, struct room_message *msg,
 	      struct cursor *in, const struct layout *layout,
+	      const struct room_maps *among,
 	      void (*then)(struct mail *mail, const struct err *why),
 	      struct room_maps *maps_p, struct mail **mail_p);
 

@@ -85,6 +85,7 @@ static int map_cut(const struct room_map *map, const struct layout_view *view,
 	cut->token_begin = begin;
 	cut->token_end = end;
 	cut->page_count = last > first ? last - first : 0;
+	cut->repeat = 0;
 	cut->pages = mem_dup(map->pages + first, cut->page_count * sizeof(*cut->pages));
 	return cut->pages ? 0 : err_pass(-ENOMEM);
 }
@@ -197,6 +198,7 @@ static int room_map_parse_view(const cJSON *obj, const struct layout *layout,
 	r = json_only(obj, names);
 	if (r < 0)
 		return err_prefix(r, "%s", where);
+	map->repeat = json_packed_repeat(obj, "pages");
 	r = json_get_pages(obj, "pages", view->pages, ROOM_PAGES_MAX, &map->pages,
 			   &map->page_count);
 	if (r < 0)
@@ -307,21 +309,48 @@ static uint64_t map_slot(const struct room_map *map, const struct layout_view *v
 	return token_shard_slot(&view->shard, token - map->first_token);
 }
 
-/* Are the pages of all its tokens identical? A room may have tens of thousands. */
-static bool same_pages(const struct room_map *in, const struct room_map *out,
-		       const struct layout_view *view)
+int room_map_same_begin(const struct room_map *in, const struct room_maps *outer,
+			const struct layout_view *view, struct pages_same *same_p)
 {
-	uint64_t a = map_slot(in, view, in->token_begin);
-	uint64_t b = map_slot(out, view, in->token_begin);
-	uint64_t end = map_slot(in, view, in->token_end);
-	uint32_t page_tokens = view->page_tokens;
+	const struct room_map *out = room_maps_find(outer, in->view);
+	uint64_t a, b, end;
 
+	*same_p = (struct pages_same){0};
+	if (!out)
+		return err_raise(ERR_RANGE, "views.%s: not offered", in->view);
+	if (in->token_begin < out->token_begin || in->token_end > out->token_end)
+		return err_raise(ERR_RANGE,
+				 "views.%s.tokens: outside the offered [%llu, %llu)",
+				 in->view, (unsigned long long)out->token_begin,
+				 (unsigned long long)out->token_end);
+	a = map_slot(in, view, in->token_begin);
+	b = map_slot(out, view, in->token_begin);
+	end = map_slot(in, view, in->token_end);
 	if (a == end)
-		return true;
-	return a % page_tokens == b % page_tokens &&
-	       memcmp(in->pages + a / page_tokens, out->pages + b / page_tokens,
-		      ((end - 1) / page_tokens - a / page_tokens + 1) *
-			      sizeof(*in->pages)) == 0;
+		return 0;
+	if (a % view->page_tokens != b % view->page_tokens)
+		return err_raise(
+			ERR_RANGE,
+			"views.%s.first_token: its tokens are at other places of "
+			"their pages than the offered ones",
+			in->view);
+	same_p->page = out->pages + b / view->page_tokens;
+	same_p->at = a / view->page_tokens;
+	same_p->end = (end - 1) / view->page_tokens + 1;
+	return 0;
+}
+
+int room_map_same_check(const struct room_map *in, size_t known, struct pages_same *same)
+{
+	size_t end = known < same->end ? known : same->end;
+
+	for (; same->at < end; same->at++, same->page++)
+		if (in->pages[same->at] != *same->page)
+			return err_raise(ERR_RANGE,
+					 "views.%s.pages[%zu]: page %u is not the one "
+					 "offered for its tokens",
+					 in->view, same->at, in->pages[same->at]);
+	return 0;
 }
 
 int room_maps_within(const struct room_maps *inner, const struct room_maps *outer,
@@ -329,59 +358,14 @@ int room_maps_within(const struct room_maps *inner, const struct room_maps *oute
 {
 	for (size_t i = 0; i < inner->count; i++) {
 		const struct room_map *in = &inner->maps[i];
-		const struct room_map *out = room_maps_find(outer, in->view);
-		const struct layout_view *view = layout_view_find(layout, in->view);
-		uint64_t a, b, end;
+		struct pages_same same;
+		int r = room_map_same_begin(in, outer, layout_view_find(layout, in->view),
+					    &same);
 
-		if (!out || !view)
-			return err_raise(ERR_RANGE, "views.%s: not offered", in->view);
-		if (in->token_begin < out->token_begin || in->token_end > out->token_end)
-			return err_raise(
-				ERR_RANGE,
-				"views.%s.tokens: outside the offered [%llu, %llu)",
-				in->view, (unsigned long long)out->token_begin,
-				(unsigned long long)out->token_end);
-		if (same_pages(in, out, view))
-			continue;
-		b = map_slot(out, view, in->token_begin);
-		end = map_slot(in, view, in->token_end);
-		for (a = map_slot(in, view, in->token_begin); a < end;) {
-			uint64_t step = view->page_tokens - a % view->page_tokens;
-
-			if (in->pages[a / view->page_tokens] !=
-				    out->pages[b / view->page_tokens] ||
-			    a % view->page_tokens != b % view->page_tokens)
-				return err_raise(
-					ERR_RANGE,
-					"views.%s.pages[%llu]: page %u is not "
-					"the one offered for its tokens",
-					in->view,
-					(unsigned long long)(a / view->page_tokens),
-					in->pages[a / view->page_tokens]);
-			a += step;
-			b += step;
-		}
-	}
-	return 0;
-}
-
-#define FEW_PAGES 32u /* compared without a bitmap */
-
-static int map_check_once(const struct room_map *map, uint64_t *bits)
-{
-	for (size_t i = 0; i < map->page_count; i++) {
-		uint32_t page = map->pages[i];
-		bool twice = bits && (bits[page / 64] >> (page % 64) & 1);
-
-		for (size_t k = 0; !bits && k < i; k++)
-			twice = twice || map->pages[k] == page;
-		if (twice)
-			return err_raise(ERR_DUP,
-					 "views.%s.pages[%zu]: page %u is bound twice; "
-					 "name each page once",
-					 map->view, i, page);
-		if (bits)
-			bits[page / 64] |= UINT64_C(1) << (page % 64);
+		if (r >= 0)
+			r = room_map_same_check(in, in->page_count, &same);
+		if (r < 0)
+			return err_pass(r);
 	}
 	return 0;
 }
@@ -390,20 +374,16 @@ int room_maps_check_once(const struct room_maps *maps)
 {
 	for (size_t m = 0; m < maps->count; m++) {
 		const struct room_map *map = &maps->maps[m];
-		cleanup_free uint64_t *bits = NULL;
-		uint32_t most = 0;
-		int r;
+		size_t at = map->repeat;
+		int r = at ? 0 : json_pages_repeat(map->pages, map->page_count, &at);
 
-		for (size_t i = 0; i < map->page_count; i++)
-			most = map->pages[i] > most ? map->pages[i] : most;
-		if (map->page_count > FEW_PAGES) {
-			bits = mem_calloc(most / 64u + 1u, sizeof(*bits));
-			if (!bits)
-				return err_pass(-ENOMEM);
-		}
-		r = map_check_once(map, bits);
 		if (r < 0)
 			return err_pass(r);
+		if (at < map->page_count)
+			return err_raise(ERR_DUP,
+					 "views.%s.pages[%zu]: page %u is bound twice; "
+					 "name each page once",
+					 map->view, at, map->pages[at]);
 	}
 	return 0;
 }

@@ -27,6 +27,8 @@ struct room_map {
 	struct plan_layers layers;
 	uint32_t *pages;
 	size_t page_count;
+	size_t repeat; /* where a page is named a second time; page_count: nowhere; 0: not
+			* searched yet */
 };
 
 struct room_maps {
@@ -69,6 +71,19 @@ int room_map_check_page(const struct layout_view *view, const char *where, size_
 int room_map_check_ranges(const struct room_map *map, const struct layout_view *view,
 			  const char *where);
 
+/* The pages of a map from `at` to `end`, and those that they must be: of another map, for
+ * the same tokens. */
+struct pages_same {
+	const uint32_t *page; /* that `at` must be */
+	size_t at, end;
+};
+/* `outer` includes its tokens, at the same places of their pages? ERR_RANGE. */
+int room_map_same_begin(const struct room_map *in, const struct room_maps *outer,
+			const struct layout_view *view, struct pages_same *same_p);
+/* Compares them, as far as the first `known` pages of the map are known; ERR_RANGE names
+ * the first that differs. */
+int room_map_same_check(const struct room_map *in, size_t known, struct pages_same *same);
+
 /* ---- on the wire: room_map_wire.c ---- */
 /* count u32, {str view, u64 first, u64 begin, u64 end, u32 layer begin, u32
  * layer end, u32 runs, {u32 page, u32 count}…, or with bit 31 of runs {u32 page}…} */
@@ -95,6 +110,9 @@ size_t maps_writer_most(const struct room_maps *maps);
 struct maps_reader {
 	struct cursor in; /* its bytes stay until the end; see maps_reader_rebase() */
 	const struct layout *layout;
+	/* its pages must be those of these maps, for the same tokens (NULL: may be any);
+	 * set after maps_reader_begin(), they stay until the end */
+	const struct room_maps *among;
 	struct room_maps maps;
 	uint32_t views;	 /* views to come */
 	uint64_t budget; /* pages that the remaining views may have */
@@ -104,6 +122,7 @@ struct maps_reader {
 	uint32_t runs, run, run_done;
 	bool list;
 	uint64_t total, filled;
+	struct pages_same same; /* with `among` */
 	bool summed;
 };
 /* Checked like a command's; runs are summed and checked before memory is allocated.
@@ -120,8 +139,7 @@ void maps_reader_rebase(struct maps_reader *reader, const void *base);
 void maps_reader_fini(struct maps_reader *reader);
 
 const struct room_map *room_maps_find(const struct room_maps *maps, const char *view);
-/* Are all pages of `inner` among those of `outer`, with its tokens at the same
- * positions? ERR_RANGE names the first that is not. */
+/* Are all pages of `inner` those of `outer`, for the same tokens? ERR_RANGE. */
 int room_maps_within(const struct room_maps *inner, const struct room_maps *outer,
 		     const struct layout *layout);
 

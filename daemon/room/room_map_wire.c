@@ -9,9 +9,10 @@
  *
  * Runs are summed under the limit before memory is allocated, and each is checked against
  * its view then, so that pages need no further check; the tokens, too, are checked
- * against the sum first. The allocated memory is charged to the sender until it is freed:
- * a peer that passes all checks may still send requests of a million pages and never
- * complete them.
+ * against the sum first. Where they must be pages of an offer, each piece is compared
+ * with it once it is expanded. The allocated memory is charged to the sender until it is
+ * freed: a peer that passes all checks may still send requests of a million pages and
+ * never complete them.
  */
 #include "daemon/room/room_map.h"
 
@@ -361,6 +362,8 @@ static int summed(struct maps_reader *reader)
 	where_of(reader, where);
 	map->page_count = reader->total;
 	r = room_map_check_ranges(map, reader->view, where);
+	if (r >= 0 && reader->among)
+		r = room_map_same_begin(map, reader->among, reader->view, &reader->same);
 	if (r >= 0)
 		r = pages_new(&reader->maps.charge, map, reader->total);
 	if (r < 0)
@@ -411,6 +414,11 @@ static int view_some(struct maps_reader *reader, size_t *most_p)
 			return err_pass(r);
 	}
 	fill_some(reader, most_p);
+	if (reader->among) {
+		r = room_map_same_check(under_way(reader), reader->filled, &reader->same);
+		if (r < 0)
+			return err_pass(r);
+	}
 	if (reader->run < reader->runs)
 		return 1;
 	reader->view = NULL;

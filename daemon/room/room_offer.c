@@ -224,14 +224,11 @@ static void on_dst_pages(struct mail *mail, const struct err *why)
 /* The offered pages are known; the puller's follow in the header. */
 static int read_dst(struct move *move, struct cursor *header)
 {
-	struct room *room = move->room;
 	struct party *party = move->party;
 	struct mail *mail;
-	int r = room_maps_within(&move->maps, &room->pages.maps, room->pool->layout);
+	int r = mail_read(party, move, NULL, header, party->pool->layout, NULL,
+			  on_dst_pages, &move->maps_dst, &mail);
 
-	if (r >= 0)
-		r = mail_read(party, move, NULL, header, party->pool->layout,
-			      on_dst_pages, &move->maps_dst, &mail);
 	if (r < 0)
 		return err_pass(r);
 	return r == 0 ? err_pass(room_offer_serve(move)) : 0;
@@ -272,8 +269,8 @@ static int room_offer_begin(struct room *room, struct party *party, struct xp_in
 		r = cover_check_wants(room->pool->layout, party->pool->layout,
 				      move->wants, move->want_count);
 	if (r >= 0)
-		r = mail_read(party, move, NULL, header, room->pool->layout, on_src_pages,
-			      &move->maps, &mail);
+		r = mail_read(party, move, NULL, header, room->pool->layout,
+			      &room->pages.maps, on_src_pages, &move->maps, &mail);
 	if (r == 0)
 		r = read_dst(move, header);
 	if (r >= 0)

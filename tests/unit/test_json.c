@@ -506,6 +506,65 @@ static void pages_packed_wrong_are_left_for_their_command(void **state)
 	}
 }
 
+/* n entries: the page of entry i is i, but that of entry `at` is `page`. */
+static cJSON *distinct_but(unsigned int n, unsigned int at, unsigned int page)
+{
+	cJSON *tree = cJSON_CreateObject(),
+	      *views = cJSON_AddObjectToObject(tree, "views");
+	cJSON *list =
+		cJSON_AddArrayToObject(cJSON_AddObjectToObject(views, "kv"), "pages");
+
+	for (unsigned int i = 0; i < n; i++)
+		cJSON_AddItemToArray(list, cJSON_CreateNumber(i == at ? page : i));
+	return tree;
+}
+
+/* With and without a bitmap, from a helper and on demand. */
+static void pages_repeated_are_found_where_they_are(void **state)
+{
+	static const unsigned int counts[] = {0, 1, 2, 32, 33, 300};
+
+	(void)state;
+	for (size_t c = 0; c < ARRAY_LEN(counts); c++) {
+		const unsigned int n = counts[c];
+
+		for (unsigned int at = 0; at <= n; at++) {
+			/* the page of the entry before it, and one that no other has */
+			for (unsigned int again = 0; again < 2; again++) {
+				unsigned int page = again && at ? at - 1 : n;
+				cJSON *tree = distinct_but(n, at, page);
+				size_t repeat = page < n && at < n ? at : n, found = 7;
+				uint32_t *pages;
+				size_t count;
+
+				json_pack_lists(tree);
+				assert_int_equal(json_packed_repeat(kv_of(tree), "pages"),
+						 n == 300 ? repeat : 0);
+				assert_int_equal(json_get_pages(kv_of(tree), "pages", 999,
+								300, &pages, &count),
+						 0);
+				assert_int_equal(json_pages_repeat(pages, count, &found),
+						 0);
+				assert_int_equal(found, repeat);
+				mem_free(pages);
+				cJSON_Delete(tree);
+			}
+		}
+	}
+}
+
+/* A page number of 2^32 - 2 would need half a GiB to search. */
+static void pages_of_a_huge_number_are_not_searched_early(void **state)
+{
+	cJSON *tree = distinct_but(300, 7, 1u << 26);
+
+	(void)state;
+	json_pack_lists(tree);
+	assert_int_equal(json_packed_repeat(kv_of(tree), "pages"), 0);
+	assert_int_equal(json_packed_repeat(kv_of(tree), "none"), 0);
+	cJSON_Delete(tree);
+}
+
 static cJSON *ids_of(size_t count, size_t wrong)
 {
 	cJSON *tree = cJSON_CreateObject(), *ids = cJSON_AddArrayToObject(tree, "ids");
@@ -606,6 +665,8 @@ int main(void)
 		cmocka_unit_test(pages_without_memory_refused),
 		cmocka_unit_test(pages_packed_are_the_same),
 		cmocka_unit_test(pages_packed_wrong_are_left_for_their_command),
+		cmocka_unit_test(pages_repeated_are_found_where_they_are),
+		cmocka_unit_test(pages_of_a_huge_number_are_not_searched_early),
 		cmocka_unit_test(ids_packed_are_the_same),
 		cmocka_unit_test(ids_packed_wrong_are_left_for_their_command),
 		cmocka_unit_test(members_unknown_refused),

@@ -151,7 +151,8 @@ static bool same_maps(const struct room_maps *a, const struct room_maps *b)
 }
 
 /* Some pages a time is the same as all at once, in its bytes and in its verdict. */
-static int read_by(const uint8_t *bytes, size_t len, size_t most, struct room_maps *maps)
+static int read_by(const uint8_t *bytes, size_t len, size_t most,
+		   const struct room_maps *among, struct room_maps *maps)
 {
 	struct maps_reader reader;
 	uint8_t *moved = NULL;
@@ -162,6 +163,7 @@ static int read_by(const uint8_t *bytes, size_t len, size_t most, struct room_ma
 	r = maps_reader_begin(&reader, &in, &layout, NULL);
 	if (r < 0)
 		return r;
+	reader.among = among;
 	while ((r = maps_read_some(&reader, most)) > 0) {
 		uint8_t *next = mem_dup(bytes, len); /* and the bytes may move */
 
@@ -205,7 +207,7 @@ static void pages_by_pieces_are_the_same_as_at_once(void **state)
 			assert_memory_equal(whole, pieces, a.pos);
 			assert_true(maps.count == 0 || maps.maps[0].page_count <= most ||
 				    calls > 1);
-			assert_int_equal(read_by(whole, a.pos, most, &back), 0);
+			assert_int_equal(read_by(whole, a.pos, most, NULL, &back), 0);
 			assert_true(same_maps(&maps, &back));
 			room_maps_fini(&maps);
 			room_maps_fini(&back);
@@ -240,12 +242,13 @@ static void many_scattered_pages_fit_a_message(void **state)
 	assert_false(out.bad);
 	assert_int_equal(out.pos, room_maps_wire_bytes(&maps));
 	assert_true(out.pos < PAGES * 4 + 200);
-	assert_int_equal(read_by(bytes, out.pos, 999, &back), 0);
+	assert_int_equal(read_by(bytes, out.pos, 999, NULL, &back), 0);
 	assert_true(same_maps(&maps, &back));
 	room_maps_fini(&back);
 	/* a page outside, a count of more than there is, and of more than may be */
 	memset(bytes + out.pos - 4, 0xff, 4);
-	assert_int_equal(read_by(bytes, out.pos, 999, &back), -err_errno(ERR_RANGE));
+	assert_int_equal(read_by(bytes, out.pos, 999, NULL, &back),
+			 -err_errno(ERR_RANGE));
 	count_at = (uint32_t)out.pos - PAGES * 4 - 4;
 	bytes[count_at]++;
 	cursor_read(&in, bytes, out.pos);
@@ -286,10 +289,10 @@ static void wire_hostile_bytes_never_pass_a_bad_map(void **state)
 		bent[i / 255] ^= (uint8_t)(1 + i % 255);
 		cursor_read(&c, bent, len);
 		if (maps_get(&c, &back) < 0) {
-			assert_true(read_by(bent, len, 1 + i % 3, &pieces) < 0);
+			assert_true(read_by(bent, len, 1 + i % 3, NULL, &pieces) < 0);
 			continue;
 		}
-		assert_int_equal(read_by(bent, len, 1 + i % 3, &pieces), 0);
+		assert_int_equal(read_by(bent, len, 1 + i % 3, NULL, &pieces), 0);
 		assert_true(same_maps(&back, &pieces));
 		room_maps_fini(&pieces);
 		for (size_t m = 0; m < back.count; m++) {
@@ -400,6 +403,66 @@ static void within_sees_any_other_page(void **state)
 	room_maps_fini(&outer);
 }
 
+/* Some pages a time, of runs and of single pages: whichever is another, it is found. */
+static void among_sees_any_other_page_by_pieces(void **state)
+{
+	struct room_maps outer, inner, back;
+	uint8_t bytes[512];
+	struct cursor c;
+
+	(void)state;
+	assert_int_equal(parse("{\"kv\":{\"pages\":[15,3,4,5,9,1],\"tokens\":[0,24]}}",
+			       -1, &outer),
+			 0);
+	for (size_t most = 1; most < 7; most++) {
+		for (size_t other = 0; other < 6; other++) {
+			/* tokens [5, 18): of the pages 3, 4, 5 and 9; 0 is not used */
+			assert_int_equal(parse("{\"kv\":{\"pages\":[0,3,4,5,9],"
+					       "\"tokens\":[5,18]}}",
+					       -1, &inner),
+					 0);
+			if (other < 5)
+				inner.maps[0].pages[other] = 14;
+			cursor_write(&c, bytes, sizeof(bytes));
+			room_maps_put(&c, &inner);
+			if (other == 0 || other == 5) {
+				assert_int_equal(
+					read_by(bytes, c.pos, most, &outer, &back), 0);
+				assert_true(same_maps(&inner, &back));
+				room_maps_fini(&back);
+			} else {
+				assert_int_equal(
+					read_by(bytes, c.pos, most, &outer, &back),
+					-err_errno(ERR_RANGE));
+				assert_non_null(strstr(err_last()->text, "page 14"));
+			}
+			room_maps_fini(&inner);
+		}
+	}
+	room_maps_fini(&outer);
+}
+
+/* What a helper has found is not searched again, and a cut does not inherit it. */
+static void page_bound_twice_is_refused_wherever_it_was_found(void **state)
+{
+	struct room_maps maps, cut;
+
+	(void)state;
+	assert_int_equal(parse("{\"kv\":{\"pages\":[3,4,3,5]}}", -1, &maps), 0);
+	assert_int_equal(room_maps_check_once(&maps), -err_errno(ERR_DUP));
+	assert_non_null(strstr(err_last()->text, "pages[2]: page 3 is bound twice"));
+	maps.maps[0].repeat = 4;
+	assert_int_equal(room_maps_check_once(&maps), 0);
+	assert_int_equal(room_maps_cut(&maps, &layout, 4, 16, &cut), 0);
+	assert_int_equal(cut.maps[0].repeat, 0);
+	room_maps_fini(&cut);
+	maps.maps[0].repeat = 1;
+	maps.maps[0].pages[2] = 6;
+	assert_true(room_maps_check_once(&maps) < 0);
+	assert_non_null(strstr(err_last()->text, "pages[1]: page 4 is bound twice"));
+	room_maps_fini(&maps);
+}
+
 static void pair_is_cut_to_intersection(void **state)
 {
 	struct room_maps a, b;
@@ -440,6 +503,8 @@ int main(void)
 		cmocka_unit_test(wire_refuses_before_it_takes_memory_for_pages),
 		cmocka_unit_test(wire_pages_are_charged_and_capped),
 		cmocka_unit_test(within_sees_any_other_page),
+		cmocka_unit_test(among_sees_any_other_page_by_pieces),
+		cmocka_unit_test(page_bound_twice_is_refused_wherever_it_was_found),
 		cmocka_unit_test(pair_is_cut_to_intersection),
 	};
 
