@@ -53,13 +53,13 @@ static uint32_t pool_regions(const struct pool *pool, struct region **regions,
 	uint32_t n = 0;
 
 	for (uint32_t b = 0; b < pool->layout->buffer_count; b++) {
-		uint32_t i = 0;
+		struct region *region = pool->buffers[b].region;
 
-		while (i < n && regions[i] != pool->buffers[b].region)
-			i++;
-		if (i == n)
-			regions[n++] = pool->buffers[b].region;
-		index_of_buffer[b] = i;
+		if (pool->buffers[b].first) {
+			region->listed = n;
+			regions[n++] = region;
+		}
+		index_of_buffer[b] = region->listed;
 	}
 	return n;
 }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A pool ties a layout to regions. Its regions are pinned first, so that none can be
- * removed while the layout is parsed on a helper (a layout may fill a whole line: 1 MiB
- * of JSON). Then each buffer must lie inside its region; later code need not check
- * whether the address of a checked plan exists.
+ * A pool ties a layout to regions. Its regions are pinned first, some per turn while the
+ * session's next lines wait, so that none can be removed while the layout is parsed on a
+ * helper (a layout may fill a whole line: 1 MiB of JSON). Then each buffer must lie
+ * inside its region; later code need not check whether the address of a checked plan
+ * exists.
  *
  * Closing has two conditions, in any order: no room uses the pool, and no peer can name
  * it any more (the handshake's withdrawal is done). Only then the pins are released, and
@@ -20,6 +21,7 @@
 #include "daemon/config/config.h"
 #include "daemon/base/context.h"
 #include "daemon/loop/offload.h"
+#include "daemon/loop/work.h"
 #include "daemon/session/session.h"
 #include "proto/json.h"
 
@@ -27,11 +29,15 @@
 struct making {
 	struct pool pool;
 	struct kvd *kvd;
+	struct loop_work reading; /* of the regions' entries */
+	const cJSON *entry;	  /* the next one */
+	int read;		  /* negative: an entry is wrong */
 	struct offload_job job;
 	struct charge charge;
 	const cJSON *layout_json;
 	uint32_t buffer_count; /* of pool.buffers, while there is no layout */
 	bool withdrawn;	       /* closing: peers do not know it any more */
+	bool begins;	       /* in pool_register() */
 	void (*on_done)(void *arg, struct pool *pool, const struct err *err);
 	void (*on_closed)(void *arg);
 	void *arg;
@@ -94,10 +100,41 @@ static int buffer_read(struct making *m, const cJSON *entry)
 	return 0;
 }
 
-static int buffers_read(struct making *m, const cJSON *regions)
+static bool pool_read_step(struct loop_work *work)
+{
+	struct making *m = container_of(work, struct making, reading);
+
+	m->read = buffer_read(m, m->entry);
+	if (m->read < 0)
+		m->read = err_prefix(m->read, "regions[%u]", m->buffer_count);
+	m->entry = m->entry->next;
+	return m->read >= 0 && m->entry;
+}
+
+/* Both when all entries are read and when one is wrong. */
+static void pool_read_done(struct loop_work *work)
+{
+	struct making *m = container_of(work, struct making, reading);
+	struct session *session = m->pool.session;
+	struct err err;
+
+	if (--session->walking == 0 && session->conn)
+		session->conn_ops->resume(session->conn);
+	if (m->read >= 0) {
+		offload_submit(m->kvd->offload, &m->job);
+		return;
+	}
+	if (m->begins)
+		return; /* pool_register() returns it */
+	err_take(&err);
+	m->on_done(m->arg, NULL, &err);
+	making_free(m);
+	session_drain_end(session);
+}
+
+static int buffers_begin(struct making *m, const cJSON *regions)
 {
 	int count = cJSON_GetArraySize(regions);
-	const cJSON *entry;
 
 	if (count < 1 || (unsigned int)count > LAYOUT_BUFFERS_MAX)
 		return err_raise(ERR_RANGE, "regions: %d entries are not in 1 … %u",
@@ -105,12 +142,7 @@ static int buffers_read(struct making *m, const cJSON *regions)
 	m->pool.buffers = mem_calloc((size_t)count, sizeof(*m->pool.buffers));
 	if (!m->pool.buffers)
 		return err_pass(-ENOMEM);
-	cJSON_ArrayForEach(entry, regions) {
-		int r = buffer_read(m, entry);
-
-		if (r < 0)
-			return err_prefix(r, "regions[%u]", m->buffer_count);
-	}
+	m->entry = regions->child;
 	return 0;
 }
 
@@ -231,17 +263,26 @@ int pool_register(struct session *session, const struct pool_args *args,
 	m->layout_json = args->layout;
 	m->on_done = on_done;
 	m->arg = arg;
-	r = buffers_read(m, args->regions);
+	r = buffers_begin(m, args->regions);
 	if (r < 0) {
 		making_free(m);
 		return err_pass(r);
 	}
-	session_drain_begin(session);
 	m->job = (struct offload_job){.work = pool_parse_work,
 				      .done = pool_parse_done,
 				      .principal = session_principal(session)};
-	offload_submit(m->kvd->offload, &m->job);
-	return 0;
+	session_drain_begin(session);
+	session->walking++;
+	m->begins = true;
+	loop_work_init(&m->reading, m->kvd->loop, pool_read_step, pool_read_done);
+	loop_work_start(&m->reading);
+	m->begins = false;
+	if (m->read >= 0)
+		return 0;
+	r = m->read;
+	making_free(m);
+	session_drain_end(session);
+	return err_pass(r);
 }
 
 /* ---- use and end ---- */

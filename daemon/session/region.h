@@ -47,6 +47,7 @@ struct region {
 	unsigned int pins;	 /* pools and ops */
 	unsigned int pools;	 /* from pools, each counted once */
 	uint64_t pool_mark;	 /* pool.c's */
+	uint32_t listed;	 /* its place in the list that is being written */
 	unsigned int registered; /* number of region.register calls with this id */
 	void *impl;
 };

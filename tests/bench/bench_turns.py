@@ -7,7 +7,9 @@ bench_turns.py [--stacks] [WORD ...]
 Each load has two fresh daemons of one run dir and engines that speak to their
 sockets by hand. A turn is told by what its thread had a core for (stats,
 loop.cpu_us): no turn shall be over 200 us. By the clock it may be longer: others had the
-core meanwhile. --stacks preloads both daemons with
+core meanwhile. The load "nothing" is the control: what is over the limit there is the
+machine's own (interrupts, time of its host that it does not report), and as much of it
+may be in every load with as much CPU time. --stacks preloads both daemons with
 long-turns.so, which tells where they were after each 200 us of a turn (it costs
 some time itself). Words choose loads by name. KVD_BUILD names the build folder.
 """
@@ -169,6 +171,15 @@ class World:
         self.decode.until(room, "recv", SUCCESS, DEADLINE_S)
         self.prefill.until(room, "send", SUCCESS, DEADLINE_S)
 
+    def loops_s(self):
+        """CPU time of the loops' threads, of the daemons that live."""
+        ns = 0
+        for daemon, alive in zip(self.daemons, self.alive):
+            if alive:
+                with open("/proc/%d/task/%d/schedstat" % ((daemon.proc.pid,) * 2)) as f:
+                    ns += int(f.read().split()[0])
+        return ns / 1e9
+
     def turns(self):
         """Of the daemons that live: all turns, those over the limit, by bucket of what
         they had a core for, by bucket of the clock."""
@@ -205,6 +216,14 @@ class World:
 
 
 # ---- loads: what stands before `yield` is not measured ----
+
+def nothing(world):
+    """Turns that only answer a poll of no room."""
+    yield
+    for _ in range(ROOMS):
+        for engine in (world.prefill, world.decode):
+            assert engine.cmd("room.poll", rooms=[])["rooms"] == []
+
 
 def open_many(world):
     world.pools(flat(64, 4096))
@@ -593,6 +612,7 @@ def attends_select(world):
 
 
 LOADS = {
+    "nothing": (nothing, "the control: an engine polls no room"),
     "open": (open_many, "10^4 rooms are opened on both sides"),
     "serve": (bind_many, "10^4 rooms are served and closed"),
     "look": (look_at_many, "10^4 rooms are listed and polled"),
@@ -635,10 +655,10 @@ def one(name, transport, stacks):
         next(steps)
         before = world.turns()
         world.forget_stacks()
-        begin = time.monotonic()
+        begin, used = time.monotonic(), world.loops_s()
         for _ in steps:
             pass
-        took = time.monotonic() - begin
+        took, used = time.monotonic() - begin, world.loops_s() - used
         after = world.turns()
         before = before[:len(after)]
         turns = sum(a[0] - b[0] for a, b in zip(after, before))
@@ -648,7 +668,9 @@ def one(name, transport, stacks):
                    for clock in (2, 3)]
         return figure(words, transport, "longest turn", longest[0], "us", None, turns=turns,
                       slow=slow, note="%d of %d turns over %d us; by the clock < %d us; "
-                      "%.1f s%s" % (slow, turns, LIMIT_US, longest[1], took, world.note)), world.stacks()
+                      "%.1f s, the loops %.2f s of CPU%s" % (
+                          slow, turns, LIMIT_US, longest[1], took, max(used, 0),
+                          world.note)), world.stacks()
     finally:
         world.close()
 
