@@ -141,22 +141,36 @@ static int parse_desc(const cJSON *item, size_t index, uint64_t row[4])
 	return 0;
 }
 
+static int parse_descs(struct xfer_op *op)
+{
+	uint64_t *rows = (uint64_t *)(void *)op->payload.data;
+	const cJSON *list = op->read_from, *item;
+	size_t i = 0;
+
+	cJSON_ArrayForEach(item, list) {
+		int r = parse_desc(item, i, &rows[4 * i]);
+
+		if (r < 0)
+			return err_pass(r);
+		i++;
+	}
+	return 0;
+}
+
+/* The first one tells the kind of memory; a helper parses many. */
 static int descs_from_json(const cJSON *list, struct xfer_op *op)
 {
-	size_t n = (size_t)cJSON_GetArraySize(list), i = 0;
+	size_t n = (size_t)cJSON_GetArraySize(list);
 	uint64_t *rows = mem_calloc(n, ROW_BYTES);
-	const cJSON *item;
-	int r = rows ? 0 : -ENOMEM;
 
+	if (!rows)
+		return err_pass(-ENOMEM);
 	op->payload.data = (uint8_t *)rows;
 	op->payload.bytes = n * ROW_BYTES;
 	op->rows = (uint32_t)n;
-	cJSON_ArrayForEach(item, list) {
-		if (r >= 0)
-			r = parse_desc(item, i, &rows[4 * i]);
-		i++;
-	}
-	return err_pass(r);
+	op->read = parse_descs;
+	op->read_from = list;
+	return n ? err_pass(parse_desc(list->child, 0, rows)) : 0;
 }
 
 /* Rows in a memfd: reading other files or a process's memory may block. */
