@@ -56,6 +56,7 @@
 /* a fifth of a turn's time is left for the last callback of each part */
 #define PART_NS (LOOP_TURN_NS / 6)
 #define RANDOM_WORDS 64u
+#define CPU_SHORT_NS (LOOP_TURN_NS / 8)
 #define CPU_CALM 4u
 #define CPU_WATCHED 256u
 
@@ -481,8 +482,10 @@ static void on_alarm(struct ev_loop *ev, ev_timer *alarm, int events)
 
 /*
  * A turn's CPU time is at most its duration, and short turns do not matter. So the
- * thread's CPU clock, a system call, is read for one turn of CPU_CALM, and for each of
- * the CPU_WATCHED that follow a long one: the core is shared, or the loop has much work.
+ * thread's CPU clock, a system call, is read for one turn of CPU_CALM, for turns over
+ * CPU_SHORT_NS, and for each of the CPU_WATCHED that follow a long one: the core is
+ * shared, or the loop has much work. Turns without a reading are counted with the next
+ * one, which a few short ones make little longer.
  */
 static void cpu_note(struct loop *loop, uint64_t busy_ns)
 {
@@ -492,7 +495,8 @@ static void cpu_note(struct loop *loop, uint64_t busy_ns)
 		loop->cpu_watched = CPU_WATCHED;
 	else if (loop->cpu_watched > 0)
 		loop->cpu_watched--;
-	if (loop->cpu_watched > 0 || !was_ns || ++loop->cpu_calm == CPU_CALM) {
+	if (busy_ns > CPU_SHORT_NS || loop->cpu_watched > 0 || !was_ns ||
+	    ++loop->cpu_calm == CPU_CALM) {
 		loop->cpu_calm = 0;
 		loop->cpu_ns = clock_of(CLOCK_THREAD_CPUTIME_ID);
 		cpu_ns = loop->cpu_ns - was_ns;
