@@ -461,8 +461,16 @@ static int close_in(const struct kvd *kvd)
 	return 0;
 }
 
+static bool kvd_on_prepare(struct loop_prepare *prepare)
+{
+	(void)prepare;
+	mem_settle();
+	return false;
+}
+
 int kvd_run(struct kvd *kvd)
 {
+	struct loop_prepare settle = {.on_prepare = kvd_on_prepare};
 	int r = close_in(kvd);
 
 	if (r < 0)
@@ -476,7 +484,9 @@ int kvd_run(struct kvd *kvd)
 		 KVD_VERSION, *kvd->config->path ? kvd->config->path : "defaults");
 	say_ready(kvd);
 	mem_large_to(offload_discard_block, kvd->offload);
+	loop_prepare_add(kvd->loop, &settle);
 	loop_run(kvd->loop);
+	loop_prepare_remove(&settle);
 	mem_large_to(NULL, NULL);
 	notify_stopping("stopping");
 	r = wind_up(kvd);

@@ -28,6 +28,7 @@
 
 #define GROWS_BYTES (64u << 10) /* not doubled any more, but mapped */
 #define MAP_BYTES (1u << 20)
+#define SETTLE_BYTES 2048u
 
 static _Thread_local uint64_t fail_at, fail_end;
 static _Thread_local uint64_t counted;
@@ -219,4 +220,14 @@ void mem_tune(void)
 	mallopt(M_TRIM_THRESHOLD, 768 << 10);
 	mallopt(M_TOP_PAD, 256 << 10);
 	mallopt(M_MXFAST, 0);
+}
+
+void mem_settle(void)
+{
+	/* no freed block ends the search early: that of the last turn has another size,
+	 * and all are larger than those that a thread keeps for itself */
+	static _Thread_local unsigned int turn;
+	void *volatile p = malloc(SETTLE_BYTES + 16 * (turn++ % 64));
+
+	free(p);
 }

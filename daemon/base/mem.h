@@ -90,5 +90,11 @@ static inline int mem_steal_fd(int *fd)
  * freed blocks. Each of these blocks the loop for milliseconds.
  */
 void mem_tune(void);
+/*
+ * For the loop, in each turn. A freed block is sorted by a later malloc(), which sorts up
+ * to 10 000 at once: after the end of many rooms one of a few bytes takes a millisecond.
+ * This one has only those of a turn to sort.
+ */
+void mem_settle(void);
 
 #endif
