@@ -31,11 +31,14 @@
 #define THREADS_MAX 256u
 
 struct offload {
+	struct loop *loop;
 	struct loop_wake wake;
 	pthread_mutex_t lock;
 	pthread_cond_t more;
 	struct list queue;    /* not started: the first of each principal */
-	struct list finished; /* done not yet called */
+	struct list finished; /* by helpers */
+	struct list due;      /* loop thread only: `done` is called next */
+	struct loop_defer rest;
 	bool stopping;
 	bool held;	      /* inline only */
 	unsigned int pending; /* loop thread only */
@@ -148,24 +151,26 @@ static void *helper_main(void *arg)
 	return NULL;
 }
 
-/* Call `done` of jobs that had finished when this was called. */
-static void run_finished(struct offload *o)
+/* Call `done` of jobs that had finished when this was called: of all, or in as many turns
+ * as they take. A `done` that submits again meets no list of ours under the lock, and
+ * jobs that finish meanwhile wait for the next turn. */
+static void run_finished(struct offload *o, bool all)
 {
 	struct offload_job *job;
-	struct list batch, *link;
+	struct list *link;
 
-	/* One batch: a `done` that submits again, or frees its job, meets no list of ours
-	 * under the lock, and jobs that finish meanwhile wait for the next turn. */
-	list_init(&batch);
 	pthread_mutex_lock(&o->lock);
-	while ((link = list_pop_front(&o->finished)))
-		list_push_back(&batch, link);
+	list_append(&o->due, &o->finished);
 	pthread_mutex_unlock(&o->lock);
-	while ((link = list_pop_front(&batch))) {
+	while ((link = list_pop_front(&o->due))) {
 		job = list_entry(link, struct offload_job, link);
 		job->submitted = false;
 		o->pending--;
 		job->done(job);
+		if (!all && !list_empty(&o->due) && loop_enough(o->loop)) {
+			loop_defer(o->loop, &o->rest);
+			return;
+		}
 	}
 }
 
@@ -174,7 +179,15 @@ static void offload_on_wake(struct loop_wake *wake)
 	struct offload *o = container_of(wake, struct offload, wake);
 
 	if (!o->held)
-		run_finished(o);
+		run_finished(o, false);
+}
+
+static void offload_on_rest(struct loop_defer *rest)
+{
+	struct offload *o = container_of(rest, struct offload, rest);
+
+	if (!o->held)
+		run_finished(o, false);
 }
 
 static int start_threads(struct offload *o, unsigned int threads)
@@ -205,6 +218,9 @@ static int offload_make(struct loop *loop, unsigned int threads,
 	pthread_cond_init(&o->more, NULL);
 	list_init(&o->queue);
 	list_init(&o->finished);
+	list_init(&o->due);
+	o->loop = loop;
+	loop_defer_init(&o->rest, offload_on_rest);
 	r = loop_wake_init(&o->wake, loop, offload_on_wake);
 	if (r == 0)
 		r = start_threads(o, threads);
@@ -262,11 +278,12 @@ void offload_free(struct offload *o)
 	for (unsigned int i = 0; i < o->threads; i++)
 		pthread_join(o->helpers[i].tid, NULL);
 	o->threads = 0; /* jobs submitted by `done` now run here */
-	run_finished(o);
+	loop_defer_cancel(&o->rest);
+	run_finished(o, true);
 	while (o->pending) {
 		while ((job = queue_pick(o)))
 			finish_inline(o, job);
-		run_finished(o);
+		run_finished(o, true);
 	}
 	loop_wake_fini(&o->wake);
 	pthread_cond_destroy(&o->more);

@@ -299,6 +299,50 @@ static void on_mask_work(struct offload_job *job)
 	job->result = sigismember(&mask, SIGTERM) && sigismember(&mask, SIGHUP) ? 0 : -1;
 }
 
+/* However many have finished: as many per turn as there is time for, in order; a hold
+ * keeps the rest. */
+static void dones_are_called_some_per_turn(void **state)
+{
+	struct offload *offload;
+	struct task tasks[5];
+	struct loop *loop;
+	unsigned int turns = 0;
+
+	(void)state;
+	assert_int_equal(loop_new_virtual(1, &loop), 0);
+	assert_int_equal(offload_new_inline(loop, &offload), 0);
+	for (size_t i = 0; i < ARRAY_LEN(tasks); i++) {
+		tasks[i] = task_of(loop, offload);
+		offload_submit(offload, &tasks[i].job);
+	}
+	loop_virtual_parts(loop, 1);
+	for (size_t i = 0; i < ARRAY_LEN(tasks); i++) {
+		if (i == 2) { /* nothing happens meanwhile */
+			offload_hold(offload, true);
+			loop_turn(loop, 0);
+			assert_int_equal(tasks[2].dones, 0);
+			offload_hold(offload, false);
+		}
+		while (!tasks[i].dones && turns++ < 20)
+			loop_turn(loop, 0);
+		for (size_t k = 0; k < ARRAY_LEN(tasks); k++)
+			assert_int_equal(tasks[k].dones, k <= i);
+	}
+	assert_int_equal(offload_pending(offload), 0);
+	/* those that are due when it ends are called, too */
+	for (size_t i = 0; i < ARRAY_LEN(tasks); i++) {
+		tasks[i] = task_of(loop, offload);
+		offload_submit(offload, &tasks[i].job);
+	}
+	loop_turn(loop, 0);
+	assert_int_equal(tasks[0].dones, 1);
+	assert_int_equal(tasks[1].dones, 0);
+	offload_free(offload);
+	for (size_t i = 0; i < ARRAY_LEN(tasks); i++)
+		assert_int_equal(tasks[i].dones, 1);
+	loop_free(loop);
+}
+
 static void helper_takes_no_signals(void **state)
 {
 	struct offload *offload;
@@ -372,6 +416,7 @@ int main(void)
 		cmocka_unit_test(principals_take_turns_at_one_helper),
 		cmocka_unit_test(free_runs_queued_jobs_and_calls_done),
 		cmocka_unit_test(inline_runs_at_submit_and_done_is_deferred),
+		cmocka_unit_test(dones_are_called_some_per_turn),
 		cmocka_unit_test(helper_takes_no_signals),
 		cmocka_unit_test(discarded_block_is_freed_by_a_helper),
 		cmocka_unit_test(offload_without_memory_is_not_made),
