@@ -33,7 +33,8 @@
 #define CAP_MAX (UINT32_C(1) << 30)
 #define LONG_BYTES (64u << 10)
 #define REMOVED UINT32_MAX
-#define SMALL_INDEX 4096u /* is replaced at once: some 20 us */
+#define SMALL_INDEX 4096u	/* is replaced at once: some 20 us */
+#define SMALL_BYTES (16u << 10) /* of entries: copied when they grow, larger ones not */
 #define STEPS 8u /* of either work in a put: it ends long before the next begins */
 
 static uint64_t hash_seed(void)
@@ -201,10 +202,11 @@ static int index_grow(struct idmap *map)
 
 static int entries_grow(struct idmap *map)
 {
-	const size_t bytes = map->cap * sizeof(*map->entries);
+	size_t bytes = map->cap * sizeof(*map->entries), cap = CAP_MIN;
 	struct idmap_entry *entries;
-	size_t cap = CAP_MIN;
 
+	if (bytes > SMALL_BYTES && bytes < LONG_BYTES)
+		bytes = LONG_BYTES;
 	if (bytes) /* rounded up: enough for a map */
 		cap = (mem_grown(bytes) + sizeof(*entries) - 1) / sizeof(*entries);
 	if (cap > CAP_MAX)
