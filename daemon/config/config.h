@@ -27,7 +27,7 @@
 /* Rooms whose end is logged at level info. */
 enum log_rooms { LOG_ROOMS_FAILED, LOG_ROOMS_SLOW, LOG_ROOMS_ALL };
 
-#define PEER_PART_BYTES (64u << 10)
+#define PEER_PART_BYTES (32u << 10)
 
 struct config {
 	/* [daemon] */

@@ -17,7 +17,7 @@ struct conn;
 struct kvd;
 struct session_peer;
 
-#define CONN_PEEK_BYTES (64u << 10)
+#define CONN_PEEK_BYTES (32u << 10)
 
 /* shared by the connections of one control socket */
 struct conn_host {

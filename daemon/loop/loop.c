@@ -53,8 +53,8 @@
 #define STALL_MIN_NS LOOP_NS_PER_MS /* epoll's own granularity */
 /* libev keeps time as a double: aim a little late rather than wake twice */
 #define ALARM_SLACK_NS UINT64_C(2000)
-/* a fifth of a turn's time is left for the last callback of each part */
-#define PART_NS (LOOP_TURN_NS / 6)
+/* a third of a turn's time is left for the last callback and for interrupts */
+#define PART_NS (LOOP_TURN_NS / 8)
 #define RANDOM_WORDS 64u
 #define CPU_SHORT_NS (LOOP_TURN_NS / 8)
 #define CPU_CALM 4u

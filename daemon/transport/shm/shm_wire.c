@@ -30,7 +30,7 @@
 #include "daemon/base/mem.h"
 
 #define IN_BYTES (64u << 10)
-#define CALL_BYTES (64u << 10) /* of a long frame; unmapped memory costs it 50 us */
+#define CALL_BYTES (32u << 10) /* of a long frame; unmapped memory costs it 25 us */
 #define READ_BYTES (16u << 10) /* of short ones: about a turn's share */
 #define ERR_WIRE_TEXT 256u
 
