@@ -105,14 +105,13 @@ static int register_pool(struct handshake *hs, struct remote *remote,
 				    .session = pool->session->epoch};
 	struct cursor blobs;
 	size_t at;
-	int r;
+	int r = 0;
 
 	if (!regions || !index)
 		return err_pass(-ENOMEM);
 	snprintf(msg.name, sizeof(msg.name), "%s", pool->name);
 	handshake_blob(hs, &blobs);
-	r = layout_encode(pool->layout, &blobs);
-	msg.layout = blob_from(&blobs, 0);
+	msg.layout = (struct wire_blob){pool->packed, pool->packed_bytes};
 	at = blobs.pos;
 	n = pool_regions(pool, regions, index);
 	cursor_put_u32(&blobs, n);

@@ -102,8 +102,9 @@ int layout_print(const struct layout *layout, struct cJSON **json_p);
  * layout_parse(). Encoding into a cursor that is too small is ERR_TOOBIG. */
 int layout_encode(const struct layout *layout, struct cursor *out);
 int layout_decode(struct cursor *in, struct layout **layout_p);
-/* XXH3 of that form: equal layouts have equal digests. ERR_NOMEM. */
-int layout_digest(const struct layout *layout, uint64_t *digest_p);
+/* That form in heap memory, and its XXH3: equal layouts have equal digests. ERR_NOMEM. */
+int layout_pack(const struct layout *layout, uint8_t **bytes_p, size_t *len_p,
+		uint64_t *digest_p);
 void layout_free(struct layout *layout); /* NULL is fine */
 void layout_freep(struct layout **layout_p);
 size_t layout_memory(const struct layout *layout); /* bytes that it takes */

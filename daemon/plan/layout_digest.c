@@ -28,7 +28,8 @@ static size_t bytes_most(const struct layout *layout)
 	return bytes;
 }
 
-int layout_digest(const struct layout *layout, uint64_t *digest_p)
+int layout_pack(const struct layout *layout, uint8_t **bytes_p, size_t *len_p,
+		uint64_t *digest_p)
 {
 	size_t most = bytes_most(layout);
 	cleanup_free uint8_t *bytes = mem_alloc(most);
@@ -42,5 +43,7 @@ int layout_digest(const struct layout *layout, uint64_t *digest_p)
 	if (r < 0)
 		return err_pass(r);
 	*digest_p = XXH3_64bits(bytes, out.pos);
-	return 0;
+	*bytes_p = mem_dup(bytes, out.pos);
+	*len_p = out.pos;
+	return *bytes_p ? 0 : err_pass(-ENOMEM);
 }

@@ -60,6 +60,8 @@ static void making_free(struct making *m)
 	}
 	charge_drop(&m->charge);
 	layout_free(m->pool.layout);
+	mem_free(m->pool.packed);
+	mem_free(m->pool.no_target);
 	mem_free(m->pool.buffers);
 	for (size_t i = 0; i < ARRAY_LEN(m->pool.tables); i++)
 		mem_free(m->pool.tables[i]);
@@ -146,13 +148,30 @@ static int buffers_begin(struct making *m, const cJSON *regions)
 	return 0;
 }
 
+/* For pool_check_target(): it takes long where fields are many. */
+static int target_check(struct pool *pool)
+{
+	struct err why;
+
+	if (layout_check_target(pool->layout) >= 0)
+		return 0;
+	err_take(&why);
+	if (why.code == ERR_NOMEM)
+		return err_reraise(&why);
+	pool->no_target = mem_dup(&why, sizeof(why));
+	return pool->no_target ? 0 : err_pass(-ENOMEM);
+}
+
 static void pool_parse_work(struct offload_job *job)
 {
 	struct making *m = container_of(job, struct making, job);
 
 	job->result = err_prefix(layout_parse(m->layout_json, &m->pool.layout), "layout");
 	if (job->result >= 0)
-		job->result = layout_digest(m->pool.layout, &m->pool.digest);
+		job->result = layout_pack(m->pool.layout, &m->pool.packed,
+					  &m->pool.packed_bytes, &m->pool.digest);
+	if (job->result >= 0)
+		job->result = target_check(&m->pool);
 }
 
 static int pool_buffers_check(const struct making *m)
@@ -191,6 +210,7 @@ static int making_finish(struct making *m)
 	if (r == 0)
 		r = charge_take(&m->charge, session->account, ACCOUNT_LAYOUTS,
 				sizeof(*m) + layout_memory(m->pool.layout) +
+					m->pool.packed_bytes +
 					m->buffer_count * sizeof(*m->pool.buffers));
 	if (r == 0)
 		r = idmap_put(&session->pools, m->pool.id, &m->pool);
@@ -299,10 +319,10 @@ struct pool *pool_find(struct session *session, uint64_t id)
 
 int pool_check_target(struct pool *pool)
 {
-	int r = pool->can_receive ? 0 : layout_check_target(pool->layout);
-
-	pool->can_receive = r == 0;
-	return r < 0 ? err_prefix(r, "pool %llu", (unsigned long long)pool->id) : 0;
+	if (!pool->no_target)
+		return 0;
+	return err_prefix(err_reraise(pool->no_target), "pool %llu",
+			  (unsigned long long)pool->id);
 }
 
 static void pool_close_step(struct pool *pool)

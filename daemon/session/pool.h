@@ -37,11 +37,13 @@ struct pool {
 	struct session *session;
 	char name[POOL_NAME_MAX]; /* pools with one name are expected to match */
 	struct layout *layout;
-	uint64_t digest;	     /* layout_digest() */
+	uint64_t digest; /* of layout_pack(), */
+	uint8_t *packed; /* which REGISTER carries */
+	size_t packed_bytes;
+	struct err *no_target; /* why no bytes may be written to it; NULL: they may */
 	struct pool_buffer *buffers; /* layout->buffer_count of them */
 	unsigned int rooms;	     /* that use it: pool_use(), pool_unuse() */
 	bool closing;
-	bool can_receive; /* result of pool_check_target() */
 	struct pool_work work;
 	void *handshake; /* handshake.c's: the peers that know it */
 	/* used by handshake.c: its buffers in the form of each transport, made on
