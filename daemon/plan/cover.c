@@ -501,19 +501,25 @@ int cover_check_wants(const struct layout *src, const struct layout *dst,
 		      const struct plan_want *wants, size_t want_count)
 {
 	struct plan_want *sorted cleanup_free = NULL;
+	bool ascending = true; /* as cover_make() makes them */
 
 	for (size_t i = 0; i < want_count; i++) {
 		int r = check_want(src, dst, &wants[i]);
 
 		if (r < 0)
 			return err_pass(r);
+		ascending = ascending &&
+			    (i == 0 || plan_want_compare(&wants[i - 1], &wants[i]) <= 0);
 	}
-	sorted = mem_dup(wants, want_count * sizeof(*wants));
-	if (!sorted)
-		return -err_errno(ERR_NOMEM);
-	qsort(sorted, want_count, sizeof(*sorted), plan_want_compare);
+	if (!ascending) {
+		sorted = mem_dup(wants, want_count * sizeof(*wants));
+		if (!sorted)
+			return -err_errno(ERR_NOMEM);
+		qsort(sorted, want_count, sizeof(*sorted), plan_want_compare);
+		wants = sorted;
+	}
 	for (size_t i = 1; i < want_count; i++) {
-		const struct plan_want *a = &sorted[i - 1], *b = &sorted[i];
+		const struct plan_want *a = &wants[i - 1], *b = &wants[i];
 
 		if (a->view == b->view && a->layer == b->layer && a->field == b->field &&
 		    (uint64_t)a->first_unit + a->units > b->first_unit)

@@ -410,8 +410,14 @@ static void room_recv_step(struct room *room)
 {
 	if (!room_booted(room))
 		return;
-	if (room->pages.phase == PAGES_BOUND && plan_room(room) < 0)
-		room_fail_last(room);
+	if (room->pages.phase == PAGES_BOUND) {
+		if (plan_room(room) < 0) {
+			room_fail_last(room);
+		} else if (loop_enough(room->session->kvd->loop)) {
+			room_kick(room);
+			return;
+		}
+	}
 	if (room_live(room) && room_planned(room) && tell_all(room) < 0)
 		room_fail_last(room);
 	if (room_live(room) && room_planned(room))

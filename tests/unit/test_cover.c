@@ -401,7 +401,7 @@ static void wants_off_the_wire_are_checked(void **state)
 {
 	struct layout *src = mha(2, 1, 8, 1, 4), *dst = mha(1, 0, 8, 0, 4);
 	static const struct {
-		struct plan_want wants[2];
+		struct plan_want wants[3];
 		size_t count;
 		int code;
 		const char *needle;
@@ -420,6 +420,12 @@ static void wants_off_the_wire_are_checked(void **state)
 		{{{.layer = 1, .first_unit = 4, .units = 3},
 		  {.layer = 1, .first_unit = 6, .units = 2}},
 		 2,
+		 ERR_DUP,
+		 "unit 6 twice"},
+		{{{.layer = 1, .first_unit = 6, .units = 2},
+		  {.layer = 1, .field = 1, .first_unit = 4, .units = 2},
+		  {.layer = 1, .first_unit = 4, .units = 3}},
+		 3,
 		 ERR_DUP,
 		 "unit 6 twice"},
 		{{{.view = 1, .layer = 1, .first_unit = 4, .units = 4}},
