@@ -14,6 +14,7 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
+#include "daemon/link/link_again.h"
 #include "daemon/loop/loop.h"
 
 #define BUDGET 64u /* events a turn */
@@ -109,7 +110,7 @@ static int monitor_begin(struct link_monitor *monitor)
 				 zmq_strerror(errno));
 	if (zmq_setsockopt(monitor->pair, ZMQ_LINGER, &zero, sizeof(zero)) ||
 	    zmq_setsockopt(monitor->pair, ZMQ_RCVHWM, &zero, sizeof(zero)) ||
-	    zmq_socket_monitor(monitor->socket, endpoint, monitor->events) ||
+	    LINK_AGAIN(zmq_socket_monitor(monitor->socket, endpoint, monitor->events)) ||
 	    zmq_connect(monitor->pair, endpoint) ||
 	    zmq_getsockopt(monitor->pair, ZMQ_FD, &fd, &size)) {
 		r = err_raise(ERR_IO, "a monitor of a ZeroMQ socket: %s",

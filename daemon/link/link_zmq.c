@@ -52,6 +52,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
+#include "daemon/link/link_again.h"
 #include "daemon/link/link_curve.h"
 #include "daemon/link/link_door.h"
 #include "daemon/link/link_keydir.h"
@@ -370,7 +371,7 @@ static void on_address(void *owner, const char *address)
 		zmq_disconnect(line->socket, line->address);
 	snprintf(line->address, sizeof(line->address), "%s", address);
 	link_diag_address(line->diag, address);
-	if (line->unknown || zmq_connect(line->socket, address) == 0)
+	if (line->unknown || LINK_AGAIN(zmq_connect(line->socket, address)) == 0)
 		return;
 	log_warn("link", address, "not connected yet", "why=\"%s\"", zmq_strerror(errno));
 	line->address[0] = '\0'; /* no address: the next result of the resolver dials */
@@ -462,7 +463,7 @@ static int line_connect(struct link_line *line, const struct link_endpoint *e)
 		return err_pass(link_name_new(zmq->loop, e->host, e->port, on_address,
 					      on_no_address, line, &line->name));
 	link_diag_address(line->diag, e->plain);
-	if (!line->unknown && zmq_connect(line->socket, e->plain) != 0)
+	if (!line->unknown && LINK_AGAIN(zmq_connect(line->socket, e->plain)) != 0)
 		return err_raise(ERR_INVAL, "endpoint '%s': %s", e->plain,
 				 zmq_strerror(errno));
 	return 0;
