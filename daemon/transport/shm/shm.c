@@ -199,16 +199,33 @@ static bool shm_door_admits(struct net_acceptor *acceptor, int fd)
 
 /* ---- the tick ---- */
 
+/* Of as many transfers as there is time for; the next tick begins with the others. */
+static bool peer_progress(struct shm_peer *peer, struct loop *loop)
+{
+	const struct shm_xfer *begin = NULL;
+	struct shm_xfer *xfer;
+	bool wanted = false;
+
+	while ((xfer = list_first(&peer->net.xfers, struct shm_xfer, net.link)) &&
+	       xfer != begin) {
+		begin = begin ? begin : xfer;
+		list_remove(&xfer->net.link);
+		list_push_back(&peer->net.xfers, &xfer->net.link);
+		wanted |= shm_xfer_progress(xfer);
+		if (loop_enough(loop))
+			return true;
+	}
+	return wanted;
+}
+
 static void shm_on_tick(struct loop_timer *timer)
 {
 	struct shm *shm = container_of(timer, struct shm, tick);
 	struct shm_peer *peer;
-	struct shm_xfer *xfer;
 	bool wanted = false;
 
 	list_foreach(peer, &shm->net.peers, net.link)
-		list_foreach(xfer, &peer->net.xfers, net.link)
-			wanted |= shm_xfer_progress(xfer);
+		wanted |= peer_progress(peer, timer->loop);
 	net_acceptor_tick(&shm->acceptor, &wanted);
 	if (wanted)
 		shm_tick_want(shm);
