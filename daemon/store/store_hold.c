@@ -312,7 +312,8 @@ static void on_far_done(void *arg)
 	struct store_hold *hold = arg;
 
 	hold->query = NULL;
-	if (hold_add_far(hold)) {
+	/* nothing follows a short one */
+	if (hold_add_far(hold) && hold->tokens % hold->handle->space->tokens == 0) {
 		hold->added = false;
 		hold->added_from = hold->count;
 		loop_work_start(&hold->adding); /* add_done() follows */
