@@ -40,9 +40,10 @@
 
 #define BATCH_ROWS 1024u
 #define BATCH_ITEMS 256u
-#define BATCH_LOOKS 512u /* at items of the group */
-#define SMALL_US 20.0	 /* a shorter batch is computed by the loop */
-#define RATE_PART 16.0	 /* of a new batch's, in the rate */
+#define BATCH_LOOKS 512u		    /* at items of the group */
+#define SMALL_US 20.0			    /* a shorter batch is computed by the loop */
+#define RATE_PART 16.0			    /* of a new batch's, in the rate */
+#define CALL_MOST_NS (100 * LOOP_NS_PER_MS) /* of a call, that counts for the share */
 #define CREDIT_NS (2 * LOOP_NS_PER_MS)
 
 struct compute {
@@ -394,6 +395,10 @@ static void compute_uses(struct compute *compute, const struct batch *batch)
 
 	if (compute->ready_ns < since)
 		compute->ready_ns = since;
+	/* a call that the engine's own work, or the driver, has held up is not charged in
+	 * full: the queue would stand still for minutes */
+	if (took > CALL_MOST_NS)
+		took = CALL_MOST_NS;
 	if (compute->share)
 		compute->ready_ns += took * 100 / compute->share;
 }
@@ -688,7 +693,9 @@ struct offload *compute_offload(const struct compute *compute)
 
 void compute_rest(const struct compute *compute, double us)
 {
-	double ns = compute->share ? us * 1e3 * (100.0 / compute->share - 1) : 0;
+	const double most = CALL_MOST_NS;
+	double took = us * 1e3 < most ? us * 1e3 : most;
+	double ns = compute->share ? took * (100.0 / compute->share - 1) : 0;
 	const struct timespec t = {.tv_sec = (time_t)(ns / 1e9),
 				   .tv_nsec = (long)fmod(ns, 1e9)};
 
