@@ -32,7 +32,7 @@ class Hold:
         self.remote = chunks - self.away[0] if self.away else 0
 
     def holders(self, timeout):
-        return [Holder(bytes([i % 2] * 16), i, 1, T) for i in self.away]
+        return [Holder(bytes([i % 2] * 16), i, 1, T, False) for i in self.away]
 
 
 class Stores(Store):
@@ -398,16 +398,33 @@ class Seats:
         self.closed = True
 
 
+class Joined(str):
+    """A hold's name, and its tokens."""
+    def __new__(cls, name, tokens):
+        one = super().__new__(cls, name)
+        one.tokens, one.closed = tokens, []
+        return one
+
+    def close(self, timeout):
+        self.closed.append(timeout)
+
+
 class Door:
+    tokens = 1 << 20  # of a hold that is joined
+
     def __init__(self, joins=True):
         self.joins, self.client, self.why, self.muted, self.joined = joins, None, "away", 0, []
 
     def ask(self, key, call):
-        return call(self) if self.joins else None
+        try:
+            return call(self) if self.joins else None
+        except kvd.Error as error:
+            self.why = str(error)
+            return None
 
     def join(self, secret, lease, timeout):
         self.joined.append(secret)
-        return "hold %s" % secret.decode()
+        return Joined("hold %s" % secret.decode(), self.tokens)
 
     def tell(self, words, kind):
         pass
@@ -447,6 +464,17 @@ def test_answers_have_the_rows_of_the_cut():
     assert made.end() == set()
     assert counts == [{"routed_posts": 3, "routed_rows": 24, "routed_steps": 1}]
     assert made.end() == set() and len(counts) == 1
+
+
+def test_a_hold_that_is_joined_in_part_is_not_used():
+    """Attention over fewer tokens than the request leaves out would be a plausible, wrong answer."""
+    made, seats, _ = router()
+    need = made.routes[7].end - made.routes[7].begin
+    made.spaces.tokens = need - 1
+    assert made._hold(made.routes[7]) is None
+    assert not made.holds and made.lost == {"a"} and "%d of %d" % (need - 1, need) in made.spaces.why
+    made.spaces.tokens = need
+    assert made._hold(made.routes[7]).tokens == need and b"t" not in made.holds
 
 
 def test_seats_are_opened_before_the_first_routed_step():

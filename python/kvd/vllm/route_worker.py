@@ -11,7 +11,7 @@ import time
 from collections import namedtuple
 
 from ..attend import ROWS_MAX, Part
-from ..errors import Error
+from ..errors import Error, NotFoundError
 from ..stores.space_client import CALL_S, GONE
 from .route import LEASE_S, own_blocks
 
@@ -108,9 +108,16 @@ class Router:
     def _hold(self, route):
         """The hold of a route, joined. None: it is lost."""
         secret = route.secret
+
+        def join(space):
+            hold = space.join(secret, lease=LEASE_S, timeout=CALL_S)
+            if hold.tokens < route.end - route.begin:  # a holder is away, or a limit is reached
+                hold.close(CALL_S)
+                raise NotFoundError("%d of %d tokens of a hold can be joined"
+                                    % (hold.tokens, route.end - route.begin), "ENOTFOUND")
+            return hold
         if secret not in self.holds:
-            hold = self.spaces.ask(self.words, lambda space: space.join(
-                secret, lease=LEASE_S, timeout=CALL_S))
+            hold = self.spaces.ask(self.words, join)
             if hold is None:
                 self._lose({r.name for r in self.routes.values() if r.secret == secret},
                            self.spaces.why)
