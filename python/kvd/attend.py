@@ -70,20 +70,20 @@ chunks would help all. error: number of the code, 0 unless failed; retryable: wh
 may succeed later."""
 
 
-def choice(name, value, names):
+def _choice(name, value, names):
     if value not in names:
         raise _check.wrong(name, value, "one of %s" % ", ".join(names))
     return names[value]
 
 
-def rope_pack(rope):
+def _rope_pack(rope):
     if rope is None:
         return None
     first, dims, pairs, inv_freq = rope
     freq = array("d", inv_freq)
     if len(freq) * 2 != dims:
         raise ValueError("rope.inv_freq: %d numbers for %d values" % (len(freq), dims))
-    return (first, dims, choice("rope.pairs", pairs, PAIRS), freq.tobytes())
+    return (first, dims, _choice("rope.pairs", pairs, PAIRS), freq.tobytes())
 
 
 def _select_pack(select, queries):
@@ -115,7 +115,7 @@ class Attend:
                  rope=None, out_type="fp32", timeout=None):
         self.rows = _check.integer("rows", rows, 1, ROWS_MAX)
         self.seats = _check.integer("seats", seats, 1, 256)
-        choice("q_type", q_type, TYPES)
+        _choice("q_type", q_type, TYPES)
         self.heads, self.dqk, self.dv, self.q_type = heads, dqk, dv, q_type
         seat = (_up(rows * dqk * TYPE_BYTES[q_type]) + _up(rows * dv * 4) + 2 * _up(rows * 4)
                 + 2 * ALIGN)
@@ -124,10 +124,10 @@ class Attend:
         try:
             self._attend = _kvd.Attend(
                 client._kvd, self._region, 0, self._memory.address, self.rows, self.seats,
-                choice("kind", kind, KINDS), choice("q_type", q_type, TYPES),
-                choice("kv_type", kv_type, TYPES), heads, kv_heads, first_head, dqk, dv,
-                float(scale), float(softcap), view, key, value, rope_pack(rope),
-                choice("out_type", out_type, OUTS), _check.seconds("timeout", timeout))
+                _choice("kind", kind, KINDS), _choice("q_type", q_type, TYPES),
+                _choice("kv_type", kv_type, TYPES), heads, kv_heads, first_head, dqk, dv,
+                float(scale), float(softcap), view, key, value, _rope_pack(rope),
+                _choice("out_type", out_type, OUTS), _check.seconds("timeout", timeout))
         except BaseException:
             with contextlib.suppress(Error):  # the refusal's own message matters more
                 self._region.unregister()

@@ -13,7 +13,7 @@ calls: only engines that do so, too, find these chunks, and tokens count from a 
 from collections import namedtuple
 
 from . import _check, _kvd
-from .attend import TYPES, choice, rope_pack
+from .attend import TYPES, _choice, _rope_pack
 from .errors import Error, error_make
 from .layout import Layout
 from .rooms import Awaited, Status, views_pack, wait_pack
@@ -120,7 +120,7 @@ class Move(Awaited):
             raise ValueError("splice: %s has no keys of its own" % self)
         pool, views = self._pages
         self._move.splice(pool._pool, views, _check.instance("key", key, str, "a str"),
-                          choice("type", type, TYPES), rope_pack(rope),
+                          _choice("type", type, TYPES), _rope_pack(rope),
                           _check.integer("delta", delta, -(1 << 31) + 1, (1 << 31) - 1))
 
     def abort(self, timeout=None):
