@@ -115,7 +115,7 @@ uint32_t speed_tokens(const struct attend_shape *shape, uint64_t token_bytes, bo
 	return tokens < TOKENS_FEW ? TOKENS_FEW : (uint32_t)tokens;
 }
 
-/* The KV's memory; the rest of the block begins at *rest_p. A device's has any values. */
+/* The KV's memory; the rest of the block starts at *rest_p. A device's has any values. */
 static int scratch_memory(struct scratch *s, uint64_t rest, const uint8_t **kv_p,
 			  uint8_t **rest_p)
 {

@@ -35,7 +35,7 @@
 #define REMOVED UINT32_MAX
 #define SMALL_INDEX 4096u	/* is replaced at once: some 20 us */
 #define SMALL_BYTES (16u << 10) /* of entries: copied when they grow, larger ones not */
-#define STEPS 8u /* of either work in a put: it ends long before the next begins */
+#define STEPS 8u /* of either work in a put: it ends long before the next starts */
 
 static uint64_t hash_seed(void)
 {

@@ -37,7 +37,7 @@ struct making {
 	const cJSON *layout_json;
 	uint32_t buffer_count; /* of pool.buffers, while there is no layout */
 	bool withdrawn;	       /* closing: peers do not know it any more */
-	bool begins;	       /* in pool_register() */
+	bool starts;	       /* in pool_register() */
 	void (*on_done)(void *arg, struct pool *pool, const struct err *err);
 	void (*on_closed)(void *arg);
 	void *arg;
@@ -126,7 +126,7 @@ static void pool_read_done(struct loop_work *work)
 		offload_submit(m->kvd->offload, &m->job);
 		return;
 	}
-	if (m->begins)
+	if (m->starts)
 		return; /* pool_register() returns it */
 	err_take(&err);
 	m->on_done(m->arg, NULL, &err);
@@ -293,10 +293,10 @@ int pool_register(struct session *session, const struct pool_args *args,
 				      .principal = session_principal(session)};
 	session_drain_begin(session);
 	session->walking++;
-	m->begins = true;
+	m->starts = true;
 	loop_work_init(&m->reading, m->kvd->loop, pool_read_step, pool_read_done);
 	loop_work_start(&m->reading);
-	m->begins = false;
+	m->starts = false;
 	if (m->read >= 0)
 		return 0;
 	r = m->read;

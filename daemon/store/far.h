@@ -4,7 +4,7 @@
  * queried at once for chunks that local memory lacks; the few daemons that index nodes
  * name (homes.h) are queried once they have replied. The two with the longest run,
  * without a gap, keep a hold; the others are released. A late reply, or one from a lost
- * peer, is a miss. The run is a piece of the local hold, and the next query begins behind
+ * peer, is a miss. The run is a piece of the local hold, and the next query starts behind
  * it.
  */
 #ifndef KVD_STORE_FAR_H

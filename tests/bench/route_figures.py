@@ -30,7 +30,7 @@ FLOOR = "beside: "
 
 
 def curves(index, title, some, below):
-    """A panel with {name: [(x, y)]}. One that begins with FLOOR is dashed, in the colour of the one
+    """A panel with {name: [(x, y)]}. One that starts with FLOOR is dashed, in the colour of the one
     before."""
     xs, ys = zip(*(point for points in some.values() for point in points))
     panel, colors = Panel(index, title, Axis.doubled(xs),

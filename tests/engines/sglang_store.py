@@ -31,7 +31,7 @@ BUILD = os.environ.get("KVD_BUILD") or os.path.join(os.path.dirname(__file__), "
 TOKEN = 4 * 2 * 2 * 32 * 4  # layers, K and V, heads, head, float32
 OUT = 8  # tokens of an answer
 ADMIN = "admin"  # its key
-SHARED = 100  # tokens of len200 that branch begins with
+SHARED = 100  # tokens of len200 that branch starts with
 PROMPTS = {"len15": 15, "len16": 16, "len33": 33, "len200": 200, "len777": 777, "len1900": 1900}
 EXTRA = {"backend_name": "kvd", "module_path": "kvd.sglang.store", "class_name": "KvdStore",
          "interface_v1": 1, "prefetch_threshold": PAGE}
@@ -371,7 +371,7 @@ def prices(case):
 
 
 def fresh_branch(case, engine, name):
-    """It begins as another prompt, whose pages are stored."""
+    """It starts as another prompt, whose pages are stored."""
     shared = SHARED // PAGE if name == "branch" else 0
     return case.fresh(engine, name, shared * PAGE, case.saved(name) - shared)
 

@@ -38,7 +38,7 @@ class Run:
         return [self.rng.randrange(3, 512) for _ in range(n)]
 
     def through(self, ids):
-        """Decode first, so that its blocks are named when prefill begins."""
+        """Decode first, so that its blocks are named when prefill starts."""
         room, box = str(random.getrandbits(63)), []
         asked = threading.Thread(target=lambda: box.append(self.D.complete(ids, 8, dict(
             self.P.pushed(room), request_id="o" + room))))

@@ -272,7 +272,7 @@ def auto(case):
 
 
 def measured(case, B):
-    """It begins with the first request, by which the engine opens the daemon's prices."""
+    """It starts with the first request, by which the engine opens the daemon's prices."""
     case.ask(B, 0)
 
     def has():
@@ -594,7 +594,7 @@ LOADED, SOAKED = Rounds(20, 8, None, 1.0), Rounds(200, 16, 6, 3.0)
 
 
 def load(case, kind):
-    """Each round begins without an engine's cache, and with a new daemon of its own."""
+    """Each round starts without an engine's cache, and with a new daemon of its own."""
     tally, rng = case.tally, random.Random(7)
     there, B = endangered(case)
     free = B.look("free")

@@ -249,7 +249,7 @@ def half_saved(case, B):
 
 
 def own_prefix(case, B):
-    """"longer" begins with "prefix", of which B's cache has whole blocks, and "longer" is
+    """"longer" starts with "prefix", of which B's cache has whole blocks, and "longer" is
     loaded from there on."""
     B.forget()
     case.right(B, "prefix")

@@ -199,7 +199,7 @@ static bool shm_door_admits(struct net_acceptor *acceptor, int fd)
 
 /* ---- the tick ---- */
 
-/* Of as many transfers as there is time for; the next tick begins with the others. */
+/* Of as many transfers as there is time for; the next tick starts with the others. */
 static bool peer_progress(struct shm_peer *peer, struct loop *loop)
 {
 	const struct shm_xfer *begin = NULL;

@@ -48,7 +48,7 @@ class Document:
 
 class Rent:
     """A routed document that is fetched to blocks of vLLM's, which its prefix cache has afterwards.
-    request: one that begins with it."""
+    request: one that starts with it."""
 
     def __init__(self, number, document, request, blocks):
         self.number, self.document, self.request, self.blocks = number, document, request, blocks
@@ -91,7 +91,7 @@ class Routes:
         return None
 
     def document(self, first, ids, held, tokens, until):
-        """Of a hold, which begins with the first of these chunks."""
+        """Of a hold, which starts with the first of these chunks."""
         made = Document(first, ids[:held.chunks], held, tokens, until, self.ended.append)
         self.documents[first, ids[held.chunks - 1]] = made
         return made
