@@ -460,7 +460,7 @@ def test_prices_are_of_the_memory_that_has_the_kv(gpu):  # noqa: F811
         assert speeds()[True]["fixed_us"]["value"] > 1000 > speeds()[False]["fixed_us"]["value"]
         with here.space.hold(ids, remote=10) as hold:
             holder, = hold.holders()
-            assert holder == (peer, 8, 8 * T, True)
+            assert holder == (peer, 0, 8, 8 * T, True)
 
             def price(gpu):
                 return page.decide(shape, [kvd.cost.Holder(8 * T, 0, peer, gpu)], steps=1)

@@ -52,10 +52,11 @@ def test_pieces_at_several_daemons_are_one_hold(count, ways):
         with reader.hold(ids, remote=10) as hold:
             assert (hold.chunks, hold.remote, hold.tokens) == (29, 29, 29 * T)
             assert hold.holders() == tuple(
-                kvd.chunks.Holder(peer, a, b - a, (b - a) * T)
+                kvd.chunks.Holder(peer, a, b - a, (b - a) * T, False)
                 for peer, a, b in zip(instances(c, clients), cuts, cuts[1:]))
             assert kvd.chunks.holders_of(hold) == {
-                peer: (b - a) * T for peer, a, b in zip(instances(c, clients), cuts, cuts[1:])}
+                (peer, False): (b - a) * T
+                for peer, a, b in zip(instances(c, clients), cuts, cuts[1:])}
             fetch(here, hold, ids, 0, 29 * T)
             middle = cuts[1] - 1
             fetch(here, hold, ids, middle * T, (middle + 2) * T)
