@@ -138,7 +138,7 @@ class Look(StoreLook):
         attention to them, one after another and each of the next layer, with so many rows]"""
         router, plan = self.kvd_worker.router, the(store_plan.Plan)
         begin = time.perf_counter()
-        held = plan._piece(ids_seen[:chunks], 0)
+        held = plan._hold(ids_seen[:chunks], 0)
         times = [time.perf_counter() - begin]
         if held.chunks != chunks:
             raise RuntimeError("%d chunks of %d" % (held.chunks, chunks))
@@ -159,8 +159,8 @@ class Look(StoreLook):
         more than attention here, in the step of the question and in one of a token; whether the
         two are surely different in half and in twice as many steps as make them equal}"""
         plan = the(store_plan.Plan)
-        held = plan._piece(ids_seen[:chunks], 0)
-        page, holders = plan._page(), plan._holders([held], None)
+        held = plan._hold(ids_seen[:chunks], 0)
+        page, holders = plan._page(), plan._holders(held)
         held.close()
 
         def price(tokens, steps=1):
