@@ -604,7 +604,7 @@ def attends_select(world):
         for ring, attend, seat, last in posts:
             seat[last:last + 4] = bytes(4)
             ring.give(RING_ENTRY.pack(RING_ATTEND, 0, ring.first, gen, attend["attend"], 0, 0,
-                                      0, 1, 40 + 4 * rows * chosen, 0, 10000000))
+                                      0, 1, 40 + 4 * rows * chosen, 10000000, 0))
             end = time.monotonic() + DEADLINE_S
             while seat[last:last + 4] == bytes(4):
                 assert time.monotonic() < end, "nothing is told"
