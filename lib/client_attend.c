@@ -296,8 +296,9 @@ static void seat_reset(struct kvd_client *client, struct client_slot *slot)
 
 /* `ordered`: entry->c is set. A refusal changes nothing of the seat's last request, but a
  * full ring, which comes last, makes the seat one without a request. */
-static int attend_post(struct kvd_attend *attend, struct kvd_ring_entry *entry,
-		       const struct kvd_part *parts, size_t part_count, bool ordered)
+static int client_attend_post(struct kvd_attend *attend, struct kvd_ring_entry *entry,
+			      const struct kvd_part *parts, size_t part_count,
+			      bool ordered)
 {
 	struct kvd_client *client = attend->object.client;
 	struct client_slot *slot = &attend->slots[entry->n0];
@@ -355,7 +356,7 @@ int kvd_attend_post(struct kvd_attend *attend, uint32_t seat, uint32_t layer,
 				       .n2 = deadline_us};
 	int r = attend_begin(attend, seat, part_count);
 
-	return r ? r : attend_post(attend, &entry, parts, part_count, false);
+	return r ? r : client_attend_post(attend, &entry, parts, part_count, false);
 }
 
 int kvd_attend_order(struct kvd_attend *attend, uint32_t seat, uint32_t layer,
@@ -377,7 +378,7 @@ int kvd_attend_order(struct kvd_attend *attend, uint32_t seat, uint32_t layer,
 	if (!attend->guard)
 		return client_fail(client, KVD_E_STATE,
 				   "attend: opened without the address of its seats");
-	r = attend_post(attend, &entry, parts, part_count, true);
+	r = client_attend_post(attend, &entry, parts, part_count, true);
 	if (!r)
 		*value_p = entry.c;
 	return r;

@@ -264,17 +264,23 @@ static void holder_with_many_masks_needs_few_covers(void **state)
 		cache_close(&caches[i]);
 }
 
+/* Two chunks of one rank for each query. */
+static void liar_tells_two(struct world *w, struct cache caches[RANKS])
+{
+	peer_pools(w, caches);
+	liar = tell;
+	lie.chunks = 2;
+	lie.runs = 1;
+	lie.mask = mask_of_one_rank;
+}
+
 static void holder_with_impossible_reply_is_a_miss(void **state)
 {
 	struct world *w = *state;
 	struct cache caches[RANKS];
 	struct store_hold *hold;
 
-	peer_pools(w, caches);
-	liar = tell;
-	lie.chunks = 2;
-	lie.runs = 1;
-	lie.mask = mask_of_one_rank;
+	liar_tells_two(w, caches);
 	assert_int_equal(far_chunks(w, 2, &hold), 2);
 	assert_int_equal(far_hold_sources(hold->far, 1), 3);
 	store_hold_close(hold);
@@ -294,11 +300,7 @@ static void holder_with_a_piece_for_each_query_has_eight(void **state)
 	struct cache caches[RANKS];
 	struct store_hold *hold;
 
-	peer_pools(w, caches);
-	liar = tell;
-	lie.chunks = 2;
-	lie.runs = 1;
-	lie.mask = mask_of_one_rank;
+	liar_tells_two(w, caches);
 	lie.asks = 0;
 	assert_int_equal(far_chunks(w, 100, &hold), 16);
 	assert_int_equal(lie.asks, 8);
@@ -334,11 +336,7 @@ static void query_for_a_later_piece_without_reply_is_a_miss(void **state)
 	struct cache caches[RANKS];
 	struct store_hold *hold;
 
-	peer_pools(w, caches);
-	liar = tell;
-	lie.chunks = 2;
-	lie.runs = 1;
-	lie.mask = mask_of_one_rank;
+	liar_tells_two(w, caches);
 	lie.replies = 2;
 	lie.asks = 0;
 	assert_int_equal(far_chunks(w, 100, &hold), 4);
@@ -409,11 +407,7 @@ static void later_piece_ends_at_half_of_a_user_s_share(void **state)
 		store_part_ready(part);
 		store_chunk_unpin(chunk);
 	}
-	peer_pools(w, caches);
-	liar = tell;
-	lie.chunks = 2;
-	lie.runs = 1;
-	lie.mask = mask_of_one_rank;
+	liar_tells_two(w, caches);
 	lie.replies = 1;
 	lie.asks = 0;
 	assert_int_equal(far_chunks(w, OWN, &hold), 2);
@@ -437,11 +431,7 @@ static void holder_s_lease_is_renewed_while_it_is_held(void **state)
 	const struct store_hold_args args = {.lease_ns = 600 * LOOP_NS_PER_S};
 	unsigned int before;
 
-	peer_pools(w, caches);
-	liar = tell;
-	lie.chunks = 2;
-	lie.runs = 1;
-	lie.mask = mask_of_one_rank;
+	liar_tells_two(w, caches);
 	lie.renewals = 0;
 	assert_int_equal(far_chunks(w, 2, &hold), 2);
 	assert_int_equal(store_hold_join(w->handle, hold->secret, &args, &joined), 0);
