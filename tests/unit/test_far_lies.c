@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/hex.h"
 #include "daemon/store/far.h"
 #include "daemon/store/store_impl.h"
 #include "tests/lib/cluster_store.h"
@@ -329,6 +330,42 @@ static void holder_with_a_piece_for_each_query_has_eight(void **state)
 		cache_close(&caches[i]);
 }
 
+/* Chunk number 2 of the prompt is here: behind a short one of the holder nothing follows.
+ */
+static void nothing_of_its_own_follows_a_short_piece(void **state)
+{
+	struct world *w = *state;
+	struct cache caches[RANKS];
+	struct store_hold *hold;
+	uint8_t id[STORE_ID_BYTES];
+	char hex[2 * STORE_ID_BYTES + 1];
+
+	liar_tells_two(w, caches);
+	id_of(5002, id);
+	hex_write(id, sizeof(id), hex);
+	hex[2 * sizeof(id)] = 0;
+	cluster_ok(&w->c, w->engine,
+		   "{'cmd':'chunk.put','space':%llu,'ids':['%s'],'pool':%llu,"
+		   "'first':2,'views':{'kv':{'pages':[0,1,2,3],'first_token':%u,"
+		   "'tokens':[%u,%u]}}}",
+		   (unsigned long long)cluster_space(&w->c, w->engine, w->cache.pool,
+						     TOKENS),
+		   hex, (unsigned long long)w->cache.pool, 2 * TOKENS, 2 * TOKENS,
+		   3 * TOKENS);
+	cluster_run(&w->c, LOOP_NS_PER_S);
+	assert_int_equal(far_chunks(w, 3, &hold), 2);
+	assert_int_equal(hold->count, 3);
+	store_hold_close(hold);
+	lie.missing = 1;
+	assert_int_equal(far_chunks(w, 3, &hold), 2);
+	assert_int_equal(hold->count, 2);
+	assert_int_equal(hold->tokens, 2 * TOKENS - 1);
+	store_hold_close(hold);
+	lie.missing = 0;
+	for (unsigned int i = 0; i < RANKS; i++)
+		cache_close(&caches[i]);
+}
+
 /* It has the pieces that were found, and may be closed meanwhile. */
 static void query_for_a_later_piece_without_reply_is_a_miss(void **state)
 {
@@ -528,6 +565,7 @@ int main(void)
 		CASE(holder_with_many_masks_needs_few_covers),
 		CASE(holder_with_impossible_reply_is_a_miss),
 		CASE(holder_with_a_piece_for_each_query_has_eight),
+		CASE(nothing_of_its_own_follows_a_short_piece),
 		CASE(query_for_a_later_piece_without_reply_is_a_miss),
 		CASE(queries_for_all_pieces_take_the_time_of_one),
 		CASE(later_piece_ends_at_half_of_a_user_s_share),
