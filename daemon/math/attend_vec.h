@@ -113,7 +113,8 @@ INLINE void vec_widen(enum value_type type, float *dst, const uint8_t *src,
 
 	for (i = 0; i < count; i += LANES) {
 		if (type == VALUE_FP32) {
-			memcpy(dst + i, src + 4 * (size_t)i, VEC_BYTES);
+			vec_store(dst + i,
+				  vec_load((const float *)(const void *)src + i));
 			__builtin_prefetch(later + 4 * (size_t)i);
 			continue;
 		}
@@ -286,13 +287,16 @@ INLINE vec vec_cap(vec x, float cap)
 /* The largest and the sum over a register. */
 INLINE float vec_most(vec v)
 {
-	float lane[LANES], most;
-	uint32_t i;
+	float lane[LANES];
+	uint32_t i, n;
 
 	vec_store(lane, v);
-	for (most = lane[0], i = 1; i < LANES; i++)
-		most = lane[i] > most ? lane[i] : most;
-	return most;
+	UNROLL
+	for (n = LANES / 2; n > 0; n /= 2)
+		UNROLL
+	for (i = 0; i < n; i++)
+		lane[i] = lane[i] > lane[i + n] ? lane[i] : lane[i + n];
+	return lane[0];
 }
 
 INLINE float vec_total(vec v)
@@ -350,31 +354,45 @@ static void vec_weights(struct vec_block *block, const struct attend_shape *shap
 	}
 }
 
+/* Logits of a step: up to three of them are of rows of an earlier step. */
+INLINE void vec_row_logits(struct vec_block *block, uint32_t dqk, uint32_t row,
+			   uint32_t tokens, const uint32_t rows)
+{
+	for (uint32_t token = 0; token < tokens; token += 4)
+		vec_logits(block, dqk, row, token, rows);
+}
+
+INLINE void vec_row_outputs(struct vec_block *block, uint32_t dv, uint32_t row,
+			    uint32_t tokens, const uint32_t rows)
+{
+	uint32_t value = 0;
+
+	for (; value + 4 * LANES <= dv; value += 4 * LANES)
+		vec_outputs(block, dv, row, value, tokens, rows, 4);
+	for (; value + 2 * LANES <= dv; value += 2 * LANES)
+		vec_outputs(block, dv, row, value, tokens, rows, 2);
+	for (; value < dv; value += LANES)
+		vec_outputs(block, dv, row, value, tokens, rows, 1);
+}
+
 static void vec_step(struct vec_block *block, const struct attend_shape *shape,
 		     uint32_t tokens)
 {
-	uint32_t row, token, value, dv = shape->dv;
+	uint32_t row, dqk = shape->dqk, dv = shape->dv;
 
-	for (token = 0; token < tokens;
-	     token += 4) { /* up to 3 rows of an earlier step */
-		for (row = 0; row + VEC_ROWS <= block->rows; row += VEC_ROWS)
-			vec_logits(block, shape->dqk, row, token, VEC_ROWS);
-		for (; row < block->rows; row++)
-			vec_logits(block, shape->dqk, row, token, 1);
-	}
+	for (row = 0; row + VEC_ROWS <= block->rows; row += VEC_ROWS)
+		vec_row_logits(block, dqk, row, tokens, VEC_ROWS);
+	for (; row + 2 <= block->rows; row += 2)
+		vec_row_logits(block, dqk, row, tokens, 2);
+	for (; row < block->rows; row++)
+		vec_row_logits(block, dqk, row, tokens, 1);
 	vec_weights(block, shape, tokens);
-	for (row = 0; row + VEC_ROWS <= block->rows; row += VEC_ROWS) {
-		for (value = 0; value + 4 * LANES <= dv; value += 4 * LANES)
-			vec_outputs(block, dv, row, value, tokens, VEC_ROWS, 4);
-		for (; value < dv; value += LANES)
-			vec_outputs(block, dv, row, value, tokens, VEC_ROWS, 1);
-	}
-	for (; row < block->rows; row++) {
-		for (value = 0; value + 4 * LANES <= dv; value += 4 * LANES)
-			vec_outputs(block, dv, row, value, tokens, 1, 4);
-		for (; value < dv; value += LANES)
-			vec_outputs(block, dv, row, value, tokens, 1, 1);
-	}
+	for (row = 0; row + VEC_ROWS <= block->rows; row += VEC_ROWS)
+		vec_row_outputs(block, dv, row, tokens, VEC_ROWS);
+	for (; row + 2 <= block->rows; row += 2)
+		vec_row_outputs(block, dv, row, tokens, 2);
+	for (; row < block->rows; row++)
+		vec_row_outputs(block, dv, row, tokens, 1);
 }
 
 /* Tokens [at, at + tokens) of the batch become fp32. */

@@ -89,6 +89,8 @@ def u32s(name, value):
             raise wrong(name, value, allowed) from None
     if got.ndim != 1:
         raise wrong(name, value, allowed)
+    if got is value and got.dtype == np.uint32:
+        return got.tobytes()
     if got.size and got.dtype.kind not in "iu" or \
             isinstance(value, (list, tuple)) and {bool, np.bool_} & set(map(type, value)):
         for i, number in enumerate(value):

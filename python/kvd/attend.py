@@ -132,29 +132,39 @@ class Attend:
             with contextlib.suppress(Error):  # the refusal's own message matters more
                 self._region.unregister()
             raise
-        self._at = self._attend.seat()
+        self._at, self._made = self._attend.seat(), {}
 
-    def _piece(self, seat, offset, nbytes):
-        seat = _check.integer("seat", seat, 0, self.seats - 1)
-        begin = seat * self._at[0] + offset
-        return self._memory.array()[begin:begin + nbytes]
+    def _views(self, seat):
+        """(q, o, m, l) of a seat, made once: an engine's layers ask for them again and again."""
+        views = self._made.get(seat)
+        if views is None:
+            seat = _check.integer("seat", seat, 0, self.seats - 1)
+            rows, at, memory = self.rows, self._at, self._memory.array()
+
+            def piece(i, nbytes):
+                begin = seat * at[0] + at[i]
+                return memory[begin:begin + nbytes]
+            views = self._made[seat] = (
+                piece(1, rows * self.dqk * TYPE_BYTES[self.q_type]),
+                piece(2, rows * self.dv * 4).view(np.float32).reshape(rows, self.dv),
+                *(piece(i, rows * 4).view(np.float32) for i in (3, 4)))
+        return views
 
     def q(self, seat):
         """The query rows of a seat, as a writable array of bytes: rows x dqk of q_type."""
-        return self._piece(seat, self._at[1], self.rows * self.dqk * TYPE_BYTES[self.q_type])
+        return self._views(seat)[0]
 
     def o(self, seat):
         """Output: rows x dv floats."""
-        return self._piece(seat, self._at[2], self.rows * self.dv * 4).view(np.float32).reshape(
-            self.rows, self.dv)
+        return self._views(seat)[1]
 
     def m(self, seat):
         """Largest score: rows floats."""
-        return self._piece(seat, self._at[3], self.rows * 4).view(np.float32)
+        return self._views(seat)[2]
 
     def l(self, seat):
         """Sum of exp(score - m): rows floats; 0: the row has no tokens."""
-        return self._piece(seat, self._at[4], self.rows * 4).view(np.float32)
+        return self._views(seat)[3]
 
     def _part_pack(self, part):
         begin, end = (0, self.rows) if part.rows is None else part.rows

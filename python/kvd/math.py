@@ -29,6 +29,19 @@ THREADS_MAX = 64
 _TYPES = {"bfloat16": 0, "uint16": 0, "float16": 1, "float32": 2,
           "float8_e4m3fn": 3, "uint8": 3}
 _BYTES = (2, 2, 4, 1)
+_kinds = {}  # {dtype of torch or numpy: number in _TYPES}, of those used so far
+
+
+def _kind(name, dtype):
+    kind = _kinds.get(dtype)
+    if kind is None:
+        text = str(dtype)  # numpy's, of the other byte order: ">f4"
+        text = text[len("torch."):] if text.startswith("torch.") else text
+        if text not in _TYPES:
+            raise ValueError("%s: %s; use bfloat16 (or uint16 of its bits), float16, float32 or "
+                             "float8_e4m3fn (or uint8)" % (name, text))
+        kind = _kinds[dtype] = _TYPES[text]
+    return kind
 
 
 def _array(name, thing, ndim):
@@ -38,20 +51,17 @@ def _array(name, thing, ndim):
     if torch is not None and isinstance(thing, torch.Tensor):
         if thing.device.type != "cpu":
             raise ValueError("%s: a tensor on %s; the kernels are a CPU's" % (name, thing.device))
-        size, dtype = thing.element_size(), str(thing.dtype)[len("torch."):]
-        shape, strides = tuple(thing.shape), tuple(n * size for n in thing.stride())
+        size, shape = thing.element_size(), tuple(thing.shape)
+        strides = tuple(n * size for n in thing.stride())
         address = thing.data_ptr()
     else:
         if not isinstance(thing, np.ndarray):
             if not hasattr(thing, "__dlpack__"):
                 raise _check.wrong(name, thing, "a tensor, a numpy array or one with __dlpack__")
             thing = np.from_dlpack(thing)
-        size, dtype, shape, strides = (thing.itemsize, thing.dtype.name if thing.dtype.isnative
-                                       else thing.dtype.str, thing.shape, thing.strides)
+        size, shape, strides = thing.itemsize, thing.shape, thing.strides
         address = thing.__array_interface__["data"][0]
-    if dtype not in _TYPES:
-        raise ValueError("%s: %s; use bfloat16 (or uint16 of its bits), float16, float32 or "
-                         "float8_e4m3fn (or uint8)" % (name, dtype))
+    kind = _kind(name, thing.dtype)
     if len(shape) not in ndim:
         raise ValueError("%s: %d dimensions, not %s" % (name, len(shape),
                                                         " or ".join(map(str, ndim))))
@@ -61,7 +71,7 @@ def _array(name, thing, ndim):
         raise ValueError("%s: values are %d bytes apart, not %d" % (name, strides[-1], size))
     if min(strides) < 0:
         raise ValueError("%s: strides %s; none may be negative" % (name, strides))
-    return thing, address, _TYPES[dtype], shape, strides
+    return thing, address, kind, shape, strides
 
 
 def isas():
@@ -156,9 +166,10 @@ class Batch:
 def _floats(name, thing, shape, writable=True):
     """(array, its address), float32 and contiguous, of this shape."""
     thing, address, kind, have, strides = _array(name, thing, (len(shape),))
-    dense = 0 in have or all(n < 2 or s == 4 * int(np.prod(shape[i + 1:], dtype=np.int64))
-                             for i, (n, s) in enumerate(zip(have, strides)))
-    if kind != 2 or have != shape or not dense:
+    dense, size = True, 4
+    for count, stride in zip(reversed(have), reversed(strides)):
+        dense, size = dense and (count < 2 or stride == size), size * count
+    if kind != 2 or have != shape or not (dense or size == 0):
         raise ValueError("%s: not a contiguous float32 array of shape %s" % (name, shape))
     if writable and isinstance(thing, np.ndarray) and not thing.flags.writeable:
         raise ValueError("%s: read-only" % name)

@@ -8,6 +8,7 @@ token is a row of bytes, and the holders' kernels (kvd.math). They replace the p
 configuration has "route" (plugin.py)."""
 from typing import ClassVar
 
+import numpy as np
 import torch
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.model_executor.layers.attention.mla_attention import (MLACommonDecodeMetadata,
@@ -52,10 +53,22 @@ class Rows:
     def __init__(self, common, block):
         starts, lengths = common.query_start_loc.tolist(), common.seq_lens.tolist()
         table = common.block_table_tensor.numpy()
-        self.block, self.made = block, None
+        self.block, self.made, self.mapping, self.slots = block, None, common.slot_mapping, None
         self.requests = [(starts[i], starts[i + 1] - starts[i], lengths[i],
                           table[i, :-(-lengths[i] // block)])
                          for i in range(common.num_reqs) if starts[i + 1] > starts[i]]
+
+    def store(self, cache, key, value):
+        """K and V of the tokens that have a slot, into a layer's [blocks, heads, tokens, values]."""
+        if self.slots is None:
+            there = self.mapping >= 0
+            slots = self.mapping[there]
+            self.slots = None if there.all() else there, slots // self.block, slots % self.block
+        there, blocks, places = self.slots
+        rows = torch.cat((key, value), -1)[:self.mapping.shape[0]]
+        if there is not None:
+            rows = rows[there]
+        cache[blocks, :, places] = rows.to(cache.dtype)
 
     def batch(self):
         """Made in the first layer: routes may be known after the metadata."""
@@ -65,6 +78,7 @@ class Rows:
             self.made = self.router.batch(self.requests, self.block) if self.router else \
                 batch(self.requests, self.block, {}, 1, None)
             self.order = torch.tensor(self.made.order, dtype=torch.int64)
+            self.numbers = np.array(self.made.order, np.uint32)
             rows = self.made.rows
             self.rows = math.Batch([row.count for row in rows], [len(row.blocks) for row in rows],
                                    [block for row in rows for block in row.blocks],
@@ -91,7 +105,7 @@ def attend(step, layer, q, cache, scale):
         if there is None:  # the step's result is dropped
             o[step.order[cut.begin:cut.end]] = 0
         else:
-            math.merge(o, lse, there, at=made.order[cut.begin:cut.end])
+            math.merge(o, lse, there, at=step.numbers[cut.begin:cut.end])
         if i + SEATS < len(cuts):
             sent.append(send(i + SEATS))
     return o
@@ -102,7 +116,6 @@ def attend(step, layer, q, cache, scale):
 class Attention(AttentionBackend):
     """Tensors [blocks, heads, tokens, K and V], in the memory order that vLLM chooses."""
     token_rows = True  # to kvd: a token is a row of bytes
-    forward_includes_kv_cache_update = False
     supported_dtypes: ClassVar = [torch.float32, torch.bfloat16, torch.float16]
     supported_kv_cache_dtypes: ClassVar = ["auto", "float16", "bfloat16"]
 
@@ -152,17 +165,11 @@ class AttentionRows(AttentionImpl):
         self.dqk = self.dv = head_size
         self.caches = Caches()
 
-    def do_kv_cache_update(self, layer, key, value, kv_cache, slot_mapping):
-        there = slot_mapping >= 0
-        slots = slot_mapping[there]
-        rows = torch.cat((key, value), -1)[:slot_mapping.shape[0]][there]
-        size = kv_cache.shape[2]
-        kv_cache[slots // size, :, slots % size] = rows.to(kv_cache.dtype)
-
     def forward(self, layer, query, key, value, kv_cache, attn_metadata, output,
                 output_scale=None, output_block_scale=None):
         if attn_metadata is None:  # a run to measure memory
             return output.fill_(0)
+        attn_metadata.store(kv_cache, key, value)
         q = query.view(query.shape[0], self.num_heads, self.head_size)
         o = attend(attn_metadata, layer, q, self.caches.of(kv_cache, self.dv), self.scale)
         output.view(-1, self.num_heads, self.dv)[:len(o)] = o
