@@ -163,6 +163,11 @@ traceback && !ended && /^[A-Za-z0-9_.]+(:|$)/ {
 	place = ""
 	next
 }
+traceback && ended && /^===/ { # what a process of a pytest said
+	tell("", whole())
+	traceback = 0
+	next
+}
 traceback && ended && !/^(ok|FAIL|again|skip) / {
 	more($0)
 	next

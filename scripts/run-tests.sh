@@ -15,8 +15,8 @@
 # seconds of CPU.
 # The lines come in the order in which tests end. A test that failed while the
 # machine stood still (tests/lib/stalls.py) is played again at the end, twice at
-# most, and a line says so. TMPDIR is a folder of the run, which goes with it: what a
-# test that is killed leaves there, too.
+# most, and a line says so; LOG.late is the log of the failure. TMPDIR is a folder of
+# the run, which goes with it: what a test that is killed leaves there, too.
 set -u
 build=$1
 shift
@@ -188,6 +188,7 @@ tell()
 			printf '  %-4s %-44s the machine stood still for %d ms: %d failed\n' \
 				late "${1#"$build"/}" "$late" "$f"
 			wrong_in "$log" '       | '
+			cp "$log" "$log.late"
 			return
 		fi
 	fi

@@ -255,6 +255,11 @@ END
 test_of pytest <<'END'
 #!/bin/sh
 echo "E   AssertionError: an error"
+echo "Traceback (most recent call last):"
+echo '  File "thread.py", line 3, in run'
+echo '    os.close(fd)'
+echo "OSError: of a thread"
+echo "===== short test summary info ====="
 echo "FAILED tests/python/test_x.py::test_a[x y] - AssertionError: one"
 echo "ERROR tests/python/test_y.py - ImportError: two"
 echo "0 passed, 2 failed"
@@ -308,6 +313,7 @@ shm pull: an engine never ends
 seed 7: a promise (at 3 ms)
 END
 check "pytest" told pytest <<'END'
+OSError: of a thread (thread.py:3)
 tests/python/test_x.py::test_a[x y]: AssertionError: one
 tests/python/test_y.py: ImportError: two
 END
