@@ -6,7 +6,7 @@
  * head (a row started in the previous slice), its whole rows, its tail. Whole rows are
  * one call into rows.c. A job larger than a core's cache bypasses it (non-temporal
  * stores), a small one stays where the engine's next read finds it; linear ends (bounce
- * slots) are read again at once.
+ * slots, a sender's frame) are read again at once.
  *
  * Slices are cut into stretches, during which neither end's memory changes: a stretch
  * runs under one SIGBUS guard, and for vm memory the content of one iovec list. Where
@@ -49,7 +49,7 @@ struct stretch {
 	struct copy_hand *hand;
 	const struct plan *plan;
 	const atomic_bool *canceled;
-	bool streaming;
+	bool fetching; /* rows may be cold, and wait in `lanes` */
 	struct side src, dst;
 	struct plan_walk at;
 	uint64_t pos, end;			/* stream bytes */
@@ -180,10 +180,10 @@ static void piece_copy(struct stretch *st, const struct piece *p)
 			    .len = p->len,
 			    .count = p->count};
 
-	if (st->streaming)
-		rows_stream(&rows, &st->lanes);
+	if (st->fetching)
+		rows_put(&rows, &st->lanes);
 	else
-		rows_copy(&rows, false);
+		rows_copy(&rows);
 }
 
 /* Runs under the guard: may be left at any access to guarded memory. */
@@ -203,10 +203,9 @@ static void stretch_copy(void *arg)
 	}
 	if (st->iov_count)
 		iov_flush(st);
-	if (st->streaming) {
-		rows_stream_end(&st->lanes);
+	rows_end(&st->lanes);
+	if (st->lanes.streaming)
 		rows_fence();
-	}
 }
 
 /* ---- slices ---- */
@@ -243,7 +242,8 @@ static int range_copy(struct copy_hand *hand, const struct copy_job *job, struct
 	struct stretch st = {.hand = hand,
 			     .plan = plan,
 			     .canceled = &job->canceled,
-			     .streaming = job->streaming && dst.end->buffers,
+			     .fetching = job->streaming || !dst.end->buffers,
+			     .lanes.streaming = job->streaming && dst.end->buffers,
 			     .src = src,
 			     .dst = dst,
 			     .pos = begin,

@@ -16,8 +16,12 @@
  * long row) are copied in parallel, a line of each in turn. A longer row waits for the
  * next one: while it is copied, the walks for the other's first pages proceed. Rows that
  * lie in many buffers in turn, as those of a page with a buffer a field, exceed the
- * processor's cache of the page table's upper levels. Below 1 KiB the walks dominate in
- * any order. Stores of 64 bytes (AVX-512) are no faster than of 32. Figures: docs/runs.
+ * processor's cache of the page table's upper levels. Stores of 64 bytes (AVX-512) are no
+ * faster than of 32. Figures: docs/runs.
+ *
+ * Copying scattered short rows of cold memory is a matter of latency: a row of 256 bytes
+ * is four misses, and out-of-order execution ends in the search for the next row. So a
+ * row is copied ROWS_LATE rows after its lines were prefetched.
  */
 #include "daemon/memory/rows.h"
 
@@ -34,7 +38,7 @@
 #define PAGE 4096u
 #define LANE_ROW_MIN 1024u /* shorter ones are not worth the turns */
 #define WALKS 8u	   /* pages of the next row that are walked for */
-#define AHEAD 4 /* rows: hardware prefetch does not follow strides over pages */
+#define SHORT_ROW 64u	   /* many of these in a run are better off in a plain loop */
 
 #define ROWS_OF(bytes)                                                 \
 	static void rows_copy_##bytes(const struct rows *r)            \
@@ -94,38 +98,33 @@ AVX2 static inline void line_avx2(uint8_t *dst, const uint8_t *src)
 
 /* In all of them dst and dst_stride are aligned to a line and len is a multiple
  * of it. lanes_*: four full lanes. */
-#define STREAMING_OF(isa, target)                                                        \
-	target static void lanes_##isa(const struct rows_lanes *l)                       \
-	{                                                                                \
-		uint8_t *d0 = l->dst[0], *d1 = l->dst[1], *d2 = l->dst[2],               \
-			*d3 = l->dst[3];                                                 \
-		const uint8_t *s0 = l->src[0], *s1 = l->src[1], *s2 = l->src[2],         \
-			      *s3 = l->src[3];                                           \
-                                                                                         \
-		for (uint64_t i = 0; i < l->len; i += LINE) {                            \
-			line_##isa(d0 + i, s0 + i);                                      \
-			line_##isa(d1 + i, s1 + i);                                      \
-			line_##isa(d2 + i, s2 + i);                                      \
-			line_##isa(d3 + i, s3 + i);                                      \
-		}                                                                        \
-	}                                                                                \
-                                                                                         \
-	target static void rows_##isa(const struct rows *r)                              \
-	{                                                                                \
-		const uint8_t *src = r->src;                                             \
-		uint8_t *dst = r->dst;                                                   \
-                                                                                         \
-		for (uint64_t n = r->count; n > 0; n--) {                                \
-			if (n > AHEAD)                                                   \
-				for (uint64_t i = 0; i < r->len && i < 4 * LINE;         \
-				     i += LINE)                                          \
-					__builtin_prefetch(src + AHEAD * r->src_stride + \
-							   i);                           \
-			for (uint64_t i = 0; i < r->len; i += LINE)                      \
-				line_##isa(dst + i, src + i);                            \
-			dst += r->dst_stride;                                            \
-			src += r->src_stride;                                            \
-		}                                                                        \
+#define STREAMING_OF(isa, target)                                                \
+	target static void lanes_##isa(const struct rows_lanes *l)               \
+	{                                                                        \
+		uint8_t *d0 = l->dst[0], *d1 = l->dst[1], *d2 = l->dst[2],       \
+			*d3 = l->dst[3];                                         \
+		const uint8_t *s0 = l->src[0], *s1 = l->src[1], *s2 = l->src[2], \
+			      *s3 = l->src[3];                                   \
+                                                                                 \
+		for (uint64_t i = 0; i < l->len; i += LINE) {                    \
+			line_##isa(d0 + i, s0 + i);                              \
+			line_##isa(d1 + i, s1 + i);                              \
+			line_##isa(d2 + i, s2 + i);                              \
+			line_##isa(d3 + i, s3 + i);                              \
+		}                                                                \
+	}                                                                        \
+                                                                                 \
+	target static void rows_##isa(const struct rows *r)                      \
+	{                                                                        \
+		const uint8_t *src = r->src;                                     \
+		uint8_t *dst = r->dst;                                           \
+                                                                                 \
+		for (uint64_t n = r->count; n > 0; n--) {                        \
+			for (uint64_t i = 0; i < r->len; i += LINE)              \
+				line_##isa(dst + i, src + i);                    \
+			dst += r->dst_stride;                                    \
+			src += r->src_stride;                                    \
+		}                                                                \
 	}
 STREAMING_OF(sse2, )
 STREAMING_OF(avx2, AVX2)
@@ -199,7 +198,7 @@ static void rows_stream_lanes(const struct rows *r, struct rows_lanes *lanes)
 	uint8_t *dst = r->dst;
 
 	if (lanes->len != r->len)
-		rows_stream_end(lanes);
+		rows_end(lanes);
 	lanes->len = r->len;
 	for (uint64_t n = r->count; n > 0; n--) {
 		lanes->dst[lanes->count] = dst;
@@ -232,22 +231,52 @@ static void rows_stream_late(const struct rows *r, struct rows_lanes *lanes)
 	lanes->next = *r;
 }
 
-/* False: rows for ordinary stores. */
-static bool rows_streamed(const struct rows *r, struct rows_lanes *lanes)
+static void rows_stream(const struct rows *r, bool lines, struct rows_lanes *lanes)
 {
-	bool lines = ((uintptr_t)r->dst | (uint64_t)r->dst_stride | r->len) % LINE == 0;
-
-	if (r->len < (lines ? LINE : 16 * LINE))
-		return false;
 	if (!lines || r->len >= ROWS_LANES * PAGE)
 		rows_stream_late(r, lanes);
-	else if (r->len >= LANE_ROW_MIN)
-		rows_stream_lanes(r, lanes);
 	else
-		lines_stream(r);
-	return true;
+		rows_stream_lanes(r, lanes);
+}
+#else
+static void row_stream_lines(uint8_t *dst, const uint8_t *src, uint64_t len)
+{
+	memmove(dst, src, len);
 }
 #endif
+
+/* A row whose lines have been fetched. With the length built in: a call costs as much as
+ * the row. */
+static void late_copy(const struct rows_lanes *lanes, struct rows_late *late)
+{
+	if (lanes->streaming && ((uintptr_t)late->dst | late->len) % LINE == 0)
+		row_stream_lines(late->dst, late->src, late->len);
+	else if (late->len == 256)
+		memmove(late->dst, late->src, 256);
+	else if (late->len == 128)
+		memmove(late->dst, late->src, 128);
+	else
+		memmove(late->dst, late->src, late->len);
+	late->len = 0;
+}
+
+static void rows_fetch(const struct rows *r, struct rows_lanes *lanes)
+{
+	const uint8_t *src = r->src;
+	uint8_t *dst = r->dst;
+
+	for (uint64_t n = r->count; n > 0; n--) {
+		struct rows_late *late = &lanes->late[lanes->turn++ % ROWS_LATE];
+
+		for (uint64_t i = 0; i < r->len; i += LINE)
+			__builtin_prefetch(src + i);
+		if (late->len)
+			late_copy(lanes, late);
+		*late = (struct rows_late){dst, src, r->len};
+		dst += r->dst_stride;
+		src += r->src_stride;
+	}
+}
 
 /* Rows that follow each other on both sides are one. */
 static struct rows rows_merged(const struct rows *rows)
@@ -289,22 +318,25 @@ static void rows_store(const struct rows *r)
 	}
 }
 
-void rows_stream(const struct rows *rows, struct rows_lanes *lanes)
+void rows_put(const struct rows *rows, struct rows_lanes *lanes)
 {
 	struct rows r = rows_merged(rows);
+	bool lines = lanes->streaming &&
+		     ((uintptr_t)r.dst | (uint64_t)r.dst_stride | r.len) % LINE == 0;
 
 	if (r.count == 0 || r.len == 0)
 		return;
+	if (r.len < LANE_ROW_MIN && (lines || r.len > SHORT_ROW || r.count <= ROWS_LATE))
+		rows_fetch(&r, lanes);
 #if HAVE_STREAMING
-	if (rows_streamed(&r, lanes))
-		return;
-#else
-	(void)lanes;
+	else if (r.len >= LANE_ROW_MIN && lanes->streaming)
+		rows_stream(&r, lines, lanes);
 #endif
-	rows_store(&r);
+	else
+		rows_store(&r);
 }
 
-void rows_stream_end(struct rows_lanes *lanes)
+void rows_end(struct rows_lanes *lanes)
 {
 #if HAVE_STREAMING
 	for (unsigned int i = 0; i < lanes->count; i++)
@@ -314,19 +346,15 @@ void rows_stream_end(struct rows_lanes *lanes)
 #endif
 	lanes->count = 0;
 	lanes->next.count = 0;
+	for (unsigned int i = 0; i < ROWS_LATE; i++)
+		if (lanes->late[i].len)
+			late_copy(lanes, &lanes->late[i]);
 }
 
-void rows_copy(const struct rows *rows, bool streaming)
+void rows_copy(const struct rows *rows)
 {
-	struct rows_lanes lanes = {0};
-	struct rows r;
+	struct rows r = rows_merged(rows);
 
-	if (streaming) {
-		rows_stream(rows, &lanes);
-		rows_stream_end(&lanes);
-		return;
-	}
-	r = rows_merged(rows);
 	if (r.count > 0 && r.len > 0)
 		rows_store(&r);
 }

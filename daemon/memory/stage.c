@@ -1,13 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Packing and unpacking run in the caller's thread: a sender that has just packed rows
- * finds them in its cache. Unpacking, and packing of guarded memory or another process's
- * memory, use the copy threads' inner loops (copy_now).
- *
- * Packing scattered rows out of cold memory is a matter of latency: a row of 256 bytes is
- * four misses, and out-of-order execution behind them ends at the next row's address. So
- * rows are looked up AHEAD of the one being copied and their lines prefetched at once
- * (docs/runs). Longer rows the hardware's own prefetcher follows.
+ * Packing and unpacking run in the caller's thread, by the copy threads' inner loops
+ * (copy_now): a sender that has just packed rows finds them in its cache.
  *
  * Rows are named run by run. A run whose rows touch each other on this side is one
  * stretch of memory however many rows it has, and rows of different runs that happen to
@@ -20,11 +14,6 @@
 
 #include "daemon/base/err.h"
 #include "daemon/plan/pack.h"
-
-#define AHEAD 16u /* rows, a power of two */
-#define LINE 64u
-#define ASK_MAX 1024u /* bytes of a row prefetched */
-#define SHORT_ROW 64u /* many of these in a run are no walk's business */
 
 /* Rows of one run, seen from this side. */
 struct piece {
@@ -51,21 +40,6 @@ static int copy(struct copy_hand *hand, const struct stage_side *side, uint64_t 
 	return err_pass(copy_now(hand, &job));
 }
 
-struct row {
-	const uint8_t *at;
-	uint64_t len;
-};
-
-/* The upcoming rows. */
-struct queue {
-	const struct stage_side *side;
-	struct plan_walk at;
-	uint64_t left; /* bytes of the stretch not queued */
-	struct piece piece;
-	struct row rows[AHEAD];
-	unsigned int in, out; /* counters */
-};
-
 /* The next rows of one run, at most `most` bytes. False at the plan's end. */
 static bool piece_next(const struct stage_side *side, struct plan_walk *at, uint64_t most,
 		       struct piece *piece_p)
@@ -90,72 +64,11 @@ static bool piece_next(const struct stage_side *side, struct plan_walk *at, uint
 	return true;
 }
 
-static bool queue_row(struct queue *q)
-{
-	struct piece *p = &q->piece;
-	struct row *row = &q->rows[q->in % AHEAD];
-
-	if (p->count == 0) {
-		if (q->left == 0 || !piece_next(q->side, &q->at, q->left, p))
-			return false;
-		q->left -= p->len * p->count;
-	}
-	*row = (struct row){p->at, p->len};
-	for (uint64_t i = 0; i < row->len && i < ASK_MAX; i += LINE)
-		__builtin_prefetch(row->at + i);
-	p->at += p->stride;
-	p->count--;
-	q->in++;
-	return true;
-}
-
-static void pack_rows(const struct stage_side *side, uint64_t begin, uint64_t end,
-		      uint8_t *to)
-{
-	struct queue q = {.side = side, .left = end - begin};
-
-	if (plan_walk_seek(&q.at, side->plan, begin) < 0)
-		return; /* the caller's stretch is inside the plan */
-	while (q.in - q.out < AHEAD && queue_row(&q))
-		;
-	for (; q.in != q.out; q.out++) {
-		const struct row *row = &q.rows[q.out % AHEAD];
-
-		/* with the length built in: a call costs as much as the row */
-		if (row->len == 256)
-			memcpy(to, row->at, 256);
-		else if (row->len == 128)
-			memcpy(to, row->at, 128);
-		else
-			memcpy(to, row->at, row->len);
-		to += row->len;
-		(void)queue_row(&q);
-	}
-}
-
-/* A run of very short rows is better off in the copy threads' loops. */
-static bool short_rows(const struct stage_side *side, uint64_t begin)
-{
-	const struct plan_run *run;
-	struct plan_walk at;
-
-	if (plan_walk_seek(&at, side->plan, begin) < 0) {
-		err_clear();
-		return true;
-	}
-	run = &side->plan->runs[at.run];
-	return run->len <= SHORT_ROW && run->count > AHEAD;
-}
-
 int stage_pack(struct copy_hand *hand, const struct stage_side *side, uint64_t begin,
 	       uint64_t end, void *to)
 {
 	assert(begin <= end);
 	assert(side->is_src);
-	if (side->plain && begin < end && !short_rows(side, begin)) {
-		pack_rows(side, begin, end, to);
-		return 0;
-	}
 	return err_pass(copy(hand, side, begin, end, to));
 }
 
@@ -166,17 +79,6 @@ int stage_unpack(struct copy_hand *hand, const struct stage_side *side, uint64_t
 	assert(!side->is_src);
 	/* a copy's linear end is not const; as a source it is only read */
 	return err_pass(copy(hand, side, begin, end, (uint8_t *)(uintptr_t)from));
-}
-
-bool stage_plain(const struct stage_side *side)
-{
-	for (uint32_t i = 0; i < side->count; i++) {
-		const struct memory *memory = side->buffers[i].memory;
-
-		if (memory && !memory_is_plain(memory))
-			return false;
-	}
-	return true;
 }
 
 bool stage_mapped(const struct stage_side *side)

@@ -26,7 +26,6 @@ struct stage_side {
 	uint32_t count;
 	bool is_src;	/* the plan's source side; else the destination */
 	bool streaming; /* unpack past the caches: the transfer is larger than they */
-	bool plain;	/* stage_plain() */
 };
 
 /* Both: 0, or ERR_FAULT when the memory was lost. The creator of the side has checked
@@ -36,9 +35,6 @@ int stage_pack(struct copy_hand *hand, const struct stage_side *side, uint64_t b
 int stage_unpack(struct copy_hand *hand, const struct stage_side *side, uint64_t begin,
 		 uint64_t end, const void *from);
 
-/* Is all of it mapped here, and can none of it be truncated? Then any thread may touch it
- * without a guard. */
-bool stage_plain(const struct stage_side *side);
 /* Can a system call address every buffer of the side? */
 bool stage_mapped(const struct stage_side *side);
 /* Has [begin, end) at most `rows_max` rows, neighbours in memory counted as one?

@@ -27,17 +27,32 @@ static void want_rows(const struct rows *rows, size_t n)
 			       rows->src + (int64_t)i * rows->src_stride, rows->len);
 }
 
-static void compare(const struct rows *rows, bool streaming)
+enum way { WARM, FETCHED, STREAMED, WAYS };
+
+static void copy_rows(const struct rows *rows, enum way way)
 {
-	memset(dst, 0xee, BYTES);
-	want_rows(rows, 1);
-	rows_copy(rows, streaming);
+	struct rows_lanes lanes = {.streaming = way == STREAMED};
+
+	if (way == WARM)
+		rows_copy(rows);
+	else
+		rows_put(rows, &lanes);
+	rows_end(&lanes);
 	rows_fence();
-	if (memcmp(dst, want, BYTES) != 0)
-		fail_msg("len %zu count %zu strides %zd %zd dst %zu streaming %d",
-			 (size_t)rows->len, (size_t)rows->count,
-			 (ssize_t)rows->src_stride, (ssize_t)rows->dst_stride,
-			 (size_t)(rows->dst - dst), streaming);
+}
+
+static void compare(const struct rows *rows)
+{
+	want_rows(rows, 1);
+	for (enum way way = WARM; way < WAYS; way++) {
+		memset(dst, 0xee, BYTES);
+		copy_rows(rows, way);
+		if (memcmp(dst, want, BYTES) != 0)
+			fail_msg("len %zu count %zu strides %zd %zd dst %zu way %d",
+				 (size_t)rows->len, (size_t)rows->count,
+				 (ssize_t)rows->src_stride, (ssize_t)rows->dst_stride,
+				 (size_t)(rows->dst - dst), (int)way);
+	}
 }
 
 static void lengths_and_alignments_are_exact(void **state)
@@ -57,24 +72,24 @@ static void lengths_and_alignments_are_exact(void **state)
 					.dst = dst + 64 + shifts[a],
 					.src = src + 7 * shifts[a],
 					.len = lens[l],
-					.count = 11,
+					.count = lens[l] < 1024 ? 37 : 11,
 					.dst_stride = (int64_t)lens[l] + gaps[gap],
 					.src_stride = (int64_t)lens[l] + gaps[3 - gap]};
 
-				compare(&rows, false);
-				compare(&rows, true);
+				compare(&rows);
 			}
 }
 
-/* One row in four calls waits for three more of its length; all of them arrive. */
+/* Rows wait for more of their length, and until their lines are fetched; all of them
+ * arrive. */
 static void rows_of_many_calls_are_exact(void **state)
 {
 	static const uint64_t lens[] = {256, 1024, 2048, 1000, 4096, 20480};
 
 	(void)state;
-	for (unsigned int seed = 1; seed <= 300; seed++) {
-		struct rows_lanes lanes = {0};
-		struct rows rows[12];
+	for (unsigned int seed = 1; seed <= 600; seed++) {
+		struct rows_lanes lanes = {.streaming = seed % 4 < 2};
+		struct rows rows[40];
 		uint64_t at = 0;
 
 		srand(seed);
@@ -96,8 +111,8 @@ static void rows_of_many_calls_are_exact(void **state)
 		memset(dst, 0xee, BYTES);
 		want_rows(rows, ARRAY_LEN(rows));
 		for (size_t i = 0; i < ARRAY_LEN(rows); i++)
-			rows_stream(&rows[i], &lanes);
-		rows_stream_end(&lanes);
+			rows_put(&rows[i], &lanes);
+		rows_end(&lanes);
 		rows_fence();
 		if (memcmp(dst, want, BYTES) != 0)
 			fail_msg("seed %u", seed);
@@ -110,26 +125,26 @@ static void strides_may_fall_or_stand(void **state)
 
 	(void)state;
 	for (size_t l = 0; l < ARRAY_LEN(lens); l++)
-		for (int streaming = 0; streaming < 2; streaming++) {
+		for (uint64_t count = 9; count <= 18; count *= 2) {
 			struct rows rows = {.dst = dst + 128 * 1024,
 					    .src = src + 128 * 1024,
 					    .len = lens[l],
-					    .count = 9,
+					    .count = count,
 					    .dst_stride = -(int64_t)(lens[l] + 64),
 					    .src_stride = 0};
 
-			compare(&rows, streaming);
+			compare(&rows);
 			rows.src_stride = -(int64_t)lens[l];
-			compare(&rows, streaming);
+			compare(&rows);
 			rows.dst_stride = 3 * (int64_t)lens[l];
-			compare(&rows, streaming);
+			compare(&rows);
 			rows.count = 0;
-			compare(&rows, streaming);
+			compare(&rows);
 			/* strides of one row are not used */
 			rows.count = 1;
 			rows.dst_stride = INT64_MIN;
 			rows.src_stride = INT64_MAX;
-			compare(&rows, streaming);
+			compare(&rows);
 		}
 }
 
@@ -145,8 +160,8 @@ static void overlapping_rows_do_no_harm(void **state)
 				    .src_stride = 16};
 
 		memset(dst, 0xee, BYTES);
-		rows_copy(&rows, false);
-		rows_copy(&rows, true);
+		for (enum way way = WARM; way < WAYS; way++)
+			copy_rows(&rows, way);
 		for (unsigned int i = 0; i < 1024; i++)
 			assert_int_equal(dst[i], 0xee);
 		for (uint64_t i = 1032 + 4 * 16 + len; i < BYTES; i++)

@@ -179,7 +179,6 @@ static void pack_is_the_walk(void **state)
 		struct stage_side side = side_of(plan, true);
 
 		stretch(plan, &from, &to);
-		side.plain = i % 4 < 3;
 		walk_out(&side, from, to, want);
 		got[to - from] = 0x7e;
 		assert_int_equal(stage_pack(hand, &side, from, to, got), 0);
@@ -230,14 +229,11 @@ static void memory_of_others_is_not_mapped(void **state)
 
 	(void)state;
 	assert_true(stage_mapped(&side)); /* a hole is nobody's memory */
-	assert_true(stage_plain(&side));
 	table[1] = (struct copy_buffer){.memory = &foreign, .length = MEMORY};
 	assert_false(stage_mapped(&side));
-	assert_false(stage_plain(&side));
 	foreign = (struct memory){
 		.kind = MEMORY_GUARDED, .length = MEMORY, .base = memory[0]->base};
 	assert_true(stage_mapped(&side));
-	assert_false(stage_plain(&side));
 }
 
 int main(void)

@@ -78,7 +78,6 @@ int tcp_flow_init(struct tcp_flow *flow, struct tcp_peer *peer, const struct pla
 		return err_pass(r);
 	}
 	/* this daemon's reads of memory that may be truncated need the copy's guard */
-	flow->side.plain = stage_plain(&flow->side);
 	flow->direct = stage_mapped(&flow->side) &&
 		       !(flow->guarded && peer->crypto != TCP_CRYPTO_NONE);
 	return 0;
