@@ -221,6 +221,30 @@ static void submit_runs_callbacks_once_each(void **state)
 	assert_string_equal(client_line_args(f, 100), "\"cmd\":\"ping\",\"a\":[1,2]}");
 }
 
+/* As the daemon writes them, and as JSON may be written, too. */
+static void command_returns_the_text_of_a_success(void **state)
+{
+	static const char *const answers[][2] = {
+		{"{\"id\":%ID%,\"ok\":true,\"n\":1}", "\"n\":1}"},
+		{"{\"ok\":true,\"n\":2,\"id\":%ID%}", "\"n\":2"},
+		{"{ \"id\":%ID%, \"ok\":true,\"n\":3}", "\"n\":3}"},
+		{"{\"id\":%ID%,\"ok\":false,\"error\":{\"code\":\"EPERM\"}}", NULL},
+		{"{\"id\":%ID%,\"error\":{\"code\":\"EPERM\"}}", NULL},
+	};
+	struct client_fixture *f = *state;
+	char *reply;
+
+	for (size_t i = 0; i < ARRAY_LEN(answers); i++) {
+		fake_kvd_answer(f->fake, answers[i][0]);
+		assert_int_equal(kvd_command(f->client, "a", NULL, 0, &reply),
+				 answers[i][1] ? 0 : -KVD_E_PERM);
+		if (answers[i][1])
+			assert_non_null(strstr(reply, answers[i][1]));
+		kvd_string_free(reply);
+	}
+	assert_int_equal(kvd_pending(f->client), 0);
+}
+
 static void submit_over_cap_is_full(void **state)
 {
 	struct client_fixture *f = *state;
@@ -760,6 +784,7 @@ int main(void)
 		T(open_with_bad_page_is_refused),
 		cmocka_unit_test(socket_find_prefers_name_then_environment_then_only_one),
 		T(submit_runs_callbacks_once_each),
+		T(command_returns_the_text_of_a_success),
 		T(submit_over_cap_is_full),
 		T(submit_to_sleeping_reader_is_bounded),
 		T(submit_with_bad_args_is_refused),
