@@ -47,8 +47,6 @@ struct ctl {
 		const char *join;
 		bool pages;
 	} trace;
-	const char *views; /* of verify, and its parsed contents */
-	cJSON *views_tree;
 	bool plan_explain;
 	bool all;	      /* each instance of the run directory */
 	bool takes_all;	      /* the command has --all */
@@ -182,7 +180,6 @@ int ctl_run_rooms(struct ctl *ctl);
 int ctl_run_room(struct ctl *ctl);
 int ctl_run_history(struct ctl *ctl);
 int ctl_run_trace(struct ctl *ctl);
-int ctl_run_verify(struct ctl *ctl);
 int ctl_run_peers(struct ctl *ctl);
 int ctl_run_regions(struct ctl *ctl);
 int ctl_run_devices(struct ctl *ctl);

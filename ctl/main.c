@@ -82,16 +82,6 @@ const struct ctl_command ctl_commands[] = {
 	 "keeps the last 65536 events of all rooms, and at most 4096 of one room.\n"
 	 "Requires root, the daemons' user or admin_uids.",
 	 1, 1, "rtj", ctl_run_trace},
-	{"verify", "NUMBER", "compare the pages of both sides of an open room",
-	 "--views FILE  the sender's pages in the format of room.send; the daemon does\n"
-	 "              not keep them\n"
-	 "--join FILE   merge the output of kvd-ctl --json verify NUMBER of another\n"
-	 "              host\n\n"
-	 "Compares the current contents of the pages by view, layer, field, unit and\n"
-	 "block of 64 tokens. The result is valid only while neither engine writes to\n"
-	 "the pages. Exit status: 0 equal; 1 different, or (without --json) nothing to\n"
-	 "compare. Requires root, the daemons' user or admin_uids.",
-	 1, 1, "jg", ctl_run_verify},
 	{"peers", "", "list peer daemons", "", 0, 0, "a", ctl_run_peers},
 	{"top", "", "show rooms, peers and rates, updated periodically",
 	 "-b, --batch      print successive frames as text\n"
@@ -278,7 +268,6 @@ static const struct command_option {
 	{"room", 'k', OPTION_TEXT, OF(number), 0},
 	{"explain", 'n', OPTION_FLAG, OF(plan_explain), 0},
 	{"join", 'j', OPTION_TEXT, OF(trace.join), 0},
-	{"views", 'g', OPTION_TEXT, OF(views), 0},
 	{"pages", 't', OPTION_FLAG, OF(trace.pages), 0},
 	{"size", 'b', OPTION_TEXT, OF(bench.size), 0},
 	{"rows", 'b', OPTION_NUMBER, OF(bench.rows), 1u << 22},

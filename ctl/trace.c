@@ -9,7 +9,6 @@
  * it is received after it was sent. Messages in both directions bound the difference of
  * the clocks to an interval. Its midpoint is used, and half its width is the error.
  */
-#include "ctl/trace.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -24,7 +23,8 @@
 #include "daemon/base/mem.h"
 #include "lib/kvd.h"
 
-#define LOOK_MS 1000 /* for another instance of this host */
+#define LOOK_MS 1000		    /* for another instance of this host */
+#define FILE_MAX_BYTES (256u << 20) /* of --join */
 #define SIDES_MAX 256u
 /* Limit of a clock since boot, and of the difference of two hosts' clocks: 18 years. Sums
  * of several of them and a wall clock time fit into an int64_t. */
@@ -139,8 +139,7 @@ static cJSON *ask_client(struct kvd_client *client, const char *socket, const ch
 }
 
 /* Queries another instance of this host, if permitted. */
-static void ask_instance(const struct ctl *ctl, const char *socket, trace_more *more,
-			 cJSON *sides)
+static void ask_instance(const struct ctl *ctl, const char *socket, cJSON *sides)
 {
 	const struct kvd_options o = {
 		.client = "kvd-ctl", .timeout_ms = LOOK_MS, .socket = socket};
@@ -156,15 +155,13 @@ static void ask_instance(const struct ctl *ctl, const char *socket, trace_more *
 	}
 	if (!is_known(sides, kvd_daemon(client)->instance))
 		reply = ask_client(client, socket, "room.trace", trace_args(ctl));
-	if (reply && more)
-		more(ctl, client, reply);
 	if (reply)
 		side_add(sides, reply,
 			 ask_client(client, socket, "room.list", unopened_args(ctl)));
 	kvd_close(client);
 }
 
-static void ask_instances(const struct ctl *ctl, trace_more *more, cJSON *sides)
+static void ask_instances(const struct ctl *ctl, cJSON *sides)
 {
 	struct dirent **names = NULL;
 	int count = ctl_instances(&names);
@@ -172,7 +169,7 @@ static void ask_instances(const struct ctl *ctl, trace_more *more, cJSON *sides)
 
 	for (int i = 0; i < count && i < (int)SIDES_MAX; i++) {
 		snprintf(path, sizeof(path), "%s/%s", ctl_run_dir(), names[i]->d_name);
-		ask_instance(ctl, path, more, sides);
+		ask_instance(ctl, path, sides);
 	}
 	ctl_instances_free(names, count > 0 ? count : 0);
 }
@@ -191,8 +188,7 @@ static int join_file(const char *path, cJSON *sides)
 	theirs = cJSON_GetObjectItemCaseSensitive(root, "sides");
 	if (!cJSON_IsArray(theirs)) {
 		cJSON_Delete(root);
-		return ctl_failed("%s: not output of kvd-ctl --json trace or verify",
-				  path);
+		return ctl_failed("%s: not output of kvd-ctl --json trace", path);
 	}
 	while ((item = cJSON_DetachItemFromArray(theirs, 0))) {
 		if (is_known(sides, ctl_str(item, "instance", "")))
@@ -796,18 +792,18 @@ static int show(const struct ctl *ctl, const cJSON *result)
 	return r;
 }
 
-int trace_gather(struct ctl *ctl, trace_more *more, cJSON **result_p)
+/* Replies about the rooms of a number, from all accessible daemons and --join:
+ * {"sides": […]}, owned by the caller in any case. */
+static int gather(struct ctl *ctl, cJSON **result_p)
 {
 	cJSON *result = cJSON_CreateObject();
 	cJSON *sides = cJSON_AddArrayToObject(result, "sides"), *reply, *unopened = NULL;
 	int r = ctl_ask(ctl, "room.trace", trace_args(ctl), &reply);
 
 	if (!r) {
-		if (more)
-			more(ctl, ctl->client, reply);
 		ctl_query(ctl, "room.list", unopened_args(ctl), &unopened);
 		side_add(sides, reply, unopened);
-		ask_instances(ctl, more, sides);
+		ask_instances(ctl, sides);
 	}
 	if (!r && ctl->trace.join)
 		r = join_file(ctl->trace.join, sides);
@@ -821,7 +817,7 @@ int trace_gather(struct ctl *ctl, trace_more *more, cJSON **result_p)
 int ctl_run_trace(struct ctl *ctl)
 {
 	cJSON *result = NULL;
-	int r = trace_gather(ctl, NULL, &result);
+	int r = gather(ctl, &result);
 
 	if (!r)
 		r = show(ctl, result);

@@ -304,11 +304,5 @@ const struct command room_commands[] = {
 	 "number of events after the first 4096, forgotten: the oldest events have "
 	 "been overwritten}; name, instance, boot_id, clock_ns. The latest 65536 "
 	 "events of all rooms are kept"},
-	{"room.digest", "Compute XXH3 digests of the pages of a room, by block of tokens",
-	 room_digest_fields, 0, room_digest_run,
-	 "role, block, units: {view, layer, field, unit, blocks: [first token, end "
-	 "token (exclusive), page of the first token, digest]}; next: present if there "
-	 "are more than 4096 blocks. Digests cover the current contents of the pages; "
-	 "one room.digest per session at a time"},
 	{.name = NULL},
 };

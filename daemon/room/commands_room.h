@@ -40,7 +40,5 @@ extern const struct field room_history_fields[];
 void room_history_put(const struct ended_room *e, uint64_t now_ns, struct text *out);
 int room_trace_run(struct request *req);
 extern const struct field room_trace_fields[];
-int room_digest_run(struct request *req);
-extern const struct field room_digest_fields[];
 
 #endif

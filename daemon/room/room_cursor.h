@@ -46,7 +46,6 @@ void room_sweep_stop(struct room_sweep *sweep); /* without `done`; idempotent */
 struct room_session {
 	struct session *session;
 	struct list rooms; /* struct room.session_link, the latest change last */
-	bool digesting;	   /* a room.digest is running */
 	struct room_sweep end;
 };
 

@@ -242,7 +242,6 @@ static const struct trial trials[] = {
 	 .line = "a{'cmd':'room.trace','room':'7','all':true,'pages':true}",
 	 .before = {OPEN_SEND, OPEN_RECV, BIND, "~50", END_A, "~50", CLOSE_A},
 	 .after = {END_BOTH}},
-	{.command = "room.digest", .line = NULL, .elsewhere = true},
 	{.command = "pool.layout", .line = "a{'cmd':'pool.layout','pool':$pool_a}"},
 	{.far = true, .command = "peer.attach", .grows = true, .line = ATTACH},
 	{.far = true,
