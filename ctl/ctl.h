@@ -51,7 +51,6 @@ struct ctl {
 	bool all;	      /* each instance of the run directory */
 	bool takes_all;	      /* the command has --all */
 	bool wait;	      /* of drain */
-	bool batch;	      /* of top */
 	const char *interval; /* of top */
 	const char *root;     /* of doctor */
 	struct {	      /* of bench */

@@ -84,17 +84,15 @@ const struct ctl_command ctl_commands[] = {
 	 1, 1, "rtj", ctl_run_trace},
 	{"peers", "", "list peer daemons", "", 0, 0, "a", ctl_run_peers},
 	{"top", "", "show rooms, peers and rates, updated periodically",
-	 "-b, --batch      print successive frames as text\n"
-	 "--json           print successive frames as JSON, one per line\n"
-	 "--interval TIME  interval between updates (default 1s); rates are averages\n"
+	 "--json           print frames as JSON, one per line\n"
+	 "--interval TIME  interval between frames (default 1s); rates are averages\n"
 	 "                 over it\n"
-	 "--count N        with --batch or --json: stop after N frames\n"
-	 "--limit N        with --batch or --json: at most N rooms (default 1000)\n\n"
-	 "Keys: p peers only, r rooms only, f failed rooms, q quit. Rooms in progress\n"
-	 "are shown oldest first. p50, p99 and FAIL/min cover the last minute (less\n"
-	 "after start). Rooms require root, the daemon's user or admin_uids. NO_COLOR\n"
-	 "disables colours.",
-	 0, 0, "cltI", ctl_run_top},
+	 "--count N        stop after N frames\n"
+	 "--limit N        at most N rooms (default 1000)\n\n"
+	 "On a terminal each frame replaces the one before it. Rooms in progress are\n"
+	 "shown oldest first. p50, p99 and FAIL/min cover the last minute (less after\n"
+	 "start). Rooms require root, the daemon's user or admin_uids.",
+	 0, 0, "clI", ctl_run_top},
 	{"doctor", "", "diagnose the daemon and its host",
 	 "--peer ENDPOINT  check that the daemon can connect to ENDPOINT; at most 32\n"
 	 "--stuck TIME     report rooms that have been waiting for TIME (default 30s)\n"
@@ -256,7 +254,6 @@ static const struct command_option {
 	{"by", 'm', OPTION_TEXT, OF(by), 0},
 	{"all", 'a', OPTION_FLAG, OF(all), 0},
 	{"wait", 'w', OPTION_FLAG, OF(wait), 0},
-	{"batch", 't', OPTION_FLAG, OF(batch), 0},
 	{"interval", 'I', OPTION_TEXT, OF(interval), 0},
 	{"root", 'x', OPTION_TEXT, OF(root), 0},
 	{"count", 'c', OPTION_NUMBER, OF(count), 1000000},
@@ -643,9 +640,6 @@ static int take_option(struct ctl *ctl, int opt, const char *command, char **arg
 		return -1;
 	case 'h':
 		return print_help(command);
-	case 'b':
-		ctl->batch = true;
-		return -1;
 	case OPT_VERSION:
 		printf("kvd-ctl %s\n", kvd_version());
 		return CTL_OK;
@@ -677,7 +671,7 @@ static int run_command(struct ctl *ctl, const struct ctl_command *c, int argc,
 
 	optind = 0; /* restart after the command's name */
 	while (r < 0 &&
-	       (opt = getopt_long(argc, argv, "s:n:t:jhb", long_options, NULL)) != -1)
+	       (opt = getopt_long(argc, argv, "s:n:t:jh", long_options, NULL)) != -1)
 		r = take_option(ctl, opt, c->name, argv);
 	if (r < 0)
 		r = check_options(ctl, c);
@@ -710,7 +704,7 @@ int main(int argc, char **argv)
 			NULL, OPT_COMMAND + (int)i};
 	argv[0] = (char *)(uintptr_t) "kvd-ctl"; /* getopt's messages */
 	while (r < 0 &&
-	       (opt = getopt_long(argc, argv, "+s:n:t:jhb", long_options, NULL)) != -1)
+	       (opt = getopt_long(argc, argv, "+s:n:t:jh", long_options, NULL)) != -1)
 		r = take_option(&ctl, opt, NULL, argv);
 	if (r >= 0)
 		return r;

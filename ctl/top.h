@@ -45,7 +45,6 @@ struct top_sample {
 
 struct top {
 	struct ctl *ctl;
-	bool failed;	     /* failed rooms instead of those that have not ended */
 	unsigned long limit; /* rooms in a reply */
 	char instance[33];   /* a new one resets the samples */
 	char name[64], daemon[64];
@@ -72,7 +71,7 @@ struct top_peer {
 	double in, out;	 /* bytes per second; NAN: not known */
 	double inflight; /* bytes */
 	double failed;	 /* rooms per minute */
-	double rooms;	 /* in progress; NAN: failed rooms are shown */
+	double rooms;	 /* in progress; NAN: no permission */
 };
 
 struct top_room {
@@ -100,7 +99,6 @@ cJSON *top_view_json(const struct top *top, const struct top_view *view);
 char *top_head_text(const struct top *top, const struct top_view *view,
 		    unsigned int columns);
 char *top_peers_text(const struct top_view *view);
-char *top_rooms_text(const struct top *top, const struct top_view *view,
-		     unsigned int columns);
+char *top_rooms_text(const struct top_view *view, unsigned int columns);
 
 #endif

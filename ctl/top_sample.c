@@ -134,7 +134,7 @@ static int take_rooms(struct top *top, struct top_sample *s)
 	int r;
 
 	cJSON_AddTrueToObject(args, "all");
-	cJSON_AddTrueToObject(args, top->failed ? "failed" : "live");
+	cJSON_AddTrueToObject(args, "live");
 	cJSON_AddNumberToObject(args, "limit", (double)top->limit);
 	r = ctl_query(ctl, "room.list", args, &s->rooms);
 	if (r != CTL_ERROR)

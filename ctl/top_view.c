@@ -92,7 +92,7 @@ static void view_peer(const struct top *top, const cJSON *peer, struct top_peer 
 		     : NAN;
 	p->inflight = ctl_num(peer, "inflight_bytes");
 	p->failed = failed_a_minute(top_oldest(top), now, peer);
-	if (top->failed || !now->rooms) {
+	if (!now->rooms) {
 		p->rooms = NAN;
 		return;
 	}
@@ -378,14 +378,10 @@ static void room_cells(struct table *table, const struct top_room *r)
 	table_cell(table, ctl_str(r->json, "engine", ""));
 }
 
-char *top_rooms_text(const struct top *top, const struct top_view *v,
-		     unsigned int columns)
+char *top_rooms_text(const struct top_view *v, unsigned int columns)
 {
-	struct table *table = table_new(
-		top->failed ? "ROOM ROLE STATE >AGE ERROR >BYTES/EXPECTED >GB/s "
-			      "PEER ENGINE"
-			    : "ROOM ROLE STATE >AGE WAITS_FOR >BYTES/EXPECTED "
-			      ">GB/s PEER ENGINE");
+	struct table *table = table_new("ROOM ROLE STATE >AGE WAITS_FOR >BYTES/EXPECTED "
+					">GB/s PEER ENGINE");
 
 	for (size_t i = 0; i < v->room_count; i++)
 		room_cells(table, &v->rooms[i]);

@@ -6,12 +6,6 @@ $(B)/unit/test_display: $(B)/tests/unit/test_display.o $(B)/ctl/display.o $(B)/c
 	$(SAY) LD $@
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie $^ -o $@ -lcmocka $(LIBS)
 
-$(B)/unit/test_term: $(B)/tests/unit/test_term.o $(B)/ctl/term.o $(B)/ctl/display.o \
-		$(TESTLIB_OBJ) $(CORE)
-	@mkdir -p $(@D)
-	$(SAY) LD $@
-	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie $^ -o $@ -lcmocka $(LIBS)
-
 # kvd-ctl for other programs: its main() is ctl_main()
 CTL_LIB := $(B)/unit/ctl_main.o $(filter-out $(B)/ctl/main.o,$(CTL_SRC:%.c=$(B)/%.o))
 

@@ -307,7 +307,7 @@ def missing_administrator_rights_are_reported():
         lines = lines_of(json.loads(done.stdout), done.returncode)
         has(lines, "warn", "daemon", "uid 65534 has no permission", "admin_uids")
         assert not {"rooms", "failures", "namespaces"} & {line[1] for line in lines}, lines
-        done = subprocess.run(base[:-1] + ["top", "-b", "--count", "1", "--interval", "100ms"],
+        done = subprocess.run(base[:-1] + ["top", "--count", "1", "--interval", "100ms"],
                               **who)
         assert done.returncode == 0 and "EPERM" in done.stdout, done
 
