@@ -35,13 +35,16 @@
  * `bytes` is the size of both. CANCEL and RELEASE of a room's number (KVD_RING_IDS +
  * slot) are ABORT and CLOSE.
  *
- * Chunks. FIND, HOLD, PUT and FETCH are chunk.find, chunk.hold or chunk.join, chunk.put
- * and chunk.fetch, each in a new slot; HOLD_REMOTE is a chunk.hold that also queries
- * other daemons, and shows BOOTSTRAPPING until they have replied. The slot has the result
- * of FIND, HOLD and HOLD_REMOTE: `total` chunks, `bytes` tokens, `rows` trailing chunks
- * that are on another daemon, and for a joined hold `first_token`: the number of the
- * first chunk. A successful FIND frees its slot. RELEASE frees the slot of a refused one,
- * and closes a hold or a move; CANCEL aborts a move.
+ * Chunks, each op in a new slot. FIND counts the leading chunks that are present; any of
+ * them may be evicted at any time. HOLD pins them against eviction until its lease ends,
+ * or joins a hold: pins the same chunks for another session or rank. HOLD_REMOTE also
+ * queries other daemons (those in chunk_peers, and those that the index nodes name) for
+ * chunks missing here, and shows BOOTSTRAPPING until they have replied. PUT and FETCH are
+ * chunk.put and chunk.fetch. The slot has the result of FIND, HOLD and HOLD_REMOTE:
+ * `total` chunks, `bytes` tokens, `rows` trailing chunks that are on another daemon, and
+ * for a joined hold `first_token`: the number of the first chunk. A successful FIND frees
+ * its slot. RELEASE frees the slot of a refused one, and closes a hold or a move; CANCEL
+ * aborts a move.
  *
  * ATTEND takes a new slot, too, which is free again with the terminal word. Its `bytes`
  * is the queueing time in microseconds, `moved_us` the attention time, `total` the number

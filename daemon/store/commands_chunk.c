@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * chunk.* and space.*: the chunk store as control commands (daemon/store/store.h). Ids
- * are hex here; the submission ring takes them as bytes.
+ * chunk.* and space.*: the chunk store as control commands (daemon/store/store.h), except
+ * finds and holds, for which engines use the submission ring. Ids are hex here; the ring
+ * takes them as bytes.
  *
  * A layout given as text is parsed on a helper while the request waits. The layout of a
  * pool has been parsed already.
@@ -15,7 +16,6 @@
 #include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
 #include "proto/out.h"
-#include "daemon/request/reply_walk.h"
 #include "daemon/store/commands_chunk.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/loop/loop.h"
@@ -28,9 +28,6 @@
 #include "daemon/store/far.h"
 #include "daemon/store/store_figures.h"
 #include "daemon/store/store_impl.h"
-
-#define FIND_STEP 128u /* ids between checks of the time */
-#define LEASE_MS_PRESET 10000
 
 /* ---- space.open ---- */
 
@@ -209,74 +206,18 @@ int chunk_ids_begin(struct request *req, const struct ids_args *args,
 	return 0;
 }
 
-struct find_args {
+struct drop_args {
 	struct ids_args ids;
 };
-static const struct field find_fields[] = {
-	F_SPACE(find_args),
-	F_IDS(find_args),
+static const struct field drop_fields[] = {
+	F_SPACE(drop_args),
+	F_IDS(drop_args),
 	F_END,
 };
 
-static void put_found(struct text *out, const struct store_found *found)
-{
-	out_number(out, "chunks", found->chunks);
-	out_number(out, "tokens", found->tokens);
-	out_number(out, "pages", found->pages);
-}
-
-struct find_walk {
-	struct reply_walk reply;
-	struct store_finding finding;
-	uint8_t *bytes; /* of the ids */
-};
-
-static int find_piece(struct reply_walk *reply)
-{
-	struct find_walk *walk = container_of(reply, struct find_walk, reply);
-
-	if (reply->text.failed) /* no memory: then nothing is touched or filed */
-		return 0;
-	if (store_find_some(&walk->finding, FIND_STEP))
-		return 1;
-	put_found(&reply->text, &walk->finding.found);
-	return 0;
-}
-
-static void find_end(struct reply_walk *reply)
-{
-	struct find_walk *walk = container_of(reply, struct find_walk, reply);
-
-	store_handle_unref(walk->finding.handle);
-	mem_free(walk->bytes);
-	mem_free(walk);
-}
-
-static int find_run(struct request *req)
-{
-	const struct find_args *args = request_args(req);
-	struct find_walk *walk = mem_zalloc(sizeof(*walk));
-	struct store_handle *handle;
-	struct store_ids ids;
-	int r = walk ? chunk_ids_begin(req, &args->ids, &handle, &walk->bytes, &ids)
-		     : -ENOMEM;
-
-	if (r < 0) {
-		if (walk)
-			mem_free(walk->bytes);
-		mem_free(walk);
-		return err_pass(r);
-	}
-	store_find_begin(&walk->finding, store_handle_ref(handle), &ids);
-	walk->reply.piece = find_piece;
-	walk->reply.end = find_end;
-	reply_walk_begin(&walk->reply, req);
-	return 0;
-}
-
 static int drop_run(struct request *req)
 {
-	const struct find_args *args = request_args(req);
+	const struct drop_args *args = request_args(req);
 	cleanup_free uint8_t *bytes = NULL;
 	struct store_handle *handle;
 	struct store_ids ids;
@@ -293,104 +234,6 @@ static int drop_run(struct request *req)
 
 /* ---- holds ---- */
 
-#define F_LEASE(s)                                                                      \
-	F_INT("lease_ms", s, lease_ms, DEFAULT(LEASE_MS_PRESET), 1, STORE_LEASE_MS_MAX, \
-	      "Lease in milliseconds: the chunks stay pinned until it expires or the "  \
-	      "hold is released")
-
-static int hold_reply(struct request *req, const struct store_hold *hold)
-{
-	struct store_hold_facts facts;
-	struct reply reply;
-	struct text *out = reply_begin(&reply, req);
-
-	store_hold_facts(hold, &facts);
-	out_number(out, "hold", facts.id);
-	out_hex(out, "secret", facts.secret, STORE_SECRET_BYTES);
-	out_number(out, "first", facts.first);
-	put_found(out, &facts.found);
-	out_number(out, "remote", facts.found.remote);
-	return reply_end(&reply);
-}
-
-struct hold_args {
-	struct ids_args ids;
-	uint32_t lease_ms, remote_ms;
-};
-static const struct field hold_fields[] = {
-	F_SPACE(hold_args),
-	F_IDS(hold_args),
-	F_LEASE(hold_args),
-	F_INT("remote_ms", hold_args, remote_ms, OPTIONAL, 0, STORE_REMOTE_MS_MAX,
-	      "Milliseconds to query the daemons in chunk_peers, and those that the "
-	      "index nodes (chunk_index) name, for chunks missing here; default 0: "
-	      "local chunks only"),
-	F_END,
-};
-
-static void on_hold_done(void *arg, struct store_hold *hold, const struct err *why)
-{
-	struct request *req = arg;
-
-	if (why)
-		request_fail(req, why);
-	else
-		hold_reply(req, hold);
-}
-
-static int hold_run(struct request *req)
-{
-	const struct hold_args *args = request_args(req);
-	const struct store_hold_args hold_args = {
-		.lease_ns = args->lease_ms * LOOP_NS_PER_MS,
-		.far_ns = args->remote_ms * LOOP_NS_PER_MS,
-		.on_done = on_hold_done,
-		.arg = req};
-	cleanup_free uint8_t *bytes = NULL;
-	struct store_handle *handle;
-	struct store_hold *hold;
-	struct store_ids ids;
-	int r = chunk_ids_begin(req, &args->ids, &handle, &bytes, &ids);
-
-	if (r >= 0)
-		r = store_hold_open(handle, &ids, &hold_args, &hold);
-	if (r < 0)
-		return err_pass(r);
-	return r == 0 ? hold_reply(req, hold) : 0;
-}
-
-struct join_args {
-	uint64_t space;
-	const char *secret;
-	uint32_t lease_ms;
-};
-static const struct field join_fields[] = {
-	F_ID("space", join_args, space, REQUIRED, "Space of this session"),
-	F_STR("secret", join_args, secret, REQUIRED, 0, "Secret of the hold"),
-	F_LEASE(join_args),
-	F_END,
-};
-
-static int join_run(struct request *req)
-{
-	const struct join_args *args = request_args(req);
-	const struct store_hold_args hold_args = {.lease_ns = args->lease_ms *
-							      LOOP_NS_PER_MS};
-	struct store_handle *handle = store_handle_find(req->session, args->space);
-	uint8_t secret[STORE_SECRET_BYTES];
-	struct store_hold *hold;
-	int r = handle ? 0 : -ENOENT;
-
-	if (r >= 0 && (strlen(args->secret) != HEX_CHARS(STORE_SECRET_BYTES) ||
-		       !hex_read(args->secret, secret, STORE_SECRET_BYTES)))
-		r = err_raise(ERR_INVAL,
-			      "secret: not a hold's secret; give %zu hex digits",
-			      (size_t)HEX_CHARS(STORE_SECRET_BYTES));
-	if (r >= 0)
-		r = store_hold_join(handle, secret, &hold_args, &hold);
-	return r < 0 ? err_pass(r) : hold_reply(req, hold);
-}
-
 struct hold_key_args {
 	uint64_t hold;
 };
@@ -398,17 +241,6 @@ static const struct field hold_key_fields[] = {
 	F_ID("hold", hold_key_args, hold, REQUIRED, "Hold of this session"),
 	F_END,
 };
-
-static int release_run(struct request *req)
-{
-	const struct hold_key_args *args = request_args(req);
-	struct store_hold *hold = store_hold_find(req->session, args->hold);
-
-	if (!hold)
-		return err_pass(-ENOENT);
-	store_hold_close(hold);
-	return request_reply(req);
-}
 
 static int holders_run(struct request *req)
 {
@@ -763,21 +595,6 @@ const struct command chunk_commands[] = {
 	 "identifies the space in chunk.events"},
 	{"space.close", "Close a space; its chunks stay in the store", space_key_fields,
 	 0, space_close_run, "nothing"},
-	{"chunk.find", "Count the leading chunks that are present, without pinning them",
-	 find_fields, 0, find_run,
-	 "chunks, tokens: length of the prefix found; pages: number of these chunks "
-	 "that exist only in engines' pages. Any of them may be evicted at any time; "
-	 "use chunk.hold to pin them"},
-	{"chunk.hold", "Pin the leading chunks that are present against eviction",
-	 hold_fields, 0, hold_run,
-	 "hold; secret: for chunk.join; first; chunks, tokens: length of the pinned "
-	 "prefix; pages: number of its chunks that exist only in engines' pages, which "
-	 "a hold does not pin; remote: number of its last chunks, from the first one "
-	 "on that is at another daemon"},
-	{"chunk.join", "Pin the chunks of an existing hold for another session or rank",
-	 join_fields, 0, join_run, "as chunk.hold"},
-	{"chunk.release", "Release a hold; fetches in progress finish", hold_key_fields,
-	 0, release_run, "nothing"},
 	{"chunk.holders", "List the daemons that have the remote chunks of a hold",
 	 hold_key_fields, 0, holders_run,
 	 "holders: {instance, endpoint, first: its first chunk in the hold; chunks, "
@@ -797,7 +614,7 @@ const struct command chunk_commands[] = {
 	 move_key_fields, 0, abort_run, "as chunk.put"},
 	{"chunk.close", "Close a move; abort it if it has not ended", move_key_fields, 0,
 	 close_run, "nothing"},
-	{"chunk.drop", "Remove chunks from the store", find_fields, 0, drop_run,
+	{"chunk.drop", "Remove chunks from the store", drop_fields, 0, drop_run,
 	 "chunks: number removed"},
 	{"chunk.list", "Show the contents and counters of the chunk store", list_fields,
 	 0, list_run,

@@ -94,7 +94,6 @@ struct store_ids {
 struct store_found {
 	uint32_t chunks; /* from the first on, without a gap */
 	uint32_t remote; /* of them, the last: from the first one at another daemon on */
-	uint32_t pages;	 /* of them: only in engines' pages */
 	uint64_t tokens;
 };
 /* The chunks for the handle's rank. They may be evicted at any time: hold them. */
@@ -147,7 +146,6 @@ struct store_hold *store_hold_find(struct session *session, uint64_t id);
 
 struct store_hold_facts {
 	uint64_t id, first;
-	const uint8_t *secret;
 	struct store_found found;
 };
 void store_hold_facts(const struct store_hold *hold, struct store_hold_facts *facts_p);

@@ -537,9 +537,8 @@ static void ahead_begin(struct ahead *ahead, const struct store_space *space,
 	}
 }
 
-/* *used_p: the classes that serve. */
 static struct store_chunk *chunk_for(struct store_finding *finding, struct ahead *ahead,
-				     uint32_t i, uint64_t *used_p)
+				     uint32_t i)
 {
 	struct store_handle *handle = finding->handle;
 	const struct store_space *space = handle->space;
@@ -550,9 +549,10 @@ static struct store_chunk *chunk_for(struct store_finding *finding, struct ahead
 	chunk = chunk_lookup(space, id, ahead->hashes[i % (2 * AHEAD)]);
 	if (!chunk || chunk->first != store_ids_place(ahead->ids, i))
 		return NULL;
-	*used_p = store_cover_some(handle, store_chunk_ready(chunk) | chunk->filed,
-				   &finding->covers_left);
-	return *used_p ? chunk : NULL;
+	return store_cover_some(handle, store_chunk_ready(chunk) | chunk->filed,
+				&finding->covers_left)
+		       ? chunk
+		       : NULL;
 }
 
 /* False: none serves, or none follows it. */
@@ -560,8 +560,7 @@ static bool find_one(struct store_finding *finding, struct ahead *ahead)
 {
 	const struct store_space *space = finding->handle->space;
 	struct store_found *found = &finding->found;
-	uint64_t used;
-	struct store_chunk *chunk = chunk_for(finding, ahead, found->chunks, &used);
+	struct store_chunk *chunk = chunk_for(finding, ahead, found->chunks);
 
 	if (!chunk)
 		return false;
@@ -569,7 +568,6 @@ static bool find_one(struct store_finding *finding, struct ahead *ahead)
 	if (chunk_is_for_files(chunk))
 		finding->unfiled = found->chunks + 1;
 	found->chunks++;
-	found->pages += (used & space->published) != 0;
 	found->tokens += chunk->tokens;
 	return chunk->tokens == space->tokens && found->chunks < finding->ids.count;
 }

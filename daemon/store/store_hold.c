@@ -135,9 +135,7 @@ void store_hold_facts(const struct store_hold *hold, struct store_hold_facts *fa
 	*facts_p = (struct store_hold_facts){
 		.id = hold->id,
 		.first = hold->first,
-		.secret = hold->secret,
 		.found = {.remote = hold->count - hold->here,
-			  .pages = hold->in_pages,
 			  .chunks = hold->count,
 			  .tokens = hold->tokens},
 	};
@@ -169,19 +167,16 @@ static bool hold_add(struct store_hold *hold, struct store_chunk *chunk,
 		     unsigned int *covers_left)
 {
 	const struct store_space *space = hold->handle->space;
-	uint64_t used;
 
 	/* the limit ends a later piece, and refuses the first one */
 	if (!chunk || (hold->far && half_is_pinned(hold->handle)))
 		return false;
 	store_chunk_pin(chunk);
-	used = hold_bring(hold->handle, chunk, covers_left);
-	if (!used) {
+	if (!hold_bring(hold->handle, chunk, covers_left)) {
 		store_chunk_unpin(chunk);
 		return false;
 	}
 	hold->chunks[hold->count++] = chunk;
-	hold->in_pages += (used & space->published) != 0;
 	hold->tokens += chunk->tokens;
 	return chunk->tokens == space->tokens; /* nothing follows a short one */
 }

@@ -298,7 +298,6 @@ struct store_hold {
 	uint8_t *far_ids;	 /* of the chunks after these; or NULL */
 	unsigned int pieces;	 /* at other daemons */
 	uint32_t away;		 /* chunks of them */
-	uint32_t in_pages;	 /* only in engines' pages, when it was opened */
 	unsigned int moves;	 /* readers */
 	bool closed, over;	 /* over: the lease has ended */
 	struct far_query *query; /* in progress: then on_done is due */

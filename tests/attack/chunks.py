@@ -8,8 +8,8 @@ import time
 
 import rig
 from rig import ENGINE, ROOT, Engine, Forked, Refused, attack
-from kvd_engine import (FAILED, PAGES, PAGE_TOKENS, RING_ENTRY, RING_IDS, SUCCESS, Cache,
-                        Ring)
+from kvd_engine import (FAILED, PAGES, PAGE_TOKENS, RING_ENTRY, RING_FIND, RING_IDS, SUCCESS, Cache,
+                        Ring, ring_entry)
 
 CONFIG = "[chunks]\nchunk_memory = 16 MiB\n"  # 512 chunks of PAGE_TOKENS tokens
 WORDS = dict(model="attacked", scheme="by hand", tokens=PAGE_TOKENS)
@@ -53,14 +53,14 @@ class Rank:
                                    views=self.views(len(ids))))
 
     def found(self, ids):
-        return self.cmd("find", space=self.space, ids=ids)["chunks"]
+        return self.engine.find(self.space, ids)
 
     def fetch(self, ids):
-        hold = self.cmd("hold", space=self.space, ids=ids)
+        hold = self.engine.hold(self.space, ids, LEASE_MS)
         assert hold["chunks"] == len(ids), "%d of %d chunks" % (hold["chunks"], len(ids))
         told = self.ended(self.cmd("fetch", hold=hold["hold"], pool=self.cache.pool,
                                    views=self.views(len(ids))))
-        self.cmd("release", hold=hold["hold"])
+        self.engine.release(hold["hold"])
         assert told["state"] == SUCCESS, told
 
 
@@ -72,8 +72,7 @@ def alice_puts(house, secret=True):
     assert told["state"] == SUCCESS and told["left_out"] == 0, told
     if not secret:
         return ""
-    hold = alice.cmd("hold", space=alice.space, ids=chain("alice"), lease_ms=60000)
-    return hold["secret"]
+    return alice.engine.hold(alice.space, chain("alice"), LEASE_MS)["secret"].hex()
 
 
 def alice_has(house):
@@ -101,17 +100,18 @@ def chunks_of_another(house):
 
 def strange_user(house, secret):
     mallory, ids = Rank(house.a, "mallory"), chain("alice")
-    if mallory.found(ids) or mallory.cmd("hold", space=mallory.space, ids=ids)["chunks"]:
+    if mallory.found(ids) or mallory.engine.hold(mallory.space, ids, LEASE_MS)["chunks"]:
         return "chunks of another user are found"
     if mallory.cmd("drop", space=mallory.space, ids=ids)["chunks"]:
         return "chunks of another user are dropped"
     spaces = mallory.cmd("list")["spaces"]
     if any(one["chunks"] for one in spaces):
         return "another user's spaces are listed: %s" % spaces
-    for what, args in (("join", dict(space=mallory.space, secret=secret)),
-                       ("list", dict(all=True))):
+    for what, call in (("join", lambda: mallory.engine.join(mallory.space, bytes.fromhex(secret),
+                                                            LEASE_MS)),
+                       ("list", lambda: mallory.cmd("list", all=True))):
         try:
-            return "chunk.%s: %s" % (what, mallory.cmd(what, **args))
+            return "%s: %s" % (what, call())
         except Refused:
             pass
     told = mallory.cmd("snapshot")["chunks"] + mallory.cmd("events", since=0)["events"]
@@ -139,16 +139,27 @@ def flood_of_puts(house):
         told = mallory.put(ids)
         assert told["state"] == SUCCESS, told
         try:
-            mallory.cmd("hold", space=mallory.space, ids=ids, lease_ms=600000)
+            mallory.engine.hold(mallory.space, ids, 600000)
         except Refused as why:
             assert why.code == "ELIMIT", why
     alice_too = Rank(house.a, "mallory")
     return alice_too.put(chain("last"))["left_out"]
 
 
-def lines_of(verb, space, ids, count):
-    return [json.dumps(dict(id=n, cmd="chunk." + verb, space=space, ids=ids)).encode() + b"\n"
-            for n in range(count)]
+class Finds:
+    """Lines that find these ids, each by an entry of the ring in one slot."""
+
+    def __init__(self, rank):
+        self.space, self.slot, self.gen = rank.space, rank.engine.slot(), 0
+
+    def lines(self, ids, count):
+        data, lines = b"".join(map(bytes.fromhex, ids)), []
+        for _ in range(count):
+            self.gen += 1
+            entry = ring_entry(RING_FIND, slot=self.slot, a=self.space, n0=len(ids),
+                               size=len(data), data=data, gen=self.gen)
+            lines.append(json.dumps(dict(entry, id=1, cmd="xfer.submit")).encode() + b"\n")
+        return lines
 
 
 def answers(sock, lines, batch=500):
@@ -168,12 +179,11 @@ def answers(sock, lines, batch=500):
         quick=True)
 def finds_without_end(house):
     mallory, begin, count = Rank(house.a, "mallory"), time.monotonic(), 0
-    lines = lines_of("find", mallory.space, chain("nobody", 1), 5000)
+    finds = Finds(mallory)
     while count < 200000 and time.monotonic() - begin < 4:
-        count += answers(mallory.engine.sock, lines)
-    lines = lines_of("find", mallory.space, chain("nobody", 1) * 4096, 4)
+        count += answers(mallory.engine.sock, finds.lines(chain("nobody", 1), 5000))
     while time.monotonic() - begin < 6:
-        answers(mallory.engine.sock, lines, 4)
+        answers(mallory.engine.sock, finds.lines(chain("nobody", 1) * 4096, 4), 4)
     return None if count else "no find was answered"
 
 
@@ -190,14 +200,14 @@ def times_of_finds(house):
     """In turns, lines alike but for the digits of their ids. In a store of one user for all 64
     of them would be found, or none."""
     mallory = Rank(house.a, "mallory")
-    ways = [lines_of("find", mallory.space, chain(name), 20)
-            for name in ("alice", "nobody")]
+    finds, ways = Finds(mallory), [chain("alice"), chain("nobody")]
     ratios = []
     for _ in range(1000):
         took = []
         for way in ways:
+            lines = finds.lines(way, 20)
             begin = time.perf_counter()
-            answers(mallory.engine.sock, way)
+            answers(mallory.engine.sock, lines)
             took.append(time.perf_counter() - begin)
         ratios.append(took[0] / took[1])
         ways.reverse()
@@ -218,15 +228,9 @@ def forged_chunks(house):
     def put(**changed):
         return "put", dict(dict(space=space, ids=good, pool=pool, views={"kv": view}), **changed)
     forged = [
-        ("find", dict(space=space, ids=["ab"])), ("find", dict(space=space, ids=["x" * 64])),
-        ("find", dict(space=space, ids=[7])), ("find", dict(space=space, ids=good * 2049)),
-        ("find", dict(space=space + 1, ids=good)), ("find", dict(space=-1, ids=good)),
-        ("find", dict(space=space, ids=good, first=-1)),
-        ("find", dict(space=space, ids=good, first=1 << 40)),
-        ("hold", dict(space=space, ids=good, lease_ms=0)),
-        ("hold", dict(space=space, ids=good, lease_ms=1 << 40)),
-        ("join", dict(space=space, secret="")), ("join", dict(space=space, secret="0" * 4096)),
-        ("release", dict(hold=1 << 50)), ("move", dict(move=1 << 50)),
+        put(ids=["ab"]), put(ids=["x" * 64]), put(ids=[7]), put(ids=good * 2049),
+        put(space=space + 1), put(space=-1), put(first=-1), put(first=1 << 40),
+        ("move", dict(move=1 << 50)),
         ("fetch", dict(hold=1 << 50, pool=pool, views={"kv": view})),
         put(pool=1 << 50), put(views={}), put(views={"vk": view}),
         put(views={"kv": dict(view, pages=[0, PAGES])}),

@@ -535,11 +535,11 @@ def chunks_many(world):
     yield
     for kind in range(3, 6):
         space, ids = chunks_put(world, kind, 32, 2048)
-        assert world.prefill.cmd("chunk.find", space=space, ids=ids)["chunks"] == len(ids)
+        assert world.prefill.find(space, ids) == len(ids)
         for _ in range(4):
-            hold = world.prefill.cmd("chunk.hold", space=space, ids=ids, lease_ms=60000)
+            hold = world.prefill.hold(space, ids, 60000)
             assert hold["chunks"] == len(ids)
-            world.prefill.cmd("chunk.release", hold=hold["hold"])
+            world.prefill.release(hold["hold"])
 
 
 def puts_many(world):
@@ -557,17 +557,16 @@ def holds_many(world):
     there = chunk_space(world.decode, world.dst)
     yield
     for _ in range(4):
-        assert world.prefill.cmd("chunk.find", space=space, ids=ids)["chunks"] == len(ids)
-        hold = world.prefill.cmd("chunk.hold", space=space, ids=ids, lease_ms=60000)
+        assert world.prefill.find(space, ids) == len(ids)
+        hold = world.prefill.hold(space, ids, 60000)
         assert hold["chunks"] == len(ids)
-        world.prefill.cmd("chunk.release", hold=hold["hold"])
-        far = world.decode.cmd("chunk.hold", space=there, ids=ids, lease_ms=60000,
-                               remote_ms=10000)
+        world.prefill.release(hold["hold"])
+        far = world.decode.hold(there, ids, 60000, remote_ms=10000)
         assert far["remote"] == len(ids), far
-        world.decode.cmd("chunk.release", hold=far["hold"])
-    far = world.decode.cmd("chunk.hold", space=there, ids=ids, lease_ms=60000, remote_ms=10000)
+        world.decode.release(far["hold"])
+    far = world.decode.hold(there, ids, 60000, remote_ms=10000)
     chunk_move(world.decode, "fetch", world.dst, len(ids) * 16, hold=far["hold"])
-    world.decode.cmd("chunk.release", hold=far["hold"])
+    world.decode.release(far["hold"])
 
 
 def attends_select(world):
@@ -580,9 +579,8 @@ def attends_select(world):
     space, ids = chunks_put(world, 0, count=count)
     there = chunk_space(world.decode, world.dst)
     posts = []
-    for engine, args in ((world.prefill, dict(space=space)),
-                         (world.decode, dict(space=there, remote_ms=10000))):
-        hold = engine.cmd("chunk.hold", ids=ids, lease_ms=600000, **args)
+    for engine, where, remote_ms in ((world.prefill, space, 0), (world.decode, there, 10000)):
+        hold = engine.hold(where, ids, 600000, remote_ms)
         assert hold["chunks"] == count, hold
         size = 1 << 20
         fd = os.memfd_create("seats", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -598,13 +596,13 @@ def attends_select(world):
         part = struct.pack("<QIIIIQiI", hold["hold"], 0, rows, 0, count, 0, 0, chosen)
         select_all = array.array("I", [(i * 7919) % (count * 16) for i in range(rows * chosen)])
         ring.arena[:len(part) + 4 * rows * chosen] = part + select_all.tobytes()
-        posts.append((ring, attend, seat, int(attend["l"]) + 4 * (rows - 1)))
+        posts.append((ring, engine.slot(), attend, seat, int(attend["l"]) + 4 * (rows - 1)))
     yield
     for gen in range(1, 6):
-        for ring, attend, seat, last in posts:
+        for ring, slot, attend, seat, last in posts:
             seat[last:last + 4] = bytes(4)
-            ring.give(RING_ENTRY.pack(RING_ATTEND, 0, ring.first, gen, attend["attend"], 0, 0,
-                                      0, 1, 40 + 4 * rows * chosen, 10000000, 0))
+            ring.give(RING_ENTRY.pack(RING_ATTEND, 0, slot, gen, attend["attend"], 0, 0, 0, 1,
+                                      40 + 4 * rows * chosen, 10000000, 0))
             end = time.monotonic() + DEADLINE_S
             while seat[last:last + 4] == bytes(4):
                 assert time.monotonic() < end, "nothing is told"

@@ -32,6 +32,7 @@
 #include "daemon/xfer/xfer.h"
 #include "proto/json.h"
 #include "tests/lib/file.h"
+#include "tests/lib/hold_lines.h"
 
 static void must(int r)
 {
@@ -326,6 +327,20 @@ static void starve(const struct cluster_lack *lack)
 		mem_fail_at(lack->nth);
 }
 
+/* The text of its error; then its slot is free again. */
+static void hold_refused(struct cluster *c, const struct hold_line *hold, cJSON *answer)
+{
+	unsigned long long id = KVD_RING_IDS + hold->entry.slot;
+	cJSON *state =
+		cluster_call(c, hold->session, "{'cmd':'xfer.state','xfer':%llu}", id);
+
+	if (cJSON_HasObjectItem(state, "state"))
+		cJSON_ReplaceItemInObject(answer, "error",
+					  cJSON_DetachItemFromObject(state, "error"));
+	cJSON_Delete(state);
+	cluster_ok(c, hold->session, "{'cmd':'chunk.release','hold':%llu}", id);
+}
+
 /* The line is read and the answer is looked at outside of the hunger: they are
  * the connection's and the client's. */
 static cJSON *call(struct cluster *c, struct session *session, int fd, const char *text,
@@ -333,10 +348,12 @@ static cJSON *call(struct cluster *c, struct session *session, int fd, const cha
 {
 	struct answer answer = {0};
 	cJSON *args = cJSON_Parse(text), *json;
+	struct hold_line hold;
 	struct request *req;
 
 	if (!args)
 		fail_msg("not JSON: %s", text);
+	hold_line_begin(&hold, session, &args);
 	if (lack)
 		starve(lack);
 	req = request_new(session, strlen(text), &fd, fd >= 0 ? 1 : 0);
@@ -346,6 +363,8 @@ static cJSON *call(struct cluster *c, struct session *session, int fd, const cha
 		req->line = args;
 		commands_dispatch(req);
 		cluster_until(c, is_here, &answer, text);
+		if (hold.entry.op && !strstr(answer.text, "\"error\""))
+			cluster_until(c, hold_line_is_over, &hold, text);
 	}
 	if (lack) {
 		cluster_run(c, lack->after_ns);
@@ -360,6 +379,10 @@ static cJSON *call(struct cluster *c, struct session *session, int fd, const cha
 	json = cJSON_Parse(answer.text);
 	assert_non_null(json);
 	free(answer.text);
+	if (!hold.entry.op || cJSON_HasObjectItem(json, "error"))
+		return json;
+	if (!hold_line_answer(&hold, json))
+		hold_refused(c, &hold, json);
 	return json;
 }
 

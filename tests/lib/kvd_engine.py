@@ -26,14 +26,16 @@ BYTES = 2 * LAYERS * FIELD
 FAILED, BOOTSTRAPPING, WAITING, TRANSFERRING, SUCCESS = range(5)
 # of proto/kvd_ring.h; slots from the first one on are the engine's own
 RING_XFER, RING_RELEASE, RING_NOTIFY, RING_ATTEND = 2, 5, 6, 24
+RING_FIND, RING_HOLD, RING_HOLD_REMOTE = 16, 17, 21
 WRITES, POSTS, NOTIFIES = 1, 2, 4
 RING_IDS, FIRST_SLOT = 1 << 48, 65536
 RING_HEADER, RING_ENTRY = 4096, struct.Struct("<IIIIQQQIIIIQ")
+PAGE_SLOT = struct.Struct("<QQQQQQQQ")  # of proto/kvd_status.h, behind a header of its size
 
 
-def ring_entry(op, flags=0, slot=0, a=0, b=0, n0=0, n1=0, size=0, data=b""):
+def ring_entry(op, flags=0, slot=0, a=0, b=0, n0=0, n1=0, size=0, data=b"", gen=1):
     """Arguments of xfer.submit, for an entry with its payload."""
-    entry = RING_ENTRY.pack(op, flags, slot, slot and 1, a, b, 0, n0, n1, size, 0, 0)
+    entry = RING_ENTRY.pack(op, flags, slot, slot and gen, a, b, 0, n0, n1, size, 0, 0)
     return dict(entry=base64.b64encode(entry).decode(), data=base64.b64encode(data).decode())
 
 
@@ -51,7 +53,11 @@ class Engine:
         self.sock.settimeout(DEADLINE_S)
         self.sock.connect(path or daemon.socket_path)
         self.lines = self.sock.makefile("r")
-        self.info = self.cmd("hello", proto=1, client=name)
+        self.sock.sendall(json.dumps(dict(id=0, cmd="hello", proto=1, client=name)).encode() + b"\n")
+        text, fds, _, _ = socket.recv_fds(self.sock, 65536, 1)
+        self.info, self.page = json.loads(text or "{}"), fds[0] if fds else -1
+        if self.page < 0:
+            raise Refused(self.info.get("error", dict(code="ELOST", message="no answer")))
 
     @property
     def endpoint(self):
@@ -78,9 +84,13 @@ class Engine:
             return why.message
         raise AssertionError("%s was not refused: %s" % (cmd, answer))
 
+    def slot(self):
+        self.slots += 1
+        return FIRST_SLOT + self.slots - 1
+
     def xfer(self, op, local, remote, local_index=(), remote_index=(), notif=None):
         """Start a transfer in a new slot, of these rows (none: of all): its number."""
-        slot, self.slots = FIRST_SLOT + self.slots, self.slots + 1
+        slot = self.slot()
         flags = POSTS | (op == "write" and WRITES) | (notif is not None and NOTIFIES)
         picks = struct.pack("<%dI" % (len(local_index) + len(remote_index)), *local_index,
                             *remote_index)
@@ -88,6 +98,35 @@ class Engine:
             RING_XFER, flags, slot, local, remote, len(local_index), len(remote_index),
             len(notif or b""), picks + (notif or b"")))
         return RING_IDS + slot
+
+    def find(self, space, ids):
+        """How many of them are there, from the first on."""
+        return self.ids_entry(RING_FIND, space, ids)["chunks"]
+
+    def hold(self, space, ids, lease_ms, remote_ms=0):
+        return self.ids_entry(RING_HOLD_REMOTE if remote_ms else RING_HOLD, space, ids,
+                              os.urandom(16), lease_ms, remote_ms)
+
+    def join(self, space, secret, lease_ms):
+        return self.ids_entry(RING_HOLD, space, [], secret, lease_ms)
+
+    def ids_entry(self, op, space, ids, secret=b"", lease_ms=0, remote_ms=0):
+        slot, data = self.slot(), secret + b"".join(map(bytes.fromhex, ids))
+        self.cmd("xfer.submit", **ring_entry(op, slot=slot, a=space, b=lease_ms, n0=len(ids),
+                                             n1=remote_ms, size=len(data), data=data))
+        state, end = None, time.monotonic() + DEADLINE_S
+        while state not in (FAILED, SUCCESS):
+            assert time.monotonic() < end, "no result"
+            said = PAGE_SLOT.unpack(os.pread(self.page, PAGE_SLOT.size,
+                                             PAGE_SLOT.size * (1 + slot)))
+            state = said[0] >> 32 & 0xff if said[0] & 0xffffffff else None
+        if state == FAILED:
+            self.cmd("xfer.state", xfer=RING_IDS + slot)  # raises the reason
+        return dict(hold=RING_IDS + slot, secret=secret, chunks=said[4],
+                    remote=said[7] & 0xffffffff)
+
+    def release(self, hold):
+        self.cmd("xfer.submit", **ring_entry(RING_RELEASE, a=hold))
 
     def notify(self, attach, data):
         self.cmd("xfer.submit", **ring_entry(RING_NOTIFY, a=attach, size=len(data), data=data))
@@ -116,6 +155,9 @@ class Engine:
     def close(self):
         self.lines.close()
         self.sock.close()
+        if self.page >= 0:
+            os.close(self.page)
+        self.page = -1
 
 
 CYCLE = bytes(range(1, 252)) * (TOKEN // 251 + 2)

@@ -103,10 +103,7 @@ def test_two_ranks_publish_and_one_reads(daemon):
         after = reader.client.command("chunk.list")
         assert after["published"] == 18 and after["put_bytes"] == before["put_bytes"]
         assert after["free_bytes"] == before["free_bytes"]
-        hexed = [one.hex() for one in ids]
-        number = reader.client.command("space.open", pool=reader.pool.id, model="m",
-                                       scheme="sha256", tokens=T)["space"]
-        assert reader.client.command("chunk.find", space=number, ids=hexed)["pages"] == 9
+        assert space.find(ids).chunks == 9
         reader.fetch(space, ids)
         with space.hold(ids) as hold:
             assert withdraw(s1, ids[4:], first=4) == 5

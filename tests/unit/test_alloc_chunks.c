@@ -266,7 +266,7 @@ static void pages_without_one_allocation_are_there_or_not(void **state)
 			}
 			stores(w, PUBLISH, (uint8_t)(nth | 1));
 			assert_int_equal(figures(w).published, 2);
-			assert_int_equal(number(w, HOLD, "pages"), 2);
+			assert_int_equal(number(w, HOLD, "chunks"), 2);
 			if (at == 1) {
 				hit = tries(w, FETCH_AWAY, lacks, &done) || !nth;
 				if (done && ended(w) == KVD_SUCCESS)

@@ -106,7 +106,6 @@
 #define HOLD "a{'cmd':'chunk.hold'," IDS "}"
 #define HOLD_CLOSE "a{'cmd':'chunk.release','hold':$hold}"
 #define FETCH "a{'cmd':'chunk.fetch','hold':$hold," CHUNK_PAGES "}"
-#define JOIN "a{'cmd':'chunk.join','space':$space,'secret':'$secret'}"
 #define DROP "a{'cmd':'chunk.drop'," IDS "}"
 
 struct trial {
@@ -329,27 +328,10 @@ static const struct trial trials[] = {
 		 ",'revision':'r','rope':'p'}",
 	 .after = {SPACE_CLOSE}},
 	{.command = "space.close", .line = SPACE_CLOSE, .before = {SPACE}},
-	{.command = "chunk.find",
-	 .line = "a{'cmd':'chunk.find'," IDS "}",
-	 .before = {STORED},
-	 .after = {DROP, SPACE_CLOSE}},
-	{.command = "chunk.hold",
-	 .line = HOLD,
-	 .before = {STORED},
-	 .after = {HOLD_CLOSE, DROP, SPACE_CLOSE}},
-	{.command = "chunk.join",
-	 .line = JOIN,
-	 .before = {STORED, HOLD, "=hold"},
-	 .after = {HOLD_CLOSE, "a{'cmd':'chunk.release','hold':$kept}", DROP,
-		   SPACE_CLOSE}},
 	{.command = "chunk.holders",
 	 .line = "a{'cmd':'chunk.holders','hold':$hold}",
 	 .before = {STORED, HOLD},
 	 .after = {HOLD_CLOSE, DROP, SPACE_CLOSE}},
-	{.command = "chunk.release",
-	 .line = HOLD_CLOSE,
-	 .before = {STORED, HOLD},
-	 .after = {DROP, SPACE_CLOSE}},
 	{.command = "chunk.put",
 	 .line = PUT,
 	 .before = {SPACE},

@@ -456,9 +456,6 @@ static void object_of_other_session_is_not_found(void **state)
 	put(w, SLOT + 3, 1);
 	succeeds(w, SLOT + 3);
 	hold(w, SLOT + 4, 7, 1);
-	cluster_refused(&w->c, w->other, "ENOTFOUND",
-			"{'cmd':'chunk.release','hold':%llu}",
-			(unsigned long long)KVD_RING_IDS + SLOT + 4);
 	e = fetch_entry(w, SLOT + 4, KVD_RING_IDS + SLOT + 4);
 	e.b = w->theirs.pool;
 	add_pages(&p, 4);
@@ -623,29 +620,6 @@ static void engine_dead_during_read_leaks_nothing(void **state)
 	w->me = cluster_engine(&w->c, 0, "me");
 }
 
-static void hold_closed_during_read_is_not_found(void **state)
-{
-	struct world *w = *state;
-	struct offload *offload = w->c.nodes[0].kvd.offload;
-	uint32_t long_list[4096] = {0};
-	struct payload p = {0};
-
-	put(w, SLOT, 1);
-	succeeds(w, SLOT);
-	hold(w, SLOT + 1, 7, 1);
-	offload_hold(offload, true);
-	payload_view(&p, "kv", long_list, 4096);
-	give(w, fetch_entry(w, SLOT + 2, KVD_RING_IDS + SLOT + 1), &p);
-	assert_non_null(ring_of(w->me)->work);
-	cluster_ok(&w->c, w->me, "{'cmd':'chunk.release','hold':%llu}",
-		   (unsigned long long)KVD_RING_IDS + SLOT + 1);
-	offload_hold(offload, false);
-	failed_with(w, SLOT + 2, ERR_DUP); /* the page is there again and again */
-	assert_int_equal(figures(w).holds, 0);
-	release(w, SLOT + 1);
-	assert_true(is_free(w, SLOT + 1));
-}
-
 /* ---- an engine that ends ---- */
 
 static void session_end_frees_everything(void **state)
@@ -689,7 +663,6 @@ int main(void)
 		CASE(puts_invalid_are_refused),
 		CASE(space_closed_during_read_is_not_found),
 		CASE(engine_dead_during_read_leaks_nothing),
-		CASE(hold_closed_during_read_is_not_found),
 		CASE(session_end_frees_everything),
 	};
 

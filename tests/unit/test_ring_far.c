@@ -384,22 +384,6 @@ static void hold_is_not_read_by_before_its_answer(void **state)
 	assert_int_equal(state_of(w, SLOT), KVD_SUCCESS);
 }
 
-static void hold_closed_by_socket_fails(void **state)
-{
-	struct world *w = *state;
-	struct kvd_ring_entry e = entry(KVD_RING_FIND, SLOT, w->space[0]);
-
-	hold_pending(w, SLOT);
-	cluster_ok(&w->c, w->engine[0], "{'cmd':'chunk.release','hold':%llu}",
-		   (unsigned long long)KVD_RING_IDS + SLOT);
-	failed_with(w, SLOT, ERR_CANCELED);
-	assert_false(is_free(w, SLOT));
-	release(w, SLOT);
-	assert_true(is_free(w, SLOT));
-	e.gen = 2;
-	give(w, e, NULL);
-}
-
 static void engine_ended_during_query_leaks_nothing(void **state)
 {
 	struct world *w = *state;
@@ -491,7 +475,6 @@ int main(void)
 		CASE(lengths_forged_violate_the_protocol),
 		CASE(hold_released_during_query_leaks_nothing),
 		CASE(hold_is_not_read_by_before_its_answer),
-		CASE(hold_closed_by_socket_fails),
 		CASE(engine_ended_during_query_leaks_nothing),
 		CASE(queries_beyond_limit_are_not_sent),
 		CASE(queries_leave_space_for_required_messages),

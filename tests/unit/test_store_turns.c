@@ -300,45 +300,6 @@ static void find_in_turns_counts_the_same(void **state)
 	world_close(&w);
 }
 
-static void on_no_answer(void *arg, const char *text, size_t len)
-{
-	(void)arg;
-	(void)text;
-	(void)len;
-	fail_msg("an answer for a dead engine");
-}
-
-/* Its engine dies between two steps. */
-static void find_of_dead_engine_ends(void **state)
-{
-	char *ids = ids_text(0, PUT), *line = NULL;
-	struct request *req;
-	struct world w;
-
-	(void)state;
-	world_open(&w);
-	cluster_until(&w.c, put_is_over, put(&w, 0, "chunk.put", 0, PUT / 2), "put");
-	assert_true(asprintf(&line,
-			     "{\"cmd\":\"chunk.find\",\"id\":1,\"space\":%llu,"
-			     "\"ids\":[%s]}",
-			     (unsigned long long)w.spaces[0], ids) > 0);
-	req = request_new(w.engines[0], strlen(line), NULL, 0);
-	assert_non_null(req);
-	req->line = cJSON_Parse(line);
-	req->on_answer = on_no_answer;
-	loop_virtual_parts(w.c.loop, 1);
-	commands_dispatch(req);
-	loop_turn(w.c.loop, LOOP_NS_PER_MS);
-	assert_int_equal(w.engines[0]->walking, 1);
-	cluster_engine_dies(&w.c, w.engines[0]);
-	cluster_until(&w.c, store_is_still, store_of(&w.c.nodes[0].kvd), "the end");
-	loop_virtual_parts(w.c.loop, 0);
-	w.engines[0] = cluster_engine_of(&w.c, 0, "a", 1000);
-	world_close(&w);
-	free(line);
-	free(ids);
-}
-
 static void on_held(void *arg, struct store_hold *hold, const struct err *why)
 {
 	unsigned int *told = arg;
@@ -417,7 +378,6 @@ int main(void)
 		cmocka_unit_test(hold_in_turns_has_the_same_chunks),
 		cmocka_unit_test(hold_closed_early_is_answered),
 		cmocka_unit_test(find_in_turns_counts_the_same),
-		cmocka_unit_test(find_of_dead_engine_ends),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
