@@ -47,7 +47,6 @@ struct ctl {
 		const char *join;
 		bool pages;
 	} trace;
-	bool plan_explain;
 	bool all;	      /* each instance of the run directory */
 	bool takes_all;	      /* the command has --all */
 	bool wait;	      /* of drain */

@@ -224,9 +224,8 @@ const struct ctl_command ctl_commands[] = {
 	 1, "", ctl_run_completion},
 	{"plan", "FILE | -", "show which bytes are copied where, in which rows",
 	 "Reads two layouts and page lists as JSON, and prints the rows to copy as\n"
-	 "JSON. No daemon needed.\n\n"
-	 "--explain  print text: fields, ranks, rows, and how each transport sends them",
-	 1, 1, "n", ctl_run_plan},
+	 "JSON. No daemon needed.",
+	 1, 1, "", ctl_run_plan},
 	{"help", "[COMMAND]", "show this text or the help of a command", "", 0, 1, "",
 	 NULL},
 	{NULL, NULL, NULL, NULL, 0, 0, NULL, NULL},
@@ -263,7 +262,6 @@ static const struct command_option {
 	{"since", 'h', OPTION_TEXT, OF(since), 0},
 	{"code", 'h', OPTION_TEXT, OF(code), 0},
 	{"room", 'k', OPTION_TEXT, OF(number), 0},
-	{"explain", 'n', OPTION_FLAG, OF(plan_explain), 0},
 	{"join", 'j', OPTION_TEXT, OF(trace.join), 0},
 	{"pages", 't', OPTION_FLAG, OF(trace.pages), 0},
 	{"size", 'b', OPTION_TEXT, OF(bench.size), 0},

@@ -14,8 +14,7 @@
 #include "daemon/plan/plan_json.h"
 #include "proto/json.h"
 
-int plan_answer(const char *text, size_t len, const struct plan_options *options,
-		FILE *out)
+int plan_answer(const char *text, size_t len, uint64_t max_rows, FILE *out)
 {
 	cJSON *root mem_cleanup(json_freep) = NULL;
 	int r = json_parse(text, len, JSON_DEPTH_MAX, &root);
@@ -24,9 +23,7 @@ int plan_answer(const char *text, size_t len, const struct plan_options *options
 		return err_pass(r);
 	if (!cJSON_IsObject(root))
 		return err_raise(ERR_INVAL, "input: must be one JSON object");
-	return err_pass(plan_json_rows(
-		root, options->max_rows ? options->max_rows : PLAN_ROWS_MAX,
-		options->explain ? plan_explain : NULL, out));
+	return err_pass(plan_json_rows(root, max_rows, out));
 }
 
 static int plan_refuse(void)
@@ -37,9 +34,9 @@ static int plan_refuse(void)
 	return 1;
 }
 
-static int plan_text(const char *text, size_t len, const struct plan_options *options)
+static int plan_text(const char *text, size_t len)
 {
-	if (plan_answer(text, len, options, stdout) < 0)
+	if (plan_answer(text, len, PLAN_ROWS_MAX, stdout) < 0)
 		return plan_refuse();
 	if (fflush(stdout) != 0 || ferror(stdout)) {
 		err_raise_errno(errno, "standard output");
@@ -48,7 +45,7 @@ static int plan_text(const char *text, size_t len, const struct plan_options *op
 	return 0;
 }
 
-int plan_file(const char *path, const struct plan_options *options)
+int plan_file(const char *path)
 {
 	size_t len;
 	char *text = ctl_read_file(path, PLAN_INPUT_MAX, &len);
@@ -58,14 +55,12 @@ int plan_file(const char *path, const struct plan_options *options)
 		err_raise_errno(errno, "%s", path);
 		return plan_refuse();
 	}
-	r = plan_text(text, len, options);
+	r = plan_text(text, len);
 	free(text);
 	return r;
 }
 
 int ctl_run_plan(struct ctl *ctl)
 {
-	const struct plan_options options = {.explain = ctl->plan_explain};
-
-	return plan_file(ctl->args[0], &options);
+	return plan_file(ctl->args[0]);
 }

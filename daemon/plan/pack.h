@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * pack: which bytes of a plan use a staging buffer (gather or scatter), and which are
- * addressed in place. Used by the transports and by `kvd-ctl plan --explain`.
+ * addressed in place. Used by the transports.
  *
  * Properties outside the plan are not considered: memory that a transport cannot address
  * at all (of another process, or of a GPU) uses a buffer regardless of its rows.

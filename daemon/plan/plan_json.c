@@ -256,8 +256,7 @@ static int write_plan(const struct plan *plan, FILE *out)
 	return 0;
 }
 
-int plan_json_rows(const cJSON *root, uint64_t max_rows, plan_json_explain_rows *explain,
-		   FILE *out)
+int plan_json_rows(const cJSON *root, uint64_t max_rows, FILE *out)
 {
 	struct plan *plan mem_cleanup(plan_freep) = NULL;
 	struct input in = {0};
@@ -273,9 +272,7 @@ int plan_json_rows(const cJSON *root, uint64_t max_rows, plan_json_explain_rows 
 					    .want_count = in.want_count,
 					    .max_rows = max_rows};
 		r = plan_make(&req, &plan);
-		if (r == 0 && explain)
-			explain(&req, plan, out);
-		else if (r == 0)
+		if (r == 0)
 			r = write_plan(plan, out);
 	}
 	input_fini(&in);

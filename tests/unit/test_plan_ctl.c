@@ -183,14 +183,14 @@ static const struct refusal {
 	 "unit 5 twice", ERR_DUP},
 };
 
-static char *answer(const char *text, size_t len, struct plan_options options, int *r_p)
+static char *answer(const char *text, size_t len, int *r_p)
 {
 	char *out = NULL;
 	size_t out_len;
 	FILE *f = open_memstream(&out, &out_len);
 
 	assert_non_null(f);
-	*r_p = plan_answer(text, len, &options, f);
+	*r_p = plan_answer(text, len, PLAN_ROWS_MAX, f);
 	fclose(f);
 	return out;
 }
@@ -219,7 +219,7 @@ static void input_refused_names_the_field(void **state)
 		int r;
 
 		err_clear();
-		out = answer(text, strlen(text), (struct plan_options){0}, &r);
+		out = answer(text, strlen(text), &r);
 		if (r >= 0 || err_last()->code != want->code ||
 		    !strstr(err_last()->text, want->needle) || out[0]) {
 			print_error(
@@ -234,10 +234,10 @@ static void input_refused_names_the_field(void **state)
 	}
 }
 
-static void assert_answer(const char *text, struct plan_options options, const char *want)
+static void assert_answer(const char *text, const char *want)
 {
 	int r;
-	char *out = answer(text, strlen(text), options, &r);
+	char *out = answer(text, strlen(text), &r);
 
 	if (r < 0)
 		print_error("%s\n", err_last()->text);
@@ -251,10 +251,9 @@ static void plan_of_slices_is_rows_of_half_a_token(void **state)
 	char *text = replaced(accepted, "\"tokens\":[0,32]", "\"tokens\":[15,17]");
 
 	(void)state;
-	assert_answer(text, (struct plan_options){0},
-		      "{\"rows\":[[0,130048,0,15360,1024],[0,132096,0,114688,1024],"
-		      "[1,130048,1,15360,1024],[1,132096,1,114688,1024]],"
-		      "\"runs\":2,\"descriptors\":4,\"bytes\":4096}\n");
+	assert_answer(text, "{\"rows\":[[0,130048,0,15360,1024],[0,132096,0,114688,1024],"
+			    "[1,130048,1,15360,1024],[1,132096,1,114688,1024]],"
+			    "\"runs\":2,\"descriptors\":4,\"bytes\":4096}\n");
 	free(text);
 }
 
@@ -263,29 +262,12 @@ static void plan_of_wants_has_no_other_rows(void **state)
 	char *tokens = replaced(accepted, "\"tokens\":[0,32]", "\"tokens\":[15,17]");
 	char *text = replaced(tokens, "\"map\":[", WANTS(WANT("kv", "0", "k", "6", "2")));
 	char *none = replaced(tokens, "\"map\":[", WANTS(""));
-	char *out;
-	int r;
 
 	(void)state;
-	assert_answer(text, (struct plan_options){0},
-		      "{\"rows\":[[0,130560,0,15872,512],[0,132608,0,115200,512]],"
-		      "\"runs\":1,\"descriptors\":2,\"bytes\":1024}\n");
-	assert_answer(none, (struct plan_options){0},
-		      "{\"rows\":[],\"runs\":0,\"descriptors\":0,\"bytes\":0}\n");
-	out = answer(text, strlen(text), (struct plan_options){.explain = true}, &r);
-	assert_int_equal(r, 0);
-	assert_non_null(strstr(out, "field k: units [6,8) of 8, rank 0 -> rank 1"));
-	assert_non_null(strstr(out, "field v: nothing wanted from rank 0"));
-	assert_non_null(strstr(out, "1024 bytes in 2 rows"));
-	free(out);
+	assert_answer(text, "{\"rows\":[[0,130560,0,15872,512],[0,132608,0,115200,512]],"
+			    "\"runs\":1,\"descriptors\":2,\"bytes\":1024}\n");
+	assert_answer(none, "{\"rows\":[],\"runs\":0,\"descriptors\":0,\"bytes\":0}\n");
 	free(none);
-	free(text);
-	text = replaced(
-		tokens, "\"map\":[",
-		WANTS(WANT("kv", "0", "k", "6", "2") "," WANT("kv", "0", "k", "4", "1")));
-	out = answer(text, strlen(text), (struct plan_options){.explain = true}, &r);
-	assert_non_null(strstr(out, "field k: units [4,5) and 1 more ranges of 8"));
-	free(out);
 	free(text);
 	free(tokens);
 }
@@ -295,8 +277,7 @@ static void plan_of_nothing_in_common_has_no_rows(void **state)
 	char *text = replaced(accepted, "\"layer\":0", "\"layer\":1");
 
 	(void)state;
-	assert_answer(text, (struct plan_options){0},
-		      "{\"rows\":[],\"runs\":0,\"descriptors\":0,\"bytes\":0}\n");
+	assert_answer(text, "{\"rows\":[],\"runs\":0,\"descriptors\":0,\"bytes\":0}\n");
 	free(text);
 }
 
@@ -305,8 +286,7 @@ static void plan_of_an_empty_range_has_no_rows(void **state)
 	char *text = replaced(accepted, "\"tokens\":[0,32]", "\"tokens\":[0,0]");
 
 	(void)state;
-	assert_answer(text, (struct plan_options){0},
-		      "{\"rows\":[],\"runs\":0,\"descriptors\":0,\"bytes\":0}\n");
+	assert_answer(text, "{\"rows\":[],\"runs\":0,\"descriptors\":0,\"bytes\":0}\n");
 	free(text);
 }
 
@@ -314,11 +294,11 @@ static void pages_as_runs_are_pages(void **state)
 {
 	char *a = replaced(accepted, "\"src_pages\":[3,4]", "\"src_pages\":[[3,2]]");
 	int r;
-	char *plain = answer(accepted, strlen(accepted), (struct plan_options){0}, &r);
+	char *plain = answer(accepted, strlen(accepted), &r);
 
 	(void)state;
 	assert_int_equal(r, 0);
-	assert_answer(a, (struct plan_options){0}, plain);
+	assert_answer(a, plain);
 	free(a);
 	free(plain);
 }
@@ -336,7 +316,6 @@ static void pages_in_descending_order_are_one_row(void **state)
 	assert_answer(
 		"{\"src\":" SIDE ",\"dst\":" SIDE ",\"map\":[{\"view\":\"kv\","
 		"\"src_pages\":[4,3],\"dst_pages\":[1,0]}]}",
-		(struct plan_options){0},
 		"{\"rows\":[[0,24,0,0,16]],\"runs\":1,\"descriptors\":1,\"bytes\":16}"
 		"\n");
 }
@@ -364,79 +343,9 @@ static void rows_are_sorted_by_destination(void **state)
 							  "\"map\":[{\"view\":\"a\","
 							  "\"src_pages\":[0],\"dst_"
 							  "pages\":[0]}]}",
-		(struct plan_options){0},
 		"{\"rows\":[[0,0,0,0,4],[0,32,0,4,4],[0,4,0,8,4],[0,36,0,12,4],"
 		"[0,8,0,16,4],[0,40,0,20,4]],\"runs\":2,\"descriptors\":6,\"bytes\":24}"
 		"\n");
-}
-
-static void plan_explained_names_cause_of_unmerged_rows(void **state)
-{
-	int r;
-	char *out = answer(accepted, strlen(accepted),
-			   (struct plan_options){.explain = true}, &r);
-
-	(void)state;
-	assert_int_equal(r, 0);
-	assert_non_null(strstr(out,
-			       "field k: units [4,8) of 8, rank 0 -> rank 1: rows of "
-			       "1024 bytes, 16 per page; tokens are not contiguous: "
-			       "stride 2048 in the source, 1024 in the destination"));
-	assert_non_null(strstr(out, "65536 bytes in 64 rows"));
-	assert_non_null(strstr(out, "over tcp: copied into the request"));
-	free(out);
-}
-
-/* Eight heads of `head` bytes of each of 1024 tokens; the destination has half of
- * them, which are separate rows at the source and neighbours at the destination. */
-#define HALF_OF(head, token, dst_token)                                                \
-	"{\"src\":{\"rank\":0,\"buffers\":[33554432],\"views\":{\"kv\":{"              \
-	"\"page_tokens\":1024,\"pages\":1,\"layers\":[{\"layer\":0,\"fields\":[{"      \
-	"\"name\":\"k\",\"buffer\":0,\"offset\":0,\"page_stride\":33554432,"           \
-	"\"token_stride\":" token ",\"unit_stride\":" head ",\"unit_bytes\":" head     \
-	",\"first_unit\":0,\"units\":8,\"total_units\":8}]}]}}},"                      \
-	"\"dst\":{\"rank\":1,\"buffers\":[16777216],\"views\":{\"kv\":{"               \
-	"\"page_tokens\":1024,\"pages\":1,\"layers\":[{\"layer\":0,\"fields\":[{"      \
-	"\"name\":\"k\",\"buffer\":0,\"offset\":0,\"page_stride\":16777216,"           \
-	"\"token_stride\":" dst_token ",\"unit_stride\":" head ",\"unit_bytes\":" head \
-	",\"first_unit\":4,\"units\":4,\"total_units\":8}]}]}}},"                      \
-	"\"map\":[{\"view\":\"kv\",\"src_pages\":[0],\"dst_pages\":[0]}]}"
-
-static void plan_explained_packs_as_the_transports_do(void **state)
-{
-	static const struct {
-		const char *text, *tcp, *ucx, *verbs;
-	} cases[] = {
-		{HALF_OF("128", "1024", "512"),
-		 "tcp: 2 of 2 frames packed at the source, 0 at the destination",
-		 "ucx by tcp: 524288 of 524288 bytes packed at the source, 0 at the",
-		 "verbs: work requests of 14979 bytes, not packed"},
-		{HALF_OF("128", "1024", "2048"), /* apart at both ends */
-		 "tcp: 2 of 2 frames packed at the source, 2 at the destination",
-		 "ucx by tcp: 524288 of 524288 bytes packed at the source, 524288 at the",
-		 "verbs: work requests of 512 bytes, or packed if one costs more"},
-		{HALF_OF("1024", "8192", "4096"),
-		 "tcp: 0 of 16 frames packed at the source, 0 at the destination",
-		 "ucx by tcp: 4194304 of 4194304 bytes packed at the source, 0 at the",
-		 "verbs: work requests of 119837 bytes, not packed"},
-		{HALF_OF("4096", "32768", "16384"),
-		 "tcp: 0 of 64 frames packed at the source, 0 at the destination",
-		 "ucx by tcp: 0 of 16777216 bytes packed at the source, 0 at the",
-		 "verbs: work requests of 479349 bytes, not packed"},
-	};
-
-	(void)state;
-	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-		int r;
-		char *out = answer(cases[i].text, strlen(cases[i].text),
-				   (struct plan_options){.explain = true}, &r);
-
-		assert_int_equal(r, 0);
-		if (!strstr(out, cases[i].tcp) || !strstr(out, cases[i].ucx) ||
-		    !strstr(out, cases[i].verbs))
-			fail_msg("case %zu: %s", i, out);
-		free(out);
-	}
 }
 
 /* ---- the file ---- */
@@ -448,7 +357,7 @@ static void file_missing_is_refused(void **state)
 	(void)state;
 	stderr = fopen("/dev/null", "w");
 	assert_non_null(stderr);
-	assert_int_equal(plan_file("/nonexistent/file", &(struct plan_options){0}), 1);
+	assert_int_equal(plan_file("/nonexistent/file"), 1);
 	fclose(stderr);
 	stderr = saved;
 }
@@ -462,20 +371,20 @@ static void memory_exhausted_is_an_error(void **state)
 
 	(void)state;
 	mem_fail_at(0);
-	whole = answer(accepted, strlen(accepted), (struct plan_options){0}, &r);
+	whole = answer(accepted, strlen(accepted), &r);
 	assert_int_equal(r, 0);
 	count = mem_count();
 	assert_true(count > 10);
 	for (uint64_t n = 1; n <= count; n++) {
 		mem_fail_at(n);
-		out = answer(accepted, strlen(accepted), (struct plan_options){0}, &r);
+		out = answer(accepted, strlen(accepted), &r);
 		mem_fail_at(0);
 		assert_true(r < 0);
 		assert_int_equal(err_last()->code, ERR_NOMEM);
 		assert_string_equal(out, "");
 		free(out);
 	}
-	assert_answer(accepted, (struct plan_options){0}, whole);
+	assert_answer(accepted, whole);
 	free(whole);
 }
 
@@ -490,8 +399,6 @@ int main(void)
 		cmocka_unit_test(pages_as_runs_are_pages),
 		cmocka_unit_test(pages_in_descending_order_are_one_row),
 		cmocka_unit_test(rows_are_sorted_by_destination),
-		cmocka_unit_test(plan_explained_names_cause_of_unmerged_rows),
-		cmocka_unit_test(plan_explained_packs_as_the_transports_do),
 		cmocka_unit_test(file_missing_is_refused),
 		cmocka_unit_test(memory_exhausted_is_an_error),
 	};
