@@ -18,10 +18,8 @@
 #include "daemon/session/session.h"
 #include "daemon/xfer/xfer_op.h"
 #include "proto/base64.h"
-#include "proto/json.h"
 #include "proto/kvd_status.h"
 
-#define DESCS_JSON_MAX 1024
 #define INLINE_BYTES (32u << 10) /* of base64 that the loop reads or writes at once */
 #define ROW_BYTES (4 * sizeof(uint64_t)) /* of a descriptor */
 #define ATTACH_MS_DEFAULT 5000
@@ -110,68 +108,9 @@ static int run_attached(struct request *req)
 
 struct prep_args {
 	uint64_t peer; /* NO_ID: own memory */
-	const cJSON *descs;
 	int fd;
 	uint32_t count;
 };
-
-/* As a row of four columns. */
-static int parse_desc(const cJSON *item, size_t index, uint64_t row[4])
-{
-	const char *address = cJSON_GetStringValue(cJSON_GetArrayItem(item, 0));
-	int n = cJSON_GetArraySize(item);
-	int64_t v;
-
-	row[2] = 0;
-	row[3] = 1;
-	if (!cJSON_IsArray(item) || (n != 2 && n != 4) || !address ||
-	    !json_parse_u64(address, &row[0]))
-		return err_raise(ERR_INVAL,
-				 "descs[%zu]: give [\"address\", length] or "
-				 "[\"address\", length, stride, count]",
-				 index);
-	for (int i = 1; i < n; i++) {
-		if (!json_number_is_int(cJSON_GetArrayItem(item, i), &v) || v < 0)
-			return err_raise(ERR_INVAL, "descs[%zu][%d]: not a whole number",
-					 index, i);
-		row[i] = (uint64_t)v;
-	}
-	if (row[3] == 0)
-		return err_raise(ERR_INVAL, "descs[%zu]: count 0; at least 1", index);
-	return 0;
-}
-
-static int parse_descs(struct xfer_op *op)
-{
-	uint64_t *rows = (uint64_t *)(void *)op->payload.data;
-	const cJSON *list = op->read_from, *item;
-	size_t i = 0;
-
-	cJSON_ArrayForEach(item, list) {
-		int r = parse_desc(item, i, &rows[4 * i]);
-
-		if (r < 0)
-			return err_pass(r);
-		i++;
-	}
-	return 0;
-}
-
-/* The first one tells the kind of memory; a helper parses many. */
-static int descs_from_json(const cJSON *list, struct xfer_op *op)
-{
-	size_t n = (size_t)cJSON_GetArraySize(list);
-	uint64_t *rows = mem_calloc(n, ROW_BYTES);
-
-	if (!rows)
-		return err_pass(-ENOMEM);
-	op->payload.data = (uint8_t *)rows;
-	op->payload.bytes = n * ROW_BYTES;
-	op->rows = (uint32_t)n;
-	op->read = parse_descs;
-	op->read_from = list;
-	return n ? err_pass(parse_desc(list->child, 0, rows)) : 0;
-}
 
 /* Rows in a memfd: reading other files or a process's memory may block. */
 static int descs_from_fd(int fd, uint32_t count, struct xfer_op *op)
@@ -218,8 +157,8 @@ static int run_prep(struct request *req)
 	struct xfer_op *op;
 	int r;
 
-	if (!args->descs == (args->fd < 0) || (args->fd >= 0 && args->count == 0))
-		return err_raise(ERR_INVAL, "descs, fd: give descs, or fd with count");
+	if (args->fd < 0)
+		return err_raise(ERR_INVAL, "fd: missing");
 	if (xs && args->peer != NO_ID && !attach_find(xs, args->peer))
 		return err_prefix(-ENOENT, "peer");
 	op = xs ? xfer_op_new(xs, XFER_OP_LIST, on_listed, req) : NULL;
@@ -227,8 +166,7 @@ static int run_prep(struct request *req)
 		return err_pass(-ENOMEM);
 	op->attach = args->peer != NO_ID ? args->peer : 0;
 	op->columns = 4;
-	r = args->descs ? descs_from_json(args->descs, op)
-			: descs_from_fd(req->fds[args->fd], args->count, op);
+	r = descs_from_fd(req->fds[args->fd], args->count, op);
 	if (r >= 0)
 		return run_op(op);
 	xfer_op_drop(op);
@@ -499,12 +437,10 @@ static const struct field attached_fields[] = {
 static const struct field prep_fields[] = {
 	F_ID("peer", prep_args, peer, DEFAULT(-1),
 	     "Number from peer.attach; default: own memory"),
-	F_ARRAY("descs", prep_args, descs, OPTIONAL, DESCS_JSON_MAX,
-		"[\"address\", length] or [\"address\", length, stride, count]"),
 	F_FD("fd", prep_args, fd,
-	     "Instead of descs: a memfd with entries {address, length, stride, count}, "
-	     "u64 little-endian each"),
-	F_INT("count", prep_args, count, OPTIONAL, 1, DLIST_ENTRIES_MAX,
+	     "A memfd with entries {address, length, stride, count}, u64 little-endian "
+	     "each"),
+	F_INT("count", prep_args, count, REQUIRED, 1, DLIST_ENTRIES_MAX,
 	      "Number of entries in the memfd"),
 	F_END,
 };

@@ -24,7 +24,6 @@
 #include "daemon/session/session.h"
 
 #define INLINE_ROWS 1024u /* of a list or a transfer, read and checked on the loop */
-#define INLINE_DESCS 64u  /* of a list in JSON */
 #define INLINE_BYTES (32u << 10) /* of a payload */
 
 /* ---- payloads ---- */
@@ -135,11 +134,8 @@ static int list_try(struct xfer_op *op, bool squeezed)
  * into the next does not qualify: then row by row. */
 static int list_work(struct xfer_op *op)
 {
-	int r = op->read ? op->read(op) : 0;
+	int r = list_try(op, true);
 
-	if (r < 0)
-		return err_pass(r);
-	r = list_try(op, true);
 	if (r >= 0 || err_last()->code != ERR_NOTFOUND)
 		return r < 0 ? err_pass(r) : 0;
 	dlist_free(op->dlist);
@@ -347,8 +343,8 @@ static bool is_long(const struct xfer_op *op)
 {
 	uint64_t rows = op->kind == XFER_OP_LIST ? op->rows : op->count[LOCAL];
 
-	return rows > (op->read ? INLINE_DESCS : INLINE_ROWS) ||
-	       op->charge.bytes > INLINE_BYTES || op->notif_len > INLINE_BYTES;
+	return rows > INLINE_ROWS || op->charge.bytes > INLINE_BYTES ||
+	       op->notif_len > INLINE_BYTES;
 }
 
 int xfer_op_run(struct xfer_op *op)

@@ -34,9 +34,6 @@ struct xfer_op {
 	uint64_t offset;
 
 	/* LIST: rows of u64 in the payload, 2 … 4 columns as in proto/kvd_ring.h */
-	int (*read)(struct xfer_op *op); /* any thread: fills the payload, whose first
-					    row is there; NULL: it is filled */
-	const void *read_from;
 	uint64_t attach; /* 0: own memory; NOTE: the receiver */
 	uint32_t rows, columns;
 

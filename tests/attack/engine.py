@@ -205,8 +205,8 @@ def transfer(house, source, address, op):
     own = own_session(source)
     at = other.cmd("peer.attach", endpoint=source.endpoint, session=own["epoch"],
                    secret=own["secret"])["attach"]
-    local = other.cmd("dlist.prep", descs=[[str(mine), 4096]])["dlist"]
-    remote = other.cmd("dlist.prep", peer=at, descs=[[str(address), 4096]])["dlist"]
+    local = other.prep([(mine, 4096)])["dlist"]
+    remote = other.prep([(address, 4096)], peer=at)["dlist"]
     xfer = other.xfer(op, local, remote)
     end = time.monotonic() + 10
     while time.monotonic() < end:

@@ -408,8 +408,7 @@ def regions_many(world):
     attach = world.decode.cmd("peer.attach", endpoint=world.prefill.endpoint,
                               session=own["epoch"], secret=own["secret"])["attach"]
     for _ in range(20):
-        made = world.decode.cmd("dlist.prep", peer=attach, descs=[
-            [str((i % limit + 1) << 32), 64] for i in range(1024)])
+        made = world.decode.prep([((i % limit + 1) << 32, 64) for i in range(1024)], peer=attach)
         world.decode.cmd("dlist.free", dlist=made["dlist"])
 
 

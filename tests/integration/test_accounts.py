@@ -135,7 +135,7 @@ def one_principal_at_all_its_caps_stays_below_the_ceiling():
         while principals(admin)[name]["bytes"] > MIB and end:
             end -= 1
         assert end, principals(admin)
-        other.cmd("dlist.prep", descs=[[str(second.address), 64]])
+        other.prep([(second.address, 64)])
         other.close()
         admin.close()
 

@@ -10,6 +10,7 @@ import json
 import os
 import select
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -265,20 +266,23 @@ def lists_over_the_cap_are_refused():
         numbers = {one.cmd("peer.attach", endpoint=two.endpoint, session=own["epoch"],
                            secret=own["secret"])["attach"] for _ in range(1100)}
         assert len(numbers) == 1
-        prep = dict(cmd="dlist.prep", descs=[[str(mine.address), 64]])
-        flooded(one, prep, 16384, "16384", "lists")
+        rows = os.memfd_create("rows", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.write(rows, struct.pack("<4Q", mine.address, 64, 0, 1))
+        flooded(one, dict(cmd="dlist.prep", fd=0, count=1), rows, 16384, "16384", "lists")
+        os.close(rows)
         one.close()
         two.close()
 
 
-def flooded(engine, request, cap, *words):
-    """The request, in batches that are not answered one by one: `cap` succeed, more
-    are refused by name."""
+def flooded(engine, request, fd, cap, *words):
+    """The request with its descriptor, in batches that are not answered one by one: `cap`
+    succeed, more are refused by name."""
     succeeded = done = 0
     line = json.dumps(dict(request, id=1)).encode() + b"\n"
     while done < cap + 50:
         batch = min(256, cap + 50 - done)
-        engine.sock.sendall(line * batch)
+        for _ in range(batch):
+            assert socket.send_fds(engine.sock, [line], [fd]) == len(line)
         for _ in range(batch):
             answer = json.loads(engine.lines.readline())
             done += 1

@@ -47,9 +47,8 @@ class Agents:
                        secret=own["secret"])["attach"]
 
     def lists(self):
-        local = self.a.cmd("dlist.prep", descs=[[str(self.mine.address), ROW, ROW, ROWS]])
-        remote = self.a.cmd("dlist.prep", peer=self.peer,
-                            descs=[[str(self.yours.address), ROW, ROW, ROWS]])
+        local = self.a.prep([(self.mine.address, ROW, ROW, ROWS)])
+        remote = self.a.prep([(self.yours.address, ROW, ROW, ROWS)], peer=self.peer)
         assert local["count"] == remote["count"] == ROWS
         return local["dlist"], remote["dlist"]
 
@@ -171,7 +170,7 @@ def list_survives_its_remote_session():
         second = Engine(t.daemons[1], "second")
         theirs = Cache(second, "memfd")
         peer = t.attach(t.a, second)
-        far = t.a.cmd("dlist.prep", peer=peer, descs=[[str(theirs.address), ROW, ROW, ROWS]])
+        far = t.a.prep([(theirs.address, ROW, ROW, ROWS)], peer=peer)
         t.until(t.a.xfer("write", local, far["dlist"], [1], [2]))
         t.b.close()
         end = time.monotonic() + DEADLINE_S
@@ -183,7 +182,7 @@ def list_survives_its_remote_session():
         third = Engine(t.daemons[1], "third")
         fresh = Cache(third, "memfd")
         peer = t.attach(t.a, third)
-        far = t.a.cmd("dlist.prep", peer=peer, descs=[[str(fresh.address), ROW, ROW, ROWS]])
+        far = t.a.prep([(fresh.address, ROW, ROW, ROWS)], peer=peer)
         t.until(t.a.xfer("read", local, far["dlist"], [3], [4]))
         assert t.mine.mem[3 * ROW:4 * ROW] == fresh.mem[4 * ROW:5 * ROW]
         second.close()
@@ -194,10 +193,10 @@ def region_registered_after_attaching_is_sent():
     """Without being asked for; until then it is not known."""
     with Agents("shm") as t:
         later = Cache(t.b, "memfd")
-        rows, end = [[str(later.address), ROW, ROW, ROWS]], time.monotonic() + DEADLINE_S
+        rows, end = [(later.address, ROW, ROW, ROWS)], time.monotonic() + DEADLINE_S
         while True:
             try:
-                t.a.cmd("dlist.prep", peer=t.peer, descs=rows)
+                t.a.prep(rows, peer=t.peer)
                 break
             except Refused as why:
                 assert why.code == "ENOTFOUND" and time.monotonic() < end, why
@@ -207,10 +206,10 @@ def region_registered_after_attaching():
     """The owner's daemon is asked anew: then its list can be made, at once."""
     with Agents("shm") as t:
         later = Cache(t.b, "memfd")
-        rows = [[str(later.address), ROW, ROW, ROWS]]
+        rows = [(later.address, ROW, ROW, ROWS)]
         for _ in range(1100):  # more than may be attached: it keeps nothing
             t.a.cmd("peer.attached", attach=t.peer, fresh=True)
-        remote = t.a.cmd("dlist.prep", peer=t.peer, descs=rows)["dlist"]
+        remote = t.a.prep(rows, peer=t.peer)["dlist"]
         local, _ = t.lists()
         t.mine.mem[3 * ROW:4 * ROW] = b"7" * ROW
         t.until(t.a.xfer("write", local, remote, [3], [4]))

@@ -327,6 +327,29 @@ static void starve(const struct cluster_lack *lack)
 		mem_fail_at(lack->nth);
 }
 
+/* Rows of a dlist.prep, "descs", which tests write as [["address", bytes, stride,
+ * count]…]: a memfd has them. */
+static void descs_write(cJSON *args, int *fd_p)
+{
+	cJSON *descs = cJSON_DetachItemFromObject(args, "descs");
+	const cJSON *row;
+
+	if (!descs)
+		return;
+	*fd_p = memfd_create("descs", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	cJSON_ArrayForEach(row, descs) {
+		uint64_t entry[4] = {strtoull(row->child->valuestring, NULL, 10),
+				     (uint64_t)row->child->next->valuedouble, 0, 1};
+
+		for (int i = 2; i < cJSON_GetArraySize(row); i++)
+			entry[i] = (uint64_t)cJSON_GetArrayItem(row, i)->valuedouble;
+		assert_int_equal(write(*fd_p, entry, sizeof(entry)), sizeof(entry));
+	}
+	cJSON_AddNumberToObject(args, "fd", 0);
+	cJSON_AddNumberToObject(args, "count", cJSON_GetArraySize(descs));
+	cJSON_Delete(descs);
+}
+
 /* The text of its error; then its slot is free again. */
 static void hold_refused(struct cluster *c, const struct hold_line *hold, cJSON *answer)
 {
@@ -354,6 +377,7 @@ static cJSON *call(struct cluster *c, struct session *session, int fd, const cha
 	if (!args)
 		fail_msg("not JSON: %s", text);
 	hold_line_begin(&hold, session, &args);
+	descs_write(args, &fd);
 	if (lack)
 		starve(lack);
 	req = request_new(session, strlen(text), &fd, fd >= 0 ? 1 : 0);

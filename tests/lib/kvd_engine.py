@@ -84,6 +84,15 @@ class Engine:
             return why.message
         raise AssertionError("%s was not refused: %s" % (cmd, answer))
 
+    def prep(self, rows, **args):
+        """dlist.prep of rows (address, bytes[, stride, count])."""
+        fd = os.memfd_create("rows", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.write(fd, b"".join(struct.pack("<4Q", *row, *(0, 1)[len(row) - 2:]) for row in rows))
+            return self.cmd("dlist.prep", fds=[fd], fd=0, count=len(rows), **args)
+        finally:
+            os.close(fd)
+
     def slot(self):
         self.slots += 1
         return FIRST_SLOT + self.slots - 1

@@ -316,8 +316,6 @@ static void bad_lists_are_refused_in_the_answer(void **state)
 			"{'cmd':'dlist.prep','descs':[['%llu',0]]}", base);
 	cluster_refused(&p->c, p->me, "EINVAL",
 			"{'cmd':'dlist.prep','descs':[['%llu',256,128,2]]}", base);
-	cluster_refused(&p->c, p->me, "EINVAL",
-			"{'cmd':'dlist.prep','descs':[['%llu',256,256,0]]}", base);
 	cluster_refused(&p->c, p->me, "ERANGE",
 			"{'cmd':'dlist.prep','descs':[['18446744073709551615',2]]}");
 	cluster_refused(&p->c, p->me, "ENOTFOUND",
@@ -424,14 +422,12 @@ static void list_of_unreachable_session_is_refused(void **state)
 		   KVD_SUCCESS);
 }
 
-static void descriptor_of_no_rows_is_refused(void **state)
+static void list_of_no_rows_is_refused(void **state)
 {
 	struct pair *p = *state;
 
-	cluster_refused(&p->c, p->me, "EINVAL",
-			"{'cmd':'dlist.prep','descs':[['%llu',256,256,0]]}",
-			(unsigned long long)(uintptr_t)p->mine.base);
-	cluster_refused(&p->c, p->me, "EINVAL", "{'cmd':'dlist.prep','descs':[]}");
+	cluster_refused(&p->c, p->me, "ERANGE", "{'cmd':'dlist.prep','descs':[]}");
+	cluster_refused(&p->c, p->me, "EINVAL", "{'cmd':'dlist.prep','count':1}");
 }
 
 #define CASE(name) cmocka_unit_test_setup_teardown(name, pair_setup, pair_teardown)
@@ -463,7 +459,7 @@ int main(void)
 		LOOPBACK(unregistered_memory_cannot_be_written),
 		CASE(write_by_many_indices_lands_at_their_rows),
 		CASE(list_of_unreachable_session_is_refused),
-		CASE(descriptor_of_no_rows_is_refused),
+		CASE(list_of_no_rows_is_refused),
 	};
 
 	if (getenv("KVD_TEST_ONLY"))
