@@ -14,7 +14,6 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/resource.h>
@@ -40,7 +39,6 @@
 #include "daemon/room/rooms.h"
 #include "daemon/memory/copy.h"
 #include "daemon/memory/memory.h"
-#include "daemon/memory/numa.h"
 #include "daemon/metrics/http.h"
 #include "gpu/gpu.h"
 #include "daemon/xfer/xfer.h"
@@ -296,21 +294,6 @@ static int read_boot_id(uint8_t id[16])
 		       : err_raise(ERR_IO, "%s: '%s' is not a UUID", path, text);
 }
 
-static void place_threads(struct kvd *kvd)
-{
-	cpu_set_t allowed;
-	struct numa *numa = mem_zalloc(sizeof(*numa));
-
-	if (!numa || sched_getaffinity(0, sizeof(allowed), &allowed) < 0) {
-		err_clear();
-		mem_free(numa);
-		return;
-	}
-	numa_read("/sys/devices/system/node", &allowed, numa);
-	copier_place(kvd->copier, numa);
-	mem_free(numa);
-}
-
 static void on_gates_lost(void *arg)
 {
 	struct kvd *kvd = arg;
@@ -342,8 +325,6 @@ static int build(struct kvd *kvd)
 	if (r == 0)
 		r = gpu_tune(kvd->gpu, config->gpu_kernels, GPU_KERNEL_ROW_BYTES,
 			     GPU_STREAMS);
-	if (r == 0)
-		place_threads(kvd);
 	if (r == 0)
 		r = link_zmq_new(kvd->loop, config, &kvd->link);
 	if (r == 0)

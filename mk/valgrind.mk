@@ -6,7 +6,7 @@
 # calls that Debian 12's valgrind does not know (openat2).
 VALGRIND := wire json cursor text hex fields err list idmap pack rows coverage dlist histogram \
 	cover room_map tokens inbox config sm words term search lock link_name mem tcp_wire \
-	layout http log cpu numa plan_builder plan_ctl shapes mailbox notify plan loop_parts \
+	layout http log cpu plan_builder plan_ctl shapes mailbox notify plan loop_parts \
 	offload peer peer_hostile peer_parts peer_past peer_express rooms_forged \
 	rooms_early rooms_leave gate session \
 	cost_golden cost_rules cost_fit cost_page cost_live decide

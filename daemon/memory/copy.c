@@ -16,9 +16,6 @@
  * memory is not for the loop: its owner can make any access a fault or a wait (wait.h
  * keeps the same rule), nor is vm memory, which is another process's.
  *
- * Where there are several memory nodes, threads are spread over them and take
- * near jobs first (numa.h).
- *
  * How a slice is copied is copy_hand.c's. Rows of files are not for these threads, which
  * would wait for a disk: copy_file.h.
  */
@@ -28,7 +25,6 @@
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
-#include <sched.h>
 #include <string.h>
 #include <time.h>
 
@@ -42,7 +38,6 @@
 #include "daemon/memory/copy_gpu.h"
 #include "daemon/memory/copy_hand.h"
 #include "daemon/memory/file_rows.h"
-#include "daemon/memory/numa.h"
 
 #define COPY_STREAM_BYTES (UINT64_C(2) << 20) /* about a core's own cache */
 /* The most that the loop's own thread copies in a turn: 5 us, a third of the time to wake
@@ -54,7 +49,6 @@ struct worker {
 	struct copier *copier;
 	pthread_t thread;
 	bool started;
-	int node; /* of its processors; -1: any */
 	struct copy_hand *hand;
 };
 
@@ -66,7 +60,6 @@ struct copier {
 	struct list ready;		    /* jobs with slices to claim */
 	uint64_t at_once_ns, at_once_bytes; /* the turn, and the bytes copied in it */
 	bool stopping;
-	struct numa *numa;	/* NULL: one node */
 	struct copy_gpu *gpu;	/* NULL: no job had device memory yet */
 	struct copy_file *file; /* NULL: no job had a file yet */
 	unsigned int worker_count;
@@ -104,21 +97,6 @@ static void slice_run(struct worker *worker, struct copy_job *job)
 	copy_done_settle(&copier->done, job);
 }
 
-/* The first job, or one that is near if the first is not. The lock is held. */
-static struct copy_job *worker_pick(const struct worker *worker)
-{
-	const struct copier *copier = worker->copier;
-	struct copy_job *job, *first;
-
-	first = list_first(&copier->ready, struct copy_job, link);
-	if (!first || !copier->numa)
-		return first;
-	list_foreach(job, &copier->ready, link)
-		if (job->node < 0 || job->node == worker->node)
-			return job;
-	return first; /* better from afar than not at all */
-}
-
 static void *copy_worker_main(void *arg)
 {
 	struct worker *worker = arg;
@@ -129,7 +107,7 @@ static void *copy_worker_main(void *arg)
 	cpu_bulk();
 	pthread_mutex_lock(&copier->done.lock);
 	for (;;) {
-		job = worker_pick(worker);
+		job = list_first(&copier->ready, struct copy_job, link);
 		if (job)
 			slice_run(worker, job);
 		else if (copier->stopping)
@@ -187,27 +165,6 @@ int copier_new(struct loop *loop, unsigned int threads, uint64_t slice_bytes,
 	return 0;
 }
 
-void copier_place(struct copier *copier, const struct numa *numa)
-{
-	struct numa *own = numa->count > 1 ? mem_dup(numa, sizeof(*numa)) : NULL;
-
-	if (!own) {
-		err_clear(); /* slower, no fault */
-		return;
-	}
-	pthread_mutex_lock(&copier->done.lock);
-	mem_free(copier->numa);
-	copier->numa = own;
-	for (unsigned int i = 0; i < copier->worker_count; i++) {
-		struct worker *worker = &copier->workers[i];
-
-		worker->node = (int)(i % own->count);
-		(void)pthread_setaffinity_np(worker->thread, sizeof(cpu_set_t),
-					     &own->nodes[worker->node].cpus);
-	}
-	pthread_mutex_unlock(&copier->done.lock);
-}
-
 void copier_free(struct copier *copier)
 {
 	if (!copier)
@@ -227,35 +184,12 @@ void copier_free(struct copier *copier)
 		copy_hand_free(worker->hand);
 	}
 	copy_done_fini(&copier->done);
-	mem_free(copier->numa);
 	pthread_cond_destroy(&copier->more);
 	mem_free(copier->workers);
 	mem_free(copier);
 }
 
 /* ---- submitting ---- */
-
-/* By its first byte: engines bind a cache to one node. */
-static int job_node(const struct copier *copier, const struct copy_job *job)
-{
-	const struct copy_buffer *b;
-	const struct plan_run *run;
-	struct plan_walk at;
-
-	if (!copier->numa || job->begin == job->end)
-		return -1;
-	if (!job->dst.buffers)
-		return numa_node_of(copier->numa, job->dst.linear);
-	if (plan_walk_seek(&at, job->plan, job->begin) < 0) {
-		err_clear();
-		return -1;
-	}
-	run = &job->plan->runs[at.run];
-	b = &job->dst.buffers[run->dst_buffer];
-	if (b->memory->kind == MEMORY_VM)
-		return -1;
-	return numa_node_of(copier->numa, b->memory->base + b->offset + run->dst);
-}
 
 /* In vm memory a row costs 0.5 us, however short: this limits a small job's wait for its
  * turn to half a millisecond. */
@@ -343,7 +277,6 @@ int copier_submit(struct copier *copier, struct copy_job *job)
 		return 0;
 	}
 	job->slice_bytes = job_slice(copier, job);
-	job->node = job_node(copier, job);
 	pthread_mutex_lock(&copier->done.lock);
 	if (job->begin == job->end) {
 		copy_done_settle(&copier->done, job);

@@ -25,7 +25,6 @@
 struct loop;
 struct copier;
 struct file_user;
-struct numa;
 
 /* A plan buffer's place: byte 0 of the buffer is memory byte `offset`. */
 struct copy_buffer {
@@ -60,7 +59,6 @@ struct copy_job {
 	uint64_t slice_bytes;
 	bool bounce;		     /* both ends are memory of other processes */
 	bool streaming;		     /* past the caches */
-	int node;		     /* where the destination lies; -1: anywhere */
 	bool on_gpu;		     /* copy_gpu.c has it */
 	bool on_file;		     /* copy_file.c has it */
 	struct file_user *file_user; /* its user; NULL: it has ended */
@@ -88,10 +86,6 @@ int copier_new(struct loop *loop, unsigned int threads, uint64_t slice_bytes,
 	       struct copier **copier_p);
 /* Remaining jobs are canceled and their on_done is called. */
 void copier_free(struct copier *copier);
-
-/* Spread the threads over the nodes; each then takes the jobs first whose
- * destination is near. One node or none: nothing changes. Before the first job. */
-void copier_place(struct copier *copier, const struct numa *numa);
 
 /* Is every run of [begin, end) inside both ends' buffers? ERR_RANGE. */
 int copy_job_check(const struct copy_job *job);

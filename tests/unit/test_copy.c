@@ -5,7 +5,6 @@
  */
 #include "daemon/memory/copy.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
@@ -21,7 +20,6 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/loop/loop.h"
-#include "daemon/memory/numa.h"
 #include "tests/lib/copy_rig.h"
 #include "tests/lib/gates.h"
 #include "tests/lib/tmp.h"
@@ -553,79 +551,6 @@ static void job_of_short_vm_rows_has_short_slices(void **state)
 	plan_free(plan);
 }
 
-/* Which processors the kernel lets the copy threads use: one list a thread. */
-static unsigned int threads_on(const char *list)
-{
-	char path[64], line[256], name[64] = "", cpus[64] = "";
-	unsigned int found = 0;
-	DIR *dir = opendir("/proc/self/task");
-	struct dirent *entry;
-
-	assert_non_null(dir);
-	while ((entry = readdir(dir))) {
-		FILE *f;
-
-		snprintf(path, sizeof(path), "/proc/self/task/%.16s/status",
-			 entry->d_name);
-		f = fopen(path, "r");
-		while (f && fgets(line, sizeof(line), f)) {
-			sscanf(line, "Name: %63s", name);
-			sscanf(line, "Cpus_allowed_list: %63s", cpus);
-		}
-		if (f)
-			fclose(f);
-		found += !strcmp(name, "kvd-copy") && !strcmp(cpus, list);
-	}
-	closedir(dir);
-	return found;
-}
-
-static void threads_on_two_nodes_stay_near_and_copy_all(void **state)
-{
-	static const struct plan_run run = {.len = 4 * MIB, .count = 1};
-	struct plan *plan = copy_rig_plan(&run, 1);
-	struct copy_buffer src = {.length = 4 * MIB}, dst = {.length = 4 * MIB};
-	struct numa *numa = test_calloc(1, sizeof(*numa));
-	struct copy_rig_job jobs[6] = {0};
-	struct copy_rig t;
-
-	(void)state;
-	copy_rig_setup(&t, 3, 64 * KIB);
-	/* this machine's memory is on node 0; "node 1" gets what is left */
-	numa->count = 2;
-	numa->nodes[1].id = 1;
-	CPU_SET(0, &numa->nodes[0].cpus);
-	CPU_SET(sysconf(_SC_NPROCESSORS_ONLN) > 1, &numa->nodes[1].cpus);
-	copier_place(t.copier, numa);
-	if (sysconf(_SC_NPROCESSORS_ONLN) > 1) {
-		assert_int_equal(threads_on("0"), 2);
-		assert_int_equal(threads_on("1"), 1);
-	}
-	src.memory = linear(4 * MIB);
-	dst.memory = linear(4 * MIB);
-	assert_in_range(numa_node_of(numa, dst.memory->base) + 1, 0, 2);
-	memset(src.memory->base, 0x3c, 4 * MIB);
-	for (unsigned int i = 0; i < 6; i++) {
-		jobs[i].rig = &t;
-		jobs[i].job =
-			(struct copy_job){.plan = plan,
-					  .begin = i * 512 * KIB,
-					  .end = (i + 1) * 512 * KIB,
-					  .src = {.buffers = &src, .buffer_count = 1},
-					  .dst = {.buffers = &dst, .buffer_count = 1},
-					  .on_done = copy_rig_on_done};
-		assert_int_equal(copier_submit(t.copier, &jobs[i].job), 0);
-	}
-	copy_rig_wait(&t, 6);
-	for (uint64_t i = 0; i < 4 * MIB; i++)
-		assert_int_equal(dst.memory->base[i], i < 3 * MIB ? 0x3c : 0);
-	copy_rig_teardown(&t);
-	test_free(numa);
-	memory_unref(src.memory);
-	memory_unref(dst.memory);
-	plan_free(plan);
-}
-
 static void copy_of_truncated_memory_fails_its_job_only(void **state)
 {
 	static const struct plan_run run = {.len = 1 * MIB, .count = 1};
@@ -768,7 +693,6 @@ int main(void)
 		cmocka_unit_test(cancel_after_the_last_slice_began_is_success),
 		cmocka_unit_test(free_with_jobs_calls_each_on_done),
 		cmocka_unit_test(job_of_short_vm_rows_has_short_slices),
-		cmocka_unit_test(threads_on_two_nodes_stay_near_and_copy_all),
 		cmocka_unit_test(copy_of_truncated_memory_fails_its_job_only),
 		cmocka_unit_test(copy_of_a_dead_process_fails),
 		cmocka_unit_test(copy_of_an_unmapped_page_fails_after_its_part),
