@@ -319,7 +319,11 @@ void peer_in_order(struct peer_impl *impl, const struct wire_header *h,
 	if (peer_express_keep(impl, h, body) < 0) {
 		err_take(&why);
 		peer_bring_down(impl, &why, true);
+		return;
 	}
+	/* Earlier ones may be due and wait for a turn's time only: no sender counts
+	 * those, so each arrival delivers one. */
+	peer_early_deliver(impl);
 }
 
 /* Does it belong to this peering, and is it the next on that path? */

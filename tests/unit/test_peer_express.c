@@ -503,6 +503,33 @@ static void early_frame_without_memory_ends_the_peering(void **state)
 	assert_int_equal(net.n[1].why.code, ERR_NOMEM);
 }
 
+/* Nothing is missing any more, but turns have time for one message. */
+static void control_frames_behind_due_ones_do_not_end_the_peering(void **state)
+{
+	enum { MANY = 3000 };
+	struct wire_header h = hold_up();
+	uint8_t body[64];
+	struct cursor c;
+
+	(void)state;
+	for (unsigned int i = 0; i < MANY; i++) {
+		struct wire_lease m = {.room = i + 3};
+
+		cursor_write(&c, body, sizeof(body));
+		assert_int_equal(wire_lease_put(&c, &m), 0);
+		inject(&h, WIRE_T_LEASE, i == 0, body, c.pos);
+		if (i != 100)
+			continue;
+		loop_virtual_parts(net.loop, 1);
+		arrive(1);
+		came(2);
+	}
+	assert_true(net.n[1].messages < MANY);
+	loop_virtual_parts(net.loop, 0);
+	peernet_run(MS);
+	came(MANY + 2);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, peernet_teardown)
 
 int main(void)
@@ -524,6 +551,7 @@ int main(void)
 		TEST(express_of_another_peering_or_kind_is_refused),
 		TEST(peering_end_drops_early_messages),
 		TEST(early_frame_without_memory_ends_the_peering),
+		TEST(control_frames_behind_due_ones_do_not_end_the_peering),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
