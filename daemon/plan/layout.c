@@ -246,12 +246,13 @@ int layout_view_check(const struct layout *layout, const struct layout_view *vie
 						 : "is out of order");
 	for (uint32_t i = 0; i < view->layer_count; i++) {
 		for (uint32_t j = 0; j < view->layers[i].field_count; j++) {
-			int r;
+			const struct layout_layer *layer = &view->layers[i];
 
+			if (layout_field_check(layout, view, layer, j, "") == 0)
+				continue;
+			/* writing the path takes longer than the check */
 			layout_path(path, view, i, j);
-			r = layout_field_check(layout, view, &view->layers[i], j, path);
-			if (r < 0)
-				return err_pass(r);
+			return err_pass(layout_field_check(layout, view, layer, j, path));
 		}
 	}
 	return 0;
