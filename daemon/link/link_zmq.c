@@ -528,12 +528,8 @@ static int line_open(struct link *link, const char *endpoint, void *owner, bool 
 	loop_defer_init(&line->ended, on_line_ended);
 	list_init(&line->link);
 	r = socket_open(zmq, &limits, &line->socket);
-	if (r < 0) {
-		mem_free(line->queried);
-		mem_free(line);
-		return err_pass(r);
-	}
-	r = line_connect(line, &e);
+	if (r == 0)
+		r = line_connect(line, &e);
 	if (r == 0)
 		r = watch_socket(zmq, line->socket, &line->fd, on_line_ready);
 	if (r < 0) {
@@ -687,6 +683,7 @@ static int context_open(struct link_zmq *zmq, const struct config *config)
 	 * many that linger, refusals, ZAP */
 	long sockets = 6 * (long)config->peers_max + 256;
 	long most;
+	void *first;
 
 	zmq->context = zmq_ctx_new();
 	if (!zmq->context)
@@ -696,6 +693,11 @@ static int context_open(struct link_zmq *zmq, const struct config *config)
 			(int)(sockets < most ? sockets : most)) ||
 	    zmq_ctx_set(zmq->context, ZMQ_BLOCKY, 0))
 		return raise_zmq("the ZeroMQ context's options");
+	/* The first connect of a process initializes locales of C++, which takes most of
+	 * a turn. */
+	first = zmq_socket(zmq->context, ZMQ_DEALER);
+	zmq_connect(first, "tcp://127.0.0.1:0"); /* no service has this port */
+	zmq_close(first);
 	return 0;
 }
 
