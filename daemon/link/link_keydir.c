@@ -475,6 +475,23 @@ static bool on_shown(void *arg, const struct curve_allow *allow)
 	return key != NULL;
 }
 
+/* Is it still the owner? After a second that is read again: one file, where a search
+ * reads all. */
+static bool placed_stays(struct link_keydir *dir, struct placed *placed, const char *host,
+			 const char *port)
+{
+	uint64_t now_ns = clock_ns();
+
+	if (placed->until_ns >= now_ns)
+		return true;
+	if (!link_keydir_tells(dir, placed->key, host, port)) {
+		placed->at[0] = '\0';
+		return false;
+	}
+	placed->until_ns = now_ns + PLACED_NS;
+	return true;
+}
+
 bool link_keydir_at(struct link_keydir *dir, const char *host, const char *port,
 		    char key[CURVE_KEY_CHARS + 1])
 {
@@ -484,8 +501,8 @@ bool link_keydir_at(struct link_keydir *dir, const char *host, const char *port,
 
 	snprintf(placed.at, sizeof(placed.at), "%.119s:%.7s", host, port);
 	for (unsigned int i = 0; dir && i < PLACED_MAX; i++) {
-		if (dir->placed[i].until_ns < placed.until_ns ||
-		    strcmp(dir->placed[i].at, placed.at) != 0)
+		if (strcmp(dir->placed[i].at, placed.at) != 0 ||
+		    !placed_stays(dir, &dir->placed[i], host, port))
 			continue;
 		memcpy(key, dir->placed[i].key, sizeof(placed.key));
 		return true;

@@ -18,6 +18,7 @@
 #include <cmocka.h>
 #include <zmq.h>
 
+#include "daemon/base/clock.h"
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
@@ -240,6 +241,35 @@ static void key_published_is_found_while_its_daemon_runs(void **state)
 }
 
 /* Its file stays when it is killed, and is worth nothing without its lock. */
+/* An address that was found is read again after a second. */
+static void address_of_an_ended_daemon_is_its_successors(void **state)
+{
+	const uint64_t end_ns = clock_ns() + UINT64_C(10000000000);
+	struct link_keydir *dir, *other;
+	struct curve_keys one, two;
+	struct config config;
+	char key[41];
+
+	(void)state;
+	use_dir(&config, "one", "keys");
+	assert_int_equal(link_keydir_new(&config, &one, &dir), 0);
+	use_dir(&config, "two", "keys");
+	assert_int_equal(link_keydir_new(&config, &two, &other), 0);
+	show(dir, &one, "one", "localhost:1");
+	show(other, &two, "two", "localhost:7");
+	assert_true(link_keydir_at(dir, "localhost", "7", key));
+	link_keydir_free(other);
+	while (link_keydir_at(dir, "localhost", "7", key))
+		assert_true(clock_ns() < end_ns);
+	use_dir(&config, "three", "keys");
+	assert_int_equal(link_keydir_new(&config, &two, &other), 0);
+	show(other, &two, "three", "localhost:7");
+	assert_true(link_keydir_at(dir, "localhost", "7", key));
+	assert_string_equal(key, two.public_key);
+	link_keydir_free(other);
+	link_keydir_free(dir);
+}
+
 static void key_of_a_killed_daemon_is_not_found(void **state)
 {
 	struct curve_keys one, two;
@@ -365,6 +395,7 @@ int main(void)
 		TEST(key_pairs_created_at_once_are_one_each),
 		TEST(key_directory_unusable_is_reported),
 		TEST(key_published_is_found_while_its_daemon_runs),
+		TEST(address_of_an_ended_daemon_is_its_successors),
 		TEST(key_of_a_killed_daemon_is_not_found),
 		TEST(links_of_one_user_find_each_other),
 		TEST(link_of_other_directory_is_not_same_user),
