@@ -376,10 +376,12 @@ static uint64_t work_of(const struct move *move)
 		const struct plan_map *map = &move->pairs[i];
 		const struct layout_view *view =
 			layout_view_find(move->plan_dst, map->view);
+		uint64_t pages = map->dst_page_count;
 
+		if (map->src_page_count > pages)
+			pages = map->src_page_count;
 		for (uint32_t n = 0; view && n < view->layer_count; n++)
-			runs += (uint64_t)map->dst_page_count *
-				view->layers[n].field_count;
+			runs += pages * view->layers[n].field_count;
 	}
 	return runs * (move->plan_want_count ? move->plan_want_count : 1);
 }

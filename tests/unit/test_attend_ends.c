@@ -186,17 +186,20 @@ static void cache_turn(struct cache *cache)
  * are looked for, more than there is memory for; what stays is found again least. */
 static void memory_is_reused(struct attend_world *w, unsigned int node)
 {
-	cache_turn(&w->cache[node]);
-	for (unsigned int i = 0; i < REUSES; i++) {
-		unsigned int first = 100 + i * AW_CHUNKS;
+	/* few at once: their plan is made on the loop, where the helpers are held up */
+	enum { FEW = AW_CHUNKS / 2 };
 
-		attend_world_put(w, node, first, AW_CHUNKS, 4);
-		for (unsigned int hits = 0; hits < 2 * AW_CHUNKS; hits++)
+	cache_turn(&w->cache[node]);
+	for (unsigned int i = 0; i < REUSES * AW_CHUNKS / FEW; i++) {
+		unsigned int first = 100 + i * FEW;
+
+		attend_world_put(w, node, first, FEW, 4);
+		for (unsigned int hits = 0; hits < 2 * FEW; hits++)
 			cluster_ok(&w->c, w->engine[node],
 				   "{'cmd':'chunk.find','space':%llu,'first':%u,'ids':["
 				   "'%064x']}",
-				   (unsigned long long)w->space[node], hits % AW_CHUNKS,
-				   first + hits % AW_CHUNKS);
+				   (unsigned long long)w->space[node], hits % FEW,
+				   first + hits % FEW);
 	}
 	cache_turn(&w->cache[node]);
 }
