@@ -40,6 +40,7 @@
 #define SICK_MAX 32u
 /* A slower reply is late. If this loop's own turn is late, it proves nothing. */
 #define PATIENT_NS (200 * LOOP_NS_PER_MS)
+#define LOOKUP_HEAD (8u + 16u + 8u + 8u + 4u) /* before the ids */
 
 /* To one daemon. */
 struct far_one {
@@ -64,7 +65,7 @@ struct far_query {
 	uint32_t asked;		  /* chunks */
 	struct homes_query *find; /* in progress */
 	struct wire_chunk_lookup msg;
-	struct loop_work asking; /* of those that are ready, one a step: 128 KiB each */
+	struct loop_work asking; /* of those that are ready, one a step */
 	struct loop_timer timer;
 	struct loop_defer done;
 	void (*on_done)(void *arg);
@@ -371,17 +372,28 @@ static void on_query_late(struct loop_timer *timer)
 	loop_defer(loop, &query->done);
 }
 
+/* 128 KiB take most of a turn to send: in parts, from memory of its own. */
 static int one_ask(struct far_one *one)
 {
-	const struct wire_blob *ids = &one->query->msg.ids;
+	struct wire_chunk_lookup *msg = &one->query->msg;
+	const size_t most = LOOKUP_HEAD + msg->ids.len;
+	cleanup_free uint8_t *body = NULL;
+	struct cursor out;
 
-	one->query->msg.ask = one->ask;
+	msg->ask = one->ask;
 	one->query->far->waiting -= one->waiting;
 	one->waiting = false;
-	if (!peer_has_spare(one->remote->peer, ids->len))
+	if (!peer_has_spare(one->remote->peer, most))
 		return err_raise(ERR_LIMIT, "%s: its send queue is full",
 				 one->remote->peer->shown);
-	return err_pass(handshake_send_chunk_lookup(one->remote, &one->query->msg));
+	body = mem_alloc(most);
+	if (!body)
+		return err_pass(-ENOMEM);
+	cursor_write(&out, body, most);
+	if (wire_chunk_lookup_put(&out, msg) < 0)
+		assert(!"a CHUNK_LOOKUP fits");
+	return err_pass(handshake_send_owned(one->remote, WIRE_T_CHUNK_LOOKUP,
+					     mem_steal(body), out.pos));
 }
 
 /* One that waits is queried once it is ready. A trial without a waiting hold needs only
