@@ -240,32 +240,26 @@ struct peer_impl *peer_find_endpoint(struct peers *peers, const char *endpoint)
 	return NULL;
 }
 
-/* Dial now, or soon if it has just failed. */
-static int start_dial(struct peer_impl *impl)
+/* Dial in a turn of its own, of which a new connection takes half; or soon if it has just
+ * failed. */
+static void start_dial(struct peer_impl *impl)
 {
 	struct peers *peers = impl->peers;
 	uint64_t soon_ns = peers->options.hello_retry_ns;
 	uint64_t now_ns = loop_now_ns(peers->loop);
-	int r;
 
-	if (peers->self == impl) {
-		loop_defer(peers->loop, &impl->later);
-		return 0;
-	}
-	if (sm_state(&impl->peer.sm) == PEER_DOWN) {
+	if (peers->self != impl && sm_state(&impl->peer.sm) == PEER_DOWN) {
 		if (!loop_timer_running(&impl->tick) ||
 		    impl->tick.at_ns > now_ns + soon_ns)
 			peer_tick_in(impl, soon_ns);
-		return 0;
+		return;
 	}
+	loop_defer(peers->loop, &impl->later);
+	if (peers->self == impl)
+		return;
 	if (!impl->next.live)
 		peering_begin(impl);
-	r = peer_open_line(impl);
-	if (r < 0)
-		return err_pass(r);
-	peer_hello_send(impl);
 	loop_timer_start(&impl->tick, soon_ns);
-	return 0;
 }
 
 int peer_canonical(struct peers *peers, const char *endpoint,
@@ -435,13 +429,8 @@ int peers_dial(struct peers *peers, const char *endpoint,
 		return err_pass(r);
 	impl->dialled = impl->wanted = true;
 	impl->peer.holds++;
-	if (sm_state(&impl->peer.sm) != PEER_UP) {
-		r = start_dial(impl);
-		if (r < 0) {
-			peer_release(&impl->peer);
-			return err_pass(r);
-		}
-	}
+	if (sm_state(&impl->peer.sm) != PEER_UP)
+		start_dial(impl);
 	*peer_p = &impl->peer;
 	return 0;
 }
@@ -459,6 +448,7 @@ void peer_release(struct peer *peer)
 	if (--peer->holds || sm_state(&peer->sm) == PEER_UP)
 		return; /* the tick ends it when it stays idle */
 	impl->dialled = false;
+	loop_defer_cancel(&impl->later);
 	if (!impl->next.heard) {
 		peering_end(&impl->next);
 		peer_hang_up(impl);

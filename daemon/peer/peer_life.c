@@ -467,10 +467,23 @@ static void say_why_not(struct peer_impl *impl)
 		note_why_not(impl, ERR_PEER, "cannot be reached");
 }
 
-static void tick_dial(struct peer_impl *impl)
+/* False: the attempt has failed. */
+static bool dial(struct peer_impl *impl)
 {
 	struct err why;
 
+	if (peer_open_line(impl) < 0) {
+		err_take(&why);
+		peer_attempt_failed(impl, &why);
+		return false;
+	}
+	peer_answer(impl, &impl->next);
+	peer_hello_send(impl);
+	return true;
+}
+
+static void tick_dial(struct peer_impl *impl)
+{
 	if (impl->peer.self) {
 		loop_defer(impl->peers->loop, &impl->later);
 		return;
@@ -482,14 +495,8 @@ static void tick_dial(struct peer_impl *impl)
 	if (!impl->next.live)
 		peering_begin(impl);
 	peer_respell(impl);
-	if (peer_open_line(impl) < 0) {
-		err_take(&why);
-		peer_attempt_failed(impl, &why);
-		return;
-	}
-	peer_answer(impl, &impl->next);
-	peer_hello_send(impl);
-	peer_tick_in(impl, next_retry(impl));
+	if (dial(impl))
+		peer_tick_in(impl, next_retry(impl));
 }
 
 void peer_on_tick(struct loop_timer *timer)
@@ -615,6 +622,9 @@ void peer_on_later(struct loop_defer *defer)
 		}
 		err_take(&why);
 		peer_attempt_failed(impl, &why);
+	} else if (sm_state(&impl->peer.sm) == PEER_DIALING && impl->dialled &&
+		   impl->next.live) {
+		(void)dial(impl);
 	}
 }
 

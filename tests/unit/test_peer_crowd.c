@@ -13,6 +13,7 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
+#include "daemon/base/mem.h"
 #include "daemon/peer/peer_impl.h"
 #include "tests/lib/peer_at.h"
 #include "tests/lib/peernet.h"
@@ -131,6 +132,44 @@ static void shares_of_a_crowd_are_returned(void **state)
 	assert_memory_equal(got[0], got[1], sizeof(got[0]));
 }
 
+static unsigned int lines_open(void)
+{
+	unsigned int n = 0;
+
+	for (unsigned int i = 0; i < CROWD; i++)
+		n += crowd[i] && impl_of(crowd[i])->line;
+	return n;
+}
+
+/* As one room with many sources does; some of them are released before their turn. */
+static void peers_of_a_crowd_are_dialled_one_a_turn_when_time_is_short(void **state)
+{
+	enum { DIALLED = 100 };
+	unsigned int before = 0, most = 0, turns = 0;
+
+	(void)state;
+	loop_virtual_parts(net.loop, 1);
+	dial_crowd();
+	assert_int_equal(lines_open(), 0);
+	for (unsigned int i = DIALLED; i < CROWD; i++)
+		peer_release(mem_steal(crowd[i]));
+	while (lines_open() < DIALLED) {
+		before = lines_open();
+		loop_turn(net.loop, 0);
+		before = lines_open() - before;
+		most = before > most ? before : most;
+		assert_true(++turns < 2 * CROWD);
+	}
+	assert_int_equal(most, 1);
+	loop_virtual_parts(net.loop, 0);
+	peernet_run(LOOP_NS_PER_S);
+	assert_int_equal(net.n[0].peers->count, DIALLED);
+	for (unsigned int i = 0; i < DIALLED; i++)
+		peer_release(crowd[i]);
+	peernet_run(LOOP_NS_PER_S);
+	assert_int_equal(net.n[0].peers->count, 0);
+}
+
 /* All are released at once. */
 static void peers_of_a_crowd_leave_one_a_turn_when_time_is_short(void **state)
 {
@@ -211,6 +250,7 @@ int main(void)
 #define TEST(f) cmocka_unit_test_setup_teardown(f, crowd_setup, peernet_teardown)
 		TEST(peers_of_a_crowd_are_found_without_a_walk),
 		TEST(shares_of_a_crowd_are_returned),
+		TEST(peers_of_a_crowd_are_dialled_one_a_turn_when_time_is_short),
 		TEST(peers_of_a_crowd_leave_one_a_turn_when_time_is_short),
 		TEST(peers_of_a_crowd_are_lost_one_a_turn_when_time_is_short),
 #undef TEST
