@@ -281,7 +281,7 @@ void pools_announce(struct remote *remote)
 	remote->announce.number = 0;
 	list_remove(&remote->announce.link);
 	list_push_back(&hs->behind, &remote->announce.link);
-	loop_work_start(&hs->announcing);
+	loop_work_defer(&hs->announcing); /* the turn that connected has done enough */
 }
 
 void pools_begin(struct remote *remote)
