@@ -216,8 +216,8 @@ void mem_tune(void)
 	/* a room's page lists, messages of them: mapped each time, each page would cost
 	 * the loop a fault, and again when freed */
 	mallopt(M_MMAP_THRESHOLD, MAP_BYTES);
-	/* returning 2 MiB at once takes longer than a turn */
-	mallopt(M_TRIM_THRESHOLD, 768 << 10);
+	/* 256 KiB are returned at once; a MiB would take longer than a turn */
+	mallopt(M_TRIM_THRESHOLD, 512 << 10);
 	mallopt(M_TOP_PAD, 256 << 10);
 	mallopt(M_MXFAST, 0);
 }
