@@ -19,7 +19,8 @@ LIB_SRC    := $(wildcard lib/*.c) $(addprefix proto/,base64.c out.c) \
 	      $(addprefix daemon/base/,err.c hex.c mem.c text.c) \
 	      $(addprefix daemon/cost/,cost.c page.c preset.c) \
 	      $(addprefix daemon/math/,splice.c value.c) \
-	      $(addprefix daemon/plan/,layout.c layout_json.c layout_text.c token_shard.c)
+	      $(addprefix daemon/plan/,layout.c layout_json.c layout_text.c token_shard.c) \
+	      gpu/cudrv.c
 UNIT_SRC   := $(wildcard tests/unit/test_*.c)
 # the simulation's transport and link serve other tests too
 SIMLIB_SRC := $(wildcard tests/sim/fake*.c) tests/sim/link_mem.c

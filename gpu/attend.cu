@@ -45,6 +45,90 @@
 #define TOKENS ATTEND_KERN_TOKENS
 #define THREADS ATTEND_KERN_THREADS
 #define WARPS (THREADS / KERN_LANES)
+
+/* ---- addresses, turns ---- */
+
+INLINE uint64_t token_at(const struct attend_kern_field *field,
+			 const struct attend_kern_pages *in, uint32_t head, uint32_t token)
+{
+	const uint64_t at = (uint64_t)in->first + token;
+	uint64_t page = at / in->page_tokens;
+
+	if (in->pages)
+		page = *(const uint32_t *)kern_at(in->pages + 4 * page, 4, false);
+	return field->base + page * field->page_stride +
+	       at % in->page_tokens * field->token_stride + head * field->head_stride;
+}
+
+INLINE float half_at(uint64_t row, uint32_t d)
+{
+	return value_from_bf16(*(const KERN_V2 *)kern_at(row + 2 * d, 2, false));
+}
+
+/* Value d of a row of bf16, as rope_turn_apply() makes it. */
+INLINE float turned(const struct attend_kern_turns *turns, uint32_t number, uint64_t row,
+		    uint32_t d)
+{
+	const uint32_t n = turns->dims / 2, at = d - turns->first;
+	const bool halves = turns->pairs == ROPE_HALVES;
+	const uint32_t pair = halves ? at % (n ? n : 1) : at / 2;
+	const bool second = halves ? at >= n : at & 1;
+	const float x = half_at(row, d);
+	float cosine, sine, other;
+	uint64_t turn;
+
+	if (number == ATTEND_KERN_NONE || d < turns->first || at >= turns->dims)
+		return x;
+	turn = turns->at + 4 * ((uint64_t)number * turns->dims + pair);
+	cosine = *(const float *)kern_at(turn, 4, false);
+	sine = *(const float *)kern_at(turn + 4 * n, 4, false);
+	if (second) {
+		other = half_at(row, halves ? d - n : d - 1);
+		return x * cosine + other * sine;
+	}
+	other = half_at(row, halves ? d + n : d + 1);
+	return x * cosine - other * sine;
+}
+
+/* ---- splice ---- */
+
+/* A warp a row of a head; a lane reads and writes both values of a pair. */
+INLINE void splice_row(const struct attend_kern_splice *a, uint64_t dst, uint64_t src)
+{
+	const uint32_t n = a->turn.dims / 2, lane = threadIdx.x % KERN_LANES;
+	const bool halves = a->turn.pairs == ROPE_HALVES;
+
+	for (uint32_t d = lane; dst != src && d < a->values; d += KERN_LANES)
+		if (!a->turn.at || d - a->turn.first >= a->turn.dims)
+			*(KERN_V2 *)kern_at(dst + 2 * d, 2, true) =
+				*(const KERN_V2 *)kern_at(src + 2 * d, 2, false);
+	for (uint32_t i = lane; a->turn.at && i < n; i += KERN_LANES) {
+		const uint32_t x = a->turn.first + (halves ? i : 2 * i);
+		const uint32_t y = halves ? x + n : x + 1;
+		const float p = turned(&a->turn, 0, src, x), q = turned(&a->turn, 0, src, y);
+
+		*(KERN_V2 *)kern_at(dst + 2 * x, 2, true) = value_to_bf16(p);
+		*(KERN_V2 *)kern_at(dst + 2 * y, 2, true) = value_to_bf16(q);
+	}
+}
+
+KERNEL void __launch_bounds__(ATTEND_KERN_THREADS)
+	kvd_splice(const struct attend_kern_splice a)
+{
+	const uint64_t rows = (uint64_t)a.tokens * a.heads;
+
+	for (uint64_t i = blockIdx.x * WARPS + threadIdx.x / KERN_LANES; i < rows;
+	     i += gridDim.x * WARPS) {
+		const uint32_t token = (uint32_t)(i / a.heads);
+		const uint32_t head = (uint32_t)(i % a.heads);
+
+		splice_row(&a, token_at(&a.dst, &a.to, head, token),
+			   token_at(&a.src, &a.from, head, token));
+	}
+}
+
+#ifndef SPLICE_ALONE /* libkvd's image has no more */
+
 #define PAD 8u /* halves behind a row: lanes that read a column have no bank conflicts */
 #define PER_ROW (THREADS / ROWS)
 
@@ -64,19 +148,7 @@ struct block {
 	uint64_t *k_at, *v_at;
 };
 
-/* ---- addresses ---- */
-
-INLINE uint64_t token_at(const struct attend_kern_field *field,
-			 const struct attend_kern_pages *in, uint32_t head, uint32_t token)
-{
-	const uint64_t at = (uint64_t)in->first + token;
-	uint64_t page = at / in->page_tokens;
-
-	if (in->pages)
-		page = *(const uint32_t *)kern_at(in->pages + 4 * page, 4, false);
-	return field->base + page * field->page_stride +
-	       at % in->page_tokens * field->token_stride + head * field->head_stride;
-}
+/* ---- tokens ---- */
 
 /* Which token the tile has at a place; one that is not in the chunk: none. */
 INLINE uint32_t token_of(const struct attend_kern_tile *tile, uint32_t place)
@@ -119,36 +191,6 @@ INLINE void stage(KERN_V2 *to, const uint64_t *at, uint32_t dims)
 }
 
 /* ---- q ---- */
-
-INLINE float half_at(uint64_t row, uint32_t d)
-{
-	return value_from_bf16(*(const KERN_V2 *)kern_at(row + 2 * d, 2, false));
-}
-
-/* Value d of a row of bf16, as rope_turn_apply() makes it. */
-INLINE float turned(const struct attend_kern_turns *turns, uint32_t number, uint64_t row,
-		    uint32_t d)
-{
-	const uint32_t n = turns->dims / 2, at = d - turns->first;
-	const bool halves = turns->pairs == ROPE_HALVES;
-	const uint32_t pair = halves ? at % (n ? n : 1) : at / 2;
-	const bool second = halves ? at >= n : at & 1;
-	const float x = half_at(row, d);
-	float cosine, sine, other;
-	uint64_t turn;
-
-	if (number == ATTEND_KERN_NONE || d < turns->first || at >= turns->dims)
-		return x;
-	turn = turns->at + 4 * ((uint64_t)number * turns->dims + pair);
-	cosine = *(const float *)kern_at(turn, 4, false);
-	sine = *(const float *)kern_at(turn + 4 * n, 4, false);
-	if (second) {
-		other = half_at(row, halves ? d - n : d - 1);
-		return x * cosine + other * sine;
-	}
-	other = half_at(row, halves ? d + n : d + 1);
-	return x * cosine - other * sine;
-}
 
 INLINE void stage_q(const struct attend_kern *a, const struct attend_kern_tile *tile,
 		    const struct block *b, uint32_t dqk, uint32_t low)
@@ -451,40 +493,4 @@ KERNEL void __launch_bounds__(ATTEND_KERN_THREADS) kvd_merge(const struct attend
 		}
 	}
 }
-
-/* ---- splice ---- */
-
-/* A warp a row of a head; a lane reads and writes both values of a pair. */
-INLINE void splice_row(const struct attend_kern_splice *a, uint64_t dst, uint64_t src)
-{
-	const uint32_t n = a->turn.dims / 2, lane = threadIdx.x % KERN_LANES;
-	const bool halves = a->turn.pairs == ROPE_HALVES;
-
-	for (uint32_t d = lane; dst != src && d < a->values; d += KERN_LANES)
-		if (!a->turn.at || d - a->turn.first >= a->turn.dims)
-			*(KERN_V2 *)kern_at(dst + 2 * d, 2, true) =
-				*(const KERN_V2 *)kern_at(src + 2 * d, 2, false);
-	for (uint32_t i = lane; a->turn.at && i < n; i += KERN_LANES) {
-		const uint32_t x = a->turn.first + (halves ? i : 2 * i);
-		const uint32_t y = halves ? x + n : x + 1;
-		const float p = turned(&a->turn, 0, src, x), q = turned(&a->turn, 0, src, y);
-
-		*(KERN_V2 *)kern_at(dst + 2 * x, 2, true) = value_to_bf16(p);
-		*(KERN_V2 *)kern_at(dst + 2 * y, 2, true) = value_to_bf16(q);
-	}
-}
-
-KERNEL void __launch_bounds__(ATTEND_KERN_THREADS)
-	kvd_splice(const struct attend_kern_splice a)
-{
-	const uint64_t rows = (uint64_t)a.tokens * a.heads;
-
-	for (uint64_t i = blockIdx.x * WARPS + threadIdx.x / KERN_LANES; i < rows;
-	     i += gridDim.x * WARPS) {
-		const uint32_t token = (uint32_t)(i / a.heads);
-		const uint32_t head = (uint32_t)(i % a.heads);
-
-		splice_row(&a, token_at(&a.dst, &a.to, head, token),
-			   token_at(&a.src, &a.from, head, token));
-	}
-}
+#endif

@@ -516,10 +516,11 @@ int client_region_again(struct kvd_region *region);
 int client_pool_again(struct kvd_pool *pool);
 const char *client_pool_layout(const struct kvd_pool *pool);
 /* Where a buffer of its layout lies in this process. -KVD_E_REQUIRE. */
-int client_pool_address(const struct kvd_pool *pool, uint32_t buffer,
-			uint64_t *address_p);
-/* 1: unknown; -1: not host memory. */
-int client_region_address(const struct kvd_region *region, uint64_t *address_p);
+int client_pool_address(const struct kvd_pool *pool, uint32_t buffer, uint64_t *address_p,
+			bool *gpu_p);
+/* 1: unknown; -1: neither host memory nor a GPU's. */
+int client_region_address(const struct kvd_region *region, uint64_t *address_p,
+			  bool *gpu_p);
 int client_attach_again(struct client_object *object);
 int client_dlist_again(struct client_object *object); /* 1: later */
 

@@ -585,6 +585,7 @@ int kvd_move_splice(struct kvd_move *move, const struct kvd_splice *splice)
 {
 	struct kvd_client *client = move->slot.object.client;
 	int r = client_enter(client, false);
+	bool begun = false;
 
 	if (!r && (!move->fetches || kvd_move_state(move) != KVD_SUCCESS))
 		r = client_fail(client, KVD_E_STATE,
@@ -593,8 +594,8 @@ int kvd_move_splice(struct kvd_move *move, const struct kvd_splice *splice)
 		r = client_fail(client, KVD_E_STATE,
 				"move: its keys were rotated before");
 	if (!r)
-		r = client_splice(client, splice);
-	move->spliced |= !r;
+		r = client_splice(client, splice, &begun);
+	move->spliced |= begun;
 	return r;
 }
 

@@ -129,15 +129,16 @@ const char *client_pool_layout(const struct kvd_pool *pool)
 	return pool->layout;
 }
 
-int client_pool_address(const struct kvd_pool *pool, uint32_t buffer, uint64_t *address_p)
+int client_pool_address(const struct kvd_pool *pool, uint32_t buffer, uint64_t *address_p,
+			bool *gpu_p)
 {
 	const struct pool_part *part = &pool->parts[buffer];
-	int r = client_region_address(part->region, address_p);
+	int r = client_region_address(part->region, address_p, gpu_p);
 
 	*address_p += part->offset;
 	return r ? client_fail(pool->object.client, KVD_E_REQUIRE,
 			       "pool: region of buffer %u: %s", buffer,
-			       r < 0 ? "not host memory"
+			       r < 0 ? "no memory of this process"
 				     : "registered without its address in this process")
 		 : 0;
 }

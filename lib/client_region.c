@@ -293,11 +293,13 @@ int client_region_again(struct kvd_region *region)
 	return r;
 }
 
-int client_region_address(const struct kvd_region *region, uint64_t *address_p)
+int client_region_address(const struct kvd_region *region, uint64_t *address_p,
+			  bool *gpu_p)
 {
 	*address_p = region->address;
-	if (region->kind != KVD_REGION_MEMFD && region->kind != KVD_REGION_SHM &&
-	    region->kind != KVD_REGION_VM)
+	*gpu_p = region->kind == KVD_REGION_CUDA_IPC ||
+		 region->kind == KVD_REGION_CUDA_VMM;
+	if (region->kind == KVD_REGION_DMABUF || region->kind == KVD_REGION_FILE)
 		return -1;
 	return region->address ? 0 : 1;
 }

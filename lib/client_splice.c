@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Keys of a fetch, for other positions. The daemon copies chunks as they were computed;
- * their keys are rotated here, in the engine's own memory, on the caller's thread. A
- * rotation in place cannot be repeated: it rounds once, and a second one would be of
- * rotated keys. So it is done after the success of the fetch, for all of its views at
- * once, and a move remembers it.
+ * their keys are rotated here, in the engine's own memory: on the caller's thread, or by
+ * the GPU that has them (client_splice_gpu.c). A rotation in place cannot be repeated: it
+ * rounds once, and a second one would be of rotated keys. So it is done after the success
+ * of the fetch, for all of its views at once, and a move remembers it.
  *
  * Where the keys lie follows from the pool: its layout, as the daemon has accepted it,
  * and the addresses of its regions. All arguments are checked before the first byte is
@@ -17,6 +17,7 @@
 #include "daemon/base/err.h"
 #include "daemon/math/splice.h"
 #include "daemon/plan/layout.h"
+#include "gpu/attend_kern.h"
 #include "lib/client_splice.h"
 
 struct keys {
@@ -25,6 +26,15 @@ struct keys {
 	struct layout *layout;
 	struct rope_turn turn;
 	enum value_type type;
+	struct strip {
+		const struct kvd_view *view;
+		const struct layout_view *there;
+		const struct layout_field *field;
+		uint64_t address; /* of the buffer */
+		size_t first;	  /* of its view's pages, among those of all views */
+	} * strips;
+	size_t count, pages;
+	bool gpu; /* all of them are in GPU memory */
 };
 
 static const char *view_name(const struct kvd_view *view)
@@ -71,10 +81,14 @@ static int rope_check(const struct keys *k)
 	return 0;
 }
 
-static int field_check(const struct keys *k, const struct layout_field *f)
+static int field_check(struct keys *k, const struct kvd_view *view,
+		       const struct layout_view *there, const struct layout_field *f)
 {
 	uint32_t bytes = value_bytes(k->type);
-	uint64_t address;
+	struct strip strip = {view, there, f, 0, k->pages};
+	bool gpu = false;
+	void *more;
+	int r;
 
 	if (f->unit_bytes % bytes ||
 	    f->unit_bytes / bytes < (uint64_t)k->turn.first + k->turn.dims)
@@ -84,7 +98,26 @@ static int field_check(const struct keys *k, const struct layout_field *f)
 			"values [%u, +%u) of %u bytes",
 			f->name, (unsigned long long)f->unit_bytes, k->turn.first,
 			k->turn.dims, bytes);
-	return client_pool_address(k->args->pool, f->buffer, &address);
+	r = client_pool_address(k->args->pool, f->buffer, &strip.address, &gpu);
+	if (!r && k->count && gpu != k->gpu)
+		r = client_fail(k->client, KVD_E_REQUIRE,
+				"field %s: some keys are in GPU memory, and some are not",
+				f->name);
+	if (!r && gpu &&
+	    (k->type != VALUE_BF16 || (strip.address | f->offset | f->page_stride |
+				       f->token_stride | f->unit_stride) %
+					      2))
+		r = client_fail(k->client, KVD_E_REQUIRE,
+				"field %s: keys in GPU memory must be bf16, at even "
+				"addresses",
+				f->name);
+	more = r ? NULL : mem_regrow(k->strips, k->count + 1, sizeof(*k->strips));
+	if (!more)
+		return r ? r : client_fail_nomem(k->client);
+	k->strips = more;
+	k->strips[k->count++] = strip;
+	k->gpu = gpu;
+	return 0;
 }
 
 static int pages_check(const struct keys *k, const struct kvd_view *view,
@@ -103,7 +136,8 @@ static int pages_check(const struct keys *k, const struct kvd_view *view,
 					   there->name, i, view->pages[i], there->pages);
 	}
 	view_tokens(view, there, &begin, &end);
-	if (begin >= end || end > view->page_count * (uint64_t)there->page_tokens)
+	if (begin >= end || end > view->page_count * (uint64_t)there->page_tokens ||
+	    end > UINT32_MAX)
 		return client_fail(
 			k->client, KVD_E_RANGE,
 			"view %s: tokens [%llu, %llu) are not in its %zu pages",
@@ -112,7 +146,7 @@ static int pages_check(const struct keys *k, const struct kvd_view *view,
 	return 0;
 }
 
-static int view_check(const struct keys *k, const struct kvd_view *view)
+static int view_check(struct keys *k, const struct kvd_view *view)
 {
 	const struct layout_view *there = layout_view_find(k->layout, view_name(view));
 	unsigned int layers = 0;
@@ -127,7 +161,7 @@ static int view_check(const struct keys *k, const struct kvd_view *view)
 		if (!layer_wanted(view, layer->layer))
 			continue;
 		layers++;
-		r = f ? field_check(k, f)
+		r = f ? field_check(k, view, there, f)
 		      : client_fail(k->client, KVD_E_INVAL,
 				    "view %s: layer %u has no field %s", there->name,
 				    layer->layer, k->args->key);
@@ -136,33 +170,34 @@ static int view_check(const struct keys *k, const struct kvd_view *view)
 		r = client_fail(k->client, KVD_E_RANGE,
 				"view %s: none of its layers is in [%u, %u)", there->name,
 				view->layer_begin, view->layer_end);
+	k->pages += view->page_count;
 	return r;
 }
 
 /* ---- rotation ---- */
 
-static void field_turn(const struct keys *k, const struct kvd_view *view,
-		       const struct layout_view *there, const struct layout_field *f)
+static void strip_turn(const struct keys *k, const struct strip *strip)
 {
+	const struct layout_view *there = strip->there;
+	const struct layout_field *f = strip->field;
 	const struct splice splice = {
 		.turn = &k->turn,
 		.type = k->type,
 		.values = (uint32_t)(f->unit_bytes / value_bytes(k->type)),
 		.dst_stride = f->token_stride,
 		.src_stride = f->token_stride};
-	uint64_t begin, end, address;
+	uint64_t begin, end;
 
-	client_pool_address(k->args->pool, f->buffer, &address); /* checked before */
-	view_tokens(view, there, &begin, &end);
+	view_tokens(strip->view, there, &begin, &end);
 	while (begin < end) {
 		uint64_t in_page = begin % there->page_tokens, rows = there->page_tokens;
-		uint64_t page = view->pages[begin / there->page_tokens];
+		uint64_t page = strip->view->pages[begin / there->page_tokens];
 
 		rows -= in_page;
 		if (rows > end - begin)
 			rows = end - begin;
 		for (uint32_t u = 0; u < f->units; u++) {
-			uint8_t *at = (uint8_t *)(uintptr_t)address + f->offset +
+			uint8_t *at = (uint8_t *)(uintptr_t)strip->address + f->offset +
 				      page * f->page_stride + in_page * f->token_stride +
 				      u * f->unit_stride;
 
@@ -172,17 +207,43 @@ static void field_turn(const struct keys *k, const struct kvd_view *view,
 	}
 }
 
-static void view_turn(const struct keys *k, const struct kvd_view *view)
+/* For a kernel; its pages are behind the table of angles. */
+static struct attend_kern_splice strip_kern(const struct keys *k,
+					    const struct strip *strip)
 {
-	const struct layout_view *there = layout_view_find(k->layout, view_name(view));
+	const struct layout_field *f = strip->field;
+	const struct attend_kern_field at = {strip->address + f->offset, f->page_stride,
+					     f->token_stride, f->unit_stride};
+	uint64_t begin, end;
 
-	for (uint32_t i = 0; i < there->layer_count; i++) {
-		const struct layout_layer *layer = &there->layers[i];
+	view_tokens(strip->view, strip->there, &begin, &end);
+	return (struct attend_kern_splice){
+		.dst = at,
+		.src = at,
+		.to = {k->turn.dims * sizeof(float) + strip->first * sizeof(uint32_t),
+		       strip->there->page_tokens, (uint32_t)begin,
+		       (uint32_t)(end - begin), 0},
+		.turn = {0, k->turn.first, k->turn.dims, k->turn.pairs, 0},
+		.tokens = (uint32_t)(end - begin),
+		.heads = f->units,
+		.values = (uint32_t)(f->unit_bytes / value_bytes(k->type))};
+}
 
-		if (layer_wanted(view, layer->layer))
-			field_turn(k, view, there,
-				   layout_field_find(layer, k->args->key));
-	}
+static int keys_turn_gpu(const struct keys *k, bool *begun_p)
+{
+	cleanup_free struct attend_kern_splice *fields =
+		mem_calloc(k->count, sizeof(*fields));
+	struct err why;
+
+	if (!fields)
+		return client_fail_nomem(k->client);
+	for (size_t i = 0; i < k->count; i++)
+		fields[i] = strip_kern(k, &k->strips[i]);
+	if (splice_gpu(k->args, &k->turn, fields, k->count, k->pages, begun_p) >= 0)
+		return 0;
+	err_take(&why);
+	return client_fail(k->client, (int)why.code, "%.300s%s", why.text,
+			   *begun_p ? "; the keys are undefined: fetch them again" : "");
 }
 
 static int layout_of(struct keys *k)
@@ -201,7 +262,8 @@ static int layout_of(struct keys *k)
 	return client_fail(k->client, KVD_E_INVAL, "pool: %s", why.text);
 }
 
-int client_splice(struct kvd_client *client, const struct kvd_splice *splice)
+int client_splice(struct kvd_client *client, const struct kvd_splice *splice,
+		  bool *begun_p)
 {
 	const struct kvd_rope *asked = &splice->rope;
 	const struct rope rope = {.first = (uint16_t)asked->first,
@@ -221,8 +283,14 @@ int client_splice(struct kvd_client *client, const struct kvd_splice *splice)
 	rope_turn_make(&k.turn, &rope, splice->delta);
 	for (size_t i = 0; i < splice->view_count && !r; i++)
 		r = view_check(&k, &splice->views[i]);
-	for (size_t i = 0; i < splice->view_count && !r; i++)
-		view_turn(&k, &splice->views[i]);
+	if (!r && k.gpu && splice->delta) {
+		r = keys_turn_gpu(&k, begun_p);
+	} else if (!r) {
+		*begun_p = true;
+		for (size_t i = 0; i < k.count; i++)
+			strip_turn(&k, &k.strips[i]);
+	}
+	mem_free(k.strips);
 	layout_free(k.layout);
 	return r;
 }

@@ -81,8 +81,8 @@ int kvd_attend_close(struct kvd_attend *attend, const struct kvd_call *call);
  * these, too.
  */
 struct kvd_splice {
-	struct kvd_pool *pool;	      /* of the fetch, of host memory; its regions were
-				       * registered with their address in this process */
+	struct kvd_pool *pool;	      /* of the fetch; its regions were registered with
+				       * their address in this process */
 	const struct kvd_view *views; /* of the fetch */
 	size_t view_count;
 	const char *key; /* field of the layout, in each layer: of heads of `type`. MLA:
@@ -93,9 +93,11 @@ struct kvd_splice {
 			* computed */
 };
 struct kvd_move;
-/* Rotates the keys of a fetch that has succeeded, in place, on this thread, once.
- * -KVD_E_STATE: it has not succeeded, or they were rotated before. Other refusals leave
- * them as they are. */
+/* Rotates the keys of a fetch that has succeeded, in place, once: on this thread, or in
+ * memory of a GPU by that one (bf16 only), for which the thread waits. -KVD_E_STATE: it
+ * has not succeeded, or they were rotated before. -KVD_E_REQUIRE: not in this memory, or
+ * libkvd was built without nvcc. Other refusals leave the keys as they are. After a fault
+ * of a GPU that runs they are undefined, as the message says: fetch them again. */
 int kvd_move_splice(struct kvd_move *move, const struct kvd_splice *splice);
 
 /* Rows, and the chunks of a hold that they attend to. */

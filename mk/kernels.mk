@@ -42,13 +42,28 @@ ATTEND_LOW := $(patsubst sm_%,compute_%,$(firstword $(ATTEND_ARCHS)))
 ATTEND_GEN := $(foreach a,$(ATTEND_ARCHS),-gencode arch=$(a:sm_%=compute_%),code=$a) \
 	-gencode arch=$(ATTEND_LOW),code=$(ATTEND_LOW)
 endif
-ATTEND_CMD := $(NVCC) -I. -std=c++17 -O3 --fmad=false -Xptxas -warn-spills \
-	-Werror all-warnings --no-compress -fatbin $(ATTEND_GEN)
-
-build/kernels/attend.fatbin: gpu/attend.cu gpu/attend_kern.h gpu/kern.h build/kernels/.flags \
+ATTEND_NVCC := $(NVCC) -I. -std=c++17 -O3 --fmad=false -Xptxas -warn-spills \
+	-Werror all-warnings --no-compress -fatbin
+ATTEND_CMD := $(ATTEND_NVCC) $(ATTEND_GEN)
+SPLICE_CMD := $(ATTEND_NVCC) $(KERNELS_GEN) -DSPLICE_ALONE
+ATTEND_DEPS := gpu/attend.cu gpu/attend_kern.h gpu/kern.h build/kernels/.flags \
 	$(addprefix daemon/math/,merge.h merge_row.h splice.h value.h)
+
+build/kernels/attend.fatbin: $(ATTEND_DEPS)
 	$(SAY) NVCC $<
 	$(Q)$(ATTEND_CMD) $< -o $@.part && mv $@.part $@
+
+# of it kvd_splice alone, for libkvd: any device
+ifneq ($(KERNELS),)
+SPLICE := build/kernels/splice.fatbin
+endif
+build/kernels/splice.fatbin: $(ATTEND_DEPS)
+	$(SAY) NVCC '$< (splice)'
+	$(Q)$(SPLICE_CMD) $< -o $@.part && mv $@.part $@
+
+SPLICE_OBJ := $(patsubst %,$(B)/%client_splice_gpu.o,lib/ pic/lib/)
+$(SPLICE_OBJ): CPPFLAGS += $(if $(SPLICE),-DSPLICE_FILE='"$(SPLICE)"')
+$(SPLICE_OBJ): $(SPLICE) build/kernels/.flags
 
 $(B)/gpu/attend_image.o: CPPFLAGS += $(if $(ATTEND),-DATTEND_FILE='"$(ATTEND)"')
 $(B)/gpu/attend_image.o: $(ATTEND) build/kernels/.flags
@@ -64,7 +79,7 @@ attend-mistakes: ## mistakes planted in gpu/attend.cu, each of which its test mu
 	@tests/gpu/attend_mistakes.sh
 
 .PHONY: kernels
-kernels: $(if $(KERNELS),$(KERNELS) $(ATTEND),no-nvcc) ## compile the GPU kernels (NVCC=, CUDA_ARCHS=)
+kernels: $(if $(KERNELS),$(KERNELS) $(ATTEND) $(SPLICE),no-nvcc) ## compile the GPU kernels (NVCC=, CUDA_ARCHS=)
 .PHONY: no-nvcc
 no-nvcc:
 	@echo 'kernels: no nvcc here (NVCC=path): the build goes without'

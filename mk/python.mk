@@ -6,7 +6,8 @@ PYTHON ?= python3
 PYDIR  := build/python
 PYPKG  := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.toml' \
 	  2>/dev/null | grep -v '^python/build/')
-PYSRC  := $(wildcard python/src/*.[ch]) $(wildcard lib/*.[ch]) \
+PYSRC  := $(wildcard python/src/*.[ch]) $(wildcard lib/*.[ch]) gpu/cudrv.c gpu/cudrv.h \
+	  gpu/attend_kern.h \
 	  $(wildcard proto/*.[ch] daemon/base/*.[ch] \
 	  daemon/cost/*.[ch] daemon/math/*.[ch]) mk/math.mk $(PYPKG)
 
@@ -17,7 +18,7 @@ TEST_NEEDS   += $(PYDIR)/installed
 
 .PHONY: wheel build-wheel wheel-check bench-python bench-nixl-files
 # never fails: tests/python/run.sh tells what is missing
-$(PYDIR)/installed: $(PYSRC) python/README.md
+$(PYDIR)/installed: $(PYSRC) $(SPLICE) python/README.md
 	@mkdir -p $(@D)
 	$(SAY) VENV $(PYDIR)
 	$(Q)scripts/python-venv.sh $(PYDIR) $(PYTHON) && touch $@ || :

@@ -25,6 +25,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 ABI = "0x03090000"
 PROGRAMS = os.environ.get("KVD_PROGRAMS")
+SPLICE = os.path.join(ROOT, "build", "kernels", "splice.fatbin")  # `make kernels`, by nvcc
 
 
 def sources():
@@ -35,6 +36,7 @@ def sources():
     more += ["daemon/cost/%s.c" % f for f in ("cost", "page", "preset")]
     more += ["daemon/math/%s.c" % f for f in ("attend", "attend_ref", "attend_vec", "pick", "value")]
     more += ["daemon/plan/%s.c" % f for f in ("layout", "layout_json", "layout_text", "token_shard")]
+    more += ["gpu/cudrv.c"]
     return sorted(f for f in own + lib + more if f.endswith(".c"))
 
 
@@ -99,7 +101,8 @@ setup(
         "kvd._kvd", sources=["src/ext.c"], py_limited_api=True,
         include_dirs=[ROOT, os.path.join(ROOT, "proto"), os.path.join(HERE, "src")],
         define_macros=[("_GNU_SOURCE", None), ("Py_LIMITED_API", ABI),
-                       ("KVD_VERSION", '"0.1.0"')],
+                       ("KVD_VERSION", '"0.1.0"')]
+        + [("SPLICE_FILE", '"%s"' % SPLICE)] * os.path.exists(SPLICE),
         extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-pthread",
                             "-fstack-protector-strong", "-Wno-missing-field-initializers"],
         extra_link_args=["-pthread", "-Wl,-z,relro,-z,now", "-Wl,--as-needed",

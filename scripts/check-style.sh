@@ -93,7 +93,7 @@ check_includes()
 		if (path ~ /^kvd(_status|_chunk|_attend|_cost|_pick)?\.h$/) return from == "lib" # as it is installed
 		if (from ~ /^python/) return to ~ /^(python\/src|\.|lib|proto|daemon\/(base|math|plan))$/
 		if (from == "ctl") return to ~ /^(ctl|lib|proto|daemon\/(base|plan|cost))$/
-		if (from == "lib") return to ~ /^(lib|proto|daemon\/(base|cost|math|plan))$/
+		if (from == "lib") return to ~ /^(lib|proto|gpu|daemon\/(base|cost|math|plan))$/
 		if (to == "lib" || !(from in order) || !(to in order)) return 0
 		if (to in module && from != to && file !~ "^daemon/(modules|transports)[.]c$" &&
 		    index(module[to], " " from " ") == 0)

@@ -115,7 +115,10 @@ class Move(Awaited):
         """Rotate the keys of a fetch that has succeeded, in its pages, for tokens that are used
         `delta` positions later than they were computed: once, in fp32, rounded to their type.
         rope: a kvd.Rope; key: the field of the layout with the keys, of MLA that of the rows; type:
-        "bf16", "fp16", "fp32" or "fp8_e4m3". The pool must be of host memory."""
+        "bf16", "fp16", "fp32" or "fp8_e4m3"; in GPU memory "bf16", by a kernel of the GPU, in the
+        context that has the memory. The call waits for it. ESTATE: the fetch has not succeeded, or
+        its keys were rotated before. EREQUIRE: not this memory, or a kvd that was built without
+        nvcc. After a fault of a running GPU the keys are undefined: fetch them again."""
         if self._pages is None:
             raise ValueError("splice: %s has no keys of its own" % self)
         pool, views = self._pages

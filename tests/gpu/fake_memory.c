@@ -444,7 +444,9 @@ int cuPointerGetAttribute(void *value_p, int which, uint64_t address)
 	ENTER_BARE(cuPointerGetAttribute);
 	fake_memory_lock();
 	m = mem_find(address);
-	if (m && which == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
+	if (m && m->kind != MEM_VMM && which == CU_POINTER_ATTRIBUTE_CONTEXT)
+		*(struct cu_ctx **)value_p = fake_ctx(m->device);
+	else if (m && which == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
 		*(int *)value_p = m->device;
 	else if (m && which == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)
 		*(uint64_t *)value_p = m->address;

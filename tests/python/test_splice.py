@@ -7,7 +7,10 @@ import kvd
 from kvd_daemon import Daemon
 from kvd_space import space_of
 from test_attend import bf16, ids_of
+from test_gpu import Array, gpu  # noqa: F401 (gpu is a fixture)
 from turned import turned
+
+import fake_gpu
 
 PAGE, PAGES, LAYERS, CHUNKS = 16, 24, 3, 4
 # heads, values of one, first rope value, rope values
@@ -23,10 +26,24 @@ def values_of(bits, kind):
     return bits.astype(np.float64)
 
 
+class Vmm:
+    """Memory of cuMemCreate, which has no context."""
+
+    def __init__(self, gpu, nbytes):
+        self.address, args, view = gpu.vmm(nbytes)
+        self.memory, self.allocation = np.frombuffer(view, np.uint8)[:nbytes], args["allocation"]
+        self.fd, self.device = args["fds"][0], args["device"]
+
+    def region(self, client):
+        return client.register_gpu_fd(self.fd, self.memory.size, device=self.device,
+                                      allocation=self.allocation, address=self.address)
+
+
 class Cache:
     """An engine's, with keys and values of each layer, as arrays [page, token, head, value]."""
 
-    def __init__(self, client, shape, kind, order=kvd.NHD, plain=False, **region):
+    def __init__(self, client, shape, kind, order=kvd.NHD, plain=False, gpu=None, vmm=False,
+                 **region):
         self.heads, self.values, self.first, self.dims = SHAPES[shape]
         self.kind, self.fields = kind, ("kv",) if shape == "mla" else ("k", "v")
         self.key, size = self.fields[0], np.dtype(TYPES[kind]).itemsize
@@ -35,8 +52,10 @@ class Cache:
         layout.buffer(LAYERS * len(self.fields) * each * size)
         layout.view("kv", PAGE, PAGES)
         self.memory = np.zeros(layout.buffers[0], np.uint8) if plain \
-            else kvd.Memory(layout.buffers[0])
-        flat = (self.memory if plain else self.memory.array()).view(TYPES[kind])
+            else Vmm(gpu, layout.buffers[0]) if vmm \
+            else Array(gpu, layout.buffers[0], 4096) if gpu else kvd.Memory(layout.buffers[0])
+        flat = (self.memory if plain else self.memory.memory if gpu
+                else self.memory.array()).view(TYPES[kind])
         for layer in range(LAYERS):
             for name in self.fields:
                 at = len(self.arrays) * each
@@ -46,7 +65,8 @@ class Cache:
                 self.arrays[layer, name] = \
                     some.reshape(PAGES, self.heads, PAGE, -1).transpose(0, 2, 1, 3) \
                     if order == kvd.HND else some.reshape(PAGES, PAGE, self.heads, -1)
-        self.pool = client.pool(layout, [client.register(self.memory, **region)])
+        self.pool = client.pool(layout, [self.memory.region(client) if vmm
+                                         else client.register(self.memory, **region)])
         self.space = space_of(client, self.pool, model="m", scheme="splice " + shape + kind,
                               tokens=PAGE)
 
@@ -91,7 +111,7 @@ class Cache:
 
 @pytest.fixture(scope="module")
 def daemon():
-    with Daemon("[chunks]\nchunk_memory = 64 MiB\n") as d:
+    with Daemon("[chunks]\nchunk_memory = 64 MiB\n[transport]\n" + fake_gpu.CONFIG) as d:
         yield d
 
 
@@ -231,3 +251,94 @@ def test_memory_at_an_unknown_address_is_refused(client):
     with pytest.raises(kvd.Error, match="without its address") as told:
         move.splice(5, cache.rope(), key="kv", type="bf16")
     assert told.value.code == "EREQUIRE"
+
+
+# ---- keys in GPU memory ----
+
+def on_gpu(client, gpu, shape="gqa", kind="bf16", **more):
+    """A cache there with a fetch into pages 8 and 9."""
+    cache, ids = Cache(client, shape, kind, gpu=gpu, **more), ids_of(2, b"vram")
+    cache.fill()
+    cache.put(ids, [3, 1])
+    cache.fill(seed=2)
+    return cache, cache.fetch(ids, [8, 9], (0, 32)), cache.copy()
+
+
+def needs_image(move, cache):
+    """Skips in a build without nvcc."""
+    try:
+        move.splice(1, cache.rope(), key=cache.key, type="bf16")
+    except kvd.Error as error:
+        if "built without nvcc" in str(error):
+            pytest.skip(str(error))
+        raise
+
+
+@pytest.mark.parametrize("order", [kvd.NHD, kvd.HND], ids=["NHD", "HND"])
+@pytest.mark.parametrize("shape, vmm", [(shape, False) for shape in SHAPES] + [("gqa", True)])
+def test_keys_in_gpu_memory_have_the_bits_of_a_processor(client, gpu, shape, order, vmm):  # noqa: F811
+    there, move, before = on_gpu(client, gpu, shape, order=order, vmm=vmm)
+    needs_image(move, there)
+    there.judge(before, [8, 9], (0, 32), 1, there.rope())
+    here, ids = Cache(client, shape, "bf16", order), ids_of(2, b"vram")
+    for pairs in ("halves", "interleaved"):
+        for delta, tokens in zip(DELTAS, [(0, 32), (3, 29), (16, 32), (5, 9), (31, 32)]):
+            got = []
+            for cache, pages in ((there, [20, 5]), (here, [7, 2])):
+                cache.fetch(ids, pages, tokens).splice(delta, cache.rope(pairs), key=cache.key,
+                                                       type="bf16")
+                at = [(pages[t // PAGE], t % PAGE) for t in range(*tokens)]
+                page, slot = (np.array(one) for one in zip(*at))
+                got.append({key: array[page, slot] for key, array in cache.arrays.items()})
+            assert all((got[0][key] == got[1][key]).all() for key in got[0]), (pairs, delta)
+
+
+def test_a_second_rotation_in_gpu_memory_is_refused(client, gpu):  # noqa: F811
+    cache, move, _ = on_gpu(client, gpu)
+    needs_image(move, cache)
+    before = cache.copy()
+    with pytest.raises(kvd.Error, match="rotated before"):
+        move.splice(1, cache.rope(), key="k", type="bf16")
+    assert all((array == before[key]).all() for key, array in cache.arrays.items())
+
+
+@pytest.mark.parametrize("kind", ["fp32", "fp16"])
+def test_other_types_in_gpu_memory_are_refused(client, gpu, kind):  # noqa: F811
+    cache, move, before = on_gpu(client, gpu, kind=kind)
+    with pytest.raises(kvd.Error, match="field k: keys in GPU memory must be bf16") as told:
+        move.splice(1, cache.rope(), key="k", type=kind)
+    assert told.value.code == "EREQUIRE"
+    assert all((array == before[key]).all() for key, array in cache.arrays.items())
+
+
+# calls of the driver, in the order of a splice; whether keys may have been rotated before
+CALLS = [("cuInit", 1, False), ("cuDriverGetVersion", 1, False),
+         ("cuPointerGetAttribute", 1, False), ("cuPointerGetAttribute", LAYERS, False),
+         ("cuCtxPushCurrent_v2", 1, False), ("cuModuleLoadData", 1, False),
+         ("cuModuleGetFunction", 1, False), ("cuMemAlloc_v2", 1, False),
+         ("cuStreamCreateWithPriority", 1, False), ("cuMemcpyAsync", 1, False),
+         ("cuLaunchKernel", 1, True), ("cuLaunchKernel", LAYERS, True),
+         ("cuStreamSynchronize", 1, True)]
+
+
+@pytest.mark.parametrize("call, n, rotated", CALLS)
+def test_a_call_of_the_driver_that_fails_leaves_nothing(client, gpu, call, n, rotated):  # noqa: F811
+    cache, move, _ = on_gpu(client, gpu)
+    needs_image(move, cache)
+    move = cache.fetch(ids_of(2, b"vram"), [8, 9], (0, 32))
+    before, live = cache.copy(), gpu.lib.fake_cuda_live()
+    gpu.lib.fake_cuda_fail(call.encode(), n, 2)
+    try:
+        with pytest.raises(kvd.Error, match="CUDA_ERROR|no GPU memory") as told:
+            move.splice(5, cache.rope(), key="k", type="bf16")
+    finally:
+        gpu.lib.fake_cuda_fail(None, 0, 0)
+    assert ("fetch them again" in str(told.value)) == rotated
+    assert gpu.lib.fake_cuda_live() == live
+    if rotated:
+        with pytest.raises(kvd.Error, match="rotated before"):
+            move.splice(5, cache.rope(), key="k", type="bf16")
+        return
+    assert all((array == before[key]).all() for key, array in cache.arrays.items())
+    move.splice(5, cache.rope(), key="k", type="bf16")
+    cache.judge(before, [8, 9], (0, 32), 5, cache.rope())

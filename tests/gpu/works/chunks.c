@@ -9,7 +9,7 @@
 #include <time.h>
 
 #include "daemon/base/clock.h"
-#include "lib/kvd_chunk.h"
+#include "lib/kvd_attend.h"
 #include "tests/gpu/works/works.h"
 
 #define PAGE_TOKENS 16u
@@ -119,9 +119,9 @@ static void ids_make(struct ids *ids, uint8_t series)
 	ids->chunks = (struct kvd_chunks){.ids = ids->bytes, .count = chunk_count()};
 }
 
-/* Seconds that it took until the poller saw its end. */
-static double works_move_end(const struct cache *cache, struct kvd_move *move,
-			     double begin)
+/* Seconds that it took until the poller saw its success. */
+static double works_move_wait(const struct cache *cache, struct kvd_move *move,
+			      double begin)
 {
 	const struct timespec pause = {.tv_nsec = 5000};
 	struct kvd_move_facts facts;
@@ -140,6 +140,14 @@ static double works_move_end(const struct cache *cache, struct kvd_move *move,
 	if (facts.done != chunk_count() || facts.left_out)
 		die("%ju chunks are done, %ju left out", (uintmax_t)facts.done,
 		    (uintmax_t)facts.left_out);
+	return seconds;
+}
+
+static double works_move_end(const struct cache *cache, struct kvd_move *move,
+			     double begin)
+{
+	double seconds = works_move_wait(cache, move, begin);
+
 	well(cache->engine.client, kvd_move_close(move, NULL), "move.close");
 	return seconds;
 }
@@ -177,6 +185,38 @@ static double cache_fetch(const struct cache *cache, const struct ids *ids)
 	seconds = works_move_end(cache, move, begin);
 	well(cache->engine.client, kvd_hold_close(hold, NULL), "hold.close");
 	return seconds;
+}
+
+/* A fetch of keys for `delta` positions later. */
+static void cache_splice(const struct cache *cache, const struct ids *ids, int32_t delta)
+{
+	double inv_freq[HEAD_BYTES / 4];
+	struct kvd_view view;
+	struct kvd_move_args args = args_of(cache, &view);
+	const struct kvd_splice splice = {
+		.pool = args.pool,
+		.views = &view,
+		.view_count = 1,
+		.key = "k",
+		.type = KVD_BF16,
+		.rope = {0, HEAD_BYTES / 2, KVD_HALVES, inv_freq},
+		.delta = delta};
+	struct kvd_hold *hold = NULL;
+	struct kvd_move *move = NULL;
+	int r;
+
+	for (unsigned int i = 0; i < HEAD_BYTES / 4; i++)
+		inv_freq[i] = 1.0 / (1 + i * i);
+	well(cache->engine.client,
+	     kvd_hold_open(cache->space, &ids->chunks, 0, 0, 0, &hold), "chunk.hold");
+	well(cache->engine.client, kvd_fetch(hold, &args, NULL, &move), "chunk.fetch");
+	(void)works_move_wait(cache, move, clock_s());
+	r = kvd_move_splice(move, &splice);
+	if (r == -KVD_E_REQUIRE)
+		skip("%s", kvd_last_error(cache->engine.client)->message);
+	well(cache->engine.client, r, "splice");
+	well(cache->engine.client, kvd_move_close(move, NULL), "move.close");
+	well(cache->engine.client, kvd_hold_close(hold, NULL), "hold.close");
 }
 
 /* What `from` had in its pages is in those of `to`. */
@@ -237,6 +277,51 @@ void chunks_test(void)
 	cache_close(&host);
 	rig_stop(&rig);
 	free(had);
+}
+
+/* Finite numbers of bf16: what a NaN becomes is each processor's own. */
+static void cache_numbers(struct cache *cache)
+{
+	uint16_t *all = need(malloc(cache_bytes()));
+
+	engine_pattern(&cache->engine, 43);
+	engine_get(&cache->engine, 0, all, cache_bytes());
+	for (uint64_t i = 0; i < cache_bytes() / sizeof(*all); i++)
+		all[i] &= 0xbfff;
+	engine_put(&cache->engine, 0, all, cache_bytes());
+	free(all);
+}
+
+/* By the GPU in its memory, by the CPU in the host's. */
+void splice_test(void)
+{
+	uint8_t *had = need(malloc(cache_bytes())), *has = need(malloc(cache_bytes()));
+	struct cache gpu, host;
+	struct rig rig;
+	struct ids ids;
+
+	store_start(&rig);
+	cache_open(&gpu, &rig, AT_GPU);
+	cache_open(&host, &rig, AT_HOST);
+	ids_make(&ids, 1);
+	pages_turn(&gpu, 3);
+	pages_turn(&host, 0);
+	cache_numbers(&gpu);
+	(void)cache_put(&gpu, &ids);
+	pages_turn(&gpu, 7);
+	(void)cache_fetch(&host, &ids);
+	engine_get(&host.engine, 0, had, cache_bytes());
+	cache_splice(&host, &ids, 4321);
+	engine_get(&host.engine, 0, has, cache_bytes());
+	if (memcmp(had, has, cache_bytes()) == 0)
+		die("the keys are the old ones");
+	cache_splice(&gpu, &ids, 4321);
+	cache_check(has, &host, &gpu);
+	cache_close(&gpu);
+	cache_close(&host);
+	rig_stop(&rig);
+	free(had);
+	free(has);
 }
 
 static int by_value(const void *a, const void *b)
