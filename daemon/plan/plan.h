@@ -72,6 +72,10 @@ struct plan_map {
 	uint64_t token_begin, token_end;
 	bool tokens_set;
 	struct plan_layers layers; /* {0, 0} is all, too */
+	/* Of the tokens, only token_begin + select[i], ascending. The i-th has place
+	 * dst_first_token + i in dst_pages. NULL: all of them. */
+	const uint32_t *select;
+	size_t select_count;
 };
 
 /* The units of one field that one source must send: computed by the cover. */

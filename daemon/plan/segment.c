@@ -80,6 +80,23 @@ static int range_check(const struct plan_map *map, size_t index, const struct si
 	return 0;
 }
 
+static int select_check(const struct plan_map *map, size_t index, const struct side *dst)
+{
+	if (!token_shard_is_all(&dst->shard))
+		return err_raise(ERR_REQUIRE,
+				 "map[%zu] view %s: a selection needs all tokens, not a "
+				 "shard of them",
+				 index, map->view);
+	if (map->select_count > dst->count * dst->page_tokens ||
+	    dst->first > dst->count * dst->page_tokens - map->select_count)
+		return err_raise(ERR_RANGE,
+				 "map[%zu] view %s: %zu selected tokens from place %llu "
+				 "on exceed dst_pages",
+				 index, map->view, map->select_count,
+				 (unsigned long long)dst->first);
+	return 0;
+}
+
 static int token_range(const struct plan_map *map, size_t index, const struct side *src,
 		       const struct side *dst, uint64_t *begin_p, uint64_t *end_p)
 {
@@ -99,7 +116,8 @@ static int token_range(const struct plan_map *map, size_t index, const struct si
 				 (unsigned long long)map->token_end);
 	r = range_check(map, index, src);
 	if (r == 0)
-		r = range_check(map, index, dst);
+		r = map->select ? select_check(map, index, dst)
+				: range_check(map, index, dst);
 	*begin_p = map->token_begin;
 	*end_p = map->token_end;
 	return r < 0 ? err_pass(r) : 0;
@@ -264,13 +282,10 @@ static bool side_run(const struct side *s, uint64_t t, uint64_t *end_p)
 	return held;
 }
 
-static size_t segment_cut(struct segment *out, const struct side *src,
+static size_t segment_cut(struct segment *out, size_t n, const struct side *src,
 			  const struct side *dst, uint64_t t, uint64_t end,
 			  bool *sorted_p)
 {
-	size_t n = 0;
-
-	*sorted_p = true;
 	while (t < end) {
 		uint64_t src_end, dst_end, next;
 		bool src_holds = side_run(src, t, &src_end);
@@ -296,12 +311,52 @@ static uint64_t cuts_max(const struct side *s, uint64_t begin, uint64_t end)
 	return cuts;
 }
 
+static int segment_map_sort(struct segment_map *sm)
+{
+	if (sm->cuts.count >= RADIX_MIN && sm->cuts.count <= UINT32_MAX)
+		return err_pass(sort_radix(&sm->cuts, sm->dst_page_tokens));
+	qsort(sm->cuts.segments, sm->cuts.count, sizeof(struct segment),
+	      segment_by_destination);
+	return 0;
+}
+
+/* Runs of selected tokens. Each segment has at least one token. */
+static int segment_map_select(struct segment_map *sm, size_t index,
+			      const struct plan_map *map, const struct side *src,
+			      const struct side *dst)
+{
+	const uint64_t tokens = map->token_end - map->token_begin;
+	struct side at = *dst;
+	bool sorted = true;
+
+	sm->cuts.segments =
+		mem_regrow(NULL, map->select_count, sizeof(struct segment));
+	if (!sm->cuts.segments)
+		return -err_errno(ERR_NOMEM);
+	for (size_t i = 0, n = 1; i < map->select_count; i += n, n = 1) {
+		const uint32_t *first = &map->select[i];
+		const uint64_t t = map->token_begin + *first;
+
+		while (i + n < map->select_count && first[n] == first[n - 1] + 1)
+			n++;
+		if (*first >= tokens || n > tokens - *first)
+			return err_raise(ERR_RANGE,
+					 "map[%zu] view %s: select[%zu]: token %u of %llu",
+					 index, map->view, i, *first,
+					 (unsigned long long)tokens);
+		at.first = t - (dst->first + i); /* token t has this place; it may wrap */
+		sm->cuts.count = segment_cut(sm->cuts.segments, sm->cuts.count, src, &at,
+					     t, t + n, &sorted);
+	}
+	return sorted ? 0 : err_pass(segment_map_sort(sm));
+}
+
 static int segment_map_cut(struct segment_map *sm, size_t index, const char *view,
 			   const struct side *src, const struct side *dst, uint64_t begin,
 			   uint64_t end)
 {
 	uint64_t most = cuts_max(src, begin, end) + cuts_max(dst, begin, end);
-	bool sorted;
+	bool sorted = true;
 
 	if (most > SHARD_CUTS_MAX &&
 	    !(token_shard_is_all(&src->shard) && token_shard_is_all(&dst->shard)))
@@ -314,14 +369,8 @@ static int segment_map_cut(struct segment_map *sm, size_t index, const char *vie
 	sm->cuts.segments = mem_regrow(NULL, most, sizeof(struct segment));
 	if (!sm->cuts.segments)
 		return -err_errno(ERR_NOMEM);
-	sm->cuts.count = segment_cut(sm->cuts.segments, src, dst, begin, end, &sorted);
-	if (sorted)
-		return 0;
-	if (sm->cuts.count >= RADIX_MIN && sm->cuts.count <= UINT32_MAX)
-		return err_pass(sort_radix(&sm->cuts, sm->dst_page_tokens));
-	qsort(sm->cuts.segments, sm->cuts.count, sizeof(struct segment),
-	      segment_by_destination);
-	return 0;
+	sm->cuts.count = segment_cut(sm->cuts.segments, 0, src, dst, begin, end, &sorted);
+	return sorted ? 0 : err_pass(segment_map_sort(sm));
 }
 
 int segment_map_init(struct segment_map *sm, const struct plan_map *map, size_t index,
@@ -348,6 +397,8 @@ int segment_map_init(struct segment_map *sm, const struct plan_map *map, size_t 
 	sm->cuts.made = true;
 	if (begin == end)
 		return 0;
+	if (map->select)
+		return err_pass(segment_map_select(sm, index, map, &s, &d));
 	return err_pass(segment_map_cut(sm, index, map->view, &s, &d, begin, end));
 }
 

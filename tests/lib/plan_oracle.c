@@ -73,16 +73,18 @@ static void move(struct plan_oracle *o, const struct layout_field *sf, uint64_t 
 }
 
 static void move_unit(struct plan_oracle *o, const struct plan_map *m, uint64_t t,
-		      const struct layout_view *sv, const struct layout_field *sf,
-		      const struct layout_view *dv, const struct layout_field *df,
-		      uint32_t u)
+		      uint64_t place, const struct layout_view *sv,
+		      const struct layout_field *sf, const struct layout_view *dv,
+		      const struct layout_field *df, uint32_t u)
 {
 	move(o, sf, address(sv, sf, m->src_pages, slot_of(sv, m->src_first_token, t), u),
-	     df, address(dv, df, m->dst_pages, slot_of(dv, m->dst_first_token, t), u));
+	     df, address(dv, df, m->dst_pages, place, u));
 }
 
+/* `place`: of the token in the destination's list. */
 static void token(struct plan_oracle *o, const struct plan_map *m, uint64_t t,
-		  size_t view, const struct layout_view *sv, const struct layout_view *dv)
+		  uint64_t place, size_t view, const struct layout_view *sv,
+		  const struct layout_view *dv)
 {
 	for (uint32_t a = 0; a < sv->layer_count; a++)
 		for (uint32_t b = 0; b < dv->layer_count; b++) {
@@ -104,8 +106,8 @@ static void token(struct plan_oracle *o, const struct plan_map *m, uint64_t t,
 					for (uint32_t u = 0; u < sf->total_units; u++)
 						if (held(sf, u) && held(df, u) &&
 						    wanted(o->req, view, sl->layer, j, u))
-							move_unit(o, m, t, sv, sf, dv, df,
-								  u);
+							move_unit(o, m, t, place, sv, sf,
+								  dv, df, u);
 				}
 		}
 }
@@ -119,7 +121,11 @@ static void map(struct plan_oracle *o, const struct plan_map *m)
 		s++;
 	while (strcmp(dst->views[d].name, m->view) != 0)
 		d++;
-	for (uint64_t t = 0; t < 1000; t++) {
+	for (size_t i = 0; i < m->select_count; i++)
+		if (holds(&src->views[s], m->token_begin + m->select[i]))
+			token(o, m, m->token_begin + m->select[i], m->dst_first_token + i,
+			      d, &src->views[s], &dst->views[d]);
+	for (uint64_t t = 0; t < 1000 && !m->select; t++) {
 		const struct layout_view *sv = &src->views[s], *dv = &dst->views[d];
 		bool ranged = m->tokens_set || m->token_end > 0;
 
@@ -134,7 +140,7 @@ static void map(struct plan_oracle *o, const struct plan_map *m)
 		    slot_of(dv, m->dst_first_token, t) / dv->page_tokens >=
 			    m->dst_page_count)
 			continue;
-		token(o, m, t, d, sv, dv);
+		token(o, m, t, slot_of(dv, m->dst_first_token, t), d, sv, dv);
 	}
 }
 

@@ -45,16 +45,55 @@ static uint64_t pairs_of(unsigned int fraction, uint64_t *first_p)
 		}                                                               \
 	} while (0)
 
+struct outcome {
+	uint64_t planned, refused, rows, fewest;
+};
+
+/* The plan of the request, beside the oracle's. */
+static void plan_is_the_oracle_s(uint64_t seed, const struct plan_request *req,
+				 struct outcome *sum)
+{
+	struct plan_oracle oracle;
+	struct plan *plan;
+	int r;
+
+	plan_oracle_init(&oracle, req);
+	r = plan_make(req, &plan);
+	if (oracle.twice) {
+		check(r < 0 && err_last()->code == ERR_DUP, seed,
+		      "bytes reached twice were not refused (%d)", r);
+		sum->refused++;
+	} else {
+		const char *fault;
+
+		check(r == 0, seed, "refused: %s", err_last()->text);
+		fault = plan_oracle_check(&oracle, plan);
+		check(!fault, seed, "%s: %llu rows, the fewest are %llu", fault,
+		      (unsigned long long)plan->rows, (unsigned long long)oracle.rows);
+		sum->planned++;
+		sum->rows += plan->rows;
+		sum->fewest += oracle.rows;
+	}
+	plan_free(plan);
+	plan_oracle_fini(&oracle);
+}
+
+static void outcome_print(const struct outcome *sum)
+{
+	print_message("%llu pairs planned, %llu refused as reached twice, %llu rows, "
+		      "fewest %llu\n",
+		      (unsigned long long)sum->planned, (unsigned long long)sum->refused,
+		      (unsigned long long)sum->rows, (unsigned long long)sum->fewest);
+}
+
 static void plan_of_random_pairs_moves_exactly_the_bytes(void **state)
 {
 	uint64_t first, pairs = pairs_of(1, &first);
-	uint64_t planned = 0, refused = 0, rows = 0, fewest = 0;
+	struct outcome sum = {0};
 
 	(void)state;
 	for (uint64_t seed = first; seed < first + pairs; seed++) {
 		struct plan_random pr;
-		struct plan_oracle oracle;
-		struct plan *plan;
 		int r;
 
 		plan_random_init(&pr, seed);
@@ -62,33 +101,59 @@ static void plan_of_random_pairs_moves_exactly_the_bytes(void **state)
 		check(r == 0, seed, "src: %s", err_last()->text);
 		r = layout_check(pr.dst);
 		check(r == 0, seed, "dst: %s", err_last()->text);
-		plan_oracle_init(&oracle, &pr.req);
-		r = plan_make(&pr.req, &plan);
-		if (oracle.twice) {
-			check(r < 0 && err_last()->code == ERR_DUP, seed,
-			      "bytes reached twice were not refused (%d)", r);
-			refused++;
-		} else {
-			const char *fault;
-
-			check(r == 0, seed, "refused: %s", err_last()->text);
-			fault = plan_oracle_check(&oracle, plan);
-			check(!fault, seed, "%s: %llu rows, the fewest are %llu", fault,
-			      (unsigned long long)plan->rows,
-			      (unsigned long long)oracle.rows);
-			planned++;
-			rows += plan->rows;
-			fewest += oracle.rows;
-		}
-		plan_free(plan);
-		plan_oracle_fini(&oracle);
+		plan_is_the_oracle_s(seed, &pr.req, &sum);
 		plan_random_fini(&pr);
 	}
-	print_message("%llu pairs planned, %llu refused as reached twice, %llu rows, "
-		      "fewest %llu\n",
-		      (unsigned long long)planned, (unsigned long long)refused,
-		      (unsigned long long)rows, (unsigned long long)fewest);
-	assert_true(pairs < 100 || planned > pairs / 4);
+	outcome_print(&sum);
+	assert_true(pairs < 100 || sum.planned > pairs / 4);
+}
+
+/* ---- selections ---- */
+
+#define SELECT_MOST 256u
+
+/* Some of the map's tokens, as many as the destination has places for. */
+static void select_some(uint64_t *s, const struct plan_random *pr, struct plan_map *map,
+			uint32_t *select)
+{
+	const struct layout_view *src = layout_view_find(pr->src, map->view);
+	struct layout_view *dst = (void *)(uintptr_t)layout_view_find(pr->dst, map->view);
+	uint64_t places = map->dst_page_count * dst->page_tokens, tokens;
+
+	dst->shard = (struct token_shard){0};
+	token_shard_at(&src->shard, map->src_page_count * src->page_tokens, &tokens);
+	tokens = tokens < SELECT_MOST ? tokens : SELECT_MOST;
+	map->token_begin = map->src_first_token;
+	map->token_end = map->src_first_token + tokens;
+	map->tokens_set = true;
+	map->dst_first_token = places ? random_below(s, (uint32_t)places) : 0;
+	map->select = select;
+	map->select_count = 0;
+	for (uint32_t t = 0, odds = 1 + random_below(s, 4); t < tokens; t++)
+		if (map->dst_first_token + map->select_count < places &&
+		    random_below(s, 4) < odds)
+			select[map->select_count++] = t;
+}
+
+static void plan_of_random_selections_moves_exactly_the_bytes(void **state)
+{
+	static uint32_t select[RANDOM_MAPS][SELECT_MOST];
+	uint64_t first, pairs = pairs_of(4, &first);
+	struct outcome sum = {0};
+
+	(void)state;
+	for (uint64_t seed = first; seed < first + pairs; seed++) {
+		uint64_t s = seed;
+		struct plan_random pr;
+
+		plan_random_init(&pr, seed);
+		for (size_t i = 0; i < pr.req.map_count; i++)
+			select_some(&s, &pr, &pr.maps[i], select[i]);
+		plan_is_the_oracle_s(seed, &pr.req, &sum);
+		plan_random_fini(&pr);
+	}
+	outcome_print(&sum);
+	assert_true(pairs < 100 || sum.planned > pairs / 4);
 }
 
 /* ---- there and back ---- */
@@ -309,6 +374,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(plan_of_random_pairs_moves_exactly_the_bytes),
+		cmocka_unit_test(plan_of_random_selections_moves_exactly_the_bytes),
 		cmocka_unit_test(bytes_sent_there_and_back_are_restored),
 		cmocka_unit_test(plan_of_layouts_off_the_wire_is_the_same),
 		cmocka_unit_test(plan_of_wants_moves_those_units),
