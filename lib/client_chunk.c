@@ -563,6 +563,8 @@ int kvd_fetch(struct kvd_hold *hold, const struct kvd_move_args *args,
 		r = chunk_move_check(client, args);
 	if (!r && args->durable)
 		r = client_fail(client, KVD_E_INVAL, "durable: only for a put");
+	if (!r && args->views->select && !(call && call->post))
+		r = client_fail(client, KVD_E_INVAL, "select: needs call.post");
 	if (r)
 		return r;
 	if (call && call->post) {
@@ -585,7 +587,7 @@ int kvd_move_splice(struct kvd_move *move, const struct kvd_splice *splice)
 {
 	struct kvd_client *client = move->slot.object.client;
 	int r = client_enter(client, false);
-	bool begun = false;
+	bool written = false;
 
 	if (!r && (!move->fetches || kvd_move_state(move) != KVD_SUCCESS))
 		r = client_fail(client, KVD_E_STATE,
@@ -594,8 +596,8 @@ int kvd_move_splice(struct kvd_move *move, const struct kvd_splice *splice)
 		r = client_fail(client, KVD_E_STATE,
 				"move: its keys were rotated before");
 	if (!r)
-		r = client_splice(client, splice, &begun);
-	move->spliced |= begun;
+		r = client_splice(client, splice, &written);
+	move->spliced |= written;
 	return r;
 }
 

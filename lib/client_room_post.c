@@ -16,6 +16,7 @@
 #include "proto/kvd_ring.h"
 
 #define VIEWS_INLINE 4u
+#define VIEW_PARTS 5u
 
 int client_post_begin(struct kvd_client *client, unsigned int op)
 {
@@ -45,7 +46,7 @@ int client_post_begin(struct kvd_client *client, unsigned int op)
 
 struct views {
 	struct kvd_ring_view heads_in[VIEWS_INLINE], *heads;
-	struct client_part parts_in[3 * VIEWS_INLINE + 2], *parts;
+	struct client_part parts_in[VIEW_PARTS * VIEWS_INLINE + 2], *parts;
 	void *owned;
 	size_t count, bytes;
 };
@@ -64,7 +65,7 @@ static int views_room(struct kvd_client *client, struct views *v, size_t count)
 
 	if (count <= VIEWS_INLINE)
 		return 0;
-	v->owned = mem_calloc(1, heads + (3 * count + 2) * sizeof(*v->parts));
+	v->owned = mem_calloc(1, heads + (VIEW_PARTS * count + 2) * sizeof(*v->parts));
 	if (!v->owned)
 		return client_fail_nomem(client);
 	v->heads = v->owned;
@@ -89,19 +90,25 @@ static int view_add(struct kvd_client *client, struct views *v, size_t index,
 		return client_fail(client, KVD_E_INVAL,
 				   "views[%zu]: a name of %zu bytes; at most %zu", index,
 				   strlen(name), sizeof(head->name) - 1);
-	if (view->page_count > UINT32_MAX / 8)
-		return client_fail(client, KVD_E_TOOBIG, "views.%s: %zu pages", name,
-				   view->page_count);
+	if (view->page_count > UINT32_MAX / 8 || view->select_count > UINT32_MAX / 8)
+		return client_fail(client, KVD_E_TOOBIG,
+				   "views.%s: %zu pages, %zu selected tokens", name,
+				   view->page_count, view->select_count);
+	if (view->select && !view->select_count)
+		return client_fail(client, KVD_E_INVAL, "views.%s.select: empty", name);
 	*head = (struct kvd_ring_view){.first_token = view->first_token,
 				       .token_begin = view->token_begin,
 				       .token_end = view->token_end,
 				       .layer_begin = view->layer_begin,
 				       .layer_end = view->layer_end,
-				       .page_count = (uint32_t)view->page_count};
+				       .page_count = (uint32_t)view->page_count,
+				       .select_count = (uint32_t)view->select_count};
 	memcpy(head->name, name, strlen(name) + 1);
 	part_add(v, head, sizeof(*head));
 	part_add(v, view->pages, view->page_count * sizeof(*view->pages));
 	part_add(v, &pad, view->page_count % 2 * sizeof(pad));
+	part_add(v, view->select, view->select_count * sizeof(*view->select));
+	part_add(v, &pad, view->select_count % 2 * sizeof(pad));
 	return 0;
 }
 

@@ -125,6 +125,10 @@ static int pages_check(const struct keys *k, const struct kvd_view *view,
 {
 	uint64_t begin, end;
 
+	if (view->select)
+		return client_fail(k->client, KVD_E_INVAL,
+				   "view %s: selected tokens keep their positions",
+				   there->name);
 	if (!token_shard_is_all(&there->shard))
 		return client_fail(k->client, KVD_E_REQUIRE,
 				   "view %s: its pages have the tokens of one rank",
@@ -229,7 +233,7 @@ static struct attend_kern_splice strip_kern(const struct keys *k,
 		.values = (uint32_t)(f->unit_bytes / value_bytes(k->type))};
 }
 
-static int keys_turn_gpu(const struct keys *k, bool *begun_p)
+static int keys_turn_gpu(const struct keys *k, bool *written_p)
 {
 	cleanup_free struct attend_kern_splice *fields =
 		mem_calloc(k->count, sizeof(*fields));
@@ -239,11 +243,12 @@ static int keys_turn_gpu(const struct keys *k, bool *begun_p)
 		return client_fail_nomem(k->client);
 	for (size_t i = 0; i < k->count; i++)
 		fields[i] = strip_kern(k, &k->strips[i]);
-	if (splice_gpu(k->args, &k->turn, fields, k->count, k->pages, begun_p) >= 0)
+	if (splice_gpu(k->args, &k->turn, fields, k->count, k->pages, written_p) >= 0)
 		return 0;
 	err_take(&why);
 	return client_fail(k->client, (int)why.code, "%.300s%s", why.text,
-			   *begun_p ? "; the keys are undefined: fetch them again" : "");
+			   *written_p ? "; the keys are undefined: fetch them again"
+				      : "");
 }
 
 static int layout_of(struct keys *k)
@@ -263,7 +268,7 @@ static int layout_of(struct keys *k)
 }
 
 int client_splice(struct kvd_client *client, const struct kvd_splice *splice,
-		  bool *begun_p)
+		  bool *written_p)
 {
 	const struct kvd_rope *asked = &splice->rope;
 	const struct rope rope = {.first = (uint16_t)asked->first,
@@ -284,9 +289,9 @@ int client_splice(struct kvd_client *client, const struct kvd_splice *splice,
 	for (size_t i = 0; i < splice->view_count && !r; i++)
 		r = view_check(&k, &splice->views[i]);
 	if (!r && k.gpu && splice->delta) {
-		r = keys_turn_gpu(&k, begun_p);
+		r = keys_turn_gpu(&k, written_p);
 	} else if (!r) {
-		*begun_p = true;
+		*written_p = true;
 		for (size_t i = 0; i < k.count; i++)
 			strip_turn(&k, &k.strips[i]);
 	}

@@ -43,7 +43,7 @@ struct run {
 	struct cu_function *kernel;
 };
 
-/* Goes on if all is well so far. */
+/* Unless something failed before. */
 #define TRY(name, call) ((void)(r >= 0 && (r = run_check(run, run->drv.call, name)) >= 0))
 
 static int run_check(const struct run *run, int result, const char *name)
@@ -127,7 +127,7 @@ static int run_put(const struct run *run, uint64_t *at_p, const void *data, size
 }
 
 static int run_fields(const struct run *run, struct attend_kern_splice *fields,
-		      size_t count, bool *begun_p)
+		      size_t count, bool *written_p)
 {
 	int r = 0;
 
@@ -140,7 +140,7 @@ static int run_fields(const struct run *run, struct attend_kern_splice *fields,
 		fields[i].turn.at = run->memory;
 		fields[i].to.pages += run->memory;
 		fields[i].from = fields[i].to;
-		*begun_p = true;
+		*written_p = true;
 		TRY("cuLaunchKernel", launch(run->kernel, x, 1, 1, ATTEND_KERN_THREADS, 1,
 					     1, 0, run->stream, params, NULL));
 	}
@@ -150,7 +150,7 @@ static int run_fields(const struct run *run, struct attend_kern_splice *fields,
 
 int splice_gpu(const struct kvd_splice *splice, const struct rope_turn *turn,
 	       struct attend_kern_splice *fields, size_t count, size_t pages,
-	       bool *begun_p)
+	       bool *written_p)
 {
 	const size_t half = turn->dims / 2 * sizeof(float);
 	struct run run = {.made = 0};
@@ -169,7 +169,7 @@ int splice_gpu(const struct kvd_splice *splice, const struct rope_turn *turn,
 		r = run_put(&run, &at, splice->views[i].pages,
 			    splice->views[i].page_count * sizeof(uint32_t));
 	if (r >= 0)
-		r = run_fields(&run, fields, count, begun_p);
+		r = run_fields(&run, fields, count, written_p);
 	run_leave(&run);
 	return err_pass(r);
 }

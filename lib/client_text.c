@@ -51,6 +51,8 @@ void client_text_views(struct text *text, const struct kvd_view *views, size_t c
 			out_pair(text, "tokens", view->token_begin, view->token_end);
 		if (view->layer_begin || view->layer_end)
 			out_pair(text, "layers", view->layer_begin, view->layer_end);
+		if (view->select) /* refused: only by the ring */
+			out_bool(text, "select", true);
 		out_close(text, '}');
 	}
 	out_close(text, '}');

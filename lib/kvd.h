@@ -463,6 +463,9 @@ struct kvd_view {
 	uint64_t first_token;		 /* first token of the request in pages[0] */
 	uint64_t token_begin, token_end; /* both 0: all tokens of the pages */
 	uint32_t layer_begin, layer_end; /* both 0: all layers */
+	/* of kvd_fetch() only: a gather of these tokens of the request, ascending */
+	const uint32_t *select; /* NULL: all tokens of the range */
+	size_t select_count;
 };
 
 /*

@@ -144,7 +144,19 @@ int kvd_publish(struct kvd_space *space, const struct kvd_chunks *chunks,
 int kvd_withdraw(struct kvd_space *space, const struct kvd_chunks *chunks,
 		 uint32_t grace_ms, const struct kvd_call *call,
 		 struct kvd_move **move_p);
-/* Read the tokens of the views, which the hold contains, into pages. */
+/*
+ * Read the tokens of the views, which the hold contains, into pages.
+ *
+ * A gather: with one view that has `select`, only these tokens are read, of its layers
+ * only. Tokens are numbered in the request, ascending, at most 65536. select[i] has
+ * place i of the pages: place % page_tokens of pages[place / page_tokens]; first_token
+ * and the token range are 0. For any places, use a pool with a layout of one-token pages
+ * over the same memory. Layers with other tokens are other fetches, in progress at the
+ * same time. call->post is needed; a refusal fails the move. Keys keep the positions that
+ * they were computed at, so kvd_move_splice() refuses it. Of a failed gather,
+ * prefix_tokens is the range from the first selected token on in which all selected ones
+ * were read.
+ */
 int kvd_fetch(struct kvd_hold *hold, const struct kvd_move_args *args,
 	      const struct kvd_call *call, struct kvd_move **move_p);
 /* As their room counterparts: terminal means that the engine may reuse the pages. */

@@ -41,7 +41,7 @@ bench: ## kvd beside its limits and (PEERS=1) its peers; see mk/bench.mk
 bench-chunks: all build/python/installed ## chunks in memory and files beside their limits
 	@$(if $(PEERS),tests/bench/peers/setup.sh build/peers)
 	@KVD_BUILD=$(B) build/python/venv/bin/python tests/bench/bench_chunks.py \
-		$(if $(PEERS),--peers build/peers) $(if $(DIR),--dir $(DIR),--dir build) --json build/bench-chunks.json
+		$(if $(PEERS),--peers build/peers) $(if $(DIR),--dir $(DIR),--dir build) --json build/bench-chunks.json $(BENCH)
 
 bench-doc: ## build/bench/latest.json as a page of docs/runs
 	@scripts/bench.py --from build/bench/latest.json --doc $(BENCH_DOC)

@@ -133,13 +133,15 @@ enum {
 #define KVD_RING_SECRET_BYTES 16u
 
 /* Pages of one view and the range in use; followed by page_count u32 page numbers,
- * padded to 8 bytes. */
+ * padded to 8 bytes, and select_count u32 numbers of tokens of the request, padded alike:
+ * FETCH only, ascending, first_token and the token range 0. Then the i-th of them has
+ * place i in the pages. */
 struct kvd_ring_view {
 	char name[32];	      /* NUL-terminated */
 	uint64_t first_token; /* of the request, in the first slot of pages[0] */
 	uint64_t token_begin, token_end; /* both 0: all tokens of the pages */
 	uint32_t layer_begin, layer_end; /* both 0: all layers */
-	uint32_t page_count, zero;
+	uint32_t page_count, select_count;
 	uint32_t pages[];
 };
 
@@ -197,9 +199,10 @@ static inline uint64_t kvd_ring_payload(const struct kvd_ring_entry *e)
 }
 
 /* Bytes of a view in a payload. */
-static inline uint64_t kvd_ring_view_bytes(uint32_t page_count)
+static inline uint64_t kvd_ring_view_bytes(uint32_t page_count, uint32_t select_count)
 {
-	return sizeof(struct kvd_ring_view) + ((uint64_t)page_count + 1) / 2 * 8;
+	return sizeof(struct kvd_ring_view) + ((uint64_t)page_count + 1) / 2 * 8 +
+	       ((uint64_t)select_count + 1) / 2 * 8;
 }
 
 /* The next generation of a slot. */

@@ -329,8 +329,7 @@ static int segment_map_select(struct segment_map *sm, size_t index,
 	struct side at = *dst;
 	bool sorted = true;
 
-	sm->cuts.segments =
-		mem_regrow(NULL, map->select_count, sizeof(struct segment));
+	sm->cuts.segments = mem_regrow(NULL, map->select_count, sizeof(struct segment));
 	if (!sm->cuts.segments)
 		return -err_errno(ERR_NOMEM);
 	for (size_t i = 0, n = 1; i < map->select_count; i += n, n = 1) {
@@ -340,10 +339,10 @@ static int segment_map_select(struct segment_map *sm, size_t index,
 		while (i + n < map->select_count && first[n] == first[n - 1] + 1)
 			n++;
 		if (*first >= tokens || n > tokens - *first)
-			return err_raise(ERR_RANGE,
-					 "map[%zu] view %s: select[%zu]: token %u of %llu",
-					 index, map->view, i, *first,
-					 (unsigned long long)tokens);
+			return err_raise(
+				ERR_RANGE,
+				"map[%zu] view %s: select[%zu]: token %u of %llu", index,
+				map->view, i, *first, (unsigned long long)tokens);
 		at.first = t - (dst->first + i); /* token t has this place; it may wrap */
 		sm->cuts.count = segment_cut(sm->cuts.segments, sm->cuts.count, src, &at,
 					     t, t + n, &sorted);

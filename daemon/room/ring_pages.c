@@ -67,6 +67,8 @@ static int pages_read(struct ring_pages *pages)
 	if (r >= 0)
 		r = room_maps_read(data + head, views, e->n1, pages->aux,
 				   pages->pool->layout, &pages->maps);
+	if (r >= 0 && !pages->kind->selects && room_maps_selection(&pages->maps))
+		r = err_raise(ERR_INVAL, "views: only a fetch has a selection");
 	if (r >= 0 && pages->lands)
 		r = room_maps_check_once(&pages->maps);
 	return err_pass(r);

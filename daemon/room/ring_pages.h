@@ -23,6 +23,7 @@ struct ring_pages;
 
 /* Properties of an op. */
 struct ring_pages_kind {
+	bool selects; /* its views may have a selection */
 	bool claims;  /* makes an object in a free slot; else it addresses the room in its
 			 slot */
 	bool lands;   /* for ops that claim: bytes are written to the pages */

@@ -205,6 +205,22 @@ struct due {
 	uint64_t tokens;
 };
 
+static uint64_t selected_tokens(const struct room_map *map,
+				const struct token_shard *theirs)
+{
+	const struct token_shard all = {0};
+	uint64_t tokens = 0;
+
+	if (token_shard_is_all(theirs))
+		return map->select_count;
+	for (size_t i = 0; i < map->select_count; i++) { /* at most 65536: a selection */
+		uint64_t t = map->token_begin + map->select[i];
+
+		tokens += token_shard_common(&all, theirs, t, t + 1);
+	}
+	return tokens;
+}
+
 static void due_tokens(const struct room *room, const struct party *party, uint32_t view,
 		       struct due *due)
 {
@@ -215,7 +231,9 @@ static void due_tokens(const struct room *room, const struct party *party, uint3
 	*due = (struct due){.view = ours,
 			    .map = room_maps_find(&room->pages.maps, ours->name)};
 	theirs = layout_view_find(party->pool->layout, ours->name);
-	if (due->map && theirs)
+	if (due->map && theirs && due->map->select)
+		due->tokens = selected_tokens(due->map, &theirs->shard);
+	else if (due->map && theirs)
 		due->tokens =
 			token_shard_common(&ours->shard, &theirs->shard,
 					   due->map->token_begin, due->map->token_end);

@@ -327,7 +327,7 @@ static int read_later(struct party *party, struct move *move, struct room_messag
 
 int mail_read(struct party *party, struct move *move, struct room_message *msg,
 	      struct cursor *in, const struct layout *layout,
-	      const struct room_maps *among,
+	      const struct room_maps *among, bool selects,
 	      void (*then)(struct mail *mail, const struct err *why),
 	      struct room_maps *maps_p, struct mail **mail_p)
 {
@@ -337,6 +337,7 @@ int mail_read(struct party *party, struct move *move, struct room_message *msg,
 	assert(!move || (move->party == party && !move->mail));
 	*maps_p = (struct room_maps){0};
 	reader.among = among;
+	reader.selects = selects;
 	if (r >= 0)
 		r = maps_read_some(&reader, pages_a_turn(party->room));
 	if (r > 0)

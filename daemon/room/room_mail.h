@@ -51,12 +51,12 @@ bool mail_telling(const struct party *party);
  * for the same tokens; they stay as long as the move. 0: done, *maps_p has them and *in
  * is after them. Outcome 1: `then` follows, with an error or with mail->reader.maps,
  * which is taken, and mail->reader.in, which is after them; the mail is freed afterwards.
- * *mail_p may store data for `then`. The bytes belong to msg; msg NULL: they stay valid
- * as long as the move.
+ * `selects`: they may have a selection. *mail_p may store data for `then`. The bytes
+ * belong to msg; msg NULL: they stay valid as long as the move.
  */
 int mail_read(struct party *party, struct move *move, struct room_message *msg,
 	      struct cursor *in, const struct layout *layout,
-	      const struct room_maps *among,
+	      const struct room_maps *among, bool selects,
 	      void (*then)(struct mail *mail, const struct err *why),
 	      struct room_maps *maps_p, struct mail **mail_p);
 

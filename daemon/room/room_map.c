@@ -26,12 +26,42 @@ int room_map_check_page(const struct layout_view *view, const char *where, size_
 			 where, at, (unsigned long long)page, view->pages);
 }
 
+/* `held`: places of the pages. */
+static int select_check(const struct room_map *map, const struct layout_view *view,
+			uint64_t held, const char *where)
+{
+	uint64_t tokens =
+		map->token_begin < map->token_end ? map->token_end - map->token_begin : 0;
+
+	if (!token_shard_is_all(&view->shard))
+		return err_raise(ERR_REQUIRE,
+				 "%s.select: the view holds a shard of the tokens",
+				 where);
+	if (map->layers.begin > map->layers.end)
+		return err_raise(ERR_INVAL, "%s.layers: begin %u is after end %u", where,
+				 map->layers.begin, map->layers.end);
+	if (map->select_count > held || map->first_token > held - map->select_count)
+		return err_raise(ERR_RANGE,
+				 "%s.select: %zu tokens, the pages have %llu places",
+				 where, map->select_count, (unsigned long long)held);
+	for (size_t i = 0; i < map->select_count;
+	     i++) /* at most 65536: ROOM_SELECT_MAX */
+		if (map->select[i] >= tokens ||
+		    (i > 0 && map->select[i] <= map->select[i - 1]))
+			return err_raise(ERR_RANGE,
+					 "%s.select[%zu]: not ascending, or out of range",
+					 where, i);
+	return 0;
+}
+
 int room_map_check_ranges(const struct room_map *map, const struct layout_view *view,
 			  const char *where)
 {
 	uint64_t held, last, turn = token_shard_turn(&view->shard);
 
 	held = (uint64_t)map->page_count * view->page_tokens; /* both below 2^32 */
+	if (map->select)
+		return err_pass(select_check(map, view, held, where));
 	if (!token_shard_at(&view->shard, held, &last) ||
 	    __builtin_add_overflow(map->first_token, last, &last))
 		return err_raise(ERR_RANGE, "%s.first_token: beyond 2^64", where);
@@ -90,6 +120,71 @@ static int map_cut(const struct room_map *map, const struct layout_view *view,
 	return cut->pages ? 0 : err_pass(-ENOMEM);
 }
 
+size_t room_map_select_from(const struct room_map *map, uint64_t token)
+{
+	size_t from = 0, to = map->select_count;
+
+	while (from < to) { /* at most 16: of 65536 */
+		size_t at = from + (to - from) / 2;
+
+		if (map->token_begin + map->select[at] < token)
+			from = at + 1;
+		else
+			to = at;
+	}
+	return from;
+}
+
+/* There are some. */
+static int select_cut(const struct room_map *map, const struct layout_view *view,
+		      uint64_t begin, uint64_t end, struct room_map *cut)
+{
+	size_t from = room_map_select_from(map, begin);
+	size_t count = room_map_select_from(map, end) - from;
+	uint64_t place = map->first_token + from;
+	size_t first = (size_t)(place / view->page_tokens);
+	size_t last = (size_t)((place + count - 1) / view->page_tokens);
+	uint32_t base = map->select[from];
+
+	assert(count > 0);
+	*cut = *map;
+	cut->first_token = place % view->page_tokens;
+	cut->token_begin = map->token_begin + base;
+	cut->token_end = map->token_begin + map->select[from + count - 1] + 1;
+	cut->page_count = last - first + 1;
+	cut->repeat = 0;
+	cut->select_count = count;
+	cut->pages = mem_dup(map->pages + first, cut->page_count * sizeof(*cut->pages));
+	cut->select = mem_dup(map->select + from, count * sizeof(*cut->select));
+	for (size_t i = 0; cut->select && i < count; i++) /* at most 65536: select */
+		cut->select[i] -= base;
+	return cut->pages && cut->select ? 0 : err_pass(-ENOMEM);
+}
+
+uint64_t room_map_token_bytes(const struct room_map *map, const struct layout_view *view)
+{
+	uint64_t bytes = 0;
+
+	for (uint32_t i = 0; i < view->layer_count; i++) {
+		const struct layout_layer *layer = &view->layers[i];
+
+		for (uint32_t k = 0; k < layer->field_count; k++)
+			if (layer->layer >= map->layers.begin &&
+			    layer->layer < map->layers.end)
+				bytes += layer->fields[k].unit_bytes *
+					 layer->fields[k].units;
+	}
+	return bytes;
+}
+
+const struct room_map *room_maps_selection(const struct room_maps *maps)
+{
+	for (size_t i = 0; i < maps->count; i++)
+		if (maps->maps[i].select)
+			return &maps->maps[i];
+	return NULL;
+}
+
 int room_maps_cut(const struct room_maps *maps, const struct layout *layout,
 		  uint64_t begin, uint64_t end, struct room_maps *cut)
 {
@@ -98,8 +193,9 @@ int room_maps_cut(const struct room_maps *maps, const struct layout *layout,
 	for (size_t i = 0; i < maps->count && r >= 0; i++) {
 		const struct room_map *map = &maps->maps[i];
 
-		r = map_cut(map, layout_view_find(layout, map->view), begin, end,
-			    &cut->maps[cut->count++]);
+		r = (map->select ? select_cut
+				 : map_cut)(map, layout_view_find(layout, map->view),
+					    begin, end, &cut->maps[cut->count++]);
 	}
 	if (r >= 0)
 		return 0;
@@ -258,7 +354,8 @@ int room_maps_charge(struct room_maps *maps, struct account *account)
 	if (!maps->count)
 		return 0;
 	for (size_t i = 0; i < maps->count; i++)
-		bytes += maps->maps[i].page_count * sizeof(*maps->maps[i].pages);
+		bytes += (maps->maps[i].page_count + maps->maps[i].select_count) *
+			 sizeof(*maps->maps[i].pages);
 	return err_pass(charge_take(&maps->charge, account, ACCOUNT_PAGES, bytes));
 }
 
@@ -287,6 +384,7 @@ void room_maps_fini(struct room_maps *maps)
 		const struct room_map *map = &maps->maps[i];
 
 		mem_free_large(map->pages, map->page_count * sizeof(*map->pages));
+		mem_free(map->select);
 	}
 	charge_drop(&maps->charge);
 	mem_free(maps->maps);
@@ -440,6 +538,13 @@ int room_maps_pair(const struct room_maps *src, const struct room_maps *dst,
 				   s->layers.end < d->layers.end ? s->layers.end
 								 : d->layers.end},
 		};
+		if (d->select) {
+			m.select = d->select;
+			m.select_count = d->select_count;
+			if (m.token_begin != d->token_begin ||
+			    m.token_end != d->token_end)
+				continue; /* its numbers are of its own range */
+		}
 		if (m.token_begin < m.token_end && m.layers.begin < m.layers.end)
 			maps[n++] = m;
 	}

@@ -18,7 +18,8 @@
 #include "daemon/plan/plan.h"
 
 #define ROOM_PAGES_MAX (1u << 20) /* of one view of one message */
-#define ROOM_AUX_VIEW "aux"	  /* the view that "aux": slot names */
+#define ROOM_SELECT_MAX (1u << 16)
+#define ROOM_AUX_VIEW "aux" /* the view that "aux": slot names */
 
 struct room_map {
 	char view[LAYOUT_NAME_MAX];
@@ -29,6 +30,10 @@ struct room_map {
 	size_t page_count;
 	size_t repeat; /* where a page is named a second time; page_count: nowhere; 0: not
 			* searched yet */
+	/* Of a puller: only tokens token_begin + select[i], ascending. The i-th has place
+	 * first_token + i in the pages. NULL: all of them. */
+	uint32_t *select;
+	size_t select_count;
 };
 
 struct room_maps {
@@ -50,6 +55,12 @@ int room_maps_read(const uint8_t *data, size_t len, uint32_t count, int64_t aux,
  * pages without any of them where the view's shard allows that. */
 int room_maps_cut(const struct room_maps *maps, const struct layout *layout,
 		  uint64_t begin, uint64_t end, struct room_maps *cut);
+/* The first map with a selection; NULL: none. */
+const struct room_map *room_maps_selection(const struct room_maps *maps);
+/* The number of its selected tokens before this one. */
+size_t room_map_select_from(const struct room_map *map, uint64_t token);
+/* Bytes of a token in its layers of the view. */
+uint64_t room_map_token_bytes(const struct room_map *map, const struct layout_view *view);
 int room_maps_charge(struct room_maps *maps, struct account *account);
 void room_maps_fini(struct room_maps *maps);
 /* Start of both parsers. ERR_INVAL, ERR_NOTFOUND, ERR_LIMIT, ERR_RANGE. */
@@ -86,7 +97,8 @@ int room_map_same_check(const struct room_map *in, size_t known, struct pages_sa
 
 /* ---- on the wire: room_map_wire.c ---- */
 /* count u32, {str view, u64 first, u64 begin, u64 end, u32 layer begin, u32
- * layer end, u32 runs, {u32 page, u32 count}…, or with bit 31 of runs {u32 page}…} */
+ * layer end, u32 runs, {u32 page, u32 count}…, or with bit 31 of runs {u32 page}…}; with
+ * bit 30 of runs, u32 count and {u32 selected token}… before the pages */
 size_t room_maps_wire_bytes(const struct room_maps *maps);
 void room_maps_put(struct cursor *out, const struct room_maps *maps);
 
@@ -113,6 +125,7 @@ struct maps_reader {
 	/* its pages must be those of these maps, for the same tokens (NULL: may be any);
 	 * set after maps_reader_begin(), they stay until the end */
 	const struct room_maps *among;
+	bool selects; /* set likewise: selections are allowed */
 	struct room_maps maps;
 	uint32_t views;	 /* views to come */
 	uint64_t budget; /* pages that the remaining views may have */

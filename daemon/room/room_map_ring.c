@@ -54,6 +54,30 @@ static int ranges_read(const struct kvd_ring_view *head, const struct layout_vie
 	return err_pass(room_map_check_ranges(map, view, where));
 }
 
+/* The range starts with the first one. */
+static int select_read(const uint8_t *data, const struct kvd_ring_view *head,
+		       const struct layout_view *view, const char *where,
+		       struct room_map *map)
+{
+	bool all_layers = !head->layer_begin && !head->layer_end;
+
+	if (head->first_token || head->token_begin || head->token_end)
+		return err_raise(ERR_INVAL,
+				 "%s: a selection excludes first_token and tokens",
+				 where);
+	map->select = mem_dup(data, head->select_count * sizeof(*map->select));
+	if (!map->select)
+		return err_pass(-ENOMEM);
+	map->select_count = head->select_count;
+	map->token_begin = map->select[0];
+	map->token_end = (uint64_t)map->select[map->select_count - 1] + 1;
+	map->layers = (struct plan_layers){head->layer_begin,
+					   all_layers ? UINT32_MAX : head->layer_end};
+	for (uint32_t i = 0; i < head->select_count; i++)
+		map->select[i] -= (uint32_t)map->token_begin; /* wraps: not ascending */
+	return err_pass(room_map_check_ranges(map, view, where));
+}
+
 /* len_p: the bytes it takes. A map that was started must be freed by the caller in any
  * case. */
 static int view_read(const uint8_t *data, size_t len, unsigned int index,
@@ -70,17 +94,19 @@ static int view_read(const uint8_t *data, size_t len, unsigned int index,
 				 "%zu",
 				 index, len, sizeof(head));
 	memcpy(&head, data, sizeof(head));
-	if (!memchr(head.name, 0, sizeof(head.name)) || head.zero)
+	*len_p = (size_t)kvd_ring_view_bytes(head.page_count, head.select_count);
+	if (!memchr(head.name, 0, sizeof(head.name)))
 		return err_raise(ERR_INVAL,
-				 "views[%u]: the name must have at most %zu bytes, and "
-				 "the word after page_count must be 0",
-				 index, sizeof(head.name) - 1);
-	if (head.page_count > ROOM_PAGES_MAX ||
-	    kvd_ring_view_bytes(head.page_count) > len)
-		return err_raise(ERR_RANGE,
-				 "views[%u]: %u pages, %zu bytes left in the entry "
-				 "(limit %u pages)",
-				 index, head.page_count, len, ROOM_PAGES_MAX);
+				 "views[%u]: the name must have at most %zu bytes", index,
+				 sizeof(head.name) - 1);
+	if (head.page_count > ROOM_PAGES_MAX || head.select_count > ROOM_SELECT_MAX ||
+	    *len_p > len)
+		return err_raise(
+			ERR_RANGE,
+			"views[%u]: %u pages, %u selected tokens, %zu bytes left "
+			"in the entry (limits %u, %u)",
+			index, head.page_count, head.select_count, len, ROOM_PAGES_MAX,
+			ROOM_SELECT_MAX);
 	if (room_maps_find(maps, head.name))
 		return err_raise(ERR_INVAL, "views.%s: named twice", head.name);
 	r = room_map_name(&maps->maps[maps->count], head.name, layout, &view);
@@ -89,9 +115,11 @@ static int view_read(const uint8_t *data, size_t len, unsigned int index,
 	snprintf(where, sizeof(where), "views.%s", head.name);
 	r = pages_read(data + sizeof(head), head.page_count, view, where,
 		       &maps->maps[maps->count++]);
-	if (r >= 0)
+	if (r >= 0 && head.select_count)
+		r = select_read(data + kvd_ring_view_bytes(head.page_count, 0), &head,
+				view, where, &maps->maps[maps->count - 1]);
+	else if (r >= 0)
 		r = ranges_read(&head, view, where, &maps->maps[maps->count - 1]);
-	*len_p = (size_t)kvd_ring_view_bytes(head.page_count);
 	return r < 0 ? err_pass(r) : 0;
 }
 

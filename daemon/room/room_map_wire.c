@@ -29,6 +29,7 @@
  * would not fit a message: the count of runs has this bit, and each is a single page.
  * Shorter lists do not use it, for daemons that do not know it. */
 #define LIST_BIT (UINT32_C(1) << 31)
+#define SELECT_BIT (UINT32_C(1) << 30)
 #define LIST_PAGES 125000u
 #define LIST_BYTES 4u
 #define LOOKS 256u
@@ -56,12 +57,18 @@ static bool goes_as_list(const struct room_map *map)
 	return breaks > LOOKS / 2;
 }
 
+static size_t select_bytes(const struct room_map *map)
+{
+	return map->select ? 4 + 4 * map->select_count : 0;
+}
+
 size_t room_maps_wire_bytes(const struct room_maps *maps)
 {
 	size_t bytes = 4;
 
 	for (size_t i = 0; i < maps->count; i++)
 		bytes += VIEW_FIXED_BYTES + strlen(maps->maps[i].view) +
+			 select_bytes(&maps->maps[i]) +
 			 (goes_as_list(&maps->maps[i])
 				  ? LIST_BYTES * maps->maps[i].page_count
 				  : RUN_BYTES * (size_t)room_map_wire_runs_of(
@@ -75,6 +82,7 @@ size_t maps_writer_most(const struct room_maps *maps)
 
 	for (size_t i = 0; i < maps->count; i++)
 		bytes += VIEW_FIXED_BYTES + LAYOUT_NAME_MAX +
+			 select_bytes(&maps->maps[i]) +
 			 (goes_as_list(&maps->maps[i]) ? LIST_BYTES : RUN_BYTES) *
 				 maps->maps[i].page_count;
 	return bytes;
@@ -109,6 +117,11 @@ static void view_begin(struct maps_writer *writer, const struct room_map *map)
 	writer->runs = writer->run_count = 0;
 	writer->list = goes_as_list(map);
 	cursor_put_u32(out, 0); /* its place */
+	if (!map->select)
+		return;
+	cursor_put_u32(out, (uint32_t)map->select_count);
+	for (size_t i = 0; i < map->select_count; i++) /* at most 65536: selection */
+		cursor_put_u32(out, map->select[i]);
 }
 
 static void put_list(struct maps_writer *writer, const struct room_map *map, size_t end)
@@ -161,10 +174,13 @@ static void put_pages(struct maps_writer *writer, const struct room_map *map, si
 
 static void view_end(struct maps_writer *writer)
 {
+	bool selects = writer->maps->maps[writer->map].select;
+
 	run_end(writer);
 	if (!writer->out->bad)
 		put_le32(writer->out->base + writer->runs_at,
-			 writer->runs | (writer->list ? LIST_BIT : 0));
+			 writer->runs | (writer->list ? LIST_BIT : 0) |
+				 (selects ? SELECT_BIT : 0));
 	writer->map++;
 	writer->page = 0;
 }
@@ -268,11 +284,35 @@ static inline uint32_t run_at(const struct maps_reader *reader, uint32_t i,
 	return reader->list ? 1 : le32(at + 4);
 }
 
+/* As long as its message, which the sender pays for by its own bytes. */
+static int select_open(struct maps_reader *reader, struct room_map *map)
+{
+	struct cursor *in = &reader->in;
+	uint32_t count = cursor_get_count(in, ROOM_SELECT_MAX, sizeof(*map->select));
+	const uint8_t *at = cursor_get_bytes(in, count * sizeof(*map->select));
+	int r;
+
+	if (!reader->selects || !at || count == 0)
+		return err_raise(ERR_PROTO, "views.%.31s.select: cut off, or not allowed",
+				 map->view);
+	r = charge_more(&reader->maps.charge, count * sizeof(*map->select));
+	if (r < 0)
+		return err_pass(r);
+	map->select = mem_alloc(count * sizeof(*map->select));
+	if (!map->select)
+		return err_pass(-ENOMEM);
+	map->select_count = count;
+	for (uint32_t i = 0; i < count; i++) /* at most 65536: ROOM_SELECT_MAX */
+		map->select[i] = le32(at + i * sizeof(*map->select));
+	return 0;
+}
+
 static int view_open(struct maps_reader *reader)
 {
 	struct room_map *map = &reader->maps.maps[reader->maps.count++];
 	struct cursor *in = &reader->in;
 	char where[64];
+	int r = 0;
 
 	cursor_get_str(in, map->view, sizeof(map->view));
 	map->first_token = cursor_get_u64(in);
@@ -282,7 +322,11 @@ static int view_open(struct maps_reader *reader)
 	map->layers.end = cursor_get_u32(in);
 	reader->runs = cursor_get_u32(in);
 	reader->list = reader->runs & LIST_BIT;
-	reader->runs &= ~LIST_BIT;
+	if (reader->runs & SELECT_BIT)
+		r = select_open(reader, map);
+	if (r < 0)
+		return err_pass(r);
+	reader->runs &= ~(LIST_BIT | SELECT_BIT);
 	reader->run_bytes =
 		reader->runs <= ROOM_PAGES_MAX
 			? cursor_get_bytes(in, (size_t)reader->runs * run_bytes(reader))

@@ -226,7 +226,7 @@ static int read_dst(struct move *move, struct cursor *header)
 {
 	struct party *party = move->party;
 	struct mail *mail;
-	int r = mail_read(party, move, NULL, header, party->pool->layout, NULL,
+	int r = mail_read(party, move, NULL, header, party->pool->layout, NULL, true,
 			  on_dst_pages, &move->maps_dst, &mail);
 
 	if (r < 0)
@@ -270,7 +270,7 @@ static int room_offer_begin(struct room *room, struct party *party, struct xp_in
 				      move->wants, move->want_count);
 	if (r >= 0)
 		r = mail_read(party, move, NULL, header, room->pool->layout,
-			      &room->pages.maps, on_src_pages, &move->maps, &mail);
+			      &room->pages.maps, false, on_src_pages, &move->maps, &mail);
 	if (r == 0)
 		r = read_dst(move, header);
 	if (r >= 0)

@@ -99,7 +99,7 @@ int pull_on_offer(struct room *room, struct party *party, const struct wire_offe
 	if (party_state(party) != PARTY_ASKED || !room_live(room))
 		return 0; /* not requested, repeated, or too late */
 	cursor_read(&in, offer->views.data, offer->views.len);
-	r = mail_read(party, NULL, msg, &in, party->pool->layout, NULL,
+	r = mail_read(party, NULL, msg, &in, party->pool->layout, NULL, false,
 		      room_pull_on_pages, &maps, &mail);
 	if (r < 0)
 		return err_prefix(r, "OFFER");

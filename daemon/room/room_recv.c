@@ -306,7 +306,7 @@ static int room_recv_begin(struct room *room, struct party *party, struct xp_inb
 	move->bytes = h->bytes;
 	move->last = h->last;
 	move->in = in;
-	r = mail_read(party, move, NULL, header, party->pool->layout, NULL,
+	r = mail_read(party, move, NULL, header, party->pool->layout, NULL, false,
 		      room_recv_on_pages, &move->maps, &mail);
 	if (r >= 0) {
 		move->inbound.on_done = on_landed;

@@ -123,7 +123,7 @@ static int take_info(struct room *room, struct party *party,
 		return err_prefix(r, "TRANSFER_INFO.wants");
 	cursor_read(&in, info->views.data, info->views.len);
 	party->gen = info->recv_gen;
-	r = mail_read(party, NULL, msg, &in, there, NULL, room_send_on_pages,
+	r = mail_read(party, NULL, msg, &in, there, NULL, false, room_send_on_pages,
 		      &party->theirs, &mail);
 	if (r < 0)
 		return err_prefix(r, "TRANSFER_INFO");

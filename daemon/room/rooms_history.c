@@ -12,7 +12,9 @@ static uint64_t longest(const struct room_maps *maps)
 	uint64_t most = 0;
 
 	for (size_t i = 0; i < maps->count; i++) {
-		uint64_t tokens = maps->maps[i].token_end - maps->maps[i].token_begin;
+		const struct room_map *map = &maps->maps[i];
+		uint64_t tokens = map->select ? map->select_count
+					      : map->token_end - map->token_begin;
 
 		most = tokens > most ? tokens : most;
 	}

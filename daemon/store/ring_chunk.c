@@ -181,7 +181,7 @@ static int chunk_move_end(struct ring_pages *pages, struct room *none)
 }
 
 static const struct ring_pages_kind fetch_kind = {
-	.claims = true, .lands = true, .end = chunk_move_end};
+	.selects = true, .claims = true, .lands = true, .end = chunk_move_end};
 static const struct ring_pages_kind put_kind = {.claims = true, .end = chunk_move_end};
 
 static int op_fetch(struct ring *ring, const struct kvd_ring_entry *e,

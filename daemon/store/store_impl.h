@@ -352,7 +352,8 @@ struct store_space *store_space_by_digest(const struct store *store,
 					  const uint8_t digest[16]);
 /* Is the pool's layout the handle's? ERR_LAYOUT. */
 int store_handle_fits(struct store_handle *handle, const struct pool *pool);
-/* A move's pages: each view of the space, all layers, the same tokens. ERR_INVAL. */
+/* A move's pages: each view of the space, all layers, the same tokens; or a selection of
+ * one view. ERR_INVAL. */
 int store_maps_check(const struct store_handle *handle, const struct room_maps *maps,
 		     uint64_t *begin_p, uint64_t *end_p);
 int store_words_check(const struct store_space_args *args); /* ERR_INVAL */
@@ -570,9 +571,10 @@ struct store_move {
 	struct wait_spec spec;
 	struct wait wait;
 	bool wait_over;
-	uint64_t first;	     /* number of the first entry's chunk in its prompt */
-	bool anywhere;	     /* put: these are numbers in the call alone */
-	uint64_t begin, end; /* tokens that move */
+	uint64_t first;	      /* number of the first entry's chunk in its prompt */
+	bool anywhere;	      /* put: these are numbers in the call alone */
+	uint64_t begin, end;  /* tokens that move */
+	uint64_t token_bytes; /* of a selected token; 0: all of these move */
 	struct store_entry *entries;
 	uint32_t count;
 	/* A put takes its chunks some a turn: of so many, with so many new covers. */

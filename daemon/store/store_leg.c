@@ -432,6 +432,8 @@ static int leg_far(struct store_leg *leg, uint64_t begin, uint64_t end, uint64_t
 		r = leg_pull(leg, &engine, ticket);
 	if (r < 0)
 		return err_pass(r);
+	if (move->token_bytes) /* a hedge would load whole chunks */
+		return 0;
 	pace_budget_earn(&move->store->hedging);
 	on_leg_late(&leg->late);
 	return 0;

@@ -232,6 +232,8 @@ static void on_move_deadline(struct loop_timer *timer)
 
 uint64_t store_entry_bytes(const struct store_move *move, uint32_t i)
 {
+	if (move->token_bytes)
+		return move->token_bytes * move->entries[i].tokens;
 	return move->handle->canon->chunk_bytes * move->entries[i].tokens /
 	       move->handle->space->tokens;
 }
@@ -302,6 +304,17 @@ static bool entry_waits(const struct store_move *move, uint32_t i)
 	return entry_moves(move, i) && !move->entries[i].busy && !move->entries[i].done;
 }
 
+/* None of its tokens is selected; within a leg that costs its pages only. */
+static bool entry_skips(struct store_move *move, uint32_t i)
+{
+	struct store_entry *entry = &move->entries[i];
+	bool skips = move->token_bytes && !entry->tokens && !entry->busy && !entry->done;
+
+	entry->done |= skips;
+	move->done += skips;
+	return skips;
+}
+
 /* The entries of the next leg start at move->next; *count_p 0: there is none, or none
  * yet. ERR_NOTFOUND: there never will be. */
 static int next_leg(struct store_move *move, struct store_sources *sources_p,
@@ -313,7 +326,8 @@ static int next_leg(struct store_move *move, struct store_sources *sources_p,
 
 	most = most == 0 ? 1 : most < LEG_CHUNKS ? most : LEG_CHUNKS;
 	*count_p = 0;
-	while (move->next < end && !entry_waits(move, move->next))
+	while (move->next < end &&
+	       (entry_skips(move, move->next) || !entry_waits(move, move->next)))
 		move->next++;
 	if (move->next == end)
 		return 0;
@@ -733,6 +747,23 @@ void store_move_begin(struct store_move *move, uint64_t deadline_ns)
 	store_move_kick(move);
 }
 
+/* Entries count their selected tokens, in the layers that move. */
+static void fetch_select(struct store_move *move, const struct room_map *map)
+{
+	const struct layout_view *view =
+		layout_view_find(move->handle->canon->layout, map->view);
+	uint64_t tokens = move->handle->space->tokens;
+	size_t from = 0;
+
+	move->token_bytes = room_map_token_bytes(map, view);
+	for (uint32_t i = 0; i < move->count; i++) { /* at most 4096: of a hold */
+		size_t to = room_map_select_from(map, (move->first + i + 1) * tokens);
+
+		move->entries[i].tokens = (uint32_t)(to - from);
+		from = to;
+	}
+}
+
 static int fetch_begin(struct store_hold *hold, struct store_move_args *args,
 		       struct store_move **move_p)
 {
@@ -774,6 +805,8 @@ static int fetch_begin(struct store_hold *hold, struct store_move_args *args,
 		move->entries[i].chunk = hold->chunks[k];
 		move->entries[i].tokens = (uint32_t)(left < tokens ? left : tokens);
 	}
+	if (move->maps.maps[0].select)
+		fetch_select(move, &move->maps.maps[0]);
 	store_move_begin(move, args->deadline_ns);
 	*move_p = move;
 	return 0;

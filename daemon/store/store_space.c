@@ -583,12 +583,34 @@ int store_handle_fits(struct store_handle *handle, const struct pool *pool)
 	return 0;
 }
 
+/* Of one view, and of any layers. */
+static int selection_check(const struct store_handle *handle,
+			   const struct room_maps *maps, uint64_t *begin_p,
+			   uint64_t *end_p)
+{
+	const struct room_map *map = &maps->maps[0];
+	const struct layout_view *view =
+		layout_view_find(handle->canon->layout, map->view);
+
+	if (maps->count != 1)
+		return err_raise(ERR_INVAL, "views: %zu are named; a selection is of one",
+				 maps->count);
+	if (!view || !room_map_token_bytes(map, view))
+		return err_raise(ERR_INVAL, "views.%s: not in the space, or no layer",
+				 map->view);
+	*begin_p = map->token_begin;
+	*end_p = map->token_end;
+	return 0;
+}
+
 int store_maps_check(const struct store_handle *handle, const struct room_maps *maps,
 		     uint64_t *begin_p, uint64_t *end_p)
 {
 	const struct layout *layout = handle->canon->layout;
 
 	*begin_p = *end_p = 0;
+	if (room_maps_selection(maps))
+		return err_pass(selection_check(handle, maps, begin_p, end_p));
 	for (uint32_t i = 0; i < layout->view_count; i++) {
 		const struct room_map *map = room_maps_find(maps, layout->views[i].name);
 

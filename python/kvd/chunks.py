@@ -155,13 +155,21 @@ class Hold:
     def fetch(self, views, *, pool=None, wait=None, deadline=None, timeout=None, post=False):
         """Read the tokens that the views name into pages: {name: pages or View}, each view of
         the space. wait as in Room.bind(); deadline: seconds, a later fetch fails; post: without a
-        reply, as in Space.put(). -> Move"""
+        reply, as in Space.put().
+
+        A gather: {name: View(pages, layers=(7, 8), select=tokens)}, one view. Only these
+        tokens are read, at most 65536, of these layers. tokens: a list or array of the request's
+        token numbers, ascending; tokens[i] is at place i of the pages, which is place % page
+        tokens of page number place // page tokens. It is always posted: EINVAL and ERANGE fail
+        the move. ENOTFOUND: a chunk has no holder any more; then Facts.prefix_tokens is the range
+        from tokens[0] on in which all were read. Such keys cannot be spliced. -> Move"""
         ms = 0 if deadline is None else \
             _check.integer("deadline", max(1, round(1000 * deadline)), 1, _check.U32)
         pool, views = self.space.pool_of(pool), views_pack(views)
+        post = _check.flag("post", post) or any(view[-1] is not None for view in views)
         return Move(self._hold.fetch(pool._pool, views, wait_pack(wait), ms,
-                                     _check.seconds("timeout", timeout),
-                                     _check.flag("post", post)), "fetch", (pool, views))
+                                     _check.seconds("timeout", timeout), post), "fetch",
+                    (pool, views))
 
     def holders(self, timeout=None):
         """Other daemons with chunks of the hold, in the order of the chunks: of each piece the one

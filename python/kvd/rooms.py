@@ -33,13 +33,14 @@ its chunks that the daemon has finished reading (at most 65535). rows: rows of t
 this side. moved_us: time from the first chunk to the last byte moved so far, in microseconds."""
 
 
-class View(namedtuple("View", "pages first_token tokens layers")):
+class View(namedtuple("View", "pages first_token tokens layers select")):
     """Pages of one view. first_token: the request's token in the first slot of pages[0];
     tokens: (begin, end) of the request, or None for all tokens of the pages; layers:
-    (begin, end), or None for all."""
+    (begin, end), or None for all. select (Hold.fetch() only): numbers of the request's tokens,
+    ascending; number i of the list is at place i of the pages. None: no selection."""
 
-    def __new__(cls, pages, first_token=0, tokens=None, layers=None):
-        return super().__new__(cls, pages, first_token, tokens, layers)
+    def __new__(cls, pages, first_token=0, tokens=None, layers=None, select=None):
+        return super().__new__(cls, pages, first_token, tokens, layers, select)
 
 
 class Source(namedtuple("Source", "endpoint pool room rank views group worker ranks session")):
@@ -77,7 +78,9 @@ def views_pack(views, name="views"):
         packed.append((key, _check.u32s(where + ".pages", view.pages),
                        _check.integer(where + ".first_token", view.first_token)) +
                       _check.span(where + ".tokens", view.tokens) +
-                      _check.span(where + ".layers", view.layers, _check.U32))
+                      _check.span(where + ".layers", view.layers, _check.U32) +
+                      (_check.u32s(where + ".select", view.select)
+                       if view.select is not None else None,))
     return tuple(packed)
 
 

@@ -4,7 +4,7 @@
  * this file converts them into libkvd's structs for one call.
  *
  *   view    (name or None, pages as bytes of u32, first_token, token_begin,
- *            token_end, layer_begin, layer_end)
+ *            token_end, layer_begin, layer_end, select as pages or None)
  *   source  (endpoint or None, pool or None, room or None, rank or None, views)
  *   wait    (Region, offset, value) or None
  *
@@ -43,13 +43,16 @@ int ext_views_parse(PyObject *tuple, struct ext_views *views)
 	for (Py_ssize_t i = 0; i < n; i++) {
 		struct kvd_view *v = &views->at[i];
 		unsigned long long first, begin, end;
-		const char *pages;
-		Py_ssize_t bytes;
+		const char *pages, *select;
+		Py_ssize_t bytes, select_bytes;
 
-		if (!PyArg_ParseTuple(PyTuple_GetItem(tuple, i), "zy#KKKII", &v->name,
+		if (!PyArg_ParseTuple(PyTuple_GetItem(tuple, i), "zy#KKKIIz#", &v->name,
 				      &pages, &bytes, &first, &begin, &end,
-				      &v->layer_begin, &v->layer_end))
+				      &v->layer_begin, &v->layer_end, &select,
+				      &select_bytes))
 			return -1;
+		v->select = (const uint32_t *)(const void *)select;
+		v->select_count = select ? (size_t)select_bytes / sizeof(uint32_t) : 0;
 		v->pages = (const uint32_t *)(const void *)pages;
 		v->page_count = (size_t)bytes / sizeof(uint32_t);
 		v->first_token = first;

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chunks beside their limits, in turns of one run.
 
-bench_chunks.py [--turns N] [--dir FOLDER] [--peers VENV] [--json FILE]
+bench_chunks.py [--turns N] [--dir FOLDER] [--peers VENV] [--json FILE] [PART...]
+
+Parts: memory far gather stall files, all of them unless named.
 
     put, fetch       beside a bare pull between two pools of the same pages
     publish          of the same chunks, and their withdrawal, beside the put; a fetch from
@@ -11,6 +13,8 @@ bench_chunks.py [--turns N] [--dir FOLDER] [--peers VENV] [--json FILE]
                      waking and answering take; and again by an engine that has slept before
     far              of another daemon, beside a bare pull of the same pages from there; a
                      hold of 512 beside one of a chunk that nobody has, which takes the hops
+    gather           2048 of 8192 tokens of another daemon, in 4 layers, beside all tokens of these
+                     layers, and beside one fetch a token, all posted at once
     a holder stalls  two daemons hold 71 MB; of 60 fetches two find the first one stopped for
                      0.4 s: with the hedge, beside as many of a daemon without it
     Mooncake Store   (--peers) by tcp, a client with memory of its own: put, get of 4 MiB
@@ -29,6 +33,7 @@ import hashlib
 import json
 import mmap
 import os
+import random
 import shutil
 import signal
 import statistics
@@ -285,6 +290,51 @@ def far_rows(turns):
     return [get, find]
 
 
+def gather_turn(hold, pages, selects, layers):
+    """Seconds of a fetch for each selection, all at once."""
+    begin = time.perf_counter()
+    moves = [hold.fetch({"kv": kvd.View(pages[i:i + -(-len(select) // PAGE)], layers=layers,
+                                        select=select)}) for i, select in enumerate(selects)]
+    for move in moves:
+        move.wait(timeout=60)
+    took = time.perf_counter() - begin
+    for move in moves:
+        move.close()
+    return 1e3 * took
+
+
+def gather_rows(turns):
+    rows = []
+    for way, goal in (("shm", 1), ("tcp", 2)):
+        alls = Row("gather 2048 of 8192 tokens, beside all (%s)" % way, "ms", goal, less=True)
+        ones = Row("the same, beside one fetch a token (%s)" % way, "ms", 10, less=True)
+        with contextlib.ExitStack() as stack:
+            more = "[transport]\nrequire = %s\n" % way
+            there = stack.enter_context(Daemon("[chunks]\nchunk_memory = 2 GiB\n" + more))
+            h = stack.enter_context(kvd.Client(there.socket_path, timeout=120))
+            own = stack.enter_context(Daemon(
+                "[chunks]\nchunk_memory = 2 GiB\nchunk_peers = %s\n%s" % (h.endpoint, more)))
+            c = stack.enter_context(kvd.Client(own.socket_path, timeout=120))
+            a, b = Cache(h, "a"), Cache(c, "b")
+            ready = [h, c]
+            until(lambda ready=ready: all(one.command("chunk.list")["ready"] for one in ready))
+            ids, reader = chain(CHUNKS, "gather"), b.space(c)
+            moved(a.space(h).put(ids, {"kv": a.pages}))
+            with until(lambda: reader.hold(ids, remote=10, lease=600)) as hold:
+                assert hold.remote == CHUNKS
+                for i in range(turns + 1):
+                    some = sorted(random.Random(i).sample(range(PAGES * PAGE), 2048))
+                    took = [gather_turn(hold, b.pages, selects, (0, 4)) for selects in
+                            ([some], [range(PAGES * PAGE)], [[token] for token in some[:512]])]
+                    if i:  # one by one: a quarter of them
+                        alls.figures.append(took[0])
+                        ones.figures.append(took[0])
+                        alls.floors.append(took[1])
+                        ones.floors.append(4 * took[2])
+        rows += [alls, ones]
+    return rows
+
+
 def stalled(daemon, do):
     """Its process stands still from before `do` until STALL later. -> seconds of it"""
     daemon.freeze()
@@ -432,13 +482,14 @@ def main():
     parser.add_argument("--dir", default=".")
     parser.add_argument("--peers", help="a venv with Mooncake (tests/bench/peers/setup.sh)")
     parser.add_argument("--json")
+    parser.add_argument("parts", nargs="*")
     args = parser.parse_args()
     folder = tempfile.mkdtemp(prefix="kvd-bench-chunks-", dir=os.path.abspath(args.dir))
     try:
-        rows = [row.tell() for row in [*memory_rows(args.turns, args.peers),
-                                       *far_rows(args.turns),
-                                       *stall_rows(args.turns),
-                                       *file_rows(args.turns, folder)]]
+        parts = {"memory": lambda turns: memory_rows(turns, args.peers), "far": far_rows,
+                 "gather": gather_rows, "stall": stall_rows,
+                 "files": lambda turns: file_rows(turns, folder)}
+        rows = [row.tell() for part in args.parts or parts for row in parts[part](args.turns)]
     finally:
         shutil.rmtree(folder)
     if args.json:

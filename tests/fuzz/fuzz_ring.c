@@ -293,7 +293,7 @@ static uint32_t put_view(struct cursor *in, uint32_t at)
 	pages = (uint32_t *)(void *)(w.arena + at + sizeof(view));
 	for (uint32_t i = 0; i < view.page_count; i++)
 		put(&pages[i], (uint32_t)cursor_get_u8(in) % 20);
-	return at + (uint32_t)kvd_ring_view_bytes(view.page_count);
+	return at + (uint32_t)kvd_ring_view_bytes(view.page_count, 0);
 }
 
 static uint32_t put_text(uint64_t number, uint8_t how, uint32_t at)
@@ -377,7 +377,7 @@ static uint32_t put_chunk_pages(struct cursor *in, uint32_t at, uint64_t first,
 	pages = (uint32_t *)(void *)(w.arena + at + sizeof(struct kvd_ring_view));
 	for (uint32_t i = 0; i < count * CHUNK_TOKENS; i++)
 		put(&pages[i], i);
-	return at + (uint32_t)kvd_ring_view_bytes(count * CHUNK_TOKENS);
+	return at + (uint32_t)kvd_ring_view_bytes(count * CHUNK_TOKENS, 0);
 }
 
 /* FIND, HOLD, HOLD_REMOTE, FETCH of a hold in one of the last slots, or PUT. */

@@ -429,9 +429,21 @@ MAKE(endless_name)
 {
 	memset(payload_view(p, "kv", rx_pages, 2)->name, 'k', 32);
 }
-MAKE(not_zero)
+MAKE(selected)
 {
-	payload_view(p, "kv", rx_pages, 2)->zero = 1;
+	const uint32_t select[] = {3, 4};
+
+	payload_view(p, "kv", rx_pages, 2)->select_count = 2;
+	payload_add(p, select, sizeof(select));
+	p->views = p->len;
+}
+MAKE(selection_cut_off)
+{
+	payload_view(p, "kv", rx_pages, 2)->select_count = 1;
+}
+MAKE(selection_endless)
+{
+	payload_view(p, "kv", rx_pages, 2)->select_count = UINT32_MAX;
 }
 MAKE(page_outside)
 {
@@ -493,7 +505,9 @@ static const struct wrong wrongs[] = {
 	{"a view twice", ERR_INVAL, twice},
 	{"a view of no pool", ERR_NOTFOUND, unknown_view},
 	{"a name without an end", ERR_INVAL, endless_name},
-	{"what shall be 0", ERR_INVAL, not_zero},
+	{"a selection", ERR_INVAL, selected},
+	{"a selection that is cut off", ERR_RANGE, selection_cut_off},
+	{"a selection without end", ERR_RANGE, selection_endless},
 	{"a page outside", ERR_RANGE, page_outside},
 	{"a page twice", ERR_DUP, page_twice},
 	{"tokens outside", ERR_RANGE, tokens_outside},

@@ -24,11 +24,14 @@ static struct layout layout = {
 };
 
 /* The whole message at once. */
+static bool selects; /* readers take selections */
+
 static int maps_get(struct cursor *in, struct room_maps *maps)
 {
 	struct maps_reader reader;
 	int r = maps_reader_begin(&reader, in, &layout, NULL);
 
+	reader.selects = selects;
 	*maps = (struct room_maps){0};
 	if (r >= 0)
 		r = maps_read_some(&reader, SIZE_MAX);
@@ -144,7 +147,11 @@ static bool same_maps(const struct room_maps *a, const struct room_maps *b)
 		    x->token_begin != y->token_begin || x->token_end != y->token_end ||
 		    x->layers.begin != y->layers.begin ||
 		    x->layers.end != y->layers.end || x->page_count != y->page_count ||
-		    memcmp(x->pages, y->pages, x->page_count * sizeof(*x->pages)) != 0)
+		    x->select_count != y->select_count ||
+		    memcmp(x->pages, y->pages, x->page_count * sizeof(*x->pages)) != 0 ||
+		    (x->select_count &&
+		     memcmp(x->select, y->select, x->select_count * sizeof(*x->select)) !=
+			     0))
 			return false;
 	}
 	return true;
@@ -164,6 +171,7 @@ static int read_by(const uint8_t *bytes, size_t len, size_t most,
 	if (r < 0)
 		return r;
 	reader.among = among;
+	reader.selects = selects;
 	while ((r = maps_read_some(&reader, most)) > 0) {
 		uint8_t *next = mem_dup(bytes, len); /* and the bytes may move */
 
@@ -266,20 +274,32 @@ static void many_scattered_pages_fit_a_message(void **state)
 }
 
 /* Every prefix, every flipped byte: refused or a map that passes the checks. */
-static void wire_hostile_bytes_never_pass_a_bad_map(void **state)
+static void select_is_fine(const struct room_map *map, const struct layout_view *view)
 {
-	struct room_maps maps, back, pieces;
+	uint64_t places = map->page_count * view->page_tokens;
+
+	assert_true(map->select_count > 0);
+	assert_true(map->first_token + map->select_count <= places);
+	for (size_t i = 0; i < map->select_count; i++) {
+		assert_true(map->select[i] < map->token_end - map->token_begin);
+		assert_true(i == 0 || map->select[i] > map->select[i - 1]);
+	}
+}
+
+/* Cut off, and with each value of each byte. */
+static void bytes_are_bent(struct room_maps *maps)
+{
+	struct room_maps back, pieces;
 	uint8_t buf[512], bent[512];
 	struct cursor c;
 	size_t len;
 
-	(void)state;
-	assert_int_equal(
-		parse("{\"kv\":{\"pages\":[3,4,9],\"first_token\":4}}", 3, &maps), 0);
 	cursor_write(&c, buf, sizeof(buf));
-	room_maps_put(&c, &maps);
+	room_maps_put(&c, maps);
+	assert_int_equal(c.pos, room_maps_wire_bytes(maps));
+	assert_true(c.pos <= maps_writer_most(maps));
 	len = c.pos;
-	room_maps_fini(&maps);
+	room_maps_fini(maps);
 	for (size_t i = 0; i < len; i++) {
 		cursor_read(&c, buf, i);
 		assert_true(maps_get(&c, &back) < 0);
@@ -301,11 +321,132 @@ static void wire_hostile_bytes_never_pass_a_bad_map(void **state)
 
 			assert_non_null(view);
 			assert_true(back.maps[m].token_begin <= back.maps[m].token_end);
+			if (back.maps[m].select)
+				select_is_fine(&back.maps[m], view);
 			for (size_t p = 0; p < back.maps[m].page_count; p++)
 				assert_true(back.maps[m].pages[p] < view->pages);
 		}
 		room_maps_fini(&back);
 	}
+}
+
+static void wire_hostile_bytes_never_pass_a_bad_map(void **state)
+{
+	struct room_maps maps;
+
+	(void)state;
+	assert_int_equal(
+		parse("{\"kv\":{\"pages\":[3,4,9],\"first_token\":4}}", 3, &maps), 0);
+	bytes_are_bent(&maps);
+}
+
+/* ---- selections ---- */
+
+/* 10 of 4000 tokens, from the second place of page 3 on. */
+static void selection(struct room_maps *maps)
+{
+	static const uint32_t some[] = {0, 1, 2, 7, 9, 100, 101, 3000, 3998, 3999};
+
+	assert_int_equal(parse("{\"kv\":{\"pages\":[3,4,9]}}", -1, maps), 0);
+	maps->maps[0].first_token = 1;
+	maps->maps[0].token_begin = 1000;
+	maps->maps[0].token_end = 5000;
+	maps->maps[0].select = mem_dup(some, sizeof(some));
+	maps->maps[0].select_count = ARRAY_LEN(some);
+	assert_int_equal(room_map_check_ranges(&maps->maps[0], &layout.views[0], "kv"),
+			 0);
+}
+
+static void selection_hostile_bytes_never_pass_a_bad_map(void **state)
+{
+	struct room_maps maps, back;
+	uint8_t buf[512];
+	struct cursor c;
+
+	(void)state;
+	selection(&maps);
+	cursor_write(&c, buf, sizeof(buf));
+	room_maps_put(&c, &maps);
+	cursor_read(&c, buf, c.pos); /* where none is expected */
+	assert_int_equal(maps_get(&c, &back), -err_errno(ERR_PROTO));
+	selects = true;
+	cursor_read(&c, buf, c.size);
+	assert_int_equal(maps_get(&c, &back), 0);
+	assert_true(same_maps(&maps, &back));
+	room_maps_fini(&back);
+	bytes_are_bent(&maps);
+	selects = false;
+}
+
+static void selection_is_charged_and_refused_over_a_share(void **state)
+{
+	struct accounts accounts = {0};
+	struct account *peer = account_get(&accounts, "peer", "a");
+	struct charge filler = {0};
+	struct room_maps maps;
+	uint8_t buf[512];
+
+	(void)state;
+	account_leave(peer, sizeof(struct room_map) + 12 * sizeof(uint32_t), &filler);
+	for (size_t count = 10; count >= 9; count--) {
+		struct maps_reader reader;
+		struct cursor c;
+		int r;
+
+		selection(&maps);
+		maps.maps[0].select_count = count;
+		cursor_write(&c, buf, sizeof(buf));
+		room_maps_put(&c, &maps);
+		room_maps_fini(&maps);
+		cursor_read(&c, buf, c.pos);
+		assert_int_equal(maps_reader_begin(&reader, &c, &layout, peer), 0);
+		reader.selects = true;
+		r = maps_read_some(&reader, SIZE_MAX);
+		assert_int_equal(r, count == 9 ? 0 : -err_errno(ERR_LIMIT));
+		if (r == 0)
+			room_maps_fini(&reader.maps);
+	}
+	charge_drop(&filler);
+	account_unref(peer);
+}
+
+/* Each range: the tokens, and the places of their pages. */
+static void selection_cut_has_its_tokens_at_their_places(void **state)
+{
+	struct room_maps maps, cut;
+
+	(void)state;
+	selection(&maps);
+	for (uint64_t begin = 1000; begin < 5000; begin += 3) {
+		for (uint64_t end = begin + 1; end <= 5000; end += 97) {
+			const struct room_map *map = &maps.maps[0], *got;
+			size_t n = 0;
+
+			if (room_map_select_from(map, begin) ==
+			    room_map_select_from(map, end))
+				continue;
+			assert_int_equal(room_maps_cut(&maps, &layout, begin, end, &cut),
+					 0);
+			got = &cut.maps[0];
+			select_is_fine(got, &layout.views[0]);
+			for (size_t i = 0; i < map->select_count; i++) {
+				uint64_t token = 1000 + map->select[i], place = 1 + i;
+
+				if (token < begin || token >= end)
+					continue;
+				assert_int_equal(got->token_begin + got->select[n],
+						 token);
+				assert_int_equal(got->pages[(got->first_token + n) / 4],
+						 map->pages[place / 4]);
+				assert_int_equal((got->first_token + n) % 4, place % 4);
+				n++;
+			}
+			assert_int_equal(got->select_count, n);
+			assert_true(got->token_begin >= begin && got->token_end <= end);
+			room_maps_fini(&cut);
+		}
+	}
+	room_maps_fini(&maps);
 }
 
 /* One run: `count` pages from 0 on, in a view that has them, for `tokens`. */
@@ -500,6 +641,9 @@ int main(void)
 		cmocka_unit_test(pages_by_pieces_are_the_same_as_at_once),
 		cmocka_unit_test(many_scattered_pages_fit_a_message),
 		cmocka_unit_test(wire_hostile_bytes_never_pass_a_bad_map),
+		cmocka_unit_test(selection_hostile_bytes_never_pass_a_bad_map),
+		cmocka_unit_test(selection_is_charged_and_refused_over_a_share),
+		cmocka_unit_test(selection_cut_has_its_tokens_at_their_places),
 		cmocka_unit_test(wire_refuses_before_it_takes_memory_for_pages),
 		cmocka_unit_test(wire_pages_are_charged_and_capped),
 		cmocka_unit_test(within_sees_any_other_page),

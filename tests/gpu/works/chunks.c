@@ -324,6 +324,77 @@ void splice_test(void)
 	free(has);
 }
 
+/* Where a token of the prompt is: in all its layers, K and V, FIELD_BYTES * page_count()
+ * apart. */
+static uint64_t token_place(const struct cache *cache, uint32_t token)
+{
+	return cache->pages[token / PAGE_TOKENS] * FIELD_BYTES +
+	       token % PAGE_TOKENS * HEADS * HEAD_BYTES;
+}
+
+/* Every third token of layers from 1 on, into the first places of the GPU's pages. */
+void gather_test(void)
+{
+	const uint32_t count = page_count() * PAGE_TOKENS / 3;
+	const struct kvd_call post = {.post = true};
+	uint8_t *had = need(malloc(cache_bytes())), *has = need(malloc(cache_bytes()));
+	uint32_t *select = need(calloc(count, sizeof(*select)));
+	struct kvd_hold *hold = NULL;
+	struct kvd_move *move = NULL;
+	struct kvd_move_args args;
+	struct cache gpu, host;
+	struct kvd_view view;
+	struct rig rig;
+	struct ids ids;
+
+	store_start(&rig);
+	cache_open(&gpu, &rig, AT_GPU);
+	cache_open(&host, &rig, AT_HOST);
+	ids_make(&ids, 1);
+	pages_turn(&host, 3);
+	pages_turn(&gpu, 7);
+	engine_pattern(&host.engine, 44);
+	engine_get(&host.engine, 0, had, cache_bytes());
+	(void)cache_put(&host, &ids);
+	engine_fill(&gpu.engine, 0xee);
+	for (uint32_t i = 0; i < count; i++)
+		select[i] = 3 * i;
+	args = args_of(&gpu, &view);
+	view.layer_begin = 1;
+	view.layer_end = layers();
+	view.select = select;
+	view.select_count = count;
+	well(gpu.engine.client, kvd_hold_open(gpu.space, &ids.chunks, 0, 0, 0, &hold),
+	     "chunk.hold");
+	if (kvd_fetch(hold, &args, NULL, &move) != -KVD_E_INVAL)
+		die("a selection needs call.post");
+	well(gpu.engine.client, kvd_fetch(hold, &args, &post, &move), "chunk.fetch");
+	(void)works_move_end(&gpu, move, clock_s());
+	well(gpu.engine.client, kvd_hold_close(hold, NULL), "hold.close");
+	engine_get(&gpu.engine, 0, has, cache_bytes());
+	for (uint64_t f = 0; f < 2 * (uint64_t)layers(); f++) {
+		for (uint32_t i = 0; i < page_count() * PAGE_TOKENS; i++) {
+			const uint8_t *got = has + f * FIELD_BYTES * page_count() +
+					     token_place(&gpu, i);
+			bool there = f >= 2 && i < count;
+
+			if (there ? memcmp(got,
+					   had + f * FIELD_BYTES * page_count() +
+						   token_place(&host, 3 * i),
+					   HEADS * HEAD_BYTES) != 0
+				  : got[0] != 0xee)
+				die("place %u of layer %ju is wrong", i,
+				    (uintmax_t)(f / 2));
+		}
+	}
+	cache_close(&gpu);
+	cache_close(&host);
+	rig_stop(&rig);
+	free(select);
+	free(had);
+	free(has);
+}
+
 static int by_value(const void *a, const void *b)
 {
 	double x = *(const double *)a, y = *(const double *)b;

@@ -665,6 +665,8 @@ const struct work tests[] = {
 	{"exporter", "what the driver does when an exporter dies", exporter_dies},
 	{"refusals", "handles that cannot be opened, with cause and remedy", refusals},
 	{"chunks", "chunks of a cache on the GPU, put and fetched", chunks_test},
+	{"gather", "selected tokens of chunks, in some layers, into GPU memory",
+	 gather_test},
 	{"splice", "keys of a fetch rotated in GPU memory, against the CPU's",
 	 splice_test},
 	{"attend", "attention, merge and splice by attend.cu, against the CPU's",

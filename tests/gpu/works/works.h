@@ -165,6 +165,7 @@ unsigned int shrink(void);
 extern const struct work sweeps[]; /* on the tests' driver alone */
 void chunks_test(void);
 void splice_test(void);
+void gather_test(void);
 void chunks_bench(void);
 void attend_test(void);
 void attend_bench(void);
