@@ -11,8 +11,6 @@ WITHOUT    := $(LEFT_OUT:%=daemon/%/%) $(LEFT_OUT:%=daemon/transport/%/%) \
 	      $(if $(filter store,$(LEFT_OUT)),daemon/base/breaker.c daemon/plan/canon.c \
 		$(addprefix daemon/cost/,fit.c live.c pace.c)) \
 	      $(if $(filter attend,$(LEFT_OUT)),daemon/math/% gpu/attend_%.c)
-DAEMON_SRC := $(filter-out daemon/main.c $(WITHOUT),\
-		$(wildcard daemon/*.c daemon/*/*.c daemon/*/*/*.c gpu/*.c proto/*.c lib/*.c))
 CTL_SRC    := $(wildcard ctl/*.c)
 # libkvd: libc, libm and cJSON are all it may need
 LIB_SRC    := $(wildcard lib/*.c) $(addprefix proto/,base64.c out.c) \
@@ -21,6 +19,9 @@ LIB_SRC    := $(wildcard lib/*.c) $(addprefix proto/,base64.c out.c) \
 	      $(addprefix daemon/math/,splice.c value.c) \
 	      $(addprefix daemon/plan/,layout.c layout_json.c layout_text.c token_shard.c) \
 	      gpu/cudrv.c
+# and what libkvd has of the parts that are left out: kvd-ctl is linked with it
+DAEMON_SRC := $(sort $(LIB_SRC) $(filter-out daemon/main.c $(WITHOUT),\
+		$(wildcard daemon/*.c daemon/*/*.c daemon/*/*/*.c gpu/*.c proto/*.c lib/*.c)))
 UNIT_SRC   := $(wildcard tests/unit/test_*.c)
 # the simulation's transport and link serve other tests too
 SIMLIB_SRC := $(wildcard tests/sim/fake*.c) tests/sim/link_mem.c
