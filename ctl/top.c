@@ -65,7 +65,8 @@ static void tables_print(const struct top *top, const struct top_view *view)
 
 	if (size.ws_row)
 		printf(FRAME_BEGIN);
-	used = lines_print(head, 0) + 3; /* two empty lines, and the cursor's */
+	used = lines_print(head, 0) + 3 + /* two empty lines, and the cursor's */
+	       (*top_now(top)->rooms_why != 0) + view->rooms_cut;
 	left = size.ws_row > used + 6 ? size.ws_row - used : 6;
 	printf("\n");
 	left -= lines_print(peers, size.ws_row ? left / 3 : 0);

@@ -325,7 +325,8 @@ static struct client_request *request_find(struct client_conn *conn, uint64_t id
 
 /* The request of a success that nobody but its caller reads, as text: to parse a list of
  * thousands of rooms takes longer than the daemon's answer. NULL: parse it. */
-static struct client_request *request_of_text(struct client_conn *conn, const char *line)
+static struct client_request *request_of_text(struct client_conn *conn, const char *line,
+					      size_t len)
 {
 	static const char begin[] = "{\"id\":", ok[] = ",\"ok\":true";
 	struct client_request *req;
@@ -334,7 +335,9 @@ static struct client_request *request_of_text(struct client_conn *conn, const ch
 	if (strncmp(line, begin, sizeof(begin) - 1) != 0)
 		return NULL;
 	req = request_find(conn, strtoull(line + sizeof(begin) - 1, &end, 10));
-	if (!req || req->finish || req->take || strncmp(end, ok, sizeof(ok) - 1) != 0)
+	if (!req || req->finish || req->take || strncmp(end, ok, sizeof(ok) - 1) != 0 ||
+	    (end[sizeof(ok) - 1] != ',' && end[sizeof(ok) - 1] != '}') ||
+	    line[len - 1] != '}')
 		return NULL;
 	return req;
 }
@@ -342,7 +345,7 @@ static struct client_request *request_of_text(struct client_conn *conn, const ch
 /* One reply. false: it breaks the protocol. */
 static bool client_conn_line(struct kvd_client *client, char *line, size_t len)
 {
-	struct client_request *req = request_of_text(&client->conn, line);
+	struct client_request *req = request_of_text(&client->conn, line, len);
 	cJSON *json;
 	uint64_t id;
 	int r = 0;

@@ -5,7 +5,7 @@
 # and transports, whose threads valgrind runs one at a time, and those that need system
 # calls that Debian 12's valgrind does not know (openat2).
 VALGRIND := wire json cursor text hex fields err list idmap pack rows coverage dlist histogram \
-	cover room_map tokens inbox config sm words term search lock link_name mem tcp_wire \
+	cover room_map inbox config sm search lock link_name mem tcp_wire \
 	layout http log cpu plan_builder plan_ctl shapes mailbox notify plan loop_parts \
 	offload peer peer_hostile peer_parts peer_past peer_express rooms_forged \
 	rooms_early rooms_leave gate session \

@@ -96,7 +96,8 @@ enum kvd_ring_op {
 	 * has not ended; the slot is free when it has ended. */
 	KVD_RING_CLOSE = 11,
 	KVD_RING_EXTEND = 12, /* an offer: c: lease_ms, as in room.extend */
-	/* a: space; c: number of the first chunk; payload: n0 ids of 32 bytes each. */
+	/* a: space; c: number of the first chunk, UINT32_MAX: unknown; payload: n0 ids of
+	 * 32 bytes each. */
 	KVD_RING_FIND = 16,
 	/* The same; b: lease_ms; the ids follow the hold's secret, 16 random bytes.
 	 * With n0 0 it joins the hold with this secret. */

@@ -99,20 +99,7 @@ struct store_found {
 /* The chunks for the handle's rank. They may be evicted at any time: hold them. */
 void store_find(struct store_handle *handle, const struct store_ids *ids,
 		struct store_found *found_p);
-/* The same in steps of `most` ids. The handle is the caller's reference, and the ids. */
-struct store_finding {
-	struct store_handle *handle;
-	struct store_ids ids;
-	struct store_found found; /* complete when no step follows */
-	/* private */
-	unsigned int covers_left;
-	bool ended;	  /* all are found */
-	uint32_t unfiled; /* those before it may be worth a file */
-};
-void store_find_begin(struct store_finding *finding, struct store_handle *handle,
-		      const struct store_ids *ids);
-bool store_find_some(struct store_finding *finding, uint32_t most); /* true: go on */
-/* The reference that a finding over several turns needs. */
+/* References for work over several turns. */
 struct store_handle *store_handle_ref(struct store_handle *handle);
 void store_handle_unref(struct store_handle *handle);
 /* Removes them; a chunk in use is removed when it is not. Returns how many were found. */

@@ -524,18 +524,25 @@ static void ahead_at(struct ahead *ahead, uint32_t i)
 	}
 }
 
-/* From id `from` on. */
 static void ahead_begin(struct ahead *ahead, const struct store_space *space,
-			const struct store_ids *ids, uint32_t from)
+			const struct store_ids *ids)
 {
 	*ahead = (struct ahead){.space = space, .ids = ids};
-	for (uint32_t i = from; i < from + 2 * AHEAD - 1 && i < ids->count; i++) {
+	for (uint32_t i = 0; i < 2 * AHEAD - 1 && i < ids->count; i++) {
 		uint64_t hash = chunk_hash(space, ids->bytes + i * STORE_ID_BYTES);
 
 		ahead->hashes[i % (2 * AHEAD)] = hash;
 		__builtin_prefetch(chunk_bucket(space->store, hash));
 	}
 }
+
+struct store_finding {
+	struct store_handle *handle;
+	const struct store_ids *ids;
+	struct store_found found;
+	unsigned int covers_left;
+	uint32_t unfiled; /* those before it may be worth a file */
+};
 
 static struct store_chunk *chunk_for(struct store_finding *finding, struct ahead *ahead,
 				     uint32_t i)
@@ -569,7 +576,7 @@ static bool find_one(struct store_finding *finding, struct ahead *ahead)
 		finding->unfiled = found->chunks + 1;
 	found->chunks++;
 	found->tokens += chunk->tokens;
-	return chunk->tokens == space->tokens && found->chunks < finding->ids.count;
+	return chunk->tokens == space->tokens;
 }
 
 /* The first one written is evicted first. */
@@ -577,50 +584,29 @@ static void find_file(struct store_finding *finding)
 {
 	uint32_t i = --finding->unfiled;
 	struct store_chunk *chunk = store_chunk_find(
-		finding->handle->space, finding->ids.bytes + i * STORE_ID_BYTES,
-		store_ids_place(&finding->ids, i));
+		finding->handle->space, finding->ids->bytes + i * STORE_ID_BYTES,
+		store_ids_place(finding->ids, i));
 
 	if (chunk && chunk_is_for_files(chunk))
 		chunk_file(chunk);
 }
 
-void store_find_begin(struct store_finding *finding, struct store_handle *handle,
-		      const struct store_ids *ids)
-{
-	*finding = (struct store_finding){.handle = handle,
-					  .ids = *ids,
-					  .covers_left = STORE_COVERS_NEW,
-					  .ended = ids->count == 0};
-}
-
-bool store_find_some(struct store_finding *finding, uint32_t most)
-{
-	struct store *store = finding->handle->space->store;
-	struct ahead ahead;
-
-	if (!finding->ended) {
-		ahead_begin(&ahead, finding->handle->space, &finding->ids,
-			    finding->found.chunks);
-		for (uint32_t n = 0; n < most && !finding->ended; n++)
-			finding->ended = !find_one(finding, &ahead);
-		if (!finding->ended)
-			return true;
-		store->found += finding->found.chunks;
-		store->missed += finding->ids.count - finding->found.chunks;
-	}
-	for (uint32_t n = 0; n < most && finding->unfiled > 0; n++)
-		find_file(finding);
-	return finding->unfiled > 0;
-}
-
 void store_find(struct store_handle *handle, const struct store_ids *ids,
 		struct store_found *found_p)
 {
-	struct store_finding finding;
+	struct store *store = handle->space->store;
+	struct store_finding finding = {
+		.handle = handle, .ids = ids, .covers_left = STORE_COVERS_NEW};
+	struct ahead ahead;
 
-	store_find_begin(&finding, handle, ids);
-	while (store_find_some(&finding, ids->count))
+	ahead_begin(&ahead, handle->space, ids);
+	/* at most STORE_IDS_MAX */
+	while (finding.found.chunks < ids->count && find_one(&finding, &ahead))
 		;
+	store->found += finding.found.chunks;
+	store->missed += ids->count - finding.found.chunks;
+	while (finding.unfiled > 0) /* at most STORE_IDS_MAX: those found */
+		find_file(&finding);
 	*found_p = finding.found;
 }
 

@@ -136,9 +136,9 @@ class Attend:
 
     def _views(self, seat):
         """(q, o, m, l) of a seat, made once: an engine's layers ask for them again and again."""
+        seat = _check.integer("seat", seat, 0, self.seats - 1)
         views = self._made.get(seat)
         if views is None:
-            seat = _check.integer("seat", seat, 0, self.seats - 1)
             rows, at, memory = self.rows, self._at, self._memory.array()
 
             def piece(i, nbytes):

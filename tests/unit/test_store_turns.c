@@ -281,25 +281,6 @@ static void hold_in_turns_has_the_same_chunks(void **state)
 	world_close(&w);
 }
 
-static void find_in_turns_counts_the_same(void **state)
-{
-	uint32_t at_once, in_turns;
-	struct world w;
-
-	(void)state;
-	world_open(&w);
-	cluster_until(&w.c, put_is_over, put(&w, 0, "chunk.put", 0, PUT / 2), "put");
-	at_once = found(&w, 0, 0, PUT);
-	loop_virtual_parts(w.c.loop, 1);
-	in_turns = found(&w, 0, 0, PUT);
-	loop_virtual_parts(w.c.loop, 0);
-	assert_int_equal(at_once, PUT / 2);
-	assert_int_equal(in_turns, at_once);
-	assert_int_equal(figures_of(&w).found, 2 * (PUT / 2));
-	assert_int_equal(figures_of(&w).missed, 2 * (PUT - PUT / 2));
-	world_close(&w);
-}
-
 static void on_held(void *arg, struct store_hold *hold, const struct err *why)
 {
 	unsigned int *told = arg;
@@ -377,7 +358,6 @@ int main(void)
 		cmocka_unit_test(put_of_dead_engine_ends),
 		cmocka_unit_test(hold_in_turns_has_the_same_chunks),
 		cmocka_unit_test(hold_closed_early_is_answered),
-		cmocka_unit_test(find_in_turns_counts_the_same),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

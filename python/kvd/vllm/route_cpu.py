@@ -116,6 +116,7 @@ def attend(step, layer, q, cache, scale):
 class Attention(AttentionBackend):
     """Tensors [blocks, heads, tokens, K and V], in the memory order that vLLM chooses."""
     token_rows = True  # to kvd: a token is a row of bytes
+    forward_includes_kv_cache_update = True
     supported_dtypes: ClassVar = [torch.float32, torch.bfloat16, torch.float16]
     supported_kv_cache_dtypes: ClassVar = ["auto", "float16", "bfloat16"]
 
