@@ -85,16 +85,17 @@ static int view_add(struct kvd_client *client, struct views *v, size_t index,
 	static const uint32_t pad;
 	struct kvd_ring_view *head = &v->heads[index];
 	const char *name = view->name ? view->name : "kv";
+	size_t selected = view->select ? view->select_count : 0;
 
 	if (strlen(name) >= sizeof(head->name))
 		return client_fail(client, KVD_E_INVAL,
 				   "views[%zu]: a name of %zu bytes; at most %zu", index,
 				   strlen(name), sizeof(head->name) - 1);
-	if (view->page_count > UINT32_MAX / 8 || view->select_count > UINT32_MAX / 8)
+	if (view->page_count > UINT32_MAX / 8 || selected > UINT32_MAX / 8)
 		return client_fail(client, KVD_E_TOOBIG,
 				   "views.%s: %zu pages, %zu selected tokens", name,
-				   view->page_count, view->select_count);
-	if (view->select && !view->select_count)
+				   view->page_count, selected);
+	if (view->select && !selected)
 		return client_fail(client, KVD_E_INVAL, "views.%s.select: empty", name);
 	*head = (struct kvd_ring_view){.first_token = view->first_token,
 				       .token_begin = view->token_begin,
@@ -102,13 +103,13 @@ static int view_add(struct kvd_client *client, struct views *v, size_t index,
 				       .layer_begin = view->layer_begin,
 				       .layer_end = view->layer_end,
 				       .page_count = (uint32_t)view->page_count,
-				       .select_count = (uint32_t)view->select_count};
+				       .select_count = (uint32_t)selected};
 	memcpy(head->name, name, strlen(name) + 1);
 	part_add(v, head, sizeof(*head));
 	part_add(v, view->pages, view->page_count * sizeof(*view->pages));
 	part_add(v, &pad, view->page_count % 2 * sizeof(pad));
-	part_add(v, view->select, view->select_count * sizeof(*view->select));
-	part_add(v, &pad, view->select_count % 2 * sizeof(pad));
+	part_add(v, view->select, selected * sizeof(*view->select));
+	part_add(v, &pad, selected % 2 * sizeof(pad));
 	return 0;
 }
 

@@ -94,7 +94,8 @@ struct kvd_splice {
 };
 struct kvd_move;
 /* Rotates the keys of a fetch that has succeeded, in place, once: on this thread, or in
- * memory of a GPU by that one (bf16 only), for which the thread waits. -KVD_E_STATE: it
+ * memory of a GPU by that one (bf16 only), for which the thread waits; not while a graph
+ * of CUDA is captured. -KVD_E_STATE: it
  * has not succeeded, or they were rotated before. -KVD_E_REQUIRE: not in this memory, or
  * libkvd was built without nvcc. Other refusals leave the keys as they are. After a fault
  * of a GPU that runs they are undefined, as the message says: fetch them again. */

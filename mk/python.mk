@@ -17,11 +17,12 @@ export TEST_WEIGHT += tests/python/run.sh=2
 TEST_NEEDS   += $(PYDIR)/installed
 
 .PHONY: wheel build-wheel wheel-check bench-python bench-nixl-files
+WITH_SPLICE = $(if $(SPLICE),KVD_SPLICE=$(abspath $(SPLICE)))
 # never fails: tests/python/run.sh tells what is missing
 $(PYDIR)/installed: $(PYSRC) $(SPLICE) python/README.md
 	@mkdir -p $(@D)
 	$(SAY) VENV $(PYDIR)
-	$(Q)scripts/python-venv.sh $(PYDIR) $(PYTHON) && touch $@ || :
+	$(Q)$(WITH_SPLICE) scripts/python-venv.sh $(PYDIR) $(PYTHON) && touch $@ || :
 
 wheel: ## build one wheel for all Pythons, with the daemon, in build/wheel
 	@scripts/install-deps.sh --if-needed
@@ -29,7 +30,7 @@ wheel: ## build one wheel for all Pythons, with the daemon, in build/wheel
 
 build-wheel: $(PROGRAMS)
 	$(SAY) WHEEL build/wheel
-	$(Q)scripts/python-wheel.sh $(PYDIR) $(PYTHON) $(B) build/wheel
+	$(Q)$(WITH_SPLICE) scripts/python-wheel.sh $(PYDIR) $(PYTHON) $(B) build/wheel
 
 wheel-check: wheel ## its files, and its daemon where there is nothing but Python (root)
 	@KVD_WHEEL_TOOLS=$(PYDIR)/wheel-tools tests/wheel/test_wheel.py build/wheel

@@ -5,8 +5,9 @@ object.
 The sources of libkvd are in lib/ next to this folder, and include by paths from the root. Python's
 stable ABI of 3.9 is used, so one wheel works with every later version.
 
-KVD_PROGRAMS: a folder whose files are added to the package as kvd/bin (`make wheel` sets it).
-Without it the package has the client only."""
+KVD_PROGRAMS: a folder whose files are added to the package as kvd/bin; without it the package has
+the client only. KVD_SPLICE: the image of gpu/attend.cu that rotates keys in GPU memory. `make
+wheel` sets both."""
 import os
 import re
 import subprocess
@@ -25,7 +26,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 ABI = "0x03090000"
 PROGRAMS = os.environ.get("KVD_PROGRAMS")
-SPLICE = os.path.join(ROOT, "build", "kernels", "splice.fatbin")  # `make kernels`, by nvcc
+SPLICE = os.environ.get("KVD_SPLICE")
 
 
 def sources():
@@ -102,7 +103,7 @@ setup(
         include_dirs=[ROOT, os.path.join(ROOT, "proto"), os.path.join(HERE, "src")],
         define_macros=[("_GNU_SOURCE", None), ("Py_LIMITED_API", ABI),
                        ("KVD_VERSION", '"0.1.0"')]
-        + [("SPLICE_FILE", '"%s"' % SPLICE)] * os.path.exists(SPLICE),
+        + ([("SPLICE_FILE", '"%s"' % SPLICE)] if SPLICE else []),
         extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-pthread",
                             "-fstack-protector-strong", "-Wno-missing-field-initializers"],
         extra_link_args=["-pthread", "-Wl,-z,relro,-z,now", "-Wl,--as-needed",

@@ -107,7 +107,8 @@ struct peers_callbacks {
 	void (*on_up)(void *owner, struct peer *peer);
 	/* No more messages of the peer follow in this epoch. */
 	void (*on_down)(void *owner, struct peer *peer);
-	/* Optional. A dial was answered with BYE, or cannot succeed (keys): peer->why.
+	/* Optional. A dial was answered with BYE, or no line could be opened (keys,
+	 * memory, descriptors): peer->why.
 	 * While the peer is held it is dialled again. */
 	void (*on_refused)(void *owner, struct peer *peer);
 	/* Optional. The account for memory that messages of an UP peer take; NULL:

@@ -274,7 +274,7 @@ static int peer_express_keep(struct peer_impl *impl, const struct wire_header *h
 	    impl->early_bytes > BEHIND_BYTES + 2 * impl->peers->options.message_bytes)
 		return err_raise(ERR_PROTO, "%u messages wait for an earlier one",
 				 impl->early_count);
-	r = peer_keep(impl, sizeof(*msg) + len);
+	r = peer_keep(impl, sizeof(*msg) + len, false);
 	if (r < 0)
 		return err_pass(r);
 	msg = mem_zalloc(sizeof(*msg) + len);
@@ -297,6 +297,8 @@ static int peer_express_keep(struct peer_impl *impl, const struct wire_header *h
 void peer_in_order(struct peer_impl *impl, const struct wire_header *h,
 		   struct cursor *body)
 {
+	/* a handler may end this peering, and a new one may be up already */
+	uint64_t epoch = impl->peer.epoch;
 	struct err why;
 
 	if (h->sequence <= impl->cur.seq_in) {
@@ -306,24 +308,25 @@ void peer_in_order(struct peer_impl *impl, const struct wire_header *h,
 		return;
 	}
 	/* While a handler runs the next message waits, too: it must not overtake the
-	 * current one. */
-	if (h->sequence == impl->cur.seq_in + 1 && !impl->delivering) {
-		/* a handler may end this peering, and a new one may be up already */
-		uint64_t epoch = impl->peer.epoch;
-
-		peer_express_hand_up(impl, h, body);
-		if (peer_express_serves(impl, epoch))
+	 * current one. Earlier ones may be due and wait for a turn's time only: no sender
+	 * counts those, so each arrival delivers one, or as many as it needs the memory
+	 * of: at most EARLY_FRAMES_MAX. */
+	while (h->sequence != impl->cur.seq_in + 1 || impl->delivering) {
+		if (peer_express_keep(impl, h, body) == 0) {
 			peer_early_deliver(impl);
-		return;
-	}
-	if (peer_express_keep(impl, h, body) < 0) {
+			return;
+		}
 		err_take(&why);
-		peer_bring_down(impl, &why, true);
-		return;
+		if (impl->delivering || !(control_step(impl) || express_step(impl))) {
+			peer_bring_down(impl, &why, true);
+			return;
+		}
+		if (!peer_express_serves(impl, epoch))
+			return;
 	}
-	/* Earlier ones may be due and wait for a turn's time only: no sender counts
-	 * those, so each arrival delivers one. */
-	peer_early_deliver(impl);
+	peer_express_hand_up(impl, h, body);
+	if (peer_express_serves(impl, epoch))
+		peer_early_deliver(impl);
 }
 
 /* Does it belong to this peering, and is it the next on that path? */

@@ -348,7 +348,7 @@ void peer_part_take(struct peer_impl *impl, const struct wire_header *h,
 void peer_whole_drop(struct peer_impl *impl); /* with the epoch */
 /* Account for memory of messages that cannot be delivered yet, charged to the peer's
  * principal; ERR_LIMIT beyond its share. */
-int peer_keep(struct peer_impl *impl, size_t bytes);
+int peer_keep(struct peer_impl *impl, size_t bytes, bool must);
 void peer_unkeep(struct peer_impl *impl, size_t bytes);
 
 /* ---- peer_express.c (two paths, one order) ---- */

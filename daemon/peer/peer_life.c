@@ -490,7 +490,7 @@ static void tick_dial(struct peer_impl *impl)
 	}
 	if (sm_state(&impl->peer.sm) == PEER_DOWN)
 		peer_move(impl, PEER_DIALING);
-	else if (impl->next.live)
+	else if (impl->next.live && impl->line) /* dialled before */
 		say_why_not(impl);
 	if (!impl->next.live)
 		peering_begin(impl);

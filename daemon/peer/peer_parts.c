@@ -2,7 +2,8 @@
 /*
  * Long messages, in parts.
  *
- * A room of 65 536 scattered pages is a message of half a megabyte. Summed, copied into
+ * A room of 65 536 scattered pages is a message of half a megabyte, a query for 4096
+ * chunks one of 128 KiB. Summed, copied into
  * the link's memory and out of it in one piece, it would block either loop for most of a
  * millisecond. So it is sent as PARTs, one a turn, between which the loops do other work;
  * but no other message to this peer, because both sides rely on the order of messages. A
@@ -60,14 +61,20 @@ int peer_part_send(struct peer_impl *impl, struct peer_message *msg)
 
 /* ---- messages that cannot be delivered yet ---- */
 
-int peer_keep(struct peer_impl *impl, size_t bytes)
+int peer_keep(struct peer_impl *impl, size_t bytes, bool must)
 {
 	const struct peers_callbacks *up = &impl->peers->callbacks;
 	struct account *account =
 		up->account_of ? up->account_of(up->owner, &impl->peer) : NULL;
 
-	return err_pass(charge_parts(&impl->kept, account, bytes,
-				     impl->peers->options.message_bytes));
+	if (!must)
+		return err_pass(charge_parts(&impl->kept, account, bytes,
+					     impl->peers->options.message_bytes));
+	if (impl->kept.account)
+		charge_more_force(&impl->kept, bytes);
+	else
+		charge_force(&impl->kept, account, ACCOUNT_PARTS, bytes);
+	return 0;
 }
 
 void peer_unkeep(struct peer_impl *impl, size_t bytes)
@@ -99,7 +106,8 @@ static int peer_parts_begin(struct peer_impl *impl, const struct wire_part *part
 	    part->total > impl->peers->options.message_bytes - WIRE_HEADER_BYTES)
 		return err_raise(ERR_PROTO, "PART: invalid size of %s: %u bytes",
 				 wire_type_name(part->type), part->total);
-	r = peer_keep(impl, part->total);
+	/* a query may be lost, so it must not end the peering: one per peer */
+	r = peer_keep(impl, part->total, part->type == WIRE_T_CHUNK_LOOKUP);
 	if (r < 0)
 		return err_pass(r);
 	whole->bytes = mem_alloc(part->total);

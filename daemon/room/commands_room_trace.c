@@ -108,7 +108,10 @@ static void put_view(struct text *out, const struct room_map *map,
 	out_text(out, "view", map->view);
 	if (party >= 0)
 		out_number(out, "party", party);
-	out_number(out, "first_token", map->first_token);
+	if (map->select)
+		out_number(out, "selected", map->select_count);
+	else
+		out_number(out, "first_token", map->first_token);
 	out_number(out, "pages", map->page_count);
 	out_pair(out, "tokens", map->token_begin, map->token_end);
 	if (map->layers.end < UINT32_MAX)

@@ -284,7 +284,7 @@ static inline uint32_t run_at(const struct maps_reader *reader, uint32_t i,
 	return reader->list ? 1 : le32(at + 4);
 }
 
-/* As long as its message, which the sender pays for by its own bytes. */
+/* Of the first view only: so one header has one, which is read at once. */
 static int select_open(struct maps_reader *reader, struct room_map *map)
 {
 	struct cursor *in = &reader->in;
@@ -292,7 +292,7 @@ static int select_open(struct maps_reader *reader, struct room_map *map)
 	const uint8_t *at = cursor_get_bytes(in, count * sizeof(*map->select));
 	int r;
 
-	if (!reader->selects || !at || count == 0)
+	if (!reader->selects || reader->maps.count > 1 || !at || count == 0)
 		return err_raise(ERR_PROTO, "views.%.31s.select: cut off, or not allowed",
 				 map->view);
 	r = charge_more(&reader->maps.charge, count * sizeof(*map->select));

@@ -378,10 +378,10 @@ static uint64_t work_of(const struct move *move)
 			layout_view_find(move->plan_dst, map->view);
 		uint64_t pages = map->dst_page_count;
 
-		if (map->select)
-			pages = map->select_count;
-		else if (map->src_page_count > pages)
+		if (map->src_page_count > pages)
 			pages = map->src_page_count;
+		if (map->select_count > pages)
+			pages = map->select_count;
 		for (uint32_t n = 0; view && n < view->layer_count; n++)
 			runs += pages * view->layers[n].field_count;
 	}

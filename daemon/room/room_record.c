@@ -128,6 +128,8 @@ static void put_landed(struct text *out, const struct room *room)
 		const struct room_map *map = &room->pages.maps.maps[i];
 		cleanup_free uint8_t *bits = NULL;
 
+		if (map->select)
+			continue; /* of some tokens of a page */
 		if (room_landed_pages(room, i, &bits) < 0) {
 			err_clear();
 			out->failed = true;

@@ -80,14 +80,16 @@ static void leg_price(const struct store_leg *leg)
 	if (!remote)
 		return;
 	there = store_remote(remote);
-	if (leg->pulled_ns && leg->error.code == ERR_OK) /* else it ended when we chose */
+	/* else it ended when we chose; short rows tell nothing about whole chunks */
+	if (leg->pulled_ns && leg->error.code == ERR_OK && !leg->move->token_bytes)
 		pace_add(&there->pace, leg->seen, now_ns - leg->pulled_ns);
 	if (leg->pulled_ns)
 		pace_end(&there->pace, leg->asked);
 	if (there->pull_ended_ns > begin_ns)
 		begin_ns = there->pull_ended_ns;
 	there->pull_ended_ns = now_ns;
-	if (leg->error.code == ERR_OK && leg->bytes && remote->ready && store->costs) {
+	if (leg->error.code == ERR_OK && leg->bytes && !leg->move->token_bytes &&
+	    remote->ready && store->costs) {
 		const struct live_way way = {.key = remote->peer->instance,
 					     .transport = remote->transport->ops->name,
 					     .now_s = (uint32_t)(now_ns / LOOP_NS_PER_S)};

@@ -438,8 +438,8 @@ static const struct field prep_fields[] = {
 	F_ID("peer", prep_args, peer, DEFAULT(-1),
 	     "Number from peer.attach; default: own memory"),
 	F_FD("fd", prep_args, fd,
-	     "Required: a memfd with entries {address, length, stride, count}, u64 little-endian "
-	     "each"),
+	     "Required: a memfd with entries {address, length, stride, count}, u64 "
+	     "little-endian each"),
 	F_INT("count", prep_args, count, REQUIRED, 1, DLIST_ENTRIES_MAX,
 	      "Number of entries in the memfd"),
 	F_END,

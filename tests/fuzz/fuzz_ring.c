@@ -283,7 +283,10 @@ static void give_other(struct cursor *in)
 /* One view, and pages as the input says them; where it ends. */
 static uint32_t put_view(struct cursor *in, uint32_t at)
 {
-	struct kvd_ring_view view = {.name = "kv", .page_count = cursor_get_u8(in) % 12};
+	struct kvd_ring_view view = {.name = "kv",
+				     .page_count = cursor_get_u8(in) % 12,
+				     .select_count = cursor_get_u8(in) % 4};
+	uint32_t *selected;
 	uint64_t words[sizeof(view) / 8];
 	uint32_t *pages;
 
@@ -293,7 +296,10 @@ static uint32_t put_view(struct cursor *in, uint32_t at)
 	pages = (uint32_t *)(void *)(w.arena + at + sizeof(view));
 	for (uint32_t i = 0; i < view.page_count; i++)
 		put(&pages[i], (uint32_t)cursor_get_u8(in) % 20);
-	return at + (uint32_t)kvd_ring_view_bytes(view.page_count, 0);
+	selected = pages + (view.page_count + 1) / 2 * 2;
+	for (uint32_t i = 0; i < view.select_count; i++)
+		put(&selected[i], (uint32_t)cursor_get_u8(in) % 40);
+	return at + (uint32_t)kvd_ring_view_bytes(view.page_count, view.select_count);
 }
 
 static uint32_t put_text(uint64_t number, uint8_t how, uint32_t at)

@@ -240,7 +240,6 @@ static void key_published_is_found_while_its_daemon_runs(void **state)
 	link_keydir_free(dir);
 }
 
-/* Its file stays when it is killed, and is worth nothing without its lock. */
 /* An address that was found is read again after a second. */
 static void address_of_an_ended_daemon_is_its_successors(void **state)
 {
@@ -270,6 +269,7 @@ static void address_of_an_ended_daemon_is_its_successors(void **state)
 	link_keydir_free(dir);
 }
 
+/* Its file stays when it is killed, and is worth nothing without its lock. */
 static void key_of_a_killed_daemon_is_not_found(void **state)
 {
 	struct curve_keys one, two;

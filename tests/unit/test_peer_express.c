@@ -530,6 +530,58 @@ static void control_frames_behind_due_ones_do_not_end_the_peering(void **state)
 	came(MANY + 2);
 }
 
+static unsigned int larges;
+
+static void on_large(struct peernet_node *node, struct peer *peer,
+		     const struct wire_header *h, struct cursor *body)
+{
+	(void)node;
+	(void)peer;
+	(void)h;
+	(void)body;
+	larges++;
+}
+
+/* As before, by bytes: the small ones that are due make room for large ones. */
+static void large_frames_behind_due_ones_do_not_end_the_peering(void **state)
+{
+	enum { SMALL = 900, LARGE = 299, BYTES = 2 * LONG };
+	struct accounts accounts = {.limit = 16u << 20};
+	struct account *account = account_get(&accounts, "peer", "fleet");
+	struct wire_header h = hold_up();
+	uint8_t *body = mem_zalloc(BYTES);
+	struct cursor c;
+
+	(void)state;
+	net.n[1].account = account;
+	net.n[1].on_other = on_large;
+	larges = 0;
+	for (unsigned int i = 0; i <= SMALL + LARGE; i++) {
+		struct wire_lease m = {.room = i + 3};
+
+		cursor_write(&c, body, BYTES);
+		assert_int_equal(wire_lease_put(&c, &m), 0);
+		inject(&h, i <= SMALL ? WIRE_T_LEASE : WIRE_T_TRANSFER_INFO, i == 0, body,
+		       i <= SMALL ? c.pos : BYTES);
+		if (i != SMALL)
+			continue;
+		loop_virtual_parts(net.loop, 1);
+		arrive(1);
+		came(2);
+	}
+	loop_virtual_parts(net.loop, 0);
+	peernet_run(MS);
+	came(SMALL + 3);
+	assert_int_equal(larges, LARGE);
+	mem_free(body);
+	peernet_crash(0, MEM_CRASH_POWER);
+	peernet_run(3 * LOOP_NS_PER_S);
+	assert_int_equal(account->bytes[ACCOUNT_PARTS], 0);
+	net.n[1].account = NULL;
+	account_unref(account);
+	assert_true(accounts_idle(&accounts));
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, peernet_teardown)
 
 int main(void)
@@ -552,6 +604,7 @@ int main(void)
 		TEST(peering_end_drops_early_messages),
 		TEST(early_frame_without_memory_ends_the_peering),
 		TEST(control_frames_behind_due_ones_do_not_end_the_peering),
+		TEST(large_frames_behind_due_ones_do_not_end_the_peering),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

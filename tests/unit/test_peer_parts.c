@@ -297,6 +297,47 @@ static void part_invalid_ends_the_peering(void **state)
 }
 
 /* Incomplete messages are charged to their principal, for any number of daemons. */
+/* A query that finds the account full is counted, and the peering stays up. */
+static void query_in_parts_ends_no_peering(void **state)
+{
+	const struct forged fills = {WIRE_T_TRANSFER_INFO, 600u << 10, 0, PART},
+			    asks = {WIRE_T_CHUNK_LOOKUP, 100u << 10, 0, PART};
+	struct accounts accounts = {.limit = 8u << 20};
+	struct account *account = account_get(&accounts, "peer", "fleet");
+	struct charge others = {0};
+	struct wire_header h;
+	struct peer *c;
+
+	(void)state;
+	net.n[1].account = account;
+	peernet_start(2);
+	c = peernet_dial(2, 1);
+	peernet_run(100 * MS);
+	peernet_tap(&net.n[1]);
+	assert_int_equal(peernet_lease(a, 1, true), 0);
+	peernet_run(MS);
+	h = last_header();
+	inject(&h, &fills);
+	charge_force(&others, account, ACCOUNT_PARTS, 1u << 20);
+	assert_int_equal(peernet_lease(c, 2, true), 0);
+	peernet_run(MS);
+	h = last_header();
+	inject(&h, &asks);
+	peernet_run(MS);
+	assert_int_equal(net.n[1].downs, 0);
+	assert_int_equal(account->bytes[ACCOUNT_PARTS],
+			 (1u << 20) + fills.total + asks.total);
+	peer_release(c);
+	peernet_crash(2, MEM_CRASH_POWER);
+	peernet_crash(0, MEM_CRASH_POWER);
+	peernet_run(3 * LOOP_NS_PER_S);
+	assert_int_equal(account->bytes[ACCOUNT_PARTS], 1u << 20);
+	charge_drop(&others);
+	net.n[1].account = NULL;
+	account_unref(account);
+	assert_true(accounts_idle(&accounts));
+}
+
 static void message_in_parts_is_charged(void **state)
 {
 	const struct forged begins = {WIRE_T_TRANSFER_INFO, 600u << 10, 0, PART};
@@ -394,6 +435,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(sender_of_lost_peer_frees_the_rest, setup,
 						teardown),
 		cmocka_unit_test(part_invalid_ends_the_peering),
+		cmocka_unit_test_setup_teardown(query_in_parts_ends_no_peering, setup,
+						teardown),
 		cmocka_unit_test_setup_teardown(message_in_parts_is_charged, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(part_replayed_changes_nothing, setup,
