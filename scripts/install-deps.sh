@@ -63,7 +63,6 @@ gnuplot-nox	program:gnuplot
 '
 metrics_needs='
 prometheus	program:promtool
-chromium	program:chromium
 '
 packages_needs='
 build-essential	file:/usr/share/build-essential

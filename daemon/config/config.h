@@ -75,7 +75,6 @@ struct config {
 
 	/* [metrics] */
 	char metrics_listen[CONFIG_ENDPOINT_BYTES]; /* "" = none */
-	bool metrics_rooms;
 
 	/* [rooms] */
 	uint32_t rooms_max;

@@ -217,16 +217,11 @@ static const struct setting options[] = {
 		 "not be readable by others."},
 
 	{"metrics", "metrics_listen", SETTING_TEXT, FIELD(metrics_listen), .preset = "",
-	 .help = "Address of the HTTP server for Prometheus and the status page: "
+	 .help = "Address of the HTTP server for Prometheus and probes: "
 		 "tcp://127.0.0.1:9464, or unix:/run/kvd/NAME.metrics with group and "
 		 "mode of the control socket. The server has no authentication, so "
 		 "only loopback addresses and Unix sockets are allowed. Empty: no "
 		 "server."},
-	{"metrics", "metrics_rooms", SETTING_BOOL, FIELD(metrics_rooms), .preset = "no",
-	 .reload = true,
-	 .help = "The status page also shows open rooms, failed rooms, and errors of "
-		 "peers, of all users, to everyone who can connect to "
-		 "metrics_listen."},
 
 	{"rooms", "rooms", SETTING_COUNT, FIELD(rooms_max), .preset = "65536", .min = 1,
 	 .max = 1 << 24, .help = "Limit of open rooms."},

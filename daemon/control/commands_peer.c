@@ -17,7 +17,6 @@
 
 #define CONNECT_MS_DEFAULT 5000
 #define CONNECT_MS_MAX 600000
-#define LIST_MAX 65536 /* the limit of option `peers` */
 
 /* a pending peer.connect */
 struct connect {
@@ -216,53 +215,23 @@ static void list_past(struct text *out, const struct peer_past *past, uint64_t n
 	out_close(out, '}');
 }
 
-struct list_args {
-	uint32_t limit;
-};
-
-/* Those without a data connection first, so that a limit does not hide them. */
-static void list_known(struct text *out, const struct request *req, uint64_t now_ns)
-{
-	const struct list_args *args = request_args(req);
-	const struct list *remotes = handshake_remotes(req->kvd->handshake);
-	const struct remote *remote;
-	uint32_t left = args->limit;
-
-	for (int ready = 0; ready <= 1; ready++) {
-		list_foreach(remote, remotes, link) {
-			if (left == 0)
-				return;
-			if (remote->ready != (bool)ready)
-				continue;
-			list_one(out, remote, now_ns, req->session->admin);
-			left--;
-		}
-	}
-}
-
-/* The last ones. Only administrators see which daemons could not be reached. */
-static void list_lost(struct text *out, const struct request *req, uint64_t now_ns)
-{
-	const struct list_args *args = request_args(req);
-	const struct list *past = peers_past(req->kvd->peers);
-	uint32_t left = req->session->admin ? args->limit : 0;
-
-	for (const struct list *at = past->prev; at != past && left;
-	     at = at->prev, left--)
-		list_past(out, list_entry(at, struct peer_past, link), now_ns);
-}
-
 static int run_list(struct request *req)
 {
 	uint64_t now_ns = loop_now_ns(req->kvd->loop);
+	const struct list *past = peers_past(req->kvd->peers);
+	bool admin = req->session->admin;
+	const struct remote *remote;
 	struct reply reply;
 	struct text *out = reply_begin(&reply, req);
 
 	out_array(out, "peers");
-	list_known(out, req, now_ns);
+	list_foreach(remote, handshake_remotes(req->kvd->handshake), link)
+		list_one(out, remote, now_ns, admin); /* at most 65536: option peers */
 	out_close(out, ']');
 	out_array(out, "lost");
-	list_lost(out, req, now_ns);
+	/* Only administrators see which daemons could not be reached. */
+	for (const struct list *at = past->prev; admin && at != past; at = at->prev)
+		list_past(out, list_entry(at, struct peer_past, link), now_ns);
 	out_close(out, ']');
 	return reply_end(&reply);
 }
@@ -274,12 +243,6 @@ static const struct field connect_fields[] = {
 	      CONNECT_MS_MAX, "Milliseconds to wait; default 5000"),
 	F_END,
 };
-static const struct field list_fields[] = {
-	F_INT("limit", list_args, limit, DEFAULT(LIST_MAX), 1, LIST_MAX,
-	      "Maximum number of records of each list; peers without a data connection, "
-	      "and the latest lost ones, come first"),
-	F_END,
-};
 const struct command peer_commands[] = {
 	{"peer.connect",
 	 "Connect to another daemon; reply when the control and data connections are up",
@@ -287,7 +250,7 @@ const struct command peer_commands[] = {
 	{"peer.list",
 	 "List the peers. Administrators also see why peers failed, and those lost "
 	 "within the last ten minutes",
-	 list_fields, 0, run_list,
+	 NULL, 0, run_list,
 	 "peers: {endpoint, instance, state, transport, path, crypto (protection of "
 	 "data in transit: none or aes128gcm), passed_over (transports that could not "
 	 "be used, and why), inflight_bytes, why, why_code (reason for no data "

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One thread of libmicrohttpd accepts, reads, replies and writes. For metrics, and for
- * the status of rooms and peers, it posts a request to the loop's mailbox and waits while
- * the loop copies them. A client that asks more often than every FRESH_NS
- * (STATUS_FRESH_NS) gets the previous copy, so any number of requests takes at most a few
- * turns a second. If the loop does not answer for ANSWER_NS the request is a 503: this is
- * the purpose of /livez.
+ * One thread of libmicrohttpd accepts, reads, replies and writes. It posts a request to
+ * the loop's mailbox and waits while the loop copies the figures. A client that asks more
+ * often than every FRESH_NS gets the previous copy, so any number of requests takes at
+ * most a few turns a second. If the loop does not answer for ANSWER_NS the request is a
+ * 503: this is the purpose of /livez.
  *
  * Clients may be slow or never finish. They do not delay each other, since no write
  * blocks, and the oldest connection makes room for a new one, so idle clients cannot lock
@@ -33,21 +32,12 @@
 #include "daemon/metrics/figures.h"
 #include "daemon/metrics/http_lib.h"
 #include "daemon/metrics/http_listen.h"
-#include "daemon/metrics/page.h"
-#include "daemon/metrics/page_status.h"
 
 #define CONNECTIONS_MAX 16u
 #define CONNECTION_BYTES ((size_t)16 << 10) /* of a request */
 #define IDLE_S 10u
 #define FRESH_NS UINT64_C(100000000)
-#define STATUS_FRESH_NS (5 * FRESH_NS)
 #define ANSWER_NS UINT64_C(1000000000)
-
-/* A question to the loop, in its mailbox. */
-struct ask {
-	struct list note;
-	bool asked; /* the loop may write the answer: it is not being read */
-};
 
 struct http {
 	struct kvd *kvd;
@@ -55,74 +45,58 @@ struct http {
 	struct http_listen listen;
 	struct MHD_Daemon *server;
 	struct mailbox box;
-	struct ask ask_figures, ask_status;
+	struct list note; /* in the mailbox: a request for figures */
+	bool asked;	  /* the loop may write the figures: they are not being read */
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
 	bool closing;
 	struct figures figures;
-	struct page_status status;
 	/* used by the server's thread */
-	uint64_t taken_ns, status_ns; /* times of the copies; 0: none */
-	/* text of the copies; NULL: not formatted yet */
-	struct MHD_Response *exposed, *status_text;
-	struct list connections; /* oldest first */
+	uint64_t taken_ns;	      /* time of the copy; 0: none */
+	struct MHD_Response *exposed; /* its text; NULL: not formatted yet */
+	struct list connections;      /* oldest first */
 	unsigned int connection_count;
 };
 
 /* ---- figures ---- */
 
-static void http_answer(struct http *http, struct ask *ask)
-{
-	pthread_mutex_lock(&http->lock);
-	ask->asked = false;
-	pthread_cond_signal(&http->changed);
-	pthread_mutex_unlock(&http->lock);
-}
-
-static void on_status(struct page_status *status)
-{
-	struct http *http = container_of(status, struct http, status);
-
-	http_answer(http, &http->ask_status);
-}
-
 static void on_note(struct mailbox *box, struct list *item)
 {
 	struct http *http = container_of(box, struct http, box);
 
-	if (item == &http->ask_status.note) {
-		page_status_take(&http->status);
-		return;
-	}
+	(void)item;
 	figures_take(http->kvd, &http->figures);
-	http_answer(http, &http->ask_figures);
+	pthread_mutex_lock(&http->lock);
+	http->asked = false;
+	pthread_cond_signal(&http->changed);
+	pthread_mutex_unlock(&http->lock);
 }
 
 /* False: the loop does not respond. */
-static bool http_ask(struct http *http, struct ask *ask)
+static bool http_ask(struct http *http)
 {
 	struct timespec until = clock_after(ANSWER_NS);
 	bool answered;
 
 	pthread_mutex_lock(&http->lock);
-	if (!ask->asked) { /* otherwise the loop has the last request */
-		ask->asked = true;
-		mailbox_put(&http->box, &ask->note);
+	if (!http->asked) { /* otherwise the loop has the last request */
+		http->asked = true;
+		mailbox_put(&http->box, &http->note);
 	}
-	while (ask->asked && !http->closing &&
+	while (http->asked && !http->closing &&
 	       pthread_cond_clockwait(&http->changed, &http->lock, CLOCK_MONOTONIC,
 				      &until) == 0)
 		;
-	answered = !ask->asked && !http->closing;
+	answered = !http->asked && !http->closing;
 	pthread_mutex_unlock(&http->lock);
 	return answered;
 }
 
-static void answer_drop(const struct http *http, struct MHD_Response **answer)
+static void exposed_drop(struct http *http)
 {
-	if (*answer)
-		http->lib->MHD_destroy_response(*answer);
-	*answer = NULL;
+	if (http->exposed)
+		http->lib->MHD_destroy_response(http->exposed);
+	http->exposed = NULL;
 }
 
 /* NULL: the loop does not respond. */
@@ -130,9 +104,9 @@ static struct figures *http_figures(struct http *http)
 {
 	if (http->taken_ns && clock_ns() - http->taken_ns < FRESH_NS)
 		return &http->figures;
-	answer_drop(http, &http->exposed);
+	exposed_drop(http);
 	http->taken_ns = 0;
-	if (!http_ask(http, &http->ask_figures))
+	if (!http_ask(http))
 		return NULL;
 	http->taken_ns = clock_ns();
 	figures_read_process(&http->figures);
@@ -208,29 +182,6 @@ static enum MHD_Result serve_metrics(struct http *http, struct MHD_Connection *c
 		       : MHD_NO;
 }
 
-static enum MHD_Result serve_status(struct http *http, struct MHD_Connection *c)
-{
-	struct text text = {0};
-
-	if (!http->status_ns || clock_ns() - http->status_ns >= STATUS_FRESH_NS) {
-		answer_drop(http, &http->status_text);
-		http->status_ns = 0;
-		if (!http_ask(http, &http->ask_status))
-			return answer_stuck(http, c);
-		http->status_ns = clock_ns();
-	}
-	if (!http->status_text) {
-		page_status_json(&http->status, &text);
-		if (!text.failed)
-			http->status_text = answer_make(http, "application/json",
-							text.data, text.len);
-		text_fini(&text);
-	}
-	return http->status_text
-		       ? http->lib->MHD_queue_response(c, MHD_HTTP_OK, http->status_text)
-		       : MHD_NO;
-}
-
 static enum MHD_Result serve_live(struct http *http, struct MHD_Connection *c)
 {
 	return http_figures(http) ? answer_text(http, c, MHD_HTTP_OK, "ok\n")
@@ -253,34 +204,13 @@ static enum MHD_Result serve_ready(struct http *http, struct MHD_Connection *c)
 			   text);
 }
 
-static enum MHD_Result serve_page(struct http *http, struct MHD_Connection *c)
-{
-	char nonce[PAGE_NONCE_CHARS + 1] = "", policy[512];
-	struct MHD_Response *answer = NULL;
-	struct text text = {0};
-
-	page_make(&text, nonce);
-	snprintf(policy, sizeof(policy),
-		 "default-src 'none'; script-src 'nonce-%s'; style-src 'nonce-%s'; "
-		 "connect-src 'self'; base-uri 'none'; form-action 'none'; "
-		 "frame-ancestors 'none'",
-		 nonce, nonce);
-	if (!text.failed)
-		answer = answer_make(http, "text/html; charset=utf-8", text.data,
-				     text.len);
-	if (answer)
-		http->lib->MHD_add_response_header(answer, "Content-Security-Policy",
-						   policy);
-	text_fini(&text);
-	return answer_send(http, c, MHD_HTTP_OK, answer);
-}
-
 static const struct {
 	const char *path;
 	enum MHD_Result (*serve)(struct http *http, struct MHD_Connection *c);
 } routes[] = {
-	{"/metrics", serve_metrics},	{"/livez", serve_live}, {"/readyz", serve_ready},
-	{"/status.json", serve_status}, {"/", serve_page},
+	{"/metrics", serve_metrics},
+	{"/livez", serve_live},
+	{"/readyz", serve_ready},
 };
 
 static enum MHD_Result on_request(void *arg, struct MHD_Connection *c, const char *path,
@@ -303,9 +233,8 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *c, const cha
 	for (size_t i = 0; i < ARRAY_LEN(routes); i++)
 		if (strcmp(path, routes[i].path) == 0)
 			return routes[i].serve(http, c);
-	return answer_text(
-		http, c, MHD_HTTP_NOT_FOUND,
-		"not found; use /, /status.json, /metrics, /livez or /readyz\n");
+	return answer_text(http, c, MHD_HTTP_NOT_FOUND,
+			   "not found; use /metrics, /livez or /readyz\n");
 }
 
 /* ---- connections ---- */
@@ -390,9 +319,7 @@ int http_new(struct kvd *kvd, struct http **http_p)
 		return err_pass(-ENOMEM);
 	http->kvd = kvd;
 	http->listen.fd = -1;
-	list_init(&http->ask_figures.note);
-	list_init(&http->ask_status.note);
-	page_status_init(&http->status, kvd, on_status);
+	list_init(&http->note);
 	list_init(&http->connections);
 	pthread_mutex_init(&http->lock, NULL);
 	pthread_cond_init(&http->changed, NULL);
@@ -425,10 +352,8 @@ void http_free(struct http *http)
 	http_listen_close(&http->listen);
 	if (http->server)
 		http->lib->MHD_stop_daemon(http->server); /* its thread has ended */
-	answer_drop(http, &http->exposed);
-	answer_drop(http, &http->status_text);
+	exposed_drop(http);
 	mailbox_fini(&http->box);
-	page_status_fini(&http->status);
 	pthread_cond_destroy(&http->changed);
 	pthread_mutex_destroy(&http->lock);
 	mem_free(http);

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of metrics share: daemons with an endpoint, HTTP by hand, load."""
 import http.client
-import json
 import os
 import socket
 import sys
@@ -31,13 +30,12 @@ class UnixConnection(http.client.HTTPConnection):
 class Observed(Daemon):
     """A daemon with a metrics endpoint at a port of its own, or at a Unix socket."""
 
-    def __init__(self, config="", unix=False, rooms=False, **args):
+    def __init__(self, config="", unix=False, **args):
         super().__init__("", **args)
         self.port = 0 if unix else free_port()
         self.http_path = os.path.join(self.run_dir, self.name + ".metrics")
-        self.write_config(config + "[metrics]\nmetrics_listen = %s\nmetrics_rooms = %s\n" % (
-            "unix:" + self.http_path if unix else "tcp://127.0.0.1:%d" % self.port,
-            "yes" if rooms else "no"))
+        self.write_config(config + "[metrics]\nmetrics_listen = %s\n" % (
+            "unix:" + self.http_path if unix else "tcp://127.0.0.1:%d" % self.port))
 
     def get(self, path, method="GET", **headers):
         """(status, headers, text)"""
@@ -49,11 +47,6 @@ class Observed(Daemon):
             return r.status, r.headers, r.read().decode()
         finally:
             c.close()
-
-    def status(self):
-        status, headers, text = self.get("/status.json")
-        assert status == 200 and headers["Content-Type"] == "application/json", headers
-        return json.loads(text)
 
     def scrape_once(self):
         # as Prometheus asks, which prefers another format

@@ -82,10 +82,6 @@ static void loop_blocked_is_reported(void **state)
 	assert_non_null(strstr(answer, "the event loop does not respond"));
 	http_get(path, "/metrics", NULL, answer);
 	assert_non_null(strstr(answer, "HTTP/1.1 503 "));
-	http_get(path, "/status.json", NULL, answer);
-	assert_non_null(strstr(answer, "HTTP/1.1 503 "));
-	http_get(path, "/status.json", kvd.loop, answer);
-	assert_non_null(strstr(answer, "HTTP/1.1 200 "));
 	http_get(path, "/readyz", kvd.loop, answer);
 	assert_non_null(strstr(answer, "HTTP/1.1 200 "));
 	http_free(http);
