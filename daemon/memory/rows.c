@@ -98,33 +98,26 @@ AVX2 static inline void line_avx2(uint8_t *dst, const uint8_t *src)
 
 /* In all of them dst and dst_stride are aligned to a line and len is a multiple
  * of it. lanes_*: four full lanes. */
-#define STREAMING_OF(isa, target)                                                \
-	target static void lanes_##isa(const struct rows_lanes *l)               \
-	{                                                                        \
-		uint8_t *d0 = l->dst[0], *d1 = l->dst[1], *d2 = l->dst[2],       \
-			*d3 = l->dst[3];                                         \
-		const uint8_t *s0 = l->src[0], *s1 = l->src[1], *s2 = l->src[2], \
-			      *s3 = l->src[3];                                   \
-                                                                                 \
-		for (uint64_t i = 0; i < l->len; i += LINE) {                    \
-			line_##isa(d0 + i, s0 + i);                              \
-			line_##isa(d1 + i, s1 + i);                              \
-			line_##isa(d2 + i, s2 + i);                              \
-			line_##isa(d3 + i, s3 + i);                              \
-		}                                                                \
-	}                                                                        \
-                                                                                 \
-	target static void rows_##isa(const struct rows *r)                      \
-	{                                                                        \
-		const uint8_t *src = r->src;                                     \
-		uint8_t *dst = r->dst;                                           \
-                                                                                 \
-		for (uint64_t n = r->count; n > 0; n--) {                        \
-			for (uint64_t i = 0; i < r->len; i += LINE)              \
-				line_##isa(dst + i, src + i);                    \
-			dst += r->dst_stride;                                    \
-			src += r->src_stride;                                    \
-		}                                                                \
+#define STREAMING_OF(isa, target)                                                    \
+	target static void lanes_##isa(const struct rows_lanes *l)                   \
+	{                                                                            \
+		uint8_t *d0 = l->dst[0], *d1 = l->dst[1], *d2 = l->dst[2],           \
+			*d3 = l->dst[3];                                             \
+		const uint8_t *s0 = l->src[0], *s1 = l->src[1], *s2 = l->src[2],     \
+			      *s3 = l->src[3];                                       \
+                                                                                     \
+		for (uint64_t i = 0; i < l->len; i += LINE) {                        \
+			line_##isa(d0 + i, s0 + i);                                  \
+			line_##isa(d1 + i, s1 + i);                                  \
+			line_##isa(d2 + i, s2 + i);                                  \
+			line_##isa(d3 + i, s3 + i);                                  \
+		}                                                                    \
+	}                                                                            \
+                                                                                     \
+	target static void row_##isa(uint8_t *dst, const uint8_t *src, uint64_t len) \
+	{                                                                            \
+		for (uint64_t i = 0; i < len; i += LINE)                             \
+			line_##isa(dst + i, src + i);                                \
 	}
 STREAMING_OF(sse2, )
 STREAMING_OF(avx2, AVX2)
@@ -144,17 +137,12 @@ static void lanes_stream(const struct rows_lanes *lanes)
 		lanes_sse2(lanes);
 }
 
-static void lines_stream(const struct rows *rows)
-{
-	if (have_avx2())
-		rows_avx2(rows);
-	else
-		rows_sse2(rows);
-}
-
 static void row_stream_lines(uint8_t *dst, const uint8_t *src, uint64_t len)
 {
-	lines_stream(&(struct rows){.dst = dst, .src = src, .len = len, .count = 1});
+	if (have_avx2())
+		row_avx2(dst, src, len);
+	else
+		row_sse2(dst, src, len);
 }
 
 /* A row of whole lines, four pages of it at a time. */
@@ -245,9 +233,9 @@ static void row_stream_lines(uint8_t *dst, const uint8_t *src, uint64_t len)
 }
 #endif
 
-/* A row whose lines have been fetched. With the length built in: a call costs as much as
- * the row. */
-static void late_copy(const struct rows_lanes *lanes, struct rows_late *late)
+/* A row whose lines have been fetched, or none: of no bytes. With the length built in: a
+ * call costs as much as the row. */
+static inline void late_copy(const struct rows_lanes *lanes, const struct rows_late *late)
 {
 	if (lanes->streaming && ((uintptr_t)late->dst | late->len) % LINE == 0)
 		row_stream_lines(late->dst, late->src, late->len);
@@ -255,9 +243,8 @@ static void late_copy(const struct rows_lanes *lanes, struct rows_late *late)
 		memmove(late->dst, late->src, 256);
 	else if (late->len == 128)
 		memmove(late->dst, late->src, 128);
-	else
+	else if (late->len)
 		memmove(late->dst, late->src, late->len);
-	late->len = 0;
 }
 
 static void rows_fetch(const struct rows *r, struct rows_lanes *lanes)
@@ -270,8 +257,7 @@ static void rows_fetch(const struct rows *r, struct rows_lanes *lanes)
 
 		for (uint64_t i = 0; i < r->len; i += LINE)
 			__builtin_prefetch(src + i);
-		if (late->len)
-			late_copy(lanes, late);
+		late_copy(lanes, late);
 		*late = (struct rows_late){dst, src, r->len};
 		dst += r->dst_stride;
 		src += r->src_stride;
@@ -346,9 +332,10 @@ void rows_end(struct rows_lanes *lanes)
 #endif
 	lanes->count = 0;
 	lanes->next.count = 0;
-	for (unsigned int i = 0; i < ROWS_LATE; i++)
-		if (lanes->late[i].len)
-			late_copy(lanes, &lanes->late[i]);
+	for (unsigned int i = 0; i < ROWS_LATE; i++) {
+		late_copy(lanes, &lanes->late[i]);
+		lanes->late[i].len = 0;
+	}
 }
 
 void rows_copy(const struct rows *rows)
