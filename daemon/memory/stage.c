@@ -10,7 +10,6 @@
 #include "daemon/memory/stage.h"
 
 #include <assert.h>
-#include <string.h>
 
 #include "daemon/base/err.h"
 #include "daemon/plan/pack.h"

@@ -23,9 +23,9 @@ static struct layout layout = {
 					{.name = "aux", .page_tokens = 1, .pages = 4}},
 };
 
-/* The whole message at once. */
 static bool selects; /* readers take selections */
 
+/* The whole message at once. */
 static int maps_get(struct cursor *in, struct room_maps *maps)
 {
 	struct maps_reader reader;
@@ -378,6 +378,36 @@ static void selection_hostile_bytes_never_pass_a_bad_map(void **state)
 	selects = false;
 }
 
+/* A header has one selection, which bounds the turn that reads it. */
+static void selection_is_of_the_first_view_only(void **state)
+{
+	static const uint32_t some[] = {0, 2};
+	struct room_maps maps, back;
+	uint8_t buf[512];
+	struct cursor c;
+
+	(void)state;
+	selects = true;
+	for (size_t view = 0; view < 2; view++) {
+		assert_int_equal(
+			parse("{\"kv\":{\"pages\":[3]},\"aux\":{\"pages\":[0,1,2]}}", -1,
+			      &maps),
+			0);
+		maps.maps[view].token_begin = 0;
+		maps.maps[view].token_end = 3;
+		maps.maps[view].select = mem_dup(some, sizeof(some));
+		maps.maps[view].select_count = ARRAY_LEN(some);
+		cursor_write(&c, buf, sizeof(buf));
+		room_maps_put(&c, &maps);
+		cursor_read(&c, buf, c.pos);
+		assert_int_equal(maps_get(&c, &back), view ? -err_errno(ERR_PROTO) : 0);
+		if (!view)
+			room_maps_fini(&back);
+		room_maps_fini(&maps);
+	}
+	selects = false;
+}
+
 static void selection_is_charged_and_refused_over_a_share(void **state)
 {
 	struct accounts accounts = {0};
@@ -642,6 +672,7 @@ int main(void)
 		cmocka_unit_test(many_scattered_pages_fit_a_message),
 		cmocka_unit_test(wire_hostile_bytes_never_pass_a_bad_map),
 		cmocka_unit_test(selection_hostile_bytes_never_pass_a_bad_map),
+		cmocka_unit_test(selection_is_of_the_first_view_only),
 		cmocka_unit_test(selection_is_charged_and_refused_over_a_share),
 		cmocka_unit_test(selection_cut_has_its_tokens_at_their_places),
 		cmocka_unit_test(wire_refuses_before_it_takes_memory_for_pages),
