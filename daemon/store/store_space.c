@@ -237,7 +237,7 @@ static void on_class_pool(void *arg, struct pool *pool, const struct err *err)
 
 	class->pool = pool;
 	class_registered(class);
-	if (!pool)
+	if (!pool && class->space->store->session)
 		log_warn("store", class->space->model,
 			 "the pool of a space could not "
 			 "be registered",

@@ -20,12 +20,14 @@
 #include <string.h>
 
 #include "daemon/attend/attend.h"
+#include "daemon/base/log.h"
 #include "daemon/loop/offload.h"
 #include "daemon/session/region.h"
 #include "daemon/store/files_impl.h"
 #include "daemon/store/store_impl.h"
 #include "tests/lib/attend_world.h"
 #include "tests/lib/disk_sim.h"
+#include "tests/lib/log_lines.h"
 
 #define DISK_BYTES (UINT64_C(64) << 20)
 #define SLOW (5 * LOOP_NS_PER_S) /* what the device takes for a piece */
@@ -238,6 +240,30 @@ static void memory_stays_until_a_kernel_is_done(void **state)
 	attend_world_free(&w);
 }
 
+/* A stop between the two is not a fault that an operator could mend. */
+static void pool_that_a_stop_ends_is_no_warning(void **state)
+{
+	const char *lines;
+	struct world w;
+	struct session *session;
+
+	(void)state;
+	world_new(&w, LOOP_NS_PER_MS, DISK_WHATS);
+	cluster_run(&w.c, LOOP_NS_PER_S);
+	log_set_level(LOG_LEVEL_WARN);
+	log_lines_begin();
+	offload_hold(w.c.nodes[0].kvd.offload, true);
+	put(&w, 1);
+	cluster_run(&w.c, SOON);
+	list_foreach_safe(session, &w.c.nodes[0].kvd.sessions, link)
+		session_end(session, "the daemon is stopping");
+	offload_hold(w.c.nodes[0].kvd.offload, false);
+	cluster_until(&w.c, has_ended, &w.c.nodes[0], "the stop");
+	lines = log_lines_end();
+	assert_int_equal(log_lines_with(lines, "could not be registered"), 0);
+	world_free(&w);
+}
+
 /* ---- moves ---- */
 
 static uint64_t fetch_far(struct attend_world *w)
@@ -370,6 +396,7 @@ int main(void)
 		cmocka_unit_test(memory_stays_until_a_load_is_done),
 		cmocka_unit_test(memory_stays_until_a_write_is_done),
 		cmocka_unit_test(memory_stays_until_a_kernel_is_done),
+		cmocka_unit_test(pool_that_a_stop_ends_is_no_warning),
 	};
 
 	if (getenv("KVD_TEST_ONLY"))
