@@ -24,7 +24,6 @@ transports = shm
 guest = None
 
 
-
 def install():
     with tempfile.TemporaryDirectory(prefix="kvd-stage-") as stage:
         san = os.path.basename(BUILD)
@@ -78,8 +77,9 @@ def target_starts_and_stops_all():
     for name in ("gpu0", "gpu1"):
         assert guest.show("kvd@" + name, "ActiveState") == "active", name
     guest.run("systemctl", "stop", "kvd.target")
-    for name in ("gpu0", "gpu1"):
-        assert guest.show("kvd@" + name, "ActiveState") == "inactive", name
+    for name in ("gpu0", "gpu1"):  # systemctl waits for the target's own end alone
+        until(name + " stops", lambda n=name: guest.show("kvd@" + n, "ActiveState") ==
+              "inactive")
     guest.run("systemctl", "start", "kvd.target")
 
 
