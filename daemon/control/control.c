@@ -499,7 +499,7 @@ static void control_on_look(struct loop_timer *timer)
 		log_error("control", control->kvd->config->socket_path,
 			  "clients cannot connect", "why=\"%s\"", lost.text);
 	control->lost = lost;
-	loop_timer_start(timer, LOOK_NS);
+	loop_timer_start_tick(timer, LOOK_NS);
 }
 
 void control_guard(struct control *control, struct lock *lock)

@@ -328,6 +328,14 @@ static struct account *on_account(void *owner, const struct peer *peer)
 	return remote ? remote->account : NULL;
 }
 
+static bool on_busy(void *owner, const struct peer *peer)
+{
+	const struct handshake *hs = owner;
+	const struct remote *remote = peer->user;
+
+	return modules_live(hs->kvd) > 0 || (remote && !parts_idle(remote));
+}
+
 static void handshake_on_down(void *owner, struct peer *peer)
 {
 	struct handshake *hs = owner;
@@ -403,6 +411,7 @@ static int make_peers(struct handshake *hs)
 		.on_refused = handshake_on_refused,
 		.account_of = on_account,
 		.on_message = handshake_on_message,
+		.busy = on_busy,
 	};
 	MODULES_EACH(kvd, m)
 	args.features |= m->feature;

@@ -50,7 +50,6 @@
 #define USER_MAX 64u /* proven connections of one key: a daemon needs one */
 #define BUCKETS 1024u
 #define EARLY_MAX 16u
-#define LOOK_NS (100 * LOOP_NS_PER_MS)
 #define LOOK_UNPROVEN_NS (25 * LOOP_NS_PER_MS)
 #define UNFINISHED_MAX (8u << 20) /* a frame has 1 MiB at most */
 
@@ -188,7 +187,10 @@ static void on_look(struct loop_timer *timer)
 	}
 	list_foreach(caller, &door->proven, in_age)
 		caller_look(caller);
-	loop_timer_start(timer, door->unproven_count ? LOOK_UNPROVEN_NS : LOOK_NS);
+	if (door->unproven_count)
+		loop_timer_start(timer, LOOK_UNPROVEN_NS);
+	else
+		loop_timer_start_tick(timer, LOOP_TICK_NS);
 }
 
 static unsigned int proven_of(struct link_door *door, const char *user)

@@ -779,7 +779,6 @@ static int bind_patiently(void *socket, const char *endpoint)
 
 static int door_open(struct link_zmq *zmq, const struct config *config)
 {
-	/* a peer that is up pings more often than dead_after */
 	const struct link_door_args args = {
 		.loop = zmq->loop,
 		.context = zmq->context,

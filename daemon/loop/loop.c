@@ -69,7 +69,7 @@ struct loop {
 	ev_timer alarm;
 	uint64_t alarm_ns; /* the time it is armed for, NEVER when stopped */
 	bool stop;
-	uint64_t now_ns;
+	uint64_t now_ns, began_ns;
 	uint64_t ran; /* callbacks until now */
 
 	struct loop_timer *root; /* of the heap: the earliest */
@@ -269,6 +269,19 @@ void loop_timer_start(struct loop_timer *timer, uint64_t after_ns)
 	timer->at_ns = add_sat(loop->now_ns, after_ns);
 	timer->order = ++loop->order;
 	heap_sift(loop, timer);
+}
+
+void loop_timer_start_tick(struct loop_timer *timer, uint64_t after_ns)
+{
+	const struct loop *loop = timer->loop;
+	uint64_t until_ns = add_sat(loop->now_ns - loop->began_ns, after_ns);
+	uint64_t beyond_ns = until_ns % LOOP_TICK_NS;
+
+	assert(after_ns >= LOOP_TICK_NS);
+	after_ns -= beyond_ns;
+	if (beyond_ns >= LOOP_TICK_NS / 2)
+		after_ns = add_sat(after_ns, LOOP_TICK_NS);
+	loop_timer_start(timer, after_ns);
 }
 
 void loop_timer_stop(struct loop_timer *timer)
@@ -571,7 +584,7 @@ int loop_new(struct loop **loop_p)
 	ev_set_loop_release_cb(loop->ev, on_poll_begin, on_poll_end);
 	ev_timer_init(&loop->alarm, on_alarm, 0., 0.);
 	loop->now_ns = loop_clock_ns(loop);
-	loop->polled_ns = loop->now_ns;
+	loop->polled_ns = loop->began_ns = loop->now_ns;
 	*loop_p = loop;
 	return 0;
 }

@@ -24,6 +24,7 @@
 struct loop;
 
 #define LOOP_NS_PER_MS UINT64_C(1000000)
+#define LOOP_TICK_NS (200 * LOOP_NS_PER_MS) /* of loop_timer_start_tick() */
 #define LOOP_NS_PER_S UINT64_C(1000000000)
 
 int loop_new(struct loop **loop_p);
@@ -80,6 +81,10 @@ void loop_timer_init(struct loop_timer *timer, struct loop *loop,
 		     void (*on_timer)(struct loop_timer *timer));
 /* (Re)start: due `after_ns` from loop_now_ns(). */
 void loop_timer_start(struct loop_timer *timer, uint64_t after_ns);
+/* For periodic work: due at the multiple of LOOP_TICK_NS, counted from the loop's start,
+ * that is nearest to that time. So such timers are due together, and an idle daemon wakes
+ * up once for all of them. after_ns >= LOOP_TICK_NS. */
+void loop_timer_start_tick(struct loop_timer *timer, uint64_t after_ns);
 void loop_timer_stop(struct loop_timer *timer); /* idempotent */
 bool loop_timer_running(const struct loop_timer *timer);
 

@@ -114,6 +114,9 @@ struct peers_callbacks {
 	/* Optional. The account for memory that messages of an UP peer take; NULL:
 	 * none. */
 	struct account *(*account_of)(void *owner, const struct peer *peer);
+	/* Optional; not there: always. Work may wait for the peer, so its death must be
+	 * noticed within `dead_after`. */
+	bool (*busy)(void *owner, const struct peer *peer);
 	/* Every message other than HELLO … BYE, PING, PONG; in order. A negative
 	 * result (ERR_PROTO) takes the peer down with BYE. */
 	int (*on_message)(void *owner, struct peer *peer,

@@ -115,6 +115,7 @@ struct peer_impl {
 	uint64_t received_ns; /* last frame */
 	uint64_t window_ns;   /* silence before it does not count */
 	uint64_t used_ns;     /* last message except PING and PONG */
+	bool quiet;	      /* no message for a while, and nothing waits for it */
 	uint64_t pinged_ns, ping_stamp;
 	bool ping_open;	       /* no PONG yet */
 	uint64_t proven_ns;    /* send time of the latest answered PING */
@@ -328,6 +329,7 @@ void peer_deliver_owned(struct peer_impl *impl, const struct wire_header *h,
 			struct cursor *body, uint8_t *owned);
 int peer_check_send(const struct peer_impl *impl, enum wire_type type, size_t len);
 void peer_note_use(struct peer_impl *impl);
+void peer_wake(struct peer_impl *impl); /* it was quiet */
 /* Build the frame of a message of `peering` in peers->frame; returns its length.
  * ERR_TOOBIG. */
 ssize_t peer_frame_make(struct peer_impl *impl, const struct peering *peering,

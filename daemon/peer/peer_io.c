@@ -125,6 +125,8 @@ size_t peer_bye_frame(struct peers *peers, const struct peering *peering,
 void peer_note_use(struct peer_impl *impl)
 {
 	impl->used_ns = loop_now_ns(impl->peers->loop);
+	if (impl->quiet)
+		peer_wake(impl);
 }
 
 int peer_check_send(const struct peer_impl *impl, enum wire_type type, size_t len)

@@ -140,7 +140,7 @@ static void take_down(struct peer_impl *impl, const struct err *why, bool bye)
 	if (peer->totals.away)
 		peer_note_error(peer, why);
 	impl->why_down.code = ERR_OK;
-	impl->ping_open = false;
+	impl->ping_open = impl->quiet = false;
 	loop_defer_cancel(&impl->later);
 	peer_queue_drop(impl);
 	peer_whole_drop(impl);
@@ -349,6 +349,39 @@ bool peer_bring_up(struct peer_impl *impl)
 
 /* ---- the tick ---- */
 
+/* Every idle daemon of a cluster pings all others: the interval and the allowed silence
+ * are longer while nothing can wait for the answer. */
+#define QUIET_FACTOR 5u
+
+static uint64_t ping_ns_of(const struct peer_impl *impl)
+{
+	return impl->peers->options.ping_interval_ns * (impl->quiet ? QUIET_FACTOR : 1);
+}
+
+static uint64_t dead_ns_of(const struct peer_impl *impl)
+{
+	return impl->peers->options.dead_after_ns * (impl->quiet ? QUIET_FACTOR : 1);
+}
+
+/* What was silence until now is no evidence. */
+void peer_wake(struct peer_impl *impl)
+{
+	impl->quiet = false;
+	impl->window_ns = loop_now_ns(impl->peers->loop);
+	impl->proven_ns = loop_clock_ns(impl->peers->loop);
+	peer_tick_in(impl, 0);
+}
+
+static bool is_busy(const struct peer_impl *impl)
+{
+	const struct peers *peers = impl->peers;
+	const struct peers_callbacks *callbacks = &peers->callbacks;
+	uint64_t recent_ns = peers->options.ping_interval_ns * QUIET_FACTOR;
+
+	return !callbacks->busy || loop_now_ns(peers->loop) - impl->used_ns < recent_ns ||
+	       callbacks->busy(callbacks->owner, &impl->peer);
+}
+
 static void declare_dead(struct peer_impl *impl, const char *how, uint64_t silent_ns)
 {
 	char label[PEER_LABEL_MAX];
@@ -356,8 +389,8 @@ static void declare_dead(struct peer_impl *impl, const char *how, uint64_t silen
 
 	err_set(&why, ERR_PEER, "%s missed %llu pings (%s for %llu ms)",
 		peer_label(&impl->peer, label),
-		(unsigned long long)(silent_ns / impl->peers->options.ping_interval_ns),
-		how, (unsigned long long)(silent_ns / LOOP_NS_PER_MS));
+		(unsigned long long)(silent_ns / ping_ns_of(impl)), how,
+		(unsigned long long)(silent_ns / LOOP_NS_PER_MS));
 	impl->peer.totals.dead = true;
 	peer_bring_down(impl, &why, true);
 }
@@ -366,19 +399,18 @@ static void declare_dead(struct peer_impl *impl, const char *how, uint64_t silen
 static bool check_alive(struct peer_impl *impl, uint64_t *left_p)
 {
 	const struct peers *peers = impl->peers;
-	const struct peers_options *o = &peers->options;
-	uint64_t now_ns = loop_now_ns(peers->loop);
+	uint64_t now_ns = loop_now_ns(peers->loop), dead_ns = dead_ns_of(impl);
 	uint64_t since_ns =
 		impl->received_ns > impl->window_ns ? impl->received_ns : impl->window_ns;
 	uint64_t lag_ns = loop_lag_ns(peers->loop, since_ns);
-	uint64_t allowed_ns = o->dead_after_ns + lag_ns;
+	uint64_t allowed_ns = dead_ns + lag_ns;
 
-	if (lag_ns > o->ping_interval_ns) {
+	if (lag_ns > ping_ns_of(impl)) {
 		impl->window_ns = since_ns = now_ns;
-		allowed_ns = o->dead_after_ns;
+		allowed_ns = dead_ns;
 	}
 	if (peers->link->backlog)
-		allowed_ns += o->dead_after_ns;
+		allowed_ns += dead_ns;
 	if (now_ns - since_ns >= allowed_ns) {
 		declare_dead(impl, "silent", now_ns - since_ns);
 		return true;
@@ -395,19 +427,18 @@ static bool check_alive(struct peer_impl *impl, uint64_t *left_p)
 static bool check_answers(struct peer_impl *impl, uint64_t *left_p)
 {
 	const struct peers *peers = impl->peers;
-	const struct peers_options *o = &peers->options;
-	uint64_t now_ns = loop_now_ns(peers->loop), end_ns;
+	uint64_t now_ns = loop_now_ns(peers->loop), dead_ns = dead_ns_of(impl), end_ns;
 	uint64_t lag_ns = loop_lag_ns(peers->loop, impl->proven_ns);
 
-	if (lag_ns > o->ping_interval_ns) {
+	if (lag_ns > ping_ns_of(impl)) {
 		impl->proven_ns = now_ns;
 		lag_ns = 0;
 	}
-	end_ns = impl->proven_ns + o->dead_after_ns + o->ping_interval_ns / 2 + lag_ns;
+	end_ns = impl->proven_ns + dead_ns + ping_ns_of(impl) / 2 + lag_ns;
 	if (peers->link->backlog)
-		end_ns += o->dead_after_ns;
-	if (end_ns < impl->received_ns + o->dead_after_ns * 2 / 5)
-		end_ns = impl->received_ns + o->dead_after_ns * 2 / 5;
+		end_ns += dead_ns;
+	if (end_ns < impl->received_ns + dead_ns * 2 / 5)
+		end_ns = impl->received_ns + dead_ns * 2 / 5;
 	if (now_ns >= end_ns) {
 		declare_dead(impl, "no answer", now_ns - impl->proven_ns);
 		return true;
@@ -421,9 +452,13 @@ static void tick_up(struct peer_impl *impl)
 {
 	const struct peers_options *o = &impl->peers->options;
 	uint64_t now_ns = loop_now_ns(impl->peers->loop);
-	uint64_t left_ns, ping_ns;
+	bool busy = is_busy(impl);
+	uint64_t left_ns, ping_ns, early_ns;
 	struct err why;
 
+	if (busy && impl->quiet)
+		peer_wake(impl);
+	impl->quiet = !busy;
 	if (check_alive(impl, &left_ns) || check_answers(impl, &left_ns))
 		return;
 	if (impl->dialled && !impl->peer.holds &&
@@ -435,10 +470,15 @@ static void tick_up(struct peer_impl *impl)
 	if (impl->next.live && now_ns - impl->next.begun_ns >= o->accept_ttl_ns)
 		peering_end(&impl->next);
 	peer_flush(impl);
-	if (now_ns - impl->pinged_ns >= o->ping_interval_ns)
+	early_ns = impl->quiet ? LOOP_TICK_NS / 2 : 0; /* a tick is rounded */
+	if (now_ns - impl->pinged_ns + early_ns >= ping_ns_of(impl))
 		ping(impl);
-	ping_ns = impl->pinged_ns + o->ping_interval_ns - now_ns;
-	peer_tick_in(impl, left_ns < ping_ns ? left_ns : ping_ns);
+	ping_ns = impl->pinged_ns + ping_ns_of(impl) - now_ns;
+	left_ns = left_ns < ping_ns ? left_ns : ping_ns;
+	if (impl->quiet && left_ns >= LOOP_TICK_NS)
+		loop_timer_start_tick(&impl->tick, left_ns);
+	else
+		peer_tick_in(impl, left_ns);
 }
 
 /* While it is dialled: the reason for rooms that wait for it. */

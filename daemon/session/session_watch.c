@@ -205,7 +205,7 @@ static void on_clock(struct loop_timer *timer)
 	uint64_t now_ns = loop_now_ns(timer->loop);
 	struct session *session;
 
-	loop_timer_start(timer, STATUS_HEARTBEAT_NS);
+	loop_timer_start_tick(timer, STATUS_HEARTBEAT_NS);
 	list_foreach_safe(session, &clock->kvd->sessions, link)
 		look_at(session, now_ns);
 }

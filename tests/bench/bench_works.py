@@ -90,7 +90,8 @@ ROOM_BESIDE_P99_US = 2000
 STATUS_PAGE_NS = 20
 JSON_POLL_US = 3
 OPEN_ROOM_BYTES = 2048
-IDLE_CPU_PERCENT = 0.5     # rounds to 0 %
+IDLE_CPU_PERCENT = 0.05
+IDLE_WAKE_UPS = 12         # a second, all threads
 
 
 class Chosen:

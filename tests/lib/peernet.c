@@ -160,6 +160,14 @@ static struct account *account_of(void *owner, const struct peer *peer)
 	return node->account;
 }
 
+static bool on_busy(void *owner, const struct peer *peer)
+{
+	const struct peernet_node *node = owner;
+
+	(void)peer;
+	return !node->unused;
+}
+
 static const uint8_t boot_id[16] = {1, 2, 3};
 
 void peernet_start(unsigned int i)
@@ -174,6 +182,7 @@ void peernet_start(unsigned int i)
 					    .on_down = on_down,
 					    .on_refused = on_refused,
 					    .account_of = account_of,
+					    .busy = on_busy,
 					    .on_message = on_message};
 	char name[16], user[16];
 	struct peers_args args = {.loop = net.loop,

@@ -36,6 +36,7 @@ struct peernet_node {
 	/* of messages that are no LEASE; else there are none */
 	void (*on_other)(struct peernet_node *node, struct peer *peer,
 			 const struct wire_header *h, struct cursor *body);
+	bool unused; /* no work waits for its peers */
 	/* tap */
 	struct peernet_tapped *tap;
 	unsigned int tap_count;

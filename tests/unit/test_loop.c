@@ -99,6 +99,35 @@ static void timer_restarted_moves_and_keeps_one_entry(void **state)
 	loop_free(loop);
 }
 
+/* Periodic timers of different starts and periods are due in the same turns. */
+static void timers_started_for_a_tick_are_due_together(void **state)
+{
+	struct note_timer a, b, c;
+	struct loop *loop;
+	char log[16] = "";
+
+	(void)state;
+	assert_int_equal(loop_new_virtual(1, &loop), 0);
+	note_timer_start(&a, loop, log, 'a', 90 * MS);
+	note_timer_start(&b, loop, log, 'b', 110 * MS);
+	note_timer_start(&c, loop, log, 'c', 0);
+	loop_run(loop);
+	assert_int_equal(loop_now_ns(loop), LOOP_NS_PER_S + 110 * MS);
+	loop_timer_start_tick(&a.timer, LOOP_TICK_NS); /* 310 */
+	loop_timer_start_tick(&b.timer, LOOP_TICK_NS + 89 * MS);
+	loop_timer_start_tick(&c.timer, LOOP_TICK_NS + 90 * MS);
+	assert_int_equal(a.timer.at_ns, LOOP_NS_PER_S + 400 * MS);
+	assert_int_equal(b.timer.at_ns, a.timer.at_ns);
+	assert_int_equal(c.timer.at_ns, a.timer.at_ns);
+	loop_timer_start_tick(&b.timer, LOOP_TICK_NS + 190 * MS);
+	assert_int_equal(b.timer.at_ns, LOOP_NS_PER_S + 600 * MS);
+	loop_run(loop);
+	loop_timer_start_tick(&a.timer, UINT64_MAX);
+	assert_true(a.timer.at_ns > UINT64_MAX - LOOP_TICK_NS);
+	loop_timer_stop(&a.timer);
+	loop_free(loop);
+}
+
 static void timer_stopped_by_another_in_the_batch_does_not_run(void **state)
 {
 	struct loop *loop;
@@ -799,6 +828,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(timer_virtual_runs_in_due_then_start_order),
 		cmocka_unit_test(timer_restarted_moves_and_keeps_one_entry),
+		cmocka_unit_test(timers_started_for_a_tick_are_due_together),
 		cmocka_unit_test(timer_stopped_by_another_in_the_batch_does_not_run),
 		cmocka_unit_test(timer_restarted_at_zero_runs_in_the_next_turn),
 		cmocka_unit_test(timer_in_distant_future_saturates),
