@@ -45,7 +45,7 @@ def special(compiler):
     """{source: its flags}, as mk/math.mk has them: a kernel for each instruction set, which pick.c
     calls only where it is. Where the compiler makes code for another processor they are empty."""
     with open(os.path.join("mk", "math.mk")) as file:
-        isa = dict(re.findall(r"^MATH_(AVX2|AVX512|AMX) +:= (.*)$", file.read(), re.M))
+        isa = dict(re.findall(r"^MATH_(AVX2|AVX512|BF16|AMX) +:= (.*)$", file.read(), re.M))
     for name, flags in isa.items():
         isa[name] = re.sub(r"\$\(MATH_(\w+)\)", lambda match: isa[match[1]], flags)
     target = subprocess.run(compiler.compiler_so + ["-dumpmachine"], stdout=subprocess.PIPE,

@@ -45,7 +45,7 @@ int kernel_new(const char *isa, struct kernel **kernel_p)
 		return err_raise(
 			ERR_INVAL,
 			"attention_isa: %.15s is unknown; use auto, ref, vector, avx2, "
-			"avx512 or amx",
+			"avx512, avx512_bf16 or amx",
 			isa);
 	if (picked != PICK_AUTO && !pick_has(picked))
 		return err_raise(ERR_REQUIRE,

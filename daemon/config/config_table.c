@@ -279,7 +279,8 @@ static const struct setting options[] = {
 	{"chunks", "attention_isa", SETTING_TEXT, FIELD(attention_isa), .preset = "auto",
 	 .module = "attend",
 	 .help = "Instruction set of these threads: auto (the best of the processor), "
-		 "ref, vector, avx2, avx512 or amx. kvd-ctl status shows the choice."},
+		 "ref, vector, avx2, avx512, avx512_bf16 or amx. The last two round "
+		 "weights to bf16. kvd-ctl status shows the choice."},
 	{"chunks", "attention_gpu_share", SETTING_COUNT, FIELD(attention_gpu_share),
 	 .preset = "off", .zero = "off", .min = 1, .max = 100, .module = "attend",
 	 .help = "Percent of a GPU's time for attention over chunks that an engine has "

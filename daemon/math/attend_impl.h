@@ -53,8 +53,8 @@ struct attend_kernel {
 
 /* NULL: not in this build. */
 extern const struct attend_kernel attend_ref, attend_vector;
-extern const struct attend_kernel *const attend_avx2, *const attend_avx512,
-							      *const attend_amx;
+extern const struct attend_kernel *const attend_avx2,
+	*const attend_avx512, *const attend_bf16, *const attend_amx;
 /* Does the processor have the features of attend_amx, and does the operating system
  * permit their use? */
 bool attend_amx_ready(void);

@@ -8,7 +8,8 @@
 
 static const char *const names[PICK_ISAS] = {
 	[PICK_AUTO] = "auto", [PICK_REF] = "ref",	[PICK_VECTOR] = "vector",
-	[PICK_AVX2] = "avx2", [PICK_AVX512] = "avx512", [PICK_AMX] = "amx",
+	[PICK_AVX2] = "avx2", [PICK_AVX512] = "avx512", [PICK_BF16] = "avx512_bf16",
+	[PICK_AMX] = "amx",
 };
 
 static bool has[PICK_ISAS];
@@ -44,6 +45,8 @@ static void pick_ask(void)
 		attend_avx512 && has[PICK_AVX2] && __builtin_cpu_supports("avx512f") &&
 		__builtin_cpu_supports("avx512bw") &&
 		__builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+	has[PICK_BF16] =
+		attend_bf16 && has[PICK_AVX512] && __builtin_cpu_supports("avx512bf16");
 #endif
 	has[PICK_AMX] = attend_amx && has[PICK_AVX512] && attend_amx_ready();
 }
@@ -59,7 +62,7 @@ static const struct attend_kernel *pick_of(enum pick_isa isa)
 	const struct attend_kernel *const kernels[PICK_ISAS] = {
 		[PICK_REF] = &attend_ref,  [PICK_VECTOR] = &attend_vector,
 		[PICK_AVX2] = attend_avx2, [PICK_AVX512] = attend_avx512,
-		[PICK_AMX] = attend_amx,
+		[PICK_BF16] = attend_bf16, [PICK_AMX] = attend_amx,
 	};
 
 	return pick_has(isa) ? kernels[isa] : NULL;

@@ -18,11 +18,13 @@ enum pick_isa { /* slower to faster, except the first */
 		PICK_VECTOR, /* vectors of the compiler's baseline */
 		PICK_AVX2,   /* with FMA */
 		PICK_AVX512,
-		PICK_AMX, /* bf16 q and kv only */
+		PICK_BF16, /* AVX512-BF16; bf16 q and kv only, as AMX */
+		PICK_AMX,
 		PICK_ISAS,
 };
 
-/* "auto", "ref", "vector", "avx2", "avx512", "amx"; false: no such name. */
+/* "auto", "ref", "vector", "avx2", "avx512", "avx512_bf16", "amx"; false: no such name.
+ */
 const char *pick_name(enum pick_isa isa);
 bool pick_by_name(const char *name, enum pick_isa *isa_p);
 

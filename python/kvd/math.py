@@ -13,8 +13,8 @@ normalised: parts with (o1, lse1) and (o2, lse2) have o = (o1 * exp(lse1) + o2 *
 (exp(lse1) + exp(lse2)). A query token that attends to no token has o = 0 and lse = -inf.
 
 Arrays are torch tensors of a CPU, numpy arrays or anything with __dlpack__; they are not copied.
-Only the tokens that a query token attends to are read. Sums are fp32; with AMX (bf16 q and cache)
-weights are rounded to bf16. Errors: TypeError for another type, ValueError for a value outside its
+Only the tokens that a query token attends to are read. Sums are fp32; with AVX512-BF16 and
+AMX (bf16 q and cache) weights are rounded to bf16. Errors: TypeError for another type, ValueError for a value outside its
 limits, which the text names."""
 import sys
 

@@ -12,7 +12,9 @@
  * by loads of 64 bytes. "slice" is the longest time between two questions whether to
  * stop, of the most rows that the kernel was tried with. Bytes are warm: a chunk's layer
  * lies in L3 or L2 after the first call. "cold" is the widest kernel on another layer
- * each time, of 256 MiB. Then the merge of two partials, and a splice by its bytes.
+ * each time, of 256 MiB. "peak-KERNEL" of the shape "core" is the arithmetic alone, in
+ * GFLOP/s: products of registers, with no load beside them. Then the merge of two
+ * partials, and a splice by its bytes.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -169,6 +171,104 @@ static void fill(uint16_t *values, size_t count)
 	}
 }
 
+/* ---- the limit of arithmetic ---- */
+
+#define PEAK_TURNS 20000u
+#define PEAK_SUMS 16u /* independent: more than a product's latency */
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+static volatile float peak_sink;
+
+__attribute__((target("avx512f"))) static double peak_avx512(void)
+{
+	__m512 sum[PEAK_SUMS], x = _mm512_set1_ps(peak_sink);
+	uint32_t i, j;
+
+	for (j = 0; j < PEAK_SUMS; j++)
+		sum[j] = x;
+	for (i = 0; i < PEAK_TURNS; i++)
+#pragma GCC unroll 16
+		for (j = 0; j < PEAK_SUMS; j++)
+			sum[j] = _mm512_fmadd_ps(x, x, sum[j]);
+	for (j = 1; j < PEAK_SUMS; j++)
+		sum[0] = _mm512_add_ps(sum[0], sum[j]);
+	peak_sink = _mm512_cvtss_f32(sum[0]);
+	return 2.0 * 16 * PEAK_SUMS * PEAK_TURNS;
+}
+
+__attribute__((target("avx512f,avx512bf16"))) static double peak_bf16(void)
+{
+	__m512 sum[PEAK_SUMS];
+	__m512i x = _mm512_set1_epi32((int)peak_sink);
+	uint32_t i, j;
+
+	for (j = 0; j < PEAK_SUMS; j++)
+		sum[j] = _mm512_castsi512_ps(x);
+	for (i = 0; i < PEAK_TURNS; i++)
+#pragma GCC unroll 16
+		for (j = 0; j < PEAK_SUMS; j++)
+			sum[j] = _mm512_dpbf16_ps(sum[j], (__m512bh)x, (__m512bh)x);
+	for (j = 1; j < PEAK_SUMS; j++)
+		sum[0] = _mm512_add_ps(sum[0], sum[j]);
+	peak_sink = _mm512_cvtss_f32(sum[0]);
+	return 2.0 * 32 * PEAK_SUMS * PEAK_TURNS;
+}
+
+__attribute__((target("amx-tile,amx-bf16"))) static double peak_amx(void)
+{
+	struct {
+		uint8_t palette, start, reserved[14];
+		uint16_t columns[16];
+		uint8_t rows[16];
+	} config = {.palette = 1};
+	uint32_t i;
+
+	for (i = 0; i < 8; i++) {
+		config.columns[i] = 64;
+		config.rows[i] = 16;
+	}
+	_tile_loadconfig(&config); /* all tiles are 0 */
+	for (i = 0; i < PEAK_TURNS; i++) {
+		_tile_dpbf16ps(0, 4, 6);
+		_tile_dpbf16ps(1, 5, 6);
+		_tile_dpbf16ps(2, 4, 7);
+		_tile_dpbf16ps(3, 5, 7);
+	}
+	_tile_release();
+	return 2.0 * 16 * 16 * 32 * 4 * PEAK_TURNS;
+}
+
+static double (*const peaks[PICK_ISAS])(void) = {
+	[PICK_AVX512] = peak_avx512,
+	[PICK_BF16] = peak_bf16,
+	[PICK_AMX] = peak_amx,
+};
+#else
+static double (*const peaks[PICK_ISAS])(void) = {NULL};
+#endif
+
+static double peak_flops;
+
+static void peak_work(struct bench *bench, uint32_t i)
+{
+	(void)bench;
+	(void)i;
+	peak_flops = peaks[isa]();
+}
+
+static void bench_peaks(struct bench *bench)
+{
+	for (isa = PICK_REF; isa < PICK_ISAS; isa++) {
+		if (!peaks[isa] || !pick_has(isa))
+			continue;
+		measure(bench, peak_work);
+		printf("core peak-%s 0 %.1f %.1f\n", pick_name(isa),
+		       peak_flops / bench->best / 1e3, peak_flops / bench->median / 1e3);
+	}
+}
+
 /* The slow ones are not tried with all. */
 static uint32_t rows_most(enum pick_isa of)
 {
@@ -255,6 +355,7 @@ int main(int argc, char **argv)
 	bench.span.q = bench.memory + COLD_BYTES / 2;
 	bench.span.o = get(ROWS_MOST * 512 * 4);
 	bench.span.m = get(ROWS_MOST * 4);
+	bench_peaks(&bench);
 	bench.span.l = get(ROWS_MOST * 4);
 	bench.shape = (struct attend_shape){ATTEND_GQA, VALUE_BF16, VALUE_BF16, 32, 8,
 					    128,	128,	    0.088f,	0};

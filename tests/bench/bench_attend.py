@@ -8,7 +8,8 @@ Runs bench_attend (KVD_BUILD names the build folder), then, where torch can be i
 the two matrix products that MLA attention contains (logits and outputs; without softmax,
 pages or selection) in bf16 on one thread, which torch gives to oneDNN. Each figure is the
 shortest of its repetitions, in the thread's own time: others may use the core.
-Ratios are of the same run. This is a benchmark: it judges nothing.
+Ratios are of the same run; "of peak" is the fastest kernel's share of what the core's
+products reach without loads. This is a benchmark: it judges nothing.
 """
 import argparse
 import json
@@ -19,7 +20,8 @@ import time
 
 BUILD = os.environ.get("KVD_BUILD", "build/rel")
 ROWS = (1, 16, 64, 256, 1024)
-KERNELS = ("ref", "vector", "avx2", "avx512", "amx", "cold")
+KERNELS = ("ref", "vector", "avx2", "avx512", "avx512_bf16", "amx", "cold")
+DIMS = {"mla": 576 + 512, "gqa": 128 + 128}  # products of a row and a token
 SPEND_S = 0.3
 
 
@@ -69,15 +71,19 @@ def onednn(tokens):
     return {rows: pair(torch, tokens, rows) for rows in ROWS}, f"torch {torch.__version__}"
 
 
-def table(shape, figures, pairs):
+def table(shape, figures, pairs, tokens, peaks):
     floor = figures["memory", 0]
     print(f"\n{shape}: microseconds of one call; memory is read in {floor:.0f}")
     names = [k for k in KERNELS if any((k, r) in figures for r in range(ROWS[-1] + 1))]
-    heads = ["rows"] + names + (["oneDNN pair", "ratio"] if pairs else [])
+    fast = [k for k in names if k in peaks][-1:]
+    heads = ["rows"] + names + ["of peak"] * len(fast) + (["oneDNN pair", "ratio"] if pairs else [])
     print("".join(f"{h:>12}" for h in heads))
     for rows in sorted({r for k, r in figures if k in KERNELS}):
         cells = [figures.get((k, rows)) for k in names]
         line = [f"{rows:>12}"] + [f"{c:>12.0f}" if c else f"{'–':>12}" for c in cells]
+        for kernel in fast:
+            flops = 2 * rows * tokens * DIMS[shape]
+            line.append(f"{flops / figures[kernel, rows] / 1e3 / peaks[kernel]:>12.2f}")
         if pairs:
             best = min(c for k, c in zip(names, cells) if c and k not in ("cold", "ref"))
             line += [f"{pairs[rows]:>12.0f}", f"{best / pairs[rows]:>12.2f}"]
@@ -94,8 +100,10 @@ def main():
     figures = kernels(args.tokens)
     pairs, words = onednn(args.tokens)
     print(f"{args.tokens} tokens, bf16, one core; {words}")
+    peaks = {k[5:]: gflops for (k, _), gflops in figures.pop("core", {}).items()}
+    print("peak of products: " + ", ".join(f"{k} {v:.0f} GFLOP/s" for k, v in peaks.items()))
     for shape, of_shape in figures.items():
-        table(shape, of_shape, pairs if shape == "mla" else None)
+        table(shape, of_shape, pairs if shape == "mla" else None, args.tokens, peaks)
     mla = figures["mla"]
     print("\nmerge of two partials: " + ", ".join(
         f"{us:.0f} us for {rows} rows" for (k, rows), us in mla.items() if k == "merge"))

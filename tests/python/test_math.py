@@ -15,7 +15,7 @@ import pytest
 from kvd import math as kvd_math
 from kvd.math import Batch, Cache, attend
 
-ISAS = ("ref", "vector", "avx2", "avx512", "amx", "auto")
+ISAS = ("ref", "vector", "avx2", "avx512", "avx512_bf16", "amx", "auto")
 NAN = {np.uint8: 0x7f, np.uint16: 0x7fc1, np.float16: np.nan, np.float32: np.nan}
 
 
@@ -106,7 +106,7 @@ class Case:
         return o, lse
 
     def judge(self, got, *, rounded=False):
-        """rounded: AMX has weights of 8 bits."""
+        """rounded: the kernels for products of bf16 have weights of 8 bits."""
         o, lse = self.wanted()
         assert got[0].dtype == got[1].dtype == np.float32
         empty = np.isneginf(lse)
@@ -123,7 +123,7 @@ def here(isa):
 
 
 def rounds(isa, case):
-    return isa in ("amx", "auto") and case.q.dtype == case.kv.dtype == np.uint16
+    return isa in ("avx512_bf16", "amx", "auto") and case.q.dtype == case.kv.dtype == np.uint16
 
 
 RAGGED = [(1, 1), (1, 300), (0, 40), (5, 5), (16, 40), (1, 16), (40, 77), (33, 500), (17, 17),

@@ -28,10 +28,10 @@ static enum pick_isa kernel_of(void **state)
 	return isa;
 }
 
-/* AMX takes nothing but bf16: other types are for the next slower kernel. */
+/* They take nothing but bf16: other types are for the next slower kernel. */
 static bool rounds(enum pick_isa isa, const struct attend_shape *shape)
 {
-	return isa == PICK_AMX && shape->q_type == VALUE_BF16 &&
+	return isa >= PICK_BF16 && shape->q_type == VALUE_BF16 &&
 	       shape->kv_type == VALUE_BF16 && shape->dqk % 32 == 0 &&
 	       shape->dv % 32 == 0;
 }
@@ -535,7 +535,7 @@ static void stop_ends_it_within_a_slice(void **state)
 	struct case_pool pool = {.tokens = 600, .page_tokens = 64};
 	enum pick_isa isa = kernel_of(state);
 	struct attend_shape shape = case_mla(16);
-	uint32_t slice = isa == PICK_REF ? 16 : isa == PICK_AMX ? 32 * 128 : 64 * 16;
+	uint32_t slice = isa == PICK_REF ? 16 : isa >= PICK_BF16 ? 32 * 128 : 64 * 16;
 	struct countdown count = {.stop_at = UINT32_MAX};
 	struct attend_job job = {.shape = &shape, .stop = on_stop, .stop_arg = &count};
 	struct attend_case c;
@@ -838,14 +838,15 @@ static void pick_falls_to_the_next_slower(void **state)
 
 int main(void)
 {
-	static enum pick_isa isas[] = {PICK_REF, PICK_VECTOR, PICK_AVX2, PICK_AVX512,
-				       PICK_AMX};
-#define CASES(f)                                           \
-	{#f " (ref)", f, NULL, NULL, &isas[0]},            \
-		{#f " (vector)", f, NULL, NULL, &isas[1]}, \
-		{#f " (avx2)", f, NULL, NULL, &isas[2]},   \
-		{#f " (avx512)", f, NULL, NULL, &isas[3]}, \
-		{#f " (amx)", f, NULL, NULL, &isas[4]},
+	static enum pick_isa isas[] = {PICK_REF,    PICK_VECTOR, PICK_AVX2,
+				       PICK_AVX512, PICK_BF16,	 PICK_AMX};
+#define CASES(f)                                                \
+	{#f " (ref)", f, NULL, NULL, &isas[0]},                 \
+		{#f " (vector)", f, NULL, NULL, &isas[1]},      \
+		{#f " (avx2)", f, NULL, NULL, &isas[2]},        \
+		{#f " (avx512)", f, NULL, NULL, &isas[3]},      \
+		{#f " (avx512_bf16)", f, NULL, NULL, &isas[4]}, \
+		{#f " (amx)", f, NULL, NULL, &isas[5]},
 	const struct CMUnitTest tests[] = {
 		PER_KERNEL(CASES) cmocka_unit_test(reference_l_matches_m),
 		cmocka_unit_test(shape_out_of_limits_is_refused),

@@ -424,14 +424,15 @@ static void rehomed_selection_differs(void **state)
 
 int main(void)
 {
-	static enum pick_isa isas[] = {PICK_REF, PICK_VECTOR, PICK_AVX2, PICK_AVX512,
-				       PICK_AMX};
-#define CASES(f)                                           \
-	{#f " (ref)", f, NULL, NULL, &isas[0]},            \
-		{#f " (vector)", f, NULL, NULL, &isas[1]}, \
-		{#f " (avx2)", f, NULL, NULL, &isas[2]},   \
-		{#f " (avx512)", f, NULL, NULL, &isas[3]}, \
-		{#f " (amx)", f, NULL, NULL, &isas[4]},
+	static enum pick_isa isas[] = {PICK_REF,    PICK_VECTOR, PICK_AVX2,
+				       PICK_AVX512, PICK_BF16,	 PICK_AMX};
+#define CASES(f)                                                \
+	{#f " (ref)", f, NULL, NULL, &isas[0]},                 \
+		{#f " (vector)", f, NULL, NULL, &isas[1]},      \
+		{#f " (avx2)", f, NULL, NULL, &isas[2]},        \
+		{#f " (avx512)", f, NULL, NULL, &isas[3]},      \
+		{#f " (avx512_bf16)", f, NULL, NULL, &isas[4]}, \
+		{#f " (amx)", f, NULL, NULL, &isas[5]},
 	const struct CMUnitTest tests[] = {PER_KERNEL(CASES)};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
