@@ -8,6 +8,7 @@
 #include "daemon/gate/vm_child.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -37,25 +38,54 @@ static uint64_t row_move(int mem, const struct vm_row *row, uint8_t *at, int wri
 	return done;
 }
 
-static void vm_obey(const struct vm_ask *ask, int mem, struct vm_window *window,
-		    struct vm_answer *answer)
+/* Rows in turn, as many bytes as there is room for. */
+static struct vm_answer rows_move(int mem, const struct vm_row *rows, uint32_t count,
+				  uint8_t *bytes, uint64_t room, int write)
 {
-	for (uint32_t i = 0; i < ask->count && i < VM_WINDOW_ROWS; i++) {
-		const struct vm_row row = window->rows[i];
+	struct vm_answer answer = {0};
+
+	for (uint32_t i = 0; i < count && !answer.error; i++) {
+		const struct vm_row row = rows[i];
 		uint64_t done;
 
-		if (row.bytes > VM_WINDOW_BYTES - answer->moved) {
-			answer->error = EINVAL;
-			return;
+		if (row.bytes > room - answer.moved) {
+			answer.error = EINVAL;
+			break;
 		}
-		done = row_move(mem, &row, window->bytes + answer->moved,
-				ask->write != 0);
-		answer->moved += done;
-		if (done < row.bytes) {
-			answer->error = errno;
-			return;
-		}
+		done = row_move(mem, &row, bytes + answer.moved, write);
+		answer.moved += done;
+		if (done < row.bytes)
+			answer.error = errno;
 	}
+	return answer;
+}
+
+static struct vm_answer pair_move(const struct vm_ask *ask, const int mem[2],
+				  struct vm_window *window)
+{
+	uint32_t n = ask->pair % VM_PAIRS;
+	struct vm_pair *pair = &window->pairs[n];
+	uint8_t *bytes = window->bytes + n * VM_PAIR_BYTES;
+	struct vm_answer answer =
+		rows_move(mem[0], pair->rows[0], ask->count[0], bytes, VM_PAIR_BYTES, 0);
+
+	if (answer.error)
+		return (struct vm_answer){.error = answer.error};
+	atomic_store(&pair->writing, 1);
+	return rows_move(mem[1], pair->rows[1], ask->count[1], bytes, answer.moved, 1);
+}
+
+static struct vm_answer vm_obey(const struct vm_ask *ask, const int mem[2],
+				struct vm_window *window)
+{
+	uint32_t most = ask->what == VM_PAIR ? VM_PAIR_ROWS : VM_WINDOW_ROWS;
+
+	if (ask->count[0] > most || ask->count[1] > most)
+		return (struct vm_answer){.error = EINVAL};
+	if (ask->what == VM_PAIR)
+		return pair_move(ask, mem, window);
+	return rows_move(mem[0], window->rows, ask->count[0], window->bytes,
+			 VM_WINDOW_BYTES, ask->what == VM_WRITE);
 }
 
 void vm_child_serve(int socket)
@@ -64,23 +94,24 @@ void vm_child_serve(int socket)
 	struct vm_ask ask;
 
 	for (;;) {
-		struct vm_answer answer = {0};
-		int fd = -1;
+		struct vm_answer answer;
+		int fds[2] = {-1, -1};
 
-		if (record_receive(socket, &ask, sizeof(ask), &fd, 1, NULL) !=
+		if (record_receive(socket, &ask, sizeof(ask), fds, 2, NULL) !=
 		    sizeof(ask))
 			return;
 		if (window == MAP_FAILED) {
 			window = mmap(NULL, sizeof(*window), PROT_READ | PROT_WRITE,
-				      MAP_SHARED, fd, 0);
-			close(fd);
+				      MAP_SHARED, fds[0], 0);
+			close(fds[0]);
 			if (window == MAP_FAILED)
 				return;
 			continue;
 		}
-		vm_obey(&ask, fd, window, &answer);
-		if (fd >= 0)
-			close(fd);
+		answer = vm_obey(&ask, fds, window);
+		for (unsigned int i = 0; i < 2; i++)
+			if (fds[i] >= 0)
+				close(fds[i]);
 		if (record_send(socket, &answer, sizeof(answer), NULL, 0, NULL, 0) < 0)
 			return;
 	}

@@ -17,21 +17,35 @@ struct vm_row {
 	uint64_t bytes;
 };
 
+/* Rows of one memory that become those of another: bytes stay in the process, in its half
+ * of the window. */
+#define VM_PAIRS 2u
+#define VM_PAIR_ROWS 512u
+#define VM_PAIR_BYTES (VM_WINDOW_BYTES / VM_PAIRS)
+struct vm_pair {
+	struct vm_row rows[2][VM_PAIR_ROWS]; /* read, written */
+	_Atomic uint32_t writing;	     /* all were read */
+};
+
 /* Shared: the rows of one request, and their bytes in sequence. */
 struct vm_window {
 	struct vm_row rows[VM_WINDOW_ROWS];
+	struct vm_pair pairs[VM_PAIRS];
 	uint8_t bytes[VM_WINDOW_BYTES];
 };
 
+enum vm_what { VM_READ, VM_WRITE, VM_PAIR };
+
 /* The first record carries the window's descriptor; all others the /proc/PID/mem to be
- * read or written, which is closed afterwards. */
+ * read or written, VM_PAIR both, which are closed afterwards. */
 struct vm_ask {
-	uint32_t count; /* of rows */
-	uint32_t write; /* into the process */
+	uint32_t what;	   /* enum vm_what */
+	uint32_t pair;	   /* its number */
+	uint32_t count[2]; /* of rows; VM_PAIR: read, written */
 };
 
 struct vm_answer {
-	uint64_t moved; /* bytes, from the first on */
+	uint64_t moved; /* bytes, from the first on; VM_PAIR: written */
 	int32_t error;	/* errno of the error that stopped it, 0 */
 	uint32_t zero;
 };

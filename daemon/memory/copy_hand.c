@@ -10,8 +10,9 @@
  *
  * Slices are cut into stretches, during which neither end's memory changes: a stretch
  * runs under one SIGBUS guard, and for vm memory the content of one iovec list. Where
- * both ends are other processes' memory, a bounce buffer per thread, small enough for its
- * cache, is between them.
+ * both ends are memory of one user's other processes, the process that reaches it reads
+ * and writes the rows by itself; of two users', a bounce buffer per thread, small enough
+ * for its cache, is between them.
  *
  * Rows may overlap where an engine asked for it (the xfer layer allows that);
  * such bytes are then undefined, but never a fault: hence memmove.
@@ -25,6 +26,7 @@
 #include <sys/uio.h>
 
 #include "daemon/base/mem.h"
+#include "daemon/gate/vm_child.h"
 #include "daemon/memory/rows.h"
 #include "daemon/memory/vm.h"
 
@@ -218,20 +220,40 @@ static int memory_gone(struct memory *m)
 	return err_raise(ERR_FAULT, "the memory was truncated by its owner");
 }
 
-static int stretch_fault(const struct stretch *st)
+static int vm_fault(int error, bool reading, struct memory *vm)
 {
-	struct memory *vm = is_vm(st->src_memory) ? st->src_memory : st->dst_memory;
-
-	if (st->error == ECANCELED)
+	if (error == ECANCELED)
 		return err_raise(ERR_CANCELED, "the copy was canceled");
-	if (st->error != EFAULT) /* exited, or it hangs */
+	if (error != EFAULT) /* exited, or it hangs */
 		atomic_store(&vm->dead, true);
-	if (st->error == ESRCH)
+	if (error == ESRCH)
 		return err_pass(memory_gone(vm));
 	return err_raise(ERR_FAULT, "%s process %d's memory: %s",
-			 vm == st->src_memory ? "reading" : "writing", (int)vm->owner.pid,
-			 st->error == EUSERS ? "too many helper processes hang"
-					     : strerror(st->error));
+			 reading ? "reading" : "writing", (int)vm->owner.pid,
+			 error == EUSERS ? "too many helper processes hang"
+					 : strerror(error));
+}
+
+static int stretch_fault(const struct stretch *st)
+{
+	bool reading = is_vm(st->src_memory);
+
+	return err_pass(
+		vm_fault(st->error, reading, reading ? st->src_memory : st->dst_memory));
+}
+
+/* The memories of a walk's next stretch. */
+static int stretch_begin(struct stretch *st)
+{
+	const struct plan_run *run = &st->plan->runs[st->at.run];
+
+	st->src_memory = copy_end_memory(st->src.end, run->src_buffer);
+	st->dst_memory = copy_end_memory(st->dst.end, run->dst_buffer);
+	if (st->src_memory && !memory_owner_alive(st->src_memory))
+		return err_pass(memory_gone(st->src_memory));
+	if (st->dst_memory && !memory_owner_alive(st->dst_memory))
+		return err_pass(memory_gone(st->dst_memory));
+	return 0;
 }
 
 /* Copy [begin, end) of the stream. */
@@ -253,14 +275,9 @@ static int range_copy(struct copy_hand *hand, const struct copy_job *job, struct
 	if (r < 0)
 		return err_pass(r);
 	while (st.pos < end && plan_walk_settle(&st.at)) {
-		const struct plan_run *run = &plan->runs[st.at.run];
-
-		st.src_memory = copy_end_memory(src.end, run->src_buffer);
-		st.dst_memory = copy_end_memory(dst.end, run->dst_buffer);
-		if (st.src_memory && !memory_owner_alive(st.src_memory))
-			return err_pass(memory_gone(st.src_memory));
-		if (st.dst_memory && !memory_owner_alive(st.dst_memory))
-			return err_pass(memory_gone(st.dst_memory));
+		r = stretch_begin(&st);
+		if (r < 0)
+			return err_pass(r);
 		if (!memory_guard_run(stretch_copy, &st, st.src_memory, st.dst_memory))
 			return err_pass(memory_gone(
 				st.src_memory && atomic_load(&st.src_memory->dead)
@@ -295,6 +312,142 @@ static int bounce_copy(struct copy_hand *hand, const struct copy_job *job, uint6
 	return err_pass(r);
 }
 
+/* ---- between memories of one user's processes ---- */
+
+static uint32_t pair_add(struct vm_row *rows, uint32_t count, uint64_t address,
+			 uint64_t len)
+{
+	struct vm_row *last = count ? &rows[count - 1] : NULL;
+
+	if (last && last->address + last->bytes == address) {
+		last->bytes += len;
+		return count;
+	}
+	rows[count] = (struct vm_row){address, len};
+	return count + 1;
+}
+
+/* The next rows of the stretch. */
+static void pair_fill(struct stretch *st, struct vm_pair *pair, uint32_t count[2])
+{
+	uint64_t most = VM_PAIR_BYTES, len;
+	struct piece p;
+
+	count[0] = count[1] = 0;
+	while (st->pos < st->end && most && plan_walk_settle(&st->at) &&
+	       stretch_same_memory(st)) {
+		uint32_t used = count[0] > count[1] ? count[0] : count[1];
+
+		if (used == VM_PAIR_ROWS)
+			break;
+		len = (VM_PAIR_ROWS - used) * st->plan->runs[st->at.run].len;
+		len = len < most ? len : most;
+		len = piece_take(st, len < st->end - st->pos ? len : st->end - st->pos,
+				 &p);
+		st->pos += len;
+		most -= len;
+		for (uint64_t i = 0; i < p.count; i++) { /* at most VM_PAIR_ROWS */
+			count[0] = pair_add(pair->rows[0], count[0], p.src, p.len);
+			count[1] = pair_add(pair->rows[1], count[1], p.dst, p.len);
+			p.src += (uint64_t)p.src_stride;
+			p.dst += (uint64_t)p.dst_stride;
+		}
+	}
+}
+
+/* What is asked of the helper process, oldest first. */
+struct pairs_open {
+	unsigned int count;
+	struct memory *src[VM_PAIRS], *dst[VM_PAIRS];
+};
+
+static int pairs_end_one(struct stretch *st, struct pairs_open *open)
+{
+	struct memory *src = open->src[0], *dst = open->dst[0];
+	bool writing = false;
+
+	open->count--;
+	open->src[0] = open->src[1];
+	open->dst[0] = open->dst[1];
+	if (vm_pair_end(&st->hand->vm, src, st->canceled, &writing) == 0)
+		return 0;
+	open->count = 0;
+	return err_pass(vm_fault(errno, !writing, writing ? dst : src));
+}
+
+static int pairs_ask(struct stretch *st, struct pairs_open *open)
+{
+	struct vm_pair *pair = vm_pair_of(&st->hand->vm, st->src_memory);
+	uint32_t count[2];
+
+	if (pair) {
+		pair_fill(st, pair, count);
+		open->src[open->count] = st->src_memory;
+		open->dst[open->count] = st->dst_memory;
+	}
+	if (!pair ||
+	    vm_pair_ask(&st->hand->vm, st->src_memory, st->dst_memory, count) < 0)
+		return err_pass(vm_fault(errno, true, st->src_memory));
+	open->count++;
+	return 0;
+}
+
+static int pairs_copy(struct copy_hand *hand, const struct copy_job *job, uint64_t begin,
+		      uint64_t end)
+{
+	struct stretch st = {.hand = hand,
+			     .plan = job->plan,
+			     .canceled = &job->canceled,
+			     .src = {&job->src, job->begin},
+			     .dst = {&job->dst, job->begin},
+			     .pos = begin,
+			     .end = end};
+	struct pairs_open open = {.count = 0};
+	int r = plan_walk_seek(&st.at, job->plan, begin);
+
+	while (r == 0 && st.pos < end && plan_walk_settle(&st.at)) {
+		if (atomic_load(st.canceled))
+			r = vm_fault(ECANCELED, true, NULL);
+		if (r == 0)
+			r = stretch_begin(&st);
+		if (r == 0)
+			r = pairs_ask(&st, &open);
+		if (r == 0 && open.count == VM_PAIRS)
+			r = pairs_end_one(&st, &open);
+	}
+	while (open.count) {
+		struct err err;
+		int left;
+
+		if (r < 0)
+			err_take(&err);
+		left = pairs_end_one(&st, &open);
+		if (r < 0) {
+			err_clear();
+			r = err_reraise(&err);
+		} else {
+			r = left;
+		}
+	}
+	return err_pass(r);
+}
+
+/* Both ends are memory of one user's processes alone. */
+static bool pairs_all(const struct copy_job *job)
+{
+	const struct copy_end *src = &job->src, *dst = &job->dst;
+
+	if (!src->buffers || !dst->buffers)
+		return false;
+	for (uint32_t i = 0; i < src->buffer_count; i++)
+		if (!vm_can_pair(src->buffers[i].memory, dst->buffers[0].memory))
+			return false;
+	for (uint32_t i = 1; i < dst->buffer_count; i++)
+		if (!vm_can_pair(src->buffers[0].memory, dst->buffers[i].memory))
+			return false;
+	return true;
+}
+
 int copy_slice(struct copy_hand *hand, const struct copy_job *job, uint64_t begin,
 	       uint64_t end, bool bounce)
 {
@@ -303,6 +456,8 @@ int copy_slice(struct copy_hand *hand, const struct copy_job *job, uint64_t begi
 
 	if (!bounce)
 		return err_pass(range_copy(hand, job, src, dst, begin, end));
+	if (pairs_all(job))
+		return err_pass(pairs_copy(hand, job, begin, end));
 	while (begin < end && r == 0) {
 		uint64_t n = end - begin;
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Bytes pass through a window that both processes map: a second copy, which stays in a
- * core's cache. Rejected: a thread of this process, which could hang in a page of a file
- * without a server, in a state that no signal ends; process_vm_readv(), which takes a
- * pid, which may be reused.
+ * core's cache. Between two memories of one user they stay in the helper process, which
+ * has its next request before the last answer is read. Rejected: a thread of this
+ * process, which could hang in a page of a file without a server, in a state that no
+ * signal ends; process_vm_readv(), which takes a pid, which may be reused.
  *
  * A process that is given up during a write may complete that request later, but only in
  * memory of the user that made it hang. That memory is marked dead.
@@ -189,14 +190,14 @@ ssize_t vm_move(struct vm_hand *hand, const struct memory *memory, bool reading,
 		const atomic_bool *canceled)
 {
 	struct vm_channel *channel = channel_of(hand, memory);
-	struct vm_ask ask = {.write = !reading};
+	struct vm_ask ask = {.what = reading ? VM_READ : VM_WRITE};
 	struct vm_answer answer = {0};
 	int no;
 
 	assert(count > 0);
 	if (!channel)
 		return -1;
-	ask.count = window_fill(channel->window, reading, near, far, count);
+	ask.count[0] = window_fill(channel->window, reading, near, far, count);
 	if (record_send(channel->socket, &ask, sizeof(ask), NULL, 0, &memory->mem_fd, 1) <
 		    0 ||
 	    channel_wait(channel, canceled, &answer) < 0) {
@@ -212,6 +213,67 @@ ssize_t vm_move(struct vm_hand *hand, const struct memory *memory, bool reading,
 	if (answer.moved)
 		return (ssize_t)answer.moved;
 	errno = answer.error;
+	return -1;
+}
+
+/* ---- pairs ---- */
+
+bool vm_can_pair(const struct memory *src, const struct memory *dst)
+{
+	return src && dst && src->kind == MEMORY_VM && dst->kind == MEMORY_VM &&
+	       src->owner.uid == dst->owner.uid && src->owner.warden == dst->owner.warden;
+}
+
+struct vm_pair *vm_pair_of(struct vm_hand *hand, const struct memory *memory)
+{
+	struct vm_channel *channel = channel_of(hand, memory);
+
+	if (!channel)
+		return NULL;
+	assert(channel->pairs < VM_PAIRS);
+	return &channel->window->pairs[channel->next_pair];
+}
+
+int vm_pair_ask(struct vm_hand *hand, const struct memory *src, const struct memory *dst,
+		const uint32_t count[2])
+{
+	struct vm_channel *channel = channel_of(hand, src);
+	const int fds[2] = {src->mem_fd, dst->mem_fd};
+	struct vm_ask ask = {VM_PAIR, channel->next_pair, {count[0], count[1]}};
+
+	atomic_store(&channel->window->pairs[ask.pair].writing, 0);
+	if (record_send(channel->socket, &ask, sizeof(ask), NULL, 0, fds, 2) < 0)
+		return -1;
+	channel->next_pair = (channel->next_pair + 1) % VM_PAIRS;
+	channel->pairs++;
+	return 0;
+}
+
+int vm_pair_end(struct vm_hand *hand, const struct memory *src,
+		const atomic_bool *canceled, bool *writing_p)
+{
+	struct vm_channel *channel = channel_of(hand, src);
+	uint32_t pair = (channel->next_pair + VM_PAIRS - channel->pairs) % VM_PAIRS;
+	struct vm_answer answer = {0};
+	int no = 0;
+
+	assert(channel->pairs > 0);
+	if (channel_wait(channel, canceled, &answer) < 0)
+		no = errno;
+	*writing_p = atomic_load(&channel->window->pairs[pair].writing);
+	channel->pairs--;
+	if (!no && !answer.error)
+		return 0;
+	/* none may answer to a later one's question */
+	for (; !no && channel->pairs > 0; channel->pairs--) {
+		struct vm_answer other;
+
+		if (channel_wait(channel, canceled, &other) < 0)
+			no = errno;
+	}
+	if (no)
+		channel_close(channel, true);
+	errno = answer.error ? answer.error : no;
 	return -1;
 }
 

@@ -26,6 +26,8 @@ struct vm_channel {
 	uint64_t id; /* of the process, the warden's; 0: none */
 	int socket;
 	struct vm_window *window;
+	unsigned int pairs; /* asked for, not answered */
+	unsigned int next_pair;
 	uint64_t used; /* the hand's count at its last use */
 };
 
@@ -45,6 +47,22 @@ void vm_hand_fini(struct vm_hand *hand);
 ssize_t vm_move(struct vm_hand *hand, const struct memory *memory, bool reading,
 		const struct iovec *near, const struct iovec *far, unsigned int count,
 		const atomic_bool *canceled);
+
+/*
+ * Between two memories of one user's processes, in one of them: no bytes pass through
+ * ours. Rows are written to vm_pair_of(), then asked for: up to VM_PAIRS, so that the
+ * process has work while its answer is read. They are answered in order.
+ */
+struct vm_pair;
+bool vm_can_pair(const struct memory *src, const struct memory *dst);
+/* The pair to be asked for next; NULL with errno, as vm_move(). */
+struct vm_pair *vm_pair_of(struct vm_hand *hand, const struct memory *memory);
+/* `count` of rows read and written, of as many bytes. 0, or -1 with errno. */
+int vm_pair_ask(struct vm_hand *hand, const struct memory *src, const struct memory *dst,
+		const uint32_t count[2]);
+/* The oldest. 0, or -1 with errno: *writing_p tells which side's, and none is open. */
+int vm_pair_end(struct vm_hand *hand, const struct memory *src,
+		const atomic_bool *canceled, bool *writing_p);
 
 /*
  * The memory of a process that passed no fd: opened by its number (in the sandbox by

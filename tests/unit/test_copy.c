@@ -679,6 +679,54 @@ static void copy_of_an_unmapped_page_fails_after_its_part(void **state)
 	munmap(pages, 8192);
 }
 
+/* 2 MiB between two processes' memories; one side's ends in the middle. */
+static void copy_between_processes_names_the_side_that_fails(void **state)
+{
+	enum { BYTES = 2 << 20 };
+	static const struct plan_run run = {.len = 65536,
+					    .src_stride = 65536,
+					    .dst_stride = 65536,
+					    .count = BYTES / 65536};
+	struct plan *plan = copy_rig_plan(&run, 1);
+
+	(void)state;
+	for (unsigned int side = 0; side < 2; side++) {
+		int fd = memfd_create("cut", MFD_CLOEXEC);
+		uint8_t *cut, *whole;
+		struct copy_buffer ends[2] = {{.length = BYTES}, {.length = BYTES}};
+		struct copy_rig_job tj = {0};
+		struct copy_rig t;
+
+		copy_rig_setup(&t, 1, 0);
+		assert_int_equal(ftruncate(fd, BYTES), 0);
+		cut = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		whole = mmap(NULL, BYTES, PROT_READ | PROT_WRITE,
+			     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		assert_true(cut != MAP_FAILED && whole != MAP_FAILED);
+		ends[side].memory = vm(cut, BYTES);
+		ends[!side].memory = vm(whole, BYTES);
+		assert_int_equal(ftruncate(fd, BYTES / 2), 0);
+		close(fd);
+		tj.rig = &t;
+		tj.job =
+			(struct copy_job){.plan = plan,
+					  .end = plan->bytes,
+					  .src = {.buffers = &ends[0], .buffer_count = 1},
+					  .dst = {.buffers = &ends[1], .buffer_count = 1},
+					  .on_done = copy_rig_on_done};
+		assert_int_equal(copier_submit(t.copier, &tj.job), 0);
+		copy_rig_wait(&t, 1);
+		assert_int_equal(tj.job.err.code, ERR_FAULT);
+		assert_non_null(strstr(tj.job.err.text, side ? "writing" : "reading"));
+		copy_rig_teardown(&t);
+		memory_unref(ends[0].memory);
+		memory_unref(ends[1].memory);
+		munmap(cut, BYTES);
+		munmap(whole, BYTES);
+	}
+	plan_free(plan);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -696,6 +744,7 @@ int main(void)
 		cmocka_unit_test(copy_of_truncated_memory_fails_its_job_only),
 		cmocka_unit_test(copy_of_a_dead_process_fails),
 		cmocka_unit_test(copy_of_an_unmapped_page_fails_after_its_part),
+		cmocka_unit_test(copy_between_processes_names_the_side_that_fails),
 	};
 
 	return cmocka_run_group_tests_name("copy", tests, NULL, NULL);

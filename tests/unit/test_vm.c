@@ -192,10 +192,96 @@ static void process_hanging_is_abandoned(void **state)
 	memory_unref(m);
 }
 
+/* ---- pairs ---- */
+
+static void pair_ask(struct vm_hand *hand, const struct memory *m, const void *from,
+		     void *to, uint64_t bytes)
+{
+	struct vm_pair *pair = vm_pair_of(hand, m);
+	/* the same bytes in rows of other lengths */
+	const uint64_t cut[2] = {bytes / 3, bytes / 7};
+	const uintptr_t at[2] = {(uintptr_t)from, (uintptr_t)to};
+
+	assert_non_null(pair);
+	for (unsigned int i = 0; i < 2; i++) {
+		pair->rows[i][0] = (struct vm_row){at[i], cut[i]};
+		pair->rows[i][1] = (struct vm_row){at[i] + cut[i], bytes - cut[i]};
+	}
+	assert_int_equal(vm_pair_ask(hand, m, m, (uint32_t[]){2, 2}), 0);
+}
+
+static int pair_end(struct vm_hand *hand, const struct memory *m, bool *writing_p)
+{
+	return vm_pair_end(hand, m, NULL, writing_p);
+}
+
+static void pairs_are_exact_with_two_in_flight(void **state)
+{
+	enum { PAIRS = 9, BYTES = VM_PAIR_BYTES };
+	uint8_t *from = test_calloc(PAIRS, BYTES), *to = test_calloc(PAIRS, BYTES);
+	struct vm_hand hand = {.uses = 0};
+	struct memory *m = NULL;
+	bool writing;
+
+	(void)state;
+	for (size_t i = 0; i < (size_t)PAIRS * BYTES; i++)
+		from[i] = (uint8_t)(i * 2654435761u >> 13);
+	assert_int_equal(vm_import_pid(getpid(), (uintptr_t)from, BYTES, &m), 0);
+	assert_true(vm_can_pair(m, m));
+	for (unsigned int i = 0; i < PAIRS; i++) {
+		pair_ask(&hand, m, from + i * BYTES, to + i * BYTES, BYTES);
+		if (i > 0)
+			assert_int_equal(pair_end(&hand, m, &writing), 0);
+	}
+	assert_int_equal(pair_end(&hand, m, &writing), 0);
+	assert_memory_equal(from, to, (size_t)PAIRS * BYTES);
+	vm_hand_fini(&hand);
+	memory_unref(m);
+	test_free(from);
+	test_free(to);
+}
+
+/* Side 0 is read, 1 is written. What follows is not answered by what was in flight. */
+static void pair_that_fails_names_its_side_and_leaves_none_open(void **state)
+{
+	uint8_t *pages = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE,
+			      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	static uint8_t from[PAGE] = {1, 2, 3}, to[PAGE];
+	struct vm_hand hand = {.uses = 0};
+	struct memory *m = NULL;
+	bool writing;
+	uint8_t byte = 0;
+
+	(void)state;
+	munmap(pages + PAGE, PAGE);
+	assert_int_equal(vm_import_pid(getpid(), (uintptr_t)from, PAGE, &m), 0);
+	for (unsigned int side = 0; side < 2; side++) {
+		memset(to, 0, sizeof(to));
+		pair_ask(&hand, m, side ? from : pages + PAGE, side ? pages + PAGE : to,
+			 PAGE);
+		pair_ask(&hand, m, from, to, PAGE);
+		assert_int_equal(pair_end(&hand, m, &writing), -1);
+		assert_int_equal(errno, EFAULT);
+		assert_int_equal(writing, side);
+		assert_int_equal(vm_move(&hand, m, true, &(struct iovec){&byte, 1},
+					 &(struct iovec){from + 2, 1}, 1, NULL),
+				 1);
+		assert_int_equal(byte, 3);
+		pair_ask(&hand, m, from, to, PAGE);
+		assert_int_equal(pair_end(&hand, m, &writing), 0);
+		assert_memory_equal(from, to, PAGE);
+	}
+	vm_hand_fini(&hand);
+	memory_unref(m);
+	munmap(pages, PAGE);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(rows_beyond_a_window_are_exact),
+		cmocka_unit_test(pairs_are_exact_with_two_in_flight),
+		cmocka_unit_test(pair_that_fails_names_its_side_and_leaves_none_open),
 		cmocka_unit_test(process_after_exec_is_not_reached),
 		cmocka_unit_test(process_hanging_is_abandoned),
 	};
