@@ -2,7 +2,7 @@
 # make bench: kvd, its limits and its peers in one run (scripts/bench.py --help).
 #   BENCH='words'  only parts: memfd adopt vm (host), tcp (net), ucx and aes128gcm, which
 #                  are measured only when named; cold warm;
-#                  64k 4k 256 flat; write read; latency pages poll open idle (control)
+#                  64k 4k 256 flat; write read; latency rate pages poll open idle (control)
 #   PEERS=1        with NIXL and Mooncake, from PyPI into build/peers
 #   REPS=n         repetitions (5)
 #   PROFILE=1      perf's view of both daemons during each work, too

@@ -216,7 +216,7 @@ class Bench:
         for work in chosen.control:
             # what has nothing to do with the bytes is measured once
             control += [(work, transport) for transport in (
-                transports if work in ("latency", "pages") else transports[:1])]
+                transports if work in ("latency", "rate", "pages") else transports[:1])]
         weights = sum(WEIGHTS[work[0]] for work in transfers + control)
         self.budget = Budget(self.args.minutes, weights)
         return transfers, control

@@ -8,8 +8,8 @@ import time
 
 from bench_parts import BUILD, Obeyer, used_s
 from bench_report import figure, median, quantile
-from bench_works import (IDLE_CPU_PERCENT, IDLE_WAKE_UPS, JSON_POLL_US, OPEN_ROOM_BYTES, ROOM_BESIDE_P99_US,
-                         ROOM_LATENCY_RATIO, STATUS_PAGE_NS)
+from bench_works import (IDLE_CPU_PERCENT, IDLE_WAKE_UPS, JSON_POLL_US, OPEN_ROOM_BYTES, RATE_US,
+                         ROOM_BESIDE_P99_US, ROOM_LATENCY_RATIO, STATUS_PAGE_NS)
 
 ROOMS = 10000
 BIG_MIB = 4096
@@ -141,7 +141,17 @@ def idle(rooms, pair, reps, until):
                  IDLE_WAKE_UPS)
 
 
-WORKS = {"latency": latency, "pages": pages, "poll": poll, "open": open_rooms, "idle": idle}
+def rate(rooms, pair, reps, until):
+    """Rooms of one 64 KiB page, posted, so many of them open at a time."""
+    for flight, count in ((1, 2000), (8, 6000), (64, 12000)):
+        rooms.ask("rate %d %d" % (count // 10, flight))
+        best = max(rooms.ask("rate %d %d" % (count, flight)) for _ in range(min(reps, 3)))
+        yield figure("time of a room, %d in flight" % flight, pair.transport, "best", 1e6 / best,
+                     "us", RATE_US if flight == 64 else None,
+                     note="%.0f rooms a second" % best)
+
+
+WORKS = {"latency": latency, "rate": rate, "pages": pages, "poll": poll, "open": open_rooms, "idle": idle}
 FRESH = ("open", "idle")
 
 

@@ -12,6 +12,8 @@
  *   asleep N MIB [P]  the same by an engine that sleeps between its looks
  *   crowd N ROOMS [P]  the same for requests that begin while another session has
  *                 ROOMS rooms of P pages, all given at once; their GB/s
+ *   rate N FLIGHT  rooms a second of N rooms of one page, FLIGHT of them open at a
+ *                 time, all calls of both sides posted to the submission ring
  *   pages N       a room of 64 scattered 64 KiB pages, and in turn with it memcpy
  *                 of the same rows by one thread: seconds of both
  *   poll N        N open rooms: JSON poll by list and reads of the status page,
@@ -421,6 +423,74 @@ static void pages(unsigned int n, unsigned int unused)
 	free(room_s);
 }
 
+/* ---- rooms a second ---- */
+
+/* Both sides open, send, bind: nothing waits. */
+static void post_pair(struct pair *p)
+{
+	static const struct kvd_call post = {.post = true};
+	const uint32_t page = (uint32_t)(next_room * 37 % PAGES);
+	struct kvd_view view = {.pages = &page, .page_count = 1};
+	struct kvd_room_pages pages = {.views = &view, .view_count = 1, .last = true};
+	struct kvd_room_args send = {.role = KVD_SEND, .pool = prefill.pool};
+
+	*p = (struct pair){.from = &prefill, .to = &decode, .number = next_room++};
+	send.room = p->number;
+	if (kvd_room_open(prefill.client, &send, &post, &p->send) < 0 ||
+	    kvd_room_send(p->send, &pages, &post) < 0)
+		die(&prefill, "posting a sender");
+	pair_recv(p, &post);
+	pages.last = false;
+	if (kvd_room_bind(p->recv, &pages, &post) < 0)
+		die(&decode, "posting room.bind");
+}
+
+static bool pair_ended(struct pair *p)
+{
+	static const struct kvd_call post = {.post = true};
+
+	if (kvd_room_state(p->recv) == KVD_FAILED)
+		die_room(&decode, p->recv, "a room failed");
+	if (kvd_room_state(p->send) == KVD_FAILED)
+		die_room(&prefill, p->send, "a room failed");
+	if (kvd_room_state(p->recv) != KVD_SUCCESS ||
+	    kvd_room_state(p->send) != KVD_SUCCESS)
+		return false;
+	if (kvd_room_close(p->recv, &post) < 0 || kvd_room_close(p->send, &post) < 0)
+		die(&decode, "posting room.close");
+	return true;
+}
+
+static void rate(unsigned int n, unsigned int flight)
+{
+	struct pair *pairs = need(calloc(flight, sizeof(*pairs)));
+	unsigned int begun = 0, ended = 0;
+	double begin = clock_s();
+
+	for (; begun < flight && begun < n; begun++)
+		post_pair(&pairs[begun]);
+	while (ended < n) {
+		unsigned int before = ended;
+
+		for (unsigned int i = 0; i < flight; i++) {
+			if (!pairs[i].send || !pair_ended(&pairs[i]))
+				continue;
+			ended++;
+			pairs[i].send = NULL;
+			if (begun++ < n)
+				post_pair(&pairs[i]);
+		}
+		if (kvd_poll(prefill.client, 0) < 0 || kvd_poll(decode.client, 0) < 0)
+			die(&decode, "connection");
+		if (ended == before)
+			sched_yield();
+		if (clock_s() - begin > 60)
+			die(&decode, "rooms hang");
+	}
+	printf("%.1f\n", n / (clock_s() - begin));
+	free(pairs);
+}
+
 /* ---- many rooms ---- */
 
 static void rooms_drop(struct kvd_room **rooms, unsigned int n)
@@ -513,8 +583,8 @@ int main(int argc, char **argv)
 		const char *name;
 		void (*run)(unsigned int n, unsigned int more);
 	} works[] = {{"latency", latency}, {"beside", beside}, {"asleep", asleep},
-		     {"crowd", crowd},	   {"pages", pages},   {"poll", poll_rooms},
-		     {"open", open_rooms}};
+		     {"crowd", crowd},	   {"rate", rate},     {"pages", pages},
+		     {"poll", poll_rooms}, {"open", open_rooms}};
 	unsigned int n, more, pages;
 	char line[64], word[16];
 
@@ -535,7 +605,8 @@ int main(int argc, char **argv)
 		if (sscanf(line, "%15s %u %u %u", word, &n, &more, &pages) < 2)
 			return 2;
 		if (pages < 1 || pages > ROOM_PAGES ||
-		    (strcmp(word, "latency") == 0 && more > ROOM_PAGES))
+		    (strcmp(word, "latency") == 0 && more > ROOM_PAGES) ||
+		    (strcmp(word, "rate") == 0 && (more < 1 || more > 1024)))
 			return 2;
 		request_pages = pages;
 		while (i < sizeof(works) / sizeof(works[0]) &&

@@ -34,11 +34,11 @@ KINDS = {
 KINDS_USUAL = ("memfd", "adopt", "vm", "tcp")
 CRYPTO = ("aes128gcm",)  # options `tcp_crypto` of these kinds
 # what a work takes, in about tens of seconds
-WEIGHTS = {"host": 1, "net": 1.5, "latency": 2.5, "pages": 0.3, "poll": 0.5, "open": 1,
+WEIGHTS = {"host": 1, "net": 1.5, "latency": 2.5, "rate": 0.5, "pages": 0.3, "poll": 0.5, "open": 1,
            "idle": 0.6}
 GROUPS = {"host": ("memfd", "adopt", "vm"), "net": ("tcp", "ucx", "aes128gcm")}
 OPS = ("write", "read")
-CONTROL = ("latency", "pages", "poll", "open", "idle")
+CONTROL = ("latency", "rate", "pages", "poll", "open", "idle")
 
 # cold: rows anywhere in 256 MiB on both sides, caches swept before each transfer: for
 #       the limits, since a request's pages are in no cache
@@ -87,6 +87,7 @@ def row_args(rows, caches):
 # Figures that are not GB/s: (what, unit, at most)
 ROOM_LATENCY_RATIO = 1.5   # of ZeroMQ one way + 64 KiB TCP one way + two socket hops
 ROOM_BESIDE_P99_US = 2000
+RATE_US = 50               # 20 000 rooms a second
 STATUS_PAGE_NS = 20
 JSON_POLL_US = 3
 OPEN_ROOM_BYTES = 2048
