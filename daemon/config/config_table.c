@@ -162,14 +162,13 @@ static const struct setting options[] = {
 	 .min = 64 * KIB, .max = 64 * MIB, .help = "Largest message from a peer."},
 	{"peer", "ping", SETTING_DURATION, FIELD(ping_interval_ns), .preset = "200 ms",
 	 .min = 5 * MS, .max = 60 * S, .reload = true,
-	 .help = "Interval of liveness checks of peers. While nothing waits for a peer "
-		 "and it sent no message for five times as long, it is checked a fifth "
-		 "as often."},
+	 .help = "Interval of liveness checks of peers. A peer that answers is checked "
+		 "once a second while nothing waits for it and no message passed for a "
+		 "second."},
 	{"peer", "dead_after", SETTING_DURATION, FIELD(dead_after_ns), .preset = "800 ms",
 	 .min = 20 * MS, .max = 600 * S, .reload = true,
 	 .help = "A peer that sends nothing for this time is declared dead; at least "
-		 "twice ping. While a peer is checked less often, five times as long. "
-		 "Delays of this daemon itself do not count. Connected "
+		 "twice ping. Delays of this daemon itself do not count. Connected "
 		 "engines treat this daemon as hung after the same time, at least 800 "
 		 "ms."},
 	{"peer", "connect_timeout", SETTING_DURATION, FIELD(connect_timeout_ns),

@@ -51,6 +51,7 @@
 #define BUCKETS 1024u
 #define EARLY_MAX 16u
 #define LOOK_UNPROVEN_NS (25 * LOOP_NS_PER_MS)
+#define LOOK_OVER_NS (100 * LOOP_NS_PER_MS)
 #define UNFINISHED_MAX (8u << 20) /* a frame has 1 MiB at most */
 
 struct caller {
@@ -178,6 +179,7 @@ static void on_look(struct loop_timer *timer)
 	struct link_door *door = container_of(timer, struct link_door, look);
 	uint64_t now_ns = loop_now_ns(door->args.loop);
 	struct caller *caller;
+	bool over = false;
 
 	list_foreach(caller, &door->unproven, in_age) {
 		if (now_ns - caller->since_ns >= door->args.silent_ns)
@@ -185,10 +187,12 @@ static void on_look(struct loop_timer *timer)
 		else
 			caller_look(caller);
 	}
-	list_foreach(caller, &door->proven, in_age)
+	list_foreach(caller, &door->proven, in_age) {
 		caller_look(caller);
-	if (door->unproven_count)
-		loop_timer_start(timer, LOOK_UNPROVEN_NS);
+		over = over || caller->over;
+	}
+	if (door->unproven_count || over)
+		loop_timer_start(timer, over ? LOOK_OVER_NS : LOOK_UNPROVEN_NS);
 	else
 		loop_timer_start_tick(timer, LOOP_TICK_NS);
 }

@@ -330,6 +330,7 @@ void peer_deliver_owned(struct peer_impl *impl, const struct wire_header *h,
 int peer_check_send(const struct peer_impl *impl, enum wire_type type, size_t len);
 void peer_note_use(struct peer_impl *impl);
 void peer_wake(struct peer_impl *impl); /* it was quiet */
+void peer_rest(struct peer_impl *impl); /* it is: until its next PING */
 /* Build the frame of a message of `peering` in peers->frame; returns its length.
  * ERR_TOOBIG. */
 ssize_t peer_frame_make(struct peer_impl *impl, const struct peering *peering,

@@ -418,6 +418,8 @@ static void on_pong(struct peer_impl *impl, struct cursor *body)
 		return;
 	impl->ping_open = false;
 	impl->peer.rtt_ns = loop_clock_ns(impl->peers->loop) - impl->ping_stamp;
+	if (impl->quiet)
+		peer_rest(impl);
 }
 
 uint8_t *peer_body_take(struct peer *peer)

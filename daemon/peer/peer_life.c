@@ -13,6 +13,10 @@
  * deliver yet (its budget a turn) also delay the decision, but not forever: a flood from
  * one peer must not keep another alive.
  *
+ * A peer that answers, and that nothing waits for, is pinged once a second: then silence
+ * is usual, and the check begins anew with a PING that was not answered, with a message,
+ * or with the end of its connection.
+ *
  * Callbacks of the owner may release, kill and dial at any time while a function here is
  * running. So each move first does all of its own work, calls back last, and code after
  * that checks the state again.
@@ -349,18 +353,33 @@ bool peer_bring_up(struct peer_impl *impl)
 
 /* ---- the tick ---- */
 
-/* Every idle daemon of a cluster pings all others: the interval and the allowed silence
- * are longer while nothing can wait for the answer. */
-#define QUIET_FACTOR 5u
+/* Every idle daemon of a cluster pings all others. While a peer answers, and nothing can
+ * wait for it, that is often enough. */
+#define QUIET_NS LOOP_NS_PER_S
 
 static uint64_t ping_ns_of(const struct peer_impl *impl)
 {
-	return impl->peers->options.ping_interval_ns * (impl->quiet ? QUIET_FACTOR : 1);
+	uint64_t ping_ns = impl->peers->options.ping_interval_ns;
+
+	return impl->quiet && ping_ns < QUIET_NS ? QUIET_NS : ping_ns;
 }
 
-static uint64_t dead_ns_of(const struct peer_impl *impl)
+/* Ticks for rare PINGs are rounded. */
+static uint64_t early_ns(const struct peer_impl *impl)
 {
-	return impl->peers->options.dead_after_ns * (impl->quiet ? QUIET_FACTOR : 1);
+	return ping_ns_of(impl) == QUIET_NS ? LOOP_TICK_NS / 2 : 0;
+}
+
+void peer_rest(struct peer_impl *impl)
+{
+	uint64_t now_ns = loop_now_ns(impl->peers->loop);
+	uint64_t next_ns = impl->pinged_ns + ping_ns_of(impl);
+	uint64_t left_ns = next_ns > now_ns ? next_ns - now_ns : 0;
+
+	if (left_ns >= LOOP_TICK_NS)
+		loop_timer_start_tick(&impl->tick, left_ns);
+	else
+		peer_tick_in(impl, left_ns);
 }
 
 /* What was silence until now is no evidence. */
@@ -372,14 +391,14 @@ void peer_wake(struct peer_impl *impl)
 	peer_tick_in(impl, 0);
 }
 
-static bool is_busy(const struct peer_impl *impl)
+static bool may_be_quiet(const struct peer_impl *impl)
 {
 	const struct peers *peers = impl->peers;
 	const struct peers_callbacks *callbacks = &peers->callbacks;
-	uint64_t recent_ns = peers->options.ping_interval_ns * QUIET_FACTOR;
 
-	return !callbacks->busy || loop_now_ns(peers->loop) - impl->used_ns < recent_ns ||
-	       callbacks->busy(callbacks->owner, &impl->peer);
+	return !impl->ping_open && !impl->line_broke && callbacks->busy &&
+	       loop_now_ns(peers->loop) - impl->used_ns >= QUIET_NS &&
+	       !callbacks->busy(callbacks->owner, &impl->peer);
 }
 
 static void declare_dead(struct peer_impl *impl, const char *how, uint64_t silent_ns)
@@ -389,8 +408,8 @@ static void declare_dead(struct peer_impl *impl, const char *how, uint64_t silen
 
 	err_set(&why, ERR_PEER, "%s missed %llu pings (%s for %llu ms)",
 		peer_label(&impl->peer, label),
-		(unsigned long long)(silent_ns / ping_ns_of(impl)), how,
-		(unsigned long long)(silent_ns / LOOP_NS_PER_MS));
+		(unsigned long long)(silent_ns / impl->peers->options.ping_interval_ns),
+		how, (unsigned long long)(silent_ns / LOOP_NS_PER_MS));
 	impl->peer.totals.dead = true;
 	peer_bring_down(impl, &why, true);
 }
@@ -399,18 +418,19 @@ static void declare_dead(struct peer_impl *impl, const char *how, uint64_t silen
 static bool check_alive(struct peer_impl *impl, uint64_t *left_p)
 {
 	const struct peers *peers = impl->peers;
-	uint64_t now_ns = loop_now_ns(peers->loop), dead_ns = dead_ns_of(impl);
+	const struct peers_options *o = &peers->options;
+	uint64_t now_ns = loop_now_ns(peers->loop);
 	uint64_t since_ns =
 		impl->received_ns > impl->window_ns ? impl->received_ns : impl->window_ns;
 	uint64_t lag_ns = loop_lag_ns(peers->loop, since_ns);
-	uint64_t allowed_ns = dead_ns + lag_ns;
+	uint64_t allowed_ns = o->dead_after_ns + lag_ns;
 
-	if (lag_ns > ping_ns_of(impl)) {
+	if (lag_ns > o->ping_interval_ns) {
 		impl->window_ns = since_ns = now_ns;
-		allowed_ns = dead_ns;
+		allowed_ns = o->dead_after_ns;
 	}
 	if (peers->link->backlog)
-		allowed_ns += dead_ns;
+		allowed_ns += o->dead_after_ns;
 	if (now_ns - since_ns >= allowed_ns) {
 		declare_dead(impl, "silent", now_ns - since_ns);
 		return true;
@@ -427,18 +447,19 @@ static bool check_alive(struct peer_impl *impl, uint64_t *left_p)
 static bool check_answers(struct peer_impl *impl, uint64_t *left_p)
 {
 	const struct peers *peers = impl->peers;
-	uint64_t now_ns = loop_now_ns(peers->loop), dead_ns = dead_ns_of(impl), end_ns;
+	const struct peers_options *o = &peers->options;
+	uint64_t now_ns = loop_now_ns(peers->loop), end_ns;
 	uint64_t lag_ns = loop_lag_ns(peers->loop, impl->proven_ns);
 
-	if (lag_ns > ping_ns_of(impl)) {
+	if (lag_ns > o->ping_interval_ns) {
 		impl->proven_ns = now_ns;
 		lag_ns = 0;
 	}
-	end_ns = impl->proven_ns + dead_ns + ping_ns_of(impl) / 2 + lag_ns;
+	end_ns = impl->proven_ns + o->dead_after_ns + o->ping_interval_ns / 2 + lag_ns;
 	if (peers->link->backlog)
-		end_ns += dead_ns;
-	if (end_ns < impl->received_ns + dead_ns * 2 / 5)
-		end_ns = impl->received_ns + dead_ns * 2 / 5;
+		end_ns += o->dead_after_ns;
+	if (end_ns < impl->received_ns + o->dead_after_ns * 2 / 5)
+		end_ns = impl->received_ns + o->dead_after_ns * 2 / 5;
 	if (now_ns >= end_ns) {
 		declare_dead(impl, "no answer", now_ns - impl->proven_ns);
 		return true;
@@ -452,14 +473,19 @@ static void tick_up(struct peer_impl *impl)
 {
 	const struct peers_options *o = &impl->peers->options;
 	uint64_t now_ns = loop_now_ns(impl->peers->loop);
-	bool busy = is_busy(impl);
-	uint64_t left_ns, ping_ns, early_ns;
+	uint64_t left_ns = o->ping_interval_ns, ping_ns;
+	bool quiet = may_be_quiet(impl);
 	struct err why;
 
-	if (busy && impl->quiet)
+	if (impl->quiet && !quiet) {
 		peer_wake(impl);
-	impl->quiet = !busy;
-	if (check_alive(impl, &left_ns) || check_answers(impl, &left_ns))
+		if (impl->ping_open) {
+			impl->window_ns = impl->pinged_ns;
+			impl->proven_ns = impl->ping_stamp;
+		}
+	}
+	impl->quiet = quiet;
+	if (!quiet && (check_alive(impl, &left_ns) || check_answers(impl, &left_ns)))
 		return;
 	if (impl->dialled && !impl->peer.holds &&
 	    now_ns - impl->used_ns >= impl->peers->options.idle_after_ns) {
@@ -470,15 +496,14 @@ static void tick_up(struct peer_impl *impl)
 	if (impl->next.live && now_ns - impl->next.begun_ns >= o->accept_ttl_ns)
 		peering_end(&impl->next);
 	peer_flush(impl);
-	early_ns = impl->quiet ? LOOP_TICK_NS / 2 : 0; /* a tick is rounded */
-	if (now_ns - impl->pinged_ns + early_ns >= ping_ns_of(impl))
+	if (now_ns + early_ns(impl) >= impl->pinged_ns + ping_ns_of(impl))
 		ping(impl);
-	ping_ns = impl->pinged_ns + ping_ns_of(impl) - now_ns;
-	left_ns = left_ns < ping_ns ? left_ns : ping_ns;
-	if (impl->quiet && left_ns >= LOOP_TICK_NS)
-		loop_timer_start_tick(&impl->tick, left_ns);
-	else
-		peer_tick_in(impl, left_ns);
+	if (quiet && !impl->ping_open) {
+		peer_rest(impl);
+		return;
+	}
+	ping_ns = impl->pinged_ns + o->ping_interval_ns - now_ns;
+	peer_tick_in(impl, left_ns < ping_ns ? left_ns : ping_ns);
 }
 
 /* While it is dialled: the reason for rooms that wait for it. */
@@ -580,6 +605,8 @@ void peer_on_line(void *owner, void *line_owner, bool connected)
 	impl->line_up = connected;
 	if (!connected) {
 		impl->line_broke = true;
+		if (impl->quiet)
+			peer_wake(impl);
 		return; /* the liveness check decides */
 	}
 	if (impl->cur.live)
