@@ -69,9 +69,13 @@ static struct vm_answer pair_move(const struct vm_ask *ask, const int mem[2],
 	struct vm_answer answer =
 		rows_move(mem[0], pair->rows[0], ask->count[0], bytes, VM_PAIR_BYTES, 0);
 
+	uint32_t stage = VM_READING;
+
+	if (!answer.error &&
+	    !atomic_compare_exchange_strong(&pair->stage, &stage, VM_WRITING))
+		answer.error = ECANCELED;
 	if (answer.error)
 		return (struct vm_answer){.error = answer.error};
-	atomic_store(&pair->writing, 1);
 	return rows_move(mem[1], pair->rows[1], ask->count[1], bytes, answer.moved, 1);
 }
 

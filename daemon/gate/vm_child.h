@@ -22,9 +22,10 @@ struct vm_row {
 #define VM_PAIRS 2u
 #define VM_PAIR_ROWS 512u
 #define VM_PAIR_BYTES (VM_WINDOW_BYTES / VM_PAIRS)
+enum vm_stage { VM_READING, VM_WRITING, VM_GIVEN_UP /* nothing is written any more */ };
 struct vm_pair {
 	struct vm_row rows[2][VM_PAIR_ROWS]; /* read, written */
-	_Atomic uint32_t writing;	     /* all were read */
+	_Atomic uint32_t stage;		     /* enum vm_stage */
 };
 
 /* Shared: the rows of one request, and their bytes in sequence. */

@@ -260,6 +260,7 @@ int copier_submit(struct copier *copier, struct copy_job *job)
 	atomic_store(&job->bounced, 0);
 	job->next_byte = job->begin;
 	job->bounce = copy_has_vm(&job->src) && copy_has_vm(&job->dst);
+	job->pairs = job->bounce && copy_in_pairs(job);
 	job->streaming = job->end - job->begin >= COPY_STREAM_BYTES;
 	job->result = 0;
 	job->on_file = job->begin < job->end && file_rows_of(job);

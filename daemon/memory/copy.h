@@ -58,6 +58,7 @@ struct copy_job {
 	uint64_t next_byte; /* not yet taken by a thread */
 	uint64_t slice_bytes;
 	bool bounce;		     /* both ends are memory of other processes */
+	bool pairs;		     /* of one user's, alone */
 	bool streaming;		     /* past the caches */
 	bool on_gpu;		     /* copy_gpu.c has it */
 	bool on_file;		     /* copy_file.c has it */

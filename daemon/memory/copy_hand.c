@@ -327,8 +327,8 @@ static uint32_t pair_add(struct vm_row *rows, uint32_t count, uint64_t address,
 	return count + 1;
 }
 
-/* The next rows of the stretch. */
-static void pair_fill(struct stretch *st, struct vm_pair *pair, uint32_t count[2])
+/* The next rows of the stretch; their bytes. */
+static uint64_t pair_fill(struct stretch *st, struct vm_pair *pair, uint32_t count[2])
 {
 	uint64_t most = VM_PAIR_BYTES, len;
 	struct piece p;
@@ -353,9 +353,10 @@ static void pair_fill(struct stretch *st, struct vm_pair *pair, uint32_t count[2
 			p.dst += (uint64_t)p.dst_stride;
 		}
 	}
+	return VM_PAIR_BYTES - most;
 }
 
-/* What is asked of the helper process, oldest first. */
+/* Asked of the helper process, oldest first. */
 struct pairs_open {
 	unsigned int count;
 	struct memory *src[VM_PAIRS], *dst[VM_PAIRS];
@@ -365,28 +366,31 @@ static int pairs_end_one(struct stretch *st, struct pairs_open *open)
 {
 	struct memory *src = open->src[0], *dst = open->dst[0];
 	bool writing = false;
+	int r;
 
 	open->count--;
 	open->src[0] = open->src[1];
 	open->dst[0] = open->dst[1];
 	if (vm_pair_end(&st->hand->vm, src, st->canceled, &writing) == 0)
 		return 0;
-	open->count = 0;
-	return err_pass(vm_fault(errno, !writing, writing ? dst : src));
+	r = vm_fault(errno, !writing, writing ? dst : src);
+	open->count = vm_pairs_open(&st->hand->vm, src);
+	return err_pass(r);
 }
 
 static int pairs_ask(struct stretch *st, struct pairs_open *open)
 {
 	struct vm_pair *pair = vm_pair_of(&st->hand->vm, st->src_memory);
+	uint64_t bytes = 0;
 	uint32_t count[2];
 
 	if (pair) {
-		pair_fill(st, pair, count);
+		bytes = pair_fill(st, pair, count);
 		open->src[open->count] = st->src_memory;
 		open->dst[open->count] = st->dst_memory;
 	}
 	if (!pair ||
-	    vm_pair_ask(&st->hand->vm, st->src_memory, st->dst_memory, count) < 0)
+	    vm_pair_ask(&st->hand->vm, st->src_memory, st->dst_memory, count, bytes) < 0)
 		return err_pass(vm_fault(errno, true, st->src_memory));
 	open->count++;
 	return 0;
@@ -429,11 +433,11 @@ static int pairs_copy(struct copy_hand *hand, const struct copy_job *job, uint64
 			r = left;
 		}
 	}
+	assert(r < 0 || st.pos == end);
 	return err_pass(r);
 }
 
-/* Both ends are memory of one user's processes alone. */
-static bool pairs_all(const struct copy_job *job)
+bool copy_in_pairs(const struct copy_job *job)
 {
 	const struct copy_end *src = &job->src, *dst = &job->dst;
 
@@ -456,7 +460,7 @@ int copy_slice(struct copy_hand *hand, const struct copy_job *job, uint64_t begi
 
 	if (!bounce)
 		return err_pass(range_copy(hand, job, src, dst, begin, end));
-	if (pairs_all(job))
+	if (job->pairs)
 		return err_pass(pairs_copy(hand, job, begin, end));
 	while (begin < end && r == 0) {
 		uint64_t n = end - begin;

@@ -13,6 +13,8 @@
 /* [begin, end) of the job; `bounce`: by a buffer between its ends. */
 int copy_slice(struct copy_hand *hand, const struct copy_job *job, uint64_t begin,
 	       uint64_t end, bool bounce);
+/* Both ends are memory of one user's processes alone. */
+bool copy_in_pairs(const struct copy_job *job);
 /* Memory of that kind in the end's table; NULL: none. */
 const struct memory *copy_end_find(const struct copy_end *end, enum memory_kind kind);
 static inline bool copy_has_vm(const struct copy_end *end)

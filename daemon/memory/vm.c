@@ -92,6 +92,12 @@ static int channel_open(struct vm_channel *channel, const struct memory *memory)
 	return 0;
 }
 
+static bool is_of(const struct vm_channel *channel, const struct memory *memory)
+{
+	return channel->id && channel->uid == memory->owner.uid &&
+	       channel->warden == memory->owner.warden;
+}
+
 /* The one for this memory's user, in the place of the one that was used least lately. */
 static struct vm_channel *channel_of(struct vm_hand *hand, const struct memory *memory)
 {
@@ -101,8 +107,7 @@ static struct vm_channel *channel_of(struct vm_hand *hand, const struct memory *
 	for (size_t i = 0; i < ARRAY_LEN(hand->channels); i++) {
 		struct vm_channel *channel = &hand->channels[i];
 
-		if (channel->id && channel->uid == memory->owner.uid &&
-		    channel->warden == memory->owner.warden) {
+		if (is_of(channel, memory)) {
 			channel->used = hand->uses;
 			return channel;
 		}
@@ -202,8 +207,9 @@ ssize_t vm_move(struct vm_hand *hand, const struct memory *memory, bool reading,
 		    0 ||
 	    channel_wait(channel, canceled, &answer) < 0) {
 		no = errno;
-		channel_close(channel, true);
-		errno = no;
+		channel_close(channel, no != EPIPE);
+		/* given up while it writes: a part may be written later */
+		errno = !reading && no == ECANCELED ? ETIMEDOUT : no;
 		return -1;
 	}
 	if (answer.moved > VM_WINDOW_BYTES || (answer.moved == 0 && !answer.error))
@@ -235,17 +241,32 @@ struct vm_pair *vm_pair_of(struct vm_hand *hand, const struct memory *memory)
 }
 
 int vm_pair_ask(struct vm_hand *hand, const struct memory *src, const struct memory *dst,
-		const uint32_t count[2])
+		const uint32_t count[2], uint64_t bytes)
 {
 	struct vm_channel *channel = channel_of(hand, src);
 	const int fds[2] = {src->mem_fd, dst->mem_fd};
 	struct vm_ask ask = {VM_PAIR, channel->next_pair, {count[0], count[1]}};
+	int no;
 
-	atomic_store(&channel->window->pairs[ask.pair].writing, 0);
-	if (record_send(channel->socket, &ask, sizeof(ask), NULL, 0, fds, 2) < 0)
+	atomic_store(&channel->window->pairs[ask.pair].stage, VM_READING);
+	if (record_send(channel->socket, &ask, sizeof(ask), NULL, 0, fds, 2) < 0) {
+		no = errno;
+		if (!channel->pairs)
+			channel_close(channel, false);
+		errno = no;
 		return -1;
+	}
+	channel->pair_bytes[ask.pair] = bytes;
 	channel->next_pair = (channel->next_pair + 1) % VM_PAIRS;
 	channel->pairs++;
+	return 0;
+}
+
+unsigned int vm_pairs_open(const struct vm_hand *hand, const struct memory *memory)
+{
+	for (size_t i = 0; i < ARRAY_LEN(hand->channels); i++)
+		if (is_of(&hand->channels[i], memory))
+			return hand->channels[i].pairs;
 	return 0;
 }
 
@@ -253,27 +274,26 @@ int vm_pair_end(struct vm_hand *hand, const struct memory *src,
 		const atomic_bool *canceled, bool *writing_p)
 {
 	struct vm_channel *channel = channel_of(hand, src);
-	uint32_t pair = (channel->next_pair + VM_PAIRS - channel->pairs) % VM_PAIRS;
+	uint32_t n = (channel->next_pair + VM_PAIRS - channel->pairs) % VM_PAIRS;
 	struct vm_answer answer = {0};
-	int no = 0;
+	int no;
 
 	assert(channel->pairs > 0);
-	if (channel_wait(channel, canceled, &answer) < 0)
-		no = errno;
-	*writing_p = atomic_load(&channel->window->pairs[pair].writing);
-	channel->pairs--;
-	if (!no && !answer.error)
-		return 0;
-	/* none may answer to a later one's question */
-	for (; !no && channel->pairs > 0; channel->pairs--) {
-		struct vm_answer other;
-
-		if (channel_wait(channel, canceled, &other) < 0)
-			no = errno;
+	if (channel_wait(channel, canceled, &answer) == 0) {
+		*writing_p = atomic_load(&channel->window->pairs[n].stage) == VM_WRITING;
+		channel->pairs--;
+		if (!answer.error && answer.moved != channel->pair_bytes[n])
+			answer.error = EPIPE;
+		errno = answer.error;
+		return answer.error ? -1 : 0;
 	}
-	if (no)
-		channel_close(channel, true);
-	errno = answer.error ? answer.error : no;
+	no = errno;
+	*writing_p = atomic_exchange(&channel->window->pairs[n].stage, VM_GIVEN_UP) ==
+		     VM_WRITING;
+	for (n = 0; n < VM_PAIRS; n++)
+		atomic_store(&channel->window->pairs[n].stage, VM_GIVEN_UP);
+	channel_close(channel, no != EPIPE);
+	errno = *writing_p && no == ECANCELED ? ETIMEDOUT : no;
 	return -1;
 }
 

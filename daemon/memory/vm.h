@@ -28,7 +28,8 @@ struct vm_channel {
 	struct vm_window *window;
 	unsigned int pairs; /* asked for, not answered */
 	unsigned int next_pair;
-	uint64_t used; /* the hand's count at its last use */
+	uint64_t pair_bytes[2]; /* VM_PAIRS */
+	uint64_t used;		/* the hand's count at its last use */
 };
 
 /* A thread's own. Zeroed is empty. */
@@ -57,12 +58,15 @@ struct vm_pair;
 bool vm_can_pair(const struct memory *src, const struct memory *dst);
 /* The pair to be asked for next; NULL with errno, as vm_move(). */
 struct vm_pair *vm_pair_of(struct vm_hand *hand, const struct memory *memory);
-/* `count` of rows read and written, of as many bytes. 0, or -1 with errno. */
+/* `count` of rows read and written, of so many bytes each. 0, or -1 with errno. */
 int vm_pair_ask(struct vm_hand *hand, const struct memory *src, const struct memory *dst,
-		const uint32_t count[2]);
-/* The oldest. 0, or -1 with errno: *writing_p tells which side's, and none is open. */
+		const uint32_t count[2], uint64_t bytes);
+/* The oldest. 0, or -1 with errno: *writing_p tells which side's. ETIMEDOUT also if it is
+ * given up while it writes after a cancel: a part may be written later. */
 int vm_pair_end(struct vm_hand *hand, const struct memory *src,
 		const atomic_bool *canceled, bool *writing_p);
+/* How many can be ended: none of a process that was given up, which begins no more. */
+unsigned int vm_pairs_open(const struct vm_hand *hand, const struct memory *memory);
 
 /*
  * The memory of a process that passed no fd: opened by its number (in the sandbox by

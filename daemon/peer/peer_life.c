@@ -14,7 +14,7 @@
  * one peer must not keep another alive.
  *
  * A peer that answers, and that nothing waits for, is pinged once a second: then silence
- * is usual, and the check begins anew with a PING that was not answered, with a message,
+ * is usual, and the check starts anew with a PING that was not answered, with a message,
  * or with the end of its connection.
  *
  * Callbacks of the owner may release, kill and dial at any time while a function here is
@@ -382,7 +382,7 @@ void peer_rest(struct peer_impl *impl)
 		peer_tick_in(impl, left_ns);
 }
 
-/* What was silence until now is no evidence. */
+/* Silence until now is no evidence. */
 void peer_wake(struct peer_impl *impl)
 {
 	impl->quiet = false;

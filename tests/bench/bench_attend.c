@@ -355,8 +355,8 @@ int main(int argc, char **argv)
 	bench.span.q = bench.memory + COLD_BYTES / 2;
 	bench.span.o = get(ROWS_MOST * 512 * 4);
 	bench.span.m = get(ROWS_MOST * 4);
-	bench_peaks(&bench);
 	bench.span.l = get(ROWS_MOST * 4);
+	bench_peaks(&bench);
 	bench.shape = (struct attend_shape){ATTEND_GQA, VALUE_BF16, VALUE_BF16, 32, 8,
 					    128,	128,	    0.088f,	0};
 	bench_shape("gqa", &bench, tokens);

@@ -582,8 +582,8 @@ int main(int argc, char **argv)
 	static const struct {
 		const char *name;
 		void (*run)(unsigned int n, unsigned int more);
-	} works[] = {{"latency", latency}, {"beside", beside}, {"asleep", asleep},
-		     {"crowd", crowd},	   {"rate", rate},     {"pages", pages},
+	} works[] = {{"latency", latency}, {"beside", beside},	{"asleep", asleep},
+		     {"crowd", crowd},	   {"rate", rate},	{"pages", pages},
 		     {"poll", poll_rooms}, {"open", open_rooms}};
 	unsigned int n, more, pages;
 	char line[64], word[16];

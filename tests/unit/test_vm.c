@@ -135,6 +135,29 @@ static void process_after_exec_is_not_reached(void **state)
 	close(go[1]);
 }
 
+/* ---- pairs ---- */
+
+static void pair_ask(struct vm_hand *hand, const struct memory *m, const void *from,
+		     void *to, uint64_t bytes)
+{
+	struct vm_pair *pair = vm_pair_of(hand, m);
+	/* the same bytes in rows of other lengths */
+	const uint64_t cut[2] = {bytes / 3, bytes / 7};
+	const uintptr_t at[2] = {(uintptr_t)from, (uintptr_t)to};
+
+	assert_non_null(pair);
+	for (unsigned int i = 0; i < 2; i++) {
+		pair->rows[i][0] = (struct vm_row){at[i], cut[i]};
+		pair->rows[i][1] = (struct vm_row){at[i] + cut[i], bytes - cut[i]};
+	}
+	assert_int_equal(vm_pair_ask(hand, m, m, (uint32_t[]){2, 2}, bytes), 0);
+}
+
+static int pair_end(struct vm_hand *hand, const struct memory *m, bool *writing_p)
+{
+	return vm_pair_end(hand, m, NULL, writing_p);
+}
+
 /* ---- what hangs ---- */
 
 /* The last process that a warden of ours has forked. */
@@ -179,10 +202,21 @@ static void process_hanging_is_abandoned(void **state)
 		assert_true(child > 0);
 		assert_int_equal(kill(child, SIGSTOP), 0);
 		begun = clock_ns();
-		assert_int_equal(
-			vm_move(&hand, m, true, &near, &far, 1, i ? &canceled : NULL),
-			-1);
-		assert_int_equal(errno, i ? ECANCELED : ETIMEDOUT);
+		if (i == 3) {
+			bool writing = true;
+
+			pair_ask(&hand, m, bytes, bytes, PAGE);
+			pair_ask(&hand, m, bytes, bytes, PAGE);
+			assert_int_equal(vm_pair_end(&hand, m, &canceled, &writing), -1);
+			assert_false(writing);
+			assert_int_equal(vm_pairs_open(&hand, m), 0);
+		} else {
+			assert_int_equal(vm_move(&hand, m, i != 2, &near, &far, 1,
+						 i ? &canceled : NULL),
+					 -1);
+		}
+		/* what may still be written is no cancel */
+		assert_int_equal(errno, i == 1 || i == 3 ? ECANCELED : ETIMEDOUT);
 		assert_true(clock_ns() - begun < 10 * CLOCK_NS_PER_S);
 	}
 	/* nobody waits for that user's memory for a while */
@@ -190,29 +224,6 @@ static void process_hanging_is_abandoned(void **state)
 	assert_int_equal(errno, EUSERS);
 	vm_hand_fini(&hand);
 	memory_unref(m);
-}
-
-/* ---- pairs ---- */
-
-static void pair_ask(struct vm_hand *hand, const struct memory *m, const void *from,
-		     void *to, uint64_t bytes)
-{
-	struct vm_pair *pair = vm_pair_of(hand, m);
-	/* the same bytes in rows of other lengths */
-	const uint64_t cut[2] = {bytes / 3, bytes / 7};
-	const uintptr_t at[2] = {(uintptr_t)from, (uintptr_t)to};
-
-	assert_non_null(pair);
-	for (unsigned int i = 0; i < 2; i++) {
-		pair->rows[i][0] = (struct vm_row){at[i], cut[i]};
-		pair->rows[i][1] = (struct vm_row){at[i] + cut[i], bytes - cut[i]};
-	}
-	assert_int_equal(vm_pair_ask(hand, m, m, (uint32_t[]){2, 2}), 0);
-}
-
-static int pair_end(struct vm_hand *hand, const struct memory *m, bool *writing_p)
-{
-	return vm_pair_end(hand, m, NULL, writing_p);
 }
 
 static void pairs_are_exact_with_two_in_flight(void **state)
@@ -241,8 +252,8 @@ static void pairs_are_exact_with_two_in_flight(void **state)
 	test_free(to);
 }
 
-/* Side 0 is read, 1 is written. What follows is not answered by what was in flight. */
-static void pair_that_fails_names_its_side_and_leaves_none_open(void **state)
+/* Side 0 is read, 1 is written; the second pair is not of the first's fault. */
+static void pair_that_fails_names_its_side(void **state)
 {
 	uint8_t *pages = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE,
 			      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -263,6 +274,8 @@ static void pair_that_fails_names_its_side_and_leaves_none_open(void **state)
 		assert_int_equal(pair_end(&hand, m, &writing), -1);
 		assert_int_equal(errno, EFAULT);
 		assert_int_equal(writing, side);
+		assert_int_equal(vm_pairs_open(&hand, m), 1);
+		assert_int_equal(pair_end(&hand, m, &writing), 0);
 		assert_int_equal(vm_move(&hand, m, true, &(struct iovec){&byte, 1},
 					 &(struct iovec){from + 2, 1}, 1, NULL),
 				 1);
@@ -276,12 +289,38 @@ static void pair_that_fails_names_its_side_and_leaves_none_open(void **state)
 	munmap(pages, PAGE);
 }
 
+/* The question or the answer fails, which is not known before. */
+static void pair_of_a_killed_process_fails_and_the_next_works(void **state)
+{
+	static uint8_t from[PAGE] = {1, 2, 3}, to[PAGE];
+	struct vm_hand hand = {.uses = 0};
+	struct memory *m = NULL;
+	bool writing;
+
+	(void)state;
+	assert_int_equal(vm_import_pid(getpid(), (uintptr_t)from, PAGE, &m), 0);
+	for (unsigned int i = 0; i < 8; i++) {
+		(void)test_warden(); /* hears of those that ended */
+		memset(to, 0, sizeof(to));
+		pair_ask(&hand, m, from, to, PAGE);
+		assert_int_equal(pair_end(&hand, m, &writing), 0);
+		assert_memory_equal(from, to, PAGE);
+		assert_int_equal(kill(ward_of(ward_of(getpid())), SIGKILL), 0);
+		if (vm_pair_ask(&hand, m, m, (uint32_t[]){0, 0}, 0) == 0)
+			assert_int_equal(pair_end(&hand, m, &writing), -1);
+		assert_int_equal(vm_pairs_open(&hand, m), 0);
+	}
+	vm_hand_fini(&hand);
+	memory_unref(m);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(rows_beyond_a_window_are_exact),
 		cmocka_unit_test(pairs_are_exact_with_two_in_flight),
-		cmocka_unit_test(pair_that_fails_names_its_side_and_leaves_none_open),
+		cmocka_unit_test(pair_that_fails_names_its_side),
+		cmocka_unit_test(pair_of_a_killed_process_fails_and_the_next_works),
 		cmocka_unit_test(process_after_exec_is_not_reached),
 		cmocka_unit_test(process_hanging_is_abandoned),
 	};
