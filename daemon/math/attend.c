@@ -17,6 +17,7 @@
 
 #include <assert.h>
 #include <stdlib.h>
+#include <string.h>
 
 const char *attend_shape_fault(const struct attend_shape *shape)
 {
@@ -94,6 +95,8 @@ const char *attend_job_fault(const struct attend_job *job)
 		fault = attend_rope_fault(job);
 	if (!fault && !job->kv->page_tokens)
 		fault = "page_tokens: must not be 0";
+	if (!fault && attend_scaled(job->kv) && job->shape->kv_type != VALUE_E4M3)
+		fault = "k_scale, v_scale: kv_type must be fp8_e4m3";
 	for (i = 0; i < job->span_count && !fault; i++) {
 		rows += job->spans[i].rows;
 		fault = rows > ATTEND_ROWS_MAX ? "rows: more than 4096"
@@ -109,6 +112,24 @@ static const uint8_t *attend_at(const struct attend_field *field, uint64_t page,
 {
 	return field->base + page * field->page_stride + token * field->token_stride +
 	       head * field->head_stride;
+}
+
+/* Scales of `count` more tokens of a batch. Not inline: the caller is slower with it. */
+static __attribute__((noinline)) void attend_scales(const struct attend_kv *kv,
+						    uint64_t page, uint64_t token,
+						    uint32_t head, uint32_t count,
+						    struct attend_batch *batch)
+{
+	const struct attend_field *const fields[] = {&kv->k_scale, &kv->v_scale};
+	uint32_t i, j;
+
+	for (i = 0; i < 2; i++) {
+		float *to = (i ? batch->v_scale : batch->k_scale) + batch->count;
+
+		for (j = 0; fields[i]->base && j < count; j++)
+			memcpy(to + j, attend_at(fields[i], page, token + j, head),
+			       sizeof(*to));
+	}
 }
 
 /* Up to `most` tokens from `token` on that lie in one page. */
@@ -129,6 +150,8 @@ static void attend_page_run(const struct attend_work *work, uint32_t head, uint3
 		batch->k[batch->count + i] = k + i * kv->k.token_stride;
 		batch->v[batch->count + i] = v + i * field->token_stride;
 	}
+	if (attend_scaled(kv))
+		attend_scales(kv, page, slot, head, i, batch);
 	batch->count += i;
 }
 

@@ -10,8 +10,9 @@
  * of V, each for heads / kv_heads query heads. A row is one head of one query token: row
  * = token * heads + head.
  *
- * Scales of an fp8 cache, one of a tensor or of a KV head, are the requester's: q is
- * multiplied by that of K, and o by that of V.
+ * Scales of an fp8 cache: those of a token and KV head are read here (attend_kv), and
+ * multiply k and v. One of a tensor or of a KV head is the requester's: q is multiplied
+ * by that of K, and o by that of V.
  *
  * One call takes rows of several requesters, in spans that each have their tokens, delta
  * and buffers. Tokens outside a row's range are not multiplied, not even by 0, and
@@ -62,7 +63,10 @@ struct attend_field {
 
 struct attend_kv {
 	struct attend_field k, v; /* MLA: v is not read */
-	const uint32_t *pages;	  /* NULL: page n is the n-th */
+	/* An fp32 each, at any address; base NULL: 1. MLA: v's is of the row as v. Of
+	 * fp8_e4m3 alone. */
+	struct attend_field k_scale, v_scale;
+	const uint32_t *pages; /* NULL: page n is the n-th */
 	uint32_t page_tokens;
 	uint32_t first;
 	uint32_t tokens; /* of the chunk */

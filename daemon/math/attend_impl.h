@@ -41,6 +41,7 @@ struct attend_batch {
 	uint32_t next; /* its start; initially group->begin */
 	uint32_t count;
 	const uint8_t *k[ATTEND_BATCH], *v[ATTEND_BATCH];
+	float k_scale[ATTEND_BATCH], v_scale[ATTEND_BATCH]; /* if the kv has them */
 };
 
 struct attend_kernel {
@@ -68,6 +69,11 @@ bool attend_next(const struct attend_work *work, const struct attend_group *grou
 		 struct attend_batch *batch, uint32_t most);
 /* A row's q as fp32, rotated by its -delta. */
 void attend_q(struct attend_work *work, const struct attend_row *row, float *q);
+
+static inline bool attend_scaled(const struct attend_kv *kv)
+{
+	return kv->k_scale.base || kv->v_scale.base;
+}
 
 static inline bool attend_stop(const struct attend_work *work)
 {

@@ -16,7 +16,7 @@ struct ref_row {
 };
 
 static double ref_logit(const struct attend_shape *shape, const float *q,
-			const uint8_t *k)
+			const uint8_t *k, double by)
 {
 	float wide[ATTEND_DIMS_MAX];
 	double sum = 0;
@@ -25,16 +25,18 @@ static double ref_logit(const struct attend_shape *shape, const float *q,
 	value_widen(shape->kv_type, wide, k, shape->dqk);
 	for (d = 0; d < shape->dqk; d++)
 		sum += (double)q[d] * wide[d];
-	sum *= shape->scale;
+	sum *= shape->scale * by;
 	if (shape->softcap != 0)
 		sum = shape->softcap * tanh(sum / shape->softcap);
 	return sum;
 }
 
-static void ref_token(const struct attend_shape *shape, struct ref_row *row,
-		      const uint8_t *k, const uint8_t *v)
+static void ref_token(const struct attend_job *job, struct ref_row *row,
+		      const struct attend_batch *batch, uint32_t token)
 {
-	double logit = ref_logit(shape, row->q, k), p, again;
+	const struct attend_shape *shape = job->shape;
+	double by = job->kv->k_scale.base ? batch->k_scale[token] : 1;
+	double logit = ref_logit(shape, row->q, batch->k[token], by), p, again;
 	float wide[ATTEND_DIMS_MAX];
 	uint32_t d;
 
@@ -48,10 +50,11 @@ static void ref_token(const struct attend_shape *shape, struct ref_row *row,
 			row->o[d] *= again;
 	}
 	p = exp(logit - row->m);
-	value_widen(shape->kv_type, wide, v, shape->dv);
+	row->l += p;
+	p *= job->kv->v_scale.base ? batch->v_scale[token] : 1;
+	value_widen(shape->kv_type, wide, batch->v[token], shape->dv);
 	for (d = 0; d < shape->dv; d++)
 		row->o[d] += p * wide[d];
-	row->l += p;
 }
 
 static bool ref_one(struct attend_work *work, const struct attend_group *group,
@@ -71,7 +74,7 @@ static bool ref_one(struct attend_work *work, const struct attend_group *group,
 		if (attend_stop(work))
 			return false;
 		for (i = 0; i < batch.count; i++)
-			ref_token(shape, row, batch.k[i], batch.v[i]);
+			ref_token(work->job, row, &batch, i);
 	}
 	for (d = 0; d < shape->dv; d++)
 		out->o[d] = row->l == 0 ? 0 : (float)(row->o[d] / row->l);

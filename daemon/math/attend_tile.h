@@ -420,9 +420,10 @@ static bool tile_rows(struct tile_block *block, struct attend_work *work,
 		      const struct attend_group *group, const struct attend_row *rows,
 		      uint32_t count)
 {
-	struct attend_batch batch = {.next = group->begin};
+	struct attend_batch batch;
 	uint32_t g, padded;
 
+	batch.next = group->begin;
 	block->count = count;
 	block->groups = (count + 15) / 16;
 	tile_steps(block, work, rows, count);

@@ -13,6 +13,9 @@
  *
  * The last step has fewer tokens: only their logits are computed, the rest of the weights
  * is not read.
+ *
+ * Scales of tokens multiply logits and weights, which are fewer than values. Without them
+ * the factors are the shape's scale and 1, so rows have no branch for it.
  */
 #ifndef KVD_MATH_ATTEND_VEC_H
 #define KVD_MATH_ATTEND_VEC_H
@@ -46,6 +49,7 @@ struct vec_block {
 	float *v;	/* [STEP][dv]; MLA: k */
 	uint32_t v_row; /* values from v's row to row */
 	uint32_t rows;
+	const float *scale, *v_scale; /* of a step's tokens: factors of logits and v */
 	float m[BLOCK], l[BLOCK];
 	/* Of a step: logits, then weights; their sum; the factor of earlier sums */
 	float p[BLOCK][STEP], sum[BLOCK], again[BLOCK];
@@ -311,11 +315,12 @@ INLINE void vec_softmax(struct vec_block *block, const struct attend_shape *shap
 			uint32_t row, uint32_t tokens)
 {
 	vec sum = {0}, most = vec_all(block->m[row]), x;
+	const float *scale = block->scale, *v_scale = block->v_scale;
 	float *p = block->p[row], m, safe;
 	uint32_t t;
 
 	for (t = 0; t < STEP; t += LANES) {
-		x = vec_load(p + t) * vec_all(shape->scale);
+		x = vec_load(p + t) * vec_load(scale + t);
 		if (shape->softcap != 0)
 			x = vec_cap(x, shape->softcap);
 		vec_store(p + t, x);
@@ -330,7 +335,7 @@ INLINE void vec_softmax(struct vec_block *block, const struct attend_shape *shap
 	safe = m == -INFINITY ? 0 : m; /* -inf - -inf would be a NaN */
 	for (t = 0; t < STEP; t += LANES) {
 		x = vec_exp(vec_load(p + t) - vec_all(safe));
-		vec_store(p + t, x);
+		vec_store(p + t, x * vec_load(v_scale + t));
 		sum += x;
 	}
 	block->sum[row] = vec_total(sum);
@@ -338,8 +343,10 @@ INLINE void vec_softmax(struct vec_block *block, const struct attend_shape *shap
 	block->m[row] = m;
 }
 
-static void vec_weights(struct vec_block *block, const struct attend_shape *shape,
-			uint32_t tokens)
+/* Not inline: gcc 12 has too few registers for the loops above in one function. */
+static __attribute__((noinline)) void vec_weights(struct vec_block *block,
+						  const struct attend_shape *shape,
+						  uint32_t tokens)
 {
 	uint32_t row;
 
@@ -470,20 +477,30 @@ static bool vec_group(struct attend_work *work, const struct attend_group *group
 	uint32_t row, at, n;
 
 	vec_place(&block, work);
+	for (n = 0; n < ATTEND_BATCH; n++) {
+		batch.k_scale[n] = shape->scale;
+		batch.v_scale[n] = 1;
+	}
 	for (row = 0; row < group->count; row += n) {
 		n = group->count - row < BLOCK ? group->count - row : BLOCK;
 		vec_begin(&block, work, group->rows + row, n);
 		batch.next = group->begin;
-		while (attend_next(work, group, &batch, ATTEND_BATCH))
+		while (attend_next(work, group, &batch, ATTEND_BATCH)) {
+			for (at = 0; work->job->kv->k_scale.base && at < batch.count;
+			     at++)
+				batch.k_scale[at] *= shape->scale;
 			for (at = 0; at < batch.count; at += STEP) {
 				uint32_t tokens = batch.count - at;
 
 				if (attend_stop(work))
 					return false;
 				tokens = tokens < STEP ? tokens : STEP;
+				block.scale = batch.k_scale + at;
+				block.v_scale = batch.v_scale + at;
 				vec_gather(&block, shape, &batch, at, tokens);
 				vec_step(&block, shape, tokens);
 			}
+		}
 		vec_end(&block, shape, group->rows + row);
 	}
 	return true;

@@ -84,10 +84,9 @@ void case_put(enum value_type type, void *dst, uint32_t i, double x)
 	value_narrow(type, (uint8_t *)dst + (size_t)i * value_bytes(type), &f, 1);
 }
 
-uint8_t *case_at(const struct attend_case *c, bool v, uint32_t token, uint32_t head)
+static uint8_t *case_in(const struct attend_case *c, const struct attend_field *field,
+			uint32_t token, uint32_t head)
 {
-	const struct attend_field *field =
-		v && c->shape.kind == ATTEND_GQA ? &c->kv.v : &c->kv.k;
 	uint32_t at = c->kv.first + token, page = at / c->kv.page_tokens;
 
 	if (c->pages)
@@ -96,17 +95,59 @@ uint8_t *case_at(const struct attend_case *c, bool v, uint32_t token, uint32_t h
 	       at % c->kv.page_tokens * field->token_stride + head * field->head_stride;
 }
 
+uint8_t *case_at(const struct attend_case *c, bool v, uint32_t token, uint32_t head)
+{
+	return case_in(c, v && c->shape.kind == ATTEND_GQA ? &c->kv.v : &c->kv.k, token,
+		       head);
+}
+
+uint8_t *case_scale_at(const struct attend_case *c, bool v, uint32_t token, uint32_t head)
+{
+	const struct attend_field *field = v ? &c->kv.v_scale : &c->kv.k_scale;
+
+	return field->base ? case_in(c, field, token, head) : NULL;
+}
+
+static double case_scale(const struct attend_case *c, bool v, uint32_t token,
+			 uint32_t head)
+{
+	const uint8_t *at = case_scale_at(c, v, token, head);
+
+	return at ? case_value(VALUE_FP32, at, 0) : 1;
+}
+
 /* One field's pool of `pages` pages from `base` on; bytes of it. */
 static uint64_t case_field(struct attend_case *c, struct attend_field *field,
-			   const uint8_t *base, uint32_t values, uint64_t pages)
+			   uintptr_t base, uint64_t row, uint64_t pages)
 {
-	uint64_t row = values * value_bytes(c->shape.kv_type);
-
-	field->base = base;
+	field->base = (const uint8_t *)base;
 	field->token_stride = c->heads_first ? row : row * c->shape.kv_heads;
 	field->head_stride = c->heads_first ? row * c->kv.page_tokens : row;
 	field->page_stride = row * c->shape.kv_heads * c->kv.page_tokens;
 	return pages * field->page_stride;
+}
+
+static void case_put_scale(struct attend_case *c, uint8_t *at)
+{
+	double x;
+
+	if (!at)
+		return;
+	x = ldexp(0.5 + (double)case_random(&c->seed, 64) / 64,
+		  -(int)case_random(&c->seed, 3));
+	case_put(VALUE_FP32, at, 0, case_random(&c->seed, 4) ? x : -x);
+}
+
+static void case_fill_scales(struct attend_case *c)
+{
+	uint32_t t, h;
+
+	for (t = 0; t < c->kv.tokens; t++)
+		for (h = 0; h < c->shape.kv_heads; h++) {
+			case_put_scale(c, case_scale_at(c, false, t, h));
+			if (c->shape.kind == ATTEND_GQA)
+				case_put_scale(c, case_scale_at(c, true, t, h));
+		}
 }
 
 static void case_fill(struct attend_case *c)
@@ -141,6 +182,28 @@ static void case_pages(struct attend_case *c, uint64_t needed, uint64_t pages)
 	free(all);
 }
 
+/* All fields, one behind the other, from `base` on; their bytes. */
+static uint64_t case_fields(struct attend_case *c, const struct case_pool *pool,
+			    uintptr_t base, uint64_t pages)
+{
+	const uint32_t value = value_bytes(c->shape.kv_type);
+	const bool gqa = c->shape.kind == ATTEND_GQA;
+	uint64_t bytes = case_field(c, &c->kv.k, base, c->shape.dqk * value, pages);
+
+	if (gqa)
+		bytes +=
+			case_field(c, &c->kv.v, base + bytes, c->shape.dv * value, pages);
+	if (pool->k_scaled)
+		bytes +=
+			case_field(c, &c->kv.k_scale, base + bytes, sizeof(float), pages);
+	if (pool->v_scaled && gqa)
+		bytes +=
+			case_field(c, &c->kv.v_scale, base + bytes, sizeof(float), pages);
+	else if (pool->v_scaled)
+		c->kv.v_scale = c->kv.k_scale;
+	return bytes;
+}
+
 void case_make(struct attend_case *c, const struct attend_shape *shape,
 	       const struct case_pool *pool, uint64_t seed)
 {
@@ -154,9 +217,7 @@ void case_make(struct attend_case *c, const struct attend_shape *shape,
 	c->kv.tokens = pool->tokens;
 	c->kv.page_tokens = pool->page_tokens;
 	c->kv.first = pool->first;
-	bytes = case_field(c, &c->kv.k, NULL, shape->dqk, pages);
-	if (shape->kind == ATTEND_GQA)
-		bytes += case_field(c, &c->kv.v, NULL, shape->dv, pages);
+	bytes = case_fields(c, pool, 0, pages);
 	edge = (bytes + 4095) / 4096 * 4096;
 	c->memory_bytes = edge + 4096;
 	c->memory = mmap(NULL, c->memory_bytes, PROT_READ | PROT_WRITE,
@@ -164,13 +225,11 @@ void case_make(struct attend_case *c, const struct attend_shape *shape,
 	assert_true(c->memory != MAP_FAILED);
 	assert_int_equal(mprotect(c->memory + edge, 4096, PROT_NONE), 0);
 	memset(c->memory, 0xff, edge);
-	bytes = edge - bytes; /* of nothing before it */
-	bytes += case_field(c, &c->kv.k, c->memory + bytes, shape->dqk, pages);
-	if (shape->kind == ATTEND_GQA)
-		case_field(c, &c->kv.v, c->memory + bytes, shape->dv, pages);
+	case_fields(c, pool, (uintptr_t)c->memory + edge - bytes, pages);
 	if (pool->scattered)
 		case_pages(c, needed, pages);
 	case_fill(c);
+	case_fill_scales(c);
 	c->rope = (struct rope){.first = shape->kind == ATTEND_MLA ? shape->dv : 0,
 				.inv_freq = c->inv_freq};
 	c->rope.dims = (uint16_t)(shape->dqk - c->rope.first);
@@ -311,7 +370,7 @@ static double case_logit(const struct attend_case *c, const double *q, uint32_t 
 
 	for (d = 0; d < c->shape.dqk; d++)
 		sum += q[d] * case_value(c->shape.kv_type, k, d);
-	sum *= (double)c->shape.scale;
+	sum *= (double)c->shape.scale * case_scale(c, false, token, head);
 	if (c->shape.softcap != 0)
 		sum = c->shape.softcap * tanh(sum / c->shape.softcap);
 	return sum;
@@ -344,6 +403,7 @@ void case_oracle(const struct attend_case *c, const struct attend_span *span,
 		double p = exp(logits[i] - *m);
 
 		*l += p;
+		p *= case_scale(c, true, tokens[i], head);
 		for (d = 0; d < c->shape.dv; d++)
 			o[d] += p * case_value(c->shape.kv_type,
 					       case_at(c, true, tokens[i], head), d);

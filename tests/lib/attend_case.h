@@ -34,6 +34,9 @@ struct case_pool {
 	uint32_t tokens, page_tokens, first;
 	bool scattered; /* pages in any order, among as many others */
 	bool heads_first;
+	/* a token's k and v have scales, of an fp8 cache: of both signs, powers of two
+	 * and others; MLA: one */
+	bool k_scaled, v_scaled;
 };
 
 struct case_error {
@@ -62,6 +65,9 @@ struct attend_span *case_selected(struct attend_case *c, uint32_t query_tokens,
 
 /* The address of a token's k or v. */
 uint8_t *case_at(const struct attend_case *c, bool v, uint32_t token, uint32_t head);
+/* And of its scale, an fp32; NULL: it has none. */
+uint8_t *case_scale_at(const struct attend_case *c, bool v, uint32_t token,
+		       uint32_t head);
 double case_value(enum value_type type, const void *src, uint32_t i);
 void case_put(enum value_type type, void *dst, uint32_t i, double x);
 

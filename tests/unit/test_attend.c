@@ -660,6 +660,8 @@ static void any_shape_equals_fp64(void **state)
 			.first = (uint32_t)case_random(&dice, 30),
 			.scattered = case_random(&dice, 2),
 			.heads_first = case_random(&dice, 2),
+			.k_scaled = shape.kv_type == VALUE_E4M3,
+			.v_scaled = shape.kv_type == VALUE_E4M3,
 		};
 		struct attend_case c;
 
@@ -761,6 +763,10 @@ static void job_out_of_limits_is_refused(void **state)
 	c.rope.dims += 2;
 	assert_non_null(attend_job_fault(&job));
 	c.rope.dims = 64;
+	c.kv.v_scale = c.kv.k;
+	assert_non_null(attend_job_fault(&job)); /* of bf16 */
+	c.shape.kv_type = VALUE_E4M3;
+	assert_null(attend_job_fault(&job));
 	c.kv.page_tokens = 0;
 	assert_non_null(attend_job_fault(&job));
 	case_free(&c);
