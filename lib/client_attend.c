@@ -111,6 +111,8 @@ static void attend_text(struct text *text, const struct kvd_attend_args *a)
 	out_text(text, "view", a->view);
 	out_text(text, "key", a->key);
 	out_text(text, "value", a->value);
+	out_text(text, "key_scale", a->key_scale);
+	out_text(text, "value_scale", a->value_scale);
 	if (a->rope.dims)
 		text_rope(text, &a->rope);
 }

@@ -19,8 +19,10 @@ enum kvd_value_type {
 	KVD_BF16 = 0,
 	KVD_FP16 = 1,
 	KVD_FP32 = 2,
-	KVD_FP8_E4M3 = 3, /* torch's float8_e4m3fn. If K and V have scales, one of a
-			   * tensor or of a KV head: multiply q by K's, and o by V's */
+	KVD_FP8_E4M3 = 3, /* torch's float8_e4m3fn. If K and V have scales: one of a
+			   * tensor or of a KV head multiplies q (K's) and o (V's),
+			   * by the engine; those of each token are key_scale and
+			   * value_scale */
 };
 enum kvd_rope_pairs {
 	KVD_HALVES = 0,	     /* value i and value i + dims / 2 are a pair */
@@ -57,6 +59,9 @@ struct kvd_attend_args {
 	float softcap;		 /* scores become cap * tanh(score / cap); 0: off */
 	const char *view;	 /* view of the chunks; NULL: the only one */
 	const char *key, *value; /* fields of the layout; MLA: key only */
+	/* fp8: fields with an fp32 for each head of a token, which multiplies k or v;
+	 * MLA: the key's multiplies both. NULL: none */
+	const char *key_scale, *value_scale;
 	struct kvd_rope rope;
 	void *address; /* of the first seat in this process, for ordered requests; NULL:
 			* without them */

@@ -204,8 +204,9 @@
  * `tokens` tokens. count 0: an echo of q; or, with a form, a request for the speed of
  * attention in host memory (pool 0) or GPU memory (pool 1). form: u8 kind, q_type,
  * kv_type, out_bf16; u16 heads, kv_heads, dqk, dv; u32 first_head; f32 scale, softcap;
- * str key, value: fields. rope, if delta is not 0: u32 first, dims, u8 pairs, then
- * dims / 2 f64. select: per_token u32 for each query token, or empty. q: rows of dqk */
+ * str key, value, key_scale, value_scale: fields. rope, if delta is not 0: u32 first,
+ * dims, u8 pairs, then dims / 2 f64. select: per_token u32 for each query token, or
+ * empty. q: rows of dqk */
 #define WIRE_ATTEND(F)                                                             \
 	F(u64, attend) F(u64, ask) F(u64, pool) F(u32, first) F(u32, count)        \
 	F(u64, tokens) F(str, view) F(u32, layer) F(u32, rows) F(u32, delta)       \

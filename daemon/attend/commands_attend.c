@@ -29,7 +29,7 @@ struct open_args {
 	int kind, q_type, kv_type, out_type;
 	uint32_t heads, kv_heads, first_head, dqk, dv;
 	double scale, softcap;
-	const char *view, *key, *value;
+	const char *view, *key, *value, *key_scale, *value_scale;
 	const cJSON *rope;
 };
 static const struct field open_fields[] = {
@@ -47,8 +47,8 @@ static const struct field open_fields[] = {
 	F_CHOICE("q_type", open_args, q_type, REQUIRED, types,
 		 "Data type of the query rows"),
 	F_CHOICE("kv_type", open_args, kv_type, REQUIRED, types,
-		 "Data type of the chunks; the requester applies scales of fp8 to q "
-		 "and o"),
+		 "Data type of the chunks; the requester applies scales of a tensor or "
+		 "a head of fp8 to q and o"),
 	F_CHOICE("out_type", open_args, out_type, DEFAULT(0), outs,
 		 "Data type of o in the replies of other daemons; default fp32"),
 	F_INT("heads", open_args, heads, REQUIRED, 1, UINT16_MAX,
@@ -69,6 +69,11 @@ static const struct field open_fields[] = {
 	      "Field of the view that contains the keys; for mla: the latents"),
 	F_STR("value", open_args, value, OPTIONAL, FORM_NAME_MAX - 1,
 	      "gqa: field of the view that contains v"),
+	F_STR("key_scale", open_args, key_scale, OPTIONAL, FORM_NAME_MAX - 1,
+	      "fp8_e4m3: field of the view with an fp32 for each head of a token, by "
+	      "which k is multiplied; for mla: k and v"),
+	F_STR("value_scale", open_args, value_scale, OPTIONAL, FORM_NAME_MAX - 1,
+	      "The same for v; not for mla"),
 	F_OBJECT("rope", open_args, rope, OPTIONAL,
 		 "Rotary embedding {first, dims, pairs: halves or interleaved, "
 		 "inv_freq: [dims / 2 numbers]}, for chunks used at other positions "
@@ -136,6 +141,8 @@ static int open_read(const struct open_args *args, struct attend_args *out)
 	field_copy(form->view, sizeof(form->view), args->view);
 	snprintf(form->key, sizeof(form->key), "%s", args->key);
 	field_copy(form->value, sizeof(form->value), args->value);
+	field_copy(form->key_scale, sizeof(form->key_scale), args->key_scale);
+	field_copy(form->value_scale, sizeof(form->value_scale), args->value_scale);
 	if (args->kind == ATTEND_GQA && !args->value)
 		return err_raise(ERR_INVAL, "value: missing; required for gqa");
 	return args->rope ? err_pass(rope_read(args->rope, &form->rope)) : 0;

@@ -635,7 +635,7 @@ static int item_check(const struct compute_item *item)
 int compute_submit(struct compute *compute, struct compute_item *item)
 {
 	const struct layout_view *view = store_kv_view(item->kv);
-	const struct layout_field *key, *value;
+	struct form_fields fields;
 	int r;
 
 	assert(item->on_done && item->rows > 0);
@@ -645,7 +645,7 @@ int compute_submit(struct compute *compute, struct compute_item *item)
 				 "attention_threads");
 	if (!view)
 		return err_raise(ERR_NOTFOUND, "the engine of these chunks has exited");
-	r = form_fields(&item->form, view, item->layer, &key, &value);
+	r = form_fields(&item->form, view, item->layer, &fields);
 	if (r >= 0)
 		r = item_check(item);
 	if (r < 0)

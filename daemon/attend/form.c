@@ -13,6 +13,7 @@
 #include "daemon/base/cursor.h"
 #include "daemon/base/err.h"
 #include "daemon/base/idmap.h"
+#include "daemon/base/mem.h"
 #include "daemon/plan/layout.h"
 
 static int rope_check(const struct form_rope *rope, uint32_t dqk)
@@ -41,6 +42,12 @@ int form_check(const struct form *form)
 
 	if (fault)
 		return err_raise(ERR_INVAL, "%s", fault);
+	if ((form->key_scale[0] || form->value_scale[0]) &&
+	    form->shape.kv_type != VALUE_E4M3)
+		return err_raise(ERR_INVAL, "key_scale, value_scale: need the kv_type "
+					    "fp8_e4m3");
+	if (form->value_scale[0] && form->shape.kind == ATTEND_MLA)
+		return err_raise(ERR_INVAL, "value_scale: mla has key_scale alone");
 	return err_pass(rope_check(&form->rope, form->shape.dqk));
 }
 
@@ -52,8 +59,11 @@ bool form_same(const struct form *a, const struct form *b)
 	       x->heads == y->heads && x->kv_heads == y->kv_heads && x->dqk == y->dqk &&
 	       x->dv == y->dv && x->scale == y->scale && x->softcap == y->softcap &&
 	       a->first_head == b->first_head && strcmp(a->key, b->key) == 0 &&
-	       strcmp(a->value, b->value) == 0 && a->rope.dims == b->rope.dims &&
-	       a->rope.first == b->rope.first && a->rope.pairs == b->rope.pairs &&
+	       strcmp(a->value, b->value) == 0 &&
+	       strcmp(a->key_scale, b->key_scale) == 0 &&
+	       strcmp(a->value_scale, b->value_scale) == 0 &&
+	       a->rope.dims == b->rope.dims && a->rope.first == b->rope.first &&
+	       a->rope.pairs == b->rope.pairs &&
 	       memcmp(a->rope.inv_freq, b->rope.inv_freq,
 		      a->rope.dims / 2 * sizeof(double)) == 0;
 }
@@ -74,6 +84,8 @@ uint64_t form_hash(const struct form *form)
 		form->first_head,
 		idmap_hash(form->key, strlen(form->key)),
 		idmap_hash(form->value, strlen(form->value)),
+		idmap_hash(form->key_scale, strlen(form->key_scale)),
+		idmap_hash(form->value_scale, strlen(form->value_scale)),
 		form->rope.dims,
 		form->rope.first,
 		form->rope.pairs,
@@ -112,11 +124,12 @@ static bool format_is(const char *format, enum value_type type)
 }
 
 static int field_find(const struct form *form, const struct layout_layer *layer,
-		      const char *name, uint32_t values, const struct layout_field **f_p)
+		      const char *name, uint32_t values, enum value_type type,
+		      const struct layout_field **f_p)
 {
 	const struct attend_shape *s = &form->shape;
 	const struct layout_field *f = layout_field_find(layer, name);
-	uint64_t bytes = (uint64_t)values * value_bytes((enum value_type)s->kv_type);
+	uint64_t bytes = (uint64_t)values * value_bytes(type);
 
 	if (!f)
 		return err_raise(ERR_NOTFOUND, "layer %u: the chunks have no field '%s'",
@@ -127,10 +140,12 @@ static int field_find(const struct form *form, const struct layout_layer *layer,
 				 "values of this type take %llu",
 				 name, (unsigned long long)f->unit_bytes, values,
 				 (unsigned long long)bytes);
-	if (f->format[0] && !format_is(f->format, (enum value_type)s->kv_type))
+	if (f->format[0] && !format_is(f->format, type))
 		return err_raise(ERR_LAYOUT,
-				 "field %s: its format is %s, which differs from kv_type",
-				 name, f->format);
+				 "field %s: its format is %s, which differs "
+				 "from %s",
+				 name, f->format,
+				 type == s->kv_type ? "kv_type" : "fp32");
 	if (form->first_head < f->first_unit ||
 	    (uint64_t)form->first_head + s->kv_heads > (uint64_t)f->first_unit + f->units)
 		return err_raise(ERR_LAYOUT,
@@ -143,26 +158,38 @@ static int field_find(const struct form *form, const struct layout_layer *layer,
 }
 
 int form_fields(const struct form *form, const struct layout_view *view, uint32_t layer,
-		const struct layout_field **key_p, const struct layout_field **value_p)
+		struct form_fields *fields_p)
 {
 	const struct layout_layer *found = layout_layer_find(view, layer);
+	const struct attend_shape *s = &form->shape;
+	const bool mla = s->kind == ATTEND_MLA;
 	int r;
 
+	*fields_p = (struct form_fields){.key = NULL};
 	if (!found)
 		return err_raise(ERR_NOTFOUND, "layer: %u is not in the chunks", layer);
-	r = field_find(form, found, form->key, form->shape.dqk, key_p);
-	if (r < 0)
-		return err_pass(r);
-	*value_p = *key_p;
-	if (form->shape.kind == ATTEND_MLA)
-		return 0;
-	return err_pass(field_find(form, found, form->value, form->shape.dv, value_p));
+	r = field_find(form, found, form->key, s->dqk, s->kv_type, &fields_p->key);
+	if (r >= 0 && !mla)
+		r = field_find(form, found, form->value, s->dv, s->kv_type,
+			       &fields_p->value);
+	if (r >= 0 && form->key_scale[0])
+		r = field_find(form, found, form->key_scale, 1, VALUE_FP32,
+			       &fields_p->key_scale);
+	if (r >= 0 && form->value_scale[0])
+		r = field_find(form, found, form->value_scale, 1, VALUE_FP32,
+			       &fields_p->value_scale);
+	if (mla) {
+		fields_p->value = fields_p->key;
+		fields_p->value_scale = fields_p->key_scale;
+	}
+	return err_pass(r);
 }
 
 void form_heads(const struct form *form, const struct layout *layout, uint32_t layer,
 		uint32_t *begin_p, uint32_t *end_p)
 {
-	const char *const names[] = {form->key, form->value};
+	const char *const names[] = {form->key, form->key_scale, form->value_scale,
+				     form->shape.kind == ATTEND_MLA ? "" : form->value};
 	const struct layout_view *view =
 		form->view[0] ? layout_view_find(layout, form->view)
 			      : (layout->view_count == 1 ? layout->views : NULL);
@@ -170,11 +197,12 @@ void form_heads(const struct form *form, const struct layout *layout, uint32_t l
 
 	*begin_p = 0;
 	*end_p = found ? UINT32_MAX : 0;
-	for (unsigned int i = 0; i < (form->shape.kind == ATTEND_MLA ? 1 : 2) && *end_p;
-	     i++) {
+	for (unsigned int i = 0; i < ARRAY_LEN(names) && *end_p; i++) {
 		const struct layout_field *f = layout_field_find(found, names[i]);
 		uint32_t end = f ? f->first_unit + f->units : 0;
 
+		if (!names[i][0])
+			continue;
 		if (f && f->first_unit > *begin_p)
 			*begin_p = f->first_unit;
 		if (end < *end_p)
@@ -211,6 +239,8 @@ int form_put(const struct form *form, struct cursor *out)
 	put_f32(out, s->softcap);
 	cursor_put_str(out, form->key);
 	cursor_put_str(out, form->value);
+	cursor_put_str(out, form->key_scale);
+	cursor_put_str(out, form->value_scale);
 	return cursor_check(out, "a form");
 }
 
@@ -235,6 +265,8 @@ int form_get(struct cursor *in, struct form *form)
 	s->softcap = get_f32(in);
 	cursor_get_str(in, form->key, sizeof(form->key));
 	cursor_get_str(in, form->value, sizeof(form->value));
+	cursor_get_str(in, form->key_scale, sizeof(form->key_scale));
+	cursor_get_str(in, form->value_scale, sizeof(form->value_scale));
 	return cursor_check(in, "a form");
 }
 

@@ -34,6 +34,9 @@ struct form {
 	uint32_t first_head;	  /* of the model's kv heads: the first of these */
 	char view[FORM_NAME_MAX]; /* "": the only one */
 	char key[FORM_NAME_MAX], value[FORM_NAME_MAX]; /* fields; MLA: key alone */
+	/* fields of their fp32 scales, one for a head of a token; "": none; MLA: the
+	 * key's is the value's, too */
+	char key_scale[FORM_NAME_MAX], value_scale[FORM_NAME_MAX];
 	struct form_rope rope;
 };
 
@@ -58,10 +61,13 @@ static inline uint64_t form_out_bytes(const struct form *f, uint32_t rows)
 void form_out_read(const struct form *form, const uint8_t *told, uint32_t rows, float *o,
 		   float *m, float *l);
 
-/* The fields of a layer that hold its keys and values; *value_p: MLA's is the key's.
- * ERR_NOTFOUND, ERR_LAYOUT. */
+/* The fields of a layer that a form names: MLA's value is its key. NULL: no scale. */
+struct form_fields {
+	const struct layout_field *key, *value, *key_scale, *value_scale;
+};
+/* ERR_NOTFOUND, ERR_LAYOUT. */
 int form_fields(const struct form *form, const struct layout_view *view, uint32_t layer,
-		const struct layout_field **key_p, const struct layout_field **value_p);
+		struct form_fields *fields_p);
 
 /* The model's kv heads [*begin_p, *end_p) that the layout has for the form's attention in
  * a layer; *end_p 0: none. */

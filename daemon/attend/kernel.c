@@ -105,6 +105,8 @@ static bool run_stop(void *arg)
 static struct attend_field kernel_field(const struct store_kv_read *read,
 					const struct layout_field *f, uint32_t first_head)
 {
+	if (!f)
+		return (struct attend_field){.base = NULL};
 	return (struct attend_field){
 		.base = (const uint8_t *)(uintptr_t)store_kv_at(read, f) +
 			(uint64_t)(first_head - f->first_unit) * f->unit_stride,
@@ -116,13 +118,16 @@ static struct attend_field kernel_field(const struct store_kv_read *read,
 static int kv_of(const struct store_kv_read *read, const struct compute_item *item,
 		 struct attend_kv *kv)
 {
-	const struct layout_field *key, *value;
-	int r = form_fields(&item->form, read->view, item->layer, &key, &value);
+	const uint32_t first = item->form.first_head;
+	struct form_fields fields;
+	int r = form_fields(&item->form, read->view, item->layer, &fields);
 
 	if (r < 0)
 		return err_pass(r);
-	*kv = (struct attend_kv){.k = kernel_field(read, key, item->form.first_head),
-				 .v = kernel_field(read, value, item->form.first_head),
+	*kv = (struct attend_kv){.k = kernel_field(read, fields.key, first),
+				 .v = kernel_field(read, fields.value, first),
+				 .k_scale = kernel_field(read, fields.key_scale, first),
+				 .v_scale = kernel_field(read, fields.value_scale, first),
 				 .pages = read->pages,
 				 .page_tokens = read->view->page_tokens,
 				 .tokens = (uint32_t)item->kv->tokens};

@@ -106,13 +106,15 @@ def _up(nbytes):
 class Attend:
     """Buffers ("seats") of query rows, and the shape of an engine's attention.
 
-    rows: of a seat, at most 4096, a multiple of heads. out_type: in which other daemons send o,
+    rows: of a seat, at most 4096, a multiple of heads. key_scale, value_scale: fields of the layout
+    with scales of fp8, a float32 for each head of a token: k and v are multiplied by theirs, and of
+    MLA both by key_scale's. None: 1. out_type: in which other daemons send o,
     "fp32" or "bf16": about half the bytes, with an error of at most 2^-8 of each value (its cost:
     Model(out_bytes=2)). Seats are fp32 in any case."""
 
     def __init__(self, client, *, rows, heads, dqk, dv, kind, q_type, kv_type, scale, key,
-                 value=None, seats=1, kv_heads=1, first_head=0, softcap=0.0, view=None,
-                 rope=None, out_type="fp32", timeout=None):
+                 value=None, key_scale=None, value_scale=None, seats=1, kv_heads=1,
+                 first_head=0, softcap=0.0, view=None, rope=None, out_type="fp32", timeout=None):
         self.rows = _check.integer("rows", rows, 1, ROWS_MAX)
         self.seats = _check.integer("seats", seats, 1, 256)
         _choice("q_type", q_type, TYPES)
@@ -126,7 +128,8 @@ class Attend:
                 client._kvd, self._region, 0, self._memory.address, self.rows, self.seats,
                 _choice("kind", kind, KINDS), _choice("q_type", q_type, TYPES),
                 _choice("kv_type", kv_type, TYPES), heads, kv_heads, first_head, dqk, dv,
-                float(scale), float(softcap), view, key, value, _rope_pack(rope),
+                float(scale), float(softcap), view, key, value, key_scale, value_scale,
+                _rope_pack(rope),
                 _choice("out_type", out_type, OUTS), _check.seconds("timeout", timeout))
         except BaseException:
             with contextlib.suppress(Error):  # the refusal's own message matters more

@@ -51,6 +51,7 @@ class Attend:
     q_type: str
     def __init__(self, client: Client, *, rows: int, heads: int, dqk: int, dv: int, kind: str,
                  q_type: str, kv_type: str, scale: float, key: str, value: Optional[str] = ...,
+                 key_scale: Optional[str] = ..., value_scale: Optional[str] = ...,
                  seats: int = ..., kv_heads: int = ..., first_head: int = ...,
                  softcap: float = ..., view: Optional[str] = ..., rope: Optional[Rope] = ...,
                  out_type: str = ..., timeout: Optional[float] = ...) -> None: ...

@@ -229,17 +229,19 @@ class Client:
                      revision=revision, rope=rope, views=views, timeout=timeout)
 
     def attend(self, *, rows, heads, dqk, dv, kind, q_type, kv_type, scale, key, value=None,
-               seats=1, kv_heads=1, first_head=0, softcap=0.0, view=None, rope=None,
-               out_type="fp32", timeout=None):
+               key_scale=None, value_scale=None, seats=1, kv_heads=1, first_head=0, softcap=0.0,
+               view=None, rope=None, out_type="fp32", timeout=None):
         """Open buffers ("seats") for query rows that attend to chunks in place. rows: rows of a
         seat, query tokens x heads; kind: "mla" (one latent per token, its first dv values are v)
-        or "gqa"; q_type, kv_type: "bf16", "fp16", "fp32" or "fp8_e4m3" (scales
-        of K and V, of a tensor or of a KV head, are the caller's: times q and o); dqk, dv: values of a query row or key,
-        and of a v row; key, value: fields of the layout; rope: a kvd.Rope, to attend to chunks
-        at positions other than those they were computed at; out_type: "fp32" or "bf16", in which
-        other daemons send the output. -> kvd.Attend"""
+        or "gqa"; q_type, kv_type: "bf16", "fp16", "fp32" or "fp8_e4m3" (scales of K and V of a
+        tensor or of a KV head are the caller's: times q and o); dqk, dv: values of a query row or
+        key, and of a v row; key, value: fields of the layout; key_scale, value_scale: those with
+        a scale of fp8 for each head of a token, float32 (mla: key_scale alone); rope: a kvd.Rope,
+        to attend to chunks at positions other than those they were computed at; out_type: "fp32"
+        or "bf16", in which other daemons send the output. -> kvd.Attend"""
         return Attend(self, rows=rows, heads=heads, dqk=dqk, dv=dv, kind=kind, q_type=q_type,
-                      kv_type=kv_type, scale=scale, key=key, value=value, seats=seats,
+                      kv_type=kv_type, scale=scale, key=key, value=value,
+                      key_scale=key_scale, value_scale=value_scale, seats=seats,
                       kv_heads=kv_heads, first_head=first_head, softcap=softcap, view=view,
                       rope=rope, out_type=out_type, timeout=timeout)
 

@@ -64,8 +64,8 @@ bool ext_rope_parse(PyObject *rope, struct kvd_rope *out)
 }
 
 /* Attend(client, region, offset, address, rows, seats, kind, q_type, kv_type, heads,
- * kv_heads, first_head, dqk, dv, scale, softcap, view, key, value, rope, out_bf16,
- * timeout) */
+ * kv_heads, first_head, dqk, dv, scale, softcap, view, key, value, key_scale,
+ * value_scale, rope, out_bf16, timeout) */
 static PyObject *attend_make(PyTypeObject *type, PyObject *args,
 			     PyObject *Py_UNUSED(kwargs))
 {
@@ -78,12 +78,13 @@ static PyObject *attend_make(PyTypeObject *type, PyObject *args,
 	unsigned long long offset, address;
 	int kind, q_type, kv_type, out_bf16, r;
 
-	if (!PyArg_ParseTuple(args, "O!O!KKIIiiiIIIIIffzzzOpO&", client_type, &client,
+	if (!PyArg_ParseTuple(args, "O!O!KKIIiiiIIIIIffzzzzzOpO&", client_type, &client,
 			      region_type, &region, &offset, &address, &a->rows,
 			      &a->seats, &kind, &q_type, &kv_type, &a->heads,
 			      &a->kv_heads, &a->first_head, &a->dqk, &a->dv, &a->scale,
-			      &a->softcap, &a->view, &a->key, &a->value, &rope, &out_bf16,
-			      ext_timeout, &run.timeout_ms) ||
+			      &a->softcap, &a->view, &a->key, &a->value, &a->key_scale,
+			      &a->value_scale, &rope, &out_bf16, ext_timeout,
+			      &run.timeout_ms) ||
 	    !ext_rope_parse(rope, &a->rope) ||
 	    !region_usable((struct region *)region, (struct client *)client, "region", 0))
 		return NULL;

@@ -30,7 +30,8 @@
 
 static struct attend_world w;
 static bool begun;
-static uint64_t attends[2]; /* results in fp32, in bf16; with the same seats */
+/* fp8 with scales, whose results are fp32; without, in bf16; with the same seats */
+static uint64_t attends[2];
 static uint8_t bodies[WIRE_T_ATTENTION_CANCEL + 1]
 		     [8192]; /* the first of each that came */
 static size_t lengths[WIRE_T_ATTENTION_CANCEL + 1];
@@ -239,8 +240,10 @@ static void world_begin(void)
 	struct kvd_ring_part part;
 
 	attend_world_tap = tap;
+	attend_world_scaled = true;
 	attend_world_new(&w, 1);
-	attends[0] = w.attend;
+	attends[0] = w.attend =
+		attend_world_open(&w, ",'key_scale':'k_scale','value_scale':'v_scale'");
 	attends[1] = attend_world_open(&w, ",'out_type':'bf16'");
 	for (unsigned int seat = 0; seat < SEATS; seat++) {
 		part = attend_world_part(w.hold);

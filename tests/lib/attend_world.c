@@ -127,10 +127,15 @@ void attend_world_long(struct attend_world *w, unsigned int node, unsigned int f
 	attend_world_put(w, node, first, AW_LONG_CHUNKS, 1);
 }
 
+bool attend_world_scaled;
+
 static void engine_begin(struct attend_world *w, unsigned int node)
 {
+	struct cache geometry = cluster_geometry;
+
+	geometry.scaled = attend_world_scaled;
 	w->engine[node] = cluster_engine(&w->c, node, node ? "requester" : "holder");
-	cache_begin(w, node, "kv", &cluster_geometry);
+	cache_begin(w, node, "kv", &geometry);
 	attend_world_put(w, node, 1 + 10 * node, AW_CHUNKS, 4);
 }
 
@@ -170,9 +175,10 @@ uint64_t attend_world_open(struct attend_world *w, const char *more)
 	cJSON *answer = cluster_call(
 		&w->c, w->engine[AW_REQUESTER],
 		"{'cmd':'attention.open','region':%llu,'rows':%u,'seats':%u,'kind':'gqa',"
-		"'q_type':'bf16','kv_type':'bf16','heads':%u,'kv_heads':%u,'dqk':%u,"
+		"'q_type':'bf16','kv_type':'%s','heads':%u,'kv_heads':%u,'dqk':%u,"
 		"'dv':%u,'scale':0.25,'key':'k','value':'v'%s}",
-		(unsigned long long)w->region, w->rows, w->seat_count, AW_HEADS, AW_HEADS,
+		(unsigned long long)w->region, w->rows, w->seat_count,
+		w->cache[AW_REQUESTER].scaled ? "fp8_e4m3" : "bf16", AW_HEADS, AW_HEADS,
 		AW_DIMS, AW_DIMS, more);
 	static const char *const names[] = {"seat_bytes", "q",	   "o",	  "m",
 					    "l",	  "ready", "done"};

@@ -45,6 +45,8 @@ struct attend_world {
 extern bool (*attend_world_tap)(unsigned int node, const struct wire_header *h,
 				struct cursor body, void *arg);
 extern void *attend_world_tap_arg;
+/* Caches of worlds made from now on are fp8, with fields of scales of any bits. */
+extern bool attend_world_scaled;
 
 /* How a node sees the other. */
 struct remote *attend_world_remote(const struct attend_world *w, unsigned int node);

@@ -522,7 +522,7 @@ static uint64_t field_bytes(const struct cache *k)
 }
 
 static void add_field(cJSON *fields, const struct cache *k, const char *name,
-		      uint64_t offset)
+		      uint64_t offset, unsigned int bytes)
 {
 	cJSON *f = cJSON_CreateObject();
 	double token = (double)k->units * k->unit_bytes;
@@ -534,7 +534,7 @@ static void add_field(cJSON *fields, const struct cache *k, const char *name,
 	cJSON_AddNumberToObject(f, "page_stride", token * k->page_tokens);
 	cJSON_AddNumberToObject(f, "token_stride", token);
 	cJSON_AddNumberToObject(f, "unit_stride", k->unit_bytes);
-	cJSON_AddNumberToObject(f, "unit_bytes", k->unit_bytes);
+	cJSON_AddNumberToObject(f, "unit_bytes", bytes);
 	cJSON_AddNumberToObject(f, "first_unit", k->first_unit);
 	cJSON_AddNumberToObject(f, "units", k->units);
 	cJSON_AddNumberToObject(f, "total_units", k->total_units);
@@ -554,7 +554,22 @@ static void add_aux(cJSON *views, const struct cache *k)
 	cJSON_AddItemToArray(cJSON_AddArrayToObject(view, "layers"), layer);
 	cJSON_AddNumberToObject(layer, "layer", 0);
 	add_field(cJSON_AddArrayToObject(layer, "fields"), &aux, "bytes",
-		  2 * k->layers * field_bytes(k));
+		  2 * k->layers * field_bytes(k), aux.unit_bytes);
+}
+
+/* K and V of a layer. */
+static void add_fields(cJSON *fields, const struct cache *k, unsigned int layer)
+{
+	const unsigned int bytes = k->scaled ? k->unit_bytes / 2 : k->unit_bytes;
+
+	for (unsigned int i = 0; i < 2; i++) {
+		uint64_t offset = (2 * layer + i) * field_bytes(k);
+
+		add_field(fields, k, i ? "v" : "k", offset, bytes);
+		if (k->scaled)
+			add_field(fields, k, i ? "v_scale" : "k_scale", offset + bytes,
+				  4);
+	}
 }
 
 static cJSON *layout_of(const struct cache *k, unsigned int rank)
@@ -577,13 +592,11 @@ static cJSON *layout_of(const struct cache *k, unsigned int rank)
 	}
 	layers = cJSON_AddArrayToObject(view, "layers");
 	for (unsigned int l = 0; l < k->layers; l++) {
-		cJSON *layer = cJSON_CreateObject(), *fields;
+		cJSON *layer = cJSON_CreateObject();
 
 		cJSON_AddItemToArray(layers, layer);
 		cJSON_AddNumberToObject(layer, "layer", l);
-		fields = cJSON_AddArrayToObject(layer, "fields");
-		add_field(fields, k, "k", 2 * l * field_bytes(k));
-		add_field(fields, k, "v", (2 * l + 1) * field_bytes(k));
+		add_fields(cJSON_AddArrayToObject(layer, "fields"), k, l);
 	}
 	if (k->aux_slots)
 		add_aux(views, k);

@@ -51,6 +51,9 @@ struct cache {
 	unsigned int layers, pages, page_tokens, units, first_unit, total_units;
 	unsigned int unit_bytes, aux_slots, aux_bytes;
 	unsigned int shard_size, shard_rank, shard_run; /* of "kv"; 0: all tokens */
+	/* k and v have half of their units; behind them is a field of 4 bytes, k_scale
+	 * and v_scale */
+	bool scaled;
 };
 /* 16 pages of 4 tokens, all heads. */
 extern const struct cache cluster_geometry;

@@ -47,7 +47,7 @@ class Model:
     """KV of `tokens` tokens for each layer, in float, and how scores are made."""
 
     def __init__(self, tokens, heads=4, kv_heads=1, dqk=96, dv=64, kind="mla", seed=1,
-                 format="bf16", kv_type="bf16"):
+                 format="bf16", kv_type="bf16", scaled=False):
         rng = np.random.default_rng(seed)
         self.kind, self.heads, self.kv_heads, self.dqk, self.dv = kind, heads, kv_heads, dqk, dv
         self.tokens, self.scale, self.format = tokens, dqk ** -0.5, format
@@ -55,38 +55,54 @@ class Model:
         rounded = {"bf16": bf16, "fp8_e4m3": fp8}[kv_type]
         self.kv_type = kv_type
         self.k_bits, self.k = rounded(rng.standard_normal((LAYERS, tokens, kv_heads, dqk)))
-        if kind == "mla":
-            self.v_bits, self.v = None, self.k[..., :dv]
-        else:
+        if kind == "gqa":
             self.v_bits, self.v = rounded(rng.standard_normal((LAYERS, tokens, kv_heads, dv)))
+        self.scaled, self.k_scale, self.v_scale = scaled, None, None
+        if scaled:
+            self.k_scale, self.v_scale = (
+                rng.uniform(0.2, 1.2, (2, LAYERS, tokens, kv_heads, 1))
+                * rng.choice([-1, 1, 1], (2, 1, tokens, kv_heads, 1))).astype(np.float32)
+            self.k = self.k * self.k_scale
+            self.v = self.v * self.v_scale if kind == "gqa" else None
+        if kind == "mla":
+            self.v_bits, self.v, self.v_scale = None, self.k[..., :dv], None
 
     def rank(self, begin, end):
         """A tensor-parallel rank of it, with these KV heads and their query heads."""
         one, heads = copy.copy(self), self.heads // self.kv_heads
         one.first, one.kv_heads, one.heads = begin, end - begin, heads * (end - begin)
-        for name in ("k", "k_bits", "v", "v_bits"):
+        for name in ("k", "k_bits", "k_scale", "v", "v_bits", "v_scale"):
             if getattr(self, name) is not None:
                 setattr(one, name, getattr(self, name)[:, :, begin:end])
         return one
 
+    def parts(self):
+        """Lists of (field, bytes of each layer, token and head, format) that lie behind each
+        other: K and V apart, or in each head as vLLM has them with their scales."""
+        every = [(name, np.ascontiguousarray(values).view(np.uint8), format)
+                 for name, values, format in (
+                     ("kv" if self.kind == "mla" else "k", self.k_bits, self.format),
+                     ("k_scale", self.k_scale, "float32"), ("v", self.v_bits, self.format),
+                     ("v_scale", self.v_scale, "float32")) if values is not None]
+        return [every] if self.scaled else [[one] for one in every]
+
     def layout(self, pages):
-        kinds = [("kv" if self.kind == "mla" else "k", self.dqk)]
-        if self.kind == "gqa":
-            kinds.append(("v", self.dv))
-        size = self.k_bits.itemsize
-        lay = {"buffers": [LAYERS * sum(pages * T * self.kv_heads * d * size for _, d in kinds)]}
         at, layers = 0, []
         for layer in range(LAYERS):
             fields = []
-            for name, dims in kinds:
-                token = self.kv_heads * dims * size
-                fields.append({"name": name, "buffer": 0, "offset": at, "page_stride": T * token,
-                               "token_stride": token, "unit_stride": dims * size,
-                               "unit_bytes": dims * size, "first_unit": self.first,
-                               "units": self.kv_heads, "total_units": self.total,
-                               "format": self.format})
+            for parts in self.parts():
+                unit = sum(values.shape[3] for _, values, _ in parts)
+                token, first = self.kv_heads * unit, at
+                for name, values, format in parts:
+                    fields.append({"name": name, "buffer": 0, "offset": first,
+                                   "page_stride": T * token, "token_stride": token,
+                                   "unit_stride": unit, "unit_bytes": values.shape[3],
+                                   "first_unit": self.first, "units": self.kv_heads,
+                                   "total_units": self.total, "format": format})
+                    first += values.shape[3]
                 at += pages * T * token
             layers.append({"layer": layer, "fields": fields})
+        lay = {"buffers": [at]}
         lay["views"] = {"kv": {"page_tokens": T, "pages": pages, "layers": layers}}
         return lay
 
@@ -117,32 +133,33 @@ class Engine:
                                 [client.register(memory := kvd.Memory(lay["buffers"][0]))])
         self.memory = memory
         self.space = space_of(client, self.pool, model="m", scheme="test", tokens=T)
-        self.attend = client.attend(
+        mla = model.kind == "mla"
+        self.attend = client.attend(**{**dict(
             rows=rows, seats=seats, heads=model.heads, kv_heads=model.kv_heads,
             first_head=model.first, dqk=model.dqk,
             dv=model.dv, kind=model.kind, q_type="bf16", kv_type=model.kv_type, scale=model.scale,
-            key="kv" if model.kind == "mla" else "k",
-            value=None if model.kind == "mla" else "v", **more)
+            key="kv" if mla else "k", value=None if mla else "v",
+            key_scale="k_scale" if model.scaled else None,
+            value_scale="v_scale" if model.scaled and not mla else None), **more})
 
     def fill(self, flat):
-        """The model's KV, in an array of its values."""
-        at, model = 0, self.model
+        """The model's KV, in an array of its bytes."""
+        at, parts = 0, self.model.parts()
         for layer in range(LAYERS):
-            for bits in (model.k_bits, model.v_bits):
-                if bits is not None:
-                    values = bits[layer].reshape(-1)
-                    flat[at:at + values.size] = values
-                    at += values.size
+            for some in parts:
+                values = np.concatenate([values[layer] for _, values, _ in some], 2).reshape(-1)
+                flat[at:at + values.size] = values
+                at += values.size
 
     def put(self, ids, first=0):
         """Chunks of the model's tokens from number `first` on."""
-        self.fill(self.memory.array(dtype=self.model.k_bits.dtype))
+        self.fill(self.memory.array())
         pages = list(range(first, first + len(ids)))
         self.space.put(ids, {"kv": kvd.View(pages, tokens=(0, len(ids) * T))}).wait(timeout=60)
 
     def put_at(self, ids, first):
         """The same, at their position in the prompt."""
-        self.fill(self.memory.array(dtype=self.model.k_bits.dtype))
+        self.fill(self.memory.array())
         pages = list(range(first, first + len(ids)))
         self.space.put(ids, {"kv": kvd.View(pages, first_token=first * T)}, first).wait(timeout=60)
 
@@ -183,7 +200,9 @@ def daemons(count, holder=ATTENDS, own=ATTENDS, more="", kind=Daemon):
 
 GQA = {"kind": "gqa", "kv_heads": 2, "dqk": 64, "dv": 64}
 SHAPES = {"mla": {}, "gqa": GQA,
-          "gqa of fp8": {**GQA, "kv_type": "fp8_e4m3", "format": "float8_e4m3fn"}}
+          "gqa of fp8": {**GQA, "kv_type": "fp8_e4m3", "format": "float8_e4m3fn"},
+          "gqa of scaled fp8": {**GQA, "kv_type": "fp8_e4m3", "scaled": True, "format": ""},
+          "mla of scaled fp8": {"kv_type": "fp8_e4m3", "format": "fp8_e4m3", "scaled": True}}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -268,8 +287,9 @@ RANKS = {"1 from 2": ([(0, 4)], [(0, 2), (2, 4)]), "1 from 1 and 3": ([(0, 4)], 
 @pytest.mark.parametrize("way", ["here", "shm", "tcp"])
 @pytest.mark.parametrize("ranks", RANKS)
 def test_ranks_attend_to_parts_of_other_ranks(ranks, way):
-    """Eight query heads share four KV heads. Nothing is fetched."""
-    model = Model(8 * T, kind="gqa", heads=8, kv_heads=4, dqk=64, dv=64)
+    """Eight query heads share four KV heads. Nothing is fetched. By tcp, of fp8 with scales."""
+    kind = SHAPES["gqa of scaled fp8"] if way == "tcp" else GQA
+    model = Model(8 * T, **{**kind, "heads": 8, "kv_heads": 4})
     ids = ids_of(8, ranks.encode())
     askers, holders = RANKS[ranks]
     more = "" if way == "here" else "[transport]\ntransports = shm %s\nrequire = %s\n" % (
@@ -328,6 +348,77 @@ def test_format_accepts_torch_names():
                     continue
                 engine.attend.wait(0, timeout=30)
                 close(engine.got(0), model.attend(0, q, np.arange(2 * T)))
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_scales_of_tokens_are_checked(far):
+    model = Model(2 * T, **SHAPES["gqa of scaled fp8"])
+    ids = ids_of(2, b"scales")
+    with daemons(1) as (_, client, _, (other,)):
+        Engine(other if far else client, model).put(ids)
+        for names, why in (
+                ({"key_scale": "none"}, "no field 'none'"),
+                ({"value_scale": "v"}, "field v: a head of a token has 64 bytes, but 1 .* 4"),
+                ({"key_scale": "n" * 31, "value_scale": "m" * 31}, "no field 'n{31}'")):
+            here = Engine(client, model, **names)
+            with here.space.hold(ids, remote=10) as hold:
+                here.ask(0, 0, [kvd.Part(hold)])
+                with pytest.raises(kvd.Error, match=why):
+                    here.attend.wait(0, timeout=30)
+        # an engine that has the scale of K alone in o, and none: 1
+        for names in ({"key_scale": None}, {"value_scale": None}):
+            one = copy.copy(model)
+            one.k = model.k / model.k_scale if "key_scale" in names else model.k
+            one.v = model.v / model.v_scale if "value_scale" in names else model.v
+            here = Engine(client, one, **names)
+            with here.space.hold(ids, remote=10) as hold:
+                q = here.ask(0, 1, [kvd.Part(hold)])
+                here.attend.wait(0, timeout=30)
+                close(here.got(0), one.attend(1, q, np.arange(2 * T)))
+        for wrong, why in (
+                ({"kv_type": "bf16"}, "key_scale, value_scale: need the kv_type fp8_e4m3"),
+                ({"kind": "mla", "kv_heads": 1}, "value_scale: mla has key_scale alone"),
+                ({"key_scale": "n" * 32}, "key_scale")):
+            with pytest.raises(kvd.Error, match=why):
+                Engine(client, model, **wrong)
+        for scale in (1, b"k_scale"):
+            with pytest.raises(TypeError):
+                Engine(client, model, key_scale=scale)
+
+
+def test_scale_of_another_format_is_refused():
+    model = Model(2 * T, **SHAPES["gqa of scaled fp8"])
+    parts = model.parts
+    model.parts = lambda: [[(name, values, "int32" if name == "k_scale" else format)
+                            for name, values, format in parts()[0]]]
+    ids = ids_of(2, b"int32")
+    with daemons(0) as (_, client, _, _):
+        engine = Engine(client, model)
+        engine.put(ids)
+        with engine.space.hold(ids) as hold:
+            engine.ask(0, 0, [kvd.Part(hold)])
+            with pytest.raises(kvd.Error, match="field k_scale: its format is int32.*fp32"):
+                engine.attend.wait(0, timeout=30)
+
+
+def test_scales_that_are_no_numbers_end_in_their_rows():
+    """As NaNs of K or V do."""
+    model = Model(2 * T, **SHAPES["gqa of scaled fp8"])
+    model.k_scale[0, 5, 1] = np.inf
+    model.v_scale[1, 7, 0] = np.nan
+    ids = ids_of(2, b"nan")
+    with daemons(1) as (_, client, _, (far,)):
+        Engine(far, model).put(ids)
+        here = Engine(client, model)
+        with here.space.hold(ids, remote=10) as hold:
+            for layer, spoilt in ((0, [2, 3, 6, 7]), (1, [0, 1, 4, 5])):
+                q = here.ask(0, layer, [kvd.Part(hold)])
+                here.attend.wait(0, timeout=30)
+                o = here.got(0)[0]
+                rest = np.setdiff1d(np.arange(8), spoilt)
+                want = model.attend(layer, q, np.arange(2 * T))
+                assert np.abs(o[rest] - want[0][rest]).max() < 2e-2
+                assert layer == 0 or np.isnan(o[spoilt]).all()
 
 
 def merged(a, b):
@@ -489,9 +580,10 @@ def published(engine, ids):
     return engine.space.publish(ids, pages).wait(timeout=30)
 
 
-def test_pages_of_an_engine_are_attended_to():
+@pytest.mark.parametrize("shape", SHAPES)
+def test_pages_of_an_engine_are_attended_to(shape):
     """Here or there, where they lie."""
-    model = Model(4 * T)
+    model = Model(4 * T, **SHAPES[shape])
     ids = ids_of(4, b"pages")
     with daemons(1) as (_, client, _, (far,)):
         there, here = Engine(far, model), Engine(client, model)

@@ -38,7 +38,7 @@ class OnDevice(Engine):
         self.array = Array(gpu, lay["buffers"][0], 4096)
         self.pool = client.pool(lay, [client.register(self.array)])
         self.space = space_of(client, self.pool, model="m", scheme="test", tokens=T)
-        self.fill(self.array.memory.view(model.k_bits.dtype))
+        self.fill(self.array.memory)
 
     def publish(self, ids):
         pages = {"kv": kvd.View(list(range(len(ids))), tokens=(0, len(ids) * T))}
@@ -111,6 +111,20 @@ def test_shapes_without_a_kernel_are_refused(gpu):  # noqa: F811
             there.ask(0, 0, [kvd.Part(hold)])
             with pytest.raises(kvd.Error, match="dqk, dv.*use fetch") as refused:
                 there.attend.wait(0, timeout=30)
+            assert refused.value.code == "EREQUIRE"
+
+
+def test_fp8_with_scales_is_refused(gpu):  # noqa: F811
+    model = Model(4 * T, kind="gqa", heads=4, kv_heads=1, dqk=64, dv=64, kv_type="fp8_e4m3",
+                  format="fp8_e4m3", scaled=True)
+    ids = ids_of(4, b"scales")
+    with two() as (_, far, client):
+        OnDevice(gpu, far, model).publish(ids)
+        here = Engine(client, model)
+        with here.space.hold(ids, remote=10) as hold:
+            here.ask(0, 0, [kvd.Part(hold)])
+            with pytest.raises(kvd.Error, match="kv_type.*bf16.*use fetch") as refused:
+                here.attend.wait(0, timeout=30)
             assert refused.value.code == "EREQUIRE"
 
 
