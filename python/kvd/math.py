@@ -44,9 +44,9 @@ def _kind(name, dtype):
     return kind
 
 
-def _array(name, thing, ndim):
+def _array(name, thing, ndim, gaps=False):
     """(owner, address, type, shape, strides in bytes) of an array of `ndim` (a tuple) dimensions
-    whose last one is contiguous."""
+    whose last one is contiguous, or has gaps."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(thing, torch.Tensor):
         if thing.device.type != "cpu":
@@ -67,7 +67,7 @@ def _array(name, thing, ndim):
                                                         " or ".join(map(str, ndim))))
     if 0 in shape:
         strides = (0,) * len(shape)  # numpy and torch have different ones
-    elif shape[-1] > 1 and strides[-1] != size:
+    elif shape[-1] > 1 and strides[-1] != size and not gaps:
         raise ValueError("%s: values are %d bytes apart, not %d" % (name, strides[-1], size))
     if min(strides) < 0:
         raise ValueError("%s: strides %s; none may be negative" % (name, strides))
@@ -79,6 +79,21 @@ def isas():
     return _kvd.math_isas()
 
 
+def _scales(name, thing, kind, shape):
+    """(owner, (address, strides of a page, a token and a head)) of fp8's scales; None: none."""
+    if thing is None:
+        return None, (0, 0, 0, 0)
+    if kind != _TYPES["uint8"]:
+        raise ValueError("%s: kv is not fp8" % name)
+    dtype = str(getattr(thing, "dtype", "float32"))
+    if dtype.rsplit(".", 1)[-1] != "float32":
+        raise ValueError("%s: %s, not float32" % (name, dtype))
+    thing, at, _, have, strides = _array(name, thing, (len(shape),), gaps=True)
+    if have != shape:
+        raise ValueError("%s: its shape %s is not kv's %s" % (name, have, shape))
+    return thing, (at, strides[0], strides[-1], strides[1] if len(shape) == 3 else 0)
+
+
 class Cache:
     """KV of one layer, in place and kept alive. The engine may write to it between calls.
 
@@ -88,15 +103,25 @@ class Cache:
     share a row, all of it is K, and V is its first dv values (DeepSeek: 512 of 576).
 
     bf16, fp16, fp32 or fp8 (e4m3); K and V: multiples of 16 values, at most 1024. In memory
-    dimensions may be in any order but for the last one. Scales of fp8, of a tensor or of a head,
-    are the caller's: multiply q by K's, and o by V's."""
+    dimensions may be in any order but for the last one.
+
+    k_scale, v_scale: of fp8, float32 [pages, heads, tokens of a page] in any memory order, at
+    any distances: K and V of a token and head are multiplied by theirs. MLA: k_scale alone, [pages,
+    tokens of a page], for both. vLLM's fp8_per_token_head has a head's as [K, its scale, V, its
+    scale]. One for all heads of a token is an array expanded over heads. Like K and V, they may
+    have any value: a NaN is a NaN in the rows that attend to the token. Scales of a tensor or of a
+    head are the caller's: multiply q by K's, and o by V's."""
 
     __slots__ = ("mla", "pages", "heads", "page_tokens", "dqk", "dv", "_packed", "_keep",
                  "_places")
 
-    def __init__(self, kv, dv, *, v=None):
+    def __init__(self, kv, dv, *, v=None, k_scale=None, v_scale=None):
         kv, at, kind, shape, strides = _array("kv", kv, (3, 4) if v is None else (4,))
         self.mla = len(shape) == 3
+        if self.mla and v_scale is not None:
+            raise ValueError("v_scale: a latent cache has k_scale alone, for both")
+        scales = [_scales("k_scale", k_scale, kind, shape[:-1])]
+        scales.append(scales[0] if self.mla else _scales("v_scale", v_scale, kind, shape[:-1]))
         if self.mla:
             shape, strides = (shape[0], 1) + shape[1:], (strides[0], 0) + strides[1:]
         self.pages, self.heads, self.page_tokens = (
@@ -112,9 +137,11 @@ class Cache:
                 raise ValueError("v: its type or its shape %s do not fit kv's %s and dv %d"
                                  % (shape_v, shape, dv))
         self._packed = (not self.mla, kind, self.heads, dqk, dv, self.pages, self.page_tokens,
-                        *((a, s[0], s[2], s[1]) for a, s in ((at, strides), (at_v, strides_v))))
-        self._keep = kv, v
-        self._places = [(tensor, address) for tensor, address in ((kv, at), (v, at_v))
+                        *((a, s[0], s[2], s[1]) for a, s in ((at, strides), (at_v, strides_v))),
+                        *(scale[1] for scale in scales))
+        self._keep = kv, v, scales
+        self._places = [(tensor, address) for tensor, address in
+                        ((kv, at), (v, at_v), *((s, place[0]) for s, place in scales))
                         if hasattr(tensor, "data_ptr")]
 
     def _check_place(self):

@@ -15,7 +15,8 @@ class Cache:
     page_tokens: int
     dqk: int
     dv: int
-    def __init__(self, kv: Any, dv: int, *, v: Any = ...) -> None: ...
+    def __init__(self, kv: Any, dv: int, *, v: Any = ..., k_scale: Any = ...,
+                 v_scale: Any = ...) -> None: ...
 
 class Batch:
     tokens: int

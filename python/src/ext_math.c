@@ -10,6 +10,7 @@
 #include <math.h>
 
 #include "daemon/base/err.h"
+#include "daemon/base/mem.h"
 #include "daemon/math/merge.h"
 #include "daemon/math/pick.h"
 #include "python/src/paged.h"
@@ -47,21 +48,25 @@ static bool batch_parse(PyObject *tuple, struct paged *paged)
 	return false;
 }
 
-/* (kind, type, heads, dqk, dv, pages, tokens of a page, K, V), K and V each as address
- * and strides of a page, a token and a head */
+/* (kind, type, heads, dqk, dv, pages, tokens of a page, K, V, K's scales, V's), each of
+ * the last four as address and strides of a page, a token and a head */
 static bool cache_parse(PyObject *tuple, struct paged *paged)
 {
-	unsigned long long pages, at[2][4];
+	unsigned long long pages, at[4][4];
+	struct attend_field *const fields[] = {&paged->k, &paged->v, &paged->k_scale,
+					       &paged->v_scale};
 	struct attend_shape *shape = &paged->shape;
 
-	if (!PyArg_ParseTuple(tuple, "bbHHHKI(KKKK)(KKKK)", &shape->kind, &shape->kv_type,
-			      &shape->kv_heads, &shape->dqk, &shape->dv, &pages,
-			      &paged->page_tokens, &at[0][0], &at[0][1], &at[0][2],
-			      &at[0][3], &at[1][0], &at[1][1], &at[1][2], &at[1][3]))
+	if (!PyArg_ParseTuple(tuple, "bbHHHKI(KKKK)(KKKK)(KKKK)(KKKK)", &shape->kind,
+			      &shape->kv_type, &shape->kv_heads, &shape->dqk, &shape->dv,
+			      &pages, &paged->page_tokens, &at[0][0], &at[0][1],
+			      &at[0][2], &at[0][3], &at[1][0], &at[1][1], &at[1][2],
+			      &at[1][3], &at[2][0], &at[2][1], &at[2][2], &at[2][3],
+			      &at[3][0], &at[3][1], &at[3][2], &at[3][3]))
 		return false;
 	paged->pages = pages;
-	for (int i = 0; i < 2; i++)
-		*(i ? &paged->v : &paged->k) = (struct attend_field){
+	for (size_t i = 0; i < ARRAY_LEN(fields); i++)
+		*fields[i] = (struct attend_field){
 			.base = (const uint8_t *)(uintptr_t)at[i][0],
 			.page_stride = at[i][1],
 			.token_stride = at[i][2],

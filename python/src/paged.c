@@ -82,7 +82,7 @@ struct lane {
 
 /* Does the last byte of a field have an address? */
 static bool field_fits(const struct paged *paged, const struct attend_field *field,
-		       uint32_t values)
+		       uint64_t bytes)
 {
 	const uint64_t count[3] = {paged->pages, paged->page_tokens,
 				   paged->shape.kv_heads};
@@ -95,13 +95,13 @@ static bool field_fits(const struct paged *paged, const struct attend_field *fie
 		    __builtin_add_overflow(end, part, &end))
 			return false;
 	}
-	part = (uint64_t)values * value_bytes(paged->shape.kv_type);
-	return !__builtin_add_overflow(end, part, &end) && end <= PTRDIFF_MAX;
+	return !__builtin_add_overflow(end, bytes, &end) && end <= PTRDIFF_MAX;
 }
 
 static int cache_check(const struct paged *paged)
 {
 	const struct attend_shape *shape = &paged->shape;
+	const uint64_t value = value_bytes(shape->kv_type);
 	const char *why = attend_shape_fault(shape);
 
 	if (why)
@@ -111,8 +111,11 @@ static int cache_check(const struct paged *paged)
 				 ATTEND_ROWS_MAX);
 	if (!paged->pages || !paged->page_tokens)
 		return err_raise(ERR_INVAL, "cache: no tokens");
-	if (!field_fits(paged, &paged->k, shape->dqk) ||
-	    (shape->kind == ATTEND_GQA && !field_fits(paged, &paged->v, shape->dv)))
+	if (!field_fits(paged, &paged->k, shape->dqk * value) ||
+	    (shape->kind == ATTEND_GQA &&
+	     !field_fits(paged, &paged->v, shape->dv * value)) ||
+	    !field_fits(paged, &paged->k_scale, sizeof(float)) ||
+	    !field_fits(paged, &paged->v_scale, sizeof(float)))
 		return err_raise(ERR_INVAL, "cache: ends behind the last address");
 	return 0;
 }
@@ -366,6 +369,8 @@ int paged_run(const struct paged *paged)
 	struct run run = {.paged = paged,
 			  .kv = {.k = paged->k,
 				 .v = paged->v,
+				 .k_scale = paged->k_scale,
+				 .v_scale = paged->v_scale,
 				 .pages = paged->table,
 				 .page_tokens = paged->page_tokens,
 				 .tokens = paged->table_count * paged->page_tokens}};

@@ -17,8 +17,9 @@
 
 struct paged {
 	struct attend_shape shape;
-	struct attend_field k, v; /* MLA: v is not read */
-	uint64_t pages;		  /* of the cache */
+	struct attend_field k, v;	      /* MLA: v is not read */
+	struct attend_field k_scale, v_scale; /* as in attend_kv */
+	uint64_t pages;			      /* of the cache */
 	uint32_t page_tokens;
 	const uint8_t *q;  /* of shape.q_type; the heads of a query token: adjacent */
 	uint64_t q_stride; /* bytes from query token to query token */

@@ -51,7 +51,7 @@ class Case:
     """Requests (query tokens, tokens with these) whose pages are scattered over a cache."""
 
     def __init__(self, requests, *, mla=False, kind=np.float32, q_kind=None, heads=8, kv_heads=4,
-                 dqk=64, dv=32, page_tokens=16, ends=None, spare=1, seed=1):
+                 dqk=64, dv=32, page_tokens=16, ends=None, spare=1, seed=1, scaled=False):
         self.rng = rng = np.random.default_rng(seed)
         self.mla, self.heads, self.dqk, self.dv = mla, heads, dqk, dv
         self.kv_heads, self.page_tokens = 1 if mla else kv_heads, page_tokens
@@ -61,10 +61,18 @@ class Case:
         values = dqk if mla else dqk + dv
         self.kv = np.full((sum(counts) + 3, self.kv_heads, page_tokens, values), NAN[kind], kind)
         self.tables = np.split(pages, np.cumsum(counts)[:-1])
+        self.scales = [np.full(self.kv.shape[:3], np.nan if scaled else 1, np.float32)
+                       for _ in range(2)]  # of K and V
+        self.scaled = scaled
         for (_, length), table in zip(requests, self.tables):
             at = np.arange(length)
             self.kv[table[at // page_tokens], :, at % page_tokens] = narrow(
                 rng.standard_normal((length, self.kv_heads, values)), kind)
+            for scales in self.scales if scaled else ():
+                scales[table[at // page_tokens], :, at % page_tokens] = rng.uniform(
+                    0.2, 1.2, (length, self.kv_heads)) * rng.choice([-1, 1, 1], (length, 1))
+        if mla:
+            self.scales[1] = self.scales[0]
         queries = [n for n, _ in requests]
         self.q = narrow(rng.standard_normal((sum(queries), heads, dqk)), q_kind or kind)
         lengths = [length for _, length in requests]
@@ -76,7 +84,11 @@ class Case:
         self.scale, self.softcap = dqk ** -0.5, 0.0
 
     def cache_of(self, kv):
-        return Cache(kv[:, 0] if self.mla else kv, self.dv)
+        if not self.scaled:
+            return Cache(kv[:, 0] if self.mla else kv, self.dv)
+        k, v = self.scales
+        return Cache(kv[:, 0], self.dv, k_scale=k[:, 0]) if self.mla else \
+            Cache(kv, self.dv, k_scale=k, v_scale=v)
 
     def run(self, cache=None, **how):
         return attend(self.q, cache or self.cache, self.batch, scale=self.scale,
@@ -91,11 +103,15 @@ class Case:
         for t, (q, end, request) in enumerate(zip(wide(self.q), self.ends, owner)):
             if not end:
                 continue
-            rows = wide(self.kv[self.tables[request]]).swapaxes(0, 1).reshape(
-                self.kv_heads, -1, self.kv.shape[3])[:, :end]
-            rows = np.repeat(rows, self.heads // self.kv_heads, 0)
-            k = rows[:, :, :self.dqk]
-            v = rows[:, :, :self.dv] if self.mla else rows[:, :, self.dqk:]
+            def rows(array):
+                array = wide(array[self.tables[request]]).swapaxes(0, 1).reshape(
+                    self.kv_heads, -1, array.shape[3])[:, :end]
+                return np.repeat(array, self.heads // self.kv_heads, 0)
+
+            kv = rows(self.kv)
+            k_scale, v_scale = (rows(scales[..., None]) for scales in self.scales)
+            k = kv[:, :, :self.dqk] * k_scale
+            v = (kv[:, :, :self.dv] if self.mla else kv[:, :, self.dqk:]) * v_scale
             score = np.float64(np.float32(self.scale)) * np.einsum("hd,htd->ht", q, k)
             if self.softcap:
                 score = self.softcap * np.tanh(score / self.softcap)
@@ -193,6 +209,75 @@ def test_softcap_and_scale(isa):
     case = Case([(20, 60), (1, 90)])
     case.softcap, case.scale = 1.5, -0.3
     case.judge(case.run(isa=here(isa)))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_fp8_with_a_scale_for_each_token(shape, isa):
+    case = Case(RAGGED[:7], kind=np.uint8, q_kind=np.uint16, scaled=True, **SHAPES[shape])
+    case.judge(case.run(isa=here(isa)))
+
+
+def test_scales_anywhere_in_memory_change_no_bit():
+    """As vLLM has them behind K and V of a token and head, at odd addresses, and expanded."""
+    case = Case(RAGGED, kind=np.uint8, q_kind=np.uint16, scaled=True)
+    k, v = case.scales
+    k[:] = k[:, :1]
+    o, lse = case.run()
+    packed = np.zeros(k.shape, [("", "u1"), ("k", "u1", case.dqk), ("k_scale", "f4"),
+                                ("v", "u1", case.dv), ("v_scale", "f4")])
+    packed["k"], packed["v"] = np.split(case.kv, [case.dqk], 3)
+    packed["k_scale"], packed["v_scale"] = k, v
+    for cache in (Cache(packed["k"], case.dv, v=packed["v"], k_scale=packed["k_scale"],
+                        v_scale=packed["v_scale"]),
+                  Cache(case.kv, case.dv, k_scale=np.broadcast_to(k[:, :1], k.shape),
+                        v_scale=np.asfortranarray(v))):
+        again = case.run(cache)
+        assert (again[0] == o).all() and (again[1] == lse).all()
+
+
+def test_a_scale_alone_is_of_k_or_of_v():
+    case = Case([(3, 40)], kind=np.uint8, q_kind=np.uint16)
+    o, lse = case.run()
+    two = np.full(case.kv.shape[:3], 2, np.float32)
+    got = case.run(Cache(case.kv, case.dv, v_scale=two))
+    assert (got[0] == 2 * o).all() and (got[1] == lse).all()
+    got = case.run(Cache(case.kv, case.dv, k_scale=two))
+    case.scale *= 2
+    want = case.run()
+    assert (got[0] == want[0]).all() and (got[1] == want[1]).all()
+
+
+def test_any_scale_is_a_number_or_a_nan_of_its_rows():
+    case = Case([(1, 40), (1, 33)], kind=np.uint8, q_kind=np.uint16, scaled=True)
+    o, _ = case.run()
+    for scales in case.scales:
+        for x in (np.nan, np.inf, -np.inf, 0, -1, 3e38):
+            at = case.tables[1][0], 1, 9
+            kept, scales[at] = scales[at], x
+            got = case.run()[0]
+            assert (got[0] == o[0]).all() and (got[1, [0, 1, 4, 5]] == o[1, [0, 1, 4, 5]]).all()
+            assert np.isnan(got[1, 2:4]).all() or not np.isnan(x)
+            scales[at] = kept
+
+
+def test_scales_of_another_shape_or_type_are_refused():
+    case = Case([(1, 40)], kind=np.uint8, q_kind=np.uint16)
+    mla = Case([(1, 40)], mla=True, kind=np.uint8, q_kind=np.uint16)
+    good = np.ones(case.kv.shape[:3], np.float32)
+    for name in ("k_scale", "v_scale"):
+        for scales, why in ((good[1:], "its shape"), (good[:, 0], "2 dimensions, not 3"),
+                            (good.astype(np.float64), "float64, not float32"),
+                            (good.astype(">f4"), ">f4, not float32"),
+                            (good[..., ::-1], "negative")):
+            with pytest.raises(ValueError, match="%s: .*%s" % (name, why)):
+                Cache(case.kv, case.dv, **{name: scales})
+        with pytest.raises(TypeError, match=name):
+            Cache(case.kv, case.dv, **{name: 1.0})
+        with pytest.raises(ValueError, match="%s: kv is not fp8" % name):
+            Cache(case.kv.astype(np.float32), case.dv, **{name: good})
+    with pytest.raises(ValueError, match="v_scale: a latent cache has k_scale alone"):
+        Cache(mla.kv[:, 0], mla.dv, v_scale=np.ones(mla.kv[:, 0].shape[:2], np.float32))
 
 
 def test_large_scores():
