@@ -90,7 +90,7 @@ int ctl_run_all(struct ctl *ctl, const struct ctl_command *command)
 	all = cJSON_CreateObject();
 	r = all_each(ctl, command, names, count, all);
 	if (ctl->json)
-		display_print_json(all, false, stdout);
+		display_print_json(all, stdout);
 	cJSON_Delete(all);
 	ctl_instances_free(names, count);
 	return r;

@@ -30,24 +30,9 @@ size_t display_width(const char *text)
 	return n;
 }
 
-size_t display_cut(const char *text, size_t columns)
+void display_print_json(const cJSON *json, FILE *out)
 {
-	const char *at = text;
-
-	for (; *at; at++) {
-		if (((unsigned char)*at & 0xc0) == 0x80)
-			continue;
-		if (!columns--)
-			break;
-	}
-	return (size_t)(at - text);
-}
-
-void display_print_json(const cJSON *json, bool one_line, FILE *out)
-{
-	char *text = !json	? NULL
-		     : one_line ? cJSON_PrintUnformatted(json)
-				: cJSON_Print(json);
+	char *text = json ? cJSON_Print(json) : NULL;
 
 	for (const unsigned char *b = (unsigned char *)text; b && *b; b++) {
 		if (*b == 0x7f)

@@ -7,7 +7,6 @@
 #define KVD_CTL_DISPLAY_H
 
 #include <cjson/cJSON.h>
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 
@@ -17,10 +16,7 @@ void display_sanitize(char *text);
 void display_sanitize_json(cJSON *json);
 /* Width of the text in columns; continuation bytes count as none. */
 size_t display_width(const char *text);
-/* Number of bytes in its first `columns` columns. */
-size_t display_cut(const char *text, size_t columns);
-/* Prints JSON and a newline, on one line or indented. Escapes DEL and C1, which cJSON
- * does not. */
-void display_print_json(const cJSON *json, bool one_line, FILE *out);
+/* Prints JSON and a newline. Escapes DEL and C1, which cJSON does not. */
+void display_print_json(const cJSON *json, FILE *out);
 
 #endif

@@ -177,7 +177,7 @@ int ctl_run_doctor(struct ctl *ctl)
 
 		cJSON_AddStringToObject(json, "result", results[d.worst]);
 		cJSON_AddItemToObject(json, "checks", d.lines);
-		display_print_json(json, false, stdout);
+		display_print_json(json, stdout);
 		cJSON_Delete(json);
 	}
 	cJSON_Delete(d.health);

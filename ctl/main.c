@@ -84,15 +84,13 @@ const struct ctl_command ctl_commands[] = {
 	 1, 1, "rtj", ctl_run_trace},
 	{"peers", "", "list peer daemons", "", 0, 0, "a", ctl_run_peers},
 	{"top", "", "show rooms, peers and rates, updated periodically",
-	 "--json           print frames as JSON, one per line\n"
 	 "--interval TIME  interval between frames (default 1s); rates are averages\n"
 	 "                 over it\n"
-	 "--count N        stop after N frames\n"
-	 "--limit N        at most N rooms (default 1000)\n\n"
+	 "--count N        stop after N frames\n\n"
 	 "On a terminal each frame replaces the one before it. Rooms in progress are\n"
-	 "shown oldest first. p50, p99 and FAIL/min cover the last minute (less after\n"
-	 "start). Rooms require root, the daemon's user or admin_uids.",
-	 0, 0, "clI", ctl_run_top},
+	 "shown oldest first, at most 1000; they require root, the daemon's user or\n"
+	 "admin_uids.",
+	 0, 0, "cI", ctl_run_top},
 	{"doctor", "", "diagnose the daemon and its host",
 	 "--peer ENDPOINT  check that the daemon can connect to ENDPOINT; at most 32\n"
 	 "--stuck TIME     report rooms that have been waiting for TIME (default 30s)\n"
@@ -562,7 +560,7 @@ void ctl_print_json(const cJSON *reply)
 
 	cJSON_DeleteItemFromObjectCaseSensitive(copy, "id");
 	cJSON_DeleteItemFromObjectCaseSensitive(copy, "ok");
-	display_print_json(copy, false, stdout);
+	display_print_json(copy, stdout);
 	cJSON_Delete(copy);
 }
 

@@ -95,36 +95,13 @@ void table_free(struct table *table)
 	mem_free(table);
 }
 
-void table_fit(struct table *table, unsigned int column, size_t columns)
-{
-	size_t all, least;
-
-	if (!table || table->failed)
-		return;
-	all = 2 * (table->columns - 1);
-	least = display_width(table->cells[column]);
-	for (unsigned int i = 0; i < table->columns; i++)
-		all += table->widths[i];
-	if (all <= columns)
-		return;
-	all -= columns;
-	table->widths[column] =
-		table->widths[column] > least + all ? table->widths[column] - all : least;
-}
-
-/* Prints a cell, truncated to the column's width. */
 static void cell_print(const char *cell, size_t width, bool right, bool last, FILE *out)
 {
-	size_t taken = display_width(cell);
-	bool cut = taken > width;
-	int pad = (int)(cut ? 0 : width - taken);
+	int pad = (int)(width - display_width(cell));
 
 	if (right)
 		fprintf(out, "%*s", pad, "");
-	if (cut)
-		fprintf(out, "%.*s…", (int)display_cut(cell, width - 1), cell);
-	else
-		fputs(cell, out);
+	fputs(cell, out);
 	if (!last)
 		fprintf(out, "%*s", right ? 2 : pad + 2, "");
 	else

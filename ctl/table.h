@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* table: columns of text, as wide as their widest cell. Only the column given to
- * table_fit() is ever truncated: a truncated number would be misread. */
+/* table: columns of text, as wide as their widest cell. */
 #ifndef KVD_CTL_TABLE_H
 #define KVD_CTL_TABLE_H
 
@@ -16,8 +15,6 @@ void table_free(struct table *table);
 void table_cell(struct table *table, const char *text);
 void table_cellf(struct table *table, const char *fmt, ...)
 	__attribute__((format(printf, 2, 3)));
-/* Narrows this column, at least to its heading, until a line fits into `columns`. */
-void table_fit(struct table *table, unsigned int column, size_t columns);
 /* Prints headings and rows; control characters print as '?'. 0, or -ENOMEM if the table
  * or a cell could not be allocated. */
 int table_print(const struct table *table, FILE *out);

@@ -13,9 +13,4 @@ $(B)/unit/ctl_main.o: $(B)/ctl/main.o
 	@mkdir -p $(@D)
 	$(Q)$(OBJCOPY) --redefine-sym main=ctl_main $< $@
 
-$(B)/unit/test_top_view: $(B)/tests/unit/test_top_view.o $(CTL_LIB) $(TESTLIB_OBJ) $(CORE)
-	@mkdir -p $(@D)
-	$(SAY) LD $@
-	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie $^ -o $@ -lcmocka $(LIBS)
-
 $(B)/ctl/completion.o: $(wildcard ctl/completion.*.in)

@@ -1,7 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""kvd-ctl top: frames for programs, and for people, on a terminal in place."""
-import json
+"""kvd-ctl top: frames, on a terminal in place."""
 import os
 import re
 import signal
@@ -54,9 +53,8 @@ def top(daemon, *args, **kw):
 
 def frames_show_rates_between_samples():
     with Pair() as p:
-        proc = subprocess.Popen(
-            [CTL, "--socket", p.b.socket_path, "--json", "top", "--count", "8"] + FAST,
-            stdout=subprocess.PIPE, text=True)
+        proc = subprocess.Popen([CTL, "--socket", p.b.socket_path, "top", "--count", "8"] + FAST,
+                                stdout=subprocess.PIPE, text=True)
         told = []
         reader = threading.Thread(target=lambda: told.append(proc.communicate(
             timeout=DEADLINE_S)[0]))
@@ -64,23 +62,14 @@ def frames_show_rates_between_samples():
         while reader.is_alive():
             p.push()
         reader.join()
-        frames = [json.loads(line) for line in told[0].splitlines()]
-        assert proc.returncode == 0 and len(frames) == 8, told
+        heads = re.findall(r"^d0 .* ok (\S+)/s +failed 0/s +in (\S+) .*out 0 B/s +cpu [1-9]",
+                           told[0], re.M)
+        peers = re.findall(r"^\S*p0 +up +\S+ +\d+ us +(\S+) \w*B/s +0 B/s ", told[0], re.M)
         # this process may have stood still in any one of them
-        last = max(frames, key=lambda f: (f["room_p50_ms"] is not None) * f["ok_per_s"])
-        assert last["name"] == "d0" and last["state"] == "serving", last
-        assert last["ok_per_s"] > 0 and last["failed_per_s"] == 0, last
-        assert last["in_bytes_per_s"] > 0 and last["out_bytes_per_s"] == 0, last
-        assert last["room_p50_ms"] > 0 and last["room_p99_ms"] >= last["room_p50_ms"], last
-        assert last["cpus"] > 0 and last["resident_bytes"] > 1 << 20, last
-        peer, room = last["peers"][0], last["rooms"][0]
-        assert peer["name"].endswith(".p0") and peer["state"] == "up", peer
-        assert peer["in_bytes_per_s"] > 0 and peer["rooms"] >= 1, peer
-        assert room["room"] == "5000" and "p0" in room["waits_for"]["what"], room
-        assert "co\x9b31mde\u202e" in room["engine"] and room["bytes_per_s"] == 0, room
-        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", told[0]), "it reaches a terminal"
-        ages = [r["age_ms"] for r in last["rooms"]]
-        assert ages == sorted(ages, reverse=True), ages
+        assert proc.returncode == 0 and told[0].count("WAITS FOR") == 8, told
+        assert any(float(ok) > 0 and float(moved) > 0 for ok, moved in heads), told
+        assert any(float(moved) > 0 for moved in peers), told
+        assert re.search("^5000 +recv +waiting_for_input .*an engine of peer", told[0], re.M), told
 
 
 def tables_without_a_terminal_are_whole():
@@ -88,10 +77,10 @@ def tables_without_a_terminal_are_whole():
         done = subprocess.run([CTL, "--socket", p.b.socket_path, "top", "--count", "2"] +
                               FAST, capture_output=True, text=True, timeout=DEADLINE_S)
         assert done.returncode == 0, done
-        assert len(re.findall("NAME +STATE +VIA", done.stdout)) == 2 and "5000" in done.stdout, done
+        assert len(re.findall("NAME +STATE +TRANSPORT", done.stdout)) == 2 and "5000" in done.stdout, done
         assert "\x1b" not in done.stdout and "\u202e" not in done.stdout, done.stdout
         for wrong in (["top", "--interval", "soon"], ["top", "--interval", "1ms"],
-                      ["top", "-b"], ["status", "--count", "1"]):
+                      ["--json", "top"], ["status", "--count", "1"]):
             done = subprocess.run([CTL, "--socket", p.b.socket_path] + wrong,
                                   capture_output=True, text=True, stdin=subprocess.DEVNULL,
                                   timeout=DEADLINE_S)
@@ -131,10 +120,6 @@ def rows_beyond_the_screen_are_counted():
             listed = [line for line in shown if re.match(r"(50|60)\d\d +send", line)]
             more = [int(line.split()[1]) for line in shown if line.startswith("\u2026")]
             assert len(listed) + sum(more) == 31 and len(shown) <= 20, shown
-        done = subprocess.run([CTL, "--socket", p.a.socket_path, "top", "--count", "1",
-                               "--limit", "3"] + FAST, capture_output=True, text=True,
-                              timeout=DEADLINE_S)
-        assert done.stdout.count(" send ") == 3 and "and more (--limit N)" in done.stdout, done
 
 
 def lost_daemon_is_reported_and_reconnected():

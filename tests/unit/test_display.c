@@ -58,37 +58,13 @@ static void json_is_escaped_not_changed(void **state)
 	cJSON *json = cJSON_Parse("[\"\\u001b \\u007f \302\233 ü\"]"), *again;
 
 	(void)state;
-	display_print_json(json, true, out);
+	display_print_json(json, out);
 	fclose(out);
 	assert_string_equal(text, "[\"\\u001b \\u007f \\u009b ü\"]\n");
 	again = cJSON_Parse(text);
 	assert_string_equal(again->child->valuestring, json->child->valuestring);
 	cJSON_Delete(again);
 	cJSON_Delete(json);
-	free(text);
-}
-
-static void table_fitted_shortens_one_column(void **state)
-{
-	char *text = NULL;
-	size_t len;
-	FILE *out = open_memstream(&text, &len);
-	struct table *table;
-
-	(void)state;
-	table = table_new("A WORDS >N");
-	assert_non_null(table);
-	table_cell(table, "1");
-	table_cell(table, "grüße an alle");
-	table_cell(table, "12");
-	table_fit(table, 1, 14);
-	assert_int_equal(table_print(table, out), 0);
-	table_fit(table, 1, 3); /* not below its head */
-	assert_int_equal(table_print(table, out), 0);
-	fclose(out);
-	assert_string_equal(text, "A  WORDS     N\n1  grüße …  12\n"
-				  "A  WORDS   N\n1  grüß…  12\n");
-	table_free(table);
 	free(text);
 }
 
@@ -99,7 +75,6 @@ static void table_without_memory_is_empty(void **state)
 	assert_null(table_new("A >N"));
 	mem_fail_at(0);
 	table_cell(NULL, "1");
-	table_fit(NULL, 0, 10);
 	assert_true(table_print(NULL, stdout) < 0);
 	table_free(NULL);
 }
@@ -131,7 +106,6 @@ int main(void)
 		cmocka_unit_test(text_with_control_characters_is_sanitized),
 		cmocka_unit_test(reply_is_sanitized_at_any_depth),
 		cmocka_unit_test(json_is_escaped_not_changed),
-		cmocka_unit_test(table_fitted_shortens_one_column),
 		cmocka_unit_test(table_without_memory_is_empty),
 		cmocka_unit_test(amounts_are_written_for_people),
 	};
