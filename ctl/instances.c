@@ -88,16 +88,12 @@ void ctl_instance_look(const char *socket, struct ctl_seen *seen)
 	kvd_close(client);
 }
 
-static void ls_row(struct table *table, const struct ctl_seen *seen)
+static void ls_row(struct table *table, const cJSON *instance)
 {
-	table_cell(table, seen->name);
-	table_cell(table, seen->state);
-	table_cellf(table, seen->pid ? "%d" : "-", seen->pid);
-	table_cell(table, seen->version);
-	table_cell(table, seen->endpoint);
+	ctl_cells(table, instance, "name state pid daemon endpoint");
 }
 
-static void ls_json(cJSON *list, const struct ctl_seen *seen)
+static void ls_add(cJSON *list, const struct ctl_seen *seen)
 {
 	cJSON *json = cJSON_CreateObject();
 
@@ -114,7 +110,6 @@ static int ls_print(struct ctl *ctl, struct dirent **names, int count)
 {
 	cJSON *reply = cJSON_CreateObject(),
 	      *list = cJSON_AddArrayToObject(reply, "instances");
-	struct table *table = table_new("NAME STATE >PID VERSION ENDPOINT");
 	char path[512];
 	int r = CTL_OK;
 
@@ -124,15 +119,12 @@ static int ls_print(struct ctl *ctl, struct dirent **names, int count)
 		snprintf(path, sizeof(path), "%s/%s", ctl_run_dir(), names[i]->d_name);
 		names[i]->d_name[strlen(names[i]->d_name) - 5] = '\0';
 		ctl_instance_look(path, &seen);
-		ls_row(table, &seen);
-		ls_json(list, &seen);
+		ls_add(list, &seen);
 	}
-	if (ctl->json) {
+	if (ctl->json)
 		ctl_print_json(reply);
-		table_free(table);
-	} else {
-		r = ctl_print_table(table);
-	}
+	else
+		r = ctl_print_list(list, "NAME STATE >PID VERSION ENDPOINT", ls_row);
 	cJSON_Delete(reply);
 	return r;
 }

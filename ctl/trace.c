@@ -394,15 +394,16 @@ static int party_of(const struct trace *t, unsigned int a, unsigned int b)
 	return most == 0 ? 0 : -1;
 }
 
+/* The first chunk of a kind of step is as good a bound of the clocks as any other. */
 static const struct trace_step *step_find(const struct trace *t, unsigned int lane,
-					  const char *what, int party, uint64_t seq)
+					  const char *what, int party)
 {
 	const struct trace_step *found = NULL;
 
 	for (size_t i = 0; i < t->step_count; i++) {
 		const struct trace_step *step = &t->steps[i];
 
-		if (step->lane == lane && step->party == party && step->seq == seq &&
+		if (step->lane == lane && step->party == party && step->seq == 0 &&
 		    strcmp(step->what, what) == 0 &&
 		    (!found || step->at_ns < found->at_ns))
 			found = step;
@@ -428,9 +429,8 @@ static void bound_by(const struct trace *t, unsigned int from, unsigned int to, 
 	int there = party_of(t, from, to), here = party_of(t, to, from);
 
 	for (size_t p = 0; p < ARRAY_LEN(pairs) && there >= 0 && here >= 0; p++) {
-		/* the first chunk is as good a bound as any other */
-		const struct trace_step *sent = step_find(t, from, pairs[p][0], there, 0);
-		const struct trace_step *got = step_find(t, to, pairs[p][1], here, 0);
+		const struct trace_step *sent = step_find(t, from, pairs[p][0], there);
+		const struct trace_step *got = step_find(t, to, pairs[p][1], here);
 		int64_t d = sent && got ? sent->at_ns - got->at_ns : 0;
 
 		if (!sent || !got)
