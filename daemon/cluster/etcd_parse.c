@@ -175,7 +175,6 @@ static bool message_read(const cJSON *root, struct etcd_message *m)
 			return false;
 	if (!member_number(fault, "code", &m->error_code) ||
 	    !member_number(fault, "grpc_code", &m->error_code) ||
-	    !member_number(header, "cluster_id", &m->cluster_id) ||
 	    !member_number(header, "revision", &m->revision) ||
 	    !member_number(top, "ID", &m->lease) || !member_number(top, "TTL", &m->ttl) ||
 	    !member_number(top, "compact_revision", &m->compact_revision) ||

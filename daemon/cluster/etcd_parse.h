@@ -23,7 +23,7 @@
 
 /* One reply, or one message of a stream. Absent members are 0, false or "". */
 struct etcd_message {
-	uint64_t cluster_id, revision;
+	uint64_t revision;
 	uint64_t lease, ttl;
 	int64_t watch_id;
 	uint64_t compact_revision;

@@ -439,12 +439,8 @@ int cover_make(const struct cover_source *sources, size_t source_count,
 	r = work_init(&w, sources, source_count);
 	if (r == 0)
 		r = cover_views(&w, views, view_count);
-	if (r == 0) {
-		for (size_t i = 0; i < source_count; i++)
-			if (w.cover->per_source[i].count > 0)
-				w.cover->contributions++;
+	if (r == 0)
 		*cover_p = mem_steal(w.cover);
-	}
 	work_fini(&w);
 	return r < 0 ? err_pass(r) : 0;
 }

@@ -27,7 +27,6 @@ struct cover {
 		size_t count;
 	} * per_source;
 	size_t source_count;
-	uint32_t contributions; /* sources that send any bytes */
 };
 
 /*

@@ -31,7 +31,6 @@ bool pack_few_rows(const struct plan *plan, bool is_src, uint64_t begin, uint64_
 /* ---- ucx ---- */
 /* A row of this size or more is sent in place. */
 #define PACK_DIRECT_MIN (16u << 10)
-#define PACK_SLICE_BYTES (512u << 10) /* as it is preset */
 /* Rows of a slice that are moved in place where libucp moves bytes by the CPU (tcp);
  * with an adapter it is one. */
 #define PACK_SLICE_ROWS 32u

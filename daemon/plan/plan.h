@@ -41,8 +41,7 @@ struct plan {
 	size_t run_count;
 	uint64_t rows;	     /* sum of the runs' counts */
 	uint64_t bytes;	     /* sum of len * count */
-	uint64_t row_min;    /* shortest row, bytes; 0 without rows */
-	uint64_t row_median; /* by row count */
+	uint64_t row_median; /* bytes, by row count; 0 without rows */
 	uint64_t serial;     /* unique number of this object in this process */
 	uint64_t digest;     /* over runs in order; equal plans, equal digests */
 	/* The end of the rows in each buffer, 0: no rows; so bounds are checked per

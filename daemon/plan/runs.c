@@ -264,7 +264,6 @@ static void lengths_apply(struct plan *plan, struct length *lengths, size_t n)
 	qsort(lengths, n, sizeof(*lengths), length_compare);
 	while (seen + lengths[i].rows <= (plan->rows - 1) / 2)
 		seen += lengths[i++].rows;
-	plan->row_min = lengths[0].len;
 	plan->row_median = lengths[i].len;
 }
 

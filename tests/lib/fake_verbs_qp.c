@@ -481,15 +481,6 @@ static int modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
 	return 0;
 }
 
-static int query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask,
-		    struct ibv_qp_init_attr *init)
-{
-	(void)mask;
-	*attr = (struct ibv_qp_attr){.qp_state = qp->state};
-	*init = (struct ibv_qp_init_attr){.cap = ((struct fake_qp *)qp)->cap};
-	return 0;
-}
-
 /* ---- what requests do ---- */
 
 static bool sges_allowed(const struct fake_qp *qp, const struct fake_wr *at, int access)
@@ -807,7 +798,6 @@ void fake_qp_begin(void)
 	lib->make_qp = make_qp;
 	lib->free_qp = free_qp;
 	lib->modify_qp = modify_qp;
-	lib->query_qp = query_qp;
 	lib->post_send = post_send;
 	lib->post_recv = post_recv;
 	lib->poll_cq = poll_cq;

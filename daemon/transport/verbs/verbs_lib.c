@@ -101,7 +101,6 @@ static const struct library_function ibverbs[] = {
 	{"ibv_create_qp", &loaded.make_qp, false},
 	{"ibv_destroy_qp", &loaded.free_qp, false},
 	{"ibv_modify_qp", &loaded.modify_qp, false},
-	{"ibv_query_qp", &loaded.query_qp, false},
 };
 
 static const struct library_function rdmacm[] = {
