@@ -188,6 +188,7 @@ int peer_create(struct peers *peers, const char *endpoint, struct peer_impl **im
 	list_init(&impl->by_instance);
 	list_init(&impl->waits);
 	list_init(&impl->reaped);
+	list_init(&impl->dials);
 	peer_name_init(&impl->named, impl, impl->peer.endpoint);
 	peer_name_init(&impl->said, impl, impl->cur.endpoint);
 	peer_name_put(&impl->named);
@@ -240,25 +241,26 @@ struct peer_impl *peer_find_endpoint(struct peers *peers, const char *endpoint)
 	return NULL;
 }
 
-/* Dial in a turn of its own, of which a new connection takes half; or soon if it has just
- * failed. */
+/* Dial, or soon if it has just failed. */
 static void start_dial(struct peer_impl *impl)
 {
 	struct peers *peers = impl->peers;
 	uint64_t soon_ns = peers->options.hello_retry_ns;
 	uint64_t now_ns = loop_now_ns(peers->loop);
 
-	if (peers->self != impl && sm_state(&impl->peer.sm) == PEER_DOWN) {
+	if (peers->self == impl) {
+		loop_defer(peers->loop, &impl->later);
+		return;
+	}
+	if (sm_state(&impl->peer.sm) == PEER_DOWN) {
 		if (!loop_timer_running(&impl->tick) ||
 		    impl->tick.at_ns > now_ns + soon_ns)
 			peer_tick_in(impl, soon_ns);
 		return;
 	}
-	loop_defer(peers->loop, &impl->later);
-	if (peers->self == impl)
-		return;
 	if (!impl->next.live)
 		peering_begin(impl);
+	peer_dial_later(impl);
 	loop_timer_start(&impl->tick, soon_ns);
 }
 
@@ -448,7 +450,6 @@ void peer_release(struct peer *peer)
 	if (--peer->holds || sm_state(&peer->sm) == PEER_UP)
 		return; /* the tick ends it when it stays idle */
 	impl->dialled = false;
-	loop_defer_cancel(&impl->later);
 	if (!impl->next.heard) {
 		peering_end(&impl->next);
 		peer_hang_up(impl);
@@ -512,6 +513,7 @@ int peers_new(const struct peers_args *args, struct peers **peers_p)
 	list_init(&peers->past);
 	list_init(&peers->waiting);
 	list_init(&peers->reaped);
+	list_init(&peers->dials);
 	for (unsigned int i = 0; i < PEER_BUCKETS; i++) {
 		list_init(&peers->epochs[i]);
 		list_init(&peers->nonces[i]);
@@ -522,6 +524,7 @@ int peers_new(const struct peers_args *args, struct peers **peers_p)
 		peers->refusals[i].line_owner.kind = LINE_REFUSAL;
 	loop_timer_init(&peers->refusal_timer, peers->loop, peer_on_refusal_timer);
 	loop_work_init(&peers->reap, peers->loop, reap_step, NULL);
+	loop_work_init(&peers->dial, peers->loop, peer_dial_step, NULL);
 	peers->frame = mem_alloc(peers->options.message_bytes);
 	if (peers->frame) /* touched now, not in a turn of the loop */
 		memset(peers->frame, 1, peers->options.message_bytes);
@@ -621,6 +624,7 @@ void peers_free(struct peers *peers)
 	peer_past_free(peers);
 	peer_refusals_close(peers);
 	loop_work_stop(&peers->reap);
+	loop_work_stop(&peers->dial);
 	idmap_fini(&peers->users);
 	idmap_fini(&peers->sessions);
 	if (peers->link->owner == peers) {

@@ -373,7 +373,7 @@ static void begin_answer(struct peer_impl *impl, const struct wire_header *h,
 		unauthenticated_make_room(peers, user);
 	if (!impl->next.live)
 		peering_begin(impl);
-	if (hear(peers, &impl->next, h, m, user) < 0 || peer_open_line(impl) < 0) {
+	if (hear(peers, &impl->next, h, m, user) < 0) {
 		err_take(&why);
 		peer_refuse(peers, h, m->endpoint, user, why.code, why.text);
 		if (!impl->dialled) /* if dialled, our own HELLO is still valid */
@@ -384,6 +384,7 @@ static void begin_answer(struct peer_impl *impl, const struct wire_header *h,
 	impl->next.answer_due = true;
 	impl->next.answer_nonce = m->nonce;
 	peer_answer(impl, &impl->next);
+	peer_dial_later(impl);
 	if (!loop_timer_running(&impl->tick))
 		peer_tick_in(impl, peers->options.accept_ttl_ns);
 }

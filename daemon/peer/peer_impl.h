@@ -107,6 +107,7 @@ struct peer_impl {
 	struct list by_instance; /* in peers.instances, while UP */
 	struct list waits;	 /* in peers.waiting: unauthenticated, and next is live */
 	struct list reaped;	 /* in peers.reaped: possibly unused */
+	struct list dials;	 /* in peers.dials: its line is opened, its HELLO sent */
 
 	/* HELLO, PING or redial; liveness */
 	struct loop_timer tick;
@@ -204,6 +205,8 @@ struct peers {
 	struct loop_timer refusal_timer;
 	struct list reaped; /* struct peer_impl.reaped */
 	struct loop_work reap;
+	struct list dials; /* struct peer_impl.dials */
+	struct loop_work dial;
 	bool closing;
 };
 
@@ -246,8 +249,11 @@ void peer_past_add(const struct peer_impl *impl);
 void peer_past_free(struct peers *peers);
 
 /* ---- peer_life.c (up, down, the timer) ---- */
-int peer_open_line(struct peer_impl *impl); /* idempotent */
-void peer_hang_up(struct peer_impl *impl);  /* idempotent */
+/* In a turn of its own, of which a new connection takes half: open its line, unless it
+ * has one, and send the HELLO or WELCOME that is due. */
+void peer_dial_later(struct peer_impl *impl);
+bool peer_dial_step(struct loop_work *work);
+void peer_hang_up(struct peer_impl *impl); /* idempotent; nor is it dialled later */
 void peer_tick_in(struct peer_impl *impl, uint64_t after_ns);
 /* Not UP (any more): redial, wait for the other side, or free it. */
 void peer_plan_next(struct peer_impl *impl);

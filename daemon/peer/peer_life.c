@@ -90,9 +90,10 @@ void peer_hang_up(struct peer_impl *impl)
 		impl->peers->link->ops->hangup(impl->line);
 	impl->line = NULL;
 	impl->line_once = impl->line_up = false;
+	list_remove(&impl->dials);
 }
 
-int peer_open_line(struct peer_impl *impl)
+static int open_line(struct peer_impl *impl)
 {
 	struct link *link = impl->peers->link;
 	bool once = impl->unauthenticated && link->ops->dial_once;
@@ -113,6 +114,40 @@ int peer_open_line(struct peer_impl *impl)
 	impl->line_once = once;
 	impl->line_ns = now_ns;
 	return 0;
+}
+
+void peer_dial_later(struct peer_impl *impl)
+{
+	if (list_empty(&impl->dials))
+		list_push_back(&impl->peers->dials, &impl->dials);
+	loop_work_defer(&impl->peers->dial);
+}
+
+static void dial(struct peer_impl *impl)
+{
+	bool up = sm_state(&impl->peer.sm) == PEER_UP;
+	struct err why;
+
+	if (!up && !impl->next.live)
+		return;
+	if (open_line(impl) < 0) {
+		err_take(&why);
+		peer_attempt_failed(impl, &why); /* if UP, the liveness check decides */
+		return;
+	}
+	peer_answer(impl, &impl->next);
+	if (impl->dialled && !up)
+		peer_hello_send(impl);
+}
+
+bool peer_dial_step(struct loop_work *work)
+{
+	struct peers *peers = container_of(work, struct peers, dial);
+	struct list *first = list_pop_front(&peers->dials);
+
+	if (first)
+		dial(list_entry(first, struct peer_impl, dials));
+	return !list_empty(&peers->dials);
 }
 
 /* ---- up and down ---- */
@@ -532,21 +567,6 @@ static void say_why_not(struct peer_impl *impl)
 		note_why_not(impl, ERR_PEER, "cannot be reached");
 }
 
-/* False: the attempt has failed. */
-static bool dial(struct peer_impl *impl)
-{
-	struct err why;
-
-	if (peer_open_line(impl) < 0) {
-		err_take(&why);
-		peer_attempt_failed(impl, &why);
-		return false;
-	}
-	peer_answer(impl, &impl->next);
-	peer_hello_send(impl);
-	return true;
-}
-
 static void tick_dial(struct peer_impl *impl)
 {
 	if (impl->peer.self) {
@@ -560,8 +580,8 @@ static void tick_dial(struct peer_impl *impl)
 	if (!impl->next.live)
 		peering_begin(impl);
 	peer_respell(impl);
-	if (dial(impl))
-		peer_tick_in(impl, next_retry(impl));
+	peer_dial_later(impl);
+	peer_tick_in(impl, next_retry(impl));
 }
 
 void peer_on_tick(struct loop_timer *timer)
@@ -643,8 +663,7 @@ void peer_on_diagnosis(void *owner, void *line_owner, const struct err *why, boo
 			return;
 		/* opened for an unauthenticated peer, which has proven itself since */
 		peer_hang_up(impl);
-		if (peer_open_line(impl) < 0)
-			err_clear(); /* the liveness check decides */
+		peer_dial_later(impl);
 		return;
 	}
 	impl->line_why = *why;
@@ -689,9 +708,6 @@ void peer_on_later(struct loop_defer *defer)
 		}
 		err_take(&why);
 		peer_attempt_failed(impl, &why);
-	} else if (sm_state(&impl->peer.sm) == PEER_DIALING && impl->dialled &&
-		   impl->next.live) {
-		(void)dial(impl);
 	}
 }
 

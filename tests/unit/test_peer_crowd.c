@@ -19,6 +19,7 @@
 #include "tests/lib/peernet.h"
 
 #define CROWD 10000u
+#define DIALLED 100u
 /* In one bucket: ten on average, so this many occur once in 10^25 runs. */
 #define BUCKET_MAX 64u
 
@@ -144,7 +145,6 @@ static unsigned int lines_open(void)
 /* As one room with many sources does; some of them are released before their turn. */
 static void peers_of_a_crowd_are_dialled_one_a_turn_when_time_is_short(void **state)
 {
-	enum { DIALLED = 100 };
 	unsigned int before = 0, most = 0, turns = 0;
 
 	(void)state;
@@ -168,6 +168,73 @@ static void peers_of_a_crowd_are_dialled_one_a_turn_when_time_is_short(void **st
 		peer_release(crowd[i]);
 	peernet_run(LOOP_NS_PER_S);
 	assert_int_equal(net.n[0].peers->count, 0);
+}
+
+struct timed_dial {
+	struct loop_timer timer;
+	struct loop_defer other;
+	unsigned int turns_left; /* of the crowd's dials, when `other` ran */
+};
+
+static void on_time_to_dial(struct loop_timer *timer)
+{
+	struct timed_dial *d = container_of(timer, struct timed_dial, timer);
+	char text[LINK_ENDPOINT_MAX];
+
+	for (unsigned int i = 0; i < DIALLED; i++) {
+		crowd_endpoint(i, text);
+		assert_int_equal(peers_dial(net.n[0].peers, text, NULL, &crowd[i]), 0);
+	}
+	loop_defer(net.loop, &d->other);
+}
+
+static void on_other_call(struct loop_defer *defer)
+{
+	container_of(defer, struct timed_dial, other)->turns_left =
+		DIALLED - lines_open();
+}
+
+static unsigned int lines_of_node(void)
+{
+	struct peer *peer;
+	unsigned int n = 0;
+
+	list_foreach(peer, &net.n[0].peers->all, link)
+		n += impl_of(peer)->line != NULL;
+	return n;
+}
+
+/* HELLOs arrive while a crowd is dialled: they are answered by lines, too. Other deferred
+ * calls do not wait for the crowd. */
+static void lines_are_opened_one_a_turn_whoever_dials(void **state)
+{
+	unsigned int before, most = 0, turns = 0;
+	struct timed_dial d;
+
+	(void)state;
+	for (unsigned int i = 1; i < PEERNET_NODES; i++)
+		peernet_start(i);
+	loop_timer_init(&d.timer, net.loop, on_time_to_dial);
+	loop_defer_init(&d.other, on_other_call);
+	loop_virtual_parts(net.loop, 1);
+	for (unsigned int i = 1; i < PEERNET_NODES; i++)
+		peernet_dial(i, 0);
+	/* connected after two, the first HELLO is here after three */
+	loop_timer_start(&d.timer, 3 * PEERNET_DELAY_NS);
+	while (net.n[0].ups < PEERNET_NODES - 1 || lines_open() < DIALLED) {
+		before = lines_of_node();
+		loop_turn(net.loop, LOOP_NS_PER_MS);
+		before = lines_of_node() - before;
+		most = before > most ? before : most;
+		assert_true(++turns < 10 * DIALLED);
+	}
+	assert_int_equal(most, 1);
+	assert_in_range(d.turns_left, DIALLED - 2, DIALLED);
+	loop_virtual_parts(net.loop, 0);
+	for (unsigned int i = 0; i < DIALLED; i++)
+		peer_release(crowd[i]);
+	peernet_run(LOOP_NS_PER_S);
+	assert_int_equal(peers_in(net.n[0].peers, PEER_UP), PEERNET_NODES - 1);
 }
 
 /* All are released at once. */
@@ -251,6 +318,7 @@ int main(void)
 		TEST(peers_of_a_crowd_are_found_without_a_walk),
 		TEST(shares_of_a_crowd_are_returned),
 		TEST(peers_of_a_crowd_are_dialled_one_a_turn_when_time_is_short),
+		TEST(lines_are_opened_one_a_turn_whoever_dials),
 		TEST(peers_of_a_crowd_leave_one_a_turn_when_time_is_short),
 		TEST(peers_of_a_crowd_are_lost_one_a_turn_when_time_is_short),
 #undef TEST
