@@ -107,8 +107,8 @@ int link_keyring_reload(struct link_keyring *ring, const char *allow_file, bool 
 
 /* In addition to the advertised address, daemons of this host may dial the bound one,
  * and loopback if that is included. */
-void link_keyring_show(struct link_keyring *ring, const struct link_endpoint *told,
-		       const struct link_endpoint *bound)
+static void keyring_show(struct link_keyring *ring, const struct link_endpoint *told,
+			 const struct link_endpoint *bound)
 {
 	bool any =
 		strcmp(bound->host, "0.0.0.0") == 0 || strcmp(bound->host, "[::]") == 0;
@@ -292,5 +292,37 @@ int link_endpoint_recheck(struct link_keyring *ring, const struct link_endpoint 
 		return err_raise(ERR_AUTH,
 				 "its line in curve_allow_file no longer lists %s",
 				 e->plain);
+	return 0;
+}
+
+int link_keyring_endpoint(struct link_keyring *ring, const struct config *config,
+			  const char *bound, char endpoint[LINK_ENDPOINT_MAX])
+{
+	const char *told = *config->advertise ? config->advertise : bound, *colon, *port;
+	struct link_endpoint e, at;
+	int n, r = link_endpoint_parse(bound, &at);
+
+	if (r < 0)
+		return err_pass(r);
+	colon = strrchr(told, ':');
+	port = colon ? colon + 1 : "";
+	if (strcmp(port, "0") == 0 || strcmp(port, "*") == 0)
+		port = at.port;
+	n = snprintf(endpoint, LINK_ENDPOINT_MAX, "%.*s%s",
+		     colon ? (int)(colon + 1 - told) : 0, told, port);
+	r = n < LINK_ENDPOINT_MAX ? link_endpoint_parse(endpoint, &e) : -1;
+	if (r == 0) /* as canonical spells it */
+		n = snprintf(endpoint, LINK_ENDPOINT_MAX, "%s%s%s", e.plain,
+			     ring->curve ? "#" : "", ring->keys.public_key);
+	if (r < 0 || e.key || n >= LINK_ENDPOINT_MAX)
+		return err_raise(ERR_CONFIG, "advertise = %s: must be tcp://HOST:PORT",
+				 told);
+	if (strcmp(e.host, "0.0.0.0") == 0 || strcmp(e.host, "[::]") == 0)
+		return err_raise(ERR_CONFIG,
+				 "listen = %s: peers cannot connect to this address; "
+				 "set advertise",
+				 config->listen);
+	if (ring->curve)
+		keyring_show(ring, &e, &at);
 	return 0;
 }

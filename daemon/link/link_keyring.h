@@ -40,10 +40,10 @@ void link_keyring_close(struct link_keyring *ring);
 /* Reload the allow file; without `apply` the changes are only reported. */
 int link_keyring_reload(struct link_keyring *ring, const char *allow_file, bool apply,
 			struct curve_changes *changes_p);
-/* This daemon listens at `bound` and advertises `told`: publishes its line for the
- * daemons of this user and host. */
-void link_keyring_show(struct link_keyring *ring, const struct link_endpoint *told,
-		       const struct link_endpoint *bound);
+/* The endpoint for peers of a daemon that listens at `bound`: that, or `advertise`, with
+ * port and key. Publishes its line for the daemons of this user and host. ERR_CONFIG. */
+int link_keyring_endpoint(struct link_keyring *ring, const struct config *config,
+			  const char *bound, char endpoint[LINK_ENDPOINT_MAX]);
 /* As curve_zap_args.who; `owner` is the keyring. Keys that are not listed are marked. */
 bool link_keyring_who(void *owner, const char *key, char name[LINK_USER_MAX],
 		      const char **mark_p);

@@ -61,7 +61,7 @@
 #include "daemon/link/link_name.h"
 #include "daemon/link/link_refused.h"
 #include "daemon/link/link_diag.h"
-#include "daemon/loop/loop.h"
+#include "daemon/loop/work.h"
 
 #define BUDGET_FRAMES 256u
 #define BUDGET_BYTES (4u << 20)
@@ -85,6 +85,8 @@ struct link_zmq {
 	struct loop_fd fd;
 	struct loop_prepare prepare;
 	struct list lines;
+	struct list queried, found; /* lines without a key; those to look it up for */
+	struct loop_work look;
 	struct link_zmq_stats stats;
 	bool reloaded; /* live connections may have been admitted by an older list */
 	struct link_keyring ring;
@@ -111,6 +113,7 @@ struct link_line {
 	struct link_name *name; /* NULL: dialled by number */
 	struct link_diag *diag; /* until it has connected */
 	char *queried; /* endpoint whose key the directory is queried for; NULL: none */
+	struct list waits;		 /* in zmq->queried or ->found */
 	char address[LINK_ENDPOINT_MAX]; /* of a name: the current address; "" none yet */
 };
 
@@ -356,6 +359,7 @@ static void line_free(struct link_line *line, int linger_ms)
 	set_int(line->socket, ZMQ_LINGER, linger_ms);
 	zmq_close(line->socket);
 	list_remove(&line->link);
+	list_remove(&line->waits);
 	mem_free(line->queried);
 	mem_free(line);
 }
@@ -482,6 +486,7 @@ static int line_look(struct link_line *line)
 	if (r)
 		return err_pass(r);
 	text = mem_steal(line->queried);
+	list_remove(&line->waits);
 	link_name_free(mem_steal(line->name));
 	link_diag_free(mem_steal(line->diag));
 	link_monitor_free(mem_steal(line->monitor));
@@ -490,6 +495,20 @@ static int line_look(struct link_line *line)
 	if (r < 0)
 		loop_defer(line->zmq->loop, &line->ended); /* the owner dials again */
 	return err_pass(r);
+}
+
+/* One line: to connect it takes some 60 us. */
+static bool look_step(struct loop_work *work)
+{
+	struct link_zmq *zmq = container_of(work, struct link_zmq, look);
+	struct list *first = list_pop_front(&zmq->found);
+
+	if (!first)
+		return false;
+	list_push_back(&zmq->queried, first);
+	if (line_look(list_entry(first, struct link_line, waits)) < 0)
+		err_clear(); /* reported by its next check, or its end */
+	return !list_empty(&zmq->found);
 }
 
 static int line_open(struct link *link, const char *endpoint, void *owner, bool once,
@@ -527,6 +546,7 @@ static int line_open(struct link *link, const char *endpoint, void *owner, bool 
 	line->once = once;
 	loop_defer_init(&line->ended, on_line_ended);
 	list_init(&line->link);
+	list_init(&line->waits);
 	r = socket_open(zmq, &limits, &line->socket);
 	if (r == 0)
 		r = line_connect(line, &e);
@@ -537,6 +557,8 @@ static int line_open(struct link *link, const char *endpoint, void *owner, bool 
 		return err_pass(r);
 	}
 	list_push_back(&zmq->lines, &line->link);
+	if (line->queried)
+		list_push_back(&zmq->queried, &line->waits);
 	*line_p = line;
 	return 0;
 }
@@ -613,6 +635,7 @@ static void zmq_link_free(struct link *link)
 	zmq = container_of(link, struct link_zmq, link);
 	list_foreach_safe(line, &zmq->lines, link)
 		line_free(line, LINGER_MS);
+	loop_work_stop(&zmq->look);
 	loop_prepare_remove(&zmq->prepare);
 	link_door_free(zmq->door);
 	loop_fd_stop(&zmq->fd);
@@ -727,44 +750,6 @@ static int curve_serve(struct link_zmq *zmq)
 	return raise_zmq("CURVE keys of the listening socket");
 }
 
-/* The endpoint for peers: `advertise`, or the bound address; with port and key. */
-static int endpoint_settle(struct link_zmq *zmq, const struct config *config)
-{
-	char text[LINK_ENDPOINT_MAX];
-	size_t size = sizeof(text);
-	const char *told = *config->advertise ? config->advertise : text, *colon, *port;
-	struct link_endpoint e, bound;
-	int n, r;
-
-	if (zmq_getsockopt(zmq->router, ZMQ_LAST_ENDPOINT, text, &size) != 0)
-		return raise_zmq("the listening socket's address");
-	r = link_endpoint_parse(text, &bound);
-	if (r < 0)
-		return err_pass(r);
-	colon = strrchr(told, ':');
-	port = colon ? colon + 1 : "";
-	if (strcmp(port, "0") == 0 || strcmp(port, "*") == 0)
-		port = bound.port;
-	n = snprintf(zmq->link.endpoint, sizeof(zmq->link.endpoint), "%.*s%s",
-		     colon ? (int)(colon + 1 - told) : 0, told, port);
-	r = n < LINK_ENDPOINT_MAX ? link_endpoint_parse(zmq->link.endpoint, &e) : -1;
-	if (r == 0) /* as canonical spells it */
-		n = snprintf(zmq->link.endpoint, sizeof(zmq->link.endpoint), "%s%s%s",
-			     e.plain, zmq->ring.curve ? "#" : "",
-			     zmq->ring.keys.public_key);
-	if (r < 0 || e.key || n >= LINK_ENDPOINT_MAX)
-		return err_raise(ERR_CONFIG, "advertise = %s: must be tcp://HOST:PORT",
-				 told);
-	if (strcmp(e.host, "0.0.0.0") == 0 || strcmp(e.host, "[::]") == 0)
-		return err_raise(ERR_CONFIG,
-				 "listen = %s: peers cannot connect to this address; "
-				 "set advertise",
-				 config->listen);
-	if (zmq->ring.curve)
-		link_keyring_show(&zmq->ring, &e, &bound);
-	return 0;
-}
-
 /* The socket of a killed predecessor outlives its lock for a moment: the kernel closes
  * one descriptor after the other. */
 static int bind_patiently(void *socket, const char *endpoint)
@@ -803,6 +788,8 @@ static int router_open(struct link_zmq *zmq, const struct config *config)
 		.receive_frames = QUEUE_FRAMES,
 		.receive_bytes = (int64_t)config->peer_message_bytes};
 	const char *colon = strrchr(config->listen, ':');
+	char bound[LINK_ENDPOINT_MAX];
+	size_t size = sizeof(bound);
 	int r;
 
 	/* libzmq truncates a port modulo 65536 */
@@ -824,7 +811,9 @@ static int router_open(struct link_zmq *zmq, const struct config *config)
 					 ? ERR_IO
 					 : ERR_CONFIG,
 				 "listen = %s: %s", config->listen, zmq_strerror(errno));
-	r = endpoint_settle(zmq, config);
+	if (zmq_getsockopt(zmq->router, ZMQ_LAST_ENDPOINT, bound, &size) != 0)
+		return raise_zmq("the listening socket's address");
+	r = link_keyring_endpoint(&zmq->ring, config, bound, zmq->link.endpoint);
 	if (r == 0)
 		r = watch_socket(zmq, zmq->router, &zmq->fd, on_router_ready);
 	return err_pass(r);
@@ -841,6 +830,9 @@ int link_zmq_new(struct loop *loop, const struct config *config, struct link **l
 	zmq->loop = loop;
 	zmq->ring.own = zmq->link.endpoint;
 	list_init(&zmq->lines);
+	list_init(&zmq->queried);
+	list_init(&zmq->found);
+	loop_work_init(&zmq->look, loop, look_step, NULL);
 	zmq->prepare.on_prepare = link_zmq_on_prepare;
 	list_init(&zmq->prepare.link);
 	r = context_open(zmq, config);
@@ -872,14 +864,10 @@ void link_zmq_look(struct link *link)
 {
 	struct link_zmq *zmq = container_of(link, struct link_zmq, link);
 
-	struct link_line *line;
-
 	if (zmq->zap)
 		curve_zap_look(zmq->zap);
-	list_foreach(line, &zmq->lines, link) {
-		if (line->queried && line_look(line) < 0)
-			err_clear(); /* reported by its next check, or its end */
-	}
+	list_append(&zmq->found, &zmq->queried);
+	loop_work_start(&zmq->look);
 }
 
 int link_zmq_reload(struct link *link, const char *allow_file, bool apply,

@@ -3,6 +3,7 @@
  * links with both, without a hand-made file. */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -387,6 +388,76 @@ static void link_of_other_directory_is_not_same_user(void **state)
 	a.link->ops->hangup(line);
 }
 
+/* ---- keys that the directory knows later ---- */
+
+static unsigned int looked_up;
+static bool known;
+
+/* It takes a turn's time. */
+static bool vouch_knows(void *owner, const char *key)
+{
+	(void)owner;
+	(void)key;
+	if (known)
+		poll(NULL, 0, 1);
+	looked_up += known;
+	return known;
+}
+
+static bool vouch_ask(void *owner, const char *key)
+{
+	(void)owner;
+	(void)key;
+	return true;
+}
+
+/* The directory has the keys of many daemons at once; a line ends before its turn. */
+static void lines_whose_keys_arrive_connect_one_a_turn(void **state)
+{
+	static const struct link_vouch vouch = {.knows = vouch_knows, .ask = vouch_ask};
+	struct link_line *lines[8];
+	char endpoint[LINK_ENDPOINT_MAX], public_key[41], secret[41];
+	unsigned int before, most = 0;
+
+	(void)state;
+	known = false;
+	looked_up = 0;
+	zmqnet_allow(false);
+	zmqnet_use_curve(&a, 0);
+	zmqnet_listen(&a);
+	zmqnet_allow(true);
+	zmqnet_use_curve(&b, 1);
+	zmqnet_listen(&b);
+	link_zmq_vouch(a.link, &vouch);
+	for (unsigned int i = 0; i < ARRAY_LEN(lines) - 1; i++) {
+		do {
+			zmq_curve_keypair(public_key, secret);
+		} while (*public_key == '#');
+		snprintf(endpoint, sizeof(endpoint), "tcp://127.0.0.1:9#%s", public_key);
+		lines[i] = zmqnet_dial(&a, endpoint);
+	}
+	lines[ARRAY_LEN(lines) - 1] = zmqnet_dial(&a, b.link->endpoint);
+	link_zmq_look(a.link); /* too early */
+	zmqnet_turn(20 * MS);
+	known = true;
+	link_zmq_look(a.link);
+	assert_int_equal(looked_up, 1);
+	a.link->ops->hangup(lines[2]);
+	for (unsigned int turns = 0; a.lines_up == 0; turns++) {
+		assert_true(turns < 20000);
+		before = looked_up;
+		loop_turn(zmqnet_loop, MS);
+		most = looked_up - before > most ? looked_up - before : most;
+	}
+	assert_int_equal(most, 1);
+	assert_int_equal(looked_up, ARRAY_LEN(lines) - 1);
+	link_zmq_look(a.link); /* none is left */
+	assert_int_equal(looked_up, ARRAY_LEN(lines) - 1);
+	for (unsigned int i = 0; i < ARRAY_LEN(lines); i++)
+		if (i != 2)
+			a.link->ops->hangup(lines[i]);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, keydir_setup, keydir_teardown)
@@ -399,7 +470,8 @@ int main(void)
 		TEST(key_of_a_killed_daemon_is_not_found),
 		TEST(links_of_one_user_find_each_other),
 		TEST(link_of_other_directory_is_not_same_user),
+		TEST(lines_whose_keys_arrive_connect_one_a_turn),
 	};
 #undef TEST
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return cmocka_run_group_tests(tests, zmqnet_group_setup, zmqnet_group_teardown);
 }
