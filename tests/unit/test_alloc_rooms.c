@@ -677,6 +677,7 @@ static int64_t blocks(struct world *w)
 
 		assert_int_equal(rooms->early_count, 0);
 		tombs += (int64_t)strmap_count(&rooms->tomb_by_pool) +
+			 !!rooms->tomb_by_pool.map.old +
 			 !!rooms->early_by_key.map.entries +
 			 !!rooms->early_by_key.map.index;
 	}

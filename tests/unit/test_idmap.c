@@ -162,13 +162,15 @@ static void idmap_moved_in_steps_matches_a_model(void **state)
 static void idmap_put_moves_few_entries(void **state)
 {
 	struct idmap map;
-	size_t old_at = 0, pack_from = 0;
+	size_t old_at = 0, pack_from = 0, cap;
 	int cell;
 
 	(void)state;
 	idmap_init(&map);
 	for (uint64_t k = 1; k < 100000; k++) {
+		cap = map.index_cap;
 		assert_int_equal(idmap_put(&map, k, &cell), 0);
+		assert_true(map.index_cap == cap || map.old || map.count <= 513);
 		assert_true(!map.old || map.old_at <= old_at + 8);
 		assert_true(map.pack_from <= pack_from + 8);
 		assert_true(map.used <= 2 * map.count + map.count / 2 + 16);
