@@ -221,7 +221,8 @@ int json_get_object(const cJSON *obj, const char *name, bool required,
 
 /* ---- page lists ---- */
 
-#define PACK_MIN 256u /* shorter ones take no noticeable time on the loop */
+#define MALLOC_BYTES 16u /* overhead of an allocation */
+#define PACK_MIN 256u	 /* shorter ones take no noticeable time on the loop */
 #define PACK_MAX (1u << 20)
 #define FEW_PAGES 32u		/* compared without a bitmap */
 #define BITMAP_PAGES (1u << 26) /* a pool with more of them is searched by its room */
@@ -377,13 +378,14 @@ static void packed_put(cJSON *list, uint32_t *pages, size_t count, size_t entrie
 }
 
 /* Errors of a list are reported by its command. */
-static void pack(cJSON *list)
+/* Lists of so many entries, or more. */
+static void pack(cJSON *list, size_t least)
 {
 	struct page_list l = {.name = "", .page_limit = UINT32_MAX, .max = PACK_MAX};
 	size_t count = 0, entries, repeat = 0;
 	uint32_t *pages = NULL, top = 0;
 
-	if (!cJSON_IsArray(list) || (entries = list_length(list)) < PACK_MIN ||
+	if (!cJSON_IsArray(list) || (entries = list_length(list)) < least ||
 	    entries > PACK_MAX)
 		return;
 	l.runs = cJSON_IsArray(list->child);
@@ -461,19 +463,40 @@ int json_ids(const cJSON *list, const char *name, uint8_t **ids_p, uint32_t *cou
 	return 0;
 }
 
+static void pack_views(const cJSON *tree, size_t least)
+{
+	const cJSON *views = cJSON_GetObjectItemCaseSensitive(tree, "views"), *view;
+
+	if (!cJSON_IsObject(views))
+		return;
+	cJSON_ArrayForEach(view, views)
+		pack(cJSON_GetObjectItemCaseSensitive(view, "pages"), least);
+}
+
 void json_pack_lists(cJSON *tree)
 {
-	cJSON *views = cJSON_GetObjectItemCaseSensitive(tree, "views"), *view, *member;
+	cJSON *remote = cJSON_GetObjectItemCaseSensitive(tree, "remote"), *entry, *member;
 
 	pack_ids(cJSON_GetObjectItemCaseSensitive(tree, "ids"));
 	cJSON_ArrayForEach(member, tree) {
 		if (cJSON_IsArray(member))
 			member->valueint = (int)list_length(member);
 	}
-	if (!cJSON_IsObject(views))
-		return;
-	cJSON_ArrayForEach(view, views)
-		pack(cJSON_GetObjectItemCaseSensitive(view, "pages"));
+	pack_views(tree, PACK_MIN);
+	cJSON_ArrayForEach(entry, remote)
+		pack_views(entry, 1); /* there may be very many short ones */
+}
+
+size_t json_bytes(const cJSON *tree)
+{
+	size_t bytes = sizeof(*tree) + MALLOC_BYTES;
+	const cJSON *it = NULL;
+
+	if (packed_of(tree).pages)
+		return bytes + packed_of(tree).count * sizeof(uint32_t);
+	cJSON_ArrayForEach(it, tree)
+		bytes += json_bytes(it);
+	return bytes;
 }
 
 int json_pages(const cJSON *list, const char *name, uint32_t page_limit, size_t max,

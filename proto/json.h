@@ -63,11 +63,14 @@ int json_pages(const cJSON *list, const char *name, uint32_t page_limit, size_t 
 /* Ids of chunks, JSON_ID_BYTES each, of a list that was read by json_get_array(). */
 enum { JSON_ID_BYTES = 32 };
 int json_ids(const cJSON *list, const char *name, uint8_t **ids_p, uint32_t *count_p);
-/* On a helper thread, for the line of a command: reads long page lists in "views", and
- * "ids", so that json_get_pages() and json_ids() only take them, once; searches the page
- * lists for repeated pages; counts the other lists for json_get_array(). The tree must
- * not change afterwards. */
+/* On a helper thread, for the line of a command: reads long page lists in "views", those
+ * of "remote", and "ids", so that json_get_pages() and json_ids() only take them, once;
+ * searches the page lists for repeated pages; counts the other lists for
+ * json_get_array(). The tree must not change afterwards, except that members are
+ * detached. */
 void json_pack_lists(cJSON *tree);
+/* The memory of a tree. */
+size_t json_bytes(const cJSON *tree);
 /* Refuse members that are not in `names` (NULL-terminated): ERR_INVAL. */
 int json_only(const cJSON *obj, const char *const *names);
 void json_freep(cJSON **json);

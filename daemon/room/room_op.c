@@ -74,7 +74,7 @@ static int source_once(struct strmap *named, const struct source_args *args)
 }
 
 static int add_source(struct room *room, struct strmap *named, const cJSON *item,
-		      const cJSON *theirs, size_t index)
+		      cJSON *theirs, size_t index)
 {
 	struct source_args source = {.endpoint = cJSON_GetStringValue(item),
 				     .rank = ROOM_ANY_RANK};
@@ -91,7 +91,8 @@ static int add_source(struct room *room, struct strmap *named, const cJSON *item
 
 static int add_sources(struct room *room, const struct room_open_args *args)
 {
-	const cJSON *sources = args->sources, *remote = args->remote, *item, *theirs;
+	const cJSON *sources = args->sources, *remote = args->remote, *item;
+	cJSON *theirs;
 	struct strmap named mem_cleanup(strmap_fini) = {0};
 	size_t n = 0;
 	int r;
@@ -105,14 +106,13 @@ static int add_sources(struct room *room, const struct room_open_args *args)
 				 cJSON_GetArraySize(remote), cJSON_GetArraySize(sources));
 	theirs = remote ? remote->child : NULL;
 	cJSON_ArrayForEach(item, sources) { /* at most 1024: SOURCES_MAX */
-		const cJSON *views = cJSON_GetObjectItemCaseSensitive(theirs, "views");
-
-		theirs = theirs ? theirs->next : NULL;
-		if (remote && !cJSON_IsObject(views))
+		if (remote &&
+		    !cJSON_IsObject(cJSON_GetObjectItemCaseSensitive(theirs, "views")))
 			return err_raise(ERR_INVAL, "remote[%zu].views: missing", n);
-		r = add_source(room, &named, item, views, n++);
+		r = add_source(room, &named, item, theirs, n++);
 		if (r < 0)
 			return err_pass(r);
+		theirs = theirs ? theirs->next : NULL;
 	}
 	return 0;
 }

@@ -16,8 +16,8 @@
 #include "daemon/room/room.h"
 #include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
+#include "proto/json.h"
 
-#define MALLOC_BYTES 16u /* overhead of an allocation */
 #define SOURCE_TEXT_MAX 320u
 
 struct room_source {
@@ -33,30 +33,16 @@ struct room_source {
 	size_t bytes; /* charged to the room */
 };
 
-/* A page number of two characters is a node of 64 bytes. */
-static size_t json_nodes(const cJSON *json)
+/* The pages are detached from the command's line: a copy of a long tree takes long. */
+static int source_pages(struct room *room, cJSON *entry, cJSON **views_p, size_t *bytes_p)
 {
-	size_t nodes = 1;
-	const cJSON *it = NULL;
-
-	cJSON_ArrayForEach(it, json)
-		nodes += it->child ? json_nodes(it) : 1;
-	return nodes;
-}
-
-static int source_pages(struct room *room, const cJSON *theirs, cJSON **copy_p,
-			size_t *bytes_p)
-{
-	size_t bytes = json_nodes(theirs) * (sizeof(cJSON) + MALLOC_BYTES);
+	cJSON *views = cJSON_GetObjectItemCaseSensitive(entry, "views");
+	size_t bytes = json_bytes(views);
 	int r = charge_more(&room->charge, bytes);
 
 	if (r < 0)
 		return err_pass(r);
-	*copy_p = cJSON_Duplicate(theirs, true);
-	if (!*copy_p) {
-		charge_less(&room->charge, bytes);
-		return err_raise(ERR_NOMEM, "no memory for remote");
-	}
+	*views_p = cJSON_DetachItemViaPointer(entry, views);
 	*bytes_p = bytes;
 	return 0;
 }
@@ -86,8 +72,7 @@ static uint8_t source_names(const struct party *party)
 
 /* ---- by endpoint ---- */
 
-static int source_at(struct room *room, const struct source_args *args,
-		     const cJSON *theirs)
+static int source_at(struct room *room, const struct source_args *args, cJSON *theirs)
 {
 	struct party *party;
 	int r = source_join(room, args->endpoint, &party);
@@ -209,8 +194,7 @@ static int source_new(struct room *room, const struct source_args *args,
 	return 0;
 }
 
-static int source_named(struct room *room, const struct source_args *args,
-			const cJSON *theirs)
+static int source_named(struct room *room, const struct source_args *args, cJSON *theirs)
 {
 	const struct names *names;
 	struct room_source *source;
@@ -231,8 +215,7 @@ static int source_named(struct room *room, const struct source_args *args,
 	return r < 0 ? err_pass(r) : 0;
 }
 
-int room_source_add(struct room *room, const struct source_args *args,
-		    const cJSON *theirs)
+int room_source_add(struct room *room, const struct source_args *args, cJSON *theirs)
 {
 	if (!args->endpoint == !args->group)
 		return err_raise(ERR_INVAL, "endpoint or group: exactly one is required");

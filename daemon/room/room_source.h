@@ -27,10 +27,10 @@ struct source_args {
 	uint64_t room;
 };
 
-/* `theirs`: pages of a pull's source, NULL: none. It becomes a party, or waits in
- * room->bind.sources. ERR_INVAL: several workers; as names->use(), handshake_reach(). */
-int room_source_add(struct room *room, const struct source_args *args,
-		    const cJSON *theirs);
+/* `theirs`: pull: the source's entry of "remote", of which the views are taken; NULL:
+ * none. It becomes a party, or waits in room->bind.sources. ERR_INVAL: several workers;
+ * as names->use(), handshake_reach(). */
+int room_source_add(struct room *room, const struct source_args *args, cJSON *theirs);
 /* Look up the missing sources. False: some are still missing, or the room has failed. */
 bool room_sources_find(struct room *room);
 void room_sources_free(struct room *room);

@@ -377,6 +377,8 @@ static cJSON *call(struct cluster *c, struct session *session, int fd, const cha
 	if (!args)
 		fail_msg("not JSON: %s", text);
 	hold_line_begin(&hold, session, &args);
+	if (strlen(text) > REQUEST_INLINE_BYTES)
+		json_pack_lists(args);
 	descs_write(args, &fd);
 	if (lack)
 		starve(lack);

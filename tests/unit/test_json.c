@@ -487,6 +487,32 @@ static void pages_packed_are_the_same(void **state)
 	}
 }
 
+/* As of the sources of a pull: many short lists are as long as one. */
+static void pages_of_sources_are_packed(void **state)
+{
+	cJSON *tree =
+		cJSON_Parse("{\"remote\":[{\"views\":{\"kv\":{\"pages\":[[3,2],[9,1]]}}},"
+			    "{\"views\":7},8,{\"views\":{\"kv\":{\"pages\":[5]},"
+			    "\"aux\":9}}]}");
+	const cJSON *kv[2], *remote = cJSON_GetObjectItem(tree, "remote");
+	size_t before = json_bytes(tree), n;
+	uint32_t *pages;
+
+	(void)state;
+	for (int i = 0; i < 2; i++)
+		kv[i] = kv_of(cJSON_GetArrayItem(remote, 3 * i));
+	json_pack_lists(tree);
+	assert_int_equal(before - json_bytes(tree),
+			 7 * (sizeof(cJSON) + 16) - 4 * sizeof(*pages));
+	mem_fail_at(1); /* nothing is copied */
+	assert_int_equal(json_get_pages(kv[0], "pages", 10, 10, &pages, &n), 0);
+	mem_fail_at(0);
+	assert_int_equal(n, 3);
+	assert_memory_equal(pages, ((uint32_t[]){3, 4, 9}), 3 * sizeof(*pages));
+	mem_free(pages);
+	cJSON_Delete(tree);
+}
+
 static void pages_packed_wrong_are_left_for_their_command(void **state)
 {
 	static const char *const last[] = {"-1",	 "\"x\"", "1.5",
@@ -664,6 +690,7 @@ int main(void)
 		cmocka_unit_test(pages_wrong_refused),
 		cmocka_unit_test(pages_without_memory_refused),
 		cmocka_unit_test(pages_packed_are_the_same),
+		cmocka_unit_test(pages_of_sources_are_packed),
 		cmocka_unit_test(pages_packed_wrong_are_left_for_their_command),
 		cmocka_unit_test(pages_repeated_are_found_where_they_are),
 		cmocka_unit_test(pages_of_a_huge_number_are_not_searched_early),

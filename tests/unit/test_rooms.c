@@ -399,6 +399,32 @@ static void pull_before_offer_succeeds(void **state)
 	check_pull(p, 6);
 }
 
+/* A long line: its lists were read by a helper, and are not copied. */
+static void pull_takes_the_pages_of_its_line(void **state)
+{
+	struct room_pair *p = *state;
+	const struct kvd *kvd = &p->c.nodes[1].kvd;
+	char remote[5000];
+	const struct room *pull;
+	const cJSON *kv;
+
+	prepare(p);
+	snprintf(remote, sizeof(remote),
+		 ",'remote':[{'views':{'kv':{'pages':[3,4,9,1],'tokens':[0,14]},'aux':"
+		 "{'pages':[1]}}}]%4500s",
+		 "");
+	open_pull(p, 16, remote);
+	pull = rooms_find(rooms_of(kvd), p->decode, ROOM_PULL, 16);
+	kv = cJSON_GetObjectItem(
+		list_first(&pull->parties, struct party, link)->due.theirs_json, "kv");
+	assert_true(cJSON_IsRaw(cJSON_GetObjectItem(kv, "pages")));
+	open_offer(p, 16, 1000);
+	check_pull(p, 16);
+	open_pull(p, 17, remote); /* no offer follows */
+	cluster_ok(&p->c, p->decode, "{'cmd':'room.abort','room':'17','role':'pull'}");
+	cluster_until_state(&p->c, p->decode, "pull", 17, KVD_FAILED);
+}
+
 static void pull_checked_at_destination_succeeds(void **state)
 {
 	struct room_pair *p = *state;
@@ -809,6 +835,7 @@ int main(void)
 						setup_one_daemon, room_pair_teardown),
 		CASE(pull_offer_first_succeeds),
 		CASE(pull_before_offer_succeeds),
+		CASE(pull_takes_the_pages_of_its_line),
 		CASE(pull_checked_at_destination_succeeds),
 		CASE(pull_of_pages_not_offered_fails),
 		CASE(offer_without_puller_ends_with_its_lease),
