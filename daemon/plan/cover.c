@@ -19,6 +19,7 @@
  */
 #include "daemon/plan/cover.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,7 +42,7 @@ struct holder {
 	uint64_t end;
 };
 
-struct work {
+struct cover_work {
 	struct source *sources; /* by rank */
 	size_t source_count;
 	struct holder *holders;
@@ -53,6 +54,11 @@ struct work {
 	struct token_shard shard; /* of the current sources */
 	const struct layout *dst;
 	struct cover *cover;
+	/* the next step: of views[view], its source, or the layer of its shard */
+	const struct layout_view **views;
+	size_t view_count, view, source;
+	uint32_t layer;
+	const struct source *first; /* that has the view */
 };
 
 void cover_free(struct cover *cover)
@@ -70,7 +76,7 @@ void cover_freep(struct cover **cover_p)
 	cover_free(*cover_p);
 }
 
-static int want_add(struct work *w, size_t source, const struct plan_want *want)
+static int want_add(struct cover_work *w, size_t source, const struct plan_want *want)
 {
 	struct source *s = &w->sources[source];
 	__auto_type per = &w->cover->per_source[s->index];
@@ -99,7 +105,7 @@ static int want_add(struct work *w, size_t source, const struct plan_want *want)
 
 /* Sources of one rank that hold the same units would send them twice. Holders are in
  * order of rank, and of first unit within a rank. */
-static int check_same_rank(const struct work *w, const char *view, uint32_t layer,
+static int check_same_rank(const struct cover_work *w, const char *view, uint32_t layer,
 			   const char *field)
 {
 	uint64_t end = 0;
@@ -123,7 +129,7 @@ static int check_same_rank(const struct work *w, const char *view, uint32_t laye
 	return 0;
 }
 
-static int holder_compare(const struct work *w, const struct holder *a,
+static int holder_compare(const struct cover_work *w, const struct holder *a,
 			  const struct holder *b)
 {
 	uint32_t x = w->sources[a->source].layout->rank;
@@ -140,7 +146,8 @@ static int holder_order(const void *a, const void *b, void *arg)
 }
 
 /* Find the sources that hold units of the destination's interval. */
-static void find_holders(struct work *w, uint32_t layer, const struct layout_field *dst)
+static void find_holders(struct cover_work *w, uint32_t layer,
+			 const struct layout_field *dst)
 {
 	uint64_t dst_end = (uint64_t)dst->first_unit + dst->units;
 	bool in_order = true;
@@ -177,7 +184,7 @@ static int u64_compare(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-static void make_cells(struct work *w, uint64_t first, uint64_t end)
+static void make_cells(struct cover_work *w, uint64_t first, uint64_t end)
 {
 	size_t n = 0, m = 0;
 
@@ -198,7 +205,7 @@ static void make_cells(struct work *w, uint64_t first, uint64_t end)
 		w->next_free[i] = i;
 }
 
-static size_t free_cell(struct work *w, size_t cell)
+static size_t free_cell(struct cover_work *w, size_t cell)
 {
 	size_t root = cell;
 
@@ -213,7 +220,7 @@ static size_t free_cell(struct work *w, size_t cell)
 	return root;
 }
 
-static size_t cell_of(const struct work *w, uint64_t unit)
+static size_t cell_of(const struct cover_work *w, uint64_t unit)
 {
 	size_t lo = 0, hi = w->cut_count;
 
@@ -229,7 +236,7 @@ static size_t cell_of(const struct work *w, uint64_t unit)
 }
 
 /* The last cut is the end of the last cell and means "none free". */
-static int take_cells(struct work *w, const struct holder *h, struct plan_want want)
+static int take_cells(struct cover_work *w, const struct holder *h, struct plan_want want)
 {
 	size_t none = w->cut_count - 1;
 	size_t cell = free_cell(w, cell_of(w, h->first));
@@ -248,7 +255,7 @@ static int take_cells(struct work *w, const struct holder *h, struct plan_want w
 	return 0;
 }
 
-static int raise_uncovered(const struct work *w, const struct layout_view *view,
+static int raise_uncovered(const struct cover_work *w, const struct layout_view *view,
 			   uint32_t layer, const char *field, size_t cell)
 {
 	char shard[48] = "";
@@ -263,8 +270,8 @@ static int raise_uncovered(const struct work *w, const struct layout_view *view,
 			 (unsigned long long)w->cuts[cell + 1], shard);
 }
 
-static int cover_field(struct work *w, const struct layout_view *view, uint32_t layer,
-		       uint16_t index, const struct layout_field *dst)
+static int cover_field(struct cover_work *w, const struct layout_view *view,
+		       uint32_t layer, uint16_t index, const struct layout_field *dst)
 {
 	struct plan_want want = {
 		.view = (uint16_t)(view - w->dst->views), .field = index, .layer = layer};
@@ -293,72 +300,75 @@ static int cover_field(struct work *w, const struct layout_view *view, uint32_t 
 
 /* ---- all of it ---- */
 
-/* The views that the sources have of this one, and their division of its tokens. */
-static int find_views(struct work *w, const struct layout_view *view)
+/* The view that a source has of this one, and its division of the tokens. */
+static int find_view(struct cover_work *w, const struct layout_view *view,
+		     struct source *source)
 {
-	const struct source *first = NULL;
+	const struct layout *src = source->layout;
+	const struct token_shard *shard;
+	int r;
 
-	w->shard = (struct token_shard){0};
-	for (size_t i = 0; i < w->source_count; i++) {
-		const struct layout *src = w->sources[i].layout;
-		int r;
-
-		w->sources[i].view = layout_view_find(src, view->name);
-		if (!w->sources[i].view)
-			continue;
-		r = layout_view_compatible(view, w->sources[i].view,
-					   &layout_from_destination);
-		if (r < 0)
-			return err_prefix(r, "destination and source of rank %u",
-					  src->rank);
-		if (first && (first->view->shard.size != w->sources[i].view->shard.size ||
-			      first->view->shard.run != w->sources[i].view->shard.run))
-			return err_raise(
-				ERR_LAYOUT,
-				"view %s: sources of rank %u and %u divide the "
-				"tokens differently: shard.size %u and %u, run "
-				"%u and %u",
-				view->name, first->layout->rank, src->rank,
-				first->view->shard.size, w->sources[i].view->shard.size,
-				first->view->shard.run, w->sources[i].view->shard.run);
-		if (!first)
-			first = &w->sources[i];
-	}
-	if (first)
-		w->shard = first->view->shard;
-	return 0;
-}
-
-static int cover_layers(struct work *w, const struct layout_view *view)
-{
-	for (uint32_t i = 0; i < view->layer_count; i++) {
-		const struct layout_layer *layer = &view->layers[i];
-
-		for (uint32_t j = 0; j < layer->field_count; j++) {
-			int r = cover_field(w, view, layer->layer, (uint16_t)j,
-					    &layer->fields[j]);
-
-			if (r < 0)
-				return err_pass(r);
-		}
-	}
-	return 0;
-}
-
-static int cover_view(struct work *w, const struct layout_view *view)
-{
-	int r = find_views(w, view);
-
+	source->view = layout_view_find(src, view->name);
+	if (!source->view)
+		return 0;
+	r = layout_view_compatible(view, source->view, &layout_from_destination);
 	if (r < 0)
-		return err_pass(r);
-	w->shard.rank = 0;
-	do {
-		if (token_shard_meet(&w->shard, &view->shard))
-			r = cover_layers(w, view);
+		return err_prefix(r, "destination and source of rank %u", src->rank);
+	shard = &source->view->shard;
+	if (!w->first) {
+		w->first = source;
+		w->shard = *shard;
+		w->shard.rank = 0;
+	}
+	if (w->shard.size != shard->size || w->shard.run != shard->run)
+		return err_raise(ERR_LAYOUT,
+				 "view %s: sources of rank %u and %u divide the "
+				 "tokens differently: shard.size %u and %u, run "
+				 "%u and %u",
+				 view->name, w->first->layout->rank, src->rank,
+				 w->shard.size, shard->size, w->shard.run, shard->run);
+	return 0;
+}
+
+static int cover_layer(struct cover_work *w, const struct layout_view *view,
+		       const struct layout_layer *layer)
+{
+	for (uint32_t j = 0; j < layer->field_count; j++) {
+		int r = cover_field(w, view, layer->layer, (uint16_t)j,
+				    &layer->fields[j]);
+
 		if (r < 0)
 			return err_pass(r);
-	} while (++w->shard.rank < w->shard.size);
+	}
 	return 0;
+}
+
+static void next_shard(struct cover_work *w)
+{
+	w->layer = 0;
+	if (++w->shard.rank < w->shard.size)
+		return;
+	w->view++;
+	w->source = 0;
+	w->first = NULL;
+	w->shard = (struct token_shard){0};
+}
+
+int cover_step(struct cover_work *w)
+{
+	const struct layout_view *view = w->views[w->view];
+	int r = 0;
+
+	if (w->view == w->view_count)
+		return 0;
+	if (w->source < w->source_count)
+		r = find_view(w, view, &w->sources[w->source++]);
+	else if (w->layer < view->layer_count &&
+		 token_shard_meet(&w->shard, &view->shard))
+		r = cover_layer(w, view, &view->layers[w->layer++]);
+	else
+		next_shard(w);
+	return r < 0 ? err_pass(r) : 1;
 }
 
 static int by_rank(const void *a, const void *b)
@@ -370,7 +380,28 @@ static int by_rank(const void *a, const void *b)
 	return (x->index > y->index) - (x->index < y->index);
 }
 
-static int work_init(struct work *w, const struct cover_source *sources, size_t count)
+static int find_dst_views(struct cover_work *w, const char *const *views, size_t count)
+{
+	w->views = mem_calloc(count + 1, sizeof(*w->views));
+	if (!w->views)
+		return err_pass(-ENOMEM);
+	for (size_t i = 0; i < count; i++) {
+		w->views[i] =
+			views ? layout_view_find(w->dst, views[i]) : &w->dst->views[i];
+		if (!w->views[i])
+			return err_raise(ERR_INVAL, "views[%zu]: unknown view %.40s", i,
+					 views[i]);
+		for (size_t j = 0; j < i; j++)
+			if (w->views[j] == w->views[i])
+				return err_raise(ERR_INVAL, "views[%zu]: view %s twice",
+						 i, views[i]);
+	}
+	w->view_count = count;
+	return 0;
+}
+
+static int work_init(struct cover_work *w, const struct cover_source *sources,
+		     size_t count)
 {
 	w->source_count = count;
 	w->cover = mem_zalloc(sizeof(*w->cover));
@@ -390,58 +421,63 @@ static int work_init(struct work *w, const struct cover_source *sources, size_t 
 	return 0;
 }
 
-static void work_fini(struct work *w)
+void cover_end(struct cover_work *w)
 {
+	if (!w)
+		return;
 	cover_free(w->cover);
 	mem_free(w->sources);
 	mem_free(w->holders);
 	mem_free(w->cuts);
 	mem_free(w->next_free);
+	mem_free(w->views);
+	mem_free(w);
 }
 
-static int cover_views(struct work *w, const char *const *views, size_t view_count)
+int cover_begin(const struct cover_source *sources, size_t source_count,
+		const struct layout *dst, const char *const *views, size_t view_count,
+		uint64_t room, struct cover_work **work_p)
 {
-	for (uint32_t i = 0; !views && i < w->dst->view_count; i++) {
-		int r = cover_view(w, &w->dst->views[i]);
+	struct cover_work *w;
+	int r;
 
-		if (r < 0)
-			return err_pass(r);
-	}
-	for (size_t i = 0; views && i < view_count; i++) {
-		const struct layout_view *view = layout_view_find(w->dst, views[i]);
-		int r;
+	*work_p = NULL;
+	if (view_count > LAYOUT_VIEWS_MAX)
+		return err_raise(ERR_LIMIT, "views: %zu, the limit is %u", view_count,
+				 LAYOUT_VIEWS_MAX);
+	w = mem_zalloc(sizeof(*w));
+	if (!w)
+		return err_pass(-ENOMEM);
+	w->room = room;
+	w->dst = dst;
+	r = work_init(w, sources, source_count);
+	if (r == 0)
+		r = find_dst_views(w, views, views ? view_count : dst->view_count);
+	if (r < 0)
+		cover_end(w);
+	else
+		*work_p = w;
+	return r < 0 ? err_pass(r) : 0;
+}
 
-		if (!view)
-			return err_raise(ERR_INVAL, "views[%zu]: unknown view %.40s", i,
-					 views[i]);
-		for (size_t j = 0; j < i; j++)
-			if (strcmp(views[j], views[i]) == 0)
-				return err_raise(ERR_INVAL, "views[%zu]: view %s twice",
-						 i, views[i]);
-		r = cover_view(w, view);
-		if (r < 0)
-			return err_pass(r);
-	}
-	return 0;
+const struct cover *cover_of(const struct cover_work *w)
+{
+	return w->cover;
 }
 
 int cover_make(const struct cover_source *sources, size_t source_count,
 	       const struct layout *dst, const char *const *views, size_t view_count,
 	       uint64_t room, struct cover **cover_p)
 {
-	struct work w = {.room = room, .dst = dst};
-	int r;
+	struct cover_work *w;
+	int r = cover_begin(sources, source_count, dst, views, view_count, room, &w);
 
 	*cover_p = NULL;
-	if (view_count > LAYOUT_VIEWS_MAX)
-		return err_raise(ERR_LIMIT, "views: %zu, the limit is %u", view_count,
-				 LAYOUT_VIEWS_MAX);
-	r = work_init(&w, sources, source_count);
+	while (r >= 0 && (r = cover_step(w)) > 0)
+		;
 	if (r == 0)
-		r = cover_views(&w, views, view_count);
-	if (r == 0)
-		*cover_p = mem_steal(w.cover);
-	work_fini(&w);
+		*cover_p = mem_steal(w->cover);
+	cover_end(w);
 	return r < 0 ? err_pass(r) : 0;
 }
 

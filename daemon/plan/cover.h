@@ -38,6 +38,14 @@ struct cover {
 int cover_make(const struct cover_source *sources, size_t source_count,
 	       const struct layout *dst, const char *const *views, size_t view_count,
 	       uint64_t room, struct cover **cover_p);
+/* The same in steps, each of a source or a layer. The layouts must outlive the work. */
+struct cover_work;
+int cover_begin(const struct cover_source *sources, size_t source_count,
+		const struct layout *dst, const char *const *views, size_t view_count,
+		uint64_t room, struct cover_work **work_p);
+int cover_step(struct cover_work *work); /* outcome 1: there is more */
+const struct cover *cover_of(const struct cover_work *work); /* after the last step */
+void cover_end(struct cover_work *work);		     /* NULL is allowed */
 void cover_free(struct cover *cover);
 void cover_freep(struct cover **cover_p);
 

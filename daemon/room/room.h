@@ -216,6 +216,8 @@ struct room {
 				struct {		     /* recv, pull */
 					struct list sources; /* named, and not found yet:
 							      * room_source.h */
+					/* until all parties have their part */
+					struct cover_work *covering;
 					struct loop_timer heartbeat; /* pull: of leases */
 				} bind;
 				struct {

@@ -17,6 +17,7 @@
 #include "daemon/base/context.h"
 #include "daemon/room/rooms.h"
 #include "daemon/room/room_source.h"
+#include "daemon/session/session.h"
 
 /* ---- fields of recv and pull ---- */
 
@@ -28,6 +29,7 @@ void bind_init(struct room *room)
 void bind_fini(struct room *room)
 {
 	room_sources_free(room);
+	cover_end(room->bind.covering);
 	room_maps_fini(&room->pages.maps);
 	wait_spec_fini(&room->pages.wait);
 }
@@ -179,7 +181,7 @@ bool room_source_lost(struct party *party)
 
 /* ---- the cover ---- */
 
-static int make_cover(struct room *room, struct cover **cover_p)
+static int begin_cover(struct room *room)
 {
 	cleanup_free struct cover_source *sources =
 		mem_calloc(room->party_count, sizeof(*sources));
@@ -190,12 +192,15 @@ static int make_cover(struct room *room, struct cover **cover_p)
 
 	if (!sources || !views)
 		return err_pass(-ENOMEM);
-	list_foreach(party, &room->parties, link)
+	list_foreach(party, &room->parties, link) {
+		assert(party->index == n);
 		sources[n++].layout = party->pool->layout;
+	}
 	for (size_t i = 0; i < room->pages.maps.count; i++)
 		views[i] = room->pages.maps.maps[i].view;
-	return cover_make(sources, n, room->pool->layout, views, room->pages.maps.count,
-			  room->number, cover_p);
+	room->expected = 0;
+	return cover_begin(sources, n, room->pool->layout, views, room->pages.maps.count,
+			   room->number, &room->bind.covering);
 }
 
 /* The bound tokens of a view that the source holds, too. */
@@ -333,31 +338,40 @@ static int make_coverage(struct room *room, struct party *party)
 	return 0;
 }
 
+static bool has_no_wants(const struct party *party)
+{
+	return !party->wants;
+}
+
+static int take_wants(struct party *party)
+{
+	__auto_type per = &cover_of(party->room->bind.covering)->per_source[party->index];
+	int r;
+
+	party->wants = mem_dup(per->wants, per->count * sizeof(*party->wants));
+	if (!party->wants)
+		return err_pass(-ENOMEM);
+	party->want_count = per->count;
+	r = room_cover_expect(party->room, party);
+	return r < 0 ? err_pass(r) : make_coverage(party->room, party);
+}
+
 int room_cover(struct room *room)
 {
-	mem_cleanup(cover_freep) struct cover *cover = NULL;
-	struct party *party;
-	size_t i = 0;
-	int r = make_cover(room, &cover);
+	int r = room->bind.covering ? 0 : begin_cover(room);
 
 	assert(room->pages.phase == PAGES_BOUND);
-	if (r < 0)
-		return err_pass(r);
-	room->expected = 0;
-	list_foreach(party, &room->parties, link) {
-		party->wants =
-			mem_dup(cover->per_source[i].wants,
-				cover->per_source[i].count * sizeof(*party->wants));
-		if (!party->wants)
-			return err_pass(-ENOMEM);
-		party->want_count = cover->per_source[i++].count;
-		r = room_cover_expect(room, party);
-		if (r >= 0)
-			r = make_coverage(room, party);
-		if (r < 0)
-			return err_pass(r);
+	while (r >= 0 && (r = cover_step(room->bind.covering)) > 0) {
+		if (!loop_enough(room->session->kvd->loop))
+			continue;
+		room_kick(room);
+		return 1;
 	}
-	return 0;
+	if (r == 0)
+		r = room_parties_act(room, has_no_wants, take_wants);
+	if (r == 0)
+		cover_end(mem_steal(room->bind.covering));
+	return err_pass(r);
 }
 
 /* ---- complete pages ---- */

@@ -9,7 +9,8 @@
 /* Leave BOOT when every source's data line and pool are usable: takes uses of the
  * pools and requests their keys. A source that never will be usable fails the room. */
 bool room_booted(struct room *room);
-/* Compute, for the bound maps, each party's wants, expected bytes and coverage. */
+/* Compute, for the bound maps, each party's wants, expected bytes and coverage. Outcome
+ * 1: the turn's time is over, the room's next step continues. */
 int room_cover(struct room *room);
 /* All bytes due from it have arrived: count them. */
 void room_cover_landed(struct party *party);

@@ -129,6 +129,29 @@ struct party *room_party_add(struct room *room, struct remote *remote)
 	return party;
 }
 
+int room_parties_act(struct room *room, bool (*due)(const struct party *party),
+		     int (*act)(struct party *party))
+{
+	struct party *party;
+	bool enough = false;
+
+	list_foreach(party, &room->parties, link) {
+		int r;
+
+		if (!due(party))
+			continue;
+		if (enough) {
+			room_kick(room);
+			return 1;
+		}
+		r = act(party);
+		if (r < 0 || !room_live(room))
+			return err_pass(r);
+		enough = loop_enough(room->session->kvd->loop);
+	}
+	return 0;
+}
+
 void party_use_pool(struct party *party, struct remote_pool *pool)
 {
 	assert(!party->pool && pool->remote == party->remote);

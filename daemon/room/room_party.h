@@ -69,6 +69,7 @@ struct party_due {
 	uint64_t last_seq;	/* recv: of its last chunk */
 	/* pull */
 	uint64_t lease_epoch, lease_ns;
+	bool reads;		   /* the read has begun, or it has nothing to read */
 	struct cJSON *theirs_json; /* pages named by the engine; read when the pool of
 				      the source is known */
 	size_t json_bytes;	   /* charged to the room for it */
@@ -126,6 +127,10 @@ static inline bool party_lost(const struct party *party)
 }
 /* recv, pull: does its peer know of this room from our messages? */
 bool party_asked(const struct party *party);
+static inline bool party_unasked(const struct party *party)
+{
+	return !party_asked(party);
+}
 /* No more messages of it are expected: a receiver that wants nothing is done once its
  * wants are read. */
 bool party_done(const struct party *party);
@@ -136,6 +141,10 @@ struct party *room_party_by_pool(struct room *room, const struct remote *remote,
 				 uint64_t pool);
 struct party *room_party_by_gen(struct room *room, const struct remote *remote,
 				uint64_t gen);
+/* `act` for each party that is `due`, in order, for as many as the turn has time. Outcome
+ * 1: the room's next step continues. It ends with the room. */
+int room_parties_act(struct room *room, bool (*due)(const struct party *party),
+		     int (*act)(struct party *party));
 /* Is party_done() each of them? */
 bool room_parties_done(const struct room *room);
 void party_use_pool(struct party *party, struct remote_pool *pool);

@@ -28,8 +28,9 @@
 #define HEARTBEAT_MIN_NS (10 * LOOP_NS_PER_MS)
 #define LEASE_MAX_MS (UINT64_C(24) * 3600 * 1000)
 
-static int room_pull_ask(struct room *room, struct party *party)
+static int room_pull_ask(struct party *party)
 {
+	struct room *room = party->room;
 	struct wire_offer_query msg = {.room = party->room_there,
 				       .pull_gen = room->gen,
 				       .src_pool = party->pool->id,
@@ -234,11 +235,19 @@ static void room_pull_on_planned(struct move *move)
 	move_end(move);
 }
 
-static int read_from(struct room *room, struct party *party)
+static bool room_pull_reads(const struct party *party)
 {
+	return !party->due.reads;
+}
+
+/* It takes half a turn, with a plan of few rows. */
+static int room_pull_read(struct party *party)
+{
+	struct room *room = party->room;
 	struct move *move;
 	int r;
 
+	party->due.reads = true;
 	if (party->want_count == 0)
 		return room_pull_say_done(party, ERR_OK, "");
 	move = move_new(room, party);
@@ -251,23 +260,6 @@ static int read_from(struct room *room, struct party *party)
 	}
 	move->encode = room_pull_make_header;
 	move_plan(move, party->wants, party->want_count, room_pull_on_planned);
-	return 0;
-}
-
-static int room_pull_read_all(struct room *room)
-{
-	struct party *party;
-	int r = room_cover(room);
-
-	if (r < 0)
-		return err_pass(r);
-	room->pages.phase = PAGES_PLANNED;
-	room_move(room, ROOM_MOVING);
-	list_foreach(party, &room->parties, link) {
-		r = read_from(room, party);
-		if (r < 0 || !room_live(room))
-			return r < 0 ? err_pass(r) : 0;
-	}
 	return 0;
 }
 
@@ -298,19 +290,6 @@ void pull_on_ack(struct room *room, struct party *party, const struct wire_pull_
 
 /* ---- steps ---- */
 
-static int ask_all(struct room *room)
-{
-	struct party *party;
-
-	list_foreach(party, &room->parties, link) {
-		int r = party_asked(party) ? 0 : room_pull_ask(room, party);
-
-		if (r < 0)
-			return err_pass(r);
-	}
-	return 0;
-}
-
 static bool all_offered(const struct room *room)
 {
 	const struct party *party;
@@ -324,15 +303,22 @@ static bool all_offered(const struct room *room)
 
 static int go_on(struct room *room)
 {
-	int r = ask_all(room);
+	int r = room_parties_act(room, party_unasked, room_pull_ask);
 
-	if (r < 0 || room_planned(room) || !all_offered(room))
-		return r;
+	if (r || (!room_planned(room) && !all_offered(room)))
+		return err_pass(r);
 	if (sm_state(&room->sm) == ROOM_BOOT)
 		room_move(room, ROOM_WAITING);
-	if (!room_bound(room) || !room_await(room))
+	if (!room_bound(room) || (!room_planned(room) && !room_await(room)))
 		return 0;
-	return err_pass(room_pull_read_all(room));
+	if (!room_planned(room)) {
+		r = room_cover(room);
+		if (r)
+			return err_pass(r);
+		room->pages.phase = PAGES_PLANNED;
+		room_move(room, ROOM_MOVING);
+	}
+	return err_pass(room_parties_act(room, room_pull_reads, room_pull_read));
 }
 
 static void room_pull_step(struct room *room)

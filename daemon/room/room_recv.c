@@ -58,36 +58,20 @@ static int info_put(const struct party *party, struct wire_blob views,
 	return err_pass(wire_transfer_info_put(out, &msg));
 }
 
-/* Send each source its part: a message of many pages takes a turn. */
-static int tell_all(struct room *room)
+/* Send a source its part: a message of many pages takes a turn. */
+static int room_recv_ask(struct party *party)
 {
-	struct loop *loop = room->session->kvd->loop;
-	struct party *party;
-	unsigned int told = 0;
-	int r;
-
-	list_foreach(party, &room->parties, link) {
-		if (party_asked(party))
-			continue;
-		if (told++ > 0 && loop_enough(loop)) {
-			room_kick(room);
-			return 0;
-		}
-		sm_move(&party->sm, PARTY_ASKED);
-		handshake_announce(party->remote, room->pool);
-		room_trace(room, TRACE_INFO_OUT, party, party->gen);
-		r = mail_tell(party, WIRE_T_TRANSFER_INFO, info_put);
-		if (r < 0)
-			return err_pass(r);
-	}
-	return 0;
+	sm_move(&party->sm, PARTY_ASKED);
+	handshake_announce(party->remote, party->room->pool);
+	room_trace(party->room, TRACE_INFO_OUT, party, party->gen);
+	return err_pass(mail_tell(party, WIRE_T_TRANSFER_INFO, info_put));
 }
 
 static int plan_room(struct room *room)
 {
 	int r = room_cover(room);
 
-	if (r < 0)
+	if (r)
 		return err_pass(r);
 	room->pages.phase = PAGES_PLANNED;
 	room_progress(room);
@@ -418,7 +402,8 @@ static void room_recv_step(struct room *room)
 			return;
 		}
 	}
-	if (room_live(room) && room_planned(room) && tell_all(room) < 0)
+	if (room_live(room) && room_planned(room) &&
+	    room_parties_act(room, party_unasked, room_recv_ask) < 0)
 		room_fail_last(room);
 	if (room_live(room) && room_planned(room))
 		check_complete(room);
