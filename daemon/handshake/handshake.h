@@ -15,6 +15,7 @@
 #include "daemon/base/idmap.h"
 #include "daemon/base/list.h"
 #include "daemon/base/module.h"
+#include "daemon/loop/work.h"
 #include "daemon/peer/peer.h"
 #include "daemon/plan/layout.h"
 #include "daemon/session/pool.h"
@@ -58,12 +59,14 @@ struct remote_pool {
 	struct xp_buffer *buffers; /* pools: layout->buffer_count, .key and .offset set */
 	uint32_t *buffer_region;   /* pools: index into regions of each buffer */
 	bool wanted, want_later;   /* keys are requested, or to be requested */
-	bool ready;		   /* every key is usable */
-	struct err refused;	   /* code != OK: keys cannot be used, with the reason */
-	unsigned int uses;	   /* rooms and ops that hold it */
-	struct charge charge;	   /* memory of the decoded pool */
-	bool going;		   /* UNREGISTER received: acknowledged at zero uses */
-	bool dead;		   /* of an earlier epoch of the peer */
+	struct loop_work unpacking; /* requests them, from then on */
+	uint32_t unpacked;	    /* of the regions */
+	bool ready;		    /* every key is usable */
+	struct err refused;	    /* code != OK: keys cannot be used, with the reason */
+	unsigned int uses;	    /* rooms and ops that hold it */
+	struct charge charge;	    /* memory of the decoded pool */
+	bool going;		    /* UNREGISTER received: acknowledged at zero uses */
+	bool dead;		    /* of an earlier epoch of the peer */
 	struct remote_pool *replacement; /* the pool that has its keys now: in use */
 };
 

@@ -21,6 +21,8 @@
 
 void keys_drop(struct remote_pool *pool)
 {
+	if (pool->wanted)
+		loop_work_stop(&pool->unpacking);
 	for (uint32_t i = 0; i < pool->region_count; i++) {
 		if (!pool->regions[i].key)
 			continue;
@@ -105,6 +107,8 @@ static void keys_settle(struct remote_pool *pool)
 	struct handshake *hs = pool->remote->kvd->handshake;
 
 	if (pool->refused.code == ERR_OK) {
+		if (loop_work_running(&pool->unpacking))
+			return;
 		for (uint32_t i = 0; i < pool->region_count; i++) {
 			if (!pool->regions[i].ready)
 				return;
@@ -135,6 +139,29 @@ static int unpack(struct remote_pool *pool, struct remote_region *region)
 	return 0;
 }
 
+/* A key: over shm it is a request to the peer. */
+static bool unpack_step(struct loop_work *work)
+{
+	struct remote_pool *pool = container_of(work, struct remote_pool, unpacking);
+	struct remote_region *region = &pool->regions[pool->unpacked];
+
+	if (pool->refused.code != ERR_OK || pool->unpacked == pool->region_count)
+		return false;
+	pool->unpacked++;
+	if (!region->key && unpack(pool, region) < 0) /* else it is carried */
+		err_take(&pool->refused);
+	return true;
+}
+
+static void unpack_done(struct loop_work *work)
+{
+	struct remote_pool *pool = container_of(work, struct remote_pool, unpacking);
+
+	for (uint32_t b = 0; pool->buffers && b < pool->layout->buffer_count; b++)
+		pool->buffers[b].key = pool->regions[pool->buffer_region[b]].key;
+	keys_settle(pool);
+}
+
 void handshake_want_keys(struct remote_pool *pool)
 {
 	struct remote *remote = pool->remote;
@@ -152,17 +179,9 @@ void handshake_want_keys(struct remote_pool *pool)
 	if (pool->want_later)
 		return;
 	pool->wanted = true;
-	for (uint32_t i = 0; i < pool->region_count; i++) {
-		if (pool->regions[i].key)
-			continue; /* carried */
-		if (unpack(pool, &pool->regions[i]) < 0) {
-			err_take(&pool->refused);
-			break;
-		}
-	}
-	for (uint32_t b = 0; pool->buffers && b < pool->layout->buffer_count; b++)
-		pool->buffers[b].key = pool->regions[pool->buffer_region[b]].key;
-	keys_settle(pool);
+	pool->unpacked = 0;
+	loop_work_init(&pool->unpacking, remote->kvd->loop, unpack_step, unpack_done);
+	loop_work_start(&pool->unpacking);
 }
 
 void pools_line_ready(struct remote *remote)

@@ -40,10 +40,14 @@ static int long_key_pack(struct xp_reg *reg, struct xp_peer *peer, void *buf, si
 	return 0;
 }
 
+static unsigned int keys_until_lack; /* 0: there is memory for all */
+
 static int long_key_unpack(struct xp_peer *peer, const void *buf, size_t len, void *owner,
 			   struct xp_key **key_p)
 {
 	assert_int_equal(len, XP_KEY_MAX);
+	if (keys_until_lack && --keys_until_lack == 0)
+		return err_raise(ERR_NOMEM, "no memory for a key");
 	return fake_ops.key_unpack(peer, buf, ((const uint8_t *)buf)[len - 1], owner,
 				   key_p);
 }
@@ -190,6 +194,110 @@ static void pool_too_large_to_register_keeps_peering(void **state)
 	assert_true(knows(remote_at(p, 1), "mine"));
 	assert_false(knows(remote_at(p, 1), "wide"));
 	assert_int_equal(remote_at(p, 1)->peer->epoch, 1);
+}
+
+/* ---- keys in turns ---- */
+
+#define WIDE 12u
+
+static struct remote_pool *wide_there(struct pair *p)
+{
+	struct remote_pool *pool;
+
+	register_wide_pool(p, register_many(p, WIDE), WIDE);
+	cluster_ok(&p->c, p->me, "{'cmd':'peer.connect','endpoint':'%s'}",
+		   p->c.nodes[1].endpoint);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	list_foreach(pool, &remote_at(p, 1)->pools.list, link) {
+		if (strcmp(pool->name, "wide") == 0)
+			return pool;
+	}
+	fail_msg("the pool is not known");
+	return NULL;
+}
+
+static unsigned int keys_of(const struct remote_pool *pool)
+{
+	unsigned int n = 0;
+
+	for (uint32_t i = 0; i < pool->region_count; i++)
+		n += pool->regions[i].key != NULL;
+	return n;
+}
+
+static void want_some(struct pair *p, struct remote_pool *pool)
+{
+	loop_virtual_parts(p->c.loop, 1);
+	handshake_pool_use(pool);
+	handshake_want_keys(pool);
+	loop_turn(p->c.loop, LOOP_NS_PER_S);
+	assert_in_range(keys_of(pool), 1, WIDE - 1);
+	assert_false(pool->ready);
+}
+
+static void keys_are_requested_one_a_turn(void **state)
+{
+	struct pair *p = *state;
+	struct remote_pool *pool = wide_there(p);
+	unsigned int before;
+
+	assert_false(pool->wanted);
+	fake_hub_profile(p->c.bytes)->key_ns = 1000;
+	want_some(p, pool);
+	while (!pool->ready) {
+		before = keys_of(pool);
+		loop_turn(p->c.loop, LOOP_NS_PER_S);
+		assert_true(keys_of(pool) <= before + 1);
+	}
+	assert_int_equal(keys_of(pool), WIDE);
+	for (uint32_t i = 0; i < WIDE; i++)
+		assert_ptr_equal(pool->buffers[i].key, pool->regions[i].key);
+	handshake_pool_unuse(pool);
+	loop_virtual_parts(p->c.loop, 0);
+}
+
+/* A lack of memory is temporary: they are all requested again. */
+static void keys_refused_between_turns_are_requested_again(void **state)
+{
+	struct pair *p = *state;
+	struct remote_pool *pool = wide_there(p);
+
+	want_some(p, pool);
+	keys_until_lack = 2;
+	for (unsigned int i = 0; i < WIDE; i++)
+		loop_turn(p->c.loop, 0);
+	assert_int_equal(pool->refused.code, ERR_NOMEM);
+	assert_in_range(keys_of(pool), 1, WIDE - 1);
+	handshake_want_keys(pool);
+	for (unsigned int i = 0; i < WIDE; i++)
+		loop_turn(p->c.loop, 0);
+	assert_true(pool->ready);
+	handshake_pool_unuse(pool);
+	loop_virtual_parts(p->c.loop, 0);
+}
+
+static void pool_may_go_between_its_keys(void **state)
+{
+	struct pair *p = *state;
+	struct remote_pool *pool = wide_there(p);
+
+	want_some(p, pool);
+	cluster_engine_dies(&p->c, p->me);
+	handshake_pool_unuse(pool); /* it may be the last use */
+	loop_virtual_parts(p->c.loop, 0);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_false(knows(remote_at(p, 1), "wide"));
+	p->me = cluster_engine(&p->c, 0, "me");
+	pool = wide_there(p);
+	want_some(p, pool);
+	peer_kill(remote_at(p, 1)->peer,
+		  &(struct err){.code = ERR_PEER, .text = "for the test"});
+	assert_true(pool->dead);
+	assert_int_equal(keys_of(pool), 0);
+	loop_turn(p->c.loop, LOOP_NS_PER_S);
+	assert_int_equal(pool->refused.code, ERR_OK); /* no more are requested */
+	handshake_pool_unuse(pool);
+	loop_virtual_parts(p->c.loop, 0);
 }
 
 /* ---- finding ---- */
@@ -461,6 +569,9 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(session_too_large_to_register_is_refused_by_name),
 		CASE(pool_too_large_to_register_keeps_peering),
+		CASE(keys_are_requested_one_a_turn),
+		CASE(keys_refused_between_turns_are_requested_again),
+		CASE(pool_may_go_between_its_keys),
 		CASE(pool_is_found_until_removed),
 		CASE(message_taken_is_acknowledged_with_next_or_soon),
 		CASE(messages_taken_are_acknowledged_at_once),
