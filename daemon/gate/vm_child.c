@@ -82,14 +82,14 @@ static struct vm_answer pair_move(const struct vm_ask *ask, const int mem[2],
 static struct vm_answer vm_obey(const struct vm_ask *ask, const int mem[2],
 				struct vm_window *window)
 {
-	uint32_t most = ask->what == VM_PAIR ? VM_PAIR_ROWS : VM_WINDOW_ROWS;
+	uint32_t most = ask->op == VM_PAIR ? VM_PAIR_ROWS : VM_WINDOW_ROWS;
 
 	if (ask->count[0] > most || ask->count[1] > most)
 		return (struct vm_answer){.error = EINVAL};
-	if (ask->what == VM_PAIR)
+	if (ask->op == VM_PAIR)
 		return pair_move(ask, mem, window);
 	return rows_move(mem[0], window->rows, ask->count[0], window->bytes,
-			 VM_WINDOW_BYTES, ask->what == VM_WRITE);
+			 VM_WINDOW_BYTES, ask->op == VM_WRITE);
 }
 
 void vm_child_serve(int socket)

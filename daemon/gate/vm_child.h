@@ -35,12 +35,12 @@ struct vm_window {
 	uint8_t bytes[VM_WINDOW_BYTES];
 };
 
-enum vm_what { VM_READ, VM_WRITE, VM_PAIR };
+enum vm_op { VM_READ, VM_WRITE, VM_PAIR };
 
 /* The first record carries the window's descriptor; all others the /proc/PID/mem to be
  * read or written, VM_PAIR both, which are closed afterwards. */
 struct vm_ask {
-	uint32_t what;	   /* enum vm_what */
+	uint32_t op;	   /* enum vm_op */
 	uint32_t pair;	   /* its number */
 	uint32_t count[2]; /* of rows; VM_PAIR: read, written */
 };

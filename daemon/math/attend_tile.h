@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the kernels for products of bf16 share: included by attend_amx.c and
+ * Shared by the kernels for products of bf16: included by attend_amx.c and
  * attend_bf16.c, which define the products. bf16 with fp32 sums, in tiles of 16 rows by
  * 64 bytes.
  *

@@ -195,7 +195,7 @@ ssize_t vm_move(struct vm_hand *hand, const struct memory *memory, bool reading,
 		const atomic_bool *canceled)
 {
 	struct vm_channel *channel = channel_of(hand, memory);
-	struct vm_ask ask = {.what = reading ? VM_READ : VM_WRITE};
+	struct vm_ask ask = {.op = reading ? VM_READ : VM_WRITE};
 	struct vm_answer answer = {0};
 	int no;
 

@@ -33,7 +33,8 @@
 #define IN_BYTES 16384u
 #define BYTES_A_TURN (256u << 10)
 #define PIECES_A_CALL 16
-/* A page of 64 KiB and what goes before it; the kernel brings them to the peer meanwhile.
+/* A page of 64 KiB and the headers before it; the kernel brings them to the peer
+ * meanwhile.
  */
 #define BYTES_A_CALL ((64u << 10) + 4096u)
 
