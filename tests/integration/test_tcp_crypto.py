@@ -277,18 +277,23 @@ class Pair(kvd_engine.Pair):
         """The one that was dialled."""
         return max(self.middles, key=lambda m: len(m.ways))
 
-    def begin(self, room, push=True, ready=lambda: None):
-        """ready() is called when both sides know of the room."""
+    def begin(self, room, push=True, ready=None):
+        """ready() is called when both sides know of the room; it may end the room."""
+        spoil = ready or (lambda: None)
         self.src.fill(SRC, TOKENS)
         args = self.prefill, self.decode, self.src, self.dst, room, SRC, DST, TOKENS
         if not push:
-            ready()
+            spoil()
             open_pull(*args)
             return "offer", "pull"
         open_push(*args, send=False)
-        ready()
-        self.prefill.cmd("room.send", room=str(room), seq=0, last=True,
-                         views={"kv": dict(pages=SRC, tokens=[0, TOKENS])})
+        spoil()
+        try:
+            self.prefill.cmd("room.send", room=str(room), seq=0, last=True,
+                             views={"kv": dict(pages=SRC, tokens=[0, TOKENS])})
+        except kvd_engine.Refused as why:
+            if not ready or why.code != "EPEER":
+                raise  # else the line was cut at a message before this one's
         return "send", "recv"
 
     def move(self, room, push=True):

@@ -647,7 +647,7 @@ static void index_nodes_changed_get_full_update(void **state)
 	assert_int_equal(far_of(w, CHUNKS, 1000), 0);
 }
 
-#define MANY 6000u
+#define MANY 7000u
 
 /* They stand in the index of node 1 without bytes. */
 static struct store_chunk *many_chunks(struct world *w)
