@@ -377,11 +377,11 @@ static void packed_put(cJSON *list, uint32_t *pages, size_t count, size_t entrie
 	list->valueint = (int)count;
 }
 
-/* Errors of a list are reported by its command. */
-/* Lists of so many entries, or more. */
-static void pack(cJSON *list, size_t least)
+/* A list of `least` entries or more, if its pages are among the *left_p that a line may
+ * have: runs expand. Errors of a list are reported by its command. */
+static void pack(cJSON *list, size_t least, size_t *left_p)
 {
-	struct page_list l = {.name = "", .page_limit = UINT32_MAX, .max = PACK_MAX};
+	struct page_list l = {.name = "", .page_limit = UINT32_MAX, .max = *left_p};
 	size_t count = 0, entries, repeat = 0;
 	uint32_t *pages = NULL, top = 0;
 
@@ -400,6 +400,7 @@ static void pack(cJSON *list, size_t least)
 	if (top < BITMAP_PAGES && json_pages_repeat(pages, count, &repeat) < 0)
 		err_clear(); /* the command searches, or has no memory either */
 	packed_put(list, pages, count, entries, top, repeat);
+	*left_p -= count;
 }
 
 /* ---- lists of ids ---- */
@@ -463,28 +464,29 @@ int json_ids(const cJSON *list, const char *name, uint8_t **ids_p, uint32_t *cou
 	return 0;
 }
 
-static void pack_views(const cJSON *tree, size_t least)
+static void pack_views(const cJSON *tree, size_t least, size_t *left_p)
 {
 	const cJSON *views = cJSON_GetObjectItemCaseSensitive(tree, "views"), *view;
 
 	if (!cJSON_IsObject(views))
 		return;
 	cJSON_ArrayForEach(view, views)
-		pack(cJSON_GetObjectItemCaseSensitive(view, "pages"), least);
+		pack(cJSON_GetObjectItemCaseSensitive(view, "pages"), least, left_p);
 }
 
 void json_pack_lists(cJSON *tree)
 {
 	cJSON *remote = cJSON_GetObjectItemCaseSensitive(tree, "remote"), *entry, *member;
+	size_t left = PACK_MAX;
 
 	pack_ids(cJSON_GetObjectItemCaseSensitive(tree, "ids"));
 	cJSON_ArrayForEach(member, tree) {
 		if (cJSON_IsArray(member))
 			member->valueint = (int)list_length(member);
 	}
-	pack_views(tree, PACK_MIN);
+	pack_views(tree, PACK_MIN, &left);
 	cJSON_ArrayForEach(entry, remote)
-		pack_views(entry, 1); /* there may be very many short ones */
+		pack_views(entry, 1, &left); /* there may be very many short ones */
 }
 
 size_t json_bytes(const cJSON *tree)

@@ -192,7 +192,8 @@ static void on_look(struct loop_timer *timer)
 		over = over || caller->over;
 	}
 	if (door->unproven_count || over)
-		loop_timer_start(timer, over ? LOOK_OVER_NS : LOOK_UNPROVEN_NS);
+		loop_timer_start(timer,
+				 door->unproven_count ? LOOK_UNPROVEN_NS : LOOK_OVER_NS);
 	else
 		loop_timer_start_tick(timer, LOOP_TICK_NS);
 }

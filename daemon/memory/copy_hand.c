@@ -224,7 +224,7 @@ static int vm_fault(int error, bool reading, struct memory *vm)
 {
 	if (error == ECANCELED)
 		return err_raise(ERR_CANCELED, "the copy was canceled");
-	if (error != EFAULT) /* exited, or it hangs */
+	if (error == ESRCH || error == ETIMEDOUT) /* exited, or it hangs */
 		atomic_store(&vm->dead, true);
 	if (error == ESRCH)
 		return err_pass(memory_gone(vm));

@@ -203,13 +203,13 @@ ssize_t vm_move(struct vm_hand *hand, const struct memory *memory, bool reading,
 	if (!channel)
 		return -1;
 	ask.count[0] = window_fill(channel->window, reading, near, far, count);
+	/* a write is not left after a cancel: it might go on */
 	if (record_send(channel->socket, &ask, sizeof(ask), NULL, 0, &memory->mem_fd, 1) <
 		    0 ||
-	    channel_wait(channel, canceled, &answer) < 0) {
+	    channel_wait(channel, reading ? canceled : NULL, &answer) < 0) {
 		no = errno;
-		channel_close(channel, no != EPIPE);
-		/* given up while it writes: a part may be written later */
-		errno = !reading && no == ECANCELED ? ETIMEDOUT : no;
+		channel_close(channel, no == ETIMEDOUT || no == ECANCELED);
+		errno = no;
 		return -1;
 	}
 	if (answer.moved > VM_WINDOW_BYTES || (answer.moved == 0 && !answer.error))
@@ -270,6 +270,20 @@ unsigned int vm_pairs_open(const struct vm_hand *hand, const struct memory *memo
 	return 0;
 }
 
+/* Newest first, so that none starts. Is the oldest being written? */
+static bool pairs_give_up(struct vm_channel *channel)
+{
+	uint32_t stage = VM_READING;
+
+	for (unsigned int i = 1; i <= channel->pairs; i++)
+		stage = atomic_exchange(
+			&channel->window
+				 ->pairs[(channel->next_pair + VM_PAIRS - i) % VM_PAIRS]
+				 .stage,
+			VM_GIVEN_UP);
+	return stage == VM_WRITING;
+}
+
 int vm_pair_end(struct vm_hand *hand, const struct memory *src,
 		const atomic_bool *canceled, bool *writing_p)
 {
@@ -279,22 +293,24 @@ int vm_pair_end(struct vm_hand *hand, const struct memory *src,
 	int no;
 
 	assert(channel->pairs > 0);
-	if (channel_wait(channel, canceled, &answer) == 0) {
-		*writing_p = atomic_load(&channel->window->pairs[n].stage) == VM_WRITING;
-		channel->pairs--;
-		if (!answer.error && answer.moved != channel->pair_bytes[n])
-			answer.error = EPIPE;
-		errno = answer.error;
-		return answer.error ? -1 : 0;
+	*writing_p = false;
+	no = channel_wait(channel, canceled, &answer) < 0 ? errno : 0;
+	if (no)
+		*writing_p = pairs_give_up(channel);
+	if (no == ECANCELED && *writing_p) /* it might go on */
+		no = channel_wait(channel, NULL, &answer) < 0 ? errno : 0;
+	if (no) {
+		channel_close(channel, no == ETIMEDOUT || no == ECANCELED);
+		errno = no;
+		return -1;
 	}
-	no = errno;
-	*writing_p = atomic_exchange(&channel->window->pairs[n].stage, VM_GIVEN_UP) ==
-		     VM_WRITING;
-	for (n = 0; n < VM_PAIRS; n++)
-		atomic_store(&channel->window->pairs[n].stage, VM_GIVEN_UP);
-	channel_close(channel, no != EPIPE);
-	errno = *writing_p && no == ECANCELED ? ETIMEDOUT : no;
-	return -1;
+	if (atomic_load(&channel->window->pairs[n].stage) == VM_WRITING)
+		*writing_p = true;
+	channel->pairs--;
+	if (!answer.error && answer.moved != channel->pair_bytes[n])
+		answer.error = EPIPE;
+	errno = answer.error;
+	return answer.error ? -1 : 0;
 }
 
 /* ---- opening ---- */

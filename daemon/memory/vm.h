@@ -61,11 +61,11 @@ struct vm_pair *vm_pair_of(struct vm_hand *hand, const struct memory *memory);
 /* `count` of rows read and written, of so many bytes each. 0, or -1 with errno. */
 int vm_pair_ask(struct vm_hand *hand, const struct memory *src, const struct memory *dst,
 		const uint32_t count[2], uint64_t bytes);
-/* The oldest. 0, or -1 with errno: *writing_p tells which side's. ETIMEDOUT also if it is
- * given up while it writes after a cancel: a part may be written later. */
+/* The oldest. 0, or -1 with errno: *writing_p tells which side's. A cancel ends it while
+ * it reads: what is being written is waited for. */
 int vm_pair_end(struct vm_hand *hand, const struct memory *src,
 		const atomic_bool *canceled, bool *writing_p);
-/* How many can be ended: none of a process that was given up, which begins no more. */
+/* How many can be ended: none of a process that was given up, which starts no more. */
 unsigned int vm_pairs_open(const struct vm_hand *hand, const struct memory *memory);
 
 /*

@@ -62,6 +62,9 @@ static int take_offer(struct party *party, const struct wire_offer *offer,
 		room_maps_fini(&maps);
 		if (r < 0)
 			return err_prefix(r, "remote");
+		cJSON_Delete(mem_steal(party->due.theirs_json));
+		charge_less(&party->room->charge, party->due.json_bytes);
+		party->due.json_bytes = 0;
 	} else {
 		party->theirs = maps;
 	}

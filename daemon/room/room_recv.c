@@ -371,7 +371,7 @@ static void check_complete(struct room *room)
 
 	list_foreach(party, &room->parties, link) {
 		if (!party_asked(party))
-			return; /* tell_all() continues */
+			return; /* room_parties_act() continues */
 		if (party->due.got == party->due.expected)
 			continue;
 		if (party_state(party) == PARTY_CLOSING && room->busy == 0) {

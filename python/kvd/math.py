@@ -85,10 +85,12 @@ def _scales(name, thing, kind, shape):
         return None, (0, 0, 0, 0)
     if kind != _TYPES["uint8"]:
         raise ValueError("%s: kv is not fp8" % name)
-    dtype = str(getattr(thing, "dtype", "float32"))
+    dtype = str(getattr(thing, "dtype", "float32"))  # DLPack alone has none
     if dtype.rsplit(".", 1)[-1] != "float32":
         raise ValueError("%s: %s, not float32" % (name, dtype))
-    thing, at, _, have, strides = _array(name, thing, (len(shape),), gaps=True)
+    thing, at, found, have, strides = _array(name, thing, (len(shape),), gaps=True)
+    if found != _TYPES["float32"]:
+        raise ValueError("%s: an array of another type, not float32" % name)
     if have != shape:
         raise ValueError("%s: its shape %s is not kv's %s" % (name, have, shape))
     return thing, (at, strides[0], strides[-1], strides[1] if len(shape) == 3 else 0)

@@ -269,6 +269,7 @@ def test_scales_of_another_shape_or_type_are_refused():
         for scales, why in ((good[1:], "its shape"), (good[:, 0], "2 dimensions, not 3"),
                             (good.astype(np.float64), "float64, not float32"),
                             (good.astype(">f4"), ">f4, not float32"),
+                            (Exporter(good.astype(np.float16)), "not float32"),
                             (good[..., ::-1], "negative")):
             with pytest.raises(ValueError, match="%s: .*%s" % (name, why)):
                 Cache(case.kv, case.dv, **{name: scales})

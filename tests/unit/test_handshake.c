@@ -296,6 +296,7 @@ static void pool_may_go_between_its_keys(void **state)
 	assert_int_equal(keys_of(pool), 0);
 	loop_turn(p->c.loop, LOOP_NS_PER_S);
 	assert_int_equal(pool->refused.code, ERR_OK); /* no more are requested */
+	assert_int_equal(keys_of(pool), 0);
 	handshake_pool_unuse(pool);
 	loop_virtual_parts(p->c.loop, 0);
 }

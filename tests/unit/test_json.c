@@ -513,6 +513,27 @@ static void pages_of_sources_are_packed(void **state)
 	cJSON_Delete(tree);
 }
 
+/* Runs expand: a short line names no more pages than one list may have. */
+static void pages_of_a_line_are_bounded(void **state)
+{
+	char text[4096] = "{\"remote\":[";
+	size_t at = strlen(text);
+	cJSON *tree;
+
+	(void)state;
+	for (unsigned int i = 0; i < 40; i++)
+		at += (size_t)snprintf(text + at, sizeof(text) - at,
+				       "%s{\"views\":{\"a\":{\"pages\":[[0,%u]]}}}",
+				       i ? "," : "", 300000);
+	snprintf(text + at, sizeof(text) - at, "]}");
+	tree = cJSON_Parse(text);
+	assert_non_null(tree);
+	json_pack_lists(tree);
+	assert_in_range(json_bytes(tree), 3 * 300000 * sizeof(uint32_t),
+			(1u << 20) * sizeof(uint32_t) + 65536);
+	cJSON_Delete(tree);
+}
+
 static void pages_packed_wrong_are_left_for_their_command(void **state)
 {
 	static const char *const last[] = {"-1",	 "\"x\"", "1.5",
@@ -691,6 +712,7 @@ int main(void)
 		cmocka_unit_test(pages_without_memory_refused),
 		cmocka_unit_test(pages_packed_are_the_same),
 		cmocka_unit_test(pages_of_sources_are_packed),
+		cmocka_unit_test(pages_of_a_line_are_bounded),
 		cmocka_unit_test(pages_packed_wrong_are_left_for_their_command),
 		cmocka_unit_test(pages_repeated_are_found_where_they_are),
 		cmocka_unit_test(pages_of_a_huge_number_are_not_searched_early),
