@@ -68,7 +68,6 @@ static struct vm_answer pair_move(const struct vm_ask *ask, const int mem[2],
 	uint8_t *bytes = window->bytes + n * VM_PAIR_BYTES;
 	struct vm_answer answer =
 		rows_move(mem[0], pair->rows[0], ask->count[0], bytes, VM_PAIR_BYTES, 0);
-
 	uint32_t stage = VM_READING;
 
 	if (!answer.error &&

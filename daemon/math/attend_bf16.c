@@ -154,7 +154,7 @@ INLINE void bf16_outputs(const struct tile_block *block, uint8_t *o, const uint8
 			 const uint8_t *v, uint32_t padded, const uint32_t rows,
 			 const uint32_t wide)
 {
-	__m512 sum[16][4];
+	__m512 sum[8][4];
 	uint32_t t, pair, r, w;
 
 	UNROLL

@@ -291,6 +291,22 @@ struct attend_span *case_selected(struct attend_case *c, uint32_t query_tokens,
 	return span;
 }
 
+enum pick_isa case_isas[PICK_ISAS] = {
+	[PICK_REF] = PICK_REF,	     [PICK_VECTOR] = PICK_VECTOR, [PICK_AVX2] = PICK_AVX2,
+	[PICK_AVX512] = PICK_AVX512, [PICK_BF16] = PICK_BF16,	  [PICK_AMX] = PICK_AMX,
+};
+
+enum pick_isa case_isa(void **state)
+{
+	enum pick_isa isa = *(enum pick_isa *)*state;
+
+	if (!pick_has(isa)) {
+		print_message("this machine or process has no %s\n", pick_name(isa));
+		skip();
+	}
+	return isa;
+}
+
 void case_poison_outputs(struct attend_case *c)
 {
 	float untouched = value_of_bits(CASE_UNTOUCHED);

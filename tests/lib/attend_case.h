@@ -71,6 +71,17 @@ uint8_t *case_scale_at(const struct attend_case *c, bool v, uint32_t token,
 double case_value(enum value_type type, const void *src, uint32_t i);
 void case_put(enum value_type type, void *dst, uint32_t i, double x);
 
+/* The kernel under test; of one that this machine lacks the test is skipped by name. */
+enum pick_isa case_isa(void **state);
+extern enum pick_isa case_isas[PICK_ISAS];
+#define CASE_PER_ISA(f)                                                      \
+	{#f " (ref)", f, NULL, NULL, &case_isas[PICK_REF]},                  \
+		{#f " (vector)", f, NULL, NULL, &case_isas[PICK_VECTOR]},    \
+		{#f " (avx2)", f, NULL, NULL, &case_isas[PICK_AVX2]},        \
+		{#f " (avx512)", f, NULL, NULL, &case_isas[PICK_AVX512]},    \
+		{#f " (avx512_bf16)", f, NULL, NULL, &case_isas[PICK_BF16]}, \
+		{#f " (amx)", f, NULL, NULL, &case_isas[PICK_AMX]},
+
 void case_poison_outputs(struct attend_case *c);
 /* Asserts that it is done. */
 void case_run(struct attend_case *c, enum pick_isa isa);

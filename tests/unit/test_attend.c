@@ -16,18 +16,6 @@
 
 #define FUZZ 60u
 
-/* The kernel under test; those that the machine lacks are skipped by name. */
-static enum pick_isa kernel_of(void **state)
-{
-	enum pick_isa isa = *(enum pick_isa *)*state;
-
-	if (!pick_has(isa)) {
-		print_message("this machine or process has no %s\n", pick_name(isa));
-		skip();
-	}
-	return isa;
-}
-
 /* They take nothing but bf16: other types are for the next slower kernel. */
 static bool rounds(enum pick_isa isa, const struct attend_shape *shape)
 {
@@ -73,7 +61,7 @@ static void run_and_tell(struct attend_case *c, enum pick_isa isa, const char *w
 static void mla_equals_fp64(void **state)
 {
 	struct case_pool pool = {.tokens = 700, .page_tokens = 64};
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct attend_shape shape = case_mla(16);
 	struct attend_case c;
 
@@ -85,7 +73,7 @@ static void mla_equals_fp64(void **state)
 static void gqa_equals_fp64(void **state)
 {
 	struct case_pool pool = {.tokens = 333, .page_tokens = 16, .scattered = true};
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct attend_shape shape = case_gqa(32, 8, 128);
 	struct attend_case c;
 	int d;
@@ -102,7 +90,7 @@ static void gqa_equals_fp64(void **state)
 static void selection_equals_fp64(void **state)
 {
 	struct case_pool pool = {.tokens = 500, .page_tokens = 16, .scattered = true};
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct attend_shape shape = case_mla(16);
 	struct attend_case c;
 
@@ -120,7 +108,7 @@ static void types_equal_fp64(void **state)
 {
 	static const char *const names[] = {"bf16", "fp16", "fp32", "e4m3"};
 	struct case_pool pool = {.tokens = 150, .page_tokens = 32};
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct attend_shape shape = case_mla(16);
 	struct attend_case c;
 	char what[32];
@@ -140,7 +128,7 @@ static void types_equal_fp64(void **state)
 static void softcap_equals_fp64(void **state)
 {
 	struct case_pool pool = {.tokens = 150, .page_tokens = 32};
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct attend_shape shape = case_gqa(8, 2, 128);
 	struct attend_case c;
 
@@ -170,7 +158,7 @@ static void softcap_equals_fp64(void **state)
 static void types_keep_nan_and_infinity(void **state)
 {
 	struct case_pool pool = {.tokens = 20, .page_tokens = 32};
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct attend_shape shape = case_gqa(1, 1, 64);
 	struct attend_case c;
 	uint8_t type;
@@ -206,7 +194,7 @@ static void delta_equals_fp64(void **state)
 {
 	struct case_pool pool = {.tokens = 200, .page_tokens = 64};
 	static const int32_t deltas[] = {0, 1, -513, 131072, -1000000, INT32_MIN};
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct attend_shape shape = case_mla(16);
 	struct attend_case c;
 	uint32_t i, pairs;
@@ -224,7 +212,7 @@ static void delta_equals_fp64(void **state)
 static void delta_rounds_q_no_second_time(void **state)
 {
 	struct case_pool pool = {.tokens = 64, .page_tokens = 64};
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct attend_shape shape = case_mla(16);
 	struct case_error error;
 	struct attend_case c;
@@ -241,7 +229,7 @@ static void delta_rounds_q_no_second_time(void **state)
 static void row_without_tokens_is_empty(void **state)
 {
 	struct case_pool pool = {.tokens = 40, .page_tokens = 16};
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct attend_shape shape = case_mla(16);
 	struct attend_span *span;
 	struct attend_case c;
@@ -265,7 +253,7 @@ static void row_without_tokens_is_empty(void **state)
 static void limits_are_of_each_row(void **state)
 {
 	struct case_pool pool = {.tokens = 321, .page_tokens = 16, .first = 5};
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct attend_shape shape = case_mla(16);
 	struct attend_case c;
 	uint32_t i, begin;
@@ -283,7 +271,7 @@ static void limits_are_of_each_row(void **state)
 static void many_rows_equal_fp64(void **state)
 {
 	struct case_pool pool = {.tokens = 40, .page_tokens = 16};
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct attend_shape shape = case_mla(16);
 	struct case_error error;
 	struct attend_case c;
@@ -319,7 +307,7 @@ static bool same_outputs(const struct attend_case *a, const struct attend_case *
 static void batch_changes_no_bit(void **state)
 {
 	struct case_pool pool = {.tokens = 300, .page_tokens = 16, .scattered = true};
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct attend_shape shapes[] = {case_mla(16), case_gqa(8, 2, 128)};
 	struct attend_case c, alone;
 	uint32_t i, j;
@@ -350,7 +338,7 @@ static void batch_changes_no_bit(void **state)
 static void poison_changes_no_bit(void **state)
 {
 	struct case_pool pool = {.tokens = 203, .page_tokens = 16, .scattered = true};
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct attend_shape shapes[] = {case_mla(16), case_gqa(8, 2, 64)};
 	struct attend_case c, clean;
 	uint32_t i, j, t, h, d;
@@ -389,7 +377,7 @@ static void poison_changes_no_bit(void **state)
 static void fields_at_one_address_have_own_strides(void **state)
 {
 	struct case_pool pool = {.tokens = 40, .page_tokens = 40};
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct attend_shape shape = case_gqa(4, 1, 64);
 	struct attend_case c;
 
@@ -405,7 +393,7 @@ static void fields_at_one_address_have_own_strides(void **state)
 /* The last token ends where memory ends, and the first begins where it begins. */
 static void memory_after_the_last_token_is_not_read(void **state)
 {
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct attend_shape shapes[] = {case_mla(16), case_gqa(8, 8, 64)};
 	struct attend_case c;
 	uint32_t i, tokens;
@@ -425,7 +413,7 @@ static void memory_after_the_last_token_is_not_read(void **state)
 static void nan_in_a_row_stays_in_it(void **state)
 {
 	struct case_pool pool = {.tokens = 100, .page_tokens = 16};
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct attend_shape shape = case_mla(16);
 	struct attend_case c, clean;
 	uint32_t d, row;
@@ -456,7 +444,7 @@ static void nan_in_a_row_stays_in_it(void **state)
 static void extreme_logits_are_exact(void **state)
 {
 	struct case_pool pool = {.tokens = 90, .page_tokens = 16};
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct attend_shape shape = case_mla(16);
 	struct case_error error;
 	struct attend_case c;
@@ -533,7 +521,7 @@ static bool on_stop(void *arg)
 static void stop_ends_it_within_a_slice(void **state)
 {
 	struct case_pool pool = {.tokens = 600, .page_tokens = 64};
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct attend_shape shape = case_mla(16);
 	uint32_t slice = isa == PICK_REF ? 16 : isa >= PICK_BF16 ? 32 * 128 : 64 * 16;
 	struct countdown count = {.stop_at = UINT32_MAX};
@@ -567,7 +555,7 @@ static void stop_ends_it_within_a_slice(void **state)
 static void stop_is_seen_between_heads(void **state)
 {
 	struct case_pool pool = {.tokens = 16, .page_tokens = 16};
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct attend_shape shape = case_gqa(8, 8, 64);
 	struct countdown count = {.stop_at = UINT32_MAX};
 	struct attend_job job = {.shape = &shape, .stop = on_stop, .stop_arg = &count};
@@ -645,7 +633,7 @@ static void any_spans(struct attend_case *c, uint32_t tokens)
 
 static void any_shape_equals_fp64(void **state)
 {
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct case_error error, most = {0};
 	uint64_t seed;
 
@@ -844,17 +832,8 @@ static void pick_falls_to_the_next_slower(void **state)
 
 int main(void)
 {
-	static enum pick_isa isas[] = {PICK_REF,    PICK_VECTOR, PICK_AVX2,
-				       PICK_AVX512, PICK_BF16,	 PICK_AMX};
-#define CASES(f)                                                \
-	{#f " (ref)", f, NULL, NULL, &isas[0]},                 \
-		{#f " (vector)", f, NULL, NULL, &isas[1]},      \
-		{#f " (avx2)", f, NULL, NULL, &isas[2]},        \
-		{#f " (avx512)", f, NULL, NULL, &isas[3]},      \
-		{#f " (avx512_bf16)", f, NULL, NULL, &isas[4]}, \
-		{#f " (amx)", f, NULL, NULL, &isas[5]},
 	const struct CMUnitTest tests[] = {
-		PER_KERNEL(CASES) cmocka_unit_test(reference_l_matches_m),
+		PER_KERNEL(CASE_PER_ISA) cmocka_unit_test(reference_l_matches_m),
 		cmocka_unit_test(shape_out_of_limits_is_refused),
 		cmocka_unit_test(job_out_of_limits_is_refused),
 		cmocka_unit_test(spans_out_of_limits_are_refused),

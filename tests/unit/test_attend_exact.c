@@ -20,17 +20,6 @@
 #define ROWS 32u
 #define TOKENS 420u
 
-static enum pick_isa kernel_of(void **state)
-{
-	enum pick_isa isa = *(enum pick_isa *)*state;
-
-	if (!pick_has(isa)) {
-		print_message("this machine or process has no %s\n", pick_name(isa));
-		skip();
-	}
-	return isa;
-}
-
 /* Spans 0 … parts - 1 merged in an order that begins with `from`, into span `parts`. */
 static void merge_spans(struct attend_case *c, uint32_t parts, uint32_t from)
 {
@@ -139,7 +128,7 @@ static void partition(enum pick_isa isa, const struct attend_shape *shape, maker
 
 static void partition_is_exact(void **state)
 {
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct attend_shape mla = case_mla(16), gqa = case_gqa(16, 4, 128);
 
 	partition(isa, &mla, make_contiguous, "MLA contiguous");
@@ -167,7 +156,7 @@ static double weighted(const struct attend_case *c, uint32_t parts, uint32_t row
 
 static void bf16_on_the_wire_is_within_its_bound(void **state)
 {
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct attend_shape shape = case_mla(16);
 	uint32_t parts, i, n = ROWS * shape.dv;
 	struct attend_case c;
@@ -208,7 +197,7 @@ static void bf16_on_the_wire_is_within_its_bound(void **state)
 /* Any order is within 2^-21 of the weighted |o|. */
 static void any_order_is_within_its_bound(void **state)
 {
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct attend_shape shape = case_mla(16);
 	uint32_t from, i, n = ROWS * shape.dv;
 	float *first = malloc(n * sizeof(*first));
@@ -288,7 +277,7 @@ static void splice_is_a_turned_query(void **state)
 	static const char *const orders[] = {"halves", "interleaved"};
 	struct case_pool pool = {.tokens = 256, .page_tokens = 64};
 	static const int32_t deltas[] = {1, -300, 4096, 131072};
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct attend_shape shapes[] = {case_mla(16), case_gqa(8, 2, 128)};
 	struct attend_case turned, spliced;
 	uint32_t i, j, pairs, scaled;
@@ -329,7 +318,7 @@ static void splice_is_a_turned_query(void **state)
 static void wrong_turn_differs(void **state)
 {
 	struct case_pool pool = {.tokens = 256, .page_tokens = 64};
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct attend_shape shape = case_gqa(8, 2, 128);
 	struct attend_case turned, spliced;
 	double rms;
@@ -353,7 +342,7 @@ static void wrong_turn_differs(void **state)
 static void delta_of_zero_is_bit_identity(void **state)
 {
 	struct case_pool pool = {.tokens = 100, .page_tokens = 64};
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct attend_shape shape = case_mla(16);
 	struct attend_case a, b;
 
@@ -375,7 +364,7 @@ static void delta_of_zero_is_bit_identity(void **state)
 static void rehomed_selection_differs(void **state)
 {
 	struct case_pool pool = {.tokens = 2000, .page_tokens = 64};
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct attend_shape shape = case_gqa(8, 2, 128);
 	struct attend_case own, moved;
 	struct rope_turn turn;
@@ -424,16 +413,7 @@ static void rehomed_selection_differs(void **state)
 
 int main(void)
 {
-	static enum pick_isa isas[] = {PICK_REF,    PICK_VECTOR, PICK_AVX2,
-				       PICK_AVX512, PICK_BF16,	 PICK_AMX};
-#define CASES(f)                                                \
-	{#f " (ref)", f, NULL, NULL, &isas[0]},                 \
-		{#f " (vector)", f, NULL, NULL, &isas[1]},      \
-		{#f " (avx2)", f, NULL, NULL, &isas[2]},        \
-		{#f " (avx512)", f, NULL, NULL, &isas[3]},      \
-		{#f " (avx512_bf16)", f, NULL, NULL, &isas[4]}, \
-		{#f " (amx)", f, NULL, NULL, &isas[5]},
-	const struct CMUnitTest tests[] = {PER_KERNEL(CASES)};
+	const struct CMUnitTest tests[] = {PER_KERNEL(CASE_PER_ISA)};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

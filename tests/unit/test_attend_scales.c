@@ -14,19 +14,6 @@
 #include "daemon/base/mem.h"
 #include "tests/lib/attend_case.h"
 
-/* The kernel under test; those that the machine lacks are skipped by name. AMX leaves fp8
- * to the next slower one. */
-static enum pick_isa kernel_of(void **state)
-{
-	enum pick_isa isa = *(enum pick_isa *)*state;
-
-	if (!pick_has(isa)) {
-		print_message("this machine or process has no %s\n", pick_name(isa));
-		skip();
-	}
-	return isa;
-}
-
 static void right(struct attend_case *c, enum pick_isa isa)
 {
 	struct case_error error;
@@ -67,7 +54,7 @@ static void scales_of(enum pick_isa isa, const struct attend_shape *of, uint32_t
 static void scales_equal_fp64(void **state)
 {
 	static const uint32_t rows[] = {1, 2, 4, 48}, tokens[] = {1, 3, 16, 131};
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	const struct attend_shape shapes[] = {case_mla(16), case_gqa(1, 1, 64),
 					      case_gqa(32, 8, 128)};
 	uint32_t i, j, n;
@@ -87,7 +74,7 @@ static void scales_and_more_equal_fp64(void **state)
 				 .scattered = true,
 				 .k_scaled = true,
 				 .v_scaled = true};
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct attend_shape shapes[] = {case_mla(16), case_gqa(8, 2, 64)};
 	struct attend_case c;
 	uint32_t i;
@@ -136,7 +123,7 @@ static void hostile_scales_stay_in_their_rows(void **state)
 {
 	static const float hostile[] = {NAN,   INFINITY, -INFINITY, 0,
 					-0.0f, 3e38f,	 -1e-45f};
-	enum pick_isa isa = kernel_of(state);
+	enum pick_isa isa = case_isa(state);
 	struct attend_case c, clean;
 	uint32_t i, row;
 
@@ -169,15 +156,7 @@ static void hostile_scales_stay_in_their_rows(void **state)
 
 int main(void)
 {
-	static enum pick_isa isas[] = {PICK_REF, PICK_VECTOR, PICK_AVX2, PICK_AVX512,
-				       PICK_AMX};
-#define CASES(f)                                           \
-	{#f " (ref)", f, NULL, NULL, &isas[0]},            \
-		{#f " (vector)", f, NULL, NULL, &isas[1]}, \
-		{#f " (avx2)", f, NULL, NULL, &isas[2]},   \
-		{#f " (avx512)", f, NULL, NULL, &isas[3]}, \
-		{#f " (amx)", f, NULL, NULL, &isas[4]},
-	const struct CMUnitTest tests[] = {PER_KERNEL(CASES)};
+	const struct CMUnitTest tests[] = {PER_KERNEL(CASE_PER_ISA)};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

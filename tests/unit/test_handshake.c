@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "daemon/base/clock.h"
+#include "daemon/peer/peer_impl.h"
 #include "daemon/session/region.h"
 #include "tests/lib/accounts.h"
 #include "tests/lib/file.h"
@@ -301,6 +302,28 @@ static void pool_may_go_between_its_keys(void **state)
 	loop_virtual_parts(p->c.loop, 0);
 }
 
+/* ---- quiet ---- */
+
+/* A room that waits for the peer needs its death in time; without it the peer is quiet.
+ */
+static void peer_that_a_room_waits_for_is_not_quiet(void **state)
+{
+	struct pair *p = *state;
+	const struct peer_impl *peer;
+
+	cluster_ok(&p->c, p->me,
+		   "{'cmd':'room.open','room':'7','role':'recv','pool':%llu,'sources':['"
+		   "%s']}",
+		   (unsigned long long)p->mine.pool, p->c.nodes[1].endpoint);
+	cluster_run(&p->c, 5 * LOOP_NS_PER_S);
+	peer = remote_at(p, 0)->peer->impl;
+	assert_int_equal(sm_state(&peer->peer.sm), PEER_UP);
+	assert_false(peer->quiet);
+	cluster_ok(&p->c, p->me, "{'cmd':'room.abort','room':'7','role':'recv'}");
+	cluster_run(&p->c, 5 * LOOP_NS_PER_S);
+	assert_true(peer->quiet);
+}
+
 /* ---- finding ---- */
 
 static uint64_t register_pool(struct pair *p, struct session *session,
@@ -573,6 +596,7 @@ int main(void)
 		CASE(keys_are_requested_one_a_turn),
 		CASE(keys_refused_between_turns_are_requested_again),
 		CASE(pool_may_go_between_its_keys),
+		CASE(peer_that_a_room_waits_for_is_not_quiet),
 		CASE(pool_is_found_until_removed),
 		CASE(message_taken_is_acknowledged_with_next_or_soon),
 		CASE(messages_taken_are_acknowledged_at_once),
