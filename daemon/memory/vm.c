@@ -383,8 +383,7 @@ int vm_open(const struct memory_owner *owner, int mode, int *fd_p)
 					  : open_here(owner->pid, mode, fds);
 
 	/* after the open: the check applies to the process that was opened */
-	if (r == 0 &&
-	    (!is_all_of(fds[OPEN_STATUS], owner->uid) || poll(&gone, 1, 0) != 0))
+	if (r == 0 && (!is_all_of(fds[OPEN_STATUS], owner->uid) || poll(&gone, 1, 0) > 0))
 		r = err_raise(
 			ERR_PERM,
 			"kind vm: process %d has a user other than %u, or may not be "

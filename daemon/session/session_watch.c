@@ -89,7 +89,7 @@ static bool process_lives(int pidfd)
 {
 	struct pollfd p = {.fd = pidfd, .events = POLLIN};
 
-	return poll(&p, 1, 0) == 0;
+	return poll(&p, 1, 0) <= 0; /* -1: a signal came meanwhile */
 }
 
 static bool memory_lives(int statm_fd)

@@ -8,9 +8,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -420,6 +423,56 @@ static void session_without_pid_is_not_watched(void **state)
 	mini_until_sessions(mini, 0);
 }
 
+struct storm {
+	pthread_t target;
+	atomic_bool over;
+};
+
+static void on_signal(int signum)
+{
+	(void)signum;
+}
+
+static void *storm_run(void *arg)
+{
+	struct storm *storm = arg;
+
+	while (!atomic_load(&storm->over))
+		pthread_kill(storm->target, SIGUSR1);
+	return NULL;
+}
+
+/* A poll() that a signal interrupts tells nothing of the process. */
+static void signals_end_no_session(void **state)
+{
+	const struct sigaction action = {.sa_handler = on_signal};
+	struct storm storm = {.target = pthread_self()};
+	struct pollfd same = {.events = POLLIN};
+	struct mini *mini = *state;
+	int interrupted = 0;
+	bool alive = true;
+	struct client client;
+	struct session *session;
+	pthread_t sender;
+
+	client_open(&client, mini);
+	session = list_first(&mini->kvd.sessions, struct session, link);
+	same.fd = session_watch_pidfd(session->watch);
+	assert_true(same.fd >= 0);
+	assert_int_equal(sigaction(SIGUSR1, &action, NULL), 0);
+	assert_int_equal(pthread_create(&sender, NULL, storm_run, &storm), 0);
+	while (alive && interrupted < 20) {
+		interrupted += poll(&same, 1, 0) < 0;
+		alive = session_watch_alive(session->watch);
+	}
+	atomic_store(&storm.over, true);
+	pthread_join(sender, NULL);
+	assert_true(alive);
+	close(same.fd);
+	client_close(&client);
+	mini_until_sessions(mini, 0);
+}
+
 static void idle_daemon_has_no_clock(void **state)
 {
 	struct mini *mini = *state;
@@ -449,6 +502,7 @@ int main(void)
 		CASE(page_outlives_the_session_until_all_has_drained),
 		CASE(sessions_are_listed_to_their_user),
 		CASE(session_without_pid_is_not_watched),
+		CASE(signals_end_no_session),
 		CASE(idle_daemon_has_no_clock),
 	};
 
