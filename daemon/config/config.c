@@ -390,6 +390,31 @@ static void check_advertise(struct load *load)
 			config->advertise);
 }
 
+static void check_endpoints(struct load *load, const char *option, const char *words)
+{
+	char word[ENDPOINT_MAX], canon[ENDPOINT_MAX];
+	size_t len;
+
+	for (words += strspn(words, " ,"); *words;
+	     words += len, words += strspn(words, " ,")) {
+		len = strcspn(words, " ,");
+		snprintf(word, sizeof(word), "%.*s", (int)len, words);
+		if (len >= sizeof(word) || endpoint_canon(word, canon) < 0)
+			problem(load, line_of(load, option, option),
+				"%s: '%.64s': allowed: endpoints of other daemons, "
+				"tcp://HOST:PORT",
+				option, word);
+		err_clear();
+	}
+}
+
+static void check_chunk_endpoints(struct load *load)
+{
+	check_endpoints(load, "chunk_peers", load->config.chunk_peers);
+	if (strcmp(load->config.chunk_index, "cluster") != 0)
+		check_endpoints(load, "chunk_index", load->config.chunk_index);
+}
+
 static void check_keys(struct load *load)
 {
 	const struct config *config = &load->config;
@@ -562,10 +587,17 @@ static void config_resolve(struct load *load)
 }
 
 static void (*const checks[])(struct load *load) = {
-	check_name,	 check_socket,	   check_listen,
-	check_advertise, check_keys,	   check_metrics_listen,
-	check_amounts,	 check_transports, check_require,
+	check_name,
+	check_socket,
+	check_listen,
+	check_advertise,
+	check_keys,
+	check_metrics_listen,
+	check_amounts,
+	check_transports,
+	check_require,
 	check_gpu,
+	check_chunk_endpoints,
 };
 
 /* ---- entry points ---- */

@@ -221,6 +221,9 @@ static void config_impossible_combinations_are_refused(void **state)
 	must_fail("[peer]\nlisten = ipc:///tmp/x\n", 2, "tcp://ADDRESS:PORT");
 	must_fail("[peer]\nlisten = tcp://::1:7000\n", 2, "tcp://ADDRESS:PORT");
 	must_fail("[peer]\nadvertise = tcp://*:1\n", 2, "others can reach");
+	must_fail("[chunks]\nchunk_peers = tcp://a:1 b:2\n", 2, "chunk_peers: 'b:2'");
+	must_fail("[chunks]\nchunk_index = clusters\n", 2, "chunk_index: 'clusters'");
+	must_fail("[chunks]\nchunk_index = tcp://a:1,tcp://b:65536\n", 2, "65536");
 	must_fail("[peer]\ncurve_secret_file = /etc/kvd/key\n", 2, "curve_allow_file");
 	must_fail(
 		"[peer]\ncurve_secret_file = /k\ncurve_allow_file = /a\nkeys_dir = /d\n",
@@ -274,6 +277,8 @@ static void config_possible_combinations_are_taken(void **state)
 		  &c);
 	must_load("[peer]\nlisten = tcp://[::1]:7\n", &c);
 	must_load("[transport]\nrequire = rdma\n", &c);
+	must_load("[chunks]\nchunk_index = cluster\n", &c);
+	must_load("[chunks]\nchunk_peers = tcp://[::1]:7#key, tcp://b:1\n", &c);
 	must_load("[control]\nsocket_mode = 0666\nallow_uids = root\n", &c);
 }
 
