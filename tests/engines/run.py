@@ -55,6 +55,7 @@ NATIVE = {
     "vllm-route-scattered": ["vllm_route.py", "scattered"],
     "vllm-route-two": ["vllm_route.py", "two"],
     "vllm-route-ranks": ["vllm_route.py", "ranks"],
+    "vllm-route-ranks-mla": ["vllm_route.py", "ranks-mla"],
     "cross-sglang-vllm-route": ["vllm_route.py", "cross"],
     "vllm-route-bf16": ["vllm_route.py", "bf16"],
     "vllm-route-controls": ["vllm_route.py", "controls"],

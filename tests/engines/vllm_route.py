@@ -8,7 +8,8 @@ vllm_route.py CASE [--nixl native] [--prompts N] [--requests N] [--transport NAM
     many      documents at 1 to 7 holders; many-mla: of a model with MLA
     scattered the same, each chunk at another holder than the one before
     two       two engines with one holder
-    ranks     chunks that two ranks have stored
+    ranks     one or two ranks attend to chunks that one or two ranks have stored; ranks-mla: of a
+              model with MLA
     cross     chunks that SGLang has stored
     bf16      tokens of an engine that routes, and of the same one before there were chunks
     auto      each prompt by the way that is cheapest, or by a given one; documents that are fetched
@@ -91,22 +92,28 @@ def both(case, engines, there):
     return "%s requests for attention" % " and ".join("%d" % one["posts"] for one in got)
 
 
-# ---- chunks of two ranks --------------------------------------------------------------------
+# ---- ranks ----------------------------------------------------------------------------------
 
 def ranks(case):
-    """The holder has two parts of each chunk. Engines with several ranks cannot route, so these have
-    the cache of vLLM's GPU backends by vllm_plain."""
-    tally, there = case.tally, case.node("there", "attention_threads = 1\n")
-    A = vllm_store.Engine(case, "A", there, {"chunk_tokens": T}, tp=2, more=case.more)
-    case.stack.callback(A.stop)
-    A.wait()
-    tally.check("two ranks compute and store documents", case.store, A)
-    A.stop()
-    B = asker(case, "B", there)
-    for i in range(min(case.count, 10)):
-        tally.check("prompt %d attends to the parts of two ranks" % i, case.one, B, there, i)
-    tally.check("all, up to 16 at once", case.many, B, there, 16)
-    tally.check("nothing is kept", B.idle)
+    """Those of an engine attend each with its own heads, and all of them to the same hold."""
+    tally = case.tally
+    for holders, askers in ((2, (1, 2)), (1, (2,))):
+        there = case.node("there%d" % holders, "attention_threads = 1\n")
+        A = case.engine("A%d" % holders, there, tp=holders)
+        tally.check("%d ranks compute and store documents" % holders, case.store, A)
+        A.stop()
+        for count in askers:
+            B = asker(case, "B%d%d" % (count, holders), there, tp=count)
+            words = "%d ranks attend to the parts of %d" % (count, holders)
+            for i in range(min(case.count, 10)):
+                tally.check("%s, prompt %d" % (words, i), case.one, B, there, i)
+            tally.check(words + ", all, up to 16 at once", case.many, B, there, 16)
+            if count == 2:
+                for sends in (3, 20):
+                    tally.check("the holder stands still before request %d of a rank" % sends,
+                                stops, case, B, there, range(case.count), sends)
+            tally.check("nothing is kept", B.idle)
+            B.stop()
 
 
 # ---- chunks of SGLang -------------------------------------------------------------------------
@@ -706,9 +713,10 @@ def around(case, B, there, rng, counts, kind, some):
         len(ended), got["lost"], got["posts"], max(times))
 
 
-CASES = {"gqa": always, "mla": always, "many": many, "many-mla": many, "two": two, "ranks": ranks, "cross": cross,
-         "scattered": lambda case: many(case, True), "bf16": bf16, "auto": auto, "ends": ends,
-         "controls": controls, "load": lambda case: load(case, LOADED), "soak": lambda case: load(case, SOAKED)}
+CASES = {"gqa": always, "mla": always, "many": many, "many-mla": many,
+         "scattered": lambda case: many(case, True), "two": two, "ranks": ranks, "ranks-mla": ranks,
+         "cross": cross, "bf16": bf16, "auto": auto, "ends": ends, "controls": controls,
+         "load": lambda case: load(case, LOADED), "soak": lambda case: load(case, SOAKED)}
 
 
 def main():

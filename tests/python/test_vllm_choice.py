@@ -294,7 +294,7 @@ def test_a_document_is_fetched_when_routing_has_cost_as_much():
     assert secret == b"1" and (begin, end) == (0, DOCUMENT)
     assert blocks == list(range(5000, 5000 + 600 * RATIO)) and step.routes, "it is still routed"
     assert routed(plan, table, {"a": 1}, 3 * RENT_STEPS)[1] is None, "once"
-    plan.heard((), set(), {number: True})
+    plan.heard((), set(), {number: [True]})
     assert plan.routes.pool.cached == [("a", 0, blocks)] and plan.routes.pool.given == [blocks]
     assert plan.routes.take_landed() == {"a"} and plan.routes.take_landed() == set()
     plan.again(request, False)
@@ -309,8 +309,21 @@ def test_requests_of_one_document_pay_together_and_go_over_together():
     steps, step = routed(plan, table, {"a": 1, "b": 1, "c": 1})
     assert 0 <= own + 3 * steps - even_steps() <= 3 * RENT_STEPS
     plan.finished(other, (table,))
-    plan.heard((), set(), {step.rents[0][0]: True})
+    plan.heard((), set(), {step.rents[0][0]: [True]})
     assert plan.routes.take_landed() == {"a", "b"}
+
+
+@pytest.mark.parametrize("second", [True, False])
+def test_a_fetch_by_two_ranks_ends_with_the_later_one(second):
+    plan, _, _ = auto(600, 0)
+    plan.routes.ranks = 2
+    _, table = admit(plan)
+    number = routed(plan, table, {"a": 1})[1].rents[0][0]
+    plan.heard((), set(), {number: [True]})
+    assert not plan.routes.pool.given and not plan.routes.pool.cached, "the other one still writes"
+    plan.heard((), set(), {number: [second]})
+    assert len(plan.routes.pool.given) == 1 and len(plan.routes.pool.cached) == second
+    assert plan.routes.take_landed() == ({"a"} if second else set())
 
 
 def test_a_fetch_that_failed_is_tried_again_later():
@@ -319,7 +332,7 @@ def test_a_fetch_that_failed_is_tried_again_later():
     pause = RENT_AGAIN_S
     for _ in range(3):
         number = routed(plan, table, {"a": 1})[1].rents[0][0]
-        plan.heard((), set(), {number: False})
+        plan.heard((), set(), {number: [False]})
         assert plan.routes.take_landed() == set() and not plan.routes.pool.cached
         assert not plan.routes.rents and len(plan.routes.pool.given) == number
         clock.now += pause / 2
@@ -333,7 +346,7 @@ def test_blocks_of_an_earlier_model_are_not_cached():
     _, table = admit(plan)
     number = routed(plan, table, {"a": 1})[1].rents[0][0]
     plan.reset()
-    plan.heard((), set(), {number: True})
+    plan.heard((), set(), {number: [True]})
     assert not plan.routes.pool.cached and len(plan.routes.pool.given) == 1
     assert plan.routes.take_landed() == set()
 
@@ -351,7 +364,7 @@ def test_a_request_that_ends_leaves_its_fetch_to_later_ones():
     request, table = admit(plan)
     number = routed(plan, table, {"a": 1})[1].rents[0][0]
     plan.finished(request, (table,))
-    plan.heard((), set(), {number: True})
+    plan.heard((), set(), {number: [True]})
     assert len(plan.routes.pool.cached) == 1 and plan.routes.take_landed() == set()
 
 
@@ -381,7 +394,7 @@ def test_a_rent_is_reported_by_its_number_alone(daemon, whole):
         into = list(range(40, 40 + 4 * RATIO))
         side.rank.take(Step(words=words, rents=[(7, hold.secret, into, 0, 4 * T)]))
         until(lambda: side.rank.results() == (set(), set()) and not side.rank.rents)
-        assert side.rank.take_rented() == {7: whole} and side.rank.take_rented() == {}
+        assert side.rank.take_rented() == {7: [whole]} and side.rank.take_rented() == {}
         assert not side.rank.bad_blocks() and side.total("rents") == whole
         assert side.holds(into, 5, 0, 4 * T) == whole
 

@@ -585,7 +585,7 @@ def patch(monkeypatch, module, name, value):
 
 def config_of(**change):
     given = dict(scheduler_cls="kvd.vllm.RouteScheduler", async_scheduling=False,
-                 kv_connector="KvdStoreConnector", tensor_parallel_size=1, data_parallel_size=1,
+                 kv_connector="KvdStoreConnector", data_parallel_size=1,
                  use_v2_model_runner=False, is_kv_consumer=True, cache_dtype="auto",
                  dtype="torch.bfloat16", hash_block_size=BLOCK)
     given.update(change)
@@ -607,7 +607,7 @@ def refused(store, monkeypatch, cpu=True, **change):
 @pytest.mark.parametrize("change, words", [
     (dict(scheduler_cls=None), "vLLM's scheduler"), (dict(scheduler_cls="x.Y"), "vLLM's scheduler"),
     (dict(cpu=False), "an engine on tpu"), (dict(kv_connector="MultiConnector"), "MultiConnector"),
-    (dict(async_scheduling=True), "asynchronous"), (dict(tensor_parallel_size=2), "tensor"),
+    (dict(async_scheduling=True), "asynchronous"),
     (dict(data_parallel_size=2), "data par"), (dict(use_v2_model_runner=True), "V2 model runner"),
     (dict(is_kv_consumer=False), "kv_producer"), (dict(cache_dtype="fp8"), "--kv-cache-dtype fp8"),
     (dict(dtype="torch.float64"), "float64"), (dict(hash_block_size=8), "parts of a block")])
@@ -638,7 +638,7 @@ def layer_of(**change):
                                  get_attn_backend=lambda: backend)
 
 
-def router_of(store, layers, grain=1):
+def router_of(store, layers, grain=1, first_head=0):
     config = types.SimpleNamespace(
         compilation_config=types.SimpleNamespace(static_forward_context=layers),
         model_config=types.SimpleNamespace(dtype="torch.float32"))
@@ -646,7 +646,9 @@ def router_of(store, layers, grain=1):
     caches = types.SimpleNamespace(kv_cache_groups=[group])
     worker = store.Worker(config, caches)
     worker.row = "layout", grain, None
-    made = worker._router(Door(), types.SimpleNamespace(name="kv", grain=grain))
+    fields = [dict(name=name, first_unit=first_head) for name in ("k", "v", "latent")]
+    made = worker._router(Door(), types.SimpleNamespace(name="kv", grain=grain),
+                          types.SimpleNamespace(views={"kv": {"layers": {0: fields}}}))
     assert worker.row[:2] == ("layout", grain)
     return made, worker.row[2]
 
@@ -654,14 +656,14 @@ def router_of(store, layers, grain=1):
 def test_seats_have_the_shape_of_the_layers(store, monkeypatch):
     patch(monkeypatch, "vllm.model_executor.models.utils", "extract_layer_index",
           lambda name: int(name[1:]))
-    made, model = router_of(store, {"l0": layer_of(), "l1": layer_of()})
+    made, model = router_of(store, {"l0": layer_of(), "l1": layer_of()}, first_head=4)
     assert model == kvd.cost.Model.gqa(2, 8, 4, 32, 32, value_bytes=4, out_bytes=4)
     assert (made.layers, made.heads, made.tokens) == ({"l0": 0, "l1": 1}, 8, 512)
     asked = {}
     made.opener(types.SimpleNamespace(attend=lambda **kw: asked.update(kw)), 4096, 4)
     asked.pop("timeout")
     assert asked == dict(rows=4096, seats=4, q_type="fp32", kv_type="fp32", view="kv", kind="gqa",
-                         heads=8, kv_heads=4, dqk=32, dv=32, scale=0.5, key="k", value="v")
+                         heads=8, kv_heads=4, first_head=4, dqk=32, dv=32, scale=0.5, key="k", value="v")
     made, model = router_of(store, {"l0": layer_of(kind="mla", dqk=576, dv=512)})
     assert model == kvd.cost.Model.mla(1, 8, 576, 512, value_bytes=4, out_bytes=4)
     made.opener(types.SimpleNamespace(attend=lambda **kw: asked.update(kw)), 4096, 4)
@@ -682,8 +684,9 @@ def test_layers_of_other_backends_or_shapes_are_refused(store, monkeypatch):
 
 def test_losses_of_all_ranks_are_lost(store):
     rows = {(0, 0): ("x", 1, None)}, {(0, 1): ("y", 1, None)}
-    both = store.StoreRows(rows[0], {"a"}).aggregate(store.StoreRows(rows[1], {"b"}, {7: True}))
-    assert both == store.StoreRows({**rows[0], **rows[1]}, {"a", "b"}, {7: True})
+    both = store.StoreRows(rows[0], {"a"}, {6: [True], 7: [False]}).aggregate(
+        store.StoreRows(rows[1], {"b"}, {7: [True]}))
+    assert both == store.StoreRows({**rows[0], **rows[1]}, {"a", "b"}, {6: [True], 7: [False, True]})
 
 
 # ---- vLLM's scheduler and block manager ------------------------------------------------------

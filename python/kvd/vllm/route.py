@@ -48,11 +48,12 @@ class Document:
 
 class Rent:
     """A routed document that is fetched to blocks of vLLM's, which its prefix cache has afterwards.
-    request: one that starts with it."""
+    request: one that starts with it; ranks: of the engine."""
 
-    def __init__(self, number, document, request, blocks):
+    def __init__(self, number, document, request, blocks, ranks):
         self.number, self.document, self.request, self.blocks = number, document, request, blocks
-        self.valid = True  # the model has not changed since
+        self.left = ranks  # those that still load it
+        self.valid = True  # all of it was loaded, and the model has not changed since
 
 
 class Way:
@@ -69,11 +70,11 @@ class Way:
 
 
 class Routes:
-    """block: tokens of one; lease: of holds, in seconds. pool: vLLM's blocks
+    """block: tokens of one; ranks: of the engine; lease: of holds, in seconds. pool: vLLM's blocks
     (route_scheduler.Blocks), once there is one."""
 
-    def __init__(self, block, lease=LEASE_S):
-        self.block, self.lease, self.pool = block, lease, None
+    def __init__(self, block, ranks=1, lease=LEASE_S):
+        self.block, self.ranks, self.lease, self.pool = block, ranks, lease, None
         self.rents, self.number, self.landed = {}, 0, set()  # landed: documents that are here
         self.away = {}  # {request: tokens without a block}, read by vLLM's block manager
         self.ways, self.losses = {}, {}
@@ -204,14 +205,19 @@ class Routes:
         if blocks is None:
             return None
         self.number += 1
-        document.rent = self.rents[self.number] = Rent(self.number, document, request, blocks)
+        document.rent = self.rents[self.number] = Rent(self.number, document, request, blocks,
+                                                            self.ranks)
         return document.rent
 
-    def rented(self, number, whole, now):
-        """A rent has ended. whole: all of it was loaded."""
-        rent = self.rents.pop(number)
+    def rented(self, number, wholes, now):
+        """A rent has ended at some ranks. wholes: for each of them, whether all of it was loaded."""
+        rent = self.rents[number]
+        rent.left, rent.valid = rent.left - len(wholes), rent.valid and all(wholes)
+        if rent.left:  # its blocks are still written
+            return
+        del self.rents[number]
         document, document.rent = rent.document, None
-        if whole and rent.valid:
+        if rent.valid:
             self.pool.cache(rent.request, document.begin // self.block, rent.blocks)
             self.landed.add(document)
         else:

@@ -62,15 +62,16 @@ class StoreStep(Step, KVConnectorMetadata):
 @dataclass
 class StoreRows(KVConnectorWorkerMetadata):
     """rows: {(stage, rank): (layout's text, its grain, kvd.cost.Model or None)}; lost: requests
-    without a valid result; rented: {number of a route.Rent: whether all of it was loaded}, of the
-    one rank of an engine that routes."""
+    without a valid result; rented: {number of a route.Rent that has ended at ranks: for each of
+    them, whether all of it was loaded}."""
     rows: dict
     lost: set = field(default_factory=set)
     rented: dict = field(default_factory=dict)
 
     def aggregate(self, other):
-        return StoreRows({**self.rows, **other.rows}, self.lost | other.lost,
-                         {**self.rented, **other.rented})
+        rented = {number: self.rented.get(number, []) + other.rented.get(number, [])
+                  for number in {**self.rented, **other.rented}}
+        return StoreRows({**self.rows, **other.rows}, self.lost | other.lost, rented)
 
 
 # ---- refused options -------------------------------------------------------------------
@@ -131,7 +132,6 @@ def route_refusals(config, caches):
     yield config.kv_transfer_config.kv_connector != "KvdStoreConnector", "a MultiConnector", \
         "KvdStoreConnector alone"
     yield bool(scheduler.async_scheduling), "asynchronous scheduling", "--no-async-scheduling"
-    yield parallel.tensor_parallel_size > 1, "tensor parallelism", "--tensor-parallel-size 1"
     yield parallel.data_parallel_size > 1, "data parallelism", "--data-parallel-size 1"
     yield config.use_v2_model_runner, "the V2 model runner", "VLLM_USE_V2_MODEL_RUNNER=0"
     yield not config.kv_transfer_config.is_kv_consumer, "a kv_producer", "kv_role kv_both"
@@ -196,6 +196,7 @@ def plan(config, caches, hashed, block, tokens):
     """The scheduler's side. hashed: tokens per hash of vLLM; block: per allocated block."""
     transfer, parallel = config.kv_transfer_config, config.parallel_config
     extra = transfer.get_from_extra_config
+    ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
     ids, scheme = ids_and_scheme(config, extra("ids", "blocks"), hashed)
 
     def opener(client, key):
@@ -207,12 +208,11 @@ def plan(config, caches, hashed, block, tokens):
     named, way = names(config, extra, scheme), extra("route", "off")
     return Plan(spaces, ids, named, block, tokens,
                 group=caches.transfer_group_ids[0],
-                ranks=parallel.tensor_parallel_size * parallel.pipeline_parallel_size,
-                lease=extra("lease", LEASE_S), remote=extra("remote", 0) or None,
+                ranks=ranks, lease=extra("lease", LEASE_S), remote=extra("remote", 0) or None,
                 loads=transfer.is_kv_consumer and named.revision is not None,
                 saves=transfer.is_kv_producer and named.revision is not None, step=StoreStep,
                 adapters=Adapters(weights_of, logger) if extra("revision", None) is None else None,
-                routes=Routes(block) if routes(transfer) else None,
+                routes=Routes(block, ranks) if routes(transfer) else None,
                 prices=Ways(not config.scheduler_config.async_scheduling)
                 if way != "always" and extra("remote", 0) else None)
 
@@ -251,9 +251,9 @@ class Worker:
         spaces = SpaceClient(None, opener, client, most=1, log=logger)
         self.rank = Rank(spaces, group, self.marks, self.count)
         if routes(self.config.kv_transfer_config):
-            self.router = self._router(spaces, group)
+            self.router = self._router(spaces, group, made.layout)
 
-    def _router(self, spaces, group):
+    def _router(self, spaces, group, layout):
         """For the layers of this rank, whose attention is kvd's (route_cpu.py)."""
         from vllm.model_executor.models.utils import extract_layer_index
         layers = {name: self.config.compilation_config.static_forward_context[name]
@@ -269,12 +269,15 @@ class Worker:
         if others or group.grain != 1:
             raise ValueError("kvd.vllm: \"route\": layers with attention of several shapes are not "
                              "supported: %s" % [shape, *others])
+        fields = next(iter(layout.views[group.name]["layers"].values()))
+        first_head = next(f["first_unit"] for f in fields if f["name"] == shape.key)
         dtype = ROUTE_TYPES[dtype_of(self.config)]
         self.row = (*self.row[:2], cost_model(shape, len(layers), TYPE_BYTES[dtype]))
 
         def opener(client, rows, seats):
             return client.attend(rows=rows, seats=seats, q_type=dtype, kv_type=dtype,
-                                 view=group.name, timeout=CALL_S, **shape._asdict())
+                                 first_head=first_head, view=group.name, timeout=CALL_S,
+                                 **shape._asdict())
         return Router(spaces, opener, shape.heads, shape.dqk + shape.dv,
                       {name: extract_layer_index(name) for name in layers}, self.count)
 

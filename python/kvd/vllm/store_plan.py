@@ -250,12 +250,12 @@ class Plan:
         return self.words is None and self.clock() < self.start_s + START_S
 
     def heard(self, received, bad, rented=None):
-        """From a step's results: loaded requests, blocks that were not loaded, {number of a Rent:
-        whether all of it was loaded}."""
+        """From a step's results: loaded requests, blocks that were not loaded, {number of a Rent that
+        has ended at ranks: for each of them, whether all of it was loaded}."""
         if self.prices is not None:
             self.prices.ended()
-        for number, whole in (rented or {}).items():
-            self.routes.rented(number, whole, self.clock())
+        for number, wholes in (rented or {}).items():
+            self.routes.rented(number, wholes, self.clock())
         for known in self.loading.values() if bad else ():
             if not bad.isdisjoint(known.blocks):
                 known.failed, known.saved = True, 0

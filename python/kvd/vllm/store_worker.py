@@ -203,9 +203,9 @@ class Rank:
         return bad
 
     def take_rented(self):
-        """{number of a rent that has ended: whether all of it was loaded}, since the last call."""
+        """{number of a rent that has ended: [whether all of it was loaded]}, since the last call."""
         rented, self.rented = self.rented, {}
-        return rented
+        return {number: [whole] for number, whole in rented.items()}
 
     def _counted(self, load):
         """Whether all of it was loaded."""
