@@ -107,7 +107,7 @@ class Bench:
             xfer = self.part(parts, lambda k=kind: Xfer(self.pair("shm"), KINDS[k][2], op,
                                                         rows, caches, self.threads))
             if xfer:
-                parts.append(Limit(xfer, "bounce" if kind == "vm" else "memcpy"))
+                parts.append(Limit(xfer, "proc_mem" if kind == "vm" else "memcpy"))
                 plans.append((kind, xfer, [parts[-1]]))
         if self.args.peers:
             peers.append(self.part(parts, lambda: Nixl(self.args.peers, op, rows, caches,

@@ -48,14 +48,14 @@ CACHES = ("cold", "warm")
 
 MEMCPY = {"64k": [[("memcpy", 0.9)]], "4k": [[("memcpy", 0.9)]], "256": [[("memcpy", 0.7)]],
           "flat": [[("memcpy", 0.9), ("NIXL", 1.2)]]}
-BOUNCE = {rows: [[("bounce", 0.9)]] for rows in ROWS_USUAL}
+PROC_MEM = {rows: [[("proc_mem", 0.9)]] for rows in ROWS_USUAL}
 NIXL = {"64k": [[("NIXL", 3)]], "4k": [[("NIXL", 10)]], "256": [[("NIXL", 80)]],
         "flat": [[("NIXL", 1.2), ("memcpy", 0.9)]]}
 GOALS = {
     "cold": {
         "memfd": MEMCPY,
         "adopt": MEMCPY,
-        "vm": BOUNCE,
+        "vm": PROC_MEM,
         "tcp": {"64k": [[("tcp_floor", 0.9)], [("iperf3", 0.9)]],
                 "4k": [[("tcp_floor", 0.9)], [("iperf3", 0.7)]],
                 "256": [[("tcp_floor", 0.9)], [("iperf3", 0.7)]],

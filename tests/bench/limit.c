@@ -9,11 +9,11 @@
  */
 #include "tests/bench/limit.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/uio.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -21,14 +21,13 @@
 #include "daemon/base/clock.h"
 
 #define BOUNCE_BYTES (128u << 10)
-#define IOVS 1024u
 
 struct share {
 	const struct rows *rows;
 	const uint8_t *src;
 	uint8_t *dst;
 	uint64_t begin, end;
-	pid_t pid;
+	int mem; /* /proc/PID/mem of their owner */
 	pthread_t thread;
 };
 
@@ -48,46 +47,24 @@ static void *share_memcpy(void *arg)
 	return NULL;
 }
 
-static void vm_move(pid_t pid, bool reading, struct iovec *near, struct iovec *far,
-		    size_t n)
-{
-	ssize_t done = reading ? process_vm_readv(pid, near, n, far, n, 0)
-			       : process_vm_writev(pid, near, n, far, n, 0);
-
-	if (done < 0)
-		die("limit: process_vm_readv/writev");
-}
-
 /* Rows above the bounce buffer's size go through it in parts. */
 static void *share_vm(void *arg)
 {
 	const struct share *s = arg;
 	const struct rows *r = s->rows;
 	uint8_t *bounce = malloc(BOUNCE_BYTES);
-	uint64_t part = r->bytes < BOUNCE_BYTES ? r->bytes : BOUNCE_BYTES;
-	static _Thread_local struct iovec near[IOVS], src[IOVS], dst[IOVS];
-	uint64_t i = s->begin, at = 0;
 
 	if (!bounce)
 		die("limit: bounce buffer");
-	while (i < s->end) {
-		size_t n = 0, used = 0;
-
-		for (; i < s->end && n < IOVS && used + part <= BOUNCE_BYTES; n++) {
-			uint64_t len = r->bytes - at < part ? r->bytes - at : part;
-
-			near[n] = (struct iovec){bounce + used, len};
-			src[n] = (struct iovec){(void *)(s->src + r->from[i] + at), len};
-			dst[n] = (struct iovec){s->dst + r->to[i] + at, len};
-			used += len;
-			at += len;
-			if (at == r->bytes) {
-				at = 0;
-				i++;
-			}
+	for (uint64_t i = s->begin; i < s->end; i++) {
+		for (uint64_t at = 0, len; at < r->bytes; at += len) {
+			len = r->bytes - at < BOUNCE_BYTES ? r->bytes - at : BOUNCE_BYTES;
+			if (pread(s->mem, bounce, len,
+				  (off_t)(uintptr_t)(s->src + r->from[i] + at)) < 0 ||
+			    pwrite(s->mem, bounce, len,
+				   (off_t)(uintptr_t)(s->dst + r->to[i] + at)) < 0)
+				die("limit: /proc/PID/mem");
 		}
-		vm_move(s->pid, true, near, src, n);
-		vm_move(s->pid, false, near, dst, n);
 	}
 	free(bounce);
 	return NULL;
@@ -124,17 +101,16 @@ struct limit_took limit_memcpy(const struct rows *rows, const uint8_t *src, uint
 struct limit_took limit_vm(const struct rows *rows, const uint8_t *src, uint8_t *dst,
 			   unsigned int threads)
 {
-	pid_t owner = getpid(), child;
+	int pipes[2], mem = open("/proc/self/mem", O_RDWR | O_CLOEXEC);
 	struct limit_took took = {0};
-	int pipes[2];
+	pid_t child;
 
-	if (pipe(pipes) < 0)
-		die("limit: pipe");
+	if (mem < 0 || pipe(pipes) < 0)
+		die("limit: /proc/self/mem, a pipe");
 	child = fork();
 	if (child == 0) {
 		took = run_all(
-			(struct share){
-				.rows = rows, .src = src, .dst = dst, .pid = owner},
+			(struct share){.rows = rows, .src = src, .dst = dst, .mem = mem},
 			threads, share_vm);
 		_exit(write(pipes[1], &took, sizeof(took)) != sizeof(took));
 	}
@@ -142,6 +118,7 @@ struct limit_took limit_vm(const struct rows *rows, const uint8_t *src, uint8_t 
 	if (child < 0 || read(pipes[0], &took, sizeof(took)) != sizeof(took))
 		die("limit: the other process");
 	close(pipes[0]);
+	close(mem);
 	waitpid(child, NULL, 0);
 	return took;
 }

@@ -18,9 +18,9 @@ struct limit_took {
 /* memcpy, row by row. */
 struct limit_took limit_memcpy(const struct rows *rows, const uint8_t *src, uint8_t *dst,
 			       unsigned int threads);
-/* process_vm_readv() into a bounce buffer of a cache's size and
- * process_vm_writev() out of it, 1024 rows a call, by another process: so do the
- * daemons with memory that they cannot map. */
+/* pread() and pwrite() of /proc/PID/mem by another process, a row at a time, through a
+ * bounce buffer of a cache's size: so do the daemons with memory that they cannot map.
+ * process_vm_readv() copies once less, but takes a pid, which may be reused. */
 struct limit_took limit_vm(const struct rows *rows, const uint8_t *src, uint8_t *dst,
 			   unsigned int threads);
 
