@@ -190,6 +190,17 @@ def named(*args, given=None, **kw):
                           lambda name, preset: (given or {}).get(name, preset), "scheme")
 
 
+def test_a_rope_type_that_vllms_model_renames_counts_as_the_one_before():
+    def rope(**more):
+        text = types.SimpleNamespace(rope_parameters=dict({"rope_theta": 1e4}, **more))
+        return named(SHA, hf_text_config=text).rope
+    assert rope(rope_type="yarn") == rope(rope_type="deepseek_yarn") \
+        == rope(rope_type="deepseek_llama_scaling")
+    others = [{}, dict(rope_type="yarn"), dict(rope_type="deepseek_yarn", factor=2.0),
+              dict(rope_type="llama3"), dict(rope_type="default")]
+    assert len({rope(**more) for more in others}) == len(others)
+
+
 def test_branch_does_not_name_vllms_weights(caplog):
     assert named(SHA, revision="main") != named(SHA[::-1], revision="main")
     assert not caplog.records

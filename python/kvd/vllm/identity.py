@@ -3,6 +3,7 @@
 without changing ids. No module of vLLM is imported here."""
 import json
 import logging
+import re
 
 from ..stores.names import commit_of, rope_of, weights_of, word
 from .store_plan import Words
@@ -12,6 +13,7 @@ logger = logging.getLogger("vllm.kvd")
 FROM_MODEL = ("auto", "bitsandbytes", "dummy", "fastsafetensors", "gguf", "hf", "instanttensor",
               "mistral", "npcache", "pt", "runai_streamer", "runai_streamer_sharded",
               "safetensors", "sharded_state")
+RENAMED = re.compile(r'"rope_type": "deepseek_(yarn|llama_scaling)"')
 
 
 def loaded_commit(model_config):
@@ -49,6 +51,13 @@ def revision_of(config):
     return " ".join(words)
 
 
+def rope_word(model_config):
+    """vLLM's models of DeepSeek's kind rename the type in the configuration while they are built.
+    A scheduler sees that only in the process of its workers, so it counts as one with "yarn"."""
+    return word(RENAMED.sub('"rope_type": "yarn"', rope_of(model_config.hf_text_config,
+                                                          model_config.max_model_len)))
+
+
 def names(config, extra, scheme):
     """Its revision is None if the weights have no name."""
     model = config.model_config
@@ -61,4 +70,4 @@ def names(config, extra, scheme):
                        "these weights, or load a commit or a local folder", model.model)
     return Words(word(extra("model", None) or model.model),
                  None if revision is None else word(revision), scheme,
-                 word(rope_of(model.hf_text_config, model.max_model_len)), 0)
+                 rope_word(model), 0)
