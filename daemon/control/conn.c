@@ -545,6 +545,7 @@ int conn_new(struct conn_host *host, int fd, const struct session_peer *peer)
 	loop_fd_init(&conn->watch, host->kvd->loop, fd, conn_on_ready);
 	loop_timer_init(&conn->timer, host->kvd->loop, conn_on_timeout);
 	loop_defer_init(&conn->after, on_after);
+	conn->after.rank = LOOP_TO_ENGINE;
 	conn->gate.on_parcel = conn_on_parcel;
 	r = gate_hold(host->kvd->gates, &conn->gate, fd, peer->uid);
 	if (r == 0)

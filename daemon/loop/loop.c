@@ -11,9 +11,11 @@
  *
  * Order. A turn is: deferred calls, prepare hooks, wait, fds, timers. Fds precede timers
  * so that an answer that waits in a socket is seen before the timer that would declare
- * its sender dead. Deferred calls and timers run in batches: calls added during a batch
- * belong to the next turn, which then does not wait. So nothing in one turn can starve
- * the poll.
+ * its sender dead. Timers run in batches: those added during a batch belong to the next
+ * turn, which then does not wait. Deferred calls run until none is left, by rank, so that
+ * their messages are written once, at the end; a number and a time limit them, and a
+ * call that defers itself waits for the next turn. So nothing in one turn can starve the
+ * poll.
  *
  * Time. Each part of a turn (calls, fds, timers) may take PART_NS, less the time by which
  * earlier parts exceeded theirs; the rest runs first in the next turn, after a poll that
@@ -47,8 +49,7 @@
 #include "daemon/base/mem.h"
 
 #define NEVER UINT64_MAX
-#define DEFERS_CHAINED \
-	64u /* deferred calls of one turn, then only those from before it */
+#define DEFERS_A_TURN 64u /* then the poll, also if they defer each other forever */
 #define STALL_NOTES 64u
 #define STALL_MIN_NS LOOP_NS_PER_MS /* epoll's own granularity */
 /* libev keeps time as a double: aim a little late rather than wake twice */
@@ -76,8 +77,9 @@ struct loop {
 	size_t heap_count;
 	uint64_t order;
 
-	struct list defers;
-	uint64_t turn;
+	struct list defers[LOOP_RANKS];
+	struct list yielded; /* deferred by themselves: for the next turn */
+	struct loop_defer *running;
 	struct list prepares;
 	struct list late;     /* struct io.late: ready, not served yet */
 	uint64_t part_end_ns; /* of the part of the turn that runs; NEVER: virtual */
@@ -335,7 +337,7 @@ static void run_timers(struct loop *loop)
 void loop_defer_init(struct loop_defer *defer, void (*run)(struct loop_defer *defer))
 {
 	list_init(&defer->link);
-	defer->turn = 0;
+	defer->rank = LOOP_CALL;
 	defer->run = run;
 }
 
@@ -343,7 +345,9 @@ void loop_defer(struct loop *loop, struct loop_defer *defer)
 {
 	assert(defer->run);
 	if (list_empty(&defer->link))
-		list_push_back(&loop->defers, &defer->link);
+		list_push_back(defer == loop->running ? &loop->yielded
+						      : &loop->defers[defer->rank],
+			       &defer->link);
 }
 
 void loop_defer_cancel(struct loop_defer *defer)
@@ -351,38 +355,38 @@ void loop_defer_cancel(struct loop_defer *defer)
 	list_remove(&defer->link);
 }
 
-/* Each once a turn. */
+static bool defers_wait(const struct loop *loop)
+{
+	for (unsigned int rank = 0; rank < LOOP_RANKS; rank++)
+		if (!list_empty(&loop->defers[rank]))
+			return true;
+	return false;
+}
+
+/* The lowest rank first. When the time is over, one call of each rank that is left. */
 static void run_defers(struct loop *loop)
 {
-	struct list batch, later, *link;
-	unsigned int ran = 0;
+	unsigned int rank = 0, ran = 0;
+	struct list *link;
 
-	loop->turn++;
 	part_begin(loop);
-	list_init(&later);
-	list_init(&batch);
-	do {
-		list_append(&batch, &loop->defers);
-		while ((link = list_pop_front(&batch))) {
-			struct loop_defer *defer =
-				list_entry(link, struct loop_defer, link);
-
-			if (defer->turn == loop->turn) {
-				list_push_back(&later, link);
-				continue;
-			}
-			defer->turn = loop->turn;
-			ran++;
-			defer->run(defer);
-			if (loop_enough(loop))
-				break;
+	while (rank < LOOP_RANKS) {
+		link = list_pop_front(&loop->defers[rank]);
+		if (!link) {
+			rank++;
+			continue;
 		}
-	} while (list_empty(&batch) && !list_empty(&loop->defers) &&
-		 ran < DEFERS_CHAINED && !loop_enough(loop));
+		loop->running = list_entry(link, struct loop_defer, link);
+		loop->running->run(loop->running);
+		loop->running = NULL;
+		if (++ran >= DEFERS_A_TURN || loop_enough(loop))
+			rank++;
+		else
+			rank = 0;
+	}
 	loop->ran += ran;
-	list_append(&batch, &later);
-	list_append(&batch, &loop->defers);
-	list_append(&loop->defers, &batch);
+	while ((link = list_pop_front(&loop->yielded)))
+		loop_defer(loop, list_entry(link, struct loop_defer, link));
 }
 
 void loop_prepare_add(struct loop *loop, struct loop_prepare *prepare)
@@ -558,7 +562,9 @@ static int loop_alloc(struct loop **loop_p)
 
 	if (!loop)
 		return err_pass(-ENOMEM);
-	list_init(&loop->defers);
+	for (unsigned int rank = 0; rank < LOOP_RANKS; rank++)
+		list_init(&loop->defers[rank]);
+	list_init(&loop->yielded);
 	list_init(&loop->prepares);
 	list_init(&loop->late);
 	loop->alarm_ns = NEVER;
@@ -602,11 +608,12 @@ int loop_new_virtual(uint64_t seed, struct loop **loop_p)
 
 void loop_free(struct loop *loop)
 {
+	bool waiting = loop && defers_wait(loop);
+
 	if (!loop)
 		return;
 	assert(loop->heap_count == 0);
-	assert(list_empty(&loop->defers) && list_empty(&loop->prepares) &&
-	       list_empty(&loop->late));
+	assert(!waiting && list_empty(&loop->prepares) && list_empty(&loop->late));
 	if (loop->ev) {
 		ev_timer_stop(loop->ev, &loop->alarm);
 		ev_unref(loop->ev);
@@ -681,7 +688,7 @@ bool loop_turn(struct loop *loop, uint64_t max_wait_ns)
 	if (run_prepares(loop))
 		max_wait_ns = 0;
 	run_late(loop);
-	if (!list_empty(&loop->defers) || !list_empty(&loop->late) || loop->stop)
+	if (defers_wait(loop) || !list_empty(&loop->late) || loop->stop)
 		max_wait_ns = 0;
 	if (loop->ev)
 		poll_real(loop, max_wait_ns);
@@ -696,7 +703,7 @@ void loop_run(struct loop *loop)
 	while (!loop->stop) {
 		bool ran = loop_turn(loop, NEVER);
 
-		if (!loop->ev && !ran && list_empty(&loop->defers))
+		if (!loop->ev && !ran && !defers_wait(loop))
 			break;
 	}
 	loop->stop = false;

@@ -108,14 +108,16 @@ int loop_fd_set(struct loop_fd *watch, int events); /* 0 stops; ERR_NOMEM */
 void loop_fd_stop(struct loop_fd *watch);	    /* idempotent; does not close */
 
 /*
- * ---- work after the current callback, before the next wait; once ----
- * A call deferred by a deferred call runs in the same turn, too, if it has not yet run in
- * it and the turn is short; so a chunk passes from its room through the scheduler to the
- * transport in one turn, and a call that yields by deferring itself does yield.
+ * ---- work after the current callback, before the next wait ----
+ * Calls deferred by deferred calls run in the same turn while it is short, by rank: the
+ * messages of a turn are written when all of its calls have run, once for each socket,
+ * and those to a peer's daemon, for which another engine waits, before those to the own
+ * engine. A call that defers itself runs in the next turn: it yields.
  */
+enum loop_rank { LOOP_CALL, LOOP_TO_PEER, LOOP_TO_ENGINE, LOOP_RANKS };
 struct loop_defer {
-	struct list link; /* list_init()ed when idle */
-	uint64_t turn;	  /* that it ran in last */
+	struct list link;    /* list_init()ed when idle */
+	enum loop_rank rank; /* LOOP_CALL, unless its owner sets it */
 	void (*run)(struct loop_defer *defer);
 };
 void loop_defer_init(struct loop_defer *defer, void (*run)(struct loop_defer *defer));

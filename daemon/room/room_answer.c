@@ -111,31 +111,29 @@ void rooms_ack_later(struct party *party)
 	assert(party_state(party) == PARTY_TAKEN);
 	list_remove(&party->send.ack_link);
 	list_push_back(&party->room->rooms->acks, &party->send.ack_link);
+	loop_defer(party->room->rooms->kvd->loop, &party->room->rooms->acks_go);
 }
 
-/* Operations posted by the room's step are in flight: this message is not urgent, and
- * the threads that carry it compete for the same cores. */
-static bool room_answer_on_prepare(struct loop_prepare *prepare)
+/* Behind the operations that the room's step has posted, and written with them. */
+static void on_acks_go(struct loop_defer *defer)
 {
-	struct rooms *rooms = container_of(prepare, struct rooms, before_sleep);
+	struct rooms *rooms = container_of(defer, struct rooms, acks_go);
 	struct party *party;
 
 	while ((party = list_first(&rooms->acks, struct party, send.ack_link)))
 		rooms_ack(party);
-	return false;
 }
 
 void answer_init(struct rooms *rooms)
 {
 	list_init(&rooms->acks);
-	rooms->before_sleep.on_prepare = room_answer_on_prepare;
-	loop_prepare_add(rooms->kvd->loop, &rooms->before_sleep);
+	loop_defer_init(&rooms->acks_go, on_acks_go);
 }
 
 void answer_fini(struct rooms *rooms)
 {
 	assert(list_empty(&rooms->acks));
-	loop_prepare_remove(&rooms->before_sleep);
+	loop_defer_cancel(&rooms->acks_go);
 }
 
 /* ---- abort ---- */

@@ -46,7 +46,7 @@ struct rooms {
 	struct history history;
 	struct trace_ring trace;
 	struct list acks; /* struct party.ack_link */
-	struct loop_prepare before_sleep;
+	struct loop_defer acks_go;
 	/* rooms_late.c */
 	struct list orphans; /* oldest first */
 	struct strmap orphan_groups;

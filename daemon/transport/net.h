@@ -60,6 +60,8 @@ struct net_ops {
 
 	/* -- of a peer -- */
 	void (*step)(struct net_peer *peer); /* it was kicked; may free it */
+	/* Write the messages of this turn. NULL: none wait for that. */
+	void (*flush)(struct net_peer *peer);
 	void (*peer_free)(struct net_peer *peer);
 	/* Refuse a request for lack of memory; negative: no memory for that either. */
 	int (*refuse)(struct net_peer *peer, uint64_t id, const struct err *err);
@@ -100,6 +102,8 @@ struct net_transport {
 	struct list peers; /* net_peer.link */
 	struct list ready; /* net_peer.ready_link: to be stepped */
 	struct loop_defer run;
+	struct list unflushed; /* net_peer.flush_link */
+	struct loop_defer flush;
 	uint64_t fence_ns;
 	atomic_uint releasing; /* jobs of helpers: net_settle() waits for them */
 };
@@ -118,7 +122,7 @@ extern const struct sm_state net_peer_states[NET_PEER_STATES];
 struct net_peer {
 	struct xp_peer_base base;
 	struct net_transport *transport;
-	struct list link, ready_link;
+	struct list link, ready_link, flush_link;
 	struct sm sm;
 	uint8_t token_in[XP_TOKEN_BYTES], token_out[XP_TOKEN_BYTES];
 	char name[40];	/* for messages and logs */
@@ -207,6 +211,9 @@ static inline const char *net_name(const struct net_peer *peer) /* of its transp
 }
 /* Has its step called after this callback. */
 void net_peer_kick(struct net_peer *peer);
+/* Has its flush called when the turn has no other calls left: so one write sends its
+ * requests and answers of the turn, after the own engines' status pages. */
+void net_peer_flush_soon(struct net_peer *peer);
 /* Ends the peer, in its next step. The first fault counts. */
 void net_peer_fail(struct net_peer *peer, const struct err *err);
 void net_peer_fail_last(struct net_peer *peer); /* with err_last() */
@@ -242,7 +249,15 @@ void net_xfer_check(struct net_xfer *xfer);	/* something of it ended */
 /* This many of its bytes have moved by now, the first at `first_ns`; 0: now. False: no
  * more than were known. */
 bool net_xfer_moved(struct net_xfer *xfer, uint64_t moved, uint64_t first_ns);
-void net_xfer_pump(struct net_peer *peer);  /* send queued requests */
+void net_xfer_pump(struct net_peer *peer); /* send queued requests */
+/* The end of a step that has reported and asked: kicks of this step need no other one,
+ * unless something is left. */
+static inline void net_peer_stepped(struct net_peer *peer)
+{
+	if (net_peer_live(peer) && list_empty(&peer->finished) &&
+	    list_empty(&peer->queued))
+		list_remove(&peer->ready_link);
+}
 void net_xfers_stop(struct net_peer *peer); /* all, with peer->err */
 void net_xfers_drop(struct net_peer *peer); /* those that only wait for an answer */
 /* The local transfer of an answer's id; ERR_PROTO when there is none. */

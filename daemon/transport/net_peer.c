@@ -55,6 +55,24 @@ void net_run(struct net_transport *net)
 		loop_defer(net->base.env.loop, &net->run);
 }
 
+static void on_flush(struct loop_defer *defer)
+{
+	struct net_transport *net = container_of(defer, struct net_transport, flush);
+	struct list *link;
+
+	while ((link = list_pop_front(&net->unflushed))) {
+		struct net_peer *peer = list_entry(link, struct net_peer, flush_link);
+
+		net->ops->flush(peer);
+		if (!list_empty(&peer->queued)) /* there may be space for it now */
+			net_peer_kick(peer);
+		if (list_empty(&net->unflushed) || !loop_enough(net->base.env.loop))
+			continue;
+		loop_defer(net->base.env.loop, defer);
+		return;
+	}
+}
+
 static void on_run(struct loop_defer *defer)
 {
 	net_run(container_of(defer, struct net_transport, run));
@@ -72,7 +90,10 @@ void net_init(struct net_transport *net, const struct net_ops *ops,
 	net->fence_ns = env->config->fence_timeout_ns;
 	list_init(&net->peers);
 	list_init(&net->ready);
+	list_init(&net->unflushed);
 	loop_defer_init(&net->run, on_run);
+	loop_defer_init(&net->flush, on_flush);
+	net->flush.rank = LOOP_TO_PEER;
 }
 
 void net_settle(struct net_transport *net)
@@ -85,6 +106,7 @@ void net_fini(struct net_transport *net)
 {
 	assert(list_empty(&net->peers));
 	loop_defer_cancel(&net->run);
+	loop_defer_cancel(&net->flush);
 }
 
 /* ---- loss ---- */
@@ -96,6 +118,15 @@ void net_peer_kick(struct net_peer *peer)
 	if (list_empty(&peer->ready_link))
 		list_push_back(&net->ready, &peer->ready_link);
 	loop_defer(net->base.env.loop, &net->run);
+}
+
+void net_peer_flush_soon(struct net_peer *peer)
+{
+	struct net_transport *net = peer->transport;
+
+	if (list_empty(&peer->flush_link))
+		list_push_back(&net->unflushed, &peer->flush_link);
+	loop_defer(net->base.env.loop, &net->flush);
 }
 
 void net_peer_fail(struct net_peer *peer, const struct err *err)
@@ -180,6 +211,7 @@ void net_peer_init(struct net_peer *peer, struct net_transport *net,
 	peer->next_id = 1;
 	list_init(&peer->link);
 	list_init(&peer->ready_link);
+	list_init(&peer->flush_link);
 	list_init(&peer->xfers);
 	list_init(&peer->queued);
 	list_init(&peer->finished);
@@ -194,6 +226,7 @@ void net_peer_fini(struct net_peer *peer)
 	assert(list_empty(&peer->xfers));
 	loop_timer_stop(&peer->timer);
 	list_remove(&peer->ready_link);
+	list_remove(&peer->flush_link);
 	list_remove(&peer->link);
 	idmap_fini(&peer->ops);
 	idmap_fini(&peer->inbounds);

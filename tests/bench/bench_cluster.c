@@ -93,7 +93,6 @@ static void node_quieten(struct node *node)
 {
 	node_shrink(node);
 	loop_prepare_remove(&node->kvd.handshake->before_sleep);
-	loop_prepare_remove(&rooms_of(&node->kvd)->before_sleep);
 }
 
 static void dial(const struct bench *b, unsigned int daemon)

@@ -132,7 +132,6 @@ static void node_begin(struct bench *b, unsigned int node, const char *homes,
 
 	/* no bytes move: a turn would do nothing but ask all transports */
 	loop_prepare_remove(&kvd->handshake->before_sleep);
-	loop_prepare_remove(&rooms_of(kvd)->before_sleep);
 	config->chunk_memory_bytes = 1 << 20;
 	config->chunk_index_bytes = is_home ? 16 << 20 : 0;
 	snprintf(config->chunk_index, sizeof(config->chunk_index), "%s", homes);

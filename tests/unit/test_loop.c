@@ -290,170 +290,6 @@ static void random_virtual_repeats_by_seed(void **state)
 	loop_free(loop);
 }
 
-/* ---- deferred calls ---- */
-
-struct note_defer {
-	struct loop_defer defer;
-	struct loop *loop;
-	char *log;
-	char name;
-	unsigned int again;
-	struct note_defer *cancels;
-};
-
-static void on_note_defer(struct loop_defer *defer)
-{
-	struct note_defer *d = container_of(defer, struct note_defer, defer);
-
-	note(d->log, d->name);
-	if (d->cancels)
-		loop_defer_cancel(&d->cancels->defer);
-	if (d->again) {
-		d->again--;
-		loop_defer(d->loop, defer);
-	}
-}
-
-static void defer_runs_once_in_order_and_again_next_turn(void **state)
-{
-	struct loop *loop;
-	char log[16] = "";
-	struct note_defer a, b, c;
-
-	(void)state;
-	assert_int_equal(loop_new_virtual(1, &loop), 0);
-	a = (struct note_defer){.loop = loop, .log = log, .name = 'a', .again = 1};
-	b = (struct note_defer){.loop = loop, .log = log, .name = 'b'};
-	c = (struct note_defer){.loop = loop, .log = log, .name = 'c'};
-	loop_defer_init(&a.defer, on_note_defer);
-	loop_defer_init(&b.defer, on_note_defer);
-	loop_defer_init(&c.defer, on_note_defer);
-	b.cancels = &c;
-	loop_defer(loop, &a.defer);
-	loop_defer(loop, &b.defer);
-	loop_defer(loop, &c.defer);
-	loop_defer(loop, &a.defer);
-	assert_true(loop_turn(loop, UINT64_MAX));
-	assert_string_equal(log, "ab");
-	loop_run(loop);
-	assert_string_equal(log, "aba");
-	loop_free(loop);
-}
-
-struct chained {
-	struct loop_defer defer;
-	struct loop *loop;
-	struct chained *next;
-	unsigned int *ran;
-};
-
-static void on_chained(struct loop_defer *defer)
-{
-	struct chained *c = container_of(defer, struct chained, defer);
-
-	(*c->ran)++;
-	if (c->next)
-		loop_defer(c->loop, &c->next->defer);
-}
-
-/* A room's step, the scheduler's pump, the transport's run. */
-static void defer_of_another_runs_in_the_same_turn(void **state)
-{
-	unsigned int ran = 0;
-	struct chained chain[3];
-	struct loop *loop;
-
-	(void)state;
-	assert_int_equal(loop_new_virtual(1, &loop), 0);
-	for (unsigned int i = 0; i < 3; i++) {
-		chain[i] = (struct chained){
-			.loop = loop, .next = i < 2 ? &chain[i + 1] : NULL, .ran = &ran};
-		loop_defer_init(&chain[i].defer, on_chained);
-	}
-	loop_defer(loop, &chain[0].defer);
-	assert_true(loop_turn(loop, 0));
-	assert_int_equal(ran, 3);
-	/* a ring of them: each once a turn, so the turn ends */
-	chain[2].next = &chain[0];
-	loop_defer(loop, &chain[0].defer);
-	assert_true(loop_turn(loop, 0));
-	assert_int_equal(ran, 6);
-	assert_true(loop_turn(loop, 0));
-	assert_int_equal(ran, 9);
-	loop_defer_cancel(&chain[0].defer);
-	loop_free(loop);
-}
-
-/* A turn is short: a long chain goes on in the next, after the poll. */
-static void defer_chain_without_end_leaves_the_turn(void **state)
-{
-	enum { LENGTH = 1000 };
-	static struct chained chain[LENGTH];
-	unsigned int ran = 0, turns = 0;
-	struct loop *loop;
-
-	(void)state;
-	assert_int_equal(loop_new_virtual(1, &loop), 0);
-	for (unsigned int i = 0; i < LENGTH; i++) {
-		chain[i] = (struct chained){.loop = loop,
-					    .next = i + 1 < LENGTH ? &chain[i + 1] : NULL,
-					    .ran = &ran};
-		loop_defer_init(&chain[i].defer, on_chained);
-	}
-	loop_defer(loop, &chain[0].defer);
-	while (loop_turn(loop, 0))
-		turns++;
-	assert_int_equal(ran, LENGTH);
-	assert_in_range(turns, 5, LENGTH / 2);
-	loop_free(loop);
-}
-
-struct mortal {
-	struct loop_defer defer;
-	struct loop_fd watch;
-	int *freed;
-};
-
-static void on_mortal_die(struct loop_defer *defer)
-{
-	struct mortal *m = container_of(defer, struct mortal, defer);
-
-	(*m->freed)++;
-	loop_fd_stop(&m->watch);
-	close(m->watch.fd);
-	mem_free(m);
-}
-
-static void on_mortal_ready(struct loop_fd *watch, int events)
-{
-	struct mortal *m = container_of(watch, struct mortal, watch);
-
-	(void)events;
-	loop_defer(watch->loop, &m->defer);
-}
-
-static void defer_freed_owner_in_its_own_run_is_fine(void **state)
-{
-	struct mortal *m = mem_zalloc(sizeof(*m));
-	struct loop *loop;
-	int freed = 0, fds[2];
-
-	(void)state;
-	assert_int_equal(loop_new(&loop), 0);
-	assert_int_equal(pipe(fds), 0);
-	m->freed = &freed;
-	loop_defer_init(&m->defer, on_mortal_die);
-	loop_fd_init(&m->watch, loop, fds[0], on_mortal_ready);
-	assert_int_equal(loop_fd_set(&m->watch, LOOP_READ), 0);
-	assert_int_equal(write(fds[1], "x", 1), 1);
-	assert_true(loop_turn(loop, UINT64_MAX));
-	assert_int_equal(freed, 0);
-	assert_true(loop_turn(loop, 0));
-	assert_int_equal(freed, 1);
-	close(fds[1]);
-	loop_free(loop);
-}
-
 /* ---- prepare hooks ---- */
 
 struct note_prepare {
@@ -815,7 +651,7 @@ static void loop_without_memory_is_not_made(void **state)
 	assert_int_equal(loop_new(&loop), 0);
 	mem_fail_at(1);
 	assert_int_equal(loop_wake_init(&w.wake, loop, on_waker), -ENOMEM);
-	loop_fd_init(&watch, loop, 0, on_mortal_ready);
+	loop_fd_init(&watch, loop, 0, on_busy);
 	mem_fail_at(1);
 	assert_int_equal(loop_fd_set(&watch, LOOP_READ), -ENOMEM);
 	mem_fail_at(0);
@@ -836,10 +672,6 @@ int main(void)
 		cmocka_unit_test(timer_starts_without_memory),
 		cmocka_unit_test(turn_virtual_advances_at_most_to_limit),
 		cmocka_unit_test(random_virtual_repeats_by_seed),
-		cmocka_unit_test(defer_runs_once_in_order_and_again_next_turn),
-		cmocka_unit_test(defer_of_another_runs_in_the_same_turn),
-		cmocka_unit_test(defer_chain_without_end_leaves_the_turn),
-		cmocka_unit_test(defer_freed_owner_in_its_own_run_is_fine),
 		cmocka_unit_test(prepare_with_more_keeps_the_loop_from_waiting),
 		cmocka_unit_test(prepare_removed_by_a_sibling_is_not_called),
 		cmocka_unit_test(timer_real_is_never_early),

@@ -60,7 +60,7 @@ static void shm_peer_on_ready(struct loop_fd *watch, int events)
 
 	if (events & LOOP_READ)
 		shm_wire_receive(peer);
-	net_peer_kick(&peer->net); /* also writes */
+	net_peer_flush_soon(&peer->net); /* and watches again */
 }
 
 /* Descriptors of all daemons of one user pass through one gate. */
@@ -270,8 +270,9 @@ static void shm_peer_on_timer(struct loop_timer *timer)
 
 /* ---- the step ---- */
 
-static void peer_send(struct shm_peer *peer)
+void shm_peer_flush(struct net_peer *net)
 {
+	struct shm_peer *peer = shm_peer_of(net);
 	bool blocked;
 
 	if (peer->self) {
@@ -318,20 +319,15 @@ void shm_peer_step(struct net_peer *net)
 		net_peer_ready(net);
 	if (net->failed && sm_state(&net->sm) < NET_PEER_ENDING)
 		shm_peer_begin_end(peer);
-	if (peer->wire.urgent && net_peer_live(net))
-		peer_send(peer); /* bytes stop before the callbacks take their time */
+	if (peer->wire.urgent)
+		shm_peer_flush(net); /* bytes stop before the callbacks take their time */
 	peer->wire.urgent = false;
 	net_peer_tell(net);
 	if (shm_peer_ready(peer)) {
 		net_xfer_pump(net);
 		shm_keys_pump(peer);
 	}
-	if (net_peer_live(net))
-		peer_send(peer);
-	/* requests of this step to run again are satisfied: no extra turn for that */
-	if (net_peer_live(net) && !peer->self && list_empty(&net->finished) &&
-	    list_empty(&net->queued))
-		list_remove(&net->ready_link);
+	net_peer_stepped(net);
 	if (sm_state(&net->sm) == NET_PEER_ENDING)
 		end_step(peer);
 	net_peer_settle(net);

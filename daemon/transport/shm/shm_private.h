@@ -318,6 +318,7 @@ int shm_peer_open(struct transport *transport, const struct xp_peer_args *args,
 		  struct xp_peer **peer_p);
 void shm_peer_close(struct xp_peer *base, void (*on_closed)(void *arg), void *arg);
 void shm_peer_step(struct net_peer *net);
+void shm_peer_flush(struct net_peer *net);
 void shm_peer_free(struct net_peer *net);
 /* A pending connection has shown this peer's token. Takes the fd. */
 void shm_peer_welcome(struct shm_peer *peer, int fd);

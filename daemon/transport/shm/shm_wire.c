@@ -201,7 +201,7 @@ void shm_send(struct shm_peer *peer, const struct shm_frame *f)
 		cursor_put_bytes(&c, f->tail, f->tail_len);
 		mem_free(f->owned);
 	}
-	net_peer_kick(&peer->net);
+	net_peer_flush_soon(&peer->net);
 }
 
 void shm_send_err(struct shm_peer *peer, enum shm_type type, uint64_t id,
@@ -493,7 +493,8 @@ static bool frames_step(struct loop_work *work)
 
 	if (r < 0)
 		net_peer_fail_last(&peer->net);
-	net_peer_kick(&peer->net); /* sends the answers of handlers */
+	net_peer_kick(&peer->net); /* an answer gives space for requests */
+	net_peer_flush_soon(&peer->net);
 	return r > 0;
 }
 
@@ -645,7 +646,7 @@ void shm_wire_on_parcel(struct gate_client *client, struct gate_parcel *parcel)
 		net_peer_fail_last(&peer->net);
 	else
 		loop_work_start(&peer->frames);
-	net_peer_kick(&peer->net); /* watches again */
+	net_peer_flush_soon(&peer->net); /* watches again */
 }
 
 void shm_wire_loop_back(struct shm_peer *peer)

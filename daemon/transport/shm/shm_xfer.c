@@ -407,6 +407,7 @@ const struct net_ops shm_net_ops = {
 	.xfer_table = &xfer_table,
 	.checks = true,
 	.step = shm_peer_step,
+	.flush = shm_peer_flush,
 	.peer_free = shm_peer_free,
 	.refuse = shm_xfer_refuse,
 	.may_ask = shm_xfer_may_ask,

@@ -58,33 +58,6 @@ void tcp_socket_tune(const struct tcp_transport *transport, int fd, bool stream)
 
 /* ---- the loop's side ---- */
 
-static void on_flush(struct loop_defer *defer)
-{
-	struct tcp_transport *transport =
-		container_of(defer, struct tcp_transport, flush);
-	struct list batch, *link;
-
-	list_init(&batch);
-	while ((link = list_pop_front(&transport->unflushed)))
-		list_push_back(&batch, link);
-	while ((link = list_pop_front(&batch))) {
-		struct tcp_peer *peer = list_entry(link, struct tcp_peer, flush_link);
-
-		/* Its step runs again in the next turn, so that a room's later posts are
-		 * sent together with these. Otherwise the peer would wake for a single
-		 * answer and, on a shared core, delay our requests. Once: a busy peer's
-		 * step runs every turn. */
-		if (!list_empty(&peer->net.ready_link) && !peer->flush_late) {
-			peer->flush_late = true;
-			list_push_back(&transport->unflushed, &peer->flush_link);
-			loop_defer(transport->net.base.env.loop, defer);
-			continue;
-		}
-		peer->flush_late = false;
-		tcp_line_flush(peer);
-	}
-}
-
 static void tcp_on_tick(struct loop_timer *timer)
 {
 	struct tcp_transport *transport = container_of(timer, struct tcp_transport, tick);
@@ -128,7 +101,6 @@ static void tcp_close(struct transport *base)
 	net_acceptor_close(&transport->acceptor);
 	tcp_io_close(transport);
 	net_fini(&transport->net);
-	loop_defer_cancel(&transport->flush);
 	loop_timer_stop(&transport->tick);
 	copy_hand_free(transport->hand);
 	mem_free(transport);
@@ -170,8 +142,6 @@ static int tcp_open(const struct xp_env *env, const struct xp_callbacks *callbac
 		return err_pass(-ENOMEM);
 	net_init(&transport->net, &tcp_net_ops, &tcp_transport, env, callbacks);
 	net_acceptor_init(&transport->acceptor, &transport->net);
-	list_init(&transport->unflushed);
-	loop_defer_init(&transport->flush, on_flush);
 	loop_timer_init(&transport->tick, env->loop, tcp_on_tick);
 	tcp_configure(transport, env->config);
 	tcp_probe(env->config, &transport->net.base.caps);

@@ -66,10 +66,7 @@ struct tcp_thread;
 struct tcp_transport {
 	struct net_transport net;
 	struct net_acceptor acceptor; /* the data port */
-	struct list
-		unflushed; /* tcp_peer.flush_link: answers that can wait for engines */
-	struct loop_defer flush;
-	struct loop_timer tick; /* runs only while needed */
+	struct loop_timer tick;	      /* runs only while needed */
 	unsigned int ticks;
 	struct mailbox events; /* tcp_peer.event_link: I/O threads have some */
 	struct tcp_thread *threads;
@@ -201,8 +198,6 @@ struct tcp_line {
 struct tcp_peer {
 	struct net_peer net;
 	struct tcp_transport *transport;
-	struct list flush_link;
-	bool flush_late;	    /* it waits for a step of the next turn */
 	struct list event_link;	    /* transport->events */
 	struct tcp_address address; /* of the dialed side */
 	uint32_t address_at;
@@ -286,6 +281,7 @@ void tcp_peer_break(struct tcp_peer *peer, const char *what, int no);
 void tcp_peer_joined(struct tcp_peer *peer); /* all its streams are up */
 extern const struct sm_table tcp_peer_table;
 void tcp_peer_step(struct net_peer *net);
+void tcp_peer_flush(struct net_peer *net);
 void tcp_peer_free(struct net_peer *net);
 
 /* ---- tcp_line.c ---- */

@@ -132,7 +132,7 @@ static void tcp_line_queue(struct tcp_peer *peer, struct tcp_chunk *owned, size_
 		peer->net.broken = true;
 		net_peer_fail_last(&peer->net);
 	}
-	net_peer_kick(&peer->net);
+	net_peer_flush_soon(&peer->net);
 }
 
 void tcp_line_send(struct tcp_peer *peer, struct tcp_chunk *owned, struct tcp_head *head,

@@ -145,7 +145,6 @@ void tcp_peer_free(struct net_peer *net)
 	struct tcp_peer *peer = tcp_peer_of(net);
 
 	net_peer_fini(net);
-	list_remove(&peer->flush_link);
 	mailbox_forget(&peer->transport->events, &peer->event_link);
 	tcp_line_fini(peer);
 	for (unsigned int i = 0; i < peer->stream_count; i++) {
@@ -181,6 +180,11 @@ static void flush_step(struct tcp_peer *peer)
 }
 
 /* ---- the step ---- */
+
+void tcp_peer_flush(struct net_peer *net)
+{
+	tcp_line_flush(tcp_peer_of(net));
+}
 
 static void tcp_peer_take_events(struct tcp_peer *peer)
 {
@@ -223,7 +227,6 @@ void tcp_peer_joined(struct tcp_peer *peer)
 void tcp_peer_step(struct net_peer *net)
 {
 	struct tcp_peer *peer = tcp_peer_of(net);
-	bool told;
 
 	if (sm_state(&net->sm) == NET_PEER_READY && !net->base.ready && !net->failed)
 		net_peer_ready(net);
@@ -232,22 +235,13 @@ void tcp_peer_step(struct net_peer *net)
 		tcp_peer_begin_flush(peer);
 	else if (net->failed && sm_state(&net->sm) < NET_PEER_FLUSHING)
 		tcp_peer_begin_end(peer);
-	told = !list_empty(&net->finished);
 	net_peer_tell(net);
 	if (net_peer_live(net))
 		tcp_line_resume(peer);
 	if (net_peer_live(net))
 		net_xfer_pump(net);
-	if (told) {
-		/* After calls deferred by the done callbacks: an engine sees its bytes
-		 * some microseconds earlier, and the peer's daemon, which they did not
-		 * wake, is woken when no local thread waits for a core. */
-		if (list_empty(&peer->flush_link))
-			list_push_back(&peer->transport->unflushed, &peer->flush_link);
-		loop_defer(peer->transport->net.base.env.loop, &peer->transport->flush);
-	} else {
-		tcp_line_flush(peer);
-	}
+	if (!peer->line.more)
+		net_peer_stepped(net);
 	if (sm_state(&net->sm) == NET_PEER_FLUSHING)
 		flush_step(peer);
 	if (sm_state(&net->sm) == NET_PEER_ENDING && streams_gone(peer)) {
@@ -266,7 +260,6 @@ static void tcp_peer_init(struct tcp_peer *peer, struct tcp_transport *transport
 	net_peer_init(&peer->net, &transport->net, args, tcp_peer_on_timer);
 	peer->transport = transport;
 	tcp_line_init(&peer->line);
-	list_init(&peer->flush_link);
 	list_init(&peer->event_link);
 	list_init(&peer->sources);
 	list_init(&peer->flow_events);

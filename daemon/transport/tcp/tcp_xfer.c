@@ -474,6 +474,7 @@ const struct net_ops tcp_net_ops = {
 	.xfer_table = &xfer_table,
 	.key_magic = UINT32_C(0x4b54564b), /* "KVTK" */
 	.step = tcp_peer_step,
+	.flush = tcp_peer_flush,
 	.peer_free = tcp_peer_free,
 	.refuse = tcp_xfer_refuse,
 	.may_ask = tcp_xfer_may_ask,
