@@ -21,7 +21,10 @@
  * earlier parts exceeded theirs; the rest runs first in the next turn, after a poll that
  * does not wait. Each part runs one callback at least, so none can starve another. Ready
  * fds that were not served are queued: libev's order must not decide which are served. A
- * callback with many small steps calls loop_enough() between them.
+ * callback with many small steps calls loop_enough() between them. A callback may still
+ * take long. When half of a turn's time is over, the turn ends before its next part, with
+ * a poll that does not wait, and the next turn continues with that part. So a turn is at
+ * most one long callback longer than that.
  *
  * Lag. A daemon that was kept from its poll (a long callback, a stopped
  * process, a starved core) must not declare its peers dead. Two kinds of stall are
@@ -65,6 +68,9 @@ struct stall {
 	uint64_t end_ns, len_ns;
 };
 
+/* of a turn, in their order */
+enum part { PART_NONE, PART_FDS, PART_TIMERS, PART_CALLS, PART_HOOKS, PART_LATE };
+
 struct loop {
 	struct ev_loop *ev; /* NULL when virtual */
 	ev_timer alarm;
@@ -83,7 +89,7 @@ struct loop {
 	struct list prepares;
 	struct list late;     /* struct io.late: ready, not served yet */
 	uint64_t part_end_ns; /* of the part of the turn that runs; NEVER: virtual */
-	unsigned int part;    /* its number in this turn, from 1 */
+	enum part cut;	      /* the last turn ended before it */
 	unsigned int part_asks, asks_left; /* loop_virtual_parts() */
 
 	uint64_t polled_ns; /* the poll last returned */
@@ -153,15 +159,21 @@ uint64_t loop_lag_ns(const struct loop *loop, uint64_t since_ns)
 
 /* ---- parts of a turn ---- */
 
-static void part_begin(struct loop *loop)
+/* False: it belongs to the next turn, or ran in the last one. `work`: it has some. */
+static bool part_begin(struct loop *loop, enum part part, bool work)
 {
 	loop->asks_left = loop->part_asks;
 	if (!loop->ev)
-		return;
-	uint64_t end_ns = loop_clock_ns(loop) + PART_NS;
-	uint64_t due_ns = loop->polled_ns + ++loop->part * PART_NS;
+		return true;
+	uint64_t now_ns = loop_clock_ns(loop), end_ns = now_ns + PART_NS;
+	uint64_t due_ns = loop->polled_ns + part * PART_NS;
 
 	loop->part_end_ns = end_ns < due_ns ? end_ns : due_ns;
+	if (loop->cut == part)
+		loop->cut = PART_NONE;
+	else if (!loop->cut && work && now_ns - loop->polled_ns > LOOP_TURN_NS / 2)
+		loop->cut = part;
+	return !loop->cut;
 }
 
 bool loop_enough(struct loop *loop)
@@ -315,8 +327,10 @@ bool loop_timer_running(const struct loop_timer *timer)
 static void run_timers(struct loop *loop)
 {
 	uint64_t batch = loop->order;
+	bool due = loop->root && loop->root->at_ns <= loop->now_ns;
 
-	part_begin(loop);
+	if (!part_begin(loop, PART_TIMERS, due))
+		return;
 	while (loop->root) {
 		struct loop_timer *timer = loop->root;
 
@@ -369,7 +383,8 @@ static void run_defers(struct loop *loop)
 	unsigned int rank = 0, ran = 0;
 	struct list *link;
 
-	part_begin(loop);
+	if (!part_begin(loop, PART_CALLS, defers_wait(loop)))
+		return;
 	while (rank < LOOP_RANKS) {
 		link = list_pop_front(&loop->defers[rank]);
 		if (!link) {
@@ -409,7 +424,8 @@ static bool run_prepares(struct loop *loop)
 	struct list batch, *link;
 	bool more = false;
 
-	part_begin(loop);
+	if (!part_begin(loop, PART_HOOKS, true))
+		return false;
 	list_init(&batch);
 	list_append(&batch, &loop->prepares);
 	while ((link = list_pop_front(&batch))) {
@@ -450,7 +466,7 @@ static void on_io(struct ev_loop *ev, ev_io *impl, int revents)
 		events |= LOOP_READ;
 	if (revents & EV_WRITE)
 		events |= LOOP_WRITE;
-	if (list_empty(&loop->late) && !loop_enough(loop)) {
+	if (list_empty(&loop->late) && !loop->cut && !loop_enough(loop)) {
 		io_serve(loop, io->watch, events);
 		return;
 	}
@@ -475,7 +491,8 @@ static void run_late(struct loop *loop)
 {
 	struct io *io;
 
-	part_begin(loop);
+	if (!part_begin(loop, PART_LATE, !list_empty(&loop->late)))
+		return;
 	while ((io = late_next(loop))) {
 		int events = io->late_events & io->watch->events;
 
@@ -544,8 +561,7 @@ static void on_poll_end(struct ev_loop *ev) EV_NOEXCEPT
 
 	loop->now_ns = loop_clock_ns(loop);
 	loop->polled_ns = loop->now_ns;
-	loop->part = 0;
-	part_begin(loop);
+	part_begin(loop, PART_FDS, false);
 	stall_note(loop, loop->now_ns, sub_sat(loop->now_ns, loop->due_ns));
 	if (loop->now_ns >= loop->due_ns)
 		histogram_add(&loop->stats.late, loop->now_ns - loop->due_ns);
@@ -688,14 +704,14 @@ bool loop_turn(struct loop *loop, uint64_t max_wait_ns)
 	if (run_prepares(loop))
 		max_wait_ns = 0;
 	run_late(loop);
-	if (defers_wait(loop) || !list_empty(&loop->late) || loop->stop)
+	if (defers_wait(loop) || !list_empty(&loop->late) || loop->cut || loop->stop)
 		max_wait_ns = 0;
 	if (loop->ev)
 		poll_real(loop, max_wait_ns);
 	else
 		poll_virtual(loop, max_wait_ns);
 	run_timers(loop);
-	return loop->ran != ran;
+	return loop->ran != ran || loop->cut;
 }
 
 void loop_run(struct loop *loop)

@@ -76,27 +76,27 @@ static void slows_init(struct slow slow[3], struct loop *loop, char *log)
 	}
 }
 
+/* The turn ends after it, and the next one continues with the next part. None waits. */
 static void parts_slow_run_one_callback_a_turn(void **state)
 {
-	char timers[16] = "", defers[16] = "";
 	struct slow timed[3], deferred[3];
+	char log[16] = "";
 	struct loop *loop;
 
 	(void)state;
 	assert_int_equal(loop_new(&loop), 0);
-	slows_init(timed, loop, timers);
-	slows_init(deferred, loop, defers);
+	slows_init(timed, loop, log);
+	slows_init(deferred, loop, log);
 	for (int i = 0; i < 3; i++) {
+		deferred[i].name = (char)('A' + i);
 		loop_timer_start(&timed[i].timer, 0);
 		loop_defer(loop, &deferred[i].defer);
 	}
-	for (size_t turn = 1; turn <= 3; turn++) {
+	for (size_t ran = 0; ran < 6; ran = strlen(log)) {
 		assert_true(loop_turn(loop, LOOP_NS_PER_S)); /* and does not wait */
-		assert_int_equal(strlen(timers), turn);
-		assert_int_equal(strlen(defers), turn);
+		assert_in_range(strlen(log), ran, ran + 1);
 	}
-	assert_string_equal(timers, "abc");
-	assert_string_equal(defers, "abc");
+	assert_string_equal(log, "AaBbCc");
 	loop_free(loop);
 }
 
@@ -114,7 +114,7 @@ static void defers_cut_off_precede_newer_ones(void **state)
 	loop_turn(loop, 0);
 	loop_defer(loop, &slow[2].defer);
 	loop_defer(loop, &slow[0].defer);
-	for (int i = 0; i < 3; i++)
+	while (strlen(log) < 4)
 		loop_turn(loop, 0);
 	assert_string_equal(log, "abca");
 	loop_free(loop);
