@@ -18,7 +18,9 @@
  *
  * The loop opens these files. They are small, local, and owned by this user. Engines name
  * an endpoint for each room, so results are cached: a key forever, since a dialled daemon
- * must prove that it has it; the owner of HOST:PORT for a second.
+ * must prove that it has it; the owner of HOST:PORT for a second; that it has none until
+ * a directory changes. Else every attempt to reach a remote daemon would read the file of
+ * each local one.
  */
 #include "daemon/link/link_keydir.h"
 
@@ -50,9 +52,11 @@
 #define FILE_CHARS HEX_CHARS(KEY_BYTES)
 #define LINE_BYTES 1024u
 #define SEEN_MAX 64u
-#define PLACED_MAX 16u
+#define PLACED_MAX 64u
 #define PLACED_NS UINT64_C(1000000000)
-#define LOOKED_AT 4096u /* files of a directory */
+#define NOWHERE_NS (10 * PLACED_NS) /* a network's file system may show an old time */
+#define TICK_NS UINT64_C(20000000)  /* times of files differ by ticks of the kernel */
+#define LOOKED_AT 4096u		    /* files of a directory */
 #define PATH_BYTES (CONFIG_PATH_BYTES + 96u)
 
 struct place {
@@ -64,8 +68,9 @@ struct place {
 /* The recent owner of HOST:PORT. */
 struct placed {
 	char at[LINK_ENDPOINT_MAX];
-	char key[CURVE_KEY_CHARS + 1];
+	char key[CURVE_KEY_CHARS + 1]; /* "": none */
 	uint64_t until_ns;
+	uint64_t stamp; /* of the directories without an owner */
 };
 
 struct link_keydir {
@@ -79,6 +84,7 @@ struct link_keydir {
 	unsigned int seen_next;
 	struct placed placed[PLACED_MAX]; /* a ring */
 	unsigned int placed_next;
+	uint64_t stamp, stamp_ns; /* of the directories, and since when */
 };
 
 /* ---- directories ---- */
@@ -475,6 +481,28 @@ static bool on_shown(void *arg, const struct curve_allow *allow)
 	return key != NULL;
 }
 
+/* Of the directories as they are: a new key is a new file. 0: the next one may have the
+ * same time. */
+static uint64_t dir_stamp(struct link_keydir *dir)
+{
+	uint64_t now_ns = clock_ns(), stamp = 1;
+	struct stat st;
+
+	for (unsigned int i = 0; i < PLACES; i++) {
+		if (dir->places[i].dir < 0)
+			continue;
+		if (fstat(dir->places[i].dir, &st) < 0 || st.st_mtim.tv_nsec == 0)
+			return 0;
+		stamp = stamp * 31 + (uint64_t)st.st_mtim.tv_sec * CLOCK_NS_PER_S +
+			(uint64_t)st.st_mtim.tv_nsec;
+	}
+	if (stamp != dir->stamp) {
+		dir->stamp = stamp;
+		dir->stamp_ns = now_ns;
+	}
+	return now_ns - dir->stamp_ns < TICK_NS ? 0 : stamp;
+}
+
 /* Is it still the owner? After a second that is read again: one file, where a search
  * reads all. */
 static bool placed_stays(struct link_keydir *dir, struct placed *placed, const char *host,
@@ -482,9 +510,10 @@ static bool placed_stays(struct link_keydir *dir, struct placed *placed, const c
 {
 	uint64_t now_ns = clock_ns();
 
-	if (placed->until_ns >= now_ns)
+	if (placed->until_ns >= now_ns &&
+	    (*placed->key || placed->stamp == dir_stamp(dir)))
 		return true;
-	if (!link_keydir_tells(dir, placed->key, host, port)) {
+	if (!*placed->key || !link_keydir_tells(dir, placed->key, host, port)) {
 		placed->at[0] = '\0';
 		return false;
 	}
@@ -499,24 +528,28 @@ bool link_keydir_at(struct link_keydir *dir, const char *host, const char *port,
 	struct placed placed = {.until_ns = clock_ns()};
 	bool found = false;
 
+	if (!dir)
+		return false;
 	snprintf(placed.at, sizeof(placed.at), "%.119s:%.7s", host, port);
-	for (unsigned int i = 0; dir && i < PLACED_MAX; i++) {
+	for (unsigned int i = 0; i < PLACED_MAX; i++) {
 		if (strcmp(dir->placed[i].at, placed.at) != 0 ||
 		    !placed_stays(dir, &dir->placed[i], host, port))
 			continue;
 		memcpy(key, dir->placed[i].key, sizeof(placed.key));
-		return true;
+		return *key;
 	}
-	for (unsigned int i = 0; dir && !found && i < PLACES; i++) {
+	placed.stamp = dir_stamp(dir);
+	for (unsigned int i = 0; !found && i < PLACES; i++) {
 		place_check(dir, &dir->places[i]);
 		found = place_walk(&dir->places[i], on_shown, &wanted);
 	}
-	if (!found)
+	if (!found && !placed.stamp)
 		return false;
-	memcpy(placed.key, key, sizeof(placed.key));
-	placed.until_ns += PLACED_NS;
+	if (found)
+		memcpy(placed.key, key, sizeof(placed.key));
+	placed.until_ns += found ? PLACED_NS : NOWHERE_NS;
 	dir->placed[dir->placed_next++ % PLACED_MAX] = placed;
-	return true;
+	return found;
 }
 
 struct walk {

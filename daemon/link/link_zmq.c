@@ -717,8 +717,9 @@ static int context_open(struct link_zmq *zmq, const struct config *config)
 	    zmq_ctx_set(zmq->context, ZMQ_BLOCKY, 0))
 		return raise_zmq("the ZeroMQ context's options");
 	/* The first connect of a process initializes locales of C++, which takes most of
-	 * a turn. */
+	 * a turn, and the first monitor reads its code. */
 	first = zmq_socket(zmq->context, ZMQ_DEALER);
+	zmq_socket_monitor(first, "inproc://kvd-first", 0);
 	zmq_connect(first, "tcp://127.0.0.1:0"); /* no service has this port */
 	zmq_close(first);
 	return 0;

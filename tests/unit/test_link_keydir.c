@@ -270,6 +270,39 @@ static void address_of_an_ended_daemon_is_its_successors(void **state)
 	link_keydir_free(dir);
 }
 
+/* That nobody has an address is known until a directory changes. */
+static void address_of_nobody_is_searched_again_after_a_change(void **state)
+{
+	uint64_t end_ns;
+	struct link_keydir *dir, *other;
+	struct curve_keys one, two;
+	struct config config;
+	struct stat before;
+	char key[41];
+
+	(void)state;
+	use_dir(&config, "one", "keys");
+	assert_int_equal(link_keydir_new(&config, &one, &dir), 0);
+	use_dir(&config, "two", "keys");
+	assert_int_equal(link_keydir_new(&config, &two, &other), 0);
+	show(dir, &one, "one", "localhost:1");
+	assert_int_equal(stat(config.keys_dir, &before), 0);
+	assert_false(link_keydir_at(dir, "localhost", "7", key));
+	end_ns = clock_ns() + CLOCK_NS_PER_S / 10;
+	while (clock_ns() < end_ns) /* the next change has another time */
+		;
+	assert_false(link_keydir_at(dir, "localhost", "7", key));
+	show(other, &two, "two", "localhost:7");
+	utimensat(AT_FDCWD, config.keys_dir,
+		  (struct timespec[]){before.st_atim, before.st_mtim}, 0);
+	assert_false(link_keydir_at(dir, "localhost", "7", key)); /* by the time */
+	utimensat(AT_FDCWD, config.keys_dir, NULL, 0);
+	assert_true(link_keydir_at(dir, "localhost", "7", key));
+	assert_string_equal(key, two.public_key);
+	link_keydir_free(other);
+	link_keydir_free(dir);
+}
+
 /* Its file stays when it is killed, and is worth nothing without its lock. */
 static void key_of_a_killed_daemon_is_not_found(void **state)
 {
@@ -467,6 +500,7 @@ int main(void)
 		TEST(key_directory_unusable_is_reported),
 		TEST(key_published_is_found_while_its_daemon_runs),
 		TEST(address_of_an_ended_daemon_is_its_successors),
+		TEST(address_of_nobody_is_searched_again_after_a_change),
 		TEST(key_of_a_killed_daemon_is_not_found),
 		TEST(links_of_one_user_find_each_other),
 		TEST(link_of_other_directory_is_not_same_user),
