@@ -7,9 +7,11 @@ bench_turns.py [--stacks] [WORD ...]
 Each load has two fresh daemons of one run dir and engines that speak to their
 sockets by hand. A turn is told by what its thread had a core for (stats,
 loop.cpu_us): no turn shall be over 200 us. By the clock it may be longer: others had the
-core meanwhile. The load "nothing" is the control: what is over the limit there is the
-machine's own (interrupts, time of its host that it does not report), and as much of it
-may be in every load with as much CPU time. --stacks preloads both daemons with
+core meanwhile. A thread's time includes what the machine does meanwhile (interrupts,
+pauses by its host that it does not report). So the control is a thread without a daemon
+(machine_turns.c), measured before and after the loads: the last line compares the turns
+over the limit of all loads with those of the machine itself in as much CPU time, and the
+daemons should have no more. --stacks preloads both daemons with
 long-turns.so, which tells where they were after each 200 us of a turn (it costs
 some time itself). Words choose loads by name. KVD_BUILD names the build folder.
 """
@@ -46,6 +48,7 @@ LIMIT_US = 200
 DEADLINE_S = 120
 SCRAPES, SCRAPE_S = 25, 0.2
 STACKS_TOLD = 8
+MACHINE_S = 1
 STACK_FRAMES = 9
 
 
@@ -218,7 +221,7 @@ class World:
 # ---- loads: what stands before `yield` is not measured ----
 
 def nothing(world):
-    """Turns that only answer a poll of no room."""
+    """The least of a daemon: turns that only answer a poll of no room."""
     yield
     for _ in range(ROOMS):
         for engine in (world.prefill, world.decode):
@@ -609,7 +612,7 @@ def attends_select(world):
 
 
 LOADS = {
-    "nothing": (nothing, "the control: an engine polls no room"),
+    "nothing": (nothing, "an engine polls no room"),
     "open": (open_many, "10^4 rooms are opened on both sides"),
     "serve": (bind_many, "10^4 rooms are served and closed"),
     "look": (look_at_many, "10^4 rooms are listed and polled"),
@@ -664,7 +667,7 @@ def one(name, transport, stacks):
                             for i, n in enumerate(a[clock]) if n > b[clock][i])
                    for clock in (2, 3)]
         return figure(words, transport, "longest turn", longest[0], "us", None, turns=turns,
-                      slow=slow, note="%d of %d turns over %d us; by the clock < %d us; "
+                      slow=slow, cpu_s=max(used, 0), note="%d of %d turns over %d us; by the clock < %d us; "
                       "%.1f s, the loops %.2f s of CPU%s" % (
                           slow, turns, LIMIT_US, longest[1], took, max(used, 0),
                           world.note)), world.stacks()
@@ -705,17 +708,34 @@ def stacks_told(stacks):
         print("    %4d x, up to %d us: %s" % (count, longest[names], " < ".join(names)))
 
 
+def machine():
+    """Turns over the limit, and CPU time, of a thread without a daemon."""
+    out = subprocess.run([BUILD + "/bench/machine_turns", str(MACHINE_S)], check=True,
+                         capture_output=True, text=True).stdout.split()
+    turns, slow, cpu_s = int(out[0]), int(out[1]), float(out[2])
+    print("%-48s             %d of %d turns over %d us; %.2f s of CPU" % (
+        "the machine: a thread sleeps and computes", slow, turns, LIMIT_US, cpu_s), flush=True)
+    return slow, cpu_s
+
+
 def main():
     parser = argparse.ArgumentParser(usage=__doc__.split("\n\n")[1])
     parser.add_argument("--stacks", action="store_true")
     parser.add_argument("--transport", default="shm")
     parser.add_argument("words", nargs="*")
     args = parser.parse_args()
+    slow, cpu_s = 0, 0.0
+    own = [machine()]
     for name in args.words or LOADS:
         record, stacks = one(name, args.transport, args.stacks)
+        slow, cpu_s = slow + record["slow"], cpu_s + record["cpu_s"]
         print("%-48s < %7d us  %s" % (record["work"], record["value"], record["note"]),
               flush=True)
         stacks_told(stacks)
+    own.append(machine())
+    rate = sum(one[0] for one in own) / sum(one[1] for one in own)
+    print("all loads: %d turns over %d us in %.2f s of CPU; the machine itself: %.1f in as much "
+          "(%.1f a second)" % (slow, LIMIT_US, cpu_s, rate * cpu_s, rate))
 
 
 if __name__ == "__main__":
