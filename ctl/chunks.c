@@ -3,7 +3,6 @@
 #include <stdio.h>
 
 #include "ctl/ctl.h"
-#include "ctl/table.h"
 
 static void space_row(struct table *table, const cJSON *space)
 {

@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #include "ctl/ctl.h"
-#include "ctl/table.h"
 #include "lib/kvd.h"
 
 #define INSTANCES_MAX 256

@@ -6,7 +6,6 @@
  */
 #include "lib/client.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "daemon/base/clock.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* keys: the CURVE keys that may connect, and refused connections. Public keys are not
  * secret. */
-#include <errno.h>
 
 #include "daemon/base/context.h"
 #include "daemon/control/commands.h"

@@ -10,7 +10,6 @@
 #include "daemon/request/commands.h"
 #include "proto/out.h"
 
-#include <errno.h>
 #include <string.h>
 #include <unistd.h>
 

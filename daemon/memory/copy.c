@@ -26,7 +26,6 @@
 #include <limits.h>
 #include <pthread.h>
 #include <string.h>
-#include <time.h>
 
 #include "daemon/base/clock.h"
 #include "daemon/base/cpu.h"

@@ -13,12 +13,10 @@
  */
 #include "daemon/metrics/http.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 

@@ -28,7 +28,6 @@
 #include "daemon/config/config.h"
 #include "daemon/base/context.h"
 #include "daemon/room/room.h"
-#include "daemon/room/rooms.h"
 #include "daemon/room/room_waits.h"
 #include "daemon/session/session.h"
 

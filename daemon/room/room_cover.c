@@ -15,7 +15,6 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/base/context.h"
-#include "daemon/room/rooms.h"
 #include "daemon/room/room_source.h"
 #include "daemon/session/session.h"
 

@@ -18,7 +18,6 @@
 #include "daemon/loop/offload.h"
 #include "daemon/room/room.h"
 #include "daemon/room/room_mail.h"
-#include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 
 /* Above this many pages times layers a plan is made on a helper thread: about

@@ -16,7 +16,6 @@
 #include "daemon/base/context.h"
 #include "daemon/room/room_mail.h"
 #include "daemon/room/room_wire.h"
-#include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 
 /* Time until a repeated query of an answered puller gets another answer: doubles each

@@ -17,7 +17,6 @@
 #include "daemon/base/idmap.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
-#include "daemon/room/room_cover.h"
 #include "daemon/room/room_source.h"
 #include "daemon/room/rooms.h"
 #include "daemon/session/pool.h"

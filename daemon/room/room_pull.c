@@ -21,7 +21,6 @@
 #include "daemon/room/room_cover.h"
 #include "daemon/room/room_mail.h"
 #include "daemon/room/room_wire.h"
-#include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 
 /* The lease of a peer is input: no heartbeat of microseconds, no wrap. */

@@ -14,7 +14,6 @@
 #include "daemon/base/mem.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/room/room.h"
-#include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 #include "proto/json.h"
 

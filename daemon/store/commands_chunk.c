@@ -13,7 +13,6 @@
 #include <string.h>
 
 #include "daemon/base/context.h"
-#include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
 #include "proto/out.h"
 #include "daemon/store/commands_chunk.h"
@@ -24,7 +23,6 @@
 #include "daemon/plan/layout.h"
 #include "daemon/session/pool.h"
 #include "daemon/session/session.h"
-#include "daemon/session/status.h"
 #include "daemon/store/far.h"
 #include "daemon/store/store_figures.h"
 #include "daemon/store/store_impl.h"

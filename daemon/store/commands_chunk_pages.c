@@ -2,7 +2,6 @@
 /* chunk.publish, chunk.withdraw: chunks that remain in the pages of their engine. */
 #include "daemon/store/commands_chunk.h"
 
-#include "daemon/base/context.h"
 #include "daemon/base/mem.h"
 #include "daemon/loop/loop.h"
 

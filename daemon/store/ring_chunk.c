@@ -13,7 +13,6 @@
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
 #include "daemon/room/ring_pages.h"
-#include "daemon/room/rooms.h"
 #include "daemon/session/pool.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"

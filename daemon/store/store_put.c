@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "daemon/base/context.h"
-#include "daemon/room/room_map.h"
 #include "daemon/session/session.h"
 #include "daemon/store/files.h"
 #include "daemon/store/store_impl.h"
