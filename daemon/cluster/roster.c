@@ -340,12 +340,6 @@ struct roster_entry *roster_next(const struct roster *roster,
 		       : list_entry(entry->link.next, struct roster_entry, link);
 }
 
-bool place_equal(const struct place *a, const struct place *b)
-{
-	return strcmp(a->group, b->group) == 0 && strcmp(a->worker, b->worker) == 0 &&
-	       memcmp(a->rank, b->rank, sizeof(a->rank)) == 0;
-}
-
 int group_check(const char *group)
 {
 	if (!*group || strlen(group) >= PLACE_GROUP_MAX)

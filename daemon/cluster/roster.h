@@ -89,7 +89,6 @@ struct place_key {
 	char worker[PLACE_WORKER_MAX];
 };
 size_t place_key(const struct place *place, struct place_key *key_p);
-bool place_equal(const struct place *a, const struct place *b);
 /* ERR_INVAL names the field: group and worker are text of so many bytes without control
  * characters, ranks are under PLACE_SIZE_MAX, worker is not "-". */
 int group_check(const char *group); /* its length */

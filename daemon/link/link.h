@@ -136,7 +136,7 @@ void link_zmq_vouch(struct link *link, const struct link_vouch *vouch);
 void link_zmq_look(struct link *link);
 /* Counters; `bad_frames` were not exactly [identity][frame]. */
 struct link_zmq_stats {
-	uint64_t frames_in, frames_out, bad_frames, refused, revoked;
+	uint64_t frames_in, bad_frames, revoked;
 };
 const struct link_zmq_stats *link_zmq_stats(const struct link *link);
 

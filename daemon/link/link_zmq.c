@@ -606,17 +606,14 @@ static void zmq_hangup(struct link_line *line)
 
 static int zmq_line_send(struct link_line *line, const void *frame, size_t len)
 {
-	struct link_zmq *zmq = line->zmq;
 	int no;
 
 	if (zmq_send(line->socket, frame, len, ZMQ_DONTWAIT) >= 0) {
-		zmq->stats.frames_out++;
 		line_writable(line, true);
 		return 0;
 	}
 	no = errno;
 	line_writable(line, false);
-	zmq->stats.refused++;
 	if (no == EAGAIN)
 		return err_raise(ERR_LIMIT, "the connection is full or not established");
 	errno = no;

@@ -71,6 +71,12 @@ static void on_taken(struct publication *inner, const struct err *err)
 		said->outer->on_done(said->outer, err);
 }
 
+static bool place_equal(const struct place *a, const struct place *b)
+{
+	return strcmp(a->group, b->group) == 0 && strcmp(a->worker, b->worker) == 0 &&
+	       memcmp(a->rank, b->rank, sizeof(a->rank)) == 0;
+}
+
 static bool is_held(const struct hub_said *of)
 {
 	const struct hub_said *said;
