@@ -150,7 +150,7 @@ void post_fail(struct attend_post *post, const struct err *why)
 {
 	const struct err kept = *why; /* it may be in memory that is freed */
 
-	post->attend->attends->failed++;
+	post->attend->attends->figures.failed++;
 	post_end(post, &kept);
 }
 
@@ -740,8 +740,8 @@ int attend_post(struct attend *attend, struct attend_post_args *args)
 	r = post_new(attend, args, &post);
 	if (r < 0)
 		return err_pass(r);
-	attends->posted++;
-	attends->posted_rows += post->rows;
+	attends->figures.posts++;
+	attends->figures.rows += post->rows;
 	if (args->deadline_ns)
 		loop_timer_start(&post->deadline, args->deadline_ns);
 	r = charge_take(&post->data_charge, attend->session->account, ACCOUNT_ATTENDS,

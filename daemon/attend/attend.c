@@ -206,24 +206,12 @@ void attends_figures(const struct attends *attends, struct attend_figures *figur
 
 	compute_figures(attends->compute, &c);
 	devices_figures(attends, &gpu);
-	*figures_p =
-		(struct attend_figures){.posts = attends->posted,
-					.rows = attends->posted_rows,
-					.bytes = attends->bytes,
-					.served = attends->served,
-					.served_rows = attends->served_rows,
-					.refused = attends->refused,
-					.failed = attends->failed,
-					.calibrations = attends->calibrated,
-					.calibration_bytes = attends->calibrated_bytes,
-					.stale = attends->stale,
-					.echoes = attends->echoes,
-					.batches = c.batches + gpu.batches,
-					.attend_us = c.attend_us,
-					.gpu_us = gpu.attend_us,
-					.looks = attends->looks,
-					.threads = c.threads,
-					.waiting = c.waiting + gpu.waiting,
-					.live = attends->post_count,
-					.isa = c.isa};
+	*figures_p = attends->figures;
+	figures_p->batches = c.batches + gpu.batches;
+	figures_p->attend_us = c.attend_us;
+	figures_p->gpu_us = gpu.attend_us;
+	figures_p->threads = c.threads;
+	figures_p->waiting = c.waiting + gpu.waiting;
+	figures_p->live = attends->post_count;
+	figures_p->isa = c.isa;
 }

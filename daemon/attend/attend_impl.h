@@ -37,7 +37,7 @@ struct attends {
 	struct list serving;	   /* struct serve.link */
 	struct idmap legs;	   /* at other daemons, by number */
 	struct loop_prepare awake; /* keeps the loop polling until awake_ns */
-	uint64_t awake_ns, spin_ns, looks;
+	uint64_t awake_ns, spin_ns;
 	uint64_t next_leg;
 	unsigned int post_count, under_way; /* under_way: legs and serves at compute */
 	/* calibrate.c, echo.c, speed.c */
@@ -50,9 +50,8 @@ struct attends {
 	struct speeds *speeds; /* from the first one on */
 	uint8_t *echo_bytes;
 	bool page_used, home_known, speeds_again;
-	uint32_t home_s; /* when home was measured */
-	uint64_t echoes, calibrated, calibrated_bytes, stale;
-	uint64_t posted, posted_rows, bytes, failed, served, served_rows, refused;
+	uint32_t home_s;	       /* when home was measured */
+	struct attend_figures figures; /* counters; attends_figures() adds the others */
 };
 
 /* session->part[MODULE_ATTEND] */

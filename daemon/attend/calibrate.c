@@ -36,7 +36,6 @@
 #include "daemon/peer/peer.h"
 #include "daemon/session/session.h"
 #include "daemon/transport/transport.h"
-#include "proto/wire.h"
 
 #define ROUNDS 24u
 #define LARGE_ROUNDS 4u /* the largest in every such round */
@@ -219,7 +218,7 @@ static void echo_came(struct calibration *c)
 
 	fit_add(&c->fit, 2.0 * (double)c->wanted, us);
 	c->result.bytes += 2 * c->wanted;
-	c->attends->calibrated_bytes += 2 * c->wanted;
+	c->attends->figures.calibration_bytes += 2 * c->wanted;
 	c->number = 0;
 	c->size++;
 	calibration_next(c);
@@ -409,7 +408,7 @@ static void calibration_next(struct calibration *c)
 	if (r < 0) {
 		calibration_fail(c);
 	} else if (c->args.rows || c->form == c->form_count) {
-		c->attends->calibrated += !c->args.rows && !c->args.speeds;
+		c->attends->figures.calibrations += !c->args.rows && !c->args.speeds;
 		calibration_end(c, NULL);
 	} else if (c->gpu ||
 		   speed_ask(c->attends, &c->forms[c->form], false, &c->own) < 0) {

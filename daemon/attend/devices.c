@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/attend/devices.h"
 
-#include <errno.h>
-
 #include "daemon/attend/attend_impl.h"
 #include "daemon/base/context.h"
 #include "daemon/config/config.h"

@@ -18,7 +18,6 @@
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
 #include "daemon/handshake/handshake.h"
-#include "proto/wire.h"
 
 /* The remaining echo bytes of a peer that has sent one. */
 struct echo_share {
@@ -190,7 +189,7 @@ int echo_serve(struct attends *attends, struct remote *remote,
 		return err_pass(r);
 	if (msg->form.len)
 		return err_pass(echo_speed(attends, remote, msg));
-	attends->echoes++;
+	attends->figures.echoes++;
 	attends_stay_awake(attends);
 	return err_pass(rows_send_attention_result(remote, &answer));
 }

@@ -345,7 +345,7 @@ static int leg_send(struct leg *leg, const uint8_t *q)
 	there->sent++;
 	there->sent_rows += leg->rows;
 	there->sent_bytes += leg->bytes;
-	leg->attends->bytes += leg->bytes;
+	leg->attends->figures.bytes += leg->bytes;
 	leg_session(leg)->legs_sent++;
 	return 0;
 }
@@ -517,7 +517,7 @@ static void leg_price(struct attends *attends, struct remote *remote,
 
 	round->us = (double)(now_ns - since_ns) / 1e3;
 	if (live_round(store_costs(attends->kvd), &way, round)) {
-		attends->stale++;
+		attends->figures.stale++;
 		log_info("cost", remote->label, "the cost model is stale", "us=%.0f",
 			 round->us);
 	}

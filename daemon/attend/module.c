@@ -41,7 +41,7 @@ static bool attends_on_prepare(struct loop_prepare *prepare)
 	struct attends *attends = container_of(prepare, struct attends, awake);
 
 	if (loop_clock_ns(attends->kvd->loop) < attends->awake_ns) {
-		attends->looks++;
+		attends->figures.looks++;
 		waits_look(rooms_waits(rooms_of(attends->kvd)));
 		return true;
 	}
@@ -242,42 +242,16 @@ void attends_on_change(struct remote *remote)
 
 /* ---- figures ---- */
 
-static const struct metric_row attend_metrics[] = {
-#define ATTENDS_METRIC_ROW(id, type, unit, name, help) \
-	METRIC_OWN(ATTENDS_METRIC_##id, type, unit, name, help),
-	ATTEND_METRICS(ATTENDS_METRIC_ROW)
-#undef ATTENDS_METRIC_ROW
-};
+static const struct metric_row attend_metrics[] = {ATTEND_METRICS(METRIC_OWN)};
 
 static void attends_cells(const void *part, uint64_t *cells)
 {
 	const struct attends *attends = part;
 	const struct live *costs = store_costs(attends->kvd);
-	struct attend_figures f;
+	struct attend_figures figures, *f = &figures;
 
-	attends_figures(attends, &f);
-	cells[ATTENDS_METRIC_REQUESTS] = f.posts;
-	cells[ATTENDS_METRIC_ROWS] = f.rows;
-	cells[ATTENDS_METRIC_BYTES] = f.bytes;
-	cells[ATTENDS_METRIC_FAILED] = f.failed;
-	cells[ATTENDS_METRIC_ACTIVE] = f.live;
-	cells[ATTENDS_METRIC_SERVED] = f.served;
-	cells[ATTENDS_METRIC_SERVED_ROWS] = f.served_rows;
-	cells[ATTENDS_METRIC_REFUSED] = f.refused;
-	cells[ATTENDS_METRIC_BATCHES] = f.batches;
-	cells[ATTENDS_METRIC_SECONDS] = f.attend_us * 1000;
-	cells[ATTENDS_METRIC_GPU_SECONDS] = f.gpu_us * 1000;
-	cells[ATTENDS_METRIC_QUEUED] = f.waiting;
-	cells[ATTENDS_METRIC_THREADS] = f.threads;
-	cells[ATTENDS_METRIC_BUSY_POLLS] = f.looks;
-	cells[ATTENDS_METRIC_COST_CALIBRATIONS] = f.calibrations;
-	cells[ATTENDS_METRIC_COST_BYTES] = f.calibration_bytes;
-	cells[ATTENDS_METRIC_COST_STALE] = f.stale;
-	cells[ATTENDS_METRIC_COST_ECHOES] = f.echoes;
-	if (!costs)
-		return;
-	cells[ATTENDS_METRIC_COST_REUSED] = cost_page_reused(live_page(costs));
-	cells[ATTENDS_METRIC_COST_REFUSED] = live_refused(costs);
+	attends_figures(attends, f);
+	ATTEND_METRICS(METRIC_CELL)
 }
 
 static bool attends_about(const void *part, char *text, size_t size)
@@ -346,7 +320,7 @@ const struct module attend_module = {
 	.remote_down = attends_on_down,
 	.message = attends_on_message,
 	.metrics = attend_metrics,
-	.metric_count = ATTENDS_METRIC_END,
+	.metric_count = ARRAY_LEN(attend_metrics),
 	.figures = attends_cells,
 	.about = {"attention", attends_about},
 };

@@ -23,7 +23,6 @@
 #include "daemon/peer/peer.h"
 #include "daemon/store/remote_hold.h"
 #include "daemon/store/store_kv.h"
-#include "proto/wire.h"
 
 /* Of a peer, that wait or are computed. */
 #define SERVES_MAX (2 * ATTEND_SENT_LEGS)
@@ -123,8 +122,8 @@ static void serve_tell(struct serve *serve)
 			   form_out_bytes(&item->form, item->rows)}};
 	int r = rows_fill_attention_result(&msg, &serve->answer);
 
-	serve->attends->served++;
-	serve->attends->served_rows += item->rows;
+	serve->attends->figures.served++;
+	serve->attends->figures.served_rows += item->rows;
 	attends_stay_awake(serve->attends);
 	if (r < 0 || rows_send(serve->remote, &serve->answer) < 0)
 		err_clear(); /* it is going down */
@@ -313,7 +312,7 @@ int serve_on_attend(struct attends *attends, struct remote *remote, struct curso
 	if (r >= 0)
 		return 0;
 	if (attends)
-		attends->refused++;
+		attends->figures.refused++;
 	err_take(&why);
 	no.attend = msg.attend;
 	answer(attends, remote, &no, &why);

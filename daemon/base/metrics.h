@@ -321,14 +321,15 @@ struct metric_row {
 	unsigned int count[2]; /* values of each label */
 	uint64_t first;	       /* histograms: end of the first bucket */
 };
-/* A module's own: one cell each, by number. */
-#define METRIC_OWN(own_cell, own_type, own_unit, own_name, own_help) \
-	[own_cell] = {.name = (own_name),                            \
-		      .help = (own_help),                            \
-		      .type = METRIC_##own_type,                     \
-		      .unit = METRIC_##own_unit,                     \
-		      .cell = (own_cell),                            \
-		      .count = {1, 1}}
+/* A module's own: one cell each, in their order, by a list X(value, type, unit, "name",
+ * "help"). */
+#define METRIC_OWN(value, own_type, own_unit, own_name, own_help) \
+	{.name = (own_name),                                      \
+	 .help = (own_help),                                      \
+	 .type = METRIC_##own_type,                               \
+	 .unit = METRIC_##own_unit,                               \
+	 .count = {1, 1}},
+#define METRIC_CELL(value, type, unit, name, help) *cells++ = (value);
 #define METRIC_OWN_MAX 64u
 
 /* Values, then histograms. */

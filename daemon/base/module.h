@@ -121,7 +121,7 @@ struct module {
 
 	/* ---- for operators ---- */
 
-	const struct metric_row *metrics; /* cells count from 0: METRIC_OWN() */
+	const struct metric_row *metrics; /* METRIC_OWN(): a cell each */
 	unsigned int metric_count;	  /* at most METRIC_OWN_MAX */
 	/* At a scrape: all cells, which are 0. */
 	void (*figures)(const void *part, uint64_t *cells);

@@ -104,43 +104,32 @@ static bool cluster_health(const void *part, struct err *why_p)
 
 /* ---- figures ---- */
 
-static const struct metric_row cluster_metrics[] = {
-#define CLUSTER_METRIC_ROW(id, type, unit, name, help) \
-	METRIC_OWN(CLUSTER_METRIC_##id, type, unit, name, help),
-	CLUSTER_METRICS(CLUSTER_METRIC_ROW)
-#undef CLUSTER_METRIC_ROW
+static const struct metric_row cluster_metrics[] = {CLUSTER_METRICS(METRIC_OWN)};
+
+struct watched {
+	uint64_t entries, unsynced;
 };
 
 static bool add_group(void *arg, const char *group, unsigned int entries, bool synced)
 {
-	uint64_t *cells = arg;
+	struct watched *watched = arg;
 
 	(void)group;
-	cells[CLUSTER_METRIC_ENTRIES] += entries;
-	cells[CLUSTER_METRIC_UNSYNCED] += !synced;
+	watched->entries += entries;
+	watched->unsynced += !synced;
 	return true;
 }
 
 static void cluster_cells(const void *part, uint64_t *cells)
 {
 	const struct cluster *cluster = part;
-	struct groups_state state;
+	uint64_t now_ns = loop_now_ns(cluster->kvd->loop);
+	struct groups_state state, *s = &state;
+	struct watched watched = {0};
 
-	groups_state(cluster->groups, &state);
-	groups_each_watch(cluster->groups, add_group, cells); /* at most 4096 */
-	cells[CLUSTER_METRIC_UP] = *state.where ? state.directory.up : METRIC_ABSENT;
-	cells[CLUSTER_METRIC_DOWN] =
-		state.directory.up
-			? 0
-			: loop_now_ns(cluster->kvd->loop) - state.directory.since_ns;
-	cells[CLUSTER_METRIC_PLACES] = state.places;
-	cells[CLUSTER_METRIC_WATCHES] = state.watches;
-	cells[CLUSTER_METRIC_KEYS] = state.keys;
-	cells[CLUSTER_METRIC_KEYS_UNKNOWN] = state.keys_unknown;
-	cells[CLUSTER_METRIC_PUTS] = state.directory.puts;
-	cells[CLUSTER_METRIC_EVENTS] = state.directory.events;
-	cells[CLUSTER_METRIC_RECONNECTS] = state.directory.reconnects;
-	cells[CLUSTER_METRIC_REFUSED] = state.directory.refused;
+	groups_state(cluster->groups, s);
+	groups_each_watch(cluster->groups, add_group, &watched); /* at most 4096 */
+	CLUSTER_METRICS(METRIC_CELL)
 }
 
 static const struct command *const cluster_tables[] = {group_commands, NULL};
@@ -161,7 +150,7 @@ const struct module cluster_module = {
 	.pool_coming = cluster_pools_changed,
 	.pool_going = cluster_pools_changed,
 	.metrics = cluster_metrics,
-	.metric_count = CLUSTER_METRIC_END,
+	.metric_count = ARRAY_LEN(cluster_metrics),
 	.figures = cluster_cells,
 	.health = cluster_health,
 };

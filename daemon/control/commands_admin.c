@@ -7,8 +7,6 @@
  */
 #include "daemon/request/commands.h"
 
-#include <errno.h>
-
 #include "daemon/base/log.h"
 #include "daemon/control/commands.h"
 #include "proto/out.h"

@@ -132,7 +132,7 @@ void figures_families(const struct figures *f,
 	{
 		for (unsigned int i = 0; i < m->metric_count; i++) {
 			family = (struct figures_family){.row = &m->metrics[i],
-							 .cells = f->cells[m->id]};
+							 .cells = f->cells[m->id] + i};
 			each(arg, &family);
 		}
 	}

@@ -98,10 +98,10 @@ void files_note_fault(struct files *files, const struct err *why)
 {
 	if (why->code == ERR_CANCELED || why->code == ERR_STATE)
 		return;
-	files->faults += why->code == ERR_IO;
+	files->figures.faults += why->code == ERR_IO;
 	log_warn("store", "files", why->text, "faults=%llu",
-		 (unsigned long long)files->faults);
-	if (files->faults >= FAULTS_MAX)
+		 (unsigned long long)files->figures.faults);
+	if (files->figures.faults >= FAULTS_MAX)
 		files_end_writing(files, why);
 }
 
@@ -312,8 +312,8 @@ static void on_written(struct disk_op *op)
 		write_fail(job, &op->err);
 		return;
 	}
-	files->written++;
-	files->written_bytes += job->bytes;
+	files->figures.written++;
+	files->figures.written_bytes += job->bytes;
 	store_part_filed(job->part);
 	store_part_sure(job->part, true);
 	if (!job->durable) {
@@ -644,11 +644,11 @@ static void on_loaded(struct disk_op *op)
 			    op->err.code == ERR_NOTFOUND);
 
 	if (ok) {
-		files->loaded++;
-		files->loaded_bytes += job->bytes;
+		files->figures.read++;
+		files->figures.read_bytes += job->bytes;
 		store_part_sure(part, true);
 	} else {
-		files->bad += op->err.code == ERR_PLAN;
+		files->figures.bad += op->err.code == ERR_PLAN;
 		files_note_fault(files, &op->err);
 	}
 	job_free(job);

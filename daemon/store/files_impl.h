@@ -10,6 +10,7 @@
 #include "daemon/store/disk.h"
 #include "daemon/store/files.h"
 #include "daemon/store/seal.h"
+#include "daemon/store/store_figures.h"
 
 struct files_scan;
 struct region;
@@ -55,7 +56,7 @@ struct files {
 	struct files_scan *scan;
 	struct loop_timer retry; /* the file system was full */
 	struct loop_defer go;
-	uint64_t written, loaded, bad, faults, written_bytes, loaded_bytes;
+	struct store_files figures; /* counters; files_figures() adds the others */
 };
 
 enum files_kind { FILES_WRITE, FILES_LOAD, FILES_ERASE };

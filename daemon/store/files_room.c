@@ -123,24 +123,18 @@ void files_figures(const struct files *files, struct store_files *figures_p)
 	if (!files)
 		return;
 	arena_figures(files->arena, &arena);
-	*figures_p = (struct store_files){
-		.open = files->open,
-		.scanned = files->scanned,
-		.readonly = files->readonly,
-		.direct = files->open && disk_direct(files->disk),
-		.why = &files->why,
-		.bytes = files->bytes,
-		.free_bytes = files_free_bytes(files, arena.slabs_free, arena.slab_bytes),
-		.disk_free_bytes = files->room < UINT64_MAX ? files->room : 0,
-		.full = files->full,
-		.stands = files->stands,
-		.written_bytes = files->written_bytes,
-		.read_bytes = files->loaded_bytes,
-		.written = files->written,
-		.read = files->loaded,
-		.bad = files->bad,
-		.faults = files->faults,
-		.evicted = arena.evicted,
-		.queued = files->queued,
-	};
+	*figures_p = files->figures;
+	figures_p->open = files->open;
+	figures_p->scanned = files->scanned;
+	figures_p->readonly = files->readonly;
+	figures_p->direct = files->open && disk_direct(files->disk);
+	figures_p->why = &files->why;
+	figures_p->bytes = files->bytes;
+	figures_p->free_bytes =
+		files_free_bytes(files, arena.slabs_free, arena.slab_bytes);
+	figures_p->disk_free_bytes = files->room < UINT64_MAX ? files->room : 0;
+	figures_p->full = files->full;
+	figures_p->stands = files->stands;
+	figures_p->evicted = arena.evicted;
+	figures_p->queued = files->queued;
 }

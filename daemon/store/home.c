@@ -40,7 +40,7 @@ struct home {
 	struct home_table *table; /* NULL: no note yet */
 	struct idmap peers;	  /* struct home_peer by remote */
 	struct loop_defer sweep;
-	uint64_t notes, refused, finds, again;
+	struct store_home figures; /* counters; home_figures() adds the others */
 };
 
 static void on_sweep(struct loop_defer *defer)
@@ -152,14 +152,14 @@ static void note_take(struct home *home, struct home_peer *peer,
 {
 	peer->count += put ? 1 : UINT64_MAX;
 	peer->sum ^= home_key_mix(key);
-	home->notes++;
+	home->figures.notes++;
 	if (!peer->number)
 		return;
 	if (!put) {
 		home_table_remove(home->table, peer->number, key);
 	} else if (home_table_put(home->table, peer->number, key) == HOME_FULL) {
 		peer->refused++;
-		home->refused++;
+		home->figures.refused++;
 	}
 }
 
@@ -226,7 +226,7 @@ bool home_wants_all(struct home *home, const struct remote *remote,
 		peer = &none;
 	all = peer->count != msg->count || peer->sum != msg->sum ||
 	      (peer != &none && (!peer->number || has_room_again(home, peer)));
-	home->again += all;
+	home->figures.again += all;
 	return all;
 }
 
@@ -304,7 +304,7 @@ int home_found(struct home *home, const struct remote *requester,
 	if (msg->ids.len % 8 || msg->ids.len / 8 > HOMES_PROBES_MAX)
 		return err_raise(ERR_PROTO, "INDEX_QUERY: %zu bytes of ids",
 				 msg->ids.len);
-	home->finds++;
+	home->figures.finds++;
 	cursor_write(&found.holders, holders, sizeof(holders));
 	cursor_write(&found.ids, ids, sizeof(ids));
 	cursor_read(&in, msg->ids.data, msg->ids.len);
@@ -372,13 +372,10 @@ void home_figures(const struct home *home, struct store_home *figures_p)
 		home_table_figures(home->table, &f);
 	idmap_foreach(&home->peers, it)
 		unknown += peer_unknown(home, it.value);
-	*figures_p = (struct store_home){.bytes = f.bytes,
-					 .most = f.most,
-					 .used = f.used,
-					 .holders = f.holders,
-					 .notes = home->notes,
-					 .refused = home->refused,
-					 .unknown = unknown,
-					 .finds = home->finds,
-					 .again = home->again};
+	*figures_p = home->figures;
+	figures_p->bytes = f.bytes;
+	figures_p->most = f.most;
+	figures_p->used = f.used;
+	figures_p->holders = f.holders;
+	figures_p->unknown = unknown;
 }

@@ -193,7 +193,7 @@ void store_free(struct store *store)
 	far_free(store->far);
 	homes_free(store->homes);
 	home_free(store->home);
-	assert(store->remote_holds == 0);
+	assert(store->figures.remote.holds == 0);
 	loop_work_stop(&store->wake);
 	store_pages_fini(store);
 	strmap_fini(&store->holds);
@@ -312,7 +312,8 @@ static void store_on_down(struct remote *remote, const struct err *why)
 
 bool store_drained(const struct store *store)
 {
-	return !store || (files_drained(store->files) && store->remote_holds == 0);
+	return !store ||
+	       (files_drained(store->files) && store->figures.remote.holds == 0);
 }
 
 static int store_module_new(struct kvd *kvd, void **part_p)
@@ -405,7 +406,7 @@ const struct module store_module = {
 	.remote_down = store_on_down,
 	.message = store_on_message,
 	.metrics = store_metrics,
-	.metric_count = STORE_METRIC_END,
+	.metric_count = 0 STORE_METRICS(METRIC_ROW),
 	.figures = store_cells,
 	.health = store_health,
 };

@@ -104,7 +104,7 @@ static void remote_hold_step(struct remote_hold *hold)
 	list_remove(&hold->link);
 	loop_timer_stop(&hold->lease);
 	store_space_let_go(hold->space);
-	hold->store->remote_holds--;
+	hold->store->figures.remote.holds--;
 	store_remote(hold->remote)->hold_count--;
 	if (!store_remote(hold->remote)->hold_count) {
 		idmap_fini(&store_remote(hold->remote)->asks);
@@ -480,8 +480,8 @@ static int remote_hold_open(struct store *store, struct remote *remote,
 	lease_set(hold, msg->lease_ms);
 	list_push_back(&there->holds, &hold->link);
 	there->hold_count++;
-	store->remote_holds++;
-	store->remote_hold_count++;
+	store->figures.remote.holds++;
+	store->figures.remote.holds_total++;
 	*hold_p = hold;
 	return 0;
 }

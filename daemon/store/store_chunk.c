@@ -603,8 +603,8 @@ void store_find(struct store_handle *handle, const struct store_ids *ids,
 	/* at most STORE_IDS_MAX */
 	while (finding.found.chunks < ids->count && find_one(&finding, &ahead))
 		;
-	store->found += finding.found.chunks;
-	store->missed += ids->count - finding.found.chunks;
+	store->figures.found += finding.found.chunks;
+	store->figures.missed += ids->count - finding.found.chunks;
 	while (finding.unfiled > 0) /* at most STORE_IDS_MAX: those found */
 		find_file(&finding);
 	*found_p = finding.found;

@@ -85,7 +85,7 @@ static void space_leave(struct store_space *space)
 		if (class && class->words && class->words->class == class)
 			class->words->class = NULL;
 	}
-	store->spaces_evicted++;
+	store->figures.spaces_evicted++;
 	loop_defer(store->kvd->loop, &store->going_go);
 }
 

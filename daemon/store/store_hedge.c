@@ -118,7 +118,7 @@ void store_hedge(struct store_leg *leg)
 	r = hedge_new(move, leg, from);
 	if (r < 0)
 		err_clear(); /* continue without it */
-	store->far_hedges += r > 0;
+	store->figures.remote.hedges += r > 0;
 }
 
 static bool leg_is_there(const struct store_leg *leg)

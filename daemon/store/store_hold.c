@@ -290,9 +290,9 @@ static void hold_complete(struct store_hold *hold)
 	struct store *store = hold->handle->space->store;
 	uint32_t own = hold->count - hold->away;
 
-	store->found += own;
-	store->missed += hold->ids.count - own;
-	store->far_found += hold->away;
+	store->figures.found += own;
+	store->figures.missed += hold->ids.count - own;
+	store->figures.remote.found += hold->away;
 	hold->ids.bytes = NULL;
 	if (!hold->far) {
 		hold_forget_far(hold);

@@ -13,6 +13,7 @@
 #include "daemon/session/session.h"
 #include "daemon/store/arena.h"
 #include "daemon/store/store.h"
+#include "daemon/store/store_figures.h"
 #include "daemon/store/store_kv.h"
 
 struct files;
@@ -221,7 +222,6 @@ struct store {
 	struct list tenants, spaces;
 	unsigned int tenant_count, space_count, class_count;
 	uint64_t next_space, uses;
-	uint64_t spaces_evicted;
 	struct list going; /* struct store_space.link: evicted ones */
 	struct loop_defer going_go;
 	struct store_chunk **buckets;
@@ -232,8 +232,8 @@ struct store {
 	struct live *costs;
 	struct homes *homes;	    /* NULL: no updates are sent */
 	struct home *home;	    /* NULL: this daemon is no index node */
-	unsigned int remote_holds;  /* remote holds: remote_hold.c, as the next */
-	uint64_t remote_leg_checks; /* parts checked for subtransfers of others */
+	uint64_t remote_leg_checks; /* remote_hold.c: parts checked for subtransfers of
+				       others */
 	struct list pins;	    /* store_pins.c: chunks being unpinned */
 	struct loop_work unpinning;
 	uint32_t published;	/* parts in engines' pages, and withdrawn records */
@@ -249,9 +249,7 @@ struct store {
 	struct idmap far_rooms; /* store_leg.c: holders' offers, by number */
 	struct list hedges;	/* struct store_move.hedge_link */
 	struct pace_budget hedging;
-	uint64_t found, missed, put_bytes, fetched_bytes;
-	uint64_t far_found, far_bytes, far_retries, remote_hold_count;
-	uint64_t far_hedges, far_hedges_won;
+	struct store_figures figures; /* counters; store_figures() adds the others */
 	uint64_t far_dials, far_dials_refused; /* of holders that index nodes named */
 	uint64_t covers;		       /* that were made */
 	struct loop_defer tidy;		       /* removes unused spaces */

@@ -450,8 +450,8 @@ static void leg_failed(struct store_move *move, const struct store_leg *leg)
 			 leg->error.text);
 	if (leg->first < move->next)
 		move->next = leg->first;
-	move->store->far_retries += failed;
-	move->store->far_hedges_won += leg->beaten;
+	move->store->figures.remote.retries += failed;
+	move->store->figures.remote.hedges_won += leg->beaten;
 }
 
 void store_move_leg_ended(struct store_move *move, const struct store_leg *leg)
@@ -473,11 +473,11 @@ void store_move_leg_ended(struct store_move *move, const struct store_leg *leg)
 	} else {
 		move->bytes += leg->bytes;
 		if (move->kind == STORE_PUT)
-			store->put_bytes += leg->bytes;
+			store->figures.put_bytes += leg->bytes;
 		else if (move->kind == STORE_FETCH)
-			store->fetched_bytes += leg->bytes;
+			store->figures.fetched_bytes += leg->bytes;
 		if (leg->far) {
-			store->far_bytes += leg->bytes;
+			store->figures.remote.bytes += leg->bytes;
 			far_serves(store->far, far_hold_remote(leg->far));
 		}
 		if (move->kind != STORE_FETCH)

@@ -184,9 +184,9 @@ static void calibration_failed_is_repeated(void **state)
 	run(heard, A_MINUTE);
 	assert_true(knows(heard));
 	assert_true(knows_speed(heard, &form));
-	assert_int_equal(node_attends(heard->w, AW_REQUESTER)->calibrated, 1);
+	assert_int_equal(node_attends(heard->w, AW_REQUESTER)->figures.calibrations, 1);
 	run(heard, 3 * A_MINUTE); /* once is enough */
-	assert_int_equal(node_attends(heard->w, AW_REQUESTER)->calibrated, 1);
+	assert_int_equal(node_attends(heard->w, AW_REQUESTER)->figures.calibrations, 1);
 }
 
 static bool is_down(void *arg)
@@ -216,7 +216,7 @@ static void peer_back_within_a_minute_is_measured(void **state)
 	cluster_until(&heard->w->c, is_up, heard, "the line");
 	run(heard, A_MINUTE);
 	assert_true(knows(heard));
-	assert_int_equal(node_attends(heard->w, AW_REQUESTER)->calibrated, 2);
+	assert_int_equal(node_attends(heard->w, AW_REQUESTER)->figures.calibrations, 2);
 }
 
 static void speed_refused_temporarily_is_requested_again(void **state)

@@ -326,7 +326,7 @@ static void post_cost_depends_on_rows_not_seat(void **state)
 			     there = attend_world_part(w->hold);
 	struct kvd_ring_part parts[3][2] = {{there, here}, {there}, {here}};
 	const struct account *mine = w->engine[AW_REQUESTER]->account;
-	uint64_t before, rows = attends->posted_rows;
+	uint64_t before, rows = attends->figures.rows;
 
 	parts[0][0].count = parts[0][1].first = parts[0][1].count = 2;
 	w->rows = 4096;
@@ -343,7 +343,7 @@ static void post_cost_depends_on_rows_not_seat(void **state)
 		offload_hold(w->c.nodes[AW_REQUESTER].kvd.offload, false);
 		soon(w);
 		attend_world_right(w, 0, 0, 64, NULL, 0);
-		assert_true(attends->posted_rows == rows + (i + 1) * AW_ROWS);
+		assert_true(attends->figures.rows == rows + (i + 1) * AW_ROWS);
 	}
 	/* rows before a part's are of the post, and have no tokens */
 	there.row = AW_ROWS - AW_HEADS;
@@ -379,12 +379,12 @@ static void results_return_in_bf16_where_that_is_asked(void **state)
 
 		for (unsigned int seat = 0; seat < 2; seat++) {
 			w->attend = both[seat];
-			bytes = attends->bytes;
+			bytes = attends->figures.bytes;
 			attend_world_rows(w, seat, 5);
 			attend_world_post(w, seat, 0, parts[i], i == 2 ? 2 : 1, NULL, 0);
 			soon(w);
 			assert_int_equal(attend_world_state(w, seat), KVD_SUCCESS);
-			assert_int_equal(attends->bytes - bytes,
+			assert_int_equal(attends->figures.bytes - bytes,
 					 i == 1 ? 0
 						: AW_ROWS * (2 * AW_DIMS + 8 +
 							     (seat ? 2 : 4) * AW_DIMS));

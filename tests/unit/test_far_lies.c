@@ -378,7 +378,7 @@ static void query_for_a_later_piece_without_reply_is_a_miss(void **state)
 	lie.asks = 0;
 	assert_int_equal(far_chunks(w, 100, &hold), 4);
 	assert_int_equal(lie.asks, 3);
-	assert_int_equal(node_store(w)->far_found, 4);
+	assert_int_equal(node_store(w)->figures.remote.found, 4);
 	store_hold_close(hold);
 	lie.replies = 0;
 	for (unsigned int i = 0; i < RANKS; i++)

@@ -267,12 +267,13 @@ static void peer_pins_no_more_than_half_of_a_user_s_share(void **state)
 	ask(w, 2, most, CHUNKS - most, UINT64_MAX); /* others: of which none can be */
 	assert_int_equal(heard.tolds, 2);
 	assert_int_equal(heard.chunks, 0);
-	assert_int_equal(node_store(w)->remote_holds, 1);
+	assert_int_equal(node_store(w)->figures.remote.holds, 1);
 	ask(w, 3, 0, CHUNKS, UINT64_MAX); /* the same, which are pinned already */
 	assert_int_equal(heard.chunks, most);
 	assert_in_range(pinned(w), 1, share(w) / 2);
 	cluster_run(&w->c, (STORE_LEASE_MS_MAX + FAR_LEASE_MORE_MS) * LOOP_NS_PER_MS);
-	assert_int_equal(node_store(w)->remote_holds, 0); /* what an engine may ask for */
+	assert_int_equal(node_store(w)->figures.remote.holds,
+			 0); /* what an engine may ask for */
 	assert_int_equal(pinned(w), 0);
 }
 
@@ -284,12 +285,12 @@ static void peer_lost_releases_all_holds(void **state)
 	for (uint64_t n = 1; n <= 300; n++)
 		ask(w, n, 0, 20, 600000);
 	assert_int_equal(heard.code, ERR_LIMIT);
-	assert_int_equal(node_store(w)->remote_holds, 256);
+	assert_int_equal(node_store(w)->figures.remote.holds, 256);
 	ask(w, 1, 0, 20, 600000);
 	assert_int_equal(heard.code, ERR_EXIST);
 	handshake_close(w->c.nodes[1].kvd.handshake);
 	cluster_run(&w->c, LOOP_NS_PER_S);
-	assert_int_equal(node_store(w)->remote_holds, 0);
+	assert_int_equal(node_store(w)->figures.remote.holds, 0);
 	assert_int_equal(pinned(w), 0);
 }
 
@@ -305,9 +306,9 @@ static void lease_renewed_is_longer(void **state)
 	ask(w, 2, 0, 0, 5000); /* of no hold */
 	assert_int_equal(heard.tolds, 1);
 	cluster_run(&w->c, 4 * LOOP_NS_PER_S);
-	assert_int_equal(node_store(w)->remote_holds, 1);
+	assert_int_equal(node_store(w)->figures.remote.holds, 1);
 	cluster_run(&w->c, 2 * LOOP_NS_PER_S);
-	assert_int_equal(node_store(w)->remote_holds, 0);
+	assert_int_equal(node_store(w)->figures.remote.holds, 0);
 }
 
 /* ---- look-ups in turns ---- */
@@ -336,7 +337,7 @@ static void assert_no_hold(struct world *w, uint32_t code)
 	cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
 	loop_virtual_parts(w->c.loop, 0);
 	assert_int_equal(lookups(w), 0);
-	assert_int_equal(node_store(w)->remote_holds, 0);
+	assert_int_equal(node_store(w)->figures.remote.holds, 0);
 	assert_int_equal(pinned(w), 0);
 	assert_int_equal(heard.code, code);
 }
@@ -354,7 +355,7 @@ static void lookup_in_turns_reports_the_same(void **state)
 	assert_int_equal(heard.chunks, HALF);
 	assert_int_equal(lookups(w), 0);
 	cluster_run(&w->c, 90 * LOOP_NS_PER_S);
-	assert_int_equal(node_store(w)->remote_holds, 1);
+	assert_int_equal(node_store(w)->figures.remote.holds, 1);
 	leg(w, 1, heard.pool, 0, HALF);
 	assert_int_equal(heard.naks, 0);
 	release(w, 1);
@@ -387,7 +388,7 @@ static void lookup_ends_with_its_peer(void **state)
 	handshake_close(w->c.nodes[1].kvd.handshake);
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	loop_virtual_parts(w->c.loop, 0);
-	assert_int_equal(node_store(w)->remote_holds, 0);
+	assert_int_equal(node_store(w)->figures.remote.holds, 0);
 	assert_int_equal(pinned(w), 0);
 	assert_int_equal(heard.tolds, 0);
 }
@@ -409,7 +410,7 @@ static void lookup_in_progress_serves_nothing(void **state)
 	cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
 	loop_virtual_parts(w->c.loop, 0);
 	assert_int_equal(heard.tolds, 4); /* one of them as a duplicate */
-	assert_int_equal(node_store(w)->remote_holds, 3);
+	assert_int_equal(node_store(w)->figures.remote.holds, 3);
 }
 
 /* Chunks leave the store between two steps. */
@@ -508,7 +509,7 @@ static void leg_waiting_is_refused_when_hold_ends(void **state)
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	assert_int_equal(heard.naks, 2);
 	assert_int_equal(heard.code, ERR_DRAIN);
-	assert_int_equal(node_store(w)->remote_holds, 0);
+	assert_int_equal(node_store(w)->figures.remote.holds, 0);
 	part_loads(part, false);
 	store_part_ready(part);
 	store_chunk_unpin(part->chunk);
@@ -526,7 +527,7 @@ static void legs_end_when_hold_is_released(void **state)
 	assert_true(pinned(w) > 0);
 	release(w, 1);
 	cluster_run(&w->c, 100 * LOOP_NS_PER_MS);
-	assert_int_equal(node_store(w)->remote_holds, 0);
+	assert_int_equal(node_store(w)->figures.remote.holds, 0);
 	assert_int_equal(pinned(w), 0);
 }
 

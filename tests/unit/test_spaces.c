@@ -559,7 +559,7 @@ static void spaces_open_survive_random_use(void **state)
 	begin(&m->w, 8);
 	for (unsigned int i = 0; i < STEPS; i++)
 		step(m);
-	assert_true(m->w.store->spaces_evicted > 100);
+	assert_true(m->w.store->figures.spaces_evicted > 100);
 	close_all(m);
 	fw_end(&m->w);
 	free(m);
