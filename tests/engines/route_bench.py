@@ -12,7 +12,8 @@ fetch while it routes.
 
     rows      times to the first, 4th, … 256th token, of prefixes of 512 to 8192 tokens and questions
               of 16 and 256; bytes between the daemons, CPU of daemons and engine; floors: requests
-              for attention with the same rows and chunks, without the engine's steps
+              for attention with the same rows and chunks, without the engine's steps, a millisecond
+              of such work apart and at once
     holders   1792 tokens at one to seven daemons
     clients   one to eight at the same time, with one document, and with one each
     pool      16 clients with a document each, and 66 free blocks
@@ -45,6 +46,7 @@ WAYS = ("stock", *RULES)
 CHUNK, BLOCK, DAEMONS = 256, 32, 7
 MORE = ("--block-size", str(BLOCK), "--max-model-len", "8704")
 ROUNDS = 12  # of a floor, of one repetition
+APART_S = (1e-3, 0)  # of an engine's work between its requests, about as long as a layer's; none
 WIRE = {"route": "attention_request_bytes_total", "fetch": "chunk_remote_bytes_total"}
 SPREAD = 1792  # tokens at several holders: a chunk for each of seven
 COMMON, CLIENTS, ANSWER = 2048, 8, 64  # of clients: tokens of a document, tokens of an answer
@@ -210,9 +212,9 @@ class Bench(vllm_route_case.Case):
                 ways[name].append([got["each"][mark - 1] for mark in MARKS])
             self.same(prompt, tokens)
             for rows in floors:
-                us, kernel = self.floor(rows, count)
-                hold.append(us[0])
-                floors[rows].append([page.median(us[1:]), kernel])
+                some, kernel = zip(*(self.floor(rows, count, apart) for apart in APART_S))
+                hold.append(some[0][0])
+                floors[rows].append([*(page.median(us[1:]) for us in some), kernel[0]])
             prices.append(self.B.look("prices", count // CHUNK, question)[0])
         return {"tokens": count, "question": question, "times": ways, "cpu": cpu, "wire": wire,
                 "floors": floors, "hold_us": hold, "prices": prices}
@@ -227,12 +229,13 @@ class Bench(vllm_route_case.Case):
         rows = {row["name"]: row["value"] for row in ctl(node, "stats")["metrics"]}
         return {word: rows[name] for word, name in names.items()}
 
-    def floor(self, tokens, count):
+    def floor(self, tokens, count, apart):
         """([us of a hold, of requests for attention], us of the holder's kernel for one): rows of so
         many tokens, over so many of the last prompt."""
         names = {"s": "attention_compute_seconds_total", "n": "attention_batches_total"}
         begin = self.figures_of(self.there, names)
-        (us,) = self.B.look("posts", tokens * self.heads, count // CHUNK, ROUNDS)
+        (us,) = self.B.look("posts", tokens * self.heads, count // CHUNK, ROUNDS,
+                           apart)
         end = self.figures_of(self.there, names)
         return us, 1e6 * (end["s"] - begin["s"]) / max(1, end["n"] - begin["n"])
 

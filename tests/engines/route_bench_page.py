@@ -38,11 +38,19 @@ class Row:
                             for times in self.times[way])
 
     def floor(self, tokens):
-        """Requests for attention with the rows of so many tokens, one for each layer."""
-        return self.layers * median(us for us, _ in self.row["floors"][str(tokens)]) / 1e3
+        """Requests for attention with the rows of so many tokens, one for each layer, with an engine's
+        work between them."""
+        return self._floors(tokens, 0)
+
+    def together(self, tokens):
+        """The same, one right after another."""
+        return self._floors(tokens, 1)
 
     def kernel(self, tokens):
-        return self.layers * median(us for _, us in self.row["floors"][str(tokens)]) / 1e3
+        return self._floors(tokens, 2)
+
+    def _floors(self, tokens, which):
+        return self.layers * median(one[which] for one in self.row["floors"][str(tokens)]) / 1e3
 
     def hold(self):
         return median(self.row["hold_us"]) / 1e3
@@ -198,11 +206,13 @@ def rows_tables(figures):
         ["%d" % row.tokens, "%d" % row.question, "%d" % mark,
          *("%.1f" % row.ms(way, mark) for way in ways)] for row in rows for mark in MARKS])
     out += [words("ms of a later token; floors: requests for attention with one token's rows, one for "
-                  "each layer, without an engine's step, and of that the holder's kernel; tokens of "
-                  "an answer from which fetching is less."), ""]
-    out += table(["prefix", "question", *ways, "floor", "kernel", "fetch is less", "predicted"], [
+                  "each layer, with a millisecond of an engine's work before each and without, "
+                  "and of these the holder's kernel; tokens of an answer from which fetching is "
+                  "less."), ""]
+    out += table(["prefix", "question", *ways, "floor", "without work", "kernel", "fetch is less",
+                  "predicted"], [
         ["%d" % row.tokens, "%d" % row.question, *("%.2f" % row.step(way) for way in ways),
-         "%.2f" % row.floor(1), "%.2f" % row.kernel(1), *even_words(row)] for row in rows])
+         "%.2f" % row.floor(1), "%.2f" % row.together(1), "%.2f" % row.kernel(1), *even_words(row)] for row in rows])
     out += [words("Bytes between the daemons of one request with %d tokens of answer: query rows and "
                   "their results, and chunks; CPU ms of a request in the engine's daemon, the "
                   "holder and the engine." % MARKS[-1]), ""]

@@ -12,6 +12,7 @@ import struct
 import time
 import types
 
+import torch
 from kvd.attend import Part
 from kvd.chunks import ANYWHERE, ID_BYTES, Space
 from kvd.rooms import SUCCESS
@@ -133,9 +134,10 @@ class Look(StoreLook):
             scheduler.update_from_output = updated
         return most or 0
 
-    def kvd_posts(self, rows, chunks, rounds):
+    def kvd_posts(self, rows, chunks, rounds, apart):
         """[us of a hold of so many chunks of the last prompt, us of each of so many requests for
-        attention to them, one after another and each of the next layer, with so many rows]"""
+        attention to them, one after another and each of the next layer, with so many rows].
+        apart: seconds of an engine's work before each."""
         router, plan = self.kvd_worker.router, the(store_plan.Plan)
         begin = time.perf_counter()
         held = plan._hold(ids_seen[:chunks], 0)
@@ -145,7 +147,11 @@ class Look(StoreLook):
         joined = router.spaces.ask(router.words, lambda space: space.join(held.secret))
         packed = router.attend.pack([Part(joined, rows=(0, rows))])
         layers = sorted(router.layers.values())
+        values = torch.ones(256, 256)
         for i in range(rounds):
+            begin = time.perf_counter()
+            while time.perf_counter() < begin + apart:
+                values = torch.tanh(values @ values)
             begin = time.perf_counter()
             router.attend.post(0, layers[i % len(layers)], packed, deadline=ROUND_S)
             router.attend.wait(0, ROUND_S)

@@ -27,7 +27,8 @@ def row(tokens, question):
         "wire": {way: {"route": 256e3 if way == "route" else 0,
                        "fetch": 4096 * tokens if way == "fetch" else 0}
                  for way in STEP_MS if way != "stock"},
-        "floors": {"1": [[250, 100 + tokens / 50]] * 3, str(question): [[1000, 500]] * 3},
+        "floors": {"1": [[250, 200, 100 + tokens / 50]] * 3,
+                   str(question): [[1000, 900, 500]] * 3},
         "hold_us": [1000] * 3,
         "prices": [{"fetch_us": 33e3, "first_us": 5e3, "later_us": 1e3, "sure": True}] * 3}
 
@@ -80,7 +81,7 @@ def step_slower_than_floor_is_missed():
     name = "a later token, route - here / floor, 2048 tokens"
     assert met(ENGINE, name) and goals(ENGINE)[name]["value"] == 1.1
     slow = changed(lambda of: of["rows"][2].update(floors=dict(of["rows"][2]["floors"],
-                                                               **{"1": [[200, 80]] * 3})))
+                                                               **{"1": [[200, 150, 80]] * 3})))
     assert goals(slow)[name]["value"] == 1.375 and not met(slow, name)
 
 
