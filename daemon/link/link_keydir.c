@@ -63,6 +63,7 @@ struct place {
 	char path[PATH_BYTES]; /* "": none */
 	int dir;	       /* -1: not used */
 	int shown;	       /* the file, locked; -1: none */
+	bool unread;	       /* a search could not read all of it */
 };
 
 /* The recent owner of HOST:PORT. */
@@ -360,6 +361,7 @@ static struct curve_allow *shown_read(struct place *place, const char *file)
 	if (place->dir < 0)
 		return NULL;
 	fd = openat(place->dir, file, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	place->unread |= fd < 0 && errno != ENOENT && errno != ELOOP;
 	if (fd < 0 || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) ||
 	    st.st_uid != geteuid())
 		return NULL;
@@ -379,6 +381,7 @@ static struct curve_allow *shown_read(struct place *place, const char *file)
 	allow = curve_allow_new();
 	if (allow && curve_allow_add(allow, text) == 0)
 		return allow;
+	place->unread |= !allow;
 	err_clear();
 	curve_allow_free(allow);
 	return NULL;
@@ -450,6 +453,7 @@ static bool place_walk(struct place *place,
 
 	list = fd < 0 ? NULL : fdopendir(fd);
 	if (!list) {
+		place->unread = place->dir >= 0;
 		if (fd >= 0)
 			close(fd);
 		return false;
@@ -541,7 +545,9 @@ bool link_keydir_at(struct link_keydir *dir, const char *host, const char *port,
 	placed.stamp = dir_stamp(dir);
 	for (unsigned int i = 0; !found && i < PLACES; i++) {
 		place_check(dir, &dir->places[i]);
+		dir->places[i].unread = false;
 		found = place_walk(&dir->places[i], on_shown, &wanted);
+		placed.stamp *= !dir->places[i].unread;
 	}
 	if (!found && !placed.stamp)
 		return false;

@@ -9,13 +9,13 @@
  * to the heap's root. The heap's links lie in the timers, so starting one cannot fail. It
  * also gives ties a fixed order, which ev_timer does not, and a seed replays.
  *
- * Order. A turn is: deferred calls, prepare hooks, wait, fds, timers. Fds precede timers
- * so that an answer that waits in a socket is seen before the timer that would declare
- * its sender dead. Timers run in batches: those added during a batch belong to the next
- * turn, which then does not wait. Deferred calls run until none is left, by rank, so that
- * their messages are written once, at the end; a number and a time limit them, and a
- * call that defers itself waits for the next turn. So nothing in one turn can starve the
- * poll.
+ * Order. A turn is: deferred calls, fds that were left, prepare hooks, wait, fds, timers.
+ * Hooks are last before the wait: they tell whether it may be long. Fds precede timers so
+ * that an answer that waits in a socket is seen before the timer that would declare its
+ * sender dead. Timers run in batches: those added during a batch belong to the next turn,
+ * which then does not wait. Deferred calls run until none is left, by rank, so that their
+ * messages are written once, at the end; a number and a time limit them, and a call that
+ * defers itself waits for the next turn. So nothing in one turn can starve the poll.
  *
  * Time. Each part of a turn (calls, fds, timers) may take PART_NS, less the time by which
  * earlier parts exceeded theirs; the rest runs first in the next turn, after a poll that
@@ -69,7 +69,7 @@ struct stall {
 };
 
 /* of a turn, in their order */
-enum part { PART_NONE, PART_FDS, PART_TIMERS, PART_CALLS, PART_HOOKS, PART_LATE };
+enum part { PART_NONE, PART_FDS, PART_TIMERS, PART_CALLS, PART_LATE, PART_HOOKS };
 
 struct loop {
 	struct ev_loop *ev; /* NULL when virtual */
@@ -701,9 +701,9 @@ bool loop_turn(struct loop *loop, uint64_t max_wait_ns)
 	if (loop->ev)
 		loop->now_ns = loop_clock_ns(loop);
 	run_defers(loop);
+	run_late(loop);
 	if (run_prepares(loop))
 		max_wait_ns = 0;
-	run_late(loop);
 	if (defers_wait(loop) || !list_empty(&loop->late) || loop->cut || loop->stop)
 		max_wait_ns = 0;
 	if (loop->ev)

@@ -66,11 +66,12 @@ static void on_flush(struct loop_defer *defer)
 		net->ops->flush(peer);
 		if (!list_empty(&peer->queued)) /* there may be space for it now */
 			net_peer_kick(peer);
-		if (list_empty(&net->unflushed) || !loop_enough(net->base.env.loop))
-			continue;
-		loop_defer(net->base.env.loop, defer);
-		return;
+		if (!list_empty(&net->unflushed) && loop_enough(net->base.env.loop)) {
+			loop_defer(net->base.env.loop, defer);
+			return;
+		}
 	}
+	loop_defer_cancel(defer); /* a flush has flushed its own peer */
 }
 
 static void on_run(struct loop_defer *defer)

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -303,6 +304,34 @@ static void address_of_nobody_is_searched_again_after_a_change(void **state)
 	link_keydir_free(dir);
 }
 
+/* No descriptor is left for the search. */
+static void search_that_could_not_read_is_not_remembered(void **state)
+{
+	uint64_t end_ns = clock_ns() + CLOCK_NS_PER_S / 10;
+	struct link_keydir *dir;
+	struct curve_keys keys;
+	struct rlimit few, old;
+	struct config config;
+	char key[41];
+	bool found;
+
+	(void)state;
+	use_dir(&config, "one", "keys");
+	assert_int_equal(link_keydir_new(&config, &keys, &dir), 0);
+	show(dir, &keys, "one", "localhost:7");
+	(void)link_keydir_at(dir, "localhost", "8", key);
+	while (clock_ns() < end_ns) /* until the directory's time tells changes */
+		;
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
+	few = (struct rlimit){.rlim_cur = 1, .rlim_max = old.rlim_max};
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+	found = link_keydir_at(dir, "localhost", "7", key);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
+	assert_false(found);
+	assert_true(link_keydir_at(dir, "localhost", "7", key));
+	link_keydir_free(dir);
+}
+
 /* Its file stays when it is killed, and is worth nothing without its lock. */
 static void key_of_a_killed_daemon_is_not_found(void **state)
 {
@@ -501,6 +530,7 @@ int main(void)
 		TEST(key_published_is_found_while_its_daemon_runs),
 		TEST(address_of_an_ended_daemon_is_its_successors),
 		TEST(address_of_nobody_is_searched_again_after_a_change),
+		TEST(search_that_could_not_read_is_not_remembered),
 		TEST(key_of_a_killed_daemon_is_not_found),
 		TEST(links_of_one_user_find_each_other),
 		TEST(link_of_other_directory_is_not_same_user),

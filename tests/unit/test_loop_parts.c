@@ -197,6 +197,86 @@ static void enough_is_true_on_a_counting_virtual_loop(void **state)
 	loop_free(loop);
 }
 
+/* ---- a hook that has more to do ---- */
+
+static void burn(const struct loop *loop, uint64_t ns)
+{
+	uint64_t until = loop_clock_ns(loop) + ns;
+
+	while (loop_clock_ns(loop) < until)
+		;
+}
+
+struct backlog {
+	struct loop_prepare prepare;
+	struct loop *loop;
+	struct loop_fd fds[2];
+	int pipes[2][2];
+	unsigned int left;
+};
+
+/* Longer than its part; the next one is left. */
+static void on_fd(struct loop_fd *fd, int events)
+{
+	char byte;
+
+	(void)events;
+	assert_int_equal(read(fd->fd, &byte, 1), 1);
+	burn(fd->loop, LOOP_TURN_NS / 6);
+}
+
+/* As a message queue whose descriptor tells of new messages only. */
+static bool on_backlog(struct loop_prepare *prepare)
+{
+	struct backlog *backlog = container_of(prepare, struct backlog, prepare);
+
+	if (!backlog->left)
+		return false;
+	burn(backlog->loop, LOOP_TURN_NS / 2);
+	return --backlog->left > 0;
+}
+
+static void backlog_round(struct backlog *backlog)
+{
+	backlog->left = 0;
+	for (int i = 0; i < 2; i++)
+		assert_int_equal(write(backlog->pipes[i][1], "x", 1), 1);
+	loop_turn(backlog->loop, 0); /* serves one; the other one is left */
+	backlog->left = 3;
+	while (backlog->left) {
+		uint64_t begin_ns = loop_clock_ns(backlog->loop);
+
+		loop_turn(backlog->loop, LOOP_NS_PER_S / 10);
+		if (backlog->left)
+			assert_true(loop_clock_ns(backlog->loop) - begin_ns <
+				    LOOP_NS_PER_S / 20);
+	}
+}
+
+/* Also if its turn is cut between it and what was left, as happens in most rounds. */
+static void hook_with_a_backlog_keeps_the_loop_awake(void **state)
+{
+	struct backlog b = {.prepare.on_prepare = on_backlog};
+
+	(void)state;
+	assert_int_equal(loop_new(&b.loop), 0);
+	loop_prepare_add(b.loop, &b.prepare);
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(pipe(b.pipes[i]), 0);
+		loop_fd_init(&b.fds[i], b.loop, b.pipes[i][0], on_fd);
+		assert_int_equal(loop_fd_set(&b.fds[i], LOOP_READ), 0);
+	}
+	for (int round = 0; round < 10; round++)
+		backlog_round(&b);
+	loop_prepare_remove(&b.prepare);
+	for (int i = 0; i < 2; i++) {
+		loop_fd_stop(&b.fds[i]);
+		close(b.pipes[i][0]);
+		close(b.pipes[i][1]);
+	}
+	loop_free(b.loop);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -205,6 +285,7 @@ int main(void)
 		cmocka_unit_test(fds_always_ready_are_served_in_turn),
 		cmocka_unit_test(enough_is_false_on_a_virtual_loop),
 		cmocka_unit_test(enough_is_true_on_a_counting_virtual_loop),
+		cmocka_unit_test(hook_with_a_backlog_keeps_the_loop_awake),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -454,6 +454,7 @@ static void signals_end_no_session(void **state)
 	struct client client;
 	struct session *session;
 	pthread_t sender;
+	uint64_t until;
 
 	client_open(&client, mini);
 	session = list_first(&mini->kvd.sessions, struct session, link);
@@ -461,13 +462,16 @@ static void signals_end_no_session(void **state)
 	assert_true(same.fd >= 0);
 	assert_int_equal(sigaction(SIGUSR1, &action, NULL), 0);
 	assert_int_equal(pthread_create(&sender, NULL, storm_run, &storm), 0);
-	while (alive && interrupted < 20) {
+	until = clock_ns() + UINT64_C(10) * CLOCK_NS_PER_S;
+	while (alive && interrupted < 20 && clock_ns() < until) {
 		interrupted += poll(&same, 1, 0) < 0;
 		alive = session_watch_alive(session->watch);
 	}
 	atomic_store(&storm.over, true);
 	pthread_join(sender, NULL);
 	assert_true(alive);
+	if (!interrupted)
+		skip(); /* one processor: no signal arrives in the call */
 	close(same.fd);
 	client_close(&client);
 	mini_until_sessions(mini, 0);

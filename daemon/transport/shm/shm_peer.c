@@ -275,6 +275,8 @@ void shm_peer_flush(struct net_peer *net)
 	struct shm_peer *peer = shm_peer_of(net);
 	bool blocked;
 
+	if (!net_peer_live(net))
+		return;
 	if (peer->self) {
 		shm_wire_loop_back(peer);
 	} else if (shm_peer_speaks(peer)) {

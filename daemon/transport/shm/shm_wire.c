@@ -218,8 +218,10 @@ void shm_send_err(struct shm_peer *peer, enum shm_type type, uint64_t id,
 	cursor_write(&c, body, sizeof(body));
 	cursor_put_u32(&c, err ? (uint32_t)err->code : 0);
 	cursor_put_str(&c, text);
-	if (err)
+	if (err) {
 		peer->wire.urgent = true;
+		net_peer_kick(&peer->net);
+	}
 	shm_send(peer, &(struct shm_frame){
 			       .type = type, .id = id, .body = body, .body_len = c.pos});
 }

@@ -436,7 +436,7 @@ static void on_line(struct loop_fd *loop_fd, int events)
 	struct tcp_peer *peer = container_of(loop_fd, struct tcp_peer, line.watch);
 
 	if (events & LOOP_WRITE)
-		tcp_line_flush(peer);
+		net_peer_flush_soon(&peer->net);
 	if (!(events & LOOP_READ) || peer->line.fd < 0)
 		return;
 	if (net_peer_live(&peer->net))
