@@ -8,7 +8,6 @@ import signal
 import pytest
 
 import kvd
-from kvd.router import pick
 from conftest import until
 from kvd_daemon import Daemon
 from test_chunk_files import killed
@@ -262,41 +261,3 @@ def test_engine_closed_releases_remote_hold():
             assert hold.remote == 4
             assert lent(h) == 1
         until(lambda: lent(h) == 0)
-
-
-
-
-def test_holder_of_prompt_is_picked():
-    """By the ids of its chunks alone: a requester has none of them."""
-    ids = chain(9, b"pick")
-    with daemons(2) as (own, c, _, clients), contextlib.ExitStack() as stack:
-        reader = stack.enter_context(Rank(c).space())
-        for i, h in enumerate(clients):
-            rank = Rank(h)
-            space = stack.enter_context(rank.space())
-            rank.put(space, ids[:3 + 6 * i])
-            h.command("group.publish", group="prefill", worker="p%d" % i)
-        c.command("group.publish", group="prefill", worker="idle")
-        answers = [of.command("group.query", group="prefill") for of in (c, *clients)]
-        answer = dict(answers[0], ranks=[r for a in answers for r in a["ranks"]])
-        with reader.hold(ids, remote=10) as hold:
-            assert pick.near(hold, answer) == [("p0", 3 * T), ("p1", 9 * T)]
-            picker = pick.Picker(seed=1)
-            picker.feed("prefill", answer)
-            for _ in range(2):  # the second is better off than who has nothing to do
-                assert picker.pick(prompt_tokens=9 * T + 1, only="prefill",
-                                   near=pick.near(hold, answer)).prefill == "p1"
-        with reader.hold(chain(3, b"others"), remote=10) as hold:
-            assert pick.near(hold, answer) == []
-        for i, h in enumerate(clients):  # the second one has no beginning
-            rank = Rank(h)
-            rank.put(rank.space(), chain(5, b"pieces")[3 * i:3 + 2 * i], first=3 * i)
-        with reader.hold(chain(5, b"pieces"), remote=10) as hold:
-            assert hold.chunks == 5 and pick.near(hold, answer) == [("p0", 3 * T)]
-        rank = Rank(c)
-        rank.put(reader, ids[:2])
-        with reader.hold(ids, remote=10) as hold:  # others were queried for the following ones
-            assert pick.near(hold, answer) == [
-                ("idle", 2 * T), ("p0", 3 * T), ("p1", 9 * T)]
-        with reader.hold(ids) as hold:
-            assert pick.near(hold, answer, answer) == [("idle", 2 * T)]

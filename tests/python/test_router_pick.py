@@ -129,6 +129,7 @@ def test_arguments_out_of_limits_are_refused():
         with pytest.raises((TypeError, ValueError)):
             p.set(**{**dict(side="prefill", worker="a", load=pick.Load()), **words})
     for words in (dict(prompt_tokens=-1), dict(prompt_tokens=math.inf), dict(bytes=math.nan),
+                  dict(prefer={"a": -1}), dict(prefer={"": 1}), dict(prefer={"a": math.nan}),
                   dict(near=[("a", -1)]), dict(near=[("a", math.nan)]), dict(near=[("", 1)]),
                   dict(only="x"), dict(near=["a"]), dict(near=[1]), dict(avoid=[7]),
                   dict(prompt_tokens="7"), dict(output_tokens=1e10)):

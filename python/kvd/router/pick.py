@@ -4,7 +4,7 @@
     picker = Picker()
     picker.feed("prefill", answer)      # of group.query with loads: all, or the changes
     picker.set("decode", "d0", load=Load(seq=1, kv_free_tokens=90000))
-    got = picker.pick(prompt_tokens=2000, near=near(space.hold(ids, remote=0.01), answer))
+    got = picker.pick(prompt_tokens=2000, near=[("p0", 1500)])
     got.prefill, got.decode, got.prefill_score.total
     picker.settle(got.id, ttft=0.31)    # or failed=["prefill"]
     picker.release(got.id)              # the request has ended
@@ -28,6 +28,7 @@ import math
 import os
 import time
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from .. import _check
@@ -37,7 +38,7 @@ from .pick_score import (AMOUNT_MAX, DECODE, DRAINING, FAILURES_S, GONE, OTHERS_
                          STATES, Load, Member, Predictor, Request, Score, faded, learned, seconds)
 
 __all__ = ["DECODE", "DRAINING", "GONE", "Load", "PREFILL", "Pick", "Picker", "Row", "SERVING",
-           "Score", "near"]
+           "Score"]
 WORKERS_MAX = 4096  # per side
 NAME_MAX = 63
 HELD_MAX = 1 << 16  # reservations
@@ -67,24 +68,6 @@ class Row(NamedTuple):
 
 
 NO_SCORE = Score(0.0, 0.0, 0.0, 0.0, 0.0, False, False)
-
-
-def near(hold, *answers):
-    """Workers of these answers of group.query that have the beginning of a prompt, by the ids of
-    its chunks: the daemons of these workers have the chunks of a hold from Space.hold(ids, remote=…),
-    local or remote. They keep the chunks while the hold is open. -> [(worker, tokens)], for pick()"""
-    first = hold.chunks - hold.remote  # of the others'
-    own = first * hold.space.tokens if hold.remote else hold.tokens
-    held = {hold.space.client.info["instance"]: own}
-    for holder in hold.holders():
-        if holder.first == first:  # others have a later piece
-            held[holder.peer.hex()] = own + holder.tokens
-    tokens = {}
-    for rank in (rank for answer in answers for rank in answer["ranks"]):
-        has = held.get(rank.get("instance"), 0)
-        if has > tokens.get(rank["worker"], 0):
-            tokens[rank["worker"]] = has
-    return sorted(tokens.items())
 
 
 # ---- arguments ----
@@ -162,36 +145,33 @@ class _Held:
 
 
 class _Choice:
-    """The best of a side so far; equal ones have equal chances."""
-    __slots__ = "picker", "side", "request", "near", "avoid", "member", "score", "ratio", "ties"
+    """The best of a side so far. Of equal ones it is that which holds most of the prompt, as that
+    is the least work; else they have equal chances. tokens: of the prompt that it holds."""
+    __slots__ = ("picker", "side", "request", "near", "avoid", "member", "score", "ratio", "ties",
+                 "tokens")
 
     def __init__(self, picker, side, request, near, avoid):
         self.picker, self.side, self.request = picker, side, request
         self.near, self.avoid = near, avoid
         self.member = self.score = None
-        self.ties = 0
-
-    @property
-    def tokens(self):
-        """Tokens of the prompt that it holds."""
-        return self.near.get(self.member.name, 0.0)
+        self.ties = self.tokens = 0
 
     def read(self, member):
         if member.name in self.avoid:
             return
-        score, ratio = self.picker.score(self.side, member, self.request,
-                                         self.near.get(member.name, 0.0))
+        tokens = self.near.get(member.name, 0.0)
+        score, ratio = self.picker.score(self.side, member, self.request, tokens)
         best, total, last_resort = self.score, score[0], score[5]
         if best is not None and best[5] == last_resort and \
                 abs(best[0] - total) <= TIE_S + TIE_SHARE * total:
-            self.ties += 1
-            if self.picker._below(self.ties):
+            self.ties = self.ties + 1 if tokens == self.tokens else 1
+            if tokens < self.tokens or self.picker._below(self.ties):
                 return
         elif best is None or (best[5] if best[5] != last_resort else total < best[0]):
             self.ties = 1
         else:
             return
-        self.member, self.score, self.ratio = member, score, ratio
+        self.member, self.score, self.ratio, self.tokens = member, score, ratio, tokens
 
     def bad(self):
         """Whether it is None, has no room, or has failures."""
@@ -363,6 +343,8 @@ class Picker(Predictor):
     @staticmethod
     def _near(near, prompt):
         """{worker: tokens of the prompt}"""
+        if isinstance(near, Mapping):
+            return near
         out = {}
         for worker, tokens in near:
             tokens = min(number("near: tokens", tokens, math.inf), prompt)
@@ -398,21 +380,39 @@ class Picker(Predictor):
             choice.read(member)
         return choice
 
+    def _choose(self, side, request, near, avoid, prefer):
+        choice = self._least(side, request, near, avoid)
+        if choice.member is None:
+            raise NotFoundError("no %s worker serves, except those to avoid" % (
+                PREFILL if side is self.prefill else DECODE), "ENOTFOUND", 6)
+        preferred = _Choice(self, side, request, near, avoid)
+        for name, slack in prefer.items():
+            member = side.members.get(name)
+            if member is not None and member.state == SERVING and \
+                    self.score(side, member, request, near.get(name, 0.0))[0][0] <= \
+                    choice.score[0] + slack:
+                preferred.read(member)
+        return choice if preferred.member is None or preferred.score[5] else preferred
+
     def pick(self, *, prompt_tokens=0, bytes=0, output_tokens=0, near=(),  # noqa: A002
-             avoid=(), only=None, now=None):
+             avoid=(), only=None, alone=None, prefer=None, now=None):
         """The pair with the earliest predicted first token. prompt_tokens or bytes: the other one
-        is computed by token_bytes. near: (worker, tokens of the prompt that it holds). avoid:
-        workers to skip. only: one side. NotFoundError: no worker serves."""
+        is computed by token_bytes. near: (worker, tokens of the prompt that it holds), or a
+        mapping, which is queried for each worker that is evaluated; of a large group, those that it
+        iterates over are added. avoid: workers to skip. only: one side. alone: is called with the
+        decode worker; true: it computes the prompt, and no prefill worker is picked. prefer:
+        {worker: seconds}: it is picked if it is at most so much later than the best.
+        NotFoundError: no worker serves."""
         request = self._request(prompt_tokens, bytes, output_tokens)
         near, avoid = self._near(near, request.prompt), {worker_name(name) for name in avoid}
-        sides = (self.prefill, self.decode) if only is None else (self._side(only),)
+        prefer = {worker_name(name): number("prefer: seconds", slack, 1e6)
+                  for name, slack in (prefer or {}).items()}
+        sides = (self.decode, self.prefill) if only is None else (self._side(only),)
         self._tick(now)
         self._expire()
-        choices = [self._least(side, request, near, avoid) for side in sides]
-        for side, choice in zip(sides, choices):
-            if choice.member is None:
-                raise NotFoundError("no %s worker serves, except those to avoid" % (
-                    PREFILL if side is self.prefill else DECODE), "ENOTFOUND", 6)
+        choices = [self._choose(sides[0], request, near, avoid, prefer)]
+        if len(sides) > 1 and not (alone and alone(choices[0].member.name)):
+            choices.append(self._choose(sides[1], request, near, avoid, prefer))
         if len(self._held) == HELD_MAX:
             raise LimitError("picks: %d are not released (limit)" % HELD_MAX, "ELIMIT", 9)
         self.mean_prompt += 0.05 * (request.prompt - self.mean_prompt)

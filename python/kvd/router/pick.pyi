@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-from typing import Any, Iterable, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Iterable, List, Mapping, NamedTuple, Optional, Tuple, Union
 
-from ..chunks import Hold
 PREFILL: str
 DECODE: str
 SERVING: str
@@ -44,8 +43,6 @@ class Row(NamedTuple):
     state: str
     score: Score
 
-def near(hold: Hold, *answers: Mapping[str, Any]) -> List[Tuple[str, int]]: ...
-
 class Picker:
     def __init__(self, *, seed: Optional[int] = ..., token_bytes: float = ...,
                  stale: float = ..., hold: float = ..., lag: float = ..., scan: int = ...,
@@ -55,8 +52,10 @@ class Picker:
     def feed(self, side: str, answer: Union[str, bytes, Mapping[str, Any]],
              now: Optional[float] = ...) -> None: ...
     def pick(self, *, prompt_tokens: float = ..., bytes: float = ...,
-             output_tokens: float = ..., near: Iterable[Tuple[str, float]] = ...,
+             output_tokens: float = ...,
+             near: Union[Iterable[Tuple[str, float]], Mapping[str, float]] = ...,
              avoid: Iterable[str] = ..., only: Optional[str] = ...,
+             alone: Optional[Callable[[str], object]] = ..., prefer: Optional[Mapping[str, float]] = ...,
              now: Optional[float] = ...) -> Pick: ...
     def settle(self, id: int, ttft: Optional[float] = ...,
                failed: Union[str, Iterable[str]] = ...,
