@@ -49,7 +49,7 @@ class Router:
                          config.max_bodies)
         self.bulk = Bulk()
         self.metrics = Metrics()
-        self.members.on_gone = self.metrics.keep
+        self.members.on_gone, self.members.on_down = self._gone, self.policy.lost
         self.draining, self.running = False, {}  # {Exchange: task}
         self.idle = asyncio.Event()
         self.idle.set()
@@ -59,6 +59,10 @@ class Router:
     def engine(self):
         """The served model's name, from the members; all members of a router have one engine."""
         return next((m.spec.engine for m in self.members.of("decode")), self.config.engine)
+
+    def _gone(self, member):
+        self.metrics.keep(member)
+        self.policy.lost(member)
 
     # ---- lifetime ----
 
@@ -205,7 +209,8 @@ class Router:
         return web.json_response({"status": "ok"})
 
     async def _metrics(self, request):
-        text = self.metrics.text(self.gate, self.members, self.draining)
+        text = self.metrics.text(self.gate, self.members, self.draining,
+                                 self.policy.indexes)
         return web.Response(body=text.encode(), headers={"Content-Type": TYPE})
 
     # ---- admin socket ----

@@ -11,15 +11,16 @@ from collections import namedtuple
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
-from . import engines
+from . import engines, prefix
 from .errors import Refused
 
 HERE_MAX = 64 << 10  # bytes: takes some milliseconds
 WORKERS = 2
 PR_SET_PDEATHSIG = 1
 
-# alone: {engine: decode computes it}; wrong: {engine: None, or (status, why)}
-Facts = namedtuple("Facts", "tokens alone wrong")
+# alone: {engine: decode must compute it}; wrong: {engine: None, or (status, why)}; chain: of
+# kvd.router.prefix
+Facts = namedtuple("Facts", "tokens alone wrong chain")
 
 
 def _wrong(engine, path, body):
@@ -30,14 +31,16 @@ def _wrong(engine, path, body):
     return None
 
 
-def facts(path, body, size):
+def facts(path, body, size, key=None):
+    """key: of the chain; None: it is not needed."""
     each = engines.BY_NAME.items()
     return Facts(engines.estimate(body, size), {name: e.alone(path, body) for name, e in each},
-                 {name: _wrong(e, path, body) for name, e in each})
+                 {name: _wrong(e, path, body) for name, e in each},
+                 prefix.chain(path, body, key) if key else ())
 
 
 CALLS = {
-    "facts": lambda engine, path, body, size: facts(path, body, size),
+    "facts": lambda engine, path, body, size, key: facts(path, body, size, key),
     "lone": lambda engine, path, body: engine.lone(body),
     "bodies": lambda engine, path, body, spec: engine.bodies(path, body, spec),
     "follow": lambda engine, path, body, answer: engine.follow(body, answer),
@@ -72,8 +75,8 @@ class Body:
             self.parsed = engines.parse(self.text)
         return CALLS[call](engines.BY_NAME.get(engine), self.path, self.parsed, *args)
 
-    async def facts(self):
-        return await self.ask("facts", None, len(self.text))
+    async def facts(self, key):
+        return await self.ask("facts", None, len(self.text), key)
 
 
 class Bulk:

@@ -7,7 +7,7 @@ from collections import namedtuple
 
 ROLES = ("prefill", "decode")
 ENGINES = ("vllm", "sglang")
-POLICIES = ("least-loaded", "round-robin", "random")
+POLICIES = ("least-loaded", "prefix", "round-robin", "random")
 BOOTSTRAP_PORT = 8998  # SGLang's default
 LINES_MAX = 4096
 FILE_MAX = 1 << 20
@@ -93,6 +93,12 @@ def _seconds(text):
     return value
 
 
+def _header(text):
+    if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", text):
+        raise ValueError("%.80r is not the name of a header" % text)
+    return text
+
+
 def _count(low):
     def of(text):
         value = int(text)
@@ -117,6 +123,8 @@ TIMES = (
     ("health-timeout", 5, "timeout of a health check"),
     ("circuit-open", 5, "time that a failed member gets no requests; doubled up to 60 on repeated "
                         "failures"),
+    ("affinity-slack", 1, "with --affinity: a session keeps its members while their predicted first "
+                          "token is at most this much later than the best"),
 )
 LIMITS = (
     ("retries", 2, 0, "further tries of a request whose answer has not started"),
@@ -130,6 +138,11 @@ LIMITS = (
     ("max-header", 32 << 10, 256, "largest header of a request, in bytes"),
     ("max-in-flight", 1024, 1, "largest number of running requests"),
     ("max-queued", 1024, 0, "largest number of queued requests; beyond: 429"),
+    ("alone-below", 0, 0, "prompts with fewer tokens are computed by decode, without a prefill "
+                          "server (vLLM)"),
+    ("alone-uncached", 0, 0, "so are prompts of which decode lacks fewer tokens than this; needs "
+                             "--policy prefix"),
+    ("prefix-memory", 256 << 20, 1 << 20, "with --policy prefix: memory for its index, in bytes"),
 )
 
 
@@ -151,6 +164,9 @@ def parser():
         out.add_argument("--%s-group" % role, default=role, metavar="GROUP",
                          help="group of these members in the directory (%s)" % role)
     out.add_argument("--policy", choices=POLICIES, default=POLICIES[0], help="(%s)" % POLICIES[0])
+    out.add_argument("--affinity", type=checked(_header), metavar="HEADER",
+                     help="header of requests whose value names a session; its requests get the "
+                          "pair of the last one (none)")
     out.add_argument("--admin", metavar="PATH", help="Unix socket to create, for the commands "
                                                      "members and flip")
     out.add_argument("--health-path", default="/health", metavar="PATH", help="(/health)")
@@ -180,6 +196,15 @@ def read(argv):
                 options.error("--%s: %s" % (role, why))
         if not getattr(args, role) and not args.socket:
             options.error("--%s or --socket is required" % role)
+    for wrong, why in (
+            (args.affinity and args.policy not in ("least-loaded", "prefix"),
+             "--affinity: --policy %s predicts no times; use least-loaded or prefix" % args.policy),
+            (args.alone_uncached and args.policy != "prefix",
+             "--alone-uncached: --policy prefix is required"),
+            (args.engine == "sglang" and (args.alone_below or args.alone_uncached),
+             "--alone-below, --alone-uncached: SGLang's decode servers compute no prompts")):
+        if wrong:
+            options.error(why)
     if not args.health_path.startswith("/"):
         options.error("--health-path: %r does not start with /" % args.health_path)
     return args

@@ -79,6 +79,7 @@ def estimate(body, size):
 
 class Vllm:
     paths = OPENAI
+    decode_computes = True  # prompts, without a prefill server
 
     def check(self, path, body):
         """Refused if this engine would compute a wrong result."""
@@ -142,6 +143,7 @@ class Vllm:
 
 class Sglang:
     paths = OPENAI + ("/generate",)
+    decode_computes = False
 
     def check(self, path, body):
         sampling = body.get("sampling_params") if path == "/generate" else body

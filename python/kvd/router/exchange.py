@@ -58,6 +58,7 @@ class Exchange:
         self.body = self.facts = self.held = self.picked = None
         self.size = 0  # of the body, as counted
         self.headers = {}  # for the engines
+        self.session = None
         self.cut = None  # reason why the router itself ends it
         self.told = False  # its end was logged
 
@@ -86,6 +87,9 @@ class Exchange:
     async def _served(self):
         router = self.router
         self.headers = dict(passed_on(self.request.headers), **{"X-Request-Id": self.id})
+        if self.config.affinity:
+            self.session = router.policy.sessions.name(
+                self.request.headers.get(self.config.affinity))
         try:
             # before it counts as running: the body may never arrive
             self.body = Body(router.bulk, self.request.path, await self._read())
@@ -95,7 +99,7 @@ class Exchange:
                 router.metrics.refused += 1
                 raise
             try:
-                self.facts = await self.body.facts()
+                self.facts = await self.body.facts(router.policy.key)
                 return await self._sent(await self._try_pairs())
             finally:
                 router.gate.leave()
@@ -176,9 +180,20 @@ class Exchange:
         prefill, decode = (m.label if m else "-" for m in self.pair)
         self.router.metrics.ended(self.request.path, status, now - self.begin)
         access.info("id=%s path=%s status=%d prefill=%s decode=%s tries=%d first_ms=%s ms=%d "
-                    "bytes=%d%s", self.id, self.request.path, status, prefill, decode, self.tries,
+                    "bytes=%d%s%s", self.id, self.request.path, status, prefill, decode,
+                    self.tries,
                     "-" if self.first is None else "%d" % (1e3 * (self.first - self.begin)),
-                    1e3 * (now - self.begin), self.bytes, " why=%r" % why if why else "")
+                    1e3 * (now - self.begin), self.bytes, self._choice(),
+                    " why=%r" % why if why else "")
+
+    def _choice(self):
+        """The reasons for the pair."""
+        out, held = "", self.held
+        if held is not None and self.router.policy.indexes:
+            out += " cached=%d" % held.cached
+        if held is not None and held.why_alone:
+            out += " alone=" + held.why_alone
+        return out
 
     # ---- tries ----
 
@@ -221,7 +236,8 @@ class Exchange:
     async def _pick(self, avoid, failure):
         wait = min(self.until, time.monotonic() + self.config.member_wait)
         alone = self.facts.alone[self.router.engine()]
-        request = Request(self.facts.tokens, alone)
+        request = Request(self.facts.tokens, alone, () if alone else self.facts.chain,
+                          self.session)
         while True:
             pair = self.router.policy.pick(request, avoid)
             if pair is not None:
@@ -245,7 +261,7 @@ class Exchange:
                 raise Refused(503, "%s is %s, %s is %s: a pair must have one engine" % (
                     prefill.label, prefill.spec.engine, decode.label, decode.spec.engine))
             name = decode.spec.engine
-            if prefill is None and not self.facts.alone[name]:
+            if prefill is None and not engines.BY_NAME[name].decode_computes:
                 raise Refused(503, "%s is %s, others are not: all members of a router must have "
                                    "one engine" %
                               (decode.label, decode.spec.engine))
@@ -368,6 +384,7 @@ class Exchange:
             self.first = time.monotonic()
             self.router.metrics.first.add(self.first - self.begin)
             self.held.began(self.first - self.picked)
+            self.router.metrics.chose(self.held)
             if not opening.events and resp.content.at_eof():
                 self.members.succeeded(decode)
                 return self._answer(200, bytes(opening.data), kind_of(resp))

@@ -119,7 +119,7 @@ class Members:
         self.by_key = {}  # {(role, url): Member}
         self.waiters = set()
         self.tasks = []
-        self.on_gone = lambda member: None
+        self.on_gone = self.on_down = lambda member: None
 
     async def start(self):
         marks = {}
@@ -238,6 +238,8 @@ class Members:
             member.healthy, member.why = True, None
         elif was is not True or member.misses >= self.config.health_failures:
             member.healthy, member.why = False, why
+            if was:
+                self.on_down(member)
         if member.healthy != was:
             log.log(logging.INFO if member.healthy else logging.WARNING,
                     "member %s role=%s url=%s%s", "up" if member.healthy else "down", member.role,

@@ -39,6 +39,9 @@ class Metrics:
         self.pairs = {}  # {(prefill, decode, result): n}
         self.gone = {}  # {(role, url): [failed, late]}, of removed members
         self.retries = self.cut = self.left = self.refused = 0
+        self.prompt = {"cached": 0, "uncached": 0}  # tokens
+        self.alone = {"short": 0, "cached": 0}
+        self.affinity = {"kept": 0, "moved": 0}
         self.first, self.whole = Histogram(), Histogram()
         self.begin = time.time()
 
@@ -52,6 +55,15 @@ class Metrics:
             self._forget()
         if key in self.pairs or len(self.pairs) < PAIRS_MAX:
             self.pairs[key] = self.pairs.get(key, 0) + 1
+
+    def chose(self, held):
+        """The Reservation of an answered request."""
+        self.prompt["cached"] += int(held.cached)
+        self.prompt["uncached"] += int(held.tokens - held.cached)
+        if held.why_alone:
+            self.alone[held.why_alone] += 1
+        if held.kept is not None:
+            self.affinity["kept" if held.kept else "moved"] += 1
 
     def keep(self, member):
         """A member was removed, perhaps into the other role: its counters must not decrease."""
@@ -67,7 +79,7 @@ class Metrics:
                       and ("decode", k[1]) not in self.gone}
         self.gone.clear()
 
-    def text(self, gate, members, draining):
+    def text(self, gate, members, draining, indexes=()):
         out = []
 
         def family(name, kind, words, rows):
@@ -90,6 +102,18 @@ class Metrics:
                 ("refused_total", self.refused, "requests refused by limits: 429, or 503 of the "
                  "queue")):
             family(name, "counter", words, [((), value)])
+        for name, label, counts, words in (
+                ("prompt_tokens_total", "state", self.prompt, "estimated tokens of answered "
+                 "prompts; cached: expected to be in the prefix cache of the member that computes "
+                 "the prompt"),
+                ("alone_total", "why", self.alone, "prompts that decode computed by choice: short, "
+                 "or cached there"),
+                ("affinity_total", "result", self.affinity, "requests of sessions with an earlier "
+                 "pair")):
+            family(name, "counter", words, [(((label, value),), n) for value, n in counts.items()])
+        if indexes:
+            family("prefix_blocks", "gauge", "blocks of prompts in the index of prefixes", [
+                ((("role", role),), index.blocks) for role, index in indexes.items()])
         family("in_flight", "gauge", "running requests", [((), gate.running)])
         family("queued", "gauge", "queued requests", [((), len(gate.queue))])
         family("draining", "gauge", "1 while draining: no new requests are accepted",
