@@ -47,7 +47,8 @@ class Case(NamedTuple):
     slack: float = 1
     affinity: bool = False
     loads: bool = False  # are published
-    routers: int = 1  # each prompt comes to one of them by chance
+    routers: int = 1
+    hashed: bool = False  # a session has always the same router; else each prompt has one by chance
 
 
 class Result(NamedTuple):
@@ -183,7 +184,9 @@ class Play:
     def request(self, prompt):
         chain = tuple(part for one in prompt.ids
                       for part in range(one * 2, one * 2 + BLOCK // BLOCK_TOKENS))
-        prefill, _, held = self.rnd.choice(self.policies).pick(policy.Request(
+        router = prompt.session % len(self.policies) if self.case.hashed \
+            else self.rnd.randrange(len(self.policies))
+        prefill, _, held = self.policies[router].pick(policy.Request(
             prompt.tokens, chain=chain, session=prompt.session if self.case.affinity else None))
         first, hits = prefill.compute(prompt)
         self.at(first, held.prefilled)

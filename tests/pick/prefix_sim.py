@@ -21,7 +21,20 @@ SHOWN = {
     "6 servers": Case(workers=6), "0.2 M, size not reported": Case(cache=200_000, known=False),
     "0.06 M, size not reported": Case(cache=60_000, known=False), "2 routers": Case(routers=2), "4 routers": Case(routers=4),
     "4 routers, with loads": Case(routers=4, loads=True)}
+SESSIONS = {
+    "4 routers, by session": Case(routers=4, hashed=True),
+    "4 routers, by session, with loads": Case(routers=4, hashed=True, loads=True)}
 LARGE = (64, 256)  # servers: of these the picker evaluates some
+
+
+INTRO = """
+Virtual time: seconds to the first token, p50 / p90 / p99, by policies of [the router](../router.md#prefixes). Each
+prefill server computes 8000 tokens a second, one prompt after another, without the tokens that its cache has. The cache
+is an LRU of 0.5 M tokens, unless said otherwise. The router learns from its own requests. "With loads": the servers
+also publish loads, each second. "By session": a session always uses the same of several routers. Cached: share of the
+tokens. Judged are the first four rows of a trace. Traces in files are Mooncake's (FAST25-release); they have no
+sessions.
+"""
 
 
 def cell(result):
@@ -73,6 +86,8 @@ def shown(trace):
         row(words, *compared(trace, case))
     if trace[0].session is None:
         return
+    for words, case in SESSIONS.items():
+        row(words, *compared(trace, case))
     print("\n| sessions kept by --affinity, slack | least-loaded | prefix |\n|---|---|---|")
     for slack in (0.5, 1, 2, 4):
         case = Case(affinity=True, slack=slack)
@@ -93,6 +108,8 @@ def main():
     traces = [("synthetic %d" % seed, synthetic(seed)) for seed in (1, 2)] + \
         [(os.path.basename(path), read(path)) for path in paths]
     failures = []
+    if doc:
+        print(INTRO.strip())
     for name, trace in traces:
         failures += judged(name, trace)
         if doc:

@@ -48,8 +48,8 @@ def test_longer_conversation_begins_with_the_shorter_one():
         said("assistant", words(4, 3000)), said("user", "and?")])
     second = chain(more, CHAT)
     assert second[:9] == first and len(second) == 12
-    ordered = json.loads(json.dumps(body, sort_keys=True), object_pairs_hook=lambda pairs: dict(
-        reversed(pairs)))
+    ordered = json.loads(json.dumps(body, sort_keys=True))
+    assert list(ordered["messages"][0]) != list(messages[0])
     assert chain(ordered, CHAT) == first, "the order of members is nothing"
     other = dict(body, messages=[messages[0], said("user", "x" + words(2, 5000))])
     assert chain(other, CHAT)[:4] == first[:4] and chain(other, CHAT)[5] != first[5]
@@ -68,6 +68,15 @@ def test_text_is_the_same_only_for_the_same_model():
                prefix.chain(TEXT, body, b"l" * 16)]
     heads = [first[0]] + [one[0] for one in others]
     assert len(set(heads)) == len(heads)
+    messages = [said("user", words(1, 5000))]
+    text = json.dumps(messages[0], sort_keys=True, separators=(",", ":")) + "\n"
+    assert chain({"messages": messages}, CHAT)[0] != chain({"prompt": text})[0]
+
+
+def test_block_is_another_one_after_another_text():
+    """Its tokens attend to all before them."""
+    one, other = (chain({"prompt": first * 1024 + words(1, 5000)}) for first in "ab")
+    assert len(one) == len(other) == 5 and not set(one) & set(other)
 
 
 def test_token_ids_are_read_as_they_are():
@@ -190,7 +199,7 @@ def test_memory_is_taken_of_who_answered_longest_ago():
     assert one.blocks == 100 and one.find("b", some(40, 2), 4) == 30
     assert one.find("a", some(40, 1), 4) == 40 and one.find("c", some(30, 3), 4) == 30
     one.answered("c", some(101, 4), 5)
-    assert one.blocks == 100, "more than there is at all is not kept"
+    assert one.find("a", some(40, 1), 5) == 40, "more than there is at all is not kept"
     none = prefix.PrefixIndex(0)
     none.answered("a", some(5), 1)
     none.handed("a", some(5), 1)
