@@ -344,6 +344,19 @@ def test_failed_prompt_leaves_nothing():
         "prefill had answered"
 
 
+def test_stream_holds_no_chain():
+    """A thousand streams of the longest prompts would hold 160 MB."""
+    world = World(1, 1)
+    _, _, held = world.pick(some(40))
+    held.began(0.1)
+    assert held._chain, "prefill may answer later, as SGLang's does"
+    held.prefilled()
+    assert not held._chain and world.policy.indexes["prefill"].blocks == 40
+    held.prefilled()
+    held.release()
+    assert world.policy.indexes["prefill"].blocks == 40
+
+
 def test_holder_to_avoid_is_avoided():
     world = World(2)
     world.serve(some(40))

@@ -107,7 +107,7 @@ class Exchange:
             self._forget_body()
 
     def _forget_body(self):
-        self.body = None
+        self.body = self.facts = None
         self.router.gate.give(self.size)
         self.size = 0
 

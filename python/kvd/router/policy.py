@@ -239,6 +239,7 @@ class PrefixReservation(PickerReservation):
     def __init__(self, policy, got, request, prefill, decode):
         super().__init__(policy, got, request, prefill, decode)
         self._chain, self._computes = request.chain, prefill or decode
+        self._left = {m for m in (prefill, decode) if m is not None}  # without an answer
         self.cached = policy.cached(self._computes, request)
         self._index(self._computes).handed(self._computes.url, self._chain, policy.clock())
 
@@ -250,6 +251,9 @@ class PrefixReservation(PickerReservation):
         known = load is not None and load.kv_total_tokens > 0
         self._index(member).answered(member.url, self._chain, self._policy.clock(),
                                      load.kv_total_tokens if known else TOKENS_USUAL)
+        self._left.discard(member)
+        if not self._left:  # a stream may be long, and there may be many
+            self._chain = ()
 
     def prefilled(self):
         super().prefilled()
