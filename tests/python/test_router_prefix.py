@@ -6,8 +6,6 @@ import json
 import os
 import random
 import sys
-import types
-from collections import OrderedDict
 
 import pytest
 
@@ -676,13 +674,13 @@ def test_near_is_asked_of_evaluated_members_only():
     assert 0 < len(seen) < 20
 
 
-def test_members_of_a_role_do_not_share_names():
-    """A server in both roles has two caches for the router, as they are two members."""
-    names = types.SimpleNamespace(p=OrderedDict())
+def test_roles_have_caches_of_their_own():
     world = World(1, 1, alone_uncached=100)
-    for member in world.members.by_key.values():
-        names.p[member.name] = member
-    world.serve(some(40))
-    assert len(names.p) == 2
-    assert all(world.policy.cached(m, policy.Request(1e6, chain=some(40))) == tokens(40)
-               for m in names.p.values())
+    request = policy.Request(1e6, chain=some(40))
+    prefill, decode, held = world.pick(some(40))
+    held.prefilled()
+    assert [world.policy.cached(m, request) for m in (prefill, decode)] == [tokens(40), 0]
+    held.began(0.1)
+    assert world.policy.cached(decode, request) == tokens(40)
+    world.policy.lost(prefill)
+    assert [world.policy.cached(m, request) for m in (prefill, decode)] == [0, tokens(40)]
