@@ -33,7 +33,7 @@ class Chunks:
         layout = kvd.Layout()
         layout.buffer(1 << 20)
         layout.view("kv", BLOCK, 4).heads("kv", 0, "k", buffer=0, unit_bytes=8)
-        self.rows = StoreRows({(0, 0): (layout.text(), 1)})
+        self.rows = StoreRows({(0, 0): (layout.text(), 1, None)})
 
     def ask(self, key, call):
         return call(self)
@@ -358,8 +358,8 @@ def main():
     for words, change in (
             ("--prefix-caching-hash-algo sha256_cbor", {"hashing": "sha256"}),
             ("--prefix-caching-hash-algo sha256_cbor", {"hashing": "xxhash_cbor"}),
-            ("chunk_token is no option", {"options": {"chunk_token": 64}}),
-            ("no multiple of the block size, 32", {"options": {"chunk_tokens": 100}}),
+            ("chunk_token is not an option", {"options": {"chunk_token": 64}}),
+            ("not a multiple of the block size, 32", {"options": {"chunk_tokens": 100}}),
             ("neither", {"options": {"ids": "words"}}),
             ("lease", {"options": {"lease": 0}}), ("remote", {"options": {"remote": 2}}),
             ("kvd_socket", {"options": {"kvd_socket": 1}})):
