@@ -71,11 +71,13 @@ class Context:
         return self.places.get(key)
 
 
-def spec_of(**kw):
+def spec_of(events=False, **kw):
+    """events: whether vLLM publishes some."""
+    events = types.SimpleNamespace(enable_kv_cache_events=events)
     config = types.SimpleNamespace(**dict(dict(
         canonical_layout=False, replicated_layout=False, kv_cache_layout="LBHNC", tp=1,
         model=types.SimpleNamespace(name="org/model")), **kw))
-    return types.SimpleNamespace(config=config, blocks_per_chunk=1)
+    return types.SimpleNamespace(config=config, blocks_per_chunk=1, kv_events_config=events)
 
 
 @pytest.fixture
@@ -90,6 +92,7 @@ def module(monkeypatch):
             ".v1.kv_offload.base": {
                 "Locality": enum.Enum("Locality", {"LOCAL": "LOCAL"}), "LookupResult": Lookup,
                 "Medium": enum.Enum("Medium", "CPU STORAGE"),
+                "OffloadingEvent": types.SimpleNamespace,
                 "RequestOffloadingContext": types.SimpleNamespace,
                 "get_offload_block_hash": lambda key: key[:-4],
                 "get_offload_group_idx": lambda key: int.from_bytes(key[-4:], "big")},
@@ -371,3 +374,67 @@ def test_daemon_killed_during_load_is_a_miss_without_hang(module, monkeypatch):
             assert one.find(keys) == [False] * 8
         d.notify.close()
         d.start().wait_ready()
+
+
+# ---- events --------------------------------------------------------------------------------
+
+def changes(one):
+    """What the tier reports next: [(removed, keys)]"""
+    made = []
+    until(lambda: made.extend(one.tier.take_events()) or made)
+    assert all(e.medium is one.module.Medium.STORAGE and e.removal_expected for e in made)
+    return sorted((e.removed, key) for e in made for key in e.keys)
+
+
+def dropped(daemon, one, keys):
+    """As evicted ones."""
+    with kvd.Client(daemon.socket_path) as c:
+        space = c.space(one.tier.layout, **one.tier._space_of(0)._asdict())
+        space.drop([key[:-4] for key in keys], first=kvd.chunks.ANYWHERE)
+
+
+def test_stored_and_evicted_chunks_are_events(module, daemon):
+    keys, group = keys_of(3, "events"), keys_of(2, "events", 1)
+    with Engine(module, daemon, spec_of(True), locality="LOCAL") as one:
+        one.store(keys + group, range(5))
+        assert one.tier.has_pending_work()
+        assert changes(one) == sorted((False, key) for key in keys + group)
+        assert list(one.tier.take_events()) == []
+        until(lambda: not one.tier.has_pending_work())
+        dropped(daemon, one, keys[1:])
+        assert changes(one) == sorted((True, key) for key in keys[1:])
+        one.store(keys, range(3))
+        (event,) = until(lambda: list(one.tier.take_events()))
+        assert (event.removed, event.locality) == (False, module.Locality.LOCAL)
+        assert sorted(event.keys) == sorted(keys[1:])
+        one.tier.drain_jobs()
+        assert changes(one) == sorted((True, key) for key in keys + group), \
+            "the engine does not find them any more"
+    assert not one.tier.follower.thread.is_alive()
+
+
+def test_loaded_chunks_are_events_after_the_next_lookups(module, daemon):
+    """Their tokens are known to vLLM then."""
+    keys = keys_of(2, "loaded")
+    with Engine(module, daemon) as writer:
+        writer.store(keys, range(2))
+        assert writer.tier.follower is None
+        assert not list(writer.tier.take_events()) and writer.tier.has_pending_work() is False
+    with Engine(module, daemon, spec_of(True)) as one:
+        assert one.find(keys) == [True, True]
+        one.load(keys, range(2))
+        one.tier.on_schedule_end(None)
+        assert not one.tier.follower.calls and not one.tier.follower.contents
+        one.tier.on_schedule_end(None)
+        assert changes(one) == sorted((False, key) for key in keys)
+
+
+def test_failed_jobs_are_no_events(module, daemon):
+    keys = keys_of(1, "failed")
+    with Engine(module, daemon, spec_of(True)) as one:
+        assert not one.load(keys, [0]).success
+        short = [b"x" * 16 + bytes(4)]
+        assert not one.store(short, [0]).success
+        for _ in range(2):
+            one.tier.on_schedule_end(None)
+        assert not one.tier.follower.calls and not one.tier.follower.contents

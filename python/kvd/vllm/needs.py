@@ -8,7 +8,7 @@ vllm
 vllm.config
     VllmConfig: kv_transfer_config parallel_config cache_config model_config speculative_config
     VllmConfig: scheduler_config compilation_config load_config num_prefill_lookahead_tokens
-    VllmConfig: use_v2_model_runner
+    VllmConfig: use_v2_model_runner kv_events_config
     ParallelConfig: tensor_parallel_size pipeline_parallel_size prefill_context_parallel_size
     ParallelConfig: decode_context_parallel_size nnodes data_parallel_index
     CacheConfig: block_size cache_dtype prefix_caching_hash_algo
@@ -22,6 +22,8 @@ vllm.config
     KVTransferConfig: kv_connector_extra_config kv_role is_kv_consumer is_kv_producer
     KVTransferConfig: enable_permute_local_kv kv_load_failure_policy
     KVTransferConfig.get_from_extra_config(key, default)
+vllm.config.kv_events
+    KVEventsConfig: enable_kv_cache_events
 vllm.logger
     init_logger(name)
 vllm.platforms
@@ -46,6 +48,7 @@ vllm.v1.kv_cache_interface
     UniformTypeKVCacheSpecs: kv_cache_specs
     KVQuantMode: NONE FP8_PER_TENSOR NVFP4
     SparseCacheRole: INDEXER
+    get_kv_cache_spec_kind(kv_cache_spec)
 vllm.model_executor.layers.attention_layer_base
     AttentionLayerBase.get_attn_backend()
 vllm.v1.attention.backend
@@ -103,6 +106,8 @@ vllm.distributed.kv_transfer.kv_connector.v1.base
     KVConnectorBase_V1 < get_transfer_results(finished_req_ids)
     KVConnectorBase_V1 < get_block_ids_with_load_errors()
     KVConnectorBase_V1 < build_connector_worker_meta()
+    KVConnectorBase_V1 < take_events()
+    KVConnectorBase_V1 < has_pending_push_work()
     KVConnectorBase_V1 < shutdown()
     KVConnectorBase_V1 < get_kv_connector_stats()
     KVConnectorBase_V1 < build_kv_connector_stats(data)
@@ -116,32 +121,40 @@ vllm.distributed.kv_transfer.kv_connector.v1.metrics
     KVConnectorPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
     KVConnectorPromMetrics: _histogram_cls _counter_cls per_engine_labelvalues
     KVConnectorPromMetrics < observe(transfer_stats_data, engine_idx)
+vllm.distributed.kv_events
+    MEDIUM_CPU
+    MEDIUM_STORAGE
+    BlockStored(block_hashes=, parent_block_hash=, token_ids=, block_size=, lora_id=, medium=, lora_name=, extra_keys=, group_idx=, kv_cache_spec_kind=, locality=)
+    BlockRemoved(block_hashes=, medium=, group_idx=, locality=)
 vllm.v1.metrics.utils
     create_metric_per_engine(metric, per_engine_labelvalues)
 vllm.utils.hashing
     get_hash_fn_by_name(hash_fn_name)
 vllm.v1.core.kv_cache_utils
     generate_block_hash_extra_keys(request, start_token_idx, end_token_idx, start_mm_idx)
+    maybe_convert_block_hash(hash_bytes)
+    to_event_extra_keys(extra_keys)
     resolve_none_hash_seed(hash_fn)
 vllm.v1.request
     RequestStatus: FINISHED_STOPPED FINISHED_LENGTH_CAPPED
     Request: request_id kv_transfer_params num_prompt_tokens prompt_token_ids prompt_embeds
     Request: _all_token_ids all_token_ids max_tokens status num_computed_tokens num_tokens
     Request: num_in_flight_tokens output_token_ids block_hashes skip_reading_prefix_cache
-    Request: lora_request
+    Request: lora_request mm_features cache_salt prompt_embeds
     Request.get_skip_reading_prefix_cache()
 vllm.lora.request
-    LoRARequest: lora_name lora_path
+    LoRARequest: lora_name lora_path adapter_id
 vllm.v1.core.sched.output
     SchedulerOutput: num_scheduled_tokens preempted_req_ids kv_connector_block_state
     KVConnectorBlockState.get_block_ids(req_id)
 vllm.v1.core.kv_cache_manager
     KVCacheBlocks.get_block_ids()
 vllm.v1.core.block_pool
-    BlockPool: num_gpu_blocks
+    BlockPool: num_gpu_blocks cached_block_hash_to_block
     BlockPool.get_num_free_blocks()
 vllm.v1.outputs
     KVConnectorOutput: kv_connector_worker_meta finished_recving failed_recving invalid_block_ids
+    KVConnectorOutput: finished_sending
 """
 
 TIER = """
@@ -156,8 +169,10 @@ vllm.v1.kv_offload.base
     Locality
     LookupResult: HIT MISS RETRY
     Medium: STORAGE
+    OffloadingEvent(keys=, medium=, removed=, locality=, removal_expected=)
     RequestOffloadingContext()
-    OffloadingSpec: config blocks_per_chunk
+    OffloadingSpec: config blocks_per_chunk kv_events_config
+    OffloadingKVEventsConfig: enable_kv_cache_events
     get_offload_block_hash(key)
     get_offload_group_idx(key)
     ReqContext: req_id
@@ -185,6 +200,8 @@ vllm.v1.kv_offload.tiering.base
     SecondaryTierManager < submit_store(job_metadata)
     SecondaryTierManager < submit_load(job_metadata)
     SecondaryTierManager < get_finished_jobs()
+    SecondaryTierManager < take_events()
+    SecondaryTierManager < has_pending_work()
     SecondaryTierManager < drain_jobs()
     SecondaryTierManager < shutdown()
 """

@@ -27,8 +27,9 @@ from vllm.logger import init_logger
 
 from ..client import Client
 from ..cost import Model
-from ..stores.space_client import CALL_S, SpaceClient
+from ..stores.follow import Watch
 from ..stores.names import weights_of
+from ..stores.space_client import CALL_S, SpaceClient
 from . import releases, sleep
 from .choice import Ways
 from .identity import names
@@ -214,7 +215,19 @@ def plan(config, caches, hashed, block, tokens):
                 adapters=Adapters(weights_of, logger) if extra("revision", None) is None else None,
                 routes=Routes(block, ranks) if routes(transfer) else None,
                 prices=Ways(not config.scheduler_config.async_scheduling)
-                if way != "always" and extra("remote", 0) else None)
+                if way != "always" and extra("remote", 0) else None,
+                events=block_events(config, caches, hashed, tokens))
+
+
+def block_events(config, caches, hashed, tokens):
+    """None: vLLM publishes no events."""
+    published = config.kv_events_config
+    if published is None or not published.enable_kv_cache_events:
+        return None
+    from .events import BlockEvents
+    socket = config.kv_transfer_config.get_from_extra_config("kvd_socket", None)
+    spaces = SpaceClient(lambda: Client(socket, client="vllm", timeout=CALL_S), Watch, log=logger)
+    return BlockEvents(spaces, caches.kv_cache_groups[0].kv_cache_spec, hashed, tokens)
 
 
 # ---- a worker --------------------------------------------------------------------------
@@ -356,6 +369,8 @@ class KvdStoreConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
 
     def bind_gpu_block_pool(self, gpu_block_pool):
         releases.refuse_lookahead(gpu_block_pool)
+        if self._plan.events is not None:
+            self._plan.events.bind(gpu_block_pool)
 
     def bind_kv_cache_manager(self, kv_cache_manager):
         super().bind_kv_cache_manager(kv_cache_manager)
@@ -373,8 +388,13 @@ class KvdStoreConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
         return self._plan.routes.take_landed()
 
     def has_pending_push_work(self):
-        """Whether blocks of vLLM's pool are being written for no request in particular."""
-        return self.route and bool(self._plan.routes.rents)
+        """Whether blocks of vLLM's pool are being written for no request in particular, or events
+        are to be published."""
+        return self.route and bool(self._plan.routes.rents) or \
+            self._plan.events is not None and self._plan.events.waits()
+
+    def take_events(self):
+        return () if self._plan.events is None else self._plan.events.take()
 
     def on_new_request(self, request):
         self._plan.arrived(request)
@@ -393,7 +413,8 @@ class KvdStoreConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
         if told is not None:
             self._plan.told(told.rows)
         self._plan.heard(connector_output.finished_recving or (),
-                         connector_output.invalid_block_ids, told and told.rented)
+                         connector_output.invalid_block_ids, told and told.rented,
+                         connector_output.finished_sending or ())
 
     def request_finished(self, request, block_ids):
         return self._plan.finished(request, (block_ids,)), None
@@ -455,6 +476,8 @@ class KvdStoreConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
             self._worker.close()
         if self._plan is not None:
             self._plan.spaces.close()
+            if self._plan.events is not None:
+                self._plan.events.close()
 
     # ---- metrics ----
 

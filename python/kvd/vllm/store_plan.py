@@ -210,16 +210,17 @@ class Plan:
     group: of the block table; lease: of holds, seconds; remote: seconds to query other daemons,
     or None; adapters: Adapters, or None if the user's revision covers them; ranks: number of
     workers; loads, saves: whether it does; routes: a route.Routes, or None: it only loads;
-    prices: a choice.Ways, or None: all that is held is loaded, or routed."""
+    prices: a choice.Ways, or None: all that is held is loaded, or routed; events: an
+    events.BlockEvents, or None: vLLM publishes none."""
 
     def __init__(self, spaces, ids, words, block, tokens, *, group=0, ranks=1, lease=LEASE_S,
                  remote=None, loads=True, saves=True, adapters=None, step=Step, routes=None,
-                 prices=None, clock=time.monotonic):
+                 prices=None, events=None, clock=time.monotonic):
         self.spaces, self.ids, self.block, self.tokens = spaces, ids, block, tokens
         self.named, self.words = words, None  # without and with the workers' layouts
         self.group, self.lease, self.remote = group, lease, remote
         self.loads, self.saves, self.adapters = loads, saves, adapters
-        self.routes, self.prices = routes, prices
+        self.routes, self.prices, self.events = routes, prices, events
         self.new_step, self.step, self.clock = step, step(), clock
         self.ranks, self.rows, self.layout, self.start_s = ranks, {}, None, None
         self.computes = None
@@ -249,9 +250,12 @@ class Plan:
             self.start_s = self.clock()
         return self.words is None and self.clock() < self.start_s + START_S
 
-    def heard(self, received, bad, rented=None):
+    def heard(self, received, bad, rented=None, put=()):
         """From a step's results: loaded requests, blocks that were not loaded, {number of a Rent that
-        has ended at ranks: for each of them, whether all of it was loaded}."""
+        has ended at ranks: for each of them, whether all of it was loaded}, requests whose puts have
+        ended."""
+        if put and self.events is not None:
+            self.events.wake()
         if self.prices is not None:
             self.prices.ended()
         for number, wholes in (rented or {}).items():
@@ -342,6 +346,7 @@ class Plan:
             known.looked = len(ids), count
         known.saved = 0
         if count:
+            self._follow(known, first, ids[:count])
             known.held, known.until = held, now + self._lease() / 2
             known.saved = first + count
             known.end = known.saved * self.tokens
@@ -473,6 +478,12 @@ class Plan:
         if len(ids) == whole - first and all(len(one) == ID_BYTES for one in ids):
             step.saves.append((name, first, b"".join(ids), blocks, self.words))
             known.saved, known.puts = whole, True
+            self._follow(known, first, ids)
+
+    def _follow(self, known, first, ids):
+        """Publish where these chunks are, from now on."""
+        if self.events is not None:
+            self.events.know((self.layout, self.words), known.request, first, ids, self.tokens)
 
     def finished(self, request, blocks):
         """Whether vLLM keeps its blocks until the workers report it."""
@@ -509,6 +520,8 @@ class Plan:
             self.words = self.named._replace(tokens=self.words.tokens)
         if self.routes is not None:
             self.routes.reset()
+        if self.events is not None:
+            self.events.forget()
         for known in self.requests.values():
             known.frozen = True
             if known.blocks is None:

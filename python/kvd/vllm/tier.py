@@ -15,7 +15,8 @@ does not pass a tier the options that its model was started with, either: `revis
 Rows may be reused by vLLM when a job is reported, that is, when the daemon no longer accesses them.
 They are host memory, which sleep mode does not move.
 Lookups, loads and stores have a thread each, so a stopped daemon blocks requests that wait for it,
-not the scheduler."""
+not the scheduler. With KV events, another one follows the changes of this engine's chunks."""
+import itertools
 import json
 import os
 import queue
@@ -33,8 +34,9 @@ check("tier")  # before the imports below fail for a name that this vLLM lacks
 import vllm
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
-from vllm.v1.kv_offload.base import (Locality, LookupResult, Medium, RequestOffloadingContext,
-                                     get_offload_block_hash, get_offload_group_idx)
+from vllm.v1.kv_offload.base import (Locality, LookupResult, Medium, OffloadingEvent,
+                                     RequestOffloadingContext, get_offload_block_hash,
+                                     get_offload_group_idx)
 from vllm.v1.kv_offload.file_mapper import FileMapper
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
@@ -43,16 +45,18 @@ from ..chunks import ID_BYTES
 from ..client import Client
 from ..errors import Error
 from ..layout import Layout
-from ..stores.space_client import CALL_S, SpaceClient
+from ..stores.follow import Follower, Watch
+from ..stores.hicache import LEASE_S, HiCache
 from ..stores.jobs import Jobs
 from ..stores.names import weights_of, word
-from ..stores.hicache import LEASE_S, HiCache
+from ..stores.space_client import CALL_S, SpaceClient
 from . import releases
 
 logger = init_logger("vllm.kvd")
 OPTIONS = ("revision", "model", "kvd_socket", "lease", "remote", "locality")
 TOKENS = 16  # of a row, as the layout counts them: a row is a multiple of 4096 bytes
 NAME_MAX = 63  # of a pool
+MEDIA = (), (Medium.STORAGE,), (Medium.STORAGE,), (Medium.STORAGE,)  # by tiers' bits
 REGISTER_S = 120.0  # for memory that a daemon may have to pin
 
 Named = namedtuple("Named", "model revision scheme rope tokens")
@@ -164,13 +168,18 @@ class KvdTier(SecondaryTierManager):
 
         def asking(client, named):
             return client.space(self.layout, timeout=CALL_S, **named._asdict())
-        finder = SpaceClient(lambda: Client(given.get("kvd_socket"), client="vllm", timeout=CALL_S),
-                            asking, log=logger)
+
+        def brief():
+            return Client(given.get("kvd_socket"), client="vllm", timeout=CALL_S)
+        finder = SpaceClient(brief, asking, log=logger)
         mover = SpaceClient(connect, self._moving, log=logger)
         self.cache = HiCache(finder, mover, lease=given.get("lease", LEASE_S),
                              remote=given.get("remote"))
         self.lookups = Lookups(self, tier_type)
         self.loads, self.stores = Jobs("kvd-loads"), Jobs("kvd-stores")
+        self.follower, self.loaded = None, ([], [])
+        if offloading_spec.kv_events_config.enable_kv_cache_events:
+            self.follower = Follower(SpaceClient(brief, Watch, log=logger), MEDIA)
         # the memory is registered before it serves
         self.loads.add(self.cache.mover.ask, self._space_of(0), lambda space: True)
         logger.info("kvd.vllm: rows of %d bytes are chunks: %s", self.row, self.named)
@@ -235,6 +244,9 @@ class KvdTier(SecondaryTierManager):
 
     def on_schedule_end(self, context):
         self.lookups.flush()
+        before, now = self.loaded
+        self._follow(before)
+        self.loaded = now, []
 
     # ---- jobs ----
 
@@ -270,11 +282,36 @@ class KvdTier(SecondaryTierManager):
             if job.is_promotion and not success:
                 # or else vLLM would load them repeatedly
                 self.lookups.mark_miss(set(job.keys).difference(done))
+            if job.is_promotion:
+                self.loaded[1].extend(done)
+            else:
+                self._follow(done)
             results.append(JobResult(
                 job_id=job.job_id, success=success, transfer_time=seconds,
                 successful_keys=tuple(done) if job.is_promotion and done else None,
                 transfer_bytes=len(done) * self.row))
         return results
+
+    # ---- events ----
+
+    def _follow(self, keys):
+        """Publish where these chunks are, from now on. vLLM completes events with the tokens of
+        stored chunks, and of loaded ones after the next step's lookups."""
+        if self.follower is not None:
+            for named, some in self.by_space(keys):
+                self.follower.know((self.layout.text(), named),
+                                   [(get_offload_block_hash(key), key) for key in some])
+
+    def take_events(self):
+        if self.follower is None:
+            return
+        for stored, changes in itertools.groupby(self.follower.take(), lambda change: change[0]):
+            yield OffloadingEvent(keys=[key for _, key, _ in changes], medium=self.medium,
+                                  removed=not stored, locality=self.locality,
+                                  removal_expected=True)
+
+    def has_pending_work(self):
+        return self.follower is not None and self.follower.waits()
 
     # ---- ends ----
 
@@ -286,9 +323,14 @@ class KvdTier(SecondaryTierManager):
         self.named = self.named._replace(
             revision=word("%s reset %d" % (self.named.revision, time.time_ns())))
         self.frozen |= self.requests
+        self.loaded = [], []
+        if self.follower is not None:
+            self.follower.forget()
 
     def shutdown(self):
         self.lookups.shutdown()
         self.loads.close()
         self.stores.close()
         self.cache.close()
+        if self.follower is not None:
+            self.follower.close()
