@@ -112,6 +112,8 @@ def test_removed_and_loaded_again_under_the_feet_of_others(pair, B):  # noqa: F8
                 except fine:
                     pass
                 except BaseException as error:
+                    if "EFULL" in str(error):  # the daemon is slower than these threads
+                        continue
                     odd.append(error)
                     return
 
