@@ -280,8 +280,8 @@ static void heads_of_another_rank_are_refused(void **state)
 	assert_int_equal(attend_world_state(w, 0), KVD_SUCCESS);
 	forged = asked.last;
 	forged.attend = 1000;
-	refused = holder->refused;
-	first = holder->served;
+	refused = holder->figures.refused;
+	first = holder->figures.served;
 	for (unsigned int begin = 0; begin < 6; begin++) { /* its pool has 2 and 3 */
 		asked.bytes[0][12] = (uint8_t)begin;
 		forged.form.data = asked.bytes[0];
@@ -291,8 +291,8 @@ static void heads_of_another_rank_are_refused(void **state)
 		cluster_run(&w->c, SOON);
 		memset(&asked.bytes[0][12], 0, 4);
 	}
-	assert_int_equal(holder->refused - refused, 5);
-	assert_int_equal(holder->served - first, 1);
+	assert_int_equal(holder->figures.refused - refused, 5);
+	assert_int_equal(holder->figures.served - first, 1);
 }
 
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
