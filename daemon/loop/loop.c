@@ -93,6 +93,8 @@ struct loop {
 	unsigned int part_asks, asks_left; /* loop_virtual_parts() */
 
 	uint64_t polled_ns; /* the poll last returned */
+	uint64_t turn_ns;   /* the same, later by the time outside of loop_turn() */
+	uint64_t left_ns;   /* loop_turn() last returned */
 	uint64_t due_ns;    /* earliest timer when the poll started */
 	struct stall stalls[STALL_NOTES];
 	size_t stall_count;
@@ -166,12 +168,12 @@ static bool part_begin(struct loop *loop, enum part part, bool work)
 	if (!loop->ev)
 		return true;
 	uint64_t now_ns = loop_clock_ns(loop), end_ns = now_ns + PART_NS;
-	uint64_t due_ns = loop->polled_ns + part * PART_NS;
+	uint64_t due_ns = loop->turn_ns + part * PART_NS;
 
 	loop->part_end_ns = end_ns < due_ns ? end_ns : due_ns;
 	if (loop->cut == part)
 		loop->cut = PART_NONE;
-	else if (!loop->cut && work && now_ns - loop->polled_ns > LOOP_TURN_NS / 2)
+	else if (!loop->cut && work && now_ns - loop->turn_ns > LOOP_TURN_NS / 2)
 		loop->cut = part;
 	return !loop->cut;
 }
@@ -560,7 +562,7 @@ static void on_poll_end(struct ev_loop *ev) EV_NOEXCEPT
 	struct loop *loop = ev_userdata(ev);
 
 	loop->now_ns = loop_clock_ns(loop);
-	loop->polled_ns = loop->now_ns;
+	loop->polled_ns = loop->turn_ns = loop->now_ns;
 	part_begin(loop, PART_FDS, false);
 	stall_note(loop, loop->now_ns, sub_sat(loop->now_ns, loop->due_ns));
 	if (loop->now_ns >= loop->due_ns)
@@ -606,7 +608,7 @@ int loop_new(struct loop **loop_p)
 	ev_set_loop_release_cb(loop->ev, on_poll_begin, on_poll_end);
 	ev_timer_init(&loop->alarm, on_alarm, 0., 0.);
 	loop->now_ns = loop_clock_ns(loop);
-	loop->polled_ns = loop->began_ns = loop->now_ns;
+	loop->polled_ns = loop->turn_ns = loop->left_ns = loop->began_ns = loop->now_ns;
 	*loop_p = loop;
 	return 0;
 }
@@ -700,6 +702,7 @@ bool loop_turn(struct loop *loop, uint64_t max_wait_ns)
 
 	if (loop->ev)
 		loop->now_ns = loop_clock_ns(loop);
+	loop->turn_ns += loop->now_ns - loop->left_ns;
 	run_defers(loop);
 	run_late(loop);
 	if (run_prepares(loop))
@@ -711,6 +714,7 @@ bool loop_turn(struct loop *loop, uint64_t max_wait_ns)
 	else
 		poll_virtual(loop, max_wait_ns);
 	run_timers(loop);
+	loop->left_ns = loop_clock_ns(loop);
 	return loop->ran != ran || loop->cut;
 }
 

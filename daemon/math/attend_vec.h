@@ -250,7 +250,7 @@ INLINE void vec_outputs(struct vec_block *block, uint32_t dv, uint32_t row,
 		vec_store(o + (size_t)r * dv + w * LANES, sum[r][w]);
 }
 
-/* exp: merge_exp() in lanes; of x > 0 (tanh's, up to 40), too. */
+/* exp: merge_exp_of() in lanes; of x > 0 (tanh's, up to 40), too. */
 INLINE vec vec_exp(vec x)
 {
 	const vec shift = vec_all(0x1.8p23f); /* added: to nearest, in the lowest bits */

@@ -6,11 +6,6 @@
 
 #include "daemon/math/merge_row.h"
 
-float merge_exp(float x)
-{
-	return merge_exp_of(x);
-}
-
 /* Lanes of a sum: the same operations as one by one, on several values at a time. */
 typedef float merge_lanes __attribute__((vector_size(64)));
 #define LANES (sizeof(merge_lanes) / sizeof(float))

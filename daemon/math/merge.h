@@ -32,7 +32,4 @@ struct merge_part {
 void merge_rows(float *o, float *m, float *l, const struct merge_part *parts,
 		uint32_t part_count, uint32_t rows, uint32_t dv);
 
-/* exp(x) for x <= 0, within 2 ulp; below -87.3 it is 0. */
-float merge_exp(float x);
-
 #endif
