@@ -171,8 +171,9 @@ def test_blocks_of_the_store_are_those_of_its_group(vllm, monkeypatch):
                     get_from_extra_config=lambda name, preset: given.get(name, preset))
     config = Some(kv_transfer_config=transfer, cache_config=Some(
         block_size=16, prefix_caching_hash_algo="sha256_cbor"), parallel_config=Some(
-            tensor_parallel_size=1, pipeline_parallel_size=1))
+            tensor_parallel_size=1, pipeline_parallel_size=1), kv_events_config=None)
     plan = store.KvdStoreConnector(config, store.KVConnectorRole.SCHEDULER, caches)._plan
+    assert plan.events is None
     assert plan.ids == 16 and plan._part((list(range(100, 120)),), 64, 192) == [101, 102]
     given["chunk_tokens"] = 32
     with pytest.raises(ValueError, match="multiple of the block size, 64"):
