@@ -23,8 +23,8 @@ Names = namedtuple("Names", "model revision scheme rope tokens", defaults=("m", 
 
 # ---- contents ------------------------------------------------------------------------------
 
-def contents_of(most=9, media=MEDIA):
-    return Contents(media, most, [])
+def contents_of(most=9, media=MEDIA, **kw):
+    return Contents(media, most, [], **kw)
 
 
 def took(contents):
@@ -128,6 +128,37 @@ def test_all_is_reported_again():
     took(one)
     one.again()
     assert took(one) == ["+a mem", "+b disk"]
+
+
+def test_reader_that_may_lose_all_is_told_each_time():
+    one = contents_of(forgets=True)
+    one.read(True, [Event(b"a", "memory", True)])
+    one.know(named("ab"))
+    assert took(one) == ["+a mem"]
+    one.know(named("ab"))
+    assert took(one) == ["+a mem"]
+    one.read(False, [Event(b"b", "memory", True), Event(b"a", "file", True)])
+    assert took(one) == ["+b mem", "+a disk"]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_engine_that_forgets_removed_chunks_has_to_make_them_known_again(whole):
+    def there():
+        return [Event(b"a", "memory", True)]
+
+    def gone():
+        return [] if whole else [Event(b"a", "memory", False)]
+    one = contents_of(forgets=True)
+    one.know(named("ab"))
+    one.read(False, there())
+    one.read(whole, gone())
+    assert took(one) == ["+a mem", "-a mem"]
+    one.read(whole, there())
+    assert took(one) == [] and b"a" not in one.known, "another engine's"
+    one.know(named("a"))
+    assert took(one) == ["+a mem"]
+    one.read(False, [Event(b"a", "file", True), Event(b"a", "memory", False)])
+    assert took(one) == ["+a disk", "-a mem"] and b"a" in one.known, "it is in a file"
 
 
 # ---- with a daemon -------------------------------------------------------------------------

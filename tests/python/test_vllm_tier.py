@@ -403,7 +403,7 @@ def test_stored_and_evicted_chunks_are_events(module, daemon):
         until(lambda: not one.tier.has_pending_work())
         dropped(daemon, one, keys[1:])
         assert changes(one) == sorted((True, key) for key in keys[1:])
-        one.store(keys, range(3))
+        one.store(keys[1:], range(1, 3))
         (event,) = until(lambda: list(one.tier.take_events()))
         assert (event.removed, event.locality) == (False, module.Locality.LOCAL)
         assert sorted(event.keys) == sorted(keys[1:])
@@ -427,6 +427,36 @@ def test_loaded_chunks_are_events_after_the_next_lookups(module, daemon):
         assert not one.tier.follower.calls and not one.tier.follower.contents
         one.tier.on_schedule_end(None)
         assert changes(one) == sorted((False, key) for key in keys)
+
+
+def test_stored_and_loaded_chunks_are_events_each_time(module, daemon):
+    """vLLM does not notify a tier of AllBlocksCleared."""
+    keys = keys_of(2, "each")
+    with Engine(module, daemon, spec_of(True)) as one:
+        for _ in range(2):
+            one.store(keys, range(2))
+            assert changes(one) == sorted((False, key) for key in keys)
+        one.load(keys, range(2))
+        for _ in range(2):
+            one.tier.on_schedule_end(None)
+        assert changes(one) == sorted((False, key) for key in keys)
+
+
+def test_evicted_chunk_of_another_engine_is_no_event(module, daemon):
+    """vLLM has no tokens of it any more."""
+    keys = keys_of(2, "others")
+    with Engine(module, daemon, spec_of(True)) as one, Engine(module, daemon) as other:
+        one.store(keys[:1], range(1))
+        assert changes(one) == [(False, keys[0])]
+        dropped(daemon, one, keys[:1])
+        assert changes(one) == [(True, keys[0])]
+        other.store(keys[:1], range(1))
+        one.store(keys[1:], range(1))
+        assert changes(one) == [(False, keys[1])]
+        one.load(keys[:1], range(1))
+        for _ in range(2):
+            one.tier.on_schedule_end(None)
+        assert changes(one) == [(False, keys[0])]
 
 
 def test_failed_jobs_are_no_events(module, daemon):

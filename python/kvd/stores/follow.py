@@ -53,10 +53,10 @@ class Watch:
 
 class Contents:
     """Chunks of one space. media: names of the media of a chunk by its tiers' bits; most: chunks that
-    are known; changes: a queue of (stored, chunk, medium)."""
+    are known; changes: a queue of (stored, chunk, medium); forgets: as of Follower."""
 
-    def __init__(self, media, most, changes):
-        self.media, self.most, self.changes = media, most, changes
+    def __init__(self, media, most, changes, forgets=False):
+        self.media, self.most, self.changes, self.forgets = media, most, changes, forgets
         self.digest = None  # of the space, once the daemon has been asked
         self.there, self.known = {}, OrderedDict()  # {id: bits}, {id: [chunk, reported media]}
 
@@ -66,7 +66,7 @@ class Contents:
         for one, chunk in reversed(chunks):
             self.known.setdefault(one, [chunk, ()])
             self.known.move_to_end(one)
-        self._report([one for one, _ in chunks])
+        self._report([one for one, _ in chunks], self.forgets)
         while len(self.known) > self.most:
             _, (chunk, media) = self.known.popitem(last=False)
             self.changes.extend((False, chunk, medium) for medium in media)
@@ -77,7 +77,11 @@ class Contents:
             self.there = {}
         for event in events:
             self._change(event)
-        self._report(reversed(self.known) if whole else dict.fromkeys(e.id for e in events))
+        ids = list(reversed(self.known)) if whole else dict.fromkeys(e.id for e in events)
+        self._report(ids)
+        for one in ids if self.forgets else ():
+            if one in self.known and one not in self.there:
+                del self.known[one]
 
     def _change(self, event):
         bit, bits = BITS.get(event.tier, 0), self.there.get(event.id, 0)
@@ -87,30 +91,33 @@ class Contents:
         elif event.id in self.there or len(self.there) < PRESENT:
             self.there[event.id] = bits
 
-    def _report(self, ids):
+    def _report(self, ids, again=False):
+        """again: also what has been reported before."""
         for one in ids:
             known = self.known.get(one)
             if known is None:
                 continue
             chunk, before = known
             known[1] = now = self.media[self.there.get(one, 0)]
-            self.changes.extend((True, chunk, medium) for medium in now if medium not in before)
+            self.changes.extend((True, chunk, medium) for medium in now
+                                if again or medium not in before)
             self.changes.extend((False, chunk, medium) for medium in before if medium not in now)
 
     def again(self):
         """The engine's readers have lost all that was reported."""
-        for known in self.known.values():
-            known[1] = ()
-        self._report(reversed(self.known))
+        self._report(reversed(self.known), True)
 
 
 class Follower:
     """spaces: a SpaceClient whose opener is Watch; media, most: as of Contents. Keys name spaces: a
-    layout's text, and the names as a named tuple. run: whether a thread follows the daemon; else
-    step() does."""
+    layout's text, and the names as a named tuple. forgets: the engine keeps what it publishes of a
+    chunk only until it is reported as removed, and its readers may lose all without notice. So a
+    chunk that is nowhere is not known any more, and each call of know() reports it again. run:
+    whether a thread follows the daemon; else step() does."""
 
-    def __init__(self, spaces, media, most=KNOWN, clock=time.monotonic, run=True):
+    def __init__(self, spaces, media, most=KNOWN, forgets=False, clock=time.monotonic, run=True):
         self.spaces, self.media, self.most, self.clock = spaces, media, most, clock
+        self.forgets = forgets
         self.contents = {}  # {key: Contents}
         self.heard_s = None  # time of the daemon's last answer; None: all chunks are to be listed
         self.calls, self.changes = deque(), deque()  # of the scheduler, and for it
@@ -154,7 +161,7 @@ class Follower:
 
     def _know(self, key, chunks):
         if key not in self.contents:
-            self.contents[key] = Contents(self.media, self.most, self.changes)
+            self.contents[key] = Contents(self.media, self.most, self.changes, self.forgets)
         self.contents[key].know(chunks)
 
     def _forget(self):

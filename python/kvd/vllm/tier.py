@@ -179,7 +179,7 @@ class KvdTier(SecondaryTierManager):
         self.loads, self.stores = Jobs("kvd-loads"), Jobs("kvd-stores")
         self.follower, self.loaded = None, ([], [])
         if offloading_spec.kv_events_config.enable_kv_cache_events:
-            self.follower = Follower(SpaceClient(brief, Watch, log=logger), MEDIA)
+            self.follower = Follower(SpaceClient(brief, Watch, log=logger), MEDIA, forgets=True)
         # the memory is registered before it serves
         self.loads.add(self.cache.mover.ask, self._space_of(0), lambda space: True)
         logger.info("kvd.vllm: rows of %d bytes are chunks: %s", self.row, self.named)
