@@ -18,6 +18,7 @@ from test_vllm_plan import Clock
 
 MEDIA = (), ("mem",), ("disk",), ("mem", "disk")
 Event = namedtuple("Event", "id tier put")
+Change = namedtuple("Change", "id tier put space")
 Names = namedtuple("Names", "model revision scheme rope tokens", defaults=("m", None, "sha256", None, T))
 
 
@@ -159,6 +160,100 @@ def test_engine_that_forgets_removed_chunks_has_to_make_them_known_again(whole):
     assert took(one) == ["+a mem"]
     one.read(False, [Event(b"a", "file", True), Event(b"a", "memory", False)])
     assert took(one) == ["+a disk", "-a mem"] and b"a" in one.known, "it is in a file"
+
+
+# ---- a daemon that fails -------------------------------------------------------------------
+
+class Failing:
+    """A SpaceClient, and its Watch. fails: an exception of each read; there: ids in memory; news:
+    events since the last read."""
+
+    def __init__(self, there):
+        self.fails, self.there, self.news = None, there, []
+
+    def ask(self, key, call):
+        try:
+            return call(self)
+        except kvd.Error:
+            return None
+
+    def digest(self, layout, names):
+        return layout
+
+    def read(self, anew):
+        if self.fails is not None:
+            raise self.fails
+        events, self.news = self.news, []
+        return anew, [Change(one, "memory", True, "space") for one in self.there] if anew \
+            else events
+
+    def tell(self, words):
+        pass
+
+    def close(self):
+        pass
+
+
+def failing(there=(b"a", b"b")):
+    """(follower, its daemon), with a known chunk."""
+    daemon = Failing(there)
+    one = Follower(daemon, MEDIA, clock=Clock(), run=False)
+    one.know(("space", None), named("a"))
+    one.step()
+    assert one.take() == [(True, "a", "mem")]
+    return one, daemon
+
+
+def test_another_space_does_not_defer_removal():
+    one, daemon = failing()
+    daemon.fails = kvd.Error("it dies", "ELOST")
+    one.know(("other", None), named("x"))
+    one.step()
+    one.clock.now += follow.AWAY_S + 1
+    one.step()
+    assert one.take() == [(False, "a", "mem")]
+    daemon.fails = None
+    one.step()
+    assert one.take() == [(True, "a", "mem")]
+
+
+def test_events_of_a_failed_step_are_not_lost(monkeypatch):
+    one, daemon = failing()
+    one.know(("space", None), named("b"))
+    daemon.there, daemon.news = [b"b"], [Change(b"a", "memory", False, "space")]
+    with monkeypatch.context() as broken, pytest.raises(ZeroDivisionError):
+        broken.setattr(Contents, "read", lambda self, whole, events: 1 / 0)
+        one.step()
+    one.step()
+    assert one.take() == [(True, "b", "mem"), (False, "a", "mem")]
+
+
+def test_daemon_whose_answers_cannot_be_read_is_away():
+    one, daemon = failing()
+    daemon.fails = ValueError("no answer")
+    for _ in range(2):
+        with pytest.raises(ValueError):
+            one.step()
+        assert one.take() == []
+        one.clock.now += follow.AWAY_S / 2
+    one.clock.now += 0.1
+    with pytest.raises(ValueError):
+        one.step()
+    assert one.take() == [(False, "a", "mem")]
+
+
+def test_daemon_that_is_not_asked_is_not_away(monkeypatch):
+    one, daemon = failing()
+    monkeypatch.setattr(follow, "QUEUED", 0)
+    one.clock.now += 60
+    one.step()
+    monkeypatch.undo()
+    daemon.fails = kvd.Error("it was busy", "ENOREPLY")
+    one.step()
+    assert one.take() == [], "of a daemon that did not answer once"
+    one.clock.now += follow.AWAY_S + 0.1
+    one.step()
+    assert one.take() == [(False, "a", "mem")]
 
 
 # ---- with a daemon -------------------------------------------------------------------------

@@ -92,7 +92,7 @@ class Contents:
             self.there[event.id] = bits
 
     def _report(self, ids, again=False):
-        """again: also what has been reported before."""
+        """again: also media that have been reported before."""
         for one in ids:
             known = self.known.get(one)
             if known is None:
@@ -110,16 +110,17 @@ class Contents:
 
 class Follower:
     """spaces: a SpaceClient whose opener is Watch; media, most: as of Contents. Keys name spaces: a
-    layout's text, and the names as a named tuple. forgets: the engine keeps what it publishes of a
-    chunk only until it is reported as removed, and its readers may lose all without notice. So a
-    chunk that is nowhere is not known any more, and each call of know() reports it again. run:
+    layout's text, and the names as a named tuple. forgets: the engine has a
+    chunk's tokens only until it is reported as removed, and its readers may lose all without notice.
+    So a chunk that is nowhere is not known any more, and each call of know() reports it again. run:
     whether a thread follows the daemon; else step() does."""
 
     def __init__(self, spaces, media, most=KNOWN, forgets=False, clock=time.monotonic, run=True):
         self.spaces, self.media, self.most, self.clock = spaces, media, most, clock
         self.forgets = forgets
         self.contents = {}  # {key: Contents}
-        self.heard_s = None  # time of the daemon's last answer; None: all chunks are to be listed
+        self.anew = True  # all chunks are to be listed
+        self.heard_s = None  # when it last answered, or was not asked; None: all is removed
         self.calls, self.changes = deque(), deque()  # of the scheduler, and for it
         self.awake_s = 0.0
         self.closed = threading.Event()
@@ -187,21 +188,29 @@ class Follower:
             call(*args)
         if self.contents and len(self.changes) < QUEUED:
             self._read()
+        elif self.heard_s is not None:  # it is not asked
+            self.heard_s = self.clock()
 
     def _read(self):
-        told = self.spaces.ask(None, self._ask)
-        if told is not None:
-            self.heard_s = self.clock()
-            self._sort(*told)
-        elif self.heard_s is not None and self.clock() > self.heard_s + AWAY_S:
-            self.heard_s = None
-            self._sort(True, ())
+        heard = False
+        try:
+            told = self.spaces.ask(None, self._ask)
+            if told is not None:
+                self.anew = True  # or else an exception would lose these events
+                self._sort(*told)
+                self.anew, heard = False, True
+        finally:
+            if heard:
+                self.heard_s = self.clock()
+            elif self.heard_s is not None and self.clock() > self.heard_s + AWAY_S:
+                self.heard_s, self.anew = None, True
+                self._sort(True, ())
 
     def _ask(self, watch):
         for key, contents in self.contents.items():
             if contents.digest is None:
-                contents.digest, self.heard_s = watch.digest(*key), None
-        return watch.read(self.heard_s is None)
+                contents.digest, self.anew = watch.digest(*key), True
+        return watch.read(self.anew)
 
     def _sort(self, whole, events):
         spaces = {contents.digest: [] for contents in self.contents.values()}
