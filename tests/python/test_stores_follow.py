@@ -72,6 +72,18 @@ def test_media_of_one_name_are_reported_once():
     assert took(one) == ["-a s"]
 
 
+def test_chunk_of_no_text_is_one_that_was_known():
+    one = contents_of(most=2)
+    one.read(True, [Event(i, "memory", True) for i in (b"a", b"b", b"c")])
+    one.know(named("ab"))
+    one.know([(b"b", None), (b"x", None)])
+    assert took(one) == ["+a mem", "+b mem"] and list(one.known) == [b"a", b"b"]
+    one.know(named("c"))
+    assert took(one) == ["+c mem", "-a mem"]
+    one.know([(b"a", None)])
+    assert took(one) == [] and list(one.known) == [b"b", b"c"]
+
+
 def test_list_is_reported_as_difference_and_parents_first():
     one = contents_of()
     one.know(named("abc"))
@@ -198,16 +210,40 @@ def failing(there=(b"a", b"b")):
     """(follower, its daemon), with a known chunk."""
     daemon = Failing(there)
     one = Follower(daemon, MEDIA, clock=Clock(), run=False)
-    one.know(("space", None), named("a"))
+    one.know(("space", None), [b"a"], "a".__getitem__)
     one.step()
     assert one.take() == [(True, "a", "mem")]
     return one, daemon
 
 
+@pytest.mark.parametrize("forgets", [False, True])
+def test_known_chunks_are_not_built_again(forgets):
+    """The scheduler's thread builds them. Those that may be forgotten meanwhile are built."""
+    one = Follower(Failing([b"a", b"b"]), MEDIA, forgets=forgets, clock=Clock(), run=False)
+    built = []
+
+    def chunk(i):
+        built.append(i)
+        return "ab"[i]
+    one.know(("space", None), [b"a"], chunk)
+    one.step()
+    one.know(("space", None), [b"a", b"b"], chunk)
+    one.step()
+    assert built == ([0, 0, 1] if forgets else [0, 1])
+    assert [change[1] for change in one.take()] == (["a", "a", "b"] if forgets else ["a", "b"])
+
+
+def test_full_queue_builds_no_chunks(monkeypatch):
+    one, _ = failing()
+    monkeypatch.setattr(follow, "QUEUED", 0)
+    one.know(("space", None), [b"b"], lambda i: pytest.fail("built"))
+    assert not one.calls
+
+
 def test_another_space_does_not_defer_removal():
     one, daemon = failing()
     daemon.fails = kvd.Error("it dies", "ELOST")
-    one.know(("other", None), named("x"))
+    one.know(("other", None), [b"x"], "x".__getitem__)
     one.step()
     one.clock.now += follow.AWAY_S + 1
     one.step()
@@ -219,7 +255,7 @@ def test_another_space_does_not_defer_removal():
 
 def test_events_of_a_failed_step_are_not_lost(monkeypatch):
     one, daemon = failing()
-    one.know(("space", None), named("b"))
+    one.know(("space", None), [b"b"], "b".__getitem__)
     daemon.there, daemon.news = [b"b"], [Change(b"a", "memory", False, "space")]
     with monkeypatch.context() as broken, pytest.raises(ZeroDivisionError):
         broken.setattr(Contents, "read", lambda self, whole, events: 1 / 0)
@@ -279,7 +315,7 @@ class Index:
         self.layout = layout_text()
 
     def know(self, ids, names=Names()):
-        self.follower.know((self.layout, names), [(one, one) for one in ids])
+        self.follower.know((self.layout, names), ids, ids.__getitem__)
 
     def step(self):
         self.follower.step()
@@ -411,11 +447,10 @@ def test_daemon_away_has_no_chunks_until_it_is_back():
 
 
 def test_engine_takes_a_limited_number_in_a_step(monkeypatch):
-    monkeypatch.setattr(follow, "STEP", 3)
     monkeypatch.setattr(follow, "QUEUED", 6)
     ids = chain(30, b"limit")
     with Daemon("[chunks]\nchunk_memory = 64 MiB\n") as d, kvd.Client(d.socket_path) as c, \
-            Index(d.socket_path) as index:
+            Index(d.socket_path, step_most=3) as index:
         rank = Rank(c, pages=256)
         with rank.space() as space:
             index.know(ids)

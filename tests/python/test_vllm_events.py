@@ -65,6 +65,12 @@ class Store:
     """The daemon in the place of a SpaceClient: a change of chunks is whole, and they are in memory."""
     there = ()
 
+    def __init__(self):
+        self.told = []
+
+    def tell(self, words):
+        self.told.append(words)
+
     def ask(self, key, call):
         return True, [Some(id=one, tier=tier, put=True, space=None) for one, tier in self.there]
 
@@ -173,6 +179,33 @@ def test_tokens_of_known_chunks_are_limited(module):
     assert events_of(module, tokens=16)[0].follower.most == 65536
     assert events_of(module, tokens=4096)[0].follower.most == 4096
     assert events_of(module, tokens=1 << 26)[0].follower.most == 1
+
+
+def test_tokens_of_a_step_are_limited(module):
+    assert events_of(module, tokens=16)[0].follower.step_most == 512
+    assert events_of(module, tokens=4096)[0].follower.step_most == 32
+    assert events_of(module, tokens=1 << 26)[0].follower.step_most == 1
+    events, store = events_of(module, tokens=1 << 17)
+    store.there = [(b"a", "memory"), (b"b", "memory")]
+    events.know(KEY, request_of(300), 0, [b"a", b"b"], T)
+    assert [len(seen(events)), len(events.take()), len(events.take())] == [1, 1, 0]
+
+
+def test_no_error_reaches_the_scheduler(module):
+    events, store = events_of(module)
+    store.there = [(b"a", "memory"), (b"b", "memory")]
+    events.know(KEY, Some(lora_request=None, block_hashes=[b"h"] * 9, all_token_ids=[1 << 31] * T), 0,
+                [b"a"], T)
+    assert store.told == ["events of chunks cannot be made"]
+    events.know(KEY, request_of(300), 1, [b"b"], T)
+    events.follower.step()
+    make = module.BlockStored
+    module.BlockStored = None
+    assert events.take() == [] and len(store.told) == 2
+    module.BlockStored = make
+    events.pool.reset()
+    assert events.take() == []
+    assert len(seen(events)) == 1, "they are published again"
 
 
 # ---- the plan ------------------------------------------------------------------------------

@@ -61,11 +61,13 @@ class Contents:
         self.there, self.known = {}, OrderedDict()  # {id: bits}, {id: [chunk, reported media]}
 
     def know(self, chunks):
-        """[(id, chunk)], consecutive ones of a prompt. The first ones are forgotten last: without
-        them the others are not found."""
+        """[(id, chunk)], consecutive ones of a prompt; chunk: None if it was known. The first ones are
+        forgotten last: without them the others are not found."""
         for one, chunk in reversed(chunks):
-            self.known.setdefault(one, [chunk, ()])
-            self.known.move_to_end(one)
+            if chunk is not None:
+                self.known.setdefault(one, [chunk, ()])
+            if one in self.known:  # still
+                self.known.move_to_end(one)
         self._report([one for one, _ in chunks], self.forgets)
         while len(self.known) > self.most:
             _, (chunk, media) = self.known.popitem(last=False)
@@ -110,14 +112,15 @@ class Contents:
 
 class Follower:
     """spaces: a SpaceClient whose opener is Watch; media, most: as of Contents. Keys name spaces: a
-    layout's text, and the names as a named tuple. forgets: the engine has a
+    layout's text, and the names as a named tuple. step_most: changes in a step; forgets: the engine has a
     chunk's tokens only until it is reported as removed, and its readers may lose all without notice.
     So a chunk that is nowhere is not known any more, and each call of know() reports it again. run:
     whether a thread follows the daemon; else step() does."""
 
-    def __init__(self, spaces, media, most=KNOWN, forgets=False, clock=time.monotonic, run=True):
+    def __init__(self, spaces, media, most=KNOWN, step_most=STEP, forgets=False,
+                 clock=time.monotonic, run=True):
         self.spaces, self.media, self.most, self.clock = spaces, media, most, clock
-        self.forgets = forgets
+        self.step_most, self.forgets = step_most, forgets
         self.contents = {}  # {key: Contents}
         self.anew = True  # all chunks are to be listed
         self.heard_s = None  # when it last answered, or was not asked; None: all is removed
@@ -130,10 +133,14 @@ class Follower:
 
     # ---- the scheduler's thread ----
 
-    def know(self, key, chunks):
-        """Report these chunks from now on: [(id, chunk)], consecutive ones of a prompt."""
+    def know(self, key, ids, chunk):
+        """Report these chunks from now on, consecutive ones of a prompt. chunk(i): of ids[i]; it is
+        not called for chunks that stay known."""
         if len(self.calls) < QUEUED:
-            self.calls.append((self._know, key, chunks))
+            contents = self.contents.get(key)
+            known = () if contents is None or self.forgets else contents.known
+            self.calls.append((self._know, key, [(one, None if one in known else chunk(i))
+                                                 for i, one in enumerate(ids)]))
         self.wake()
 
     def forget(self):
@@ -156,7 +163,7 @@ class Follower:
 
     def take(self):
         """[(stored, chunk, medium)], the next ones"""
-        return [self.changes.popleft() for _ in range(min(len(self.changes), STEP))]
+        return [self.changes.popleft() for _ in range(min(len(self.changes), self.step_most))]
 
     # ---- the own thread ----
 

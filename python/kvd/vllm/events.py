@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """KV events of chunks for vLLM's own publisher (--kv-events-config). Each is of one chunk, and has the
 form of vLLM's events of its own blocks, but for the medium, so an indexer finds the same blocks."""
+import logging
 from array import array
 from collections import namedtuple
 
@@ -9,10 +10,12 @@ from vllm.v1.core.kv_cache_utils import (generate_block_hash_extra_keys, maybe_c
                                          to_event_extra_keys)
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 
-from ..stores.follow import KNOWN, Follower
+from ..stores.follow import KNOWN, STEP, Follower
 
+logger = logging.getLogger("vllm.kvd")
 MEDIA = (), (MEDIUM_CPU,), (MEDIUM_STORAGE,), (MEDIUM_CPU, MEDIUM_STORAGE)  # by tiers' bits
 KNOWN_TOKENS = 1 << 24
+STEP_TOKENS = 1 << 17  # of the events of a step
 GROUP = 0  # of caches: models with several have no chunks
 LOCAL = "LOCAL"
 
@@ -26,7 +29,7 @@ class BlockEvents:
 
     def __init__(self, spaces, spec, hashed, tokens, **options):
         self.follower = Follower(spaces, MEDIA, max(1, min(KNOWN, KNOWN_TOKENS // tokens)),
-                                 **options)
+                                 max(1, min(STEP, STEP_TOKENS // tokens)), **options)
         self.kind = get_kv_cache_spec_kind(spec).value
         self.block, self.hashed = spec.block_size, hashed
         self.pool = self.cached = None  # vLLM's pool of blocks, and its map of cached ones
@@ -49,8 +52,16 @@ class BlockEvents:
     def know(self, key, request, first, ids, tokens):
         """Report these chunks of a request from now on. key: of their space; first: index of the
         first one; tokens: of a chunk."""
-        self.follower.know(key, [(one, self._blocks(request, i * tokens, (i + 1) * tokens))
-                                 for i, one in enumerate(ids, first)])
+        try:
+            self.follower.know(key, ids, lambda i: self._blocks(
+                request, (first + i) * tokens, (first + i + 1) * tokens))
+        except Exception:
+            self._failed()
+
+    def _failed(self):
+        """No exception of events ends the scheduler."""
+        self.follower.spaces.tell("events of chunks cannot be made")
+        logger.debug("events of chunks cannot be made", exc_info=True)
 
     def _blocks(self, request, begin, end):
         ratio, lora = self.block // self.hashed, request.lora_request
@@ -75,10 +86,14 @@ class BlockEvents:
     def take(self):
         """vLLM's events, in each step. Its AllBlocksCleared comes with the reset of its own cache, and
         is for indexers the end of all media: chunks are reported again, behind it."""
-        if self.pool is not None and self.cached is not self.pool.cached_block_hash_to_block:
-            self.cached = self.pool.cached_block_hash_to_block
-            self.follower.again()
-        return [self._event(*change) for change in self.follower.take()]
+        try:
+            if self.pool is not None and self.cached is not self.pool.cached_block_hash_to_block:
+                self.cached = self.pool.cached_block_hash_to_block
+                self.follower.again()
+            return [self._event(*change) for change in self.follower.take()]
+        except Exception:
+            self._failed()
+            return []
 
     def _event(self, stored, blocks, medium):
         if not stored:

@@ -300,7 +300,7 @@ class KvdTier(SecondaryTierManager):
         if self.follower is not None:
             for named, some in self.by_space(keys):
                 self.follower.know((self.layout.text(), named),
-                                   [(get_offload_block_hash(key), key) for key in some])
+                                   [get_offload_block_hash(key) for key in some], some.__getitem__)
 
     def take_events(self):
         if self.follower is None:
