@@ -516,6 +516,30 @@ def test_thread_follows_and_survives_faults(monkeypatch, caplog):
         assert not thread.is_alive()
 
 
+def test_end_does_not_wait_for_a_long_list(monkeypatch):
+    """A list of all chunks takes many calls, in one turn."""
+    monkeypatch.setattr(follow, "PERIOD_S", 0.01)
+    monkeypatch.setattr(follow, "CALL_S", 0.01)
+    begun, ends, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def listing():
+        begun.set()
+        ends.wait()
+        raise kvd.Error("no session", "ELOST")
+    spaces = SpaceClient(listing, Watch)
+    close, spaces.close = spaces.close, lambda: (close(), closed.set())
+    one = Follower(spaces, MEDIA)
+    one.know((layout_text(), Names()), [b"a"], "a".__getitem__)
+    until(begun.is_set)
+    ended = threading.Thread(target=one.close)
+    ended.start()
+    ended.join(5)
+    waited = ended.is_alive()
+    ends.set()
+    until(closed.is_set)
+    assert not waited
+
+
 @pytest.mark.parametrize("lost", ["digest", "read"])
 def test_failed_call_is_repeated_and_lists_all(lost, monkeypatch):
     ids = chain(3, b"fails")

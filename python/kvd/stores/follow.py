@@ -188,6 +188,7 @@ class Follower:
             except Exception:
                 self.spaces.tell("events of chunks cannot be read")
                 logger.debug("events of chunks cannot be read", exc_info=True)
+        self.spaces.close()
 
     def step(self):
         while self.calls:
@@ -228,7 +229,9 @@ class Follower:
             contents.read(whole, spaces[contents.digest])
 
     def close(self):
+        """The thread closes its session, perhaps later: it may be listing many chunks."""
         self.closed.set()
-        self.spaces.close()
         if self.thread.is_alive():
             self.thread.join(CALL_S)
+        else:
+            self.spaces.close()
