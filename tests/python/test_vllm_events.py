@@ -8,7 +8,9 @@ from types import SimpleNamespace as Some
 
 import pytest
 
+from kvd.fit import parse
 from kvd.stores.follow import WAKE_S
+from kvd.vllm.needs import PARTS
 from test_vllm_plan import (BLOCK, NAMED, T, Clock, Plan, Request, arrive, computes, layout_text,
                             output, plan_of, table)
 from vllm_stub import Vllm
@@ -39,7 +41,15 @@ def stand_in():
 
 
 @pytest.fixture
-def module(monkeypatch):
+def checked(monkeypatch):
+    """Parts whose interfaces have been compared with vLLM's: these are no whole vLLM."""
+    parts = []
+    monkeypatch.setattr("kvd.vllm.check", parts.append)
+    return parts
+
+
+@pytest.fixture
+def module(monkeypatch, checked):
     """kvd.vllm.events"""
     for name, words in stand_in().items():
         one = types.ModuleType("vllm" + name)
@@ -206,6 +216,15 @@ def test_no_error_reaches_the_scheduler(module):
     events.pool.reset()
     assert events.take() == []
     assert len(seen(events)) == 1, "they are published again"
+
+
+def test_older_vllm_is_refused_with_events_alone(module, checked):
+    assert checked == ["events"]
+    for name, words in stand_in().items():
+        for word in words:
+            parts = [part for part, engine in PARTS.items()
+                     if ("vllm" + name, word) in {need[:2] for need in parse(engine.needs)}]
+            assert parts == ["events"] or word == "generate_block_hash_extra_keys", word
 
 
 # ---- the plan ------------------------------------------------------------------------------

@@ -5,6 +5,10 @@ import logging
 from array import array
 from collections import namedtuple
 
+from . import check
+
+check("events")  # before the imports below fail for a name that this vLLM lacks
+
 from vllm.distributed.kv_events import MEDIUM_CPU, MEDIUM_STORAGE, BlockRemoved, BlockStored
 from vllm.v1.core.kv_cache_utils import (generate_block_hash_extra_keys, maybe_convert_block_hash,
                                          to_event_extra_keys)

@@ -48,7 +48,6 @@ vllm.v1.kv_cache_interface
     UniformTypeKVCacheSpecs: kv_cache_specs
     KVQuantMode: NONE FP8_PER_TENSOR NVFP4
     SparseCacheRole: INDEXER
-    get_kv_cache_spec_kind(kv_cache_spec)
 vllm.model_executor.layers.attention_layer_base
     AttentionLayerBase.get_attn_backend()
 vllm.v1.attention.backend
@@ -106,8 +105,8 @@ vllm.distributed.kv_transfer.kv_connector.v1.base
     KVConnectorBase_V1 < get_transfer_results(finished_req_ids)
     KVConnectorBase_V1 < get_block_ids_with_load_errors()
     KVConnectorBase_V1 < build_connector_worker_meta()
-    KVConnectorBase_V1 < take_events()
-    KVConnectorBase_V1 < has_pending_push_work()
+    KVConnectorBase_V1 <? take_events()
+    KVConnectorBase_V1 <? has_pending_push_work()
     KVConnectorBase_V1 < shutdown()
     KVConnectorBase_V1 < get_kv_connector_stats()
     KVConnectorBase_V1 < build_kv_connector_stats(data)
@@ -121,40 +120,56 @@ vllm.distributed.kv_transfer.kv_connector.v1.metrics
     KVConnectorPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
     KVConnectorPromMetrics: _histogram_cls _counter_cls per_engine_labelvalues
     KVConnectorPromMetrics < observe(transfer_stats_data, engine_idx)
-vllm.distributed.kv_events
-    MEDIUM_CPU
-    MEDIUM_STORAGE
-    BlockStored(block_hashes=, parent_block_hash=, token_ids=, block_size=, lora_id=, medium=, lora_name=, extra_keys=, group_idx=, kv_cache_spec_kind=, locality=)
-    BlockRemoved(block_hashes=, medium=, group_idx=, locality=)
 vllm.v1.metrics.utils
     create_metric_per_engine(metric, per_engine_labelvalues)
 vllm.utils.hashing
     get_hash_fn_by_name(hash_fn_name)
 vllm.v1.core.kv_cache_utils
     generate_block_hash_extra_keys(request, start_token_idx, end_token_idx, start_mm_idx)
-    maybe_convert_block_hash(hash_bytes)
-    to_event_extra_keys(extra_keys)
     resolve_none_hash_seed(hash_fn)
 vllm.v1.request
     RequestStatus: FINISHED_STOPPED FINISHED_LENGTH_CAPPED
     Request: request_id kv_transfer_params num_prompt_tokens prompt_token_ids prompt_embeds
     Request: _all_token_ids all_token_ids max_tokens status num_computed_tokens num_tokens
     Request: num_in_flight_tokens output_token_ids block_hashes skip_reading_prefix_cache
-    Request: lora_request mm_features cache_salt prompt_embeds
+    Request: lora_request
     Request.get_skip_reading_prefix_cache()
 vllm.lora.request
-    LoRARequest: lora_name lora_path adapter_id
+    LoRARequest: lora_name lora_path
 vllm.v1.core.sched.output
     SchedulerOutput: num_scheduled_tokens preempted_req_ids kv_connector_block_state
     KVConnectorBlockState.get_block_ids(req_id)
 vllm.v1.core.kv_cache_manager
     KVCacheBlocks.get_block_ids()
 vllm.v1.core.block_pool
-    BlockPool: num_gpu_blocks cached_block_hash_to_block
+    BlockPool: num_gpu_blocks
     BlockPool.get_num_free_blocks()
 vllm.v1.outputs
     KVConnectorOutput: kv_connector_worker_meta finished_recving failed_recving invalid_block_ids
     KVConnectorOutput: finished_sending
+"""
+
+EVENTS = """
+vllm.distributed.kv_events
+    MEDIUM_CPU
+    MEDIUM_STORAGE
+    BlockStored(block_hashes=, parent_block_hash=, token_ids=, block_size=, lora_id=, medium=, lora_name=, extra_keys=, group_idx=, kv_cache_spec_kind=, locality=)
+    BlockRemoved(block_hashes=, medium=, group_idx=, locality=)
+vllm.distributed.kv_transfer.kv_connector.v1.base
+    KVConnectorBase_V1 < take_events()
+    KVConnectorBase_V1 < has_pending_push_work()
+vllm.v1.kv_cache_interface
+    get_kv_cache_spec_kind(kv_cache_spec)
+vllm.v1.core.kv_cache_utils
+    generate_block_hash_extra_keys(request, start_token_idx, end_token_idx, start_mm_idx)
+    maybe_convert_block_hash(hash_bytes)
+    to_event_extra_keys(extra_keys)
+vllm.v1.core.block_pool
+    BlockPool: cached_block_hash_to_block
+vllm.v1.request
+    Request: lora_request mm_features cache_salt prompt_embeds all_token_ids block_hashes
+vllm.lora.request
+    LoRARequest: lora_name adapter_id
 """
 
 TIER = """
@@ -206,8 +221,8 @@ vllm.v1.kv_offload.tiering.base
     SecondaryTierManager < shutdown()
 """
 
-# releases of vLLM that make engines has run, with the connectors and with the tier
-TESTED, TIER_TESTED = ("0.31.0", "0.32.0"), ("0.32.0",)
+# releases of vLLM that make engines has run, with the connectors, their KV events and the tier
+TESTED, EVENTS_TESTED, TIER_TESTED = ("0.31.0", "0.32.0"), ("0.32.0",), ("0.32.0",)
 ROUTE_TESTED = ("0.32.0",)
 REMEDY = "install vLLM %s, or use vLLM's NixlConnector on kvd (docs/engines/nixl.md)" % TESTED[-1]
 ROUTE = """
@@ -223,6 +238,7 @@ vllm.distributed.kv_transfer
     has_kv_transfer_group()
 vllm.distributed.kv_transfer.kv_connector.v1.base
     KVConnectorBase_V1 < bind_kv_cache_manager(kv_cache_manager)
+    KVConnectorBase_V1 < has_pending_push_work()
 vllm.utils.import_utils
     resolve_obj_by_qualname(qualname)
 vllm.v1.attention.backends.registry
@@ -271,5 +287,7 @@ vllm.v1.outputs
 """
 
 PARTS = {"connectors": Engine("kvd.vllm", "vLLM", TESTED, CONFIG + CACHES + CONNECTORS, REMEDY),
+         "events": Engine("kvd.vllm's KV events", "vLLM", EVENTS_TESTED, EVENTS,
+                          "install vLLM %s, or drop --kv-events-config" % EVENTS_TESTED[-1]),
          "route": Engine("kvd.vllm's RouteScheduler", "vLLM", ROUTE_TESTED, ROUTE, REMEDY),
          "tier": Engine("kvd.vllm.tier", "vLLM", TIER_TESTED, TIER, REMEDY)}
