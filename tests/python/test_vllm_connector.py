@@ -174,6 +174,10 @@ def test_blocks_of_the_store_are_those_of_its_group(vllm, monkeypatch):
             tensor_parallel_size=1, pipeline_parallel_size=1), kv_events_config=None)
     plan = store.KvdStoreConnector(config, store.KVConnectorRole.SCHEDULER, caches)._plan
     assert plan.events is None
+    with monkeypatch.context() as on:
+        on.setattr(store, "block_events", lambda *args: args)
+        made = store.KvdStoreConnector(config, store.KVConnectorRole.SCHEDULER, caches)._plan.events
+        assert made == (config, caches, 16, 128)
     assert plan.ids == 16 and plan._part((list(range(100, 120)),), 64, 192) == [101, 102]
     given["chunk_tokens"] = 32
     with pytest.raises(ValueError, match="multiple of the block size, 64"):

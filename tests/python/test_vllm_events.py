@@ -295,11 +295,6 @@ def test_reset_forgets_and_ended_puts_wake():
     assert events.take() == ["forget"]
 
 
-def test_plan_without_events_has_none():
-    plan, _, _ = plan_of(2)
-    assert plan.events is None and isinstance(plan, Plan)
-
-
 # ---- the connector -------------------------------------------------------------------------
 
 @pytest.fixture
