@@ -118,7 +118,14 @@ def some(length, seed=0):
 
 
 def index(blocks=1000, ttl=600):
-    return prefix.PrefixIndex(blocks * prefix.ENTRY_BYTES, ttl)
+    """With room for so many that were answered, and for as many that are under way."""
+    one = prefix.PrefixIndex(blocks * prefix.ENTRY_BYTES, ttl)
+    one.most = one.most_under_way = blocks
+    return one
+
+
+def last_of(one):
+    return {block: url for shard in one.last for block, url in shard.items()}
 
 
 def tokens(blocks):
@@ -134,7 +141,7 @@ def test_member_has_what_it_answered():
     assert one.holders(some(20)) == ["a"] and one.holders(some(9, 1)) == []
     one.forget("a")
     one.forget("a")
-    assert one.find("a", some(9), 1) == one.blocks == 0 and not one.last and not one.members
+    assert one.find("a", some(9), 1) == one.blocks == 0 and not last_of(one) and not one.members
 
 
 def test_oldest_are_dropped_from_their_ends():
@@ -155,37 +162,76 @@ def test_old_blocks_do_not_count():
     one.answered("a", some(5), 50)
     assert one.find("a", some(10), 99) == 10
     assert one.find("a", some(10), 101) == 5 and one.find("a", some(10), 151) == 0
-    one.handed("a", some(10), 151)
+    one.handed("a", some(10))
     assert one.find("a", some(10), 152) == 10, "it is computed again"
 
 
 def test_request_under_way_counts_until_its_end():
     one = index()
     one.answered("a", some(4), 0)
-    one.handed("a", some(9), 1)
+    counts = one.handed("a", some(9))
     assert one.find("a", some(9), 1e9) == 9 and one.holders(some(9)) == ["a"]
-    one.dropped("a", some(9))
-    assert one.find("a", some(9), 1) == 4 and one.blocks == 4
-    one.handed("b", some(9), 1)
-    one.dropped("b", some(9))
-    one.dropped("b", some(9))
-    assert "b" not in one.members and one.holders(some(9)) == ["a"]
-    one.handed("a", some(9), 1)
+    one.ended("a", some(9), counts)
+    assert one.find("a", some(9), 1) == 4 and one.blocks == 4 and not one.under_way
+    assert one.holders(some(9)) == ["a"] and len(last_of(one)) == 4
+    counts = one.handed("b", some(9))
+    one.ended("b", some(9), counts)
+    assert one.holders(some(9)) == ["a"] and one.blocks_under_way == 0
+    counts = one.handed("a", some(9))
     one.answered("a", some(9), 2)
-    one.dropped("a", some(9))
+    one.ended("a", some(9), counts)
     assert one.find("a", some(9), 2) == 9, "it was answered meanwhile"
+
+
+def test_end_of_a_request_leaves_a_second_one_with_its_prompt():
+    one = index()
+    first, second = one.handed("a", some(9)), one.handed("a", some(12))
+    one.ended("a", some(9), first)
+    assert one.find("a", some(12), 1) == 12 and one.holders(some(9)) == ["a"]
+    one.forget("a")
+    assert one.find("a", some(12), 1) == one.blocks_under_way == 0 and not last_of(one)
+    third = one.handed("a", some(12))
+    one.ended("a", some(12), second)
+    assert one.find("a", some(12), 1) == 12, "the second one's server has lost it, not this one's"
+    one.ended("a", some(12), third)
+    assert not one.under_way and not last_of(one)
 
 
 def test_only_answers_drop_others():
     one = index(100)
     one.answered("a", some(60), 0)
     for seed in range(1, 50):  # of a client with prompts that are refused
-        one.handed("a", some(60, seed), seed)
-        one.handed("b", some(30, seed), seed)
-        assert one.blocks <= 100
-        one.dropped("a", some(60, seed))
-        one.dropped("b", some(30, seed))
-    assert one.find("a", some(60), 50) == 60 and one.blocks == 60
+        counts = [(url, own, one.handed(url, own)) for url, own in (
+            ("a", some(60, seed)), ("b", some(30, seed)), ("c", some(30, seed)))]
+        assert one.blocks_under_way == 90 and counts[-1][2] is None, "there is no room"
+        one.answered("d", some(1), seed)
+        for each in counts:
+            one.ended(*each)
+    assert one.find("a", some(60), 50) == 60 and one.blocks == 61
+
+
+def test_requests_under_way_take_no_room_of_a_member():
+    """The oldest are dropped first, and those are the answered ones."""
+    one = index(100_000)
+    one.answered("a", some(1900), 0)
+    counts = one.handed("a", some(4096, 1))
+    one.answered("a", some(1, 2), 1)
+    one.ended("a", some(4096, 1), counts)
+    assert one.find("a", some(1900), 1) == 1900 and one.find("a", some(1, 2), 1) == 1
+
+
+def test_requests_under_way_have_bounds():
+    """A member's, or those of a hot one would take long to forget; and all."""
+    one = index(1_000_000)
+    counts = [one.handed("a", some(4096, seed)) for seed in range(128)]
+    assert counts.count(None) == 124 and one.blocks_under_way == prefix.MEMBER_MAX
+    assert one.handed("b", some(4096)) is not None
+    one = prefix.PrefixIndex(1000 * prefix.ENTRY_BYTES)
+    one.answered("a", some(900), 0)
+    assert one.find("a", some(900), 0) == 0, "an eighth is for others"
+    one.answered("a", some(875), 0)
+    assert one.handed("b", some(126)) is None is not one.handed("b", some(125))
+    assert one.handed("c", some(1)) is None and one.find("a", some(875), 1) == 875
 
 
 def test_memory_is_taken_of_who_answered_longest_ago():
@@ -200,37 +246,50 @@ def test_memory_is_taken_of_who_answered_longest_ago():
     assert one.find("a", some(40, 1), 5) == 40, "more than there is at all is not kept"
     none = prefix.PrefixIndex(0)
     none.answered("a", some(5), 1)
-    none.handed("a", some(5), 1)
+    none.handed("a", some(5))
     assert none.blocks == none.find("a", some(5), 1) == 0
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_index_is_consistent_whatever_comes(seed):
-    """Members are added and removed, chains share prefixes, answers come in any order. Only blocks
-    that were answered or are under way are found, and the counts are right."""
+    """Members are added and removed, chains share prefixes, answers come in any order. Exactly the
+    blocks that are under way are found, and of those that were answered no more than a member may
+    have; and the counts are right."""
     rnd, one = random.Random(seed), index(300, 50)
-    ever, under_way = set(), []
+    answered, under_way = {}, []  # {(url, block): time}, [(url, chain, counts)]
     for now in range(3000):
         url = "m%d" % rnd.randrange(12)
         length = rnd.randrange(1, 60)
-        own = some(rnd.randrange(0, 8), 1) + some(length, rnd.randrange(2, 40))
+        common = rnd.randrange(0, 8)  # a block is always after the same ones
+        own = some(common, 1) + some(length, 2 + common + 8 * rnd.randrange(5))
         kind = rnd.randrange(6)
         if kind == 0:
             one.forget(url)
+            under_way = [each for each in under_way if each[0] != url]
+            answered = {key: at for key, at in answered.items() if key[0] != url}
         elif kind == 1 and under_way:
-            one.dropped(*under_way.pop(rnd.randrange(len(under_way))))
+            one.ended(*under_way.pop(rnd.randrange(len(under_way))))
         elif kind == 2:
-            one.handed(url, own, now)
-            under_way.append((url, own))
+            counts = one.handed(url, own)
+            if counts is not None:
+                under_way.append((url, own, counts))
         elif kind < 5:
-            one.answered(url, own, now, tokens(rnd.choice((16, 40, 1000))))
-        ever.update((url, block) for block in own)
+            size = rnd.choice((16, 40, 1000))
+            one.answered(url, own, now, tokens(size))
+            answered.update(((url, block), now) for block in own)
+            assert one.find(url, own, now) >= min(len(own), size - size // 16)
         assert one.blocks == sum(map(len, one.members.values())) <= 300
-        assert all(one.members.values()) and len(one.last) <= one.blocks
+        assert one.blocks_under_way == sum(map(len, one.under_way.values())) == len(
+            {(url, block) for url, chain, _ in under_way for block in chain}) <= 300
+        assert all(one.members.values()) and all(one.under_way.values())
         for holder in one.holders(own):
-            assert one.find(holder, own, now) <= len(own)
-            assert (holder, own[0]) in ever
-    assert all(block in one.members[url] for block, url in one.last.items())
+            waiting = {block for url, chain, _ in under_way for block in chain if url == holder}
+            found = own[:one.find(holder, own, now)]
+            assert not waiting.intersection(own[len(found):])
+            assert all(block in waiting or answered[holder, block] >= now - 50 for block in found)
+        assert all(block in one.members.get(url, ()) or block in one.under_way[url]
+                   for block, url in last_of(one).items())
+    assert under_way and answered
 
 
 def test_holders_are_the_last_users_and_few():
@@ -242,6 +301,23 @@ def test_holders_are_the_last_users_and_few():
     for i in range(200):
         one.answered("m%d" % i, some(64 - i % 60), 200 + i)
     assert len(one.holders(some(64))) == prefix.HOLDERS_MAX
+
+
+def test_holder_of_later_blocks_is_found_without_the_last_user_of_the_first():
+    one = index()
+    one.answered("b", some(12), 1)
+    one.answered("a", some(10), 2)
+    one.forget("a")
+    assert one.holders(some(12)) == one.holders(some(20)) == ["b"]
+
+
+def test_no_table_of_the_index_is_large():
+    """A large one stops all streams while it grows. Hashes are those of prompts."""
+    one = index(200_000)
+    for seed in range(40):
+        prompt = chain({"prompt": "%d " % seed + "x" * (4 << 20)})
+        one.answered("m%d" % seed, prompt, seed, 1e9)
+    assert one.blocks > 150_000 and max(map(len, one.last)) < 100
 
 
 def test_many_sessions_take_bounded_memory(monkeypatch):

@@ -241,7 +241,7 @@ class PrefixReservation(PickerReservation):
         self._chain, self._computes = request.chain, prefill or decode
         self._left = {m for m in (prefill, decode) if m is not None}  # without an answer
         self.cached = policy.cached(self._computes, request)
-        self._index(self._computes).handed(self._computes.url, self._chain, policy.clock())
+        self._counts = self._index(self._computes).handed(self._computes.url, self._chain)
 
     def _index(self, member):
         return self._policy.indexes[member.role]
@@ -251,9 +251,16 @@ class PrefixReservation(PickerReservation):
         known = load is not None and load.kv_total_tokens > 0
         self._index(member).answered(member.url, self._chain, self._policy.clock(),
                                      load.kv_total_tokens if known else TOKENS_USUAL)
+        if member is self._computes:
+            self._ended()
         self._left.discard(member)
         if not self._left:  # a stream may be long, and there may be many
             self._chain = ()
+
+    def _ended(self):
+        member = self._computes
+        self._index(member).ended(member.url, self._chain, self._counts)
+        self._counts = None
 
     def prefilled(self):
         super().prefilled()
@@ -264,8 +271,7 @@ class PrefixReservation(PickerReservation):
         self._answered(self._decode)
 
     def release(self):
-        if self._id is not None:
-            self._index(self._computes).dropped(self._computes.url, self._chain)
+        self._ended()
         super().release()
 
 
