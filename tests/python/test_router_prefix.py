@@ -2,6 +2,7 @@
 """Prefixes of prompts in kvd.router: chains, the index, picks; and false engines: which are
 asked, with --policy prefix, --alone-below, --alone-uncached and --affinity. How much time it saves
 is judged by test_router_sim.py."""
+import asyncio
 import json
 import os
 import random
@@ -11,7 +12,8 @@ import pytest
 
 from conftest import ROOT
 from kvd.router import config, engines, policy, prefix, sessions
-from router_rig import ASK, SAID, aio, routed, until
+from router_rig import ASK, FAST, SAID, Fake, Router, aio, routed, until
+from router_rig import World as Engines
 
 sys.path.insert(0, os.path.join(ROOT, "tests", "pick"))
 import prefix_play  # noqa: E402
@@ -660,6 +662,44 @@ async def test_server_that_was_down_is_not_expected_to_have_a_cache():
         assert await router.metric("kvd_router_prefix_blocks") == 0
         assert (await router.ask(dict(ASK, prompt=words(1))))[0] == 200
         assert " cached=0" in (await router.lines(2))[1]
+
+
+def test_server_that_was_removed_is_not_expected_to_have_a_cache(tmp_path):
+    """Also not by the answer of a request that it runs meanwhile: another may have its URL now."""
+    path = tmp_path / "prefills"
+
+    @aio
+    async def run():
+        world = Engines()
+        fakes = [await Fake(world, role).start() for role in ("prefill", "prefill", "decode")]
+        first, second, decode = fakes
+
+        async def listed(fake, count):
+            (tmp_path / "new").write_text(fake.url + "\n")
+            os.rename(tmp_path / "new", path)
+            line = "member up role=prefill url=" + fake.url
+            await until(lambda: router.log.count(line) == count, router)
+        path.write_text(first.url + "\n")
+        router = await Router(["--prefill", "@%s" % path, "--decode", decode.url, *FAST,
+                               "--policy", "prefix"]).start()
+        assert (await router.ask(dict(ASK, prompt=words(1))))[0] == 200
+        first.silent = asyncio.Event()
+        running = asyncio.ensure_future(router.ask(dict(ASK, prompt=words(2))))
+        await until(lambda: first.running, router)
+        assert await router.metric("kvd_router_prefix_blocks") > 0
+        await listed(second, 1)
+        assert await router.metric("kvd_router_prefix_blocks") == 0
+        await listed(first, 2)
+        first.silent.set()
+        assert (await running)[0] == 200
+        assert await router.metric("kvd_router_prefix_blocks") == 0
+        for seed in (1, 2):
+            assert (await router.ask(dict(ASK, prompt=words(seed))))[0] == 200
+        assert all(" cached=0" in line for line in await router.lines(4))
+        assert await router.end() == 0
+        for fake in fakes:
+            await fake.runner.cleanup()
+    run()
 
 
 @aio

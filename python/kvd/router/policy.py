@@ -249,8 +249,9 @@ class PrefixReservation(PickerReservation):
     def _answered(self, member):
         load = member.spec.load
         known = load is not None and load.kv_total_tokens > 0
-        self._index(member).answered(member.url, self._chain, self._policy.clock(),
-                                     load.kv_total_tokens if known else TOKENS_USUAL)
+        if member.listed:  # else another server may have its URL later
+            self._index(member).answered(member.url, self._chain, self._policy.clock(),
+                                         load.kv_total_tokens if known else TOKENS_USUAL)
         if member is self._computes:
             self._ended()
         self._left.discard(member)
