@@ -64,7 +64,7 @@ class World:
 
 
 class Fake:
-    """One server. Knobs: say (status, text) instead; tokens; cuts: bytes of a piece; pause: event
+    """One server. Knobs: say (status, text[, content type]) instead; tokens; cuts: bytes of a piece; pause: event
     before the second token; slow: seconds a request, one after another; healthy."""
 
     def __init__(self, world, role, kind="vllm"):
@@ -123,7 +123,7 @@ class Fake:
                     await pause(self.slow)
             if self.say is not None:
                 return web.Response(status=self.say[0], text=self.say[1],
-                                    content_type="application/json")
+                                    content_type=(*self.say, "application/json")[2])
             wrong = self.refuses(request.path, body)
             if wrong:
                 return self.error(400, wrong)

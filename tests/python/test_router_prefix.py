@@ -649,6 +649,35 @@ async def test_refused_prompts_fill_no_index():
         assert await router.metric("kvd_router_prefix_blocks") == LONG // 1024 + 1
 
 
+REFUSAL = (200, 'data: {"error": {"message": "too long", "code": 400}}\n\ndata: [DONE]\n\n',
+           "text/event-stream")
+
+
+@aio
+async def test_refusal_in_a_stream_is_no_answer():
+    """SGLang's way, with HTTP 200: the server has nothing of the prompt, and no token was sent."""
+    options = ["--policy", "prefix", "--alone-uncached", "1000000"]
+    async with routed(1, 1, options=options) as (router, _, (decode,)):
+        decode.say = REFUSAL
+        status, _, text = await router.ask(dict(ASK, prompt=words(1), stream=True))
+        assert status == 200 and text.decode() == REFUSAL[1]
+        for name in ("prefix_blocks", "prompt_tokens_total", "alone_total",
+                     "first_token_seconds_count"):
+            assert await router.metric("kvd_router_" + name) == 0, name
+
+
+@aio
+async def test_refusal_in_the_stream_of_prefill_is_no_answer():
+    async with routed(1, 1, "sglang", ["--policy", "prefix"]) as (router, (prefill,), (decode,)):
+        decode.say = 200, "{}"
+        prefill.say = REFUSAL
+        assert (await router.ask(dict(ASK, prompt=words(1), stream=True)))[0] == 200
+        assert await router.metric("kvd_router_prefix_blocks") == 0
+        prefill.say = 200, "".join(SAID)
+        assert (await router.ask(dict(ASK, prompt=words(1), stream=True)))[0] == 200
+        assert await router.metric("kvd_router_prefix_blocks") > 0
+
+
 @aio
 async def test_server_that_was_down_is_not_expected_to_have_a_cache():
     async with routed(1, 1, options=["--policy", "prefix", "--health-failures", "1"]) as (

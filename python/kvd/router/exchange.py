@@ -350,10 +350,15 @@ class Exchange:
     async def _drained(self, prefill, body, held):
         resp = await self._post_prefill(prefill, body)
         try:
-            await self.router.upstream.drain(prefill, resp, self.config.first_timeout)
+            opening, data = Opening(resp.content_type == EVENTS, 0), None
+            while data != b"":  # no part may take longer
+                data = await self.router.upstream.part(prefill, resp, self.config.first_timeout)
+                if not opening.done:
+                    opening.feed(data)
         finally:
             resp.close()
-        held.prefilled()
+        if opening.error is None:
+            held.prefilled()
         self.members.succeeded(prefill)
 
     # ---- the answer ----
@@ -382,9 +387,10 @@ class Exchange:
         try:
             self._forget_body()  # no other try follows
             self.first = time.monotonic()
-            self.router.metrics.first.add(self.first - self.begin)
-            self.held.began(self.first - self.picked)
-            self.router.metrics.chose(self.held)
+            if opening.error is None:  # else it is the engine's refusal, in a stream
+                self.router.metrics.first.add(self.first - self.begin)
+                self.held.began(self.first - self.picked)
+                self.router.metrics.chose(self.held)
             if not opening.events and resp.content.at_eof():
                 self.members.succeeded(decode)
                 return self._answer(200, bytes(opening.data), kind_of(resp))

@@ -102,11 +102,6 @@ class Upstream:
         """A part of its body; b"": the end."""
         return await self._bounded(member, seconds, resp.content.read(PART))
 
-    async def drain(self, member, resp, seconds):
-        """Reads it to its end and drops it; no part may take longer."""
-        while await self.part(member, resp, seconds):
-            pass
-
     async def get(self, member, path, headers, seconds, most=ERROR_MAX):
         """(status, content type, body)"""
         async def ask():
