@@ -131,6 +131,7 @@ def test_arguments_out_of_limits_are_refused():
     for words in (dict(prompt_tokens=-1), dict(prompt_tokens=math.inf), dict(bytes=math.nan),
                   dict(prefer={"a": -1}), dict(prefer={"": 1}), dict(prefer={"a": math.nan}),
                   dict(near=[("a", -1)]), dict(near=[("a", math.nan)]), dict(near=[("", 1)]),
+                  dict(near={"w0": -1}), dict(near={"w0": math.nan}), dict(near={"w0": "1"}),
                   dict(only="x"), dict(near=["a"]), dict(near=[1]), dict(avoid=[7]),
                   dict(prompt_tokens="7"), dict(output_tokens=1e10)):
         with pytest.raises((TypeError, ValueError)):
@@ -297,6 +298,18 @@ def test_least_work_by_speed_is_picked():
     got = p.get(4000)
     assert got.prefill == "w1" and got.prefill_score.queue == near(3000 / 40000)
     assert got.prefill_score.compute == near(0.1)
+
+
+@pytest.mark.parametrize("held, least", [
+    ((900, 900, 899, 900), "w2"),  # a token less is as soon
+    ((2e9, 1e9, 0, 1e5), "w2")])  # none holds more than all of it
+def test_holders_of_as_much_have_equal_chances(held, least):
+    counts = dict.fromkeys(("w0", "w1", "w2", "w3"), 0)
+    for seed in range(600):
+        p = World(seed=seed)
+        p.serve(4)
+        counts[p.get(10000, near=dict(zip(counts, held))).prefill] += 1
+    assert counts.pop(least) == 0 and all(160 < count < 240 for count in counts.values()), counts
 
 
 def test_held_prefix_is_not_computed_again():

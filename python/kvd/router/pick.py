@@ -144,6 +144,20 @@ class _Held:
         self.member[side] = None
 
 
+class _Near:
+    """A mapping of the caller's as `near`: its values are checked when they are needed."""
+
+    def __init__(self, mapping, prompt):
+        self.mapping, self.prompt = mapping, prompt
+
+    def __iter__(self):
+        return iter(self.mapping)
+
+    def get(self, name, usual):
+        tokens = number("near: tokens", self.mapping.get(name, usual), math.inf)
+        return min(tokens, self.prompt)
+
+
 class _Choice:
     """The best of a side so far. Of equal ones it is that which holds most of the prompt, as that
     is the least work; else they have equal chances. tokens: of the prompt that it holds."""
@@ -164,8 +178,10 @@ class _Choice:
         best, total, last_resort = self.score, score[0], score[5]
         if best is not None and best[5] == last_resort and \
                 abs(best[0] - total) <= TIE_S + TIE_SHARE * total:
+            if tokens < self.tokens:
+                return
             self.ties = self.ties + 1 if tokens == self.tokens else 1
-            if tokens < self.tokens or self.picker._below(self.ties):
+            if self.picker._below(self.ties):
                 return
         elif best is None or (best[5] if best[5] != last_resort else total < best[0]):
             self.ties = 1
@@ -344,7 +360,7 @@ class Picker(Predictor):
     def _near(near, prompt):
         """{worker: tokens of the prompt}"""
         if isinstance(near, Mapping):
-            return near
+            return _Near(near, prompt)
         out = {}
         for worker, tokens in near:
             tokens = min(number("near: tokens", tokens, math.inf), prompt)
