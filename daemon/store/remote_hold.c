@@ -211,6 +211,7 @@ static unsigned int lookup_bit(struct remote_lookup *lookup,
 			       const struct store_class *class)
 {
 	if (!lookup_names(lookup, class)) {
+		assert(lookup->pool_count < STORE_CLASSES_MAX);
 		handshake_announce(lookup->hold->remote, class->pool);
 		lookup->pools[lookup->pool_count++] = class->pool->id;
 		lookup->bit_of[class->index] = lookup->pool_count;
