@@ -101,5 +101,6 @@ class Bulk:
 
     def stop(self):
         if self.pool is not None:
-            self.pool.shutdown(wait=False, cancel_futures=True)
+            # without waiting, Python's own end and that of its processes race
+            self.pool.shutdown(wait=True, cancel_futures=True)
             self.pool = None
