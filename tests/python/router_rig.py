@@ -16,6 +16,8 @@ from aiohttp import web
 
 from kvd_daemon import DEADLINE_S, free_port
 
+# of this process: a router of another one may still know a port that was an engine's before
+HOST = "127.%d.%d.1" % (1 + os.getpid() % 250, os.getpid() // 250 % 250)
 ASK = {"model": "m", "prompt": "Once upon", "max_tokens": 4}
 SAID = ["One", " füñf", " 水", " 🙂\n", " end"]
 FAST = ["--health-interval", "0.1", "--health-timeout", "2", "--circuit-open", "0.3",
@@ -76,11 +78,11 @@ class Fake:
 
     @property
     def url(self):
-        return "http://127.0.0.1:%d" % self.port
+        return "http://%s:%d" % (HOST, self.port)
 
     @property
     def label(self):
-        return "127.0.0.1:%d" % self.port
+        return "%s:%d" % (HOST, self.port)
 
     async def start(self):
         app = web.Application(client_max_size=64 << 20)
@@ -92,7 +94,7 @@ class Fake:
                                     shutdown_timeout=0.1)
         await self.runner.setup()
         self.port = self.port or free_port()
-        sock = socket.create_server(("127.0.0.1", self.port), backlog=2048)
+        sock = socket.create_server((HOST, self.port), backlog=2048)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32768)  # of its connections, too
         await web.SockSite(self.runner, sock).start()
         return self

@@ -7,7 +7,7 @@ import json
 import aiohttp
 import pytest
 
-from router_rig import ASK, SAID, World, aio, routed, until
+from router_rig import ASK, HOST, SAID, World, aio, routed, until
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Once upon"}], "max_tokens": 4}
 
@@ -165,7 +165,7 @@ async def test_sglang_gets_the_same_body_twice():
             assert first == body
             if size is None:
                 host, port, rooms = [host], [port], [rooms]
-            assert host == ["127.0.0.1"] * (size or 1) and port == [8998] * (size or 1)
+            assert host == [HOST] * (size or 1) and port == [8998] * (size or 1)
             assert len(set(rooms)) == (size or 1)
         assert json.loads((await router.get("/v1/models"))[1])["data"] == [{"id": "m"}]
 
