@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Picks and scaling in virtual time, and what a pick takes of a processor. `make test` has a share
 # of the former (tests/python/test_router_sim.py).
-#   DOC=1  longer runs, which write a page of docs/runs (hours)
+#   DOC=1  longer runs, which write a page of docs/runs (bench-pick: hours)
 #   TRACES="FILE…"  for bench-prefix: traces as Mooncake's, beside the synthetic ones
 .PHONY: bench-pick bench-prefix
 bench-pick: build/python/installed ## picks beside an oracle, a day of scaling, the time of a pick

@@ -113,6 +113,15 @@ static void defer_of_another_runs_in_the_same_turn(void **state)
 	loop_free(loop);
 }
 
+static void ranked_init(struct note_defer *note, struct loop *loop, char *log,
+			enum loop_rank rank)
+{
+	*note = (struct note_defer){
+		.loop = loop, .log = log, .name = rank == LOOP_TO_PEER ? 'p' : 'e'};
+	loop_defer_init(&note->defer, on_note_defer);
+	note->defer.rank = rank;
+}
+
 /* Messages leave when all calls have run, once, to peers before engines. */
 static void defer_of_a_later_rank_runs_after_all_others(void **state)
 {
@@ -124,12 +133,8 @@ static void defer_of_a_later_rank_runs_after_all_others(void **state)
 
 	(void)state;
 	assert_int_equal(loop_new_virtual(1, &loop), 0);
-	to_engine = (struct note_defer){.loop = loop, .log = log, .name = 'e'};
-	to_peer = (struct note_defer){.loop = loop, .log = log, .name = 'p'};
-	loop_defer_init(&to_engine.defer, on_note_defer);
-	loop_defer_init(&to_peer.defer, on_note_defer);
-	to_engine.defer.rank = LOOP_TO_ENGINE;
-	to_peer.defer.rank = LOOP_TO_PEER;
+	ranked_init(&to_engine, loop, log, LOOP_TO_ENGINE);
+	ranked_init(&to_peer, loop, log, LOOP_TO_PEER);
 	for (unsigned int i = 0; i < 2; i++) {
 		calls[i] = (struct note_defer){
 			.loop = loop, .log = log, .name = (char)('a' + (int)i)};
@@ -167,12 +172,8 @@ static void defer_of_a_later_rank_is_not_starved(void **state)
 			(struct chained){.loop = loop, .next = &ring[1 - i], .ran = &ran};
 		loop_defer_init(&ring[i].defer, on_chained);
 	}
-	to_engine = (struct note_defer){.loop = loop, .log = log, .name = 'e'};
-	to_peer = (struct note_defer){.loop = loop, .log = log, .name = 'p'};
-	loop_defer_init(&to_engine.defer, on_note_defer);
-	loop_defer_init(&to_peer.defer, on_note_defer);
-	to_engine.defer.rank = LOOP_TO_ENGINE;
-	to_peer.defer.rank = LOOP_TO_PEER;
+	ranked_init(&to_engine, loop, log, LOOP_TO_ENGINE);
+	ranked_init(&to_peer, loop, log, LOOP_TO_PEER);
 	loop_defer(loop, &to_engine.defer);
 	loop_defer(loop, &to_peer.defer);
 	loop_defer(loop, &ring[0].defer);
