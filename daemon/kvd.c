@@ -46,6 +46,7 @@
 /* Interval at which a draining daemon checks whether its rooms have ended, and the
  * time that a stopping one waits for fences, last messages and connections. */
 #define DRAIN_LOOK_NS (20 * LOOP_NS_PER_MS)
+#define RETURN_NEXT_NS (10 * LOOP_NS_PER_MS) /* while mem_return() has more */
 #define STOP_NS (5 * LOOP_NS_PER_S)
 
 struct kvd_impl {
@@ -449,9 +450,18 @@ static bool kvd_on_prepare(struct loop_prepare *prepare)
 	return false;
 }
 
+static void on_return_memory(struct loop_timer *timer)
+{
+	if (mem_return())
+		loop_timer_start(timer, RETURN_NEXT_NS);
+	else
+		loop_timer_start_tick(timer, LOOP_NS_PER_S);
+}
+
 int kvd_run(struct kvd *kvd)
 {
 	struct loop_prepare settle = {.on_prepare = kvd_on_prepare};
+	struct loop_timer return_memory;
 	int r = close_in(kvd);
 
 	if (r < 0)
@@ -466,7 +476,10 @@ int kvd_run(struct kvd *kvd)
 	say_ready(kvd);
 	mem_large_to(offload_discard_block, kvd->offload);
 	loop_prepare_add(kvd->loop, &settle);
+	loop_timer_init(&return_memory, kvd->loop, on_return_memory);
+	loop_timer_start_tick(&return_memory, LOOP_NS_PER_S);
 	loop_run(kvd->loop);
+	loop_timer_stop(&return_memory);
 	loop_prepare_remove(&settle);
 	mem_large_to(NULL, NULL);
 	notify_stopping("stopping");

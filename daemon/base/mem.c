@@ -16,6 +16,7 @@
  */
 #include "daemon/base/mem.h"
 
+#include <limits.h>
 #include <malloc.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -29,6 +30,13 @@
 #define GROWS_BYTES (64u << 10) /* not doubled any more, but mapped */
 #define MAP_BYTES (1u << 20)
 #define SETTLE_BYTES 2048u
+#define TOP_PAD (256 << 10)
+#define KEPT_BYTES (512u << 10)
+#define TRIMS_BYTES (128u << 10) /* free() looks at the heap's end from 64 KiB on */
+#define RETURN_TRIES 256u
+
+static const char *heap; /* starts here or above */
+static bool tuned;
 
 static _Thread_local uint64_t fail_at, fail_end;
 static _Thread_local uint64_t counted;
@@ -216,10 +224,39 @@ void mem_tune(void)
 	/* a room's page lists, messages of them: mapped each time, each page would cost
 	 * the loop a fault, and again when freed */
 	mallopt(M_MMAP_THRESHOLD, MAP_BYTES);
-	/* 256 KiB are returned at once; a MiB would take longer than a turn */
-	mallopt(M_TRIM_THRESHOLD, 512 << 10);
-	mallopt(M_TOP_PAD, 256 << 10);
-	mallopt(M_MXFAST, 0);
+	/* one free() that joins megabytes at the end of the heap returns them all:
+	 * mem_return() does that in steps */
+	mallopt(M_TRIM_THRESHOLD, INT_MAX);
+	mallopt(M_TOP_PAD, TOP_PAD);
+	heap = (const char *)sbrk(0) - MAP_BYTES;
+	tuned = mallopt(M_MXFAST, 0) == 1; /* a sanitizer's malloc: no */
+}
+
+bool mem_return(void)
+{
+	const char *end = sbrk(0);
+	size_t kept = (size_t)(end - heap), step = kept / RETURN_TRIES;
+	void *volatile p;
+
+	if (!tuned)
+		return false;
+	if (step < MEM_RETURN_BYTES)
+		step = MEM_RETURN_BYTES;
+	/* glibc does not tell how much is free there: from the whole heap downwards, the
+	 * first padding that makes a free() return something is at most a step too large
+	 */
+	p = malloc(TRIMS_BYTES);
+	while (kept > KEPT_BYTES + step && sbrk(0) == end) {
+		kept -= step;
+		mallopt(M_TOP_PAD, kept < INT_MAX ? (int)kept : INT_MAX);
+		mallopt(M_TRIM_THRESHOLD, 0);
+		free(p);
+		mallopt(M_TRIM_THRESHOLD, INT_MAX);
+		p = malloc(TRIMS_BYTES); /* the same: the heap does not grow */
+	}
+	mallopt(M_TOP_PAD, TOP_PAD);
+	free(p);
+	return (const char *)sbrk(0) < end;
 }
 
 void mem_settle(void)

@@ -84,12 +84,17 @@ static inline int mem_steal_fd(int *fd)
 	((type *)(void *)((char *)(ptr)-offsetof(type, member)))
 
 /*
- * For the daemon, once: memory is returned in small pieces. By default glibc adapts to
- * frees: its thresholds rise to 32 MiB, then large buffers grow by copying and one free()
- * gives megabytes back to the kernel; and the next free() may merge thousands of small
- * freed blocks. Each of these blocks the loop for milliseconds.
+ * For the daemon, once. By default glibc adapts to frees: its thresholds rise to 32 MiB,
+ * then large buffers grow by copying and one free() gives megabytes back to the kernel;
+ * and the next free() may merge thousands of small freed blocks. Each of these blocks the
+ * loop for milliseconds. From here on only mem_return() returns memory of the heap.
  */
 void mem_tune(void);
+/* After mem_tune(), by the main thread (glibc's heap is its own): return at most
+ * MEM_RETURN_BYTES of the free memory at the heap's end. True: it did; there may be more.
+ */
+#define MEM_RETURN_BYTES (128u << 10) /* more, if that is below a 256th of the heap */
+bool mem_return(void);
 /*
  * For the loop, in each turn. A freed block is sorted by a later malloc(), which sorts up
  * to 10 000 at once: after the end of many rooms one of a few bytes takes a millisecond.

@@ -3,6 +3,7 @@
 #include "daemon/base/mem.h"
 
 #include <fcntl.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -292,6 +293,41 @@ static void blocks_freed_do_not_slow_a_later_alloc(void **state)
 		fail_msg("%ju us", (uintmax_t)least / 1000);
 }
 
+static void free_end_of_the_heap_is_returned_in_steps(void **state)
+{
+	enum { BLOCKS = 20000, BYTES = 1000 };
+	void **blocks = calloc(BLOCKS, sizeof(*blocks));
+	const char *begin, *end;
+	void *pin;
+
+	(void)state;
+	mem_tune();
+	if (!mallopt(M_MXFAST, 0))
+		skip();	     /* a sanitizer's allocator */
+	while (mem_return()) /* at most the free end */
+		;
+	begin = sbrk(0);
+	for (unsigned int i = 0; i < BLOCKS; i++)
+		blocks[i] = mem_alloc(BYTES);
+	pin = mem_alloc(BYTES); /* joins all below it with the end when it is freed */
+	for (unsigned int i = 0; i < BLOCKS; i++)
+		mem_free(blocks[i]);
+	end = sbrk(0);
+	assert_true(end - begin > BLOCKS * BYTES - (1 << 20));
+	mem_free(pin);
+	assert_ptr_equal(sbrk(0), end);
+	while (mem_return()) { /* at most the free end */
+		assert_in_range(end - (const char *)sbrk(0), 1, MEM_RETURN_BYTES);
+		end = sbrk(0);
+	}
+	for (unsigned int i = 0; i < 10; i++) {
+		assert_false(mem_return());
+		assert_ptr_equal(sbrk(0), end);
+	}
+	assert_true(end - begin < 1 << 20);
+	free(blocks);
+}
+
 static void secrets_are_equal_or_not(void **state)
 {
 	uint8_t a[16], b[16];
@@ -311,6 +347,8 @@ static void secrets_are_equal_or_not(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		/* first: its heap has no holes yet */
+		cmocka_unit_test(free_end_of_the_heap_is_returned_in_steps),
 		cmocka_unit_test(calloc_is_zeroed_and_overflow_is_refused),
 		cmocka_unit_test(regrow_failed_keeps_the_old_block),
 		cmocka_unit_test(failures_from_some_point_on_last_until_switched_off),
