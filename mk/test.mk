@@ -9,10 +9,12 @@
 #   TEST_NEEDS   += FILE   built before the tests run, not run itself
 #   TEST_LONG    += NAME=N it may take N times as long as others (1: as long); it starts first
 #                          (exported)
-#   TEST_WEIGHT  += NAME=Q it uses Q quarters of a core; 4 unless said here (exported)
+#   TEST_WEIGHT  += NAME=Q it uses Q quarters of a core, rounded up; 4 unless said here
+#                          (exported)
 #   TEST_SHARDS  += NAME=N it runs as N processes, each with TEST_SHARD=K/N in its
 #                          environment, which runs its share of the cases (exported)
-#   TEST_ALONE   += NAME   it judges times: nothing runs beside it (exported)
+#   TEST_ALONE   += NAME   it judges times: beside it run at most two tests that wait for
+#                          most of their time, of weight 1 (exported)
 # A test tells its counts as cmocka does, or in a last line "N passed, N failed"
 # (", N skipped" may follow). One that tells none counts as one: exit status 0
 # passed, 77 skipped (its last line names the missing need), else failed. Which case

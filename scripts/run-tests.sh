@@ -6,10 +6,11 @@
 # (scripts/failures.awk), there and at the end. TEST_TIMEOUT: seconds a test
 # (default 900): a test that takes longer hangs. TEST_JOBS: cores to keep busy (default:
 # all, four at most). TEST_LONG: NAME=N ..., tests that may take N times as long; they
-# start first. TEST_WEIGHT: NAME=Q ..., quarters of a core that a test uses (default 4);
-# a test starts when the sum of those running leaves room for it. TEST_SHARDS: NAME=N ...,
-# tests that run as N processes, each with TEST_SHARD=K/N. TEST_ALONE: NAME ..., tests that
-# judge times; they run last, one by one. KVD_SWEEP: the number that chooses the part of
+# start first. TEST_WEIGHT: NAME=Q ..., quarters of a core that a test uses, rounded up
+# (default 4), so a core has five; a test starts when the sum of those running leaves room
+# for it. TEST_SHARDS: NAME=N ..., tests that run as N processes, each with TEST_SHARD=K/N.
+# TEST_ALONE: NAME ..., tests that judge times; they run first, one by one, beside at most
+# two tests that wait for most of their time (weight 1). KVD_SWEEP: the number that chooses the part of
 # long sweeps (tests/lib/sweep.h), the commit's unless it is set; empty: all of them.
 # BUILD/test-times has each test's seconds and its
 # seconds of CPU.
@@ -219,15 +220,23 @@ is_long()
 	return 1
 }
 
-# In the order in which they start: the long ones first.
-long=() rest=() alone=()
+# In the order in which they start: of those that do not judge times the ones that wait
+# first, then the long ones.
+alone=() waiting=() long=() rest=()
+declare -A weight=()
+room=$((5 * jobs))
 for test in "$@"; do
 	# shellcheck disable=SC2086
 	shards=$(number_of "$(name_of "$test")" 1 ${TEST_SHARDS-})
 	for ((shard = 1; shard <= shards; shard++)); do
 		[ "$shards" -eq 1 ] && item=$test || item=$test@$shard/$shards
+		# shellcheck disable=SC2086
+		weight[$item]=$(number_of "$(name_of "$test")" 4 ${TEST_WEIGHT-})
 		if is_alone "$test"; then
+			weight[$item]=$((room - 2))
 			alone+=("$item")
+		elif [ "${weight[$item]}" -eq 1 ]; then
+			waiting+=("$item")
 		elif [ "$shards" -gt 1 ] || is_long "$test"; then
 			long+=("$item")
 		else
@@ -235,15 +244,11 @@ for test in "$@"; do
 		fi
 	done
 done
-queue=("${long[@]}" "${rest[@]}")
+queue=("${alone[@]}" "${waiting[@]}" "${long[@]}" "${rest[@]}")
 
-# the running tests by pid, the weight of each, and their sum
-declare -A playing=() weight=()
+# the running tests by pid, and the sum of their weights
+declare -A playing=()
 busy=0
-for test in "${queue[@]}"; do
-	# shellcheck disable=SC2086
-	weight[$test]=$(number_of "$(name_of "$test")" 4 ${TEST_WEIGHT-})
-done
 
 end_one()
 {
@@ -262,7 +267,7 @@ begin_one()
 
 	for at in "${!queue[@]}"; do
 		test=${queue[$at]}
-		[ "$busy" -eq 0 ] || [ $((busy + ${weight[$test]})) -le $((4 * jobs)) ] ||
+		[ "$busy" -eq 0 ] || [ $((busy + ${weight[$test]})) -le $room ] ||
 			continue
 		unset "queue[$at]"
 		busy=$((busy + ${weight[$test]}))
@@ -275,10 +280,6 @@ begin_one()
 
 while [ ${#queue[@]} -gt 0 ] || [ ${#playing[@]} -gt 0 ]; do
 	begin_one || end_one
-done
-for test in "${alone[@]}"; do
-	play "$test"
-	tell "$test"
 done
 for turn in 1 2; do
 	[ $turn -eq 1 ] || last=yes # what fails now has failed

@@ -136,15 +136,31 @@ test_of long <<'END'
 #!/bin/sh
 read -r word <"${0%/*}/both" && echo long >>"${0%/*}/order"
 END
-test_of last <<'END'
-#!/bin/bash
-[ "$(sort "${0%/*}/order" | tr '\n' ' ')" = "left long right short " ]
+(
+	export TEST_JOBS=3 TEST_LONG=$work/t/long=2
+	play 60 left right short long
+)
+check "three at a time" grep -qx '4 passed, 0 failed' "$work/log"
+mkfifo "$work/t/beside"
+test_of judge <<'END'
+#!/bin/sh
+echo judge >>"${0%/*}/began"
+read -r word <"${0%/*}/beside" && [ "$(cat "${0%/*}/began")" = judge ]
+END
+test_of waits <<'END'
+#!/bin/sh
+echo waits >"${0%/*}/beside"
+END
+test_of heavy <<'END'
+#!/bin/sh
+echo heavy >>"${0%/*}/began"
 END
 (
-	export TEST_JOBS=3 TEST_LONG=$work/t/long=2 TEST_ALONE=$work/t/last
-	play 60 last left right short long
+	export TEST_JOBS=2 TEST_ALONE=$work/t/judge TEST_WEIGHT=$work/t/waits=1
+	play 60 heavy waits judge
 )
-check "three at a time, the alone one at the end" grep -qx '5 passed, 0 failed' "$work/log"
+check "one that judges times first, beside one that waits" \
+	grep -qx '3 passed, 0 failed' "$work/log"
 (
 	export TEST_JOBS=1 TEST_WEIGHT="$work/t/long=1 $work/t/short=3"
 	play 60 short long
