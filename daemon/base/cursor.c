@@ -189,3 +189,24 @@ void cursor_put_blob(struct cursor *c, const void *p, size_t len)
 	cursor_put_u32(c, (uint32_t)len);
 	cursor_put_bytes(c, p, len);
 }
+
+void cursor_put_format(struct cursor *c, uint32_t magic, uint16_t version)
+{
+	cursor_put_u32(c, magic);
+	cursor_put_u16(c, version);
+}
+
+int cursor_get_format(struct cursor *c, const char *what, uint32_t magic,
+		      uint16_t version)
+{
+	uint32_t their_magic = cursor_get_u32(c);
+	uint16_t theirs = cursor_get_u16(c);
+
+	if (c->bad || their_magic != magic)
+		return err_raise(ERR_PROTO, "%s: not kvd's protocol", what);
+	if (theirs != version)
+		return err_raise(ERR_VERSION,
+				 "%s: the peer's version %u, this daemon's %u", what,
+				 theirs, version);
+	return 0;
+}

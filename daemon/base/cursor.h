@@ -54,6 +54,12 @@ uint8_t *cursor_put_room(struct cursor *c, size_t len);
 void cursor_put_str(struct cursor *c, const char *s); /* bad over 65535 bytes */
 void cursor_put_blob(struct cursor *c, const void *p, size_t len);
 
+/* The start of an address, or of a connection's first message: ERR_PROTO ("<name>: not
+ * kvd's protocol"), ERR_VERSION. */
+void cursor_put_format(struct cursor *c, uint32_t magic, uint16_t version);
+int cursor_get_format(struct cursor *c, const char *what, uint32_t magic,
+		      uint16_t version);
+
 /* One list of the members of a struct serves both directions, so that their orders cannot
  * differ: #define LIST(F) F(64, room) F(8, last) … Its users name the cursor `c`, and the
  * struct `m`. */

@@ -35,7 +35,7 @@ def derive(secret, label, size=32):
 
 def port_of(welcome):
     """(host, port) of the first place of a WELCOME's tcp address."""
-    at = welcome.index(struct.pack("<IB", 0x4154564b, VERSION)) + 6
+    at = welcome.index(struct.pack("<IH", 0x4154564b, VERSION)) + 7
     family, port = struct.unpack_from("<BH", welcome, at)
     assert family == 4
     return socket.inet_ntoa(welcome[at + 3:at + 7]), port

@@ -123,7 +123,7 @@ class Daemon:
                 struct.pack("<QQI", 0, 0, os.geteuid()))
 
     def hello_body(self, low=VERSION, high=VERSION, features=None, endpoint=None, name="mallory"):
-        place = struct.pack("<IBBBH4s", 0x4154564b, 3, 1, 4, 1, bytes([127, 0, 0, 1]))
+        place = struct.pack("<IHBBH4s", 0x4154564b, 3, 1, 4, 1, bytes([127, 0, 0, 1]))
         if self.transport == "ucx":  # a fake worker: the dialler sends hello first
             place = struct.pack("<IHH", 0x4144564b, 1, 64) + bytes(64)
         addresses = text(self.transport) + blob(place)

@@ -147,6 +147,31 @@ static void blob_and_count_are_capped_before_use(void **state)
 	assert_true(c.bad);
 }
 
+static void format_of_another_protocol_or_version_is_refused(void **state)
+{
+	uint8_t buf[8];
+	struct cursor c;
+
+	(void)state;
+	cursor_write(&c, buf, sizeof(buf));
+	cursor_put_format(&c, 0x11223344, 0x0102);
+	assert_int_equal(c.pos, 6);
+	for (size_t cut = 0; cut <= 6; cut++) {
+		cursor_read(&c, buf, cut);
+		assert_int_equal(cursor_get_format(&c, "x", 0x11223344, 0x0102),
+				 cut < 6 ? -err_errno(ERR_PROTO) : 0);
+	}
+	cursor_read(&c, buf, 6);
+	assert_int_equal(cursor_get_format(&c, "x", 0x11223345, 0x0102),
+			 -err_errno(ERR_PROTO));
+	assert_string_equal(err_last()->text, "x: not kvd's protocol");
+	cursor_read(&c, buf, 6);
+	assert_int_equal(cursor_get_format(&c, "x", 0x11223344, 0x0103),
+			 -err_errno(ERR_VERSION));
+	assert_string_equal(err_last()->text,
+			    "x: the peer's version 258, this daemon's 259");
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -155,6 +180,7 @@ int main(void)
 		cmocka_unit_test(put_past_the_end_writes_nothing),
 		cmocka_unit_test(str_too_long_or_with_a_nul_is_bad),
 		cmocka_unit_test(blob_and_count_are_capped_before_use),
+		cmocka_unit_test(format_of_another_protocol_or_version_is_refused),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

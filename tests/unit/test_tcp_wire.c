@@ -331,15 +331,15 @@ static void address_cut_or_foreign_is_refused(void **state)
 	bad[4] = 9;
 	assert_refused(tcp_address_get(bad, len, &address), ERR_VERSION, "version 9");
 	memcpy(bad, buf, len);
-	bad[5] = 0;
+	bad[6] = 0;
 	assert_refused(tcp_address_get(bad, len, &address), ERR_PROTO, "0 places");
-	bad[5] = 255;
+	bad[6] = 255;
 	assert_refused(tcp_address_get(bad, len, &address), ERR_PROTO, "255 places");
 	memcpy(bad, buf, len);
-	bad[6] = 5; /* a family that there is not */
+	bad[7] = 5; /* a family that there is not */
 	assert_refused(tcp_address_get(bad, len, &address), ERR_PROTO, "places");
 	memcpy(bad, buf, len);
-	bad[7] = bad[8] = 0; /* port 0 */
+	bad[8] = bad[9] = 0; /* port 0 */
 	assert_refused(tcp_address_get(bad, len, &address), ERR_PROTO, "places");
 	for (unsigned int i = 0; i < 100000; i++) {
 		size_t n = random_word() % sizeof(bad);

@@ -250,8 +250,7 @@ void shm_send_hello(struct shm_peer *peer, enum shm_type type)
 	struct cursor c;
 
 	cursor_write(&c, body, sizeof(body));
-	cursor_put_u32(&c, SHM_MAGIC);
-	cursor_put_u16(&c, SHM_VERSION);
+	cursor_put_format(&c, SHM_MAGIC, SHM_VERSION);
 	cursor_put_u16(&c, 0);
 	cursor_put_bytes(&c, peer->net.token_out, XP_TOKEN_BYTES);
 	shm_send(peer, &(struct shm_frame){
@@ -260,18 +259,13 @@ void shm_send_hello(struct shm_peer *peer, enum shm_type type)
 
 int shm_hello_body(struct cursor *c, const void **token_p)
 {
-	uint32_t magic = cursor_get_u32(c);
-	uint16_t version = cursor_get_u16(c);
+	int r = cursor_get_format(c, "shm", SHM_MAGIC, SHM_VERSION);
 
+	if (r < 0)
+		return err_pass(r);
 	cursor_get_u16(c);
 	*token_p = cursor_get_bytes(c, XP_TOKEN_BYTES);
-	if (!*token_p || magic != SHM_MAGIC)
-		return err_raise(ERR_PROTO, "shm: not kvd's protocol");
-	if (version != SHM_VERSION)
-		return err_raise(ERR_VERSION,
-				 "shm: the peer's version %u, this daemon's %u", version,
-				 SHM_VERSION);
-	return 0;
+	return err_pass(cursor_check(c, "shm"));
 }
 
 int shm_hello_parse(const uint8_t buf[SHM_HELLO_BYTES], uint8_t token_p[XP_TOKEN_BYTES])

@@ -36,8 +36,7 @@ void tcp_hello_put(const struct tcp_hello *m, uint8_t buf[TCP_HELLO_BYTES])
 	struct cursor out, *c = &out;
 
 	cursor_write(c, buf, TCP_HELLO_BYTES);
-	cursor_put_u32(c, HELLO_MAGIC);
-	cursor_put_u16(c, WIRE_VERSION);
+	cursor_put_format(c, HELLO_MAGIC, WIRE_VERSION);
 	HELLO(CURSOR_PUT);
 	cursor_put_u32(c, 0); /* spare */
 	cursor_put_bytes(c, m->id, TCP_ID_BYTES);
@@ -63,23 +62,17 @@ int tcp_hello_get(const uint8_t buf[TCP_HELLO_BYTES], struct tcp_hello *hello_p)
 {
 	struct tcp_hello *m = hello_p;
 	struct cursor in, *c = &in;
-	uint16_t version;
-	uint32_t magic;
+	int r;
 
 	cursor_read(c, buf, TCP_HELLO_BYTES);
-	magic = cursor_get_u32(c);
-	version = cursor_get_u16(c);
+	r = cursor_get_format(c, "tcp", HELLO_MAGIC, WIRE_VERSION);
+	if (r < 0)
+		return err_pass(r);
 	HELLO(CURSOR_GET);
 	(void)cursor_get_u32(c);
 	memcpy(m->id, cursor_get_bytes(c, TCP_ID_BYTES), TCP_ID_BYTES);
 	memcpy(m->nonce, cursor_get_bytes(c, TCP_NONCE_BYTES), TCP_NONCE_BYTES);
 	memcpy(m->proof, cursor_get_bytes(c, TCP_PROOF_BYTES), TCP_PROOF_BYTES);
-	if (magic != HELLO_MAGIC)
-		return err_raise(ERR_PROTO, "tcp: not kvd's protocol");
-	if (version != WIRE_VERSION)
-		return err_raise(ERR_VERSION,
-				 "tcp: the peer's version %u, this daemon's %u", version,
-				 WIRE_VERSION);
 	return err_pass(hello_check(m));
 }
 
@@ -197,8 +190,7 @@ int tcp_address_put(const struct tcp_address *address, uint8_t buf[XP_ADDRESS_MA
 	struct cursor c;
 
 	cursor_write(&c, buf, XP_ADDRESS_MAX);
-	cursor_put_u32(&c, ADDRESS_MAGIC);
-	cursor_put_u8(&c, WIRE_VERSION);
+	cursor_put_format(&c, ADDRESS_MAGIC, WIRE_VERSION);
 	cursor_put_u8(&c, (uint8_t)address->count);
 	for (uint32_t i = 0; i < address->count; i++)
 		net_place_put(&c, &address->list[i], false);
@@ -209,20 +201,14 @@ int tcp_address_put(const struct tcp_address *address, uint8_t buf[XP_ADDRESS_MA
 int tcp_address_get(const void *buf, size_t len, struct tcp_address *address_p)
 {
 	struct cursor c;
-	uint32_t magic;
-	uint8_t version;
+	int r;
 
 	memset(address_p, 0, sizeof(*address_p));
 	cursor_read(&c, buf, len);
-	magic = cursor_get_u32(&c);
-	version = cursor_get_u8(&c);
+	r = cursor_get_format(&c, "tcp address", ADDRESS_MAGIC, WIRE_VERSION);
+	if (r < 0)
+		return err_pass(r);
 	address_p->count = cursor_get_u8(&c);
-	if (c.bad || magic != ADDRESS_MAGIC)
-		return err_raise(ERR_PROTO, "tcp address: malformed");
-	if (version != WIRE_VERSION)
-		return err_raise(ERR_VERSION,
-				 "tcp address: the peer's version %u, this daemon's %u",
-				 version, WIRE_VERSION);
 	if (address_p->count == 0 || address_p->count > TCP_ADDRESSES_MAX)
 		return err_raise(ERR_PROTO, "tcp address: %u places", address_p->count);
 	for (uint32_t i = 0; i < address_p->count && !c.bad; i++)

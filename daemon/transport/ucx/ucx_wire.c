@@ -69,8 +69,7 @@ int ucx_address_put(const void *worker, size_t len, uint8_t buf[XP_ADDRESS_MAX],
 		return err_raise(ERR_LIMIT, "ucx worker address: %zu bytes (limit %u)",
 				 len, XP_ADDRESS_MAX - UCX_ADDRESS_HEADER);
 	cursor_write(&c, buf, XP_ADDRESS_MAX);
-	cursor_put_u32(&c, ADDRESS_MAGIC);
-	cursor_put_u16(&c, WIRE_VERSION);
+	cursor_put_format(&c, ADDRESS_MAGIC, WIRE_VERSION);
 	cursor_put_u16(&c, (uint16_t)len);
 	cursor_put_bytes(&c, worker, len);
 	*len_p = c.pos;
@@ -81,20 +80,14 @@ int ucx_address_get(const void *buf, size_t len, const void **worker_p,
 		    size_t *worker_len_p)
 {
 	struct cursor c;
-	uint32_t magic;
-	uint16_t version;
 	size_t worker_len;
+	int r;
 
 	cursor_read(&c, buf, len);
-	magic = cursor_get_u32(&c);
-	version = cursor_get_u16(&c);
+	r = cursor_get_format(&c, "ucx address", ADDRESS_MAGIC, WIRE_VERSION);
+	if (r < 0)
+		return err_pass(r);
 	worker_len = cursor_get_u16(&c);
-	if (c.bad || magic != ADDRESS_MAGIC)
-		return err_raise(ERR_PROTO, "ucx address: malformed");
-	if (version != WIRE_VERSION)
-		return err_raise(ERR_VERSION,
-				 "ucx address: the peer's version %u, this daemon's %u",
-				 version, WIRE_VERSION);
 	if (worker_len == 0 || worker_len != cursor_left(&c))
 		return err_raise(ERR_PROTO, "ucx address: %zu bytes, %zu announced",
 				 cursor_left(&c), worker_len);

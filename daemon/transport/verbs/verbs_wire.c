@@ -91,8 +91,7 @@ void verbs_hello_put(const struct verbs_hello *hello, uint8_t buf[VERBS_HELLO_BY
 
 	memset(buf, 0, VERBS_HELLO_BYTES);
 	cursor_write(&c, buf, VERBS_HELLO_BYTES);
-	cursor_put_u32(&c, HELLO_MAGIC);
-	cursor_put_u8(&c, WIRE_VERSION);
+	cursor_put_format(&c, HELLO_MAGIC, WIRE_VERSION);
 	cursor_put_u8(&c, hello->qp);
 	cursor_put_u8(&c, hello->total);
 	cursor_put_u8(&c, hello->rail);
@@ -105,25 +104,20 @@ int verbs_hello_get(const void *buf, size_t len, struct verbs_hello *hello_p)
 {
 	const void *token;
 	struct cursor c;
-	uint32_t magic;
-	uint8_t version;
+	int r;
 
 	cursor_read(&c, buf, len);
-	magic = cursor_get_u32(&c);
-	version = cursor_get_u8(&c);
+	r = cursor_get_format(&c, "verbs connect", HELLO_MAGIC, WIRE_VERSION);
+	if (r < 0)
+		return err_pass(r);
 	hello_p->qp = cursor_get_u8(&c);
 	hello_p->total = cursor_get_u8(&c);
 	hello_p->rail = cursor_get_u8(&c);
 	token = cursor_get_bytes(&c, XP_TOKEN_BYTES);
 	hello_p->depth = cursor_get_u16(&c);
-	if (c.bad || magic != HELLO_MAGIC)
-		return err_raise(ERR_PROTO,
-				 "verbs connect: %zu bytes of private data are not kvd's",
-				 len);
-	if (version != WIRE_VERSION)
-		return err_raise(ERR_VERSION,
-				 "verbs connect: the peer's version %u, this daemon's %u",
-				 version, WIRE_VERSION);
+	r = cursor_check(&c, "verbs connect");
+	if (r < 0)
+		return err_pass(r);
 	memcpy(hello_p->token, token, XP_TOKEN_BYTES);
 	if (hello_p->total == 0 || hello_p->total > VERBS_QPS_MAX ||
 	    hello_p->qp >= hello_p->total || hello_p->rail >= VERBS_RAILS_MAX ||
@@ -143,8 +137,7 @@ int verbs_address_put(const struct verbs_address *address, uint8_t buf[XP_ADDRES
 	struct cursor c;
 
 	cursor_write(&c, buf, XP_ADDRESS_MAX);
-	cursor_put_u32(&c, ADDRESS_MAGIC);
-	cursor_put_u16(&c, WIRE_VERSION);
+	cursor_put_format(&c, ADDRESS_MAGIC, WIRE_VERSION);
 	cursor_put_u8(&c, (uint8_t)address->rails);
 	cursor_put_u8(&c, (uint8_t)address->qps);
 	for (uint32_t i = 0; i < address->rails; i++)
@@ -156,21 +149,15 @@ int verbs_address_put(const struct verbs_address *address, uint8_t buf[XP_ADDRES
 int verbs_address_get(const void *buf, size_t len, struct verbs_address *address_p)
 {
 	struct cursor c;
-	uint32_t magic;
-	uint16_t version;
+	int r;
 
 	memset(address_p, 0, sizeof(*address_p));
 	cursor_read(&c, buf, len);
-	magic = cursor_get_u32(&c);
-	version = cursor_get_u16(&c);
+	r = cursor_get_format(&c, "verbs address", ADDRESS_MAGIC, WIRE_VERSION);
+	if (r < 0)
+		return err_pass(r);
 	address_p->rails = cursor_get_u8(&c);
 	address_p->qps = cursor_get_u8(&c);
-	if (c.bad || magic != ADDRESS_MAGIC)
-		return err_raise(ERR_PROTO, "verbs address: malformed");
-	if (version != WIRE_VERSION)
-		return err_raise(ERR_VERSION,
-				 "verbs address: the peer's version %u, this daemon's %u",
-				 version, WIRE_VERSION);
 	if (address_p->rails == 0 || address_p->rails > VERBS_RAILS_MAX ||
 	    address_p->qps == 0 || address_p->qps > VERBS_QPS_MAX)
 		return err_raise(ERR_PROTO, "verbs address: %u rails, %u queue pairs",
