@@ -178,12 +178,8 @@ void attend_facts(const struct attend *attend, struct attend_facts *facts_p)
 struct attend *attend_find(struct session *session, uint64_t id)
 {
 	const struct attend_session *part = attend_session(session);
-	struct attend *attend = part ? idmap_get(&part->attends, id) : NULL;
 
-	if (!attend)
-		err_raise(ERR_NOTFOUND, "attend: %llu is unknown in this session",
-			  (unsigned long long)id);
-	return attend;
+	return session_found(part ? idmap_get(&part->attends, id) : NULL, "attend", id);
 }
 
 void attend_close(struct attend *attend)

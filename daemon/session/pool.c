@@ -311,10 +311,7 @@ struct pool *pool_find(struct session *session, uint64_t id)
 {
 	struct pool *pool = idmap_get(&session->pools, id);
 
-	if (pool && !pool->closing)
-		return pool;
-	err_raise(ERR_NOTFOUND, "pool %ju: no such pool in this session", (uintmax_t)id);
-	return NULL;
+	return session_found(pool && !pool->closing ? pool : NULL, "pool", id);
 }
 
 int pool_check_target(struct pool *pool)

@@ -313,11 +313,9 @@ struct region *region_find(struct session *session, uint64_t id)
 {
 	struct region *region = idmap_get(&session->regions, id);
 
-	if (region && sm_state(&region->sm) == REGION_READY)
-		return region;
-	err_raise(ERR_NOTFOUND, "region %ju: no such region in this session",
-		  (uintmax_t)id);
-	return NULL;
+	if (region && sm_state(&region->sm) != REGION_READY)
+		region = NULL;
+	return session_found(region, "region", id);
 }
 
 /* Descriptors of drivers share one inode: only the open file distinguishes them. If a

@@ -225,6 +225,14 @@ void session_announce(struct session *session)
 		 (uintmax_t)session->id, (int)session->pid, session->uid);
 }
 
+void *session_found(void *object, const char *kind, uint64_t id)
+{
+	if (!object)
+		err_raise(ERR_NOTFOUND, "%s %ju: no such %s in this session", kind,
+			  (uintmax_t)id, kind);
+	return object;
+}
+
 void session_drain_begin(struct session *session)
 {
 	session->objects_draining++;

@@ -119,6 +119,8 @@ const uint8_t *session_instance(const struct session *session);
 int session_greet(struct session *session, const char *client, const char *role);
 /* It registers memory: log it. Sessions that only query are not logged. */
 void session_announce(struct session *session);
+/* The object, unless it is NULL: then ERR_NOTFOUND, which names its kind and id. */
+void *session_found(void *object, const char *kind, uint64_t id);
 /* An object that drains after session_end() reports its start and end. */
 void session_drain_begin(struct session *session);
 void session_drain_end(struct session *session);

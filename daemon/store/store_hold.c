@@ -122,12 +122,8 @@ void store_hold_close(struct store_hold *hold)
 struct store_hold *store_hold_find(struct session *session, uint64_t id)
 {
 	const struct store_session *part = store_session(session);
-	struct store_hold *hold = part ? idmap_get(&part->holds, id) : NULL;
 
-	if (!hold)
-		err_raise(ERR_NOTFOUND, "hold: %llu is unknown in this session",
-			  (unsigned long long)id);
-	return hold;
+	return session_found(part ? idmap_get(&part->holds, id) : NULL, "hold", id);
 }
 
 void store_hold_facts(const struct store_hold *hold, struct store_hold_facts *facts_p)

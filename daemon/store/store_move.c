@@ -828,12 +828,7 @@ struct store_move *store_move_find(struct session *session, uint64_t id)
 	const struct store_session *part = store_session(session);
 	struct store_move *move = part ? idmap_get(&part->moves, id) : NULL;
 
-	if (!move || move->dropped) {
-		err_raise(ERR_NOTFOUND, "move: %llu is unknown in this session",
-			  (unsigned long long)id);
-		return NULL;
-	}
-	return move;
+	return session_found(move && !move->dropped ? move : NULL, "move", id);
 }
 
 bool store_has(const struct session *session, uint64_t id)

@@ -555,12 +555,8 @@ void store_close(struct store_handle *handle)
 struct store_handle *store_handle_find(struct session *session, uint64_t id)
 {
 	const struct store_session *part = store_session(session);
-	struct store_handle *handle = part ? idmap_get(&part->handles, id) : NULL;
 
-	if (!handle)
-		err_raise(ERR_NOTFOUND, "space: %llu is unknown in this session",
-			  (unsigned long long)id);
-	return handle;
+	return session_found(part ? idmap_get(&part->handles, id) : NULL, "space", id);
 }
 
 int store_handle_fits(struct store_handle *handle, const struct pool *pool)

@@ -386,11 +386,8 @@ struct attach *attach_find(struct xfer_session *xs, uint64_t id)
 {
 	struct attach *attach = idmap_get(&xs->attaches, id);
 
-	if (!attach || attach->waiter.on_end) {
-		err_raise(ERR_NOTFOUND, "attach %llu: does not belong to this session",
-			  (unsigned long long)id);
-		return NULL;
-	}
+	if (!attach || attach->waiter.on_end)
+		return session_found(NULL, "attach", id);
 	if (sm_state(&attach->sm) == ATTACH_LOST) {
 		err_reraise(&attach->why);
 		return NULL;

@@ -199,12 +199,7 @@ int prepared_add(struct xfer_session *xs, struct attach *attach, struct dlist *d
 
 struct prepared *prepared_find(struct xfer_session *xs, uint64_t id)
 {
-	struct prepared *prepared = idmap_get(&xs->dlists, id);
-
-	if (!prepared)
-		err_raise(ERR_NOTFOUND, "dlist %llu: does not belong to this session",
-			  (unsigned long long)id);
-	return prepared;
+	return session_found(idmap_get(&xs->dlists, id), "dlist", id);
 }
 
 static void tell_free(struct prepared *prepared, struct remote *remote)

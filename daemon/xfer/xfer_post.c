@@ -501,12 +501,7 @@ struct transfer *transfer_find(struct xfer_session *xs, uint64_t id)
 {
 	struct transfer *t = idmap_get(&xs->transfers, id);
 
-	if (!t || t->release) {
-		err_raise(ERR_NOTFOUND, "xfer %llu: does not belong to this session",
-			  (unsigned long long)id);
-		return NULL;
-	}
-	return t;
+	return session_found(t && !t->release ? t : NULL, "transfer", id);
 }
 
 void transfer_cancel(struct transfer *t, const struct err *why)
