@@ -18,7 +18,6 @@
 
 #include "ctl/ctl.h"
 #include "daemon/base/clock.h"
-#include "daemon/base/mem.h"
 #include "lib/kvd.h"
 
 #define DRAIN_LOOK_MS 500

@@ -13,7 +13,6 @@
 #include <zmq.h>
 
 #include "ctl/ctl.h"
-#include "daemon/base/mem.h"
 
 #define NAME_CHARS                                                       \
 	"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789" \

@@ -6,7 +6,6 @@
 #include "gpu/gpu.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

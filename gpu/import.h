@@ -13,7 +13,6 @@
 #ifndef KVD_GPU_IMPORT_H
 #define KVD_GPU_IMPORT_H
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 

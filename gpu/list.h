@@ -10,7 +10,6 @@
 #define KVD_GPU_LIST_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "gpu/kern.h"

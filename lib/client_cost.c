@@ -9,7 +9,6 @@
  * estimated: without a measurement of its attention a holder cannot be routed to, and
  * without a measured transfer it cannot be fetched from.
  */
-#include "lib/client.h"
 
 #include <math.h>
 #include <string.h>

@@ -29,7 +29,6 @@ struct attend;
 struct attends;
 struct cursor;
 struct err;
-struct kvd_ring_part;
 struct region;
 struct remote;
 struct session;

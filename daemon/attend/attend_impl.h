@@ -22,7 +22,6 @@
 struct far_hold;
 struct kvd_ring_part;
 struct leg_line;
-struct remote;
 struct region;
 struct speeds;
 struct store_kv;

@@ -8,8 +8,6 @@
 #ifndef KVD_ATTEND_DEVICES_H
 #define KVD_ATTEND_DEVICES_H
 
-#include <stdint.h>
-
 struct attends;
 struct compute;
 struct compute_figures;

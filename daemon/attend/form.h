@@ -7,7 +7,6 @@
 #define KVD_ATTEND_FORM_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "daemon/math/attend.h"

@@ -16,7 +16,6 @@
 #define KVD_BASE_ACCOUNT_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 struct metrics;

@@ -13,7 +13,6 @@
 #define KVD_CLUSTER_DIRECTORY_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "daemon/base/err.h"

@@ -16,7 +16,6 @@
 #include <unistd.h>
 
 #include "daemon/base/err.h"
-#include "daemon/base/log.h"
 #include "daemon/cluster/etcd_impl.h"
 #include "proto/json.h"
 

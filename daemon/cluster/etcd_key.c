@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/base/err.h"
 #include "daemon/base/hex.h"
 #include "proto/json.h"
 

@@ -10,7 +10,6 @@
 #define KVD_CLUSTER_LOAD_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "daemon/base/text.h"

@@ -14,7 +14,6 @@
 
 #include "daemon/base/sanitize.h"
 #include "daemon/base/err.h"
-#include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
 #include "daemon/cluster/roster.h"
 #include "proto/fields.h"

@@ -8,7 +8,6 @@
 #define KVD_CLUSTER_RECORD_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "daemon/cluster/directory.h"

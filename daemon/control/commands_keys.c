@@ -11,7 +11,6 @@
 #include "daemon/link/link_keydir.h"
 #include "daemon/link/link_refused.h"
 #include "daemon/loop/loop.h"
-#include "daemon/session/session.h"
 
 static void put_allowed(void *arg, const char *name, const char *key)
 {

@@ -15,7 +15,6 @@
 #include "daemon/base/mem.h"
 #include "daemon/control/commands.h"
 #include "proto/out.h"
-#include "daemon/config/config.h"
 #include "daemon/base/context.h"
 #include "daemon/session/pool.h"
 #include "daemon/session/region.h"

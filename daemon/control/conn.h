@@ -7,7 +7,6 @@
 #ifndef KVD_CONN_H
 #define KVD_CONN_H
 
-#include <stddef.h>
 #include <stdint.h>
 
 #include "daemon/base/err.h"

@@ -10,7 +10,6 @@
 #define KVD_CONTROL_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "daemon/base/context.h"

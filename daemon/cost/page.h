@@ -12,7 +12,6 @@
 #define KVD_COST_PAGE_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "daemon/cost/cost.h"

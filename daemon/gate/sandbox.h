@@ -13,7 +13,6 @@
 #define KVD_GATE_SANDBOX_H
 
 #include <stdbool.h>
-#include <sys/types.h>
 
 enum sandbox_kind {
 	SANDBOX_MAIN,	/* all of its threads, once everything is loaded and opened */

@@ -10,7 +10,6 @@
 #ifndef KVD_SCHED_H
 #define KVD_SCHED_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "daemon/base/list.h"

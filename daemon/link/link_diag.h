@@ -8,8 +8,6 @@
 
 #include <stdbool.h>
 
-#include "daemon/link/link.h"
-
 struct err;
 struct link_diag;
 struct loop;

@@ -8,7 +8,6 @@
 #define KVD_LINK_REFUSED_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #define LINK_REFUSED_MAX 64u

@@ -34,7 +34,6 @@
 
 #include "daemon/math/pick.h"
 #include "daemon/math/splice.h"
-#include "daemon/math/value.h"
 
 #define ATTEND_ROWS_MAX 4096u /* of a call */
 #define ATTEND_DIMS_MAX 1024u /* dqk, dv: multiples of ATTEND_DIMS_STEP */

@@ -7,7 +7,6 @@
 #define KVD_MATH_PICK_H
 
 #include <stdbool.h>
-#include <stdint.h>
 
 struct attend_shape;
 struct attend_kernel;

@@ -15,7 +15,6 @@
 #ifndef KVD_MATH_SPLICE_H
 #define KVD_MATH_SPLICE_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "daemon/math/value.h"

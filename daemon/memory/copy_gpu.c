@@ -21,7 +21,6 @@
 #include "daemon/base/cpu.h"
 #include "daemon/base/mem.h"
 #include "daemon/base/thread.h"
-#include "daemon/loop/loop.h"
 #include "daemon/memory/copy_done.h"
 #include "daemon/memory/copy_hand.h"
 #include "daemon/memory/copy_pipe.h"

@@ -6,11 +6,9 @@
 #ifndef KVD_TRANSPORT_COPY_GPU_H
 #define KVD_TRANSPORT_COPY_GPU_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 struct copy_gpu;
-struct copy_hand;
 struct copy_job;
 struct gpu_device;
 struct loop;

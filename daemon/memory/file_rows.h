@@ -6,7 +6,6 @@
 #ifndef KVD_MEMORY_FILE_ROWS_H
 #define KVD_MEMORY_FILE_ROWS_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "daemon/memory/copy.h"

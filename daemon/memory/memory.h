@@ -25,11 +25,8 @@
 
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
-
-#include "daemon/base/err.h"
 
 struct gpu;
 struct gpu_handle;

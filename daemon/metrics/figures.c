@@ -14,7 +14,6 @@
 #include "daemon/loop/loop.h"
 #include "daemon/peer/peer.h"
 #include "daemon/room/rooms.h"
-#include "daemon/transport/transport.h"
 
 /* ---- gauges without a counter of changes ---- */
 

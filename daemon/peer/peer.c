@@ -27,7 +27,6 @@
 #include <string.h>
 
 #include "daemon/base/hex.h"
-#include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 

@@ -11,7 +11,6 @@
 #define KVD_COVERAGE_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "daemon/base/account.h"

@@ -6,7 +6,6 @@
 #ifndef KVD_PLAN_PLAN_JSON_H
 #define KVD_PLAN_PLAN_JSON_H
 
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 

@@ -12,10 +12,8 @@
 #define KVD_RING_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
-#include "daemon/base/err.h"
 #include "daemon/base/list.h"
 #include "daemon/loop/loop.h"
 #include "daemon/session/session.h"

@@ -16,7 +16,6 @@
 #include "daemon/base/context.h"
 #include "daemon/base/idmap.h"
 #include "daemon/base/mem.h"
-#include "daemon/config/config.h"
 #include "daemon/room/room_source.h"
 #include "daemon/room/rooms.h"
 #include "daemon/session/pool.h"

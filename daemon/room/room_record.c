@@ -16,7 +16,6 @@
 #include "daemon/room/room_waits.h"
 #include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
-#include "proto/kvd_status.h"
 
 void room_record_names(const struct room_names *names, struct text *out)
 {

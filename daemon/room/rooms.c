@@ -9,7 +9,6 @@
 #include <assert.h>
 #include <errno.h>
 
-#include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/room/room_mail.h"

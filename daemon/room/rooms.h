@@ -14,7 +14,6 @@
 #include "daemon/room/room.h"
 #include "daemon/transport/kinds.h"
 
-struct kvd;
 struct rooms;
 
 extern const struct module room_module;

@@ -6,7 +6,6 @@
 #ifndef KVD_REGION_H
 #define KVD_REGION_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "daemon/base/context.h"

@@ -8,8 +8,6 @@
 #ifndef KVD_STORE_DISK_IMPL_H
 #define KVD_STORE_DISK_IMPL_H
 
-#include <pthread.h>
-
 #include "daemon/loop/mailbox.h"
 #include "daemon/store/disk.h"
 

@@ -17,7 +17,6 @@
 #include <errno.h>
 
 #include "daemon/base/context.h"
-#include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/handshake/handshake.h"

@@ -7,8 +7,6 @@
 #ifndef KVD_STORE_KEEP_H
 #define KVD_STORE_KEEP_H
 
-#include <stdint.h>
-
 struct keep;
 struct store;
 

@@ -8,8 +8,6 @@
 #ifndef KVD_STORE_MEMBERS_H
 #define KVD_STORE_MEMBERS_H
 
-#include <stdint.h>
-
 #include "daemon/store/home_key.h"
 
 struct members;

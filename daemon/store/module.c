@@ -24,7 +24,6 @@
 #include "daemon/session/session.h"
 #include "daemon/store/commands_chunk.h"
 #include "daemon/store/disk.h"
-#include "daemon/store/events.h"
 #include "daemon/store/far.h"
 #include "daemon/store/files.h"
 #include "daemon/store/home.h"

@@ -10,7 +10,6 @@
 
 #include <errno.h>
 
-#include "daemon/base/context.h"
 #include "daemon/base/mem.h"
 #include "daemon/room/ring_pages.h"
 #include "daemon/session/pool.h"

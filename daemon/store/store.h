@@ -17,12 +17,10 @@
 #define KVD_STORE_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "daemon/base/context.h"
 #include "daemon/base/err.h"
-#include "daemon/base/list.h"
 #include "daemon/room/room_map.h"
 #include "daemon/session/wait.h"
 

@@ -17,7 +17,6 @@
 #include "daemon/store/store_kv.h"
 
 struct files;
-struct remote;
 struct room_leg;
 struct store_chunk;
 struct store_class;

@@ -52,7 +52,6 @@
 
 #include "daemon/base/account.h"
 #include "daemon/base/err.h"
-#include "daemon/base/list.h"
 #include "daemon/plan/plan.h"
 #include "daemon/memory/memory.h"
 

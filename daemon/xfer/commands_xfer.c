@@ -12,7 +12,6 @@
 #include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
 #include "proto/out.h"
-#include "daemon/base/context.h"
 #include "daemon/xfer/commands_xfer.h"
 #include "daemon/request/ring_ops.h"
 #include "daemon/session/session.h"

@@ -13,9 +13,7 @@
 #include <stdint.h>
 
 #include "daemon/base/cursor.h"
-#include "daemon/handshake/handshake.h"
 #include "daemon/plan/plan.h"
-#include "daemon/transport/transport.h"
 
 #define DLIST_ENTRIES_MAX (1u << 22)
 #define DLIST_DESCS_MAX (UINT64_C(1) << 26)

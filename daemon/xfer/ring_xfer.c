@@ -5,7 +5,6 @@
  * until some have been sent.
  */
 #include "daemon/base/context.h"
-#include "daemon/base/mem.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
 #include "daemon/xfer/xfer_op.h"

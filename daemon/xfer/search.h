@@ -11,7 +11,6 @@
 #ifndef KVD_SEARCH_H
 #define KVD_SEARCH_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "daemon/xfer/dlist.h"

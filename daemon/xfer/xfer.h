@@ -19,7 +19,6 @@
 #include "daemon/handshake/handshake.h"
 #include "daemon/transport/kinds.h"
 
-struct kvd;
 struct xfers;
 
 extern const struct module xfer_module;

@@ -7,8 +7,6 @@
 #ifndef KVD_PYTHON_PAGED_H
 #define KVD_PYTHON_PAGED_H
 
-#include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "daemon/math/attend.h"

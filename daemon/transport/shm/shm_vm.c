@@ -16,7 +16,6 @@
 #include <fcntl.h>
 
 #include "daemon/base/log.h"
-#include "daemon/gate/gate.h"
 #include "daemon/memory/vm.h"
 #include "daemon/transport/shm/shm_private.h"
 

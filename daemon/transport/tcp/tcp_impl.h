@@ -24,7 +24,6 @@
 #define KVD_TRANSPORT_TCP_IMPL_H
 
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -32,11 +31,9 @@
 
 #include "daemon/base/idmap.h"
 #include "daemon/base/list.h"
-#include "daemon/base/mem.h"
 #include "daemon/base/sm.h"
 #include "daemon/loop/loop.h"
 #include "daemon/loop/mailbox.h"
-#include "daemon/loop/offload.h"
 #include "daemon/memory/stage.h"
 #include "daemon/memory/copy.h"
 #include "daemon/transport/net.h"

@@ -29,7 +29,6 @@
 #include <sys/socket.h>
 
 #include "daemon/base/err.h"
-#include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 
 #define FLUSH_NS (250 * LOOP_NS_PER_MS)

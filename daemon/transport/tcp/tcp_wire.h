@@ -9,12 +9,10 @@
 #ifndef KVD_TRANSPORT_TCP_WIRE_H
 #define KVD_TRANSPORT_TCP_WIRE_H
 
-#include <netinet/in.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "daemon/base/err.h"
 #include "daemon/transport/net_wire.h"
 #include "daemon/plan/pack.h"
 #include "daemon/transport/transport.h"

@@ -28,7 +28,6 @@
 #include <unistd.h>
 
 #include "daemon/base/err.h"
-#include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/transport/ucx/ucx_impl.h"

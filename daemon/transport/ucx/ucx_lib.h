@@ -14,7 +14,6 @@
 #define KVD_TRANSPORT_UCX_LIB_H
 
 #include <stdbool.h>
-#include <stdio.h>
 #include <ucp/api/ucp.h>
 
 /* X(function): all are required, and exist since 1.13. */

@@ -13,7 +13,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "daemon/base/err.h"
 #include "daemon/transport/net_wire.h"
 #include "daemon/transport/transport.h"
 

@@ -23,7 +23,6 @@
 #include <string.h>
 
 #include "daemon/base/err.h"
-#include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/transport/verbs/verbs_impl.h"

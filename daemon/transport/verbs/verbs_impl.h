@@ -27,7 +27,6 @@
 #ifndef KVD_TRANSPORT_VERBS_IMPL_H
 #define KVD_TRANSPORT_VERBS_IMPL_H
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -36,7 +35,6 @@
 #include "daemon/base/list.h"
 #include "daemon/base/sm.h"
 #include "daemon/loop/loop.h"
-#include "daemon/loop/offload.h"
 #include "daemon/plan/pack.h"
 #include "daemon/transport/net.h"
 #include "daemon/transport/net_reg.h"

@@ -25,7 +25,6 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 
 #include "daemon/base/log.h"

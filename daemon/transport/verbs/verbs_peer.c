@@ -18,7 +18,6 @@
 #include <errno.h>
 #include <stdio.h>
 
-#include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 
 #define DIAL_NS (10 * LOOP_NS_PER_S)

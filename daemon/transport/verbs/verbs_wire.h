@@ -12,7 +12,6 @@
 #include <stdint.h>
 #include <sys/socket.h>
 
-#include "daemon/base/err.h"
 #include "daemon/transport/net_wire.h"
 #include "daemon/transport/transport.h"
 
