@@ -179,18 +179,15 @@ static int open_run(struct request *req)
 
 /* ---- attention.close ---- */
 
-struct key_args {
-	uint64_t attend;
-};
 static const struct field key_fields[] = {
-	F_ID("attend", key_args, attend, REQUIRED, "Attention context of this session"),
+	F_ID("attend", request_id_args, id, REQUIRED, "Attention context of this session"),
 	F_END,
 };
 
 static int close_run(struct request *req)
 {
-	const struct key_args *args = request_args(req);
-	struct attend *attend = attend_find(req->session, args->attend);
+	const struct request_id_args *args = request_args(req);
+	struct attend *attend = attend_find(req->session, args->id);
 
 	if (!attend)
 		return err_pass(-ENOENT);

@@ -17,11 +17,8 @@
 #include "daemon/session/pool.h"
 #include "daemon/session/session.h"
 
-struct layout_args {
-	uint64_t pool;
-};
 const struct field pool_layout_fields[] = {
-	F_ID("pool", layout_args, pool, REQUIRED,
+	F_ID("pool", request_id_args, id, REQUIRED,
 	     "Pool of this session; administrators may name any pool"),
 	F_END,
 };
@@ -68,15 +65,15 @@ static int layout_piece(struct reply_walk *reply)
 
 int pool_layout_run(struct request *req)
 {
-	const struct layout_args *args = request_args(req);
+	const struct request_id_args *args = request_args(req);
 	struct layout_walk *walk;
 
-	if (!find_any(req->session, args->pool))
+	if (!find_any(req->session, args->id))
 		return err_pass(-ENOENT);
 	walk = mem_zalloc(sizeof(*walk));
 	if (!walk)
 		return err_pass(-ENOMEM);
-	walk->pool = args->pool;
+	walk->pool = args->id;
 	walk->writer.name = "layout";
 	walk->reply.piece = layout_piece;
 	reply_walk_begin(&walk->reply, req);

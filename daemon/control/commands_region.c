@@ -144,14 +144,10 @@ static int region_register_run(struct request *req)
 	return err_pass(r);
 }
 
-struct region_id_args {
-	uint64_t region;
-};
-
 static int region_unregister_run(struct request *req)
 {
-	const struct region_id_args *args = request_args(req);
-	struct region *region = region_find(req->session, args->region);
+	const struct request_id_args *args = request_args(req);
+	struct region *region = region_find(req->session, args->id);
 
 	if (!region)
 		return err_pass(-ENOENT);
@@ -228,14 +224,10 @@ static int pool_register_run(struct request *req)
 	return err_pass(pool_register(req->session, &args, pool_registered, req));
 }
 
-struct pool_id_args {
-	uint64_t pool;
-};
-
 static int pool_unregister_run(struct request *req)
 {
-	const struct pool_id_args *args = request_args(req);
-	struct pool *pool = pool_find(req->session, args->pool);
+	const struct request_id_args *args = request_args(req);
+	struct pool *pool = pool_find(req->session, args->id);
 	unsigned int rooms;
 
 	if (!pool)
@@ -330,7 +322,7 @@ static const struct field region_register_fields[] = {
 };
 
 static const struct field region_fields[] = {
-	F_ID("region", region_id_args, region, REQUIRED, "Id from region.register."),
+	F_ID("region", request_id_args, id, REQUIRED, "Id from region.register."),
 	F_END,
 };
 
@@ -351,7 +343,7 @@ static const struct field pool_register_fields[] = {
 };
 
 static const struct field pool_fields[] = {
-	F_ID("pool", pool_id_args, pool, REQUIRED, "Id from pool.register."),
+	F_ID("pool", request_id_args, id, REQUIRED, "Id from pool.register."),
 	F_END,
 };
 

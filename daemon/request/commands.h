@@ -104,6 +104,10 @@ void out_error(struct text *out, const struct err *err); /* the member of replie
 void request_fail(struct request *req, const struct err *err);
 /* Fail with err_last(). */
 void request_fail_last(struct request *req);
+/* A command's only argument: the object that it is about. */
+struct request_id_args {
+	uint64_t id;
+};
 /* A list command's field "all" is for admins: else ERR_PERM. */
 int request_all(const struct request *req, bool all);
 /* A list command with request_list_args: `put` for its session, or for all of them. */

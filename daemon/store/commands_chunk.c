@@ -163,18 +163,15 @@ static int space_run(struct request *req)
 	return 0;
 }
 
-struct space_key_args {
-	uint64_t space;
-};
 static const struct field space_key_fields[] = {
-	F_ID("space", space_key_args, space, REQUIRED, "Space of this session"),
+	F_ID("space", request_id_args, id, REQUIRED, "Space of this session"),
 	F_END,
 };
 
 static int space_close_run(struct request *req)
 {
-	const struct space_key_args *args = request_args(req);
-	struct store_handle *handle = store_handle_find(req->session, args->space);
+	const struct request_id_args *args = request_args(req);
+	struct store_handle *handle = store_handle_find(req->session, args->id);
 
 	if (!handle)
 		return err_pass(-ENOENT);
@@ -232,18 +229,15 @@ static int drop_run(struct request *req)
 
 /* ---- holds ---- */
 
-struct hold_key_args {
-	uint64_t hold;
-};
 static const struct field hold_key_fields[] = {
-	F_ID("hold", hold_key_args, hold, REQUIRED, "Hold of this session"),
+	F_ID("hold", request_id_args, id, REQUIRED, "Hold of this session"),
 	F_END,
 };
 
 static int holders_run(struct request *req)
 {
-	const struct hold_key_args *args = request_args(req);
-	const struct store_hold *hold = store_hold_find(req->session, args->hold);
+	const struct request_id_args *args = request_args(req);
+	const struct store_hold *hold = store_hold_find(req->session, args->id);
 	const struct far_hold *far;
 	struct reply reply;
 	struct text *out;
@@ -395,30 +389,27 @@ static int fetch_run(struct request *req)
 	return r < 0 ? err_pass(r) : chunk_move_reply(req, move);
 }
 
-struct move_key_args {
-	uint64_t move;
-};
 static const struct field move_key_fields[] = {
-	F_ID("move", move_key_args, move, REQUIRED, "Move of this session"),
+	F_ID("move", request_id_args, id, REQUIRED, "Move of this session"),
 	F_END,
 };
 
 static int move_run(struct request *req)
 {
-	const struct move_key_args *args = request_args(req);
-	struct store_move *move = store_move_find(req->session, args->move);
+	const struct request_id_args *args = request_args(req);
+	struct store_move *move = store_move_find(req->session, args->id);
 	const struct err *why;
 
 	if (move)
 		return err_pass(chunk_move_reply(req, move));
-	why = ring_fault_of(ring_of(req->session), args->move);
+	why = ring_fault_of(ring_of(req->session), args->id);
 	return err_pass(why ? request_reply_refused(req, why) : -ENOENT);
 }
 
 static int abort_run(struct request *req)
 {
-	const struct move_key_args *args = request_args(req);
-	struct store_move *move = store_move_find(req->session, args->move);
+	const struct request_id_args *args = request_args(req);
+	struct store_move *move = store_move_find(req->session, args->id);
 	struct err why;
 
 	if (!move)
@@ -431,8 +422,8 @@ static int abort_run(struct request *req)
 
 static int close_run(struct request *req)
 {
-	const struct move_key_args *args = request_args(req);
-	struct store_move *move = store_move_find(req->session, args->move);
+	const struct request_id_args *args = request_args(req);
+	struct store_move *move = store_move_find(req->session, args->id);
 
 	if (!move)
 		return err_pass(-ENOENT);
