@@ -180,7 +180,8 @@ static int open_run(struct request *req)
 /* ---- attention.close ---- */
 
 static const struct field key_fields[] = {
-	F_ID("attend", request_id_args, id, REQUIRED, "Attention context of this session"),
+	F_ID("attend", request_id_args, id, REQUIRED,
+	     "Attention context of this session"),
 	F_END,
 };
 

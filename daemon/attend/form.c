@@ -212,6 +212,12 @@ void form_heads(const struct form *form, const struct layout *layout, uint32_t l
 
 /* ---- the wire ---- */
 
+#define TYPES(F) F(8, shape.kind) F(8, shape.q_type) F(8, shape.kv_type)
+#define SIZES(F)           \
+	F(16, shape.heads) \
+	F(16, shape.kv_heads) F(16, shape.dqk) F(16, shape.dv) F(32, first_head)
+#define ROPE(F) F(32, first) F(32, dims) F(8, pairs)
+
 static void put_f32(struct cursor *out, float value)
 {
 	cursor_put_u32(out, value_bits(value));
@@ -222,74 +228,55 @@ static float get_f32(struct cursor *in)
 	return value_of_bits(cursor_get_u32(in));
 }
 
-int form_put(const struct form *form, struct cursor *out)
+int form_put(const struct form *m, struct cursor *c)
 {
-	const struct attend_shape *s = &form->shape;
-
-	cursor_put_u8(out, s->kind);
-	cursor_put_u8(out, s->q_type);
-	cursor_put_u8(out, s->kv_type);
-	cursor_put_u8(out, form->out_bf16);
-	cursor_put_u16(out, s->heads);
-	cursor_put_u16(out, s->kv_heads);
-	cursor_put_u16(out, s->dqk);
-	cursor_put_u16(out, s->dv);
-	cursor_put_u32(out, form->first_head);
-	put_f32(out, s->scale);
-	put_f32(out, s->softcap);
-	cursor_put_str(out, form->key);
-	cursor_put_str(out, form->value);
-	cursor_put_str(out, form->key_scale);
-	cursor_put_str(out, form->value_scale);
-	return cursor_check(out, "a form");
+	TYPES(CURSOR_PUT);
+	cursor_put_u8(c, m->out_bf16);
+	SIZES(CURSOR_PUT);
+	put_f32(c, m->shape.scale);
+	put_f32(c, m->shape.softcap);
+	cursor_put_str(c, m->key);
+	cursor_put_str(c, m->value);
+	cursor_put_str(c, m->key_scale);
+	cursor_put_str(c, m->value_scale);
+	return cursor_check(c, "a form");
 }
 
-int form_get(struct cursor *in, struct form *form)
+int form_get(struct cursor *c, struct form *m)
 {
-	struct attend_shape *s = &form->shape;
 	uint8_t out_bf16;
 
-	s->kind = cursor_get_u8(in);
-	s->q_type = cursor_get_u8(in);
-	s->kv_type = cursor_get_u8(in);
-	out_bf16 = cursor_get_u8(in);
+	TYPES(CURSOR_GET);
+	out_bf16 = cursor_get_u8(c);
 	if (out_bf16 > 1)
 		return err_raise(ERR_PROTO, "a form with output type %u", out_bf16);
-	form->out_bf16 = out_bf16;
-	s->heads = cursor_get_u16(in);
-	s->kv_heads = cursor_get_u16(in);
-	s->dqk = cursor_get_u16(in);
-	s->dv = cursor_get_u16(in);
-	form->first_head = cursor_get_u32(in);
-	s->scale = get_f32(in);
-	s->softcap = get_f32(in);
-	cursor_get_str(in, form->key, sizeof(form->key));
-	cursor_get_str(in, form->value, sizeof(form->value));
-	cursor_get_str(in, form->key_scale, sizeof(form->key_scale));
-	cursor_get_str(in, form->value_scale, sizeof(form->value_scale));
-	return cursor_check(in, "a form");
+	m->out_bf16 = out_bf16;
+	SIZES(CURSOR_GET);
+	m->shape.scale = get_f32(c);
+	m->shape.softcap = get_f32(c);
+	cursor_get_str(c, m->key, sizeof(m->key));
+	cursor_get_str(c, m->value, sizeof(m->value));
+	cursor_get_str(c, m->key_scale, sizeof(m->key_scale));
+	cursor_get_str(c, m->value_scale, sizeof(m->value_scale));
+	return cursor_check(c, "a form");
 }
 
-int form_rope_put(const struct form_rope *rope, struct cursor *out)
+int form_rope_put(const struct form_rope *m, struct cursor *c)
 {
-	cursor_put_u32(out, rope->first);
-	cursor_put_u32(out, rope->dims);
-	cursor_put_u8(out, rope->pairs);
-	cursor_put_bytes(out, rope->inv_freq, rope->dims / 2 * sizeof(double));
-	return cursor_check(out, "a rope");
+	ROPE(CURSOR_PUT);
+	cursor_put_bytes(c, m->inv_freq, m->dims / 2 * sizeof(double));
+	return cursor_check(c, "a rope");
 }
 
-int form_rope_get(struct cursor *in, struct form_rope *rope)
+int form_rope_get(struct cursor *c, struct form_rope *m)
 {
 	const void *values;
 
-	rope->first = cursor_get_u32(in);
-	rope->dims = cursor_get_u32(in);
-	rope->pairs = cursor_get_u8(in);
-	if (rope->dims > FORM_ROPE_MAX)
-		return err_raise(ERR_PROTO, "a rope of %u values", rope->dims);
-	values = cursor_get_bytes(in, rope->dims / 2 * sizeof(double));
+	ROPE(CURSOR_GET);
+	if (m->dims > FORM_ROPE_MAX)
+		return err_raise(ERR_PROTO, "a rope of %u values", m->dims);
+	values = cursor_get_bytes(c, m->dims / 2 * sizeof(double));
 	if (values)
-		memcpy(rope->inv_freq, values, rope->dims / 2 * sizeof(double));
-	return cursor_check(in, "a rope");
+		memcpy(m->inv_freq, values, m->dims / 2 * sizeof(double));
+	return cursor_check(c, "a rope");
 }

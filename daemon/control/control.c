@@ -502,12 +502,6 @@ static void control_on_look(struct loop_timer *timer)
 	loop_timer_start_tick(timer, LOOK_NS);
 }
 
-void control_guard(struct control *control, struct lock *lock)
-{
-	control->lock = lock;
-	loop_timer_start(&control->look, LOOK_NS);
-}
-
 bool control_is_lost(const struct control *control, struct err *why_p)
 {
 	if (control->lost.code != ERR_OK)
@@ -607,8 +601,10 @@ static int control_part_new(struct kvd *kvd, void **part_p)
 	int r = control_new(kvd, sockets ? sockets->control_fd : -1, &control);
 
 	*part_p = control;
-	if (r >= 0 && sockets)
-		control_guard(control, sockets->lock);
+	if (r >= 0 && sockets) { /* the lock outlives control_close() */
+		control->lock = sockets->lock;
+		loop_timer_start(&control->look, LOOK_NS);
+	}
 	return err_pass(r);
 }
 

@@ -25,10 +25,6 @@ static inline struct control *control_of(const struct kvd *kvd)
 /* Listen at the configured path, or on `listen_fd` (taken; bound and listening
  * already: socket activation) when it is not -1. */
 int control_new(struct kvd *kvd, int listen_fd, struct control **control_p);
-struct lock;
-/* Check the files in run_dir, the socket and the lock, once a second, and recreate
- * removed ones. `lock` outlives control_close(). */
-void control_guard(struct control *control, struct lock *lock);
 /* True if clients cannot connect; *why_p is the reason. */
 bool control_is_lost(const struct control *control, struct err *why_p);
 /* Stop listening, remove the socket's name, end every session. Idempotent. */

@@ -103,25 +103,25 @@ void maps_writer_begin(struct maps_writer *writer, struct cursor *out,
 	cursor_put_u32(out, (uint32_t)maps->count);
 }
 
-static void view_begin(struct maps_writer *writer, const struct room_map *map)
-{
-	struct cursor *out = writer->out;
+#define MAP(F)             \
+	F(64, first_token) \
+	F(64, token_begin) F(64, token_end) F(32, layers.begin) F(32, layers.end)
 
-	cursor_put_str(out, map->view);
-	cursor_put_u64(out, map->first_token);
-	cursor_put_u64(out, map->token_begin);
-	cursor_put_u64(out, map->token_end);
-	cursor_put_u32(out, map->layers.begin);
-	cursor_put_u32(out, map->layers.end);
-	writer->runs_at = out->pos;
+static void view_begin(struct maps_writer *writer, const struct room_map *m)
+{
+	struct cursor *c = writer->out;
+
+	cursor_put_str(c, m->view);
+	MAP(CURSOR_PUT);
+	writer->runs_at = c->pos;
 	writer->runs = writer->run_count = 0;
-	writer->list = goes_as_list(map);
-	cursor_put_u32(out, 0); /* its place */
-	if (!map->select)
+	writer->list = goes_as_list(m);
+	cursor_put_u32(c, 0); /* its place */
+	if (!m->select)
 		return;
-	cursor_put_u32(out, (uint32_t)map->select_count);
-	for (size_t i = 0; i < map->select_count; i++) /* at most 65536: selection */
-		cursor_put_u32(out, map->select[i]);
+	cursor_put_u32(c, (uint32_t)m->select_count);
+	for (size_t i = 0; i < m->select_count; i++) /* at most 65536: selection */
+		cursor_put_u32(c, m->select[i]);
 }
 
 static void put_list(struct maps_writer *writer, const struct room_map *map, size_t end)
@@ -309,39 +309,35 @@ static int select_open(struct maps_reader *reader, struct room_map *map)
 
 static int view_open(struct maps_reader *reader)
 {
-	struct room_map *map = &reader->maps.maps[reader->maps.count++];
-	struct cursor *in = &reader->in;
+	struct room_map *m = &reader->maps.maps[reader->maps.count++];
+	struct cursor *c = &reader->in;
 	char where[64];
 	int r = 0;
 
-	cursor_get_str(in, map->view, sizeof(map->view));
-	map->first_token = cursor_get_u64(in);
-	map->token_begin = cursor_get_u64(in);
-	map->token_end = cursor_get_u64(in);
-	map->layers.begin = cursor_get_u32(in);
-	map->layers.end = cursor_get_u32(in);
-	reader->runs = cursor_get_u32(in);
+	cursor_get_str(c, m->view, sizeof(m->view));
+	MAP(CURSOR_GET);
+	reader->runs = cursor_get_u32(c);
 	reader->list = reader->runs & LIST_BIT;
 	if (reader->runs & SELECT_BIT)
-		r = select_open(reader, map);
+		r = select_open(reader, m);
 	if (r < 0)
 		return err_pass(r);
 	reader->runs &= ~(LIST_BIT | SELECT_BIT);
 	reader->run_bytes =
 		reader->runs <= ROOM_PAGES_MAX
-			? cursor_get_bytes(in, (size_t)reader->runs * run_bytes(reader))
+			? cursor_get_bytes(c, (size_t)reader->runs * run_bytes(reader))
 			: NULL;
 	where_of(reader, where);
-	if (!reader->run_bytes || in->bad)
+	if (!reader->run_bytes || c->bad)
 		return err_raise(ERR_PROTO, "%s.pages: cut off", where);
 	for (size_t i = 0; i + 1 < reader->maps.count; i++) {
-		if (strcmp(reader->maps.maps[i].view, map->view) == 0)
+		if (strcmp(reader->maps.maps[i].view, m->view) == 0)
 			return err_raise(ERR_PROTO, "%s: named twice", where);
 	}
-	reader->view = layout_view_find(reader->layout, map->view);
+	reader->view = layout_view_find(reader->layout, m->view);
 	if (!reader->view)
 		return err_raise(ERR_NOTFOUND, "%s: the pool has no view '%s'", where,
-				 map->view);
+				 m->view);
 	reader->run = reader->run_done = 0;
 	reader->total = reader->filled = 0;
 	reader->summed = false;

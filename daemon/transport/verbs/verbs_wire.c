@@ -24,6 +24,7 @@
 #define FRAME_LAST(F) \
 	F(32, code) F(32, slot) F(32, total) F(64, id) F(64, bytes) F(64, digest) \
 	F(32, length)
+#define HELLO(F) F(8, qp) F(8, total) F(8, rail)
 #define REMOTE(F) \
 	F(8, rails) F(8, pieces) F(8, shift) F(64, id) F(64, address) F(64, length)
 /* clang-format on */
@@ -85,47 +86,42 @@ void verbs_mark_get(uint32_t imm, struct verbs_mark *mark_p)
 
 /* ---- private data ---- */
 
-void verbs_hello_put(const struct verbs_hello *hello, uint8_t buf[VERBS_HELLO_BYTES])
+void verbs_hello_put(const struct verbs_hello *m, uint8_t buf[VERBS_HELLO_BYTES])
 {
-	struct cursor c;
+	struct cursor out, *c = &out;
 
 	memset(buf, 0, VERBS_HELLO_BYTES);
-	cursor_write(&c, buf, VERBS_HELLO_BYTES);
-	cursor_put_format(&c, HELLO_MAGIC, WIRE_VERSION);
-	cursor_put_u8(&c, hello->qp);
-	cursor_put_u8(&c, hello->total);
-	cursor_put_u8(&c, hello->rail);
-	cursor_put_bytes(&c, hello->token, sizeof(hello->token));
-	cursor_put_u16(&c, hello->depth);
+	cursor_write(c, buf, VERBS_HELLO_BYTES);
+	cursor_put_format(c, HELLO_MAGIC, WIRE_VERSION);
+	HELLO(CURSOR_PUT);
+	cursor_put_bytes(c, m->token, sizeof(m->token));
+	cursor_put_u16(c, m->depth);
 }
 
 /* The connection manager pads private data: it may be longer than kvd's. */
 int verbs_hello_get(const void *buf, size_t len, struct verbs_hello *hello_p)
 {
+	struct verbs_hello *m = hello_p;
+	struct cursor in, *c = &in;
 	const void *token;
-	struct cursor c;
 	int r;
 
-	cursor_read(&c, buf, len);
-	r = cursor_get_format(&c, "verbs connect", HELLO_MAGIC, WIRE_VERSION);
+	cursor_read(c, buf, len);
+	r = cursor_get_format(c, "verbs connect", HELLO_MAGIC, WIRE_VERSION);
 	if (r < 0)
 		return err_pass(r);
-	hello_p->qp = cursor_get_u8(&c);
-	hello_p->total = cursor_get_u8(&c);
-	hello_p->rail = cursor_get_u8(&c);
-	token = cursor_get_bytes(&c, XP_TOKEN_BYTES);
-	hello_p->depth = cursor_get_u16(&c);
-	r = cursor_check(&c, "verbs connect");
+	HELLO(CURSOR_GET);
+	token = cursor_get_bytes(c, XP_TOKEN_BYTES);
+	m->depth = cursor_get_u16(c);
+	r = cursor_check(c, "verbs connect");
 	if (r < 0)
 		return err_pass(r);
-	memcpy(hello_p->token, token, XP_TOKEN_BYTES);
-	if (hello_p->total == 0 || hello_p->total > VERBS_QPS_MAX ||
-	    hello_p->qp >= hello_p->total || hello_p->rail >= VERBS_RAILS_MAX ||
-	    hello_p->depth < 8)
+	memcpy(m->token, token, XP_TOKEN_BYTES);
+	if (m->total == 0 || m->total > VERBS_QPS_MAX || m->qp >= m->total ||
+	    m->rail >= VERBS_RAILS_MAX || m->depth < 8)
 		return err_raise(ERR_PROTO,
 				 "verbs connect: queue pair %u of %u, rail %u, depth %u",
-				 hello_p->qp, hello_p->total, hello_p->rail,
-				 hello_p->depth);
+				 m->qp, m->total, m->rail, m->depth);
 	return 0;
 }
 
