@@ -236,14 +236,6 @@ static int main_serve(const struct config *config)
 	return status;
 }
 
-static int main_check(const struct config *config)
-{
-	if (check_config(config))
-		return EXIT_BAD_CONFIG;
-	printf("%s: ok\n", *config->path ? config->path : "built-in defaults");
-	return EXIT_SUCCESS;
-}
-
 static int load_and(enum action action, struct args *args)
 {
 	static const char *transports[TRANSPORTS_MAX];
@@ -265,9 +257,12 @@ static int load_and(enum action action, struct args *args)
 	log_set_format((enum log_format)config->log_format);
 	if (action == RUN)
 		return main_serve(config);
-	if (action == CHECK)
-		return main_check(config);
-	config_print_effective(config, stdout);
+	if (action != CHECK)
+		config_print_effective(config, stdout);
+	else if (check_config(config))
+		return EXIT_BAD_CONFIG;
+	else
+		printf("%s: ok\n", *config->path ? config->path : "built-in defaults");
 	return EXIT_SUCCESS;
 }
 

@@ -500,14 +500,17 @@ size_t json_bytes(const cJSON *tree)
 	return bytes;
 }
 
-int json_pages(const cJSON *list, const char *name, uint32_t page_limit, size_t max,
-	       uint32_t **pages_p, size_t *count_p)
+int json_get_pages(const cJSON *obj, const char *name, uint32_t page_limit, size_t max,
+		   uint32_t **pages_p, size_t *count_p)
 {
 	struct page_list l = {.name = name, .page_limit = page_limit, .max = max};
+	const cJSON *list = NULL;
 	uint32_t *pages;
 	size_t count = 0;
-	int r;
+	int r = json_get_array(obj, name, true, max, &list);
 
+	if (r < 0)
+		return err_pass(r);
 	if (packed_of(list).pages)
 		return take_packed(&l, (cJSON *)(uintptr_t)list, pages_p, count_p);
 	l.runs = cJSON_IsArray(list->child);
@@ -521,17 +524,6 @@ int json_pages(const cJSON *list, const char *name, uint32_t page_limit, size_t 
 	*pages_p = pages;
 	*count_p = count;
 	return 0;
-}
-
-int json_get_pages(const cJSON *obj, const char *name, uint32_t page_limit, size_t max,
-		   uint32_t **pages_p, size_t *count_p)
-{
-	const cJSON *list = NULL;
-	int r = json_get_array(obj, name, true, max, &list);
-
-	if (r < 0)
-		return err_pass(r);
-	return json_pages(list, name, page_limit, max, pages_p, count_p);
 }
 
 /* ---- the rest ---- */

@@ -57,9 +57,6 @@ int json_pages_repeat(const uint32_t *pages, size_t count, size_t *at_p);
 /* The same of a member, as json_pack_lists() has found it; 0: it has not searched. Before
  * json_get_pages(). */
 size_t json_packed_repeat(const cJSON *obj, const char *name);
-/* As json_get_pages(), for a list that was read by json_get_array(). */
-int json_pages(const cJSON *list, const char *name, uint32_t page_limit, size_t max,
-	       uint32_t **pages_p, size_t *count_p);
 /* Ids of chunks, JSON_ID_BYTES each, of a list that was read by json_get_array(). */
 enum { JSON_ID_BYTES = 32 };
 int json_ids(const cJSON *list, const char *name, uint8_t **ids_p, uint32_t *count_p);

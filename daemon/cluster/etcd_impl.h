@@ -121,7 +121,6 @@ static inline bool etcd_link_up(const struct etcd_link *link)
 /* No reply, or an invalid one: all requests end; the next endpoint is tried after a
  * pause. */
 void etcd_link_broken(struct etcd *e, const struct err *why);
-void etcd_link_start(struct etcd *e);
 
 /* ---- the lease ---- */
 

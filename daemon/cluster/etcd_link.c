@@ -243,7 +243,7 @@ static void link_on_kv(struct etcd_request *request, const struct etcd_kv *kv)
 		memcpy(link->asked, kv->value, ETCD_STORE_MAX);
 }
 
-void etcd_link_start(struct etcd *e)
+static void link_start(struct etcd *e)
 {
 	struct etcd_link *link = &e->link;
 	const struct cluster_endpoint *at = &e->url.endpoints[link->endpoint];
@@ -275,7 +275,7 @@ static void link_on_timer(struct loop_timer *timer)
 	struct err err;
 
 	if (sm_state(&link->sm) == LINK_WAITS) {
-		etcd_link_start(e);
+		link_start(e);
 		return;
 	}
 	err_set(&err, ERR_TIMEOUT, "etcd %s: the resolver timed out",

@@ -152,7 +152,8 @@ static int directory_open(struct groups *groups)
 
 /* ---- calls ---- */
 
-void groups_cancel(struct groups_call *call)
+/* Idempotent on a finished call. */
+static void call_leave(struct groups_call *call)
 {
 	if (!call->waiting)
 		return;
@@ -181,7 +182,7 @@ void groups_call_finish(struct groups_call *call, const struct err *err,
 		cache->call = NULL;
 	call->cache = NULL;
 	call->own = cache && roster == &cache->roster ? &cache->roster : NULL;
-	groups_cancel(call);
+	call_leave(call);
 	call->on_done(call, err, err ? NULL : roster);
 	if (cache)
 		group_cache_free(cache);

@@ -82,8 +82,6 @@ int groups_publish(struct groups *groups, uint64_t session, const struct place *
  * the directory is unavailable: the cached entries, if any. */
 int groups_query(struct groups *groups, uint64_t session, const char *group, bool loads,
 		 struct groups_call *call);
-/* on_done is not called any more. Idempotent on a finished call. */
-void groups_cancel(struct groups_call *call);
 /* Withdraws its places, and ends its calls with ERR_SESSION. */
 void groups_session_gone(struct groups *groups, uint64_t session);
 /* The load (directory.h) of a session's places, or (session 0) of the daemon's own

@@ -97,7 +97,7 @@ static int send_express(struct peer_impl *impl, enum wire_type type, const void 
 				.body_len = (uint32_t)len};
 	uint8_t *frame =
 		made ? made + PEER_EXPRESS_HEAD - WIRE_HEADER_BYTES : impl->peers->frame;
-	ssize_t size = peer_frame_make_in(impl, &impl->cur, &h, body, frame);
+	ssize_t size = peer_frame_make(impl, &impl->cur, &h, body, frame);
 	int r = (int)size;
 
 	if (size >= 0)

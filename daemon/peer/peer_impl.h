@@ -337,13 +337,10 @@ int peer_check_send(const struct peer_impl *impl, enum wire_type type, size_t le
 void peer_note_use(struct peer_impl *impl);
 void peer_wake(struct peer_impl *impl); /* it was quiet */
 void peer_rest(struct peer_impl *impl); /* it is: until its next PING */
-/* Build the frame of a message of `peering` in peers->frame; returns its length.
- * ERR_TOOBIG. */
+/* Build the frame of a message of `peering`; `frame` may contain the body already.
+ * Returns its length. ERR_TOOBIG. */
 ssize_t peer_frame_make(struct peer_impl *impl, const struct peering *peering,
-			const struct wire_header *h, const void *body);
-/* The same in the caller's memory, which may contain the body already. */
-ssize_t peer_frame_make_in(struct peer_impl *impl, const struct peering *peering,
-			   const struct wire_header *h, const void *body, uint8_t *frame);
+			const struct wire_header *h, const void *body, uint8_t *frame);
 
 /* ---- peer_parts.c (long messages) ---- */
 size_t peer_part_bytes(const struct peers *peers);

@@ -34,13 +34,7 @@
 /* ---- out ---- */
 
 ssize_t peer_frame_make(struct peer_impl *impl, const struct peering *peering,
-			const struct wire_header *h, const void *body)
-{
-	return peer_frame_make_in(impl, peering, h, body, impl->peers->frame);
-}
-
-ssize_t peer_frame_make_in(struct peer_impl *impl, const struct peering *peering,
-			   const struct wire_header *h, const void *body, uint8_t *frame)
+			const struct wire_header *h, const void *body, uint8_t *frame)
 {
 	struct peers *peers = impl->peers;
 	struct wire_header full = *h;
@@ -69,7 +63,7 @@ int peer_frame_send(struct peer_impl *impl, const struct peering *peering,
 
 	if (!impl->line)
 		return err_raise(ERR_LIMIT, "peer %s: no connection", impl->peer.shown);
-	len = peer_frame_make(impl, peering, h, body);
+	len = peer_frame_make(impl, peering, h, body, peers->frame);
 	if (len < 0)
 		return err_pass((int)len);
 	r = peers->link->ops->send(impl->line, peers->frame, (size_t)len);

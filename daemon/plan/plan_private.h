@@ -12,8 +12,5 @@ struct plan_full {
 
 /* By view, layer, field, first unit. */
 int plan_want_compare(const void *a, const void *b);
-/* The first of sorted wants that is not before the key. */
-size_t plan_want_find(const struct plan_want *wants, size_t count,
-		      const struct plan_want *key);
 
 #endif

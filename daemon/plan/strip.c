@@ -136,8 +136,9 @@ static int wants_init(const struct plan_request *req, struct wants *w)
 	return 0;
 }
 
-size_t plan_want_find(const struct plan_want *wants, size_t count,
-		      const struct plan_want *key)
+/* The first of sorted wants that is not before the key. */
+static size_t want_find(const struct plan_want *wants, size_t count,
+			const struct plan_want *key)
 {
 	size_t lo = 0, hi = count;
 
@@ -175,7 +176,7 @@ static int pair_wanted(const struct pairing *p, uint16_t field,
 	const struct wants *w = p->wants;
 	const struct plan_want key = {
 		.view = p->view, .field = field, .layer = p->dst_layer->layer};
-	size_t i = plan_want_find(w->sorted, w->count, &key);
+	size_t i = want_find(w->sorted, w->count, &key);
 
 	while (i < w->count && w->sorted[i].view == p->view &&
 	       w->sorted[i].layer == p->dst_layer->layer && w->sorted[i].field == field) {

@@ -74,6 +74,13 @@ struct store_chunk *store_chunk_find(const struct store_space *space,
 	return chunk && chunk->first == first ? chunk : NULL;
 }
 
+struct store_chunk *store_chunk_of(const struct store_handle *handle,
+				   const struct store_ids *ids, uint32_t i)
+{
+	return store_chunk_find(handle->space, ids->bytes + i * STORE_ID_BYTES,
+				store_ids_place(ids, i));
+}
+
 /* Its visible state may have changed. */
 static void chunk_look(struct store_chunk *chunk)
 {
@@ -583,9 +590,7 @@ static bool find_one(struct store_finding *finding, struct ahead *ahead)
 static void find_file(struct store_finding *finding)
 {
 	uint32_t i = --finding->unfiled;
-	struct store_chunk *chunk = store_chunk_find(
-		finding->handle->space, finding->ids->bytes + i * STORE_ID_BYTES,
-		store_ids_place(finding->ids, i));
+	struct store_chunk *chunk = store_chunk_of(finding->handle, finding->ids, i);
 
 	if (chunk && chunk_is_for_files(chunk))
 		chunk_file(chunk);
@@ -616,9 +621,7 @@ uint32_t store_drop(struct store_handle *handle, const struct store_ids *ids)
 	uint32_t dropped = 0;
 
 	for (uint32_t i = 0; i < ids->count; i++) {
-		struct store_chunk *chunk =
-			store_chunk_find(handle->space, ids->bytes + i * STORE_ID_BYTES,
-					 store_ids_place(ids, i));
+		struct store_chunk *chunk = store_chunk_of(handle, ids, i);
 
 		if (!chunk)
 			continue;

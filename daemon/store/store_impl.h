@@ -403,6 +403,9 @@ int store_index_new(struct store *store);
 void store_index_free(struct store *store);
 struct store_chunk *store_chunk_find(const struct store_space *space,
 				     const uint8_t id[STORE_ID_BYTES], uint64_t first);
+/* The chunk of one of the ids. */
+struct store_chunk *store_chunk_of(const struct store_handle *handle,
+				   const struct store_ids *ids, uint32_t i);
 /* Made if need be; pinned. */
 int store_chunk_get(struct store_space *space, const uint8_t id[STORE_ID_BYTES],
 		    uint64_t first, uint32_t tokens, struct store_chunk **chunk_p);

@@ -329,9 +329,7 @@ uint32_t store_pages_withdraw(struct store_handle *handle, const struct store_id
 	uint32_t n = 0;
 
 	for (uint32_t i = 0; i < ids->count; i++) {
-		struct store_chunk *chunk =
-			store_chunk_find(handle->space, ids->bytes + i * STORE_ID_BYTES,
-					 store_ids_place(ids, i));
+		struct store_chunk *chunk = store_chunk_of(handle, ids, i);
 
 		if (!chunk)
 			continue;

@@ -122,16 +122,6 @@ static int descs_from_fd(int fd, uint32_t count, struct xfer_op *op)
 	return 0;
 }
 
-/* The session's next lines wait while a helper runs the op. */
-static int run_op(struct xfer_op *op)
-{
-	struct session *session = op->xs->session;
-
-	if (xfer_op_run(op) == XFER_OP_LATER)
-		session->walking++;
-	return 0;
-}
-
 static void on_listed(struct xfer_op *op, int r)
 {
 	struct request *req = op->owner;
@@ -152,6 +142,7 @@ static void on_listed(struct xfer_op *op, int r)
 static int run_prep(struct request *req)
 {
 	const struct prep_args *args = request_args(req);
+	struct session *session = req->session;
 	struct xfer_session *xs = session_of(req);
 	struct xfer_op *op;
 	int r;
@@ -166,10 +157,14 @@ static int run_prep(struct request *req)
 	op->attach = args->peer != NO_ID ? args->peer : 0;
 	op->columns = 4;
 	r = descs_from_fd(req->fds[args->fd], args->count, op);
-	if (r >= 0)
-		return run_op(op);
-	xfer_op_drop(op);
-	return err_pass(r);
+	if (r < 0) {
+		xfer_op_drop(op);
+		return err_pass(r);
+	}
+	/* the session's next lines wait while a helper runs the op */
+	if (xfer_op_run(op) == XFER_OP_LATER)
+		session->walking++;
+	return 0;
 }
 
 struct dlist_args {

@@ -136,7 +136,9 @@ size_t notif_answer_bytes(const char *from, size_t len)
 	       sizeof("{\"from\":\"\",\"data\":\"\"},");
 }
 
-size_t notif_answer_max(const struct xfers *xfers)
+/* Maximum bytes of an answer: requests are served while half of client_queue is in use.
+ */
+static size_t notif_answer_max(const struct xfers *xfers)
 {
 	return xfers->kvd->config->client_queue_bytes / 2 - NOTIF_ANSWER_FRAME;
 }

@@ -233,10 +233,8 @@ void attach_unuse(struct attach *attach);
  * attached already keeps its number, and has sent its current regions by then. */
 int attach_open(struct xfer_session *xs, const char *endpoint, uint64_t epoch,
 		const uint8_t secret[16], uint64_t timeout_ns, struct xfer_waiter waiter);
-/* Maximum bytes of a notification in an answer; and maximum bytes of an answer:
- * requests are served while half of client_queue is in use. */
+/* Maximum bytes of a notification in an answer. */
 size_t notif_answer_bytes(const char *from, size_t len);
-size_t notif_answer_max(const struct xfers *xfers);
 /* A notification with a reserved place in the session's queue; then queue it, or drop
  * it (session NULL: it has ended), or, once it is off the queue, free it. ERR_LIMIT. Of a
  * long one, the memory that `data` lies in is taken instead of copied, if owned_p has it.
