@@ -25,6 +25,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
+#include "daemon/loop/offload.h"
 #include "daemon/config/config.h"
 #include "daemon/transport/tcp/tcp_impl.h"
 #include "tests/fuzz/lib/fuzz.h"

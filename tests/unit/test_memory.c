@@ -21,6 +21,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "daemon/memory/settle.h"
 #include "tests/lib/file.h"
