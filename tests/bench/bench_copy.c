@@ -170,7 +170,8 @@ int main(int argc, char **argv)
 	memset(b.dst.memory->base, 2, SCATTERED);
 	printf("%u copy thread(s), %d MiB a round, median of %d\n", threads,
 	       (int)(TOTAL >> 20), ROUNDS);
-	printf("    row                threads    loop of memcpy  one memcpy   /loop  /one\n");
+	printf("    row                threads    loop of memcpy  one memcpy   /loop  "
+	       "/one\n");
 	for (size_t i = 0; i < ARRAY_LEN(lens); i++)
 		bench_rows(&b, lens[i]);
 	for (size_t i = 0; i < ARRAY_LEN(lens) && lens[i] >= 64; i++)
