@@ -246,9 +246,9 @@ for test in "$@"; do
 done
 queue=("${alone[@]}" "${waiting[@]}" "${long[@]}" "${rest[@]}")
 
-# the running tests by pid, and the sum of their weights
+# the running tests by pid, the sum of their weights, and the one that judges times
 declare -A playing=()
-busy=0
+busy=0 judge=
 
 end_one()
 {
@@ -257,6 +257,7 @@ end_one()
 	wait -n -p pid "${!playing[@]}"
 	tell "${playing[$pid]}"
 	busy=$((busy - ${weight[${playing[$pid]}]}))
+	[ "${playing[$pid]}" != "$judge" ] || judge=
 	unset "playing[$pid]"
 }
 
@@ -269,6 +270,8 @@ begin_one()
 		test=${queue[$at]}
 		[ "$busy" -eq 0 ] || [ $((busy + ${weight[$test]})) -le $room ] ||
 			continue
+		[ -z "$judge" ] || [ "${weight[$test]}" -eq 1 ] || continue
+		! is_alone "$test" || judge=$test
 		unset "queue[$at]"
 		busy=$((busy + ${weight[$test]}))
 		play "$test" &

@@ -31,6 +31,7 @@
 #define MAP_BYTES (1u << 20)
 #define SETTLE_BYTES 2048u
 #define TOP_PAD (256 << 10)
+#define TRIM_BYTES (32 << 20) /* 10 000 rooms end below it */
 #define KEPT_BYTES (512u << 10)
 #define TRIMS_BYTES (128u << 10) /* free() looks at the heap's end from 64 KiB on */
 #define RETURN_TRIES 256u
@@ -225,8 +226,9 @@ void mem_tune(void)
 	 * the loop a fault, and again when freed */
 	mallopt(M_MMAP_THRESHOLD, MAP_BYTES);
 	/* one free() that joins megabytes at the end of the heap returns them all:
-	 * mem_return() does that in steps */
-	mallopt(M_TRIM_THRESHOLD, INT_MAX);
+	 * mem_return() does that in steps; this is of helpers' heaps, too, which it does
+	 * not reach */
+	mallopt(M_TRIM_THRESHOLD, TRIM_BYTES);
 	mallopt(M_TOP_PAD, TOP_PAD);
 	heap = (const char *)sbrk(0) - MAP_BYTES;
 	tuned = mallopt(M_MXFAST, 0) == 1; /* a sanitizer's malloc: no */
@@ -251,7 +253,7 @@ bool mem_return(void)
 		mallopt(M_TOP_PAD, kept < INT_MAX ? (int)kept : INT_MAX);
 		mallopt(M_TRIM_THRESHOLD, 0);
 		free(p);
-		mallopt(M_TRIM_THRESHOLD, INT_MAX);
+		mallopt(M_TRIM_THRESHOLD, TRIM_BYTES);
 		p = malloc(TRIMS_BYTES); /* the same: the heap does not grow */
 	}
 	mallopt(M_TOP_PAD, TOP_PAD);

@@ -87,7 +87,8 @@ static inline int mem_steal_fd(int *fd)
  * For the daemon, once. By default glibc adapts to frees: its thresholds rise to 32 MiB,
  * then large buffers grow by copying and one free() gives megabytes back to the kernel;
  * and the next free() may merge thousands of small freed blocks. Each of these blocks the
- * loop for milliseconds. From here on only mem_return() returns memory of the heap.
+ * loop for milliseconds. From here on free() returns memory of a heap only if more than
+ * 32 MiB are free at its end.
  */
 void mem_tune(void);
 /* After mem_tune(), by the main thread (glibc's heap is its own): return at most

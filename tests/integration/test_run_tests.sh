@@ -141,23 +141,25 @@ END
 	play 60 left right short long
 )
 check "three at a time" grep -qx '4 passed, 0 failed' "$work/log"
-mkfifo "$work/t/beside"
+# when the one beside has ended there is room for half a core, which must stay empty
+mkfifo "$work/t/beside" "$work/t/nobody"
 test_of judge <<'END'
-#!/bin/sh
+#!/bin/bash
 echo judge >>"${0%/*}/began"
-read -r word <"${0%/*}/beside" && [ "$(cat "${0%/*}/began")" = judge ]
+read -r word <"${0%/*}/beside" && ! read -r -t 1 word <>"${0%/*}/nobody" &&
+	[ "$(cat "${0%/*}/began")" = judge ]
 END
 test_of waits <<'END'
 #!/bin/sh
 echo waits >"${0%/*}/beside"
 END
-test_of heavy <<'END'
+test_of half <<'END'
 #!/bin/sh
-echo heavy >>"${0%/*}/began"
+echo half >>"${0%/*}/began"
 END
 (
-	export TEST_JOBS=2 TEST_ALONE=$work/t/judge TEST_WEIGHT=$work/t/waits=1
-	play 60 heavy waits judge
+	export TEST_JOBS=2 TEST_ALONE=$work/t/judge TEST_WEIGHT="$work/t/waits=1 $work/t/half=2"
+	play 60 half waits judge
 )
 check "one that judges times first, beside one that waits" \
 	grep -qx '3 passed, 0 failed' "$work/log"

@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -328,6 +329,47 @@ static void free_end_of_the_heap_is_returned_in_steps(void **state)
 	free(blocks);
 }
 
+static void *use_much(void *arg)
+{
+	enum { BLOCKS = 15000, BYTES = 3000 };
+	void **blocks = arg;
+
+	for (unsigned int i = 0; i < BLOCKS; i++)
+		blocks[i] = memset(malloc(BYTES), 1, BYTES);
+	for (unsigned int i = 0; i < BLOCKS; i++)
+		free(blocks[i]);
+	return NULL;
+}
+
+static long resident_pages(void)
+{
+	FILE *f = fopen("/proc/self/statm", "r");
+	long size, resident = -1;
+
+	assert_non_null(f);
+	assert_int_equal(fscanf(f, "%ld %ld", &size, &resident), 2);
+	fclose(f);
+	return resident;
+}
+
+/* mem_return() does not reach the heap of another thread. */
+static void free_end_of_a_helpers_heap_is_returned(void **state)
+{
+	void **blocks = calloc(15000, sizeof(*blocks));
+	pthread_t thread;
+	long before;
+
+	(void)state;
+	mem_tune();
+	if (!mallopt(M_MXFAST, 0))
+		skip(); /* a sanitizer's allocator */
+	before = resident_pages();
+	assert_int_equal(pthread_create(&thread, NULL, use_much, blocks), 0);
+	pthread_join(thread, NULL);
+	assert_true(resident_pages() - before < 34 << 8);
+	free(blocks);
+}
+
 static void secrets_are_equal_or_not(void **state)
 {
 	uint8_t a[16], b[16];
@@ -357,6 +399,7 @@ int main(void)
 		cmocka_unit_test(fail_at_hits_the_nth_of_every_kind),
 		cmocka_unit_test(fail_at_concerns_one_thread),
 		cmocka_unit_test(blocks_freed_do_not_slow_a_later_alloc),
+		cmocka_unit_test(free_end_of_a_helpers_heap_is_returned),
 		cmocka_unit_test(secrets_are_equal_or_not),
 		cmocka_unit_test(close_clears_the_number),
 		cmocka_unit_test(cleanup_closes_unless_stolen),
