@@ -10,10 +10,9 @@
 # (default 4), so a core has five; a test starts when the sum of those running leaves room
 # for it. TEST_SHARDS: NAME=N ..., tests that run as N processes, each with TEST_SHARD=K/N.
 # TEST_ALONE: NAME ..., tests that judge times; they run first, one by one, beside at most
-# two tests that wait for most of their time (weight 1). KVD_SWEEP: the number that chooses the part of
-# long sweeps (tests/lib/sweep.h), the commit's unless it is set; empty: all of them.
-# BUILD/test-times has each test's seconds and its
-# seconds of CPU.
+# two tests that wait for most of their time (weight 1). KVD_SWEEP: the number that chooses
+# the part of long sweeps (tests/lib/sweep.h), the commit's unless it is set; empty: all of
+# them. BUILD/test-times has each test's seconds and its seconds of CPU.
 # The lines come in the order in which tests end. A test that failed while the
 # machine stood still (tests/lib/stalls.py) is played again at the end, twice at
 # most, and a line says so; LOG.late is the log of the failure. TMPDIR is a folder of

@@ -33,7 +33,7 @@
 #define TOP_PAD (256 << 10)
 #define TRIM_BYTES (32 << 20) /* 10 000 rooms end below it */
 #define KEPT_BYTES (512u << 10)
-#define TRIMS_BYTES (128u << 10) /* free() looks at the heap's end from 64 KiB on */
+#define LOOKS_BYTES (128u << 10) /* free() looks at the heap's end from 64 KiB on */
 #define RETURN_TRIES 256u
 
 static const char *heap; /* starts here or above */
@@ -226,8 +226,8 @@ void mem_tune(void)
 	 * the loop a fault, and again when freed */
 	mallopt(M_MMAP_THRESHOLD, MAP_BYTES);
 	/* one free() that joins megabytes at the end of the heap returns them all:
-	 * mem_return() does that in steps; this is of helpers' heaps, too, which it does
-	 * not reach */
+	 * mem_return() does that in steps. The limit is for the heaps of other threads,
+	 * which it does not reach. */
 	mallopt(M_TRIM_THRESHOLD, TRIM_BYTES);
 	mallopt(M_TOP_PAD, TOP_PAD);
 	heap = (const char *)sbrk(0) - MAP_BYTES;
@@ -247,14 +247,14 @@ bool mem_return(void)
 	/* glibc does not tell how much is free there: from the whole heap downwards, the
 	 * first padding that makes a free() return something is at most a step too large
 	 */
-	p = malloc(TRIMS_BYTES);
+	p = malloc(LOOKS_BYTES);
 	while (kept > KEPT_BYTES + step && sbrk(0) == end) {
 		kept -= step;
 		mallopt(M_TOP_PAD, kept < INT_MAX ? (int)kept : INT_MAX);
 		mallopt(M_TRIM_THRESHOLD, 0);
 		free(p);
 		mallopt(M_TRIM_THRESHOLD, TRIM_BYTES);
-		p = malloc(TRIMS_BYTES); /* the same: the heap does not grow */
+		p = malloc(LOOKS_BYTES); /* the same: the heap does not grow */
 	}
 	mallopt(M_TOP_PAD, TOP_PAD);
 	free(p);

@@ -161,7 +161,7 @@ END
 	export TEST_JOBS=2 TEST_ALONE=$work/t/judge TEST_WEIGHT="$work/t/waits=1 $work/t/half=2"
 	play 60 half waits judge
 )
-check "one that judges times first, beside one that waits" \
+check "one that judges times first, beside one that waits and none of half a core" \
 	grep -qx '3 passed, 0 failed' "$work/log"
 (
 	export TEST_JOBS=1 TEST_WEIGHT="$work/t/long=1 $work/t/short=3"
